@@ -1,0 +1,1 @@
+"""What the service and the workers say to each other. Depends on pydantic alone and knows neither side."""

@@ -1,0 +1,309 @@
+"""The messages between the service's fleet API and the worker daemons.
+
+Ids and tokens are opaque here. Durations are seconds; a clock belongs to its own machine and is never compared with another's.
+A non-finite loss travels as null. `PROTOCOL` is the version spoken; a peer of PROTOCOL - 1 still works.
+"""
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from contract.adapter import AdapterManifest
+from contract.base import Message, Sha256
+from contract.spec import JobConfig, TaskSpec
+from contract.states import ExitReason, JobStatus, RequeueReason
+
+PROTOCOL = 1
+
+
+def _finite_or_none(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Loss = Annotated[float | None, BeforeValidator(_finite_or_none)]  # None is a loss that was not finite
+
+# ---- a node and its leases -------------------------------------------------------------------------------------------
+
+
+class Device(Message):
+    """One accelerator, or one CPU slot that stands in for one."""
+
+    index: Annotated[int, Field(ge=0)]
+    type: str  # "cpu" or the accelerator's product name
+    memory_bytes: Annotated[int, Field(ge=0)]
+
+
+class NodeRegistration(Message):
+    """A daemon that starts. A new `boot_id` under a known name fences every placement of the boot before it."""
+
+    protocol: int = PROTOCOL
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+    boot_id: Annotated[str, Field(min_length=8, max_length=64)]
+    devices: Annotated[list[Device], Field(min_length=1, max_length=64)]
+    versions: dict[str, str] = Field(default={})
+
+
+class NodeWelcome(Message):
+    node_id: str
+    credential: str  # bearer of everything the node says as a node; a new one at each registration
+    stream: str  # the Redis stream of this node's hints
+    heartbeat_seconds: float
+    lease_seconds: float
+
+
+class Pulse(Message):
+    """How one placement does. `progress_age` is how long ago its executor last finished anything."""
+
+    placement_id: str
+    fence: int
+    phase: Literal["loading", "training", "detaching"]
+    progress_age: Annotated[float, Field(ge=0)]
+
+
+class Heartbeat(Message):
+    boot_id: str
+    pulses: list[Pulse] = Field(default=[])
+
+
+class LeaseGrant(Message):
+    """A lease of `seconds`, counted on the worker's boot clock from when the heartbeat was sent."""
+
+    placement_id: str
+    fence: int
+    seconds: float
+    token: str  # bearer of everything said about this placement
+
+
+class HeartbeatAnswer(Message):
+    """Leases of the placements that go on. One that is missing has ended; the daemon then fetches its desired state."""
+
+    leases: list[LeaseGrant]
+    desired_version: int  # changes whenever this node's desired state does
+
+
+# ---- what a node should run ------------------------------------------------------------------------------------------
+
+
+class BaseModelRef(Message):
+    """The frozen base. `revision` is the sha256 over its safetensors files, checked by the worker before it trains."""
+
+    name: str
+    source: str
+    revision: Sha256
+
+
+class FileRef(Message):
+    """An immutable JSONL file, served by the fleet API to the placement's token."""
+
+    file_id: str
+    sha256: Sha256
+    rows: int
+
+
+class CheckpointRef(Message):
+    """One job's resume state: an object of storage, taken after `step` optimizer steps."""
+
+    step: int
+    sha256: Sha256
+    bytes: int
+
+
+class JobAssignment(Message):
+    """A job as Postgres knows it. An ended job comes along because its warmup loss still counts in the ranking."""
+
+    job_id: str
+    index: int
+    config: JobConfig
+    status: JobStatus
+    exit_reason: ExitReason | None = None
+    warmup_val_loss: float | None = None  # set once the job finished warmup
+    promoted: bool = False  # passed the warmup boundary; never ranked again
+    checkpoint: CheckpointRef | None = None
+
+
+class Placement(Message):
+    """One task on one executor, under one lease and fence."""
+
+    placement_id: str
+    fence: int
+    token: str
+    lease_seconds: float  # counted from when the request that fetched this was sent
+    task_id: str
+    device_indexes: list[int]
+    base: BaseModelRef
+    train_file: FileRef
+    validation_file: FileRef | None
+    spec: TaskSpec
+    jobs: list[JobAssignment]
+    base_val_loss: float | None = None  # known when an earlier placement measured it
+    next_seq: int = 1  # the first report this placement still owes
+
+
+class DesiredState(Message):
+    """Everything the node should run, and nothing else: what is not listed is to be detached."""
+
+    version: int
+    placements: list[Placement]
+
+
+# ---- what a placement reports ----------------------------------------------------------------------------------------
+
+
+class Attached(Message):
+    """The executor took the placement and knows its rows. `total_steps` by job index."""
+
+    kind: Literal["attached"] = "attached"
+    train_rows: int
+    validation_rows: int
+    truncated_rows: int  # longer than max_seq_len, cut
+    skipped_rows: int  # nothing left to train on after truncation
+    total_steps: dict[int, int]
+    warmup_steps: dict[int, int]
+
+
+class BaseEvaluated(Message):
+    kind: Literal["base_evaluated"] = "base_evaluated"
+    val_loss: Loss
+
+
+class JobMoved(Message):
+    """A job entered warmup, was parked at its boundary, or was promoted past it."""
+
+    kind: Literal["job_moved"] = "job_moved"
+    job: int
+    status: Literal[JobStatus.WARMUP, JobStatus.PARKED, JobStatus.TRAINING]
+    step: int
+    warmup_val_loss: Loss = None  # with status parked, and with training when it was never parked
+
+
+class Points(Message):
+    """Loss points of one series of one job; `steps` ascend strictly, and no step is ever reported twice."""
+
+    kind: Literal["points"] = "points"
+    job: int
+    series: Literal["train_loss", "val_loss"]
+    steps: Annotated[list[int], Field(min_length=1, max_length=256)]
+    values: Annotated[list[Loss], Field(min_length=1, max_length=256)]
+
+
+class Throughput(Message):
+    """Work done since the last record. `forwards` counts backbone training forwards, `micro_batches` what was packed."""
+
+    kind: Literal["throughput"] = "throughput"
+    steps: int
+    tokens: int
+    seconds: float
+    micro_batches: int
+    forwards: int
+    evaluation_tokens: int = 0
+    evaluation_seconds: float = 0.0
+
+
+class Checkpointed(Message):
+    """All unfinished jobs at one common moment, uploaded. Jobs not named keep the checkpoint they had."""
+
+    kind: Literal["checkpointed"] = "checkpointed"
+    jobs: dict[int, CheckpointRef]
+
+
+class AdapterKept(Message):
+    """The job's best adapter, uploaded and ready to commit; sent before the event that ends the job."""
+
+    kind: Literal["adapter_kept"] = "adapter_kept"
+    job: int
+    manifest: AdapterManifest
+
+
+class JobCompleted(Message):
+    kind: Literal["job_completed"] = "job_completed"
+    job: int
+    step: int
+    best_step: int | None
+    best_val_loss: Loss
+
+
+class JobExited(Message):
+    """Early exit ended the job; `evidence` is what decided it (the windows of losses, slopes, ranks, thresholds)."""
+
+    kind: Literal["job_exited"] = "job_exited"
+    job: int
+    step: int
+    reason: ExitReason
+    evidence: dict[str, float | int | str | list[Loss] | None]
+    best_step: int | None
+    best_val_loss: Loss
+
+
+class JobFailed(Message):
+    kind: Literal["job_failed"] = "job_failed"
+    job: int
+    step: int
+    error: Annotated[str, Field(max_length=2000)]
+
+
+class PlacementFailed(Message):
+    """The placement cannot go on for a reason that another try would meet again (bad dataset, unknown architecture)."""
+
+    kind: Literal["placement_failed"] = "placement_failed"
+    error: Annotated[str, Field(max_length=2000)]
+
+
+class Detached(Message):
+    """The executor let the task go, after its last checkpoint was committed."""
+
+    kind: Literal["detached"] = "detached"
+
+
+Event = Annotated[
+    Attached
+    | BaseEvaluated
+    | JobMoved
+    | Points
+    | Throughput
+    | Checkpointed
+    | AdapterKept
+    | JobCompleted
+    | JobExited
+    | JobFailed
+    | PlacementFailed
+    | Detached,
+    Field(discriminator="kind"),
+]
+
+
+class Report(Message):
+    """Events in the order they happened. `seq` counts a placement's reports from 1 without gaps."""
+
+    protocol: int = PROTOCOL
+    fence: int
+    seq: Annotated[int, Field(ge=1)]
+    events: Annotated[list[Event], Field(min_length=1, max_length=512)]
+
+
+class ReportAck(Message):
+    """`seq` is the highest report applied; a repeated report changes nothing and gets the same answer."""
+
+    seq: int
+
+
+class PlacementsLost(Message):
+    """From the daemon: executors that died, or would not detach, took these placements with them."""
+
+    reason: RequeueReason
+    fences: dict[str, int]  # placement id -> the fence it was lost under
+    detail: Annotated[str, Field(max_length=2000)] = ""
+
+
+class UploadRequest(Message):
+    fence: int
+    sha256: Sha256
+    bytes: Annotated[int, Field(ge=0)]
+
+
+class UploadGrant(Message):
+    """Where to PUT the object. With `exists` storage already holds it and nothing is to be sent."""
+
+    exists: bool
+    url: str | None = None
+    headers: dict[str, str] = Field(default={})

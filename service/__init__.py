@@ -1,0 +1,1 @@
+"""The service: FastAPI, Postgres, Redis, CP-SAT. Never imports torch."""

@@ -1,0 +1,20 @@
+"""Files: immutable JSONL, one row a training example, found by its sha256 in storage."""
+
+from sqlalchemy import ForeignKey, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.db import At, Base, Big, Id, Now
+
+
+class File(Base):
+    __tablename__ = "files"
+
+    id: Mapped[Id]
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), index=True)
+    name: Mapped[str] = mapped_column(String(255))
+    format: Mapped[str] = mapped_column(String(32))  # chat or completion
+    bytes: Mapped[Big]
+    rows: Mapped[int]
+    sha256: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[Now]
+    deleted_at: Mapped[At | None]

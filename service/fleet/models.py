@@ -1,0 +1,71 @@
+"""Models the fleet may load, nodes, placements with their leases, and the reports they sent."""
+
+from sqlalchemy import ForeignKey, Index, Integer, LargeBinary, String, Text, text
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.db import At, Base, Big, Id, Json, Now
+
+
+class BaseModel(Base):
+    """A row of the admin's allow-list of base models."""
+
+    __tablename__ = "base_models"
+
+    name: Mapped[str] = mapped_column(String(128), primary_key=True)
+    source: Mapped[str] = mapped_column(Text)  # a folder that every node has
+    revision: Mapped[str] = mapped_column(String(64))  # sha256 over its safetensors files
+    architecture: Mapped[str] = mapped_column(String(64))
+    parameters: Mapped[Big]
+    max_position: Mapped[int]
+    enabled: Mapped[bool] = mapped_column(default=True)
+    created_at: Mapped[Now]
+
+
+class Node(Base):
+    __tablename__ = "nodes"
+
+    id: Mapped[Id]
+    name: Mapped[str] = mapped_column(String(63), unique=True)
+    boot_id: Mapped[str] = mapped_column(String(64))
+    status: Mapped[str] = mapped_column(String(16))  # ready or lost
+    devices: Mapped[list[dict[str, object]]] = mapped_column(JSONB)  # contract.wire.Device each
+    versions: Mapped[Json]
+    credential_hash: Mapped[bytes] = mapped_column(LargeBinary)
+    desired_version: Mapped[Big] = mapped_column(default=0)
+    tokens_per_second: Mapped[dict[str, float]] = mapped_column(JSONB, default=dict)  # measured, by base model
+    joined_at: Mapped[Now]
+    heartbeat_at: Mapped[Now]
+
+
+class Placement(Base):
+    """One task on one node's devices. Live while `ended_at` is null; `lease_until` is on the database's clock."""
+
+    __tablename__ = "placements"
+
+    id: Mapped[Id]
+    task_id: Mapped[str] = mapped_column(ForeignKey("tasks.id"), index=True)
+    node_id: Mapped[str] = mapped_column(ForeignKey("nodes.id"), index=True)
+    device_indexes: Mapped[list[int]] = mapped_column(ARRAY(Integer))
+    fence: Mapped[Big]
+    last_seq: Mapped[int] = mapped_column(default=0)
+    created_at: Mapped[Now]
+    acknowledged_at: Mapped[At | None]
+    heartbeat_at: Mapped[At | None]
+    lease_until: Mapped[At]
+    expected_seconds: Mapped[float | None]  # of remaining work, as the plan saw it
+    ended_at: Mapped[At | None]
+    end_reason: Mapped[str | None] = mapped_column(String(32))
+    # sums of the throughput events
+    steps: Mapped[Big] = mapped_column(default=0)
+    tokens: Mapped[Big] = mapped_column(default=0)
+    train_seconds: Mapped[float] = mapped_column(default=0.0)
+    micro_batches: Mapped[Big] = mapped_column(default=0)
+    forwards: Mapped[Big] = mapped_column(default=0)
+    evaluation_tokens: Mapped[Big] = mapped_column(default=0)
+    evaluation_seconds: Mapped[float] = mapped_column(default=0.0)
+
+    __table_args__ = (
+        Index("uq_placements_live_task", "task_id", unique=True, postgresql_where=text("ended_at IS NULL")),
+        Index("ix_placements_live_node", "node_id", postgresql_where=text("ended_at IS NULL")),
+    )

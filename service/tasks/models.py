@@ -1,0 +1,105 @@
+"""Tasks, their jobs, and the jobs' loss points: the heart of the truth.
+
+`fence` rises with every placement, pause, cancel and preemption; a write that carries an older one changes nothing.
+"""
+
+from typing import Any
+
+from sqlalchemy import CheckConstraint, Double, ForeignKey, Index, Integer, String, Text, UniqueConstraint, text
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.orm import Mapped, mapped_column, relationship
+
+from contract.states import JobStatus, TaskStatus
+from service.db import At, Base, Big, Id, Json, Now
+
+
+class Task(Base):
+    __tablename__ = "tasks"
+
+    id: Mapped[Id]
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    name: Mapped[str | None] = mapped_column(String(128))
+    spec: Mapped[Json]
+    status: Mapped[TaskStatus] = mapped_column(String(16))
+    fence: Mapped[Big] = mapped_column(default=0)
+    version: Mapped[Big] = mapped_column(default=1)  # rises with every change a poller can see; its ETag
+    error: Mapped[str | None] = mapped_column(Text)
+    base_model: Mapped[str] = mapped_column(String(128))
+    base_revision: Mapped[str] = mapped_column(String(64))  # pinned when the task was made
+    train_file_id: Mapped[str] = mapped_column(ForeignKey("files.id"))
+    validation_file_id: Mapped[str | None] = mapped_column(ForeignKey("files.id"))
+    gpus: Mapped[int]
+    priority: Mapped[int]
+    labels: Mapped[Json] = mapped_column(default=dict)
+    winner_job_id: Mapped[str | None] = mapped_column(String(40))
+    base_val_loss: Mapped[float | None] = mapped_column(Double)
+    train_rows: Mapped[int | None]
+    validation_rows: Mapped[int | None]
+    truncated_rows: Mapped[int | None]
+    skipped_rows: Mapped[int | None]
+    requeue_reason: Mapped[str | None] = mapped_column(String(16))  # why it was last taken off a node
+    waiting: Mapped[dict[str, Any] | None] = mapped_column(JSONB)  # code, sentence, place, expected start and end
+    created_at: Mapped[Now]
+    queued_at: Mapped[At | None]
+    started_at: Mapped[At | None]  # of the first placement
+    ended_at: Mapped[At | None]
+
+    jobs: Mapped[list["Job"]] = relationship(order_by="Job.index", back_populates="task")
+
+    __table_args__ = (
+        Index("ix_tasks_tenant_id_created", "tenant_id", text("created_at DESC"), text("id DESC")),
+        Index("ix_tasks_open", "status", postgresql_where=text("status IN ('validating', 'queued', 'running', 'paused')")),
+    )
+
+
+class Job(Base):
+    __tablename__ = "jobs"
+
+    id: Mapped[Id]
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    task_id: Mapped[str] = mapped_column(ForeignKey("tasks.id"))
+    index: Mapped[int]
+    config: Mapped[Json]
+    status: Mapped[JobStatus] = mapped_column(String(16), default=JobStatus.PENDING)
+    step: Mapped[int] = mapped_column(default=0)  # the last one reported
+    total_steps: Mapped[int | None]
+    warmup_steps: Mapped[int | None]
+    warmup_val_loss: Mapped[float | None] = mapped_column(Double)
+    promoted: Mapped[bool] = mapped_column(default=False)
+    exit_reason: Mapped[str | None] = mapped_column(String(16))
+    exit_evidence: Mapped[dict[str, Any] | None] = mapped_column(JSONB)
+    error: Mapped[str | None] = mapped_column(Text)
+    best_step: Mapped[int | None]
+    best_val_loss: Mapped[float | None] = mapped_column(Double)
+    checkpoint: Mapped[dict[str, Any] | None] = mapped_column(JSONB)  # a contract.wire.CheckpointRef
+    started_at: Mapped[At | None]
+    ended_at: Mapped[At | None]
+
+    task: Mapped[Task] = relationship(back_populates="jobs")
+
+    __table_args__ = (UniqueConstraint("task_id", "index"),)
+
+
+class PointChunk(Base):
+    """Up to 256 points of one series. NaN stands for a loss that was not finite.
+
+    A rewind splits the chunk it falls into and hides what lies beyond; hidden chunks are kept, never shown, never billed.
+    """
+
+    __tablename__ = "point_chunks"
+
+    id: Mapped[Big] = mapped_column(primary_key=True, autoincrement=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
+    series: Mapped[str] = mapped_column(String(16))
+    first_step: Mapped[int]
+    last_step: Mapped[int]
+    steps: Mapped[list[int]] = mapped_column(ARRAY(Integer))
+    values: Mapped[list[float]] = mapped_column(ARRAY(Double))
+    hidden_by: Mapped[int | None] = mapped_column(Integer)  # the fence whose rewind hid it
+
+    __table_args__ = (
+        Index(
+            "uq_point_chunks_visible", "job_id", "series", "first_step", unique=True, postgresql_where=text("hidden_by IS NULL")
+        ),
+        CheckConstraint("cardinality(steps) = cardinality(values)", name="paired"),
+    )
