@@ -1,0 +1,43 @@
+"""Hints to nodes: an entry on a node's Redis stream says that its desired state changed. Redis may lose every one of them.
+
+Knows nothing of what changed: the daemon fetches its whole desired state after any hint, error or start.
+"""
+
+import logging
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+log = logging.getLogger(__name__)
+
+_MAXLEN = 100
+
+
+def connect(redis_url: str) -> redis.Redis:
+    """A client that answers or fails within about two seconds: a hint must never hold up what it hints at."""
+    return redis.Redis.from_url(
+        redis_url,
+        socket_connect_timeout=1.0,
+        socket_timeout=2.0,
+        retry=Retry(NoBackoff(), 1),  # once more: a pooled connection may have died with a restarted server
+        health_check_interval=30,
+    )
+
+
+def stream_of(node_id: str) -> str:
+    return f"motet:node:{node_id}"
+
+
+class Hints:
+    """Writes hints and never raises: a lost one is found again by the daemon's heartbeat or the reconciler."""
+
+    def __init__(self, redis_url: str) -> None:
+        self._redis = connect(redis_url)
+
+    def desired_changed(self, node_id: str) -> None:
+        """Tell the node that its desired state has changed."""
+        try:
+            self._redis.xadd(stream_of(node_id), {"kind": "desired"}, maxlen=_MAXLEN, approximate=True)
+        except redis.RedisError as error:
+            log.warning("node %s was not hinted, Redis is away: %s", node_id, error)
