@@ -1,0 +1,119 @@
+"""What can go wrong in an API call, as classes, and the RFC 9457 problem each one becomes.
+
+Rooms subclass these with their own code and words; no handler assembles error JSON. Knows nothing of FastAPI.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MEDIA_TYPE = "application/problem+json"
+
+
+class FieldError(BaseModel):
+    """One mistake, and where it stands."""
+
+    field: str | None = Field(default=None, description="Path in the body, or the parameter: search_space.rank[0]")
+    line: int | None = Field(default=None, description="Line of an uploaded file or of a JSON body, from 1")
+    code: str
+    message: str
+
+
+class ProblemBody(BaseModel):
+    """RFC 9457 problem details. `code` is stable and meant for programs, `detail` for people."""
+
+    model_config = ConfigDict(extra="allow", title="Problem")
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    errors: list[FieldError] = Field(default=[])
+    request_id: str | None = None
+
+
+class Problem(Exception):
+    """Base of all API errors. `extra` becomes further members of the problem body."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal"
+    title: ClassVar[str] = "Something went wrong on our side"
+
+    def __init__(
+        self, detail: str, errors: Sequence[FieldError] = (), headers: Mapping[str, str] | None = None, **extra: Any
+    ) -> None:
+        super().__init__(detail)
+        self.detail, self.errors, self.headers, self.extra = detail, list(errors), dict(headers or {}), extra
+
+    def body(self, request_id: str | None) -> dict[str, Any]:
+        """The problem as JSON-ready values; members that say nothing are left out."""
+        problem = ProblemBody(
+            type=f"urn:motet:problem:{self.code}",
+            title=self.title,
+            status=self.status,
+            detail=self.detail,
+            code=self.code,
+            errors=self.errors,
+            request_id=request_id,
+        )
+        return problem.model_dump(exclude_none=True, exclude_defaults=True) | self.extra
+
+
+class BadRequest(Problem):
+    status, code, title = 400, "bad_request", "The request cannot be read"
+
+
+class Unauthorized(Problem):
+    status, code, title = 401, "unauthorized", "The credential is missing or not valid"
+
+    def __init__(self, detail: str, **extra: Any) -> None:
+        super().__init__(detail, headers={"WWW-Authenticate": "Bearer"}, **extra)
+
+
+class Forbidden(Problem):
+    status, code, title = 403, "forbidden", "The credential does not allow this"
+
+
+class NotFound(Problem):
+    status, code, title = 404, "not_found", "No such thing"
+
+
+class Conflict(Problem):
+    status, code, title = 409, "conflict", "The present state does not allow this"
+
+
+class TooLarge(Problem):
+    status, code, title = 413, "too_large", "The body is larger than the limit"
+
+
+class Invalid(Problem):
+    """A request that can be read and is wrong. The detail is made from the first error unless one is given."""
+
+    status, code, title = 422, "invalid", "The request is not valid"
+
+    def __init__(self, errors: Sequence[FieldError], detail: str | None = None, **extra: Any) -> None:
+        super().__init__(detail or summary(errors), errors, **extra)
+
+
+class Unavailable(Problem):
+    status, code, title = 503, "unavailable", "The service cannot answer now"
+
+    def __init__(self, detail: str, retry_after: int = 2, **extra: Any) -> None:
+        super().__init__(detail, headers={"Retry-After": str(retry_after)}, **extra)
+
+
+def summary(errors: Sequence[FieldError]) -> str:
+    """The first error in words, and how many more there are."""
+    first = errors[0]
+    where = ", ".join(
+        part for part in (f"line {first.line}" if first.line is not None else None, first.field) if part is not None
+    )
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return f"{where}: {first.message}{more}" if where else first.message + more
+
+
+def invalid_field(field: str, code: str, message: str) -> Invalid:
+    """The problem of one wrong field."""
+    return Invalid([FieldError(field=field, code=code, message=message)])

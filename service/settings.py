@@ -1,0 +1,102 @@
+"""What the service reads from its environment: every name starts with MOTET_. Knows no other source and no defaults for secrets."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+MIN_SECRET = 32  # characters; 256 bits as base64 or hex are longer
+MIB = 2**20
+
+
+class SettingsError(RuntimeError):
+    """The environment does not say what the service needs. The message is ready to be shown to an operator."""
+
+
+def _long_enough(secret: SecretStr) -> SecretStr:
+    if len(secret.get_secret_value()) < MIN_SECRET:
+        raise ValueError(
+            f"needs at least {MIN_SECRET} characters, has {len(secret)}; "
+            "make one with: python -c 'import secrets; print(secrets.token_hex(32))'"
+        )
+    return secret
+
+
+def _psycopg(url: str) -> str:
+    if not url.startswith("postgresql+psycopg://"):
+        raise ValueError("must start with postgresql+psycopg://")
+    return url
+
+
+Secret = Annotated[SecretStr, AfterValidator(_long_enough)]
+Seconds = Annotated[float, Field(gt=0)]
+Limit = Annotated[int, Field(ge=1)]
+
+
+def _state_home() -> Path:
+    home = os.environ.get("XDG_STATE_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "state") / "motet"
+
+
+class Settings(BaseSettings):
+    """Sizes are bytes, durations seconds."""
+
+    model_config = SettingsConfigDict(env_prefix="MOTET_", frozen=True, extra="ignore")
+
+    database_url: Annotated[str, AfterValidator(_psycopg)]
+    redis_url: Annotated[str, Field(pattern=r"^(redis|rediss|unix)://")]
+    secret_key: Secret  # signs placement tokens and upload grants
+    join_token: Secret  # with it a worker node registers
+    storage_dir: Path
+    state_dir: Path = Field(default_factory=_state_home)
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=1, le=65535)] = 8321
+
+    heartbeat_seconds: Seconds = 10
+    lease_seconds: Seconds = 90
+    reconcile_seconds: Seconds = 5
+    stall_seconds: Seconds = 120
+
+    max_file_bytes: Limit = 1024 * MIB
+    max_file_rows: Limit = 1_000_000
+    max_line_bytes: Limit = 4 * MIB
+
+    @model_validator(mode="after")
+    def _leases_outlast_heartbeats(self) -> Self:
+        if self.lease_seconds < 2 * self.heartbeat_seconds:
+            raise ValueError(
+                f"MOTET_LEASE_SECONDS ({self.lease_seconds:g}) must be at least twice "
+                f"MOTET_HEARTBEAT_SECONDS ({self.heartbeat_seconds:g}), or one late heartbeat ends a lease"
+            )
+        return self
+
+    @classmethod
+    def load(cls) -> Self:
+        """The settings of this process's environment. Raises SettingsError with one line for each wrong variable."""
+        try:
+            return cls()
+        except ValidationError as error:
+            raise SettingsError("\n".join(_sentence(e["loc"], e["type"], e["msg"]) for e in error.errors())) from None
+
+    @property
+    def api_url(self) -> str:
+        """Where a client on this machine finds the API."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
+        return f"http://{host}:{self.port}"
+
+
+def _sentence(loc: tuple[int | str, ...], kind: str, message: str) -> str:
+    message = message.removeprefix("Value error, ")
+    if not loc:
+        return message
+    name = "MOTET_" + str(loc[0]).upper()
+    return f"{name} is not set" if kind == "missing" else f"{name}: {message}"
+
+
+def complain(message: str) -> None:
+    """Say why this process stops, in plain lines on stderr."""
+    for line in message.splitlines():
+        sys.stderr.write(f"motet: {line}\n")
