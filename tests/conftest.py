@@ -1,0 +1,90 @@
+"""What all tests may ask for: a real Postgres and a real Valkey, once per run, and a torch that leaves cores to others."""
+
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.devstack.account import choose_account
+from deploy.devstack.postgres import Postgres
+from deploy.devstack.process import Process, ended, how_it_ended, stop
+from deploy.devstack.trouble import died
+from deploy.devstack.valkey import Valkey
+
+_READY_SECONDS = 60.0
+
+
+class TestStack:
+    """Both servers, in a folder of their own, gone after the run. Tests that stop Valkey start it again."""
+
+    __test__ = False
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.postgres = Postgres(
+            folder / "pg", folder / "pg", folder / "pg.log", "p" + secrets.token_hex(8), choose_account(), True
+        )
+        self.valkey = Valkey(folder / "vk", folder / "vk.log", "v" + secrets.token_hex(8))
+        self._processes: dict[str, Process] = {}
+
+    @property
+    def database_url(self) -> str:
+        """An empty database. Tests that write to one should ask for a `new_database`."""
+        return self.postgres.url()
+
+    @property
+    def redis_url(self) -> str:
+        return self.valkey.url()
+
+    def new_database(self, template: str = "template1") -> str:
+        """The URL of a fresh database: empty, or a copy of the database named `template` (which nobody may have open)."""
+        name = f"t_{secrets.token_hex(6)}"
+        self.postgres.create_database(name, template)
+        return self.postgres.url(name)
+
+    def start(self) -> None:
+        self._begin(self.valkey)
+        self._begin(self.postgres)
+        self._await(self.valkey)
+        self._await(self.postgres)
+        self.postgres.create_database()
+
+    def stop(self) -> None:
+        for server in (self.valkey, self.postgres):
+            if server.name in self._processes:
+                stop(self._processes.pop(server.name), server.asks, server.patience)
+
+    def stop_valkey(self) -> None:
+        stop(self._processes.pop("valkey"), self.valkey.asks, self.valkey.patience)
+
+    def start_valkey(self) -> None:
+        """Empty, at the same address."""
+        self._begin(self.valkey)
+        self._await(self.valkey)
+
+    def _begin(self, server: Postgres | Valkey) -> None:
+        self._processes[server.name] = server.start()
+
+    def _await(self, server: Postgres | Valkey) -> None:
+        process = self._processes[server.name]
+        deadline = time.monotonic() + _READY_SECONDS
+        while not server.ready():
+            if ended(process, 0.03):
+                raise died(server.name, how_it_ended(process.returncode), server.log)
+            assert time.monotonic() < deadline, f"{server.name} is not ready after {_READY_SECONDS} s"
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[TestStack]:
+    folder = Path(tempfile.mkdtemp(prefix="motet-", dir="/tmp"))
+    servers = TestStack(folder)
+    try:
+        servers.start()
+        yield servers
+    finally:
+        servers.stop()
+        shutil.rmtree(folder)
