@@ -55,7 +55,15 @@ class Database:
     """One engine and its sessions. `pool_size` is also how many requests may hold a connection at once."""
 
     def __init__(self, url: str, pool_size: int = 20) -> None:
-        self.engine: Engine = create_engine(url, pool_size=pool_size, max_overflow=0, pool_pre_ping=True)
+        self.engine: Engine = create_engine(
+            url,
+            pool_size=pool_size,
+            max_overflow=0,
+            pool_timeout=10,
+            pool_pre_ping=True,
+            # a server that is gone is noticed within seconds, not when the kernel gives up
+            connect_args={"connect_timeout": 5, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3},
+        )
 
     @contextmanager
     def begin(self) -> Iterator[Session]:

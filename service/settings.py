@@ -1,4 +1,4 @@
-"""What the service reads from its environment: every name starts with MOTET_. Knows no other source and no defaults for secrets."""
+"""What the service reads from its environment: names that start with MOTET_. Knows no other source, and no default secrets."""
 
 import os
 import sys

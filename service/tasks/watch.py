@@ -1,0 +1,111 @@
+"""Waiting for a task to change: one LISTEN connection per API process, and an asyncio event for each request that waits.
+
+A waiting request holds neither a thread nor a database connection. Knows nothing of what a task is beyond its id and version.
+"""
+
+import asyncio
+import logging
+import selectors
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from service.tasks.models import Task
+
+log = logging.getLogger(__name__)
+
+CHANNEL = "motet_tasks"
+_RETRY_SECONDS = 1.0
+
+
+def touch(session: Session, task: Task) -> None:
+    """Count a change of the task that a poller can see, and tell the waiting ones once it has committed."""
+    task.version += 1
+    session.execute(select(func.pg_notify(CHANNEL, task.id)))
+
+
+class Watcher:
+    """Listens in a thread of its own and wakes events on one asyncio loop."""
+
+    def __init__(self, database_url: str) -> None:
+        self._url = database_url.replace("postgresql+psycopg://", "postgresql://", 1)
+        self._events: dict[str, set[asyncio.Event]] = {}  # touched on the loop alone
+        self._stopping = threading.Event()
+        self.listening = threading.Event()
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin to listen. Postgres may be away: the watcher goes on trying, and requests that wait run into their limit."""
+        self._loop = loop
+        self._released = asyncio.Event()
+        self._wake_r, self._wake_w = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, name="task-watcher", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._wake_w.send(b"\0")
+        self._thread.join()
+        self._wake_r.close()
+        self._wake_w.close()
+
+    def release(self) -> None:
+        """Let every waiting request answer now, as before a shutdown. For any thread and for signal handlers."""
+        self._loop.call_soon_threadsafe(self._release)
+
+    @contextmanager
+    def watch(self, task_id: str) -> Iterator[asyncio.Event]:
+        """An event that is set after each committed change of the task. Enter it before reading what may change."""
+        event = asyncio.Event()
+        self._events.setdefault(task_id, set()).add(event)
+        if self._released.is_set():
+            event.set()
+        try:
+            yield event
+        finally:
+            self._events[task_id].discard(event)
+            if not self._events[task_id]:
+                del self._events[task_id]
+
+    @property
+    def released(self) -> bool:
+        """Whether waiting is over because the process is about to stop."""
+        return self._released.is_set()
+
+    def _release(self) -> None:
+        self._released.set()
+        self._wake_all()
+
+    def _wake(self, task_id: str) -> None:
+        for event in self._events.get(task_id, ()):
+            event.set()
+
+    def _wake_all(self) -> None:
+        for task_id in self._events:
+            self._wake(task_id)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                with psycopg.connect(self._url, autocommit=True, connect_timeout=5, keepalives_idle=5) as connection:
+                    connection.execute(f"LISTEN {CHANNEL}")
+                    self.listening.set()
+                    self._loop.call_soon_threadsafe(self._wake_all)  # whatever changed while nobody listened
+                    self._listen(connection)
+            except psycopg.OperationalError as error:
+                log.warning("the task watcher lost Postgres and will look again: %s", str(error).strip())
+            self.listening.clear()
+            self._stopping.wait(_RETRY_SECONDS)
+
+    def _listen(self, connection: psycopg.Connection) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection.fileno(), selectors.EVENT_READ)
+            selector.register(self._wake_r, selectors.EVENT_READ)
+            while not self._stopping.is_set():
+                selector.select()
+                for notice in connection.notifies(timeout=0):
+                    self._loop.call_soon_threadsafe(self._wake, notice.payload)
