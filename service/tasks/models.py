@@ -38,6 +38,7 @@ class Task(Base):
     truncated_rows: Mapped[int | None]
     skipped_rows: Mapped[int | None]
     requeue_reason: Mapped[str | None] = mapped_column(String(16))  # why it was last taken off a node
+    losses: Mapped[int] = mapped_column(default=0)  # executors lost in a row without a new checkpoint or a job's end
     waiting: Mapped[dict[str, Any] | None] = mapped_column(JSONB)  # code, sentence, place, expected start and end
     created_at: Mapped[Now]
     queued_at: Mapped[At | None]
