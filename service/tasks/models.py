@@ -5,7 +5,7 @@
 
 from typing import Any
 
-from sqlalchemy import CheckConstraint, Double, ForeignKey, Index, Integer, String, Text, UniqueConstraint, text
+from sqlalchemy import BigInteger, CheckConstraint, Double, ForeignKey, Index, Integer, String, Text, UniqueConstraint, text
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
@@ -96,7 +96,7 @@ class PointChunk(Base):
     last_step: Mapped[int]
     steps: Mapped[list[int]] = mapped_column(ARRAY(Integer))
     values: Mapped[list[float]] = mapped_column(ARRAY(Double))
-    hidden_by: Mapped[int | None] = mapped_column(Integer)  # the fence whose rewind hid it
+    hidden_by: Mapped[int | None] = mapped_column(BigInteger)  # the fence whose rewind hid it
 
     __table_args__ = (
         Index(

@@ -1,0 +1,72 @@
+"""Keyset pages: newest first, each ending in a cursor that says where the next one begins. Knows no table."""
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar
+
+from fastapi import Query
+from pydantic import BaseModel, Field
+from sqlalchemy import Select, tuple_
+from sqlalchemy.orm import Mapped, Session
+
+from service.errors import invalid_field
+
+MAX_LIMIT = 100
+
+Cursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` of the page before")]
+Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Entries on the page")]
+
+Item = TypeVar("Item")
+
+
+class Dated(Protocol):
+    """A table with an id and a time of creation."""
+
+    id: Mapped[str]
+    created_at: Mapped[datetime]
+
+
+Row = TypeVar("Row", bound=Dated)
+
+
+class Page(BaseModel, Generic[Item]):
+    object: Literal["list"] = "list"
+    data: list[Item]
+    next_cursor: str | None = Field(description="Where the next page begins; null on the last one")
+
+
+def page(
+    session: Session,
+    statement: Select[tuple[Row]],
+    model: type[Row],
+    cursor: str | None,
+    limit: int,
+    render: Callable[[Sequence[Row]], list[Item]],
+) -> Page[Item]:
+    """One page of the statement's rows, newest first. `render` is given all its rows at once."""
+    if cursor is not None:
+        created_at, id = _read(cursor)
+        statement = statement.where(tuple_(model.created_at, model.id) < tuple_(created_at, id))
+    statement = statement.order_by(model.created_at.desc(), model.id.desc()).limit(limit + 1)
+    rows: list[Any] = list(session.scalars(statement))
+    more, rows = len(rows) > limit, rows[:limit]
+    return Page(data=render(rows), next_cursor=_write(rows[-1]) if more else None)
+
+
+def _write(row: Dated) -> str:
+    said = json.dumps([row.created_at.isoformat(), row.id], separators=(",", ":"))  # type: ignore[attr-defined]
+    return base64.urlsafe_b64encode(said.encode()).decode().rstrip("=")
+
+
+def _read(cursor: str) -> tuple[datetime, str]:
+    try:
+        at, id = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        moment = datetime.fromisoformat(at)
+    except (ValueError, TypeError, binascii.Error):
+        moment, id = None, None
+    if moment is None or moment.tzinfo is None or not isinstance(id, str) or "\0" in id:
+        raise invalid_field("cursor", "cursor_unknown", "is not a cursor of this list; use `next_cursor` as it was given")
+    return moment, id
