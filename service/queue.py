@@ -58,7 +58,7 @@ class ClosedJob(Job):
 
     def perform(self) -> None:
         try:
-            named = QueueJob(self.func_name)
+            named = QueueJob(self.func_name or "")
         except ValueError:
             log.error("refused queue job %s: %r is not one of %s", self.id, self.func_name, ", ".join(QueueJob))
             return
@@ -117,8 +117,9 @@ def run_worker(settings: Settings) -> None:
     while not stop.is_set():
         try:
             connection = connect(settings.redis_url)
-            current[:] = [_Worker([QUEUE_NAME], connection=connection, job_class=ClosedJob, serializer=JSONSerializer, worker_ttl=30)]
-            current[0].work(logging_level="WARNING")
+            worker = _Worker([QUEUE_NAME], connection=connection, job_class=ClosedJob, serializer=JSONSerializer, worker_ttl=30)
+            current[:] = [worker]
+            worker.work(logging_level="WARNING")
         except (redis.RedisError, StopRequested) as error:
             log.warning("the queue worker lost Redis and will look again: %r", error)
         current.clear()
