@@ -1,0 +1,101 @@
+"""Admission: never over the memory model, never starving, batch sizes kept together."""
+
+from collections import deque
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.policy.admission import Capacity, Demand, MemoryModel, admit, peak, refusal
+
+MIB = 2**20
+
+
+def capacity(memory_mib: int = 1000, step_tokens: int = 4000) -> Capacity:
+    return Capacity(MemoryModel(100 * MIB, 0.1 * MIB, 2 * MIB), memory_mib * MIB, step_tokens)
+
+
+def demand(key, batch_size=4, tokens=400, longest=200, rows=16, group="a", turn=0) -> Demand:
+    return Demand(key, group, batch_size, tokens, longest, rows, turn)
+
+
+DEMANDS = st.lists(
+    st.builds(
+        demand,
+        key=st.integers(),
+        batch_size=st.sampled_from([1, 2, 4, 8, 16]),
+        tokens=st.integers(10, 5000),
+        longest=st.integers(10, 9000),
+        rows=st.sampled_from([8, 16, 64, 256]),
+        group=st.sampled_from("abc"),
+        turn=st.integers(0, 2),
+    ),
+    max_size=25,
+    unique_by=lambda d: d.key,
+)
+
+
+@given(DEMANDS, st.integers(150, 3000), st.integers(100, 8000))
+def test_all_that_can_run_here_runs_and_memory_is_never_exceeded(demands, memory_mib, step_tokens):
+    has = capacity(memory_mib, step_tokens)
+    waiting = [d for d in demands if refusal(d, has) is None]
+    active, done = deque[Demand](), []
+    while waiting or active:
+        started = admit(list(active), waiting, has)
+        active.extend(started)
+        waiting = [d for d in waiting if d not in started]
+        assert active, "something that fits alone always starts in an empty executor"
+        assert peak(list(active), has) <= has.usable_bytes
+        done.append(active.popleft())
+    assert sorted(d.key for d in done) == sorted(d.key for d in demands if refusal(d, has) is None)
+
+
+@given(DEMANDS, DEMANDS, st.integers(150, 3000))
+def test_a_step_stays_within_one_micro_batch_but_for_each_groups_first(active, waiting, memory_mib):
+    has = capacity(memory_mib)
+    running = list(active)
+    for started in admit(active, waiting, has):
+        alone = all(d.group != started.group for d in running)
+        running.append(started)
+        assert alone or sum(d.tokens for d in running) <= has.step_tokens
+
+
+def test_decreasing_batch_size_then_the_same_size_then_mixed():
+    has = capacity(step_tokens=2000)
+    jobs = [demand("small", 2), demand("big", 8), demand("mid", 4), demand("big too", 8), demand("mid too", 4)]
+    assert [d.key for d in admit([], jobs, has)] == ["big", "big too", "mid", "mid too", "small"]
+    assert [d.key for d in admit([demand("runs", 4)], jobs, has)] == ["mid", "mid too", "big", "big too"]
+
+
+def test_a_lower_turn_goes_first_whatever_its_batch_size():
+    has = capacity(step_tokens=400)
+    assert [d.key for d in admit([], [demand("later", 8, turn=1), demand("now", 1)], has)] == ["now"]
+
+
+def test_a_group_that_waits_for_memory_is_not_overtaken():
+    has = capacity(memory_mib=1000)
+    active = [demand("a1", rows=256)]  # 100 + 80 + 512 MiB of 900
+    large = demand("b1", rows=256, group="b")
+    small = demand("a2", rows=8)
+    assert admit(active, [small, large], has) == []
+    assert admit([], [small, large], has)[0] in (small, large)
+    assert [d.key for d in admit(active, [small, demand("b2", rows=8, group="b")], has)] == ["b2", "a2"]
+
+
+def test_the_group_with_less_on_the_axis_chooses_first():
+    active = [demand("a1", tokens=1000), demand("b1", tokens=100, group="b")]
+    waiting = [demand("a2"), demand("b2", group="b"), demand("b3", group="b")]
+    assert [d.key for d in admit(active, waiting, capacity())] == ["b2", "b3", "a2"]
+
+
+def test_a_job_that_never_fits_says_so_with_numbers():
+    has = capacity(memory_mib=500)
+    assert refusal(demand("fits"), has) is None
+    why = refusal(demand("huge", rows=256, longest=1000), has)
+    assert "256 adapter rows" in why
+    assert "needs 1012 MiB" in why
+    assert "may use 450 MiB" in why
+
+
+def test_a_thousand_jobs_are_judged_quickly():
+    jobs = [demand(n, batch_size=1 + n % 5) for n in range(1024)]
+    assert len(admit([], jobs, capacity(memory_mib=100_000, step_tokens=400 * 64))) == 64

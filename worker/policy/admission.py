@@ -1,0 +1,107 @@
+"""Which waiting jobs may start: a memory model, a token budget, and an order of choice (ALTO 7.1 and A.3).
+
+Pure: numbers in, choices out. Knows neither how memory is measured nor what a job does with it.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class MemoryModel:
+    """Peak bytes of a step: k0 + k1 x tokens of its largest micro-batch + k2 x adapter rows in the arena (ALTO A.3)."""
+
+    fixed: float  # k0: the base, and all that does not grow
+    per_token: float  # k1
+    per_row: float  # k2
+
+    def predict(self, tokens: int, rows: int) -> int:
+        return round(self.fixed + self.per_token * tokens + self.per_row * rows)
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What an executor has: its memory model, the bytes it may use, the share of them it fills, the micro-batch's tokens."""
+
+    model: MemoryModel
+    memory_bytes: int
+    step_tokens: int
+    margin: float = 0.9
+
+    @property
+    def usable_bytes(self) -> int:
+        return int(self.memory_bytes * self.margin)
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What one job needs while it trains. `group` is its task; among a group, lower `turn` goes first."""
+
+    key: Hashable
+    group: Hashable
+    batch_size: int
+    tokens: int  # expected of one optimizer step
+    longest: int  # tokens of its longest sequence, which no cut makes shorter
+    rows: int
+    turn: int = 0
+
+
+def peak(demands: Sequence[Demand], capacity: Capacity) -> int:
+    """Bytes at the worst step of these jobs together."""
+    if not demands:
+        return capacity.model.predict(0, 0)
+    longest = max(d.longest for d in demands)
+    worst = sum(d.batch_size * d.longest for d in demands)
+    return capacity.model.predict(max(longest, min(worst, capacity.step_tokens)), sum(d.rows for d in demands))
+
+
+def refusal(demand: Demand, capacity: Capacity) -> str | None:
+    """Why the job could never run here, even alone; None if it can."""
+    need = peak([demand], capacity)
+    if need <= capacity.usable_bytes:
+        return None
+    return (
+        f"needs {_mib(need)} MiB even alone ({demand.rows} adapter rows, batches of {demand.batch_size} sequences of up to "
+        f"{demand.longest} tokens), and this worker may use {_mib(capacity.usable_bytes)} MiB; "
+        "take a lower rank or a lower max_seq_len, or a worker with more memory"
+    )
+
+
+def admit(active: Sequence[Demand], waiting: Sequence[Demand], capacity: Capacity) -> list[Demand]:
+    """The waiting jobs that start now, in order.
+
+    Greedy in decreasing batch size, and the size of those already running is preferred (ALTO A.3). A job starts only if the
+    memory model stays under the safety margin and one micro-batch is expected to hold the step; a group of which nothing
+    runs needs only the memory. Groups with less on the axis choose first, and while the first choice of a group of which
+    nothing runs does not fit, none that would delay it starts: so nobody starves.
+    """
+    running, chosen, left = list(active), list[Demand](), list(waiting)
+    while True:
+        shares, sizes = Counter[Hashable](), {d.batch_size for d in running}
+        for d in running:
+            shares[d.group] += d.tokens
+        left.sort(key=lambda d: _preference(d, shares, sizes))
+        demand = next((d for d in left if _fits(d, running, capacity) or (running and d.group not in shares)), None)
+        if demand is None or not _fits(demand, running, capacity):
+            return chosen
+        running.append(demand)
+        chosen.append(demand)
+        left = left[left.index(demand) + 1 :]
+
+
+def _fits(demand: Demand, running: Sequence[Demand], capacity: Capacity) -> bool:
+    together = [*running, demand]
+    if peak(together, capacity) > capacity.usable_bytes:
+        return False
+    alone = all(d.group != demand.group for d in running)
+    return alone or sum(d.tokens for d in together) <= capacity.step_tokens
+
+
+def _preference(demand: Demand, shares: Counter[Hashable], sizes: set[int]) -> tuple[int, int, bool, int]:
+    """Smallest goes first: its group's tokens on the axis, its turn, a batch size not yet running, then the larger batch."""
+    return shares[demand.group], demand.turn, bool(sizes) and demand.batch_size not in sizes, -demand.batch_size
+
+
+def _mib(number: int) -> int:
+    return number // 2**20

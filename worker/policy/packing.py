@@ -1,0 +1,63 @@
+"""What goes into which micro-batch: sequences onto a flat token axis, under a token budget.
+
+Pure: lengths in, places out. How a job's batch is cut depends on that job alone, so that its sums are taken in the same
+order whoever trains beside it; only then are the pieces of all jobs laid into micro-batches.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Chunk(Generic[Key]):
+    """Sequences `first` to `last - 1` of a job's batch, `tokens` long together."""
+
+    job: Key
+    first: int
+    last: int
+    tokens: int
+
+
+def cut(lengths: Sequence[int], budget: int) -> list[tuple[int, int]]:
+    """Cut a batch into runs of sequences of at most `budget` tokens, in order. A longer sequence is a run of its own."""
+    runs: list[tuple[int, int]] = []
+    first, tokens = 0, 0
+    for place, length in enumerate(lengths):
+        if place > first and tokens + length > budget:
+            runs.append((first, place))
+            first, tokens = place, 0
+        tokens += length
+    if first < len(lengths):
+        runs.append((first, len(lengths)))
+    return runs
+
+
+def pack(batches: Mapping[Key, Sequence[int]], budget: int) -> list[list[Chunk[Key]]]:
+    """Lay every job's batch into micro-batches of at most `budget` tokens (a single longer sequence excepted).
+
+    `batches` maps each job to its sequences' lengths; its order is the order on the axis. A job's pieces lie in strictly
+    ascending micro-batches, so its gradient is summed in the order of its own batch. First fit, longest piece first.
+    """
+    pieces = [
+        [Chunk(job, first, last, sum(lengths[first:last])) for first, last in cut(lengths, budget)]
+        for job, lengths in batches.items()
+    ]
+    bins: list[list[tuple[int, Chunk[Key]]]] = []
+    filled: list[int] = []
+    reached = [-1] * len(pieces)  # the micro-batch that holds each job's last piece so far
+    for turn in range(max(map(len, pieces), default=0)):
+        due = [(place, own[turn]) for place, own in enumerate(pieces) if turn < len(own)]
+        for place, chunk in sorted(due, key=lambda entry: (-entry[1].tokens, entry[0])):
+            after = reached[place] + 1
+            room = (b for b in range(after, len(bins)) if filled[b] + chunk.tokens <= budget)
+            chosen = next(room, len(bins))
+            if chosen == len(bins):
+                bins.append([])
+                filled.append(0)
+            bins[chosen].append((place, chunk))
+            filled[chosen] += chunk.tokens
+            reached[place] = chosen
+    return [[chunk for _, chunk in sorted(held, key=lambda entry: entry[0])] for held in bins]
