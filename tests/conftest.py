@@ -1,7 +1,9 @@
 """What all tests may ask for: a real Postgres and a real Valkey, once per run, and a torch that leaves cores to others."""
 
+import contextlib
 import secrets
 import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ import pytest
 
 from deploy.devstack.account import choose_account
 from deploy.devstack.postgres import Postgres
-from deploy.devstack.process import Process, ended, how_it_ended, stop
+from deploy.devstack.process import Process, how_it_ended
 from deploy.devstack.trouble import died
 from deploy.devstack.valkey import Valkey
 
@@ -56,15 +58,20 @@ class TestStack:
     def stop(self) -> None:
         for server in (self.valkey, self.postgres):
             if server.name in self._processes:
-                stop(self._processes.pop(server.name), server.asks, server.patience)
+                self._end(server)
 
     def stop_valkey(self) -> None:
-        stop(self._processes.pop("valkey"), self.valkey.asks, self.valkey.patience)
+        self._end(self.valkey)
 
     def start_valkey(self) -> None:
         """Empty, at the same address."""
         self._begin(self.valkey)
         self._await(self.valkey)
+
+    def _end(self, server: Postgres | Valkey) -> None:
+        process = self._processes.pop(server.name)
+        process.send_signal(server.asks)
+        process.wait(server.patience)
 
     def _begin(self, server: Postgres | Valkey) -> None:
         self._processes[server.name] = server.start()
@@ -73,8 +80,8 @@ class TestStack:
         process = self._processes[server.name]
         deadline = time.monotonic() + _READY_SECONDS
         while not server.ready():
-            if ended(process, 0.03):
-                raise died(server.name, how_it_ended(process.returncode), server.log)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                raise died(server.name, how_it_ended(process.wait(0.03)), server.log)
             assert time.monotonic() < deadline, f"{server.name} is not ready after {_READY_SECONDS} s"
 
 

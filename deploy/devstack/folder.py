@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import stat
 import tempfile
 from pathlib import Path
@@ -10,6 +11,8 @@ from deploy.devstack.trouble import StackError, trouble_of
 
 # a socket's path has 107 bytes; the longest name put there is ".s.PGSQL.5432.lock"
 _LONGEST_SOCKET_FOLDER = 107 - len("/.s.PGSQL.5432.lock")
+
+_PLAIN = re.compile(r"[\w./@+-]+", re.ASCII)
 
 
 def private_folder(path: Path, mode: int = 0o700) -> Path:
@@ -39,8 +42,9 @@ def private_file(path: Path, text: str) -> Path:
 
 
 def socket_folder(wanted: Path, owners: set[int]) -> Path:
-    """`wanted`, or where its path is too long for a socket, one in the temporary folder, named after it."""
-    if len(os.fsencode(wanted)) <= _LONGEST_SOCKET_FOLDER:
+    """`wanted`, or where its path is too long for a socket or holds what the servers' options would split at, one in the
+    temporary folder, named after it."""
+    if len(os.fsencode(wanted)) <= _LONGEST_SOCKET_FOLDER and _PLAIN.fullmatch(str(wanted)):
         return private_folder(wanted)
     name = f"motet-{os.geteuid()}-{hashlib.sha256(os.fsencode(wanted)).hexdigest()[:12]}"
     folder = Path(tempfile.gettempdir(), name)

@@ -21,6 +21,7 @@ from deploy.devstack.process import Process, spawn
 from deploy.devstack.trouble import StackError, died, trouble_of
 
 _USER = "motet"
+_PORT = "5432"  # only a part of the socket's name; said everywhere because PGPORT may say otherwise
 _SETTINGS = {"listen_addresses": "", "max_connections": "200", "timezone": "UTC", "log_timezone": "UTC"}
 _THROWAWAY = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 _ORPHAN_SECONDS = 10.0
@@ -60,24 +61,36 @@ class Postgres:
 
     def url(self, database: str = _USER) -> str:
         """An SQLAlchemy URL."""
-        return f"postgresql+psycopg://{_USER}:{quote(self._password)}@/{database}?host={quote(str(self._sockets), safe='')}"
+        place = f"host={quote(str(self._sockets), safe='')}&port={_PORT}"
+        return f"postgresql+psycopg://{_USER}:{quote(self._password)}@/{database}?{place}"
 
     def connect(self, database: str = "postgres") -> psycopg.Connection:
-        return psycopg.connect(host=str(self._sockets), user=_USER, password=self._password, dbname=database, autocommit=True)
+        return psycopg.connect(
+            host=str(self._sockets),
+            port=_PORT,
+            user=_USER,
+            password=self._password,
+            dbname=database,
+            autocommit=True,
+            connect_timeout=5,
+        )
 
     def start(self) -> Process:
         """Make the data folder where there is none, end what a killed owner left, and start the server."""
         if not (self._data / "PG_VERSION").exists():
             self._initialise()
         self._clear_remains()
-        words = [str(self._bin / "postgres"), "-D", str(self._data), "-k", str(self._sockets)]
+        words = [str(self._bin / "postgres"), "-D", str(self._data), "-k", str(self._sockets), "-p", _PORT]
         words += [word for key, value in self._settings.items() for word in ("-c", f"{key}={value}")]
         return spawn(self._account.command(words, signal.SIGINT), self.log, cwd=self._home)
 
     def ready(self) -> bool:
         try:
             self.connect().close()
-        except psycopg.OperationalError:
+        except psycopg.OperationalError as error:
+            if "password authentication failed" in str(error):
+                fix = f"restore the secrets it was made with, or remove {self._data} to begin anew (its tasks are lost)"
+                raise StackError(f"the database in {self._data} was made with another password", fix) from error
             return False
         return True
 

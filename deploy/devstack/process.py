@@ -23,15 +23,21 @@ def dying_with_owner(death_signal: signal.Signals) -> list[str]:
     return [setpriv, "--pdeathsig", death_signal.name.removeprefix("SIG")]
 
 
-def spawn(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Process:
-    """Start `command` in a session of its own, without input, both outputs appended to `log` (mode 600)."""
+def spawn(
+    command: Sequence[str],
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    stdin: int = subprocess.DEVNULL,
+) -> Process:
+    """Start `command` in a session of its own, both outputs appended to `log` (mode 600)."""
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("children die with the thread that spawned them: spawn from the main thread")
     log.touch(mode=0o600)
     with log.open("ab") as output:
         return subprocess.Popen(
             list(command),
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=output,
             stderr=subprocess.STDOUT,
             env=None if env is None else dict(env),
@@ -40,24 +46,6 @@ def spawn(command: Sequence[str], log: Path, env: Mapping[str, str] | None = Non
         )
 
 
-def ended(process: Process, seconds: float) -> bool:
-    """Wait at most `seconds`; whether the process has ended."""
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
-
-
 def how_it_ended(code: int) -> str:
     """An exit status in words."""
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-
-
-def stop(process: Process, ask: signal.Signals, seconds: float) -> None:
-    """Ask, wait, then kill."""
-    if process.poll() is None:
-        process.send_signal(ask)
-        if not ended(process, seconds):
-            process.kill()
-            process.wait()

@@ -44,8 +44,8 @@ class Valkey:
 
     def start(self) -> Process:
         """The password stands in a file: a command line can be read by everybody."""
-        lines = ["port 0", f'unixsocket "{self._socket}"', "unixsocketperm 700", f"requirepass {self._password}"]
-        lines += ['save ""', "appendonly no", f'dir "{self._home}"', "daemonize no"]
+        lines = ["port 0", f"unixsocket {self._socket}", "unixsocketperm 700", f"requirepass {self._password}"]
+        lines += ['save ""', "appendonly no", "daemonize no"]
         config = private_file(self._home / "valkey.conf", "\n".join(lines) + "\n")
         return spawn([*dying_with_owner(signal.SIGTERM), str(self._binary), str(config)], self.log, cwd=self._home)
 

@@ -1,0 +1,123 @@
+"""`python -m deploy.devstack`: the stack in the foreground. Says what happens as JSON lines on stdout, one event a line.
+
+Events: starting, started, finished {name}; ready {api_url, state_dir, attached, pids}; died {name, how, log}; restarted
+{name, pid}; stopping {name}; stopped; failed {message, fix}. Exit code 0 after a stop, 1 after failed.
+
+When a stack of the same state folder runs already, this one attaches: it starts nothing, says ready with attached true,
+and stays until it is stopped or the other one is.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+from deploy.devstack.stack import Options, Stack
+from deploy.devstack.state import State, default_folder
+from deploy.devstack.supervisor import StopAsked, Supervisor
+from deploy.devstack.trouble import StackError, trouble_of
+
+_POLL_SECONDS = 0.1
+
+
+def emit(event: dict[str, Any]) -> None:
+    """One line. A reader that has gone away does not stop the stack."""
+    try:
+        print(json.dumps(event), flush=True)
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the rest of this process
+
+
+def read_options(arguments: list[str] | None = None) -> tuple[Options, bool]:
+    """The stack's options, and whether to stop when standard input closes."""
+    parser = argparse.ArgumentParser(
+        prog="python -m deploy.devstack", description="Motet on one machine, embedded servers included."
+    )
+    port = os.environ.get("MOTET_PORT")
+    parser.add_argument("--host", default=os.environ.get("MOTET_HOST", "127.0.0.1"), help="address of the API (%(default)s)")
+    parser.add_argument("--port", type=int, default=port, help="port of the API (8321, or a free one where that is taken)")
+    parser.add_argument("--workers", type=int, default=1, help="how many workers, each a node of its own (%(default)s)")
+    parser.add_argument("--slots", type=int, help="how many devices a CPU worker offers")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), help="what workers train on")
+    parser.add_argument("--stop-on-eof", action="store_true", help="stop when standard input closes")
+    chosen = parser.parse_args(arguments)
+    if chosen.workers < 0:
+        parser.error(f"--workers must be 0 or more, not {chosen.workers}")
+    if chosen.slots is not None and chosen.slots < 1:
+        parser.error(f"--slots must be 1 or more, not {chosen.slots}")
+    if chosen.port is not None and not 0 < chosen.port < 65536:
+        parser.error(f"--port must be between 1 and 65535, not {chosen.port}")
+    return Options(chosen.host, chosen.port, chosen.workers, chosen.slots, chosen.device), chosen.stop_on_eof
+
+
+def own(state: State, options: Options) -> None:
+    """Start the stack and watch over it until told to stop."""
+    stack = Stack(state, options)
+    try:
+        with Supervisor(emit) as supervisor:
+            stack.start(supervisor)
+
+            def description() -> dict[str, Any]:
+                return {"api_url": stack.api_url, "state_dir": str(state.folder), "pids": supervisor.pids}
+
+            state.announce(description())
+            emit({"event": "ready", "attached": False, **description()})
+            supervisor.watch(lambda: state.announce(description()))
+    finally:
+        state.forget()
+        stack.sweep()
+
+
+def attach(state: State) -> bool:
+    """Stay beside the stack that owns the folder until it ends. False when it ended before it was ready: the folder is ours."""
+    while (running := state.running) is None:
+        if state.lock():
+            return False
+        time.sleep(_POLL_SECONDS)  # the other process's start sends us no event
+    emit({"event": "ready", "attached": True, **running})
+    state.await_owner()
+    return True
+
+
+def stop_at_eof() -> None:
+    """Once standard input closes, this process is told to stop as by SIGTERM."""
+
+    def wait() -> None:
+        while os.read(0, 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def on_stop(number: int, frame: FrameType | None) -> None:
+    raise StopAsked
+
+
+def main() -> int:
+    options, stop_on_eof = read_options()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_stop)
+    if stop_on_eof:
+        stop_at_eof()
+    try:
+        state = State(default_folder())
+        if state.lock() or not attach(state):
+            own(state, options)
+    except StopAsked:
+        pass
+    except (StackError, OSError) as error:
+        trouble = trouble_of(error) if isinstance(error, OSError) else error
+        emit({"event": "failed", "message": trouble.message, "fix": trouble.fix})
+        return 1
+    emit({"event": "stopped"})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

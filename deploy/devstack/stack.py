@@ -1,0 +1,123 @@
+"""The whole of Motet on one machine: which programs, in which order, with which environment. Knows no signals and no locks."""
+
+import hashlib
+import secrets
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.devstack import kin
+from deploy.devstack.account import choose_account
+from deploy.devstack.folder import private_folder
+from deploy.devstack.postgres import Postgres
+from deploy.devstack.program import Keeper, Module
+from deploy.devstack.state import State
+from deploy.devstack.supervisor import Supervisor
+from deploy.devstack.trouble import StackError
+from deploy.devstack.valkey import Valkey
+
+DEFAULT_PORT = 8321
+_ELSEWHERE = Path("/var/lib/motet")
+_SERVER_SECONDS, _API_SECONDS = 120.0, 120.0
+_WORKER_PATIENCE = 20.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """`port`: None takes the default one, or any free one where that is taken. `slots`: jobs' devices of a CPU worker."""
+
+    host: str = "127.0.0.1"
+    port: int | None = None
+    workers: int = 1
+    slots: int | None = None
+    device: str | None = None
+
+
+class Stack:
+    def __init__(self, state: State, options: Options) -> None:
+        self._state = state
+        self._options = options
+        self._secrets = state.secrets()
+        kin.kill(self._secrets.mark)  # what an earlier run's keeper has not ended yet; it may hold the port
+        self._port = choose_port(options.host, options.port)
+        self._mark = f"{self._secrets.mark}.{secrets.token_hex(4)}"
+        account = choose_account()
+        folder = state.folder
+        private_folder(folder, 0o711 if account.stranger else 0o700)
+        private_folder(folder / "storage")
+        # named after the secret too: a state folder that was removed and made anew finds no data with another password
+        elsewhere = _ELSEWHERE / hashlib.sha256(f"{folder} {self._secrets.postgres}".encode()).hexdigest()[:16]
+        self._postgres = Postgres(folder / "postgres", elsewhere, state.logs / "postgres.log", self._secrets.postgres, account)
+        self._valkey = Valkey(folder / "valkey", state.logs / "valkey.log", self._secrets.valkey)
+
+    @property
+    def api_url(self) -> str:
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self._options.host, self._options.host)
+        return f"http://{host}:{self._port}"
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Bring everything up. Raises StackError, or StopAsked when told to stop meanwhile."""
+        supervisor.start(self._valkey, self._postgres, Keeper(self._state.logs / "keeper.log", self._mark))
+        supervisor.await_ready(self._valkey, _SERVER_SECONDS)
+        supervisor.await_ready(self._postgres, _SERVER_SECONDS)
+        self._postgres.create_database()
+        supervisor.run(self._service("migrate"))
+        supervisor.run(self._service("bootstrap"))
+        api = self._service("api", self._port)
+        supervisor.start(api, self._service("queue"), self._service("reconcile"))
+        supervisor.start(*(self._worker(number) for number in range(1, self._options.workers + 1)))
+        supervisor.await_ready(api, _API_SECONDS)
+
+    def sweep(self) -> None:
+        """End what stopped programs left running."""
+        kin.kill(self._mark)
+
+    def _service(self, word: str, port: int | None = None) -> Module:
+        env = {
+            "MOTET_DATABASE_URL": self._postgres.url(),
+            "MOTET_REDIS_URL": self._valkey.url(),
+            "MOTET_SECRET_KEY": self._secrets.secret_key,
+            "MOTET_JOIN_TOKEN": self._secrets.join_token,
+            "MOTET_STORAGE_DIR": str(self._state.folder / "storage"),
+            "MOTET_STATE_DIR": str(self._state.folder),
+            "MOTET_HOST": self._options.host,
+            "MOTET_PORT": str(self._port),
+        }
+        return Module(word, ["service", word], self._state.logs / f"{word}.log", env, self._mark, port)
+
+    def _worker(self, number: int) -> Module:
+        name = "worker" if number == 1 else f"worker-{number}"
+        env = {
+            "MOTET_API_URL": self.api_url,
+            "MOTET_REDIS_URL": self._valkey.url(),
+            "MOTET_JOIN_TOKEN": self._secrets.join_token,
+            "MOTET_NODE_NAME": socket.gethostname() if number == 1 else f"{socket.gethostname()}-{number}",
+            "MOTET_WORKER_DIR": str(private_folder(self._state.folder / name)),
+        }
+        if self._options.slots is not None:
+            env["MOTET_WORKER_SLOTS"] = str(self._options.slots)
+        if self._options.device is not None:
+            env["MOTET_WORKER_DEVICE"] = self._options.device
+        return Module(name, ["worker"], self._state.logs / f"{name}.log", env, self._mark, patience=_WORKER_PATIENCE)
+
+
+def choose_port(host: str, wanted: int | None) -> int:
+    """A port that is free now. Raises StackError when the one asked for is taken."""
+    if wanted is not None:
+        if not _is_free(host, wanted):
+            raise StackError(
+                f"port {wanted} of {host} is taken", "stop what listens there, or leave the port out to get a free one"
+            )
+        return wanted
+    if _is_free(host, DEFAULT_PORT):
+        return DEFAULT_PORT
+    with socket.create_server((host, 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        socket.create_server((host, port)).close()
+    except OSError:
+        return False
+    return True
