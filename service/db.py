@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Annotated, Any
 
-from sqlalchemy import BigInteger, DateTime, MetaData, String, create_engine, func
+from sqlalchemy import BigInteger, DateTime, MetaData, String, create_engine, func, select
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine import Engine
 from sqlalchemy.orm import DeclarativeBase, Session, mapped_column
@@ -49,6 +49,11 @@ _AFTER_COMMIT = "after_commit"
 def after_commit(session: Session, act: Callable[[], None]) -> None:
     """Run `act` once the session's transaction has committed, and never if it rolls back. For hints, not for truth."""
     session.info.setdefault(_AFTER_COMMIT, []).append(act)
+
+
+def clock(session: Session) -> datetime:
+    """The time on the database's clock, which is the only one that rows are dated by."""
+    return session.scalars(select(func.clock_timestamp())).one()
 
 
 class Database:

@@ -1,0 +1,172 @@
+"""What a placement reported, applied to its task: jobs move and end, curves grow, checkpoints and adapters are committed.
+
+Callers hold the task's row lock; a refused event undoes the whole report with the transaction. Knows no HTTP, fences or nodes.
+"""
+
+import math
+from collections.abc import Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from contract import wire
+from contract.adapter import AdapterManifest
+from contract.states import JOB_TERMINAL, IllegalTransition, JobStatus, check_job
+from service.adapters.models import Adapter
+from service.db import clock, new_id
+from service.storage import ObjectMissing, Storage
+from service.tasks.conclude import conclude, fail_unfinished
+from service.tasks.curves import Curves, StepRepeated
+from service.tasks.models import Job, Task
+
+
+class EventRefused(ValueError):
+    """An event that contradicts what is known. The message is for whoever runs the worker."""
+
+
+class Record:
+    """Applies events to one task, in order, then writes the curves and concludes the task if its last job ended."""
+
+    def __init__(self, session: Session, storage: Storage, task: Task) -> None:
+        self._session, self._storage, self._task = session, storage, task
+        self._jobs = {job.index: job for job in task.jobs}
+        self._curves: Curves | None = None
+        self._failure: str | None = None
+        self.ended = False  # a job ended
+
+    def apply(self, events: Sequence[wire.Event]) -> None:
+        """Apply all events. Raises EventRefused, which names the event, and leaves the rollback to the caller."""
+        for at, event in enumerate(events):
+            try:
+                self._apply(event)
+            except (EventRefused, IllegalTransition, StepRepeated) as error:
+                raise EventRefused(f"events[{at}] ({event.kind}): {error}") from None
+        if self._curves is not None:
+            self._curves.flush()
+        if self._failure is not None:
+            fail_unfinished(self._task, self._failure, clock(self._session))
+        if self.ended or self._failure is not None:
+            conclude(self._session, self._task, self._failure)
+
+    def _apply(self, event: wire.Event) -> None:
+        match event:
+            case wire.Attached():
+                self._attached(event)
+            case wire.BaseEvaluated():
+                self._task.base_val_loss = event.val_loss
+            case wire.JobMoved():
+                self._moved(event)
+            case wire.Points():
+                self._points(event)
+            case wire.Checkpointed():
+                self._checkpointed(event)
+            case wire.AdapterKept():
+                self._adapter_kept(event.job, event.manifest)
+            case wire.JobCompleted():
+                self._end(event, JobStatus.COMPLETED)
+            case wire.JobExited():
+                job = self._end(event, JobStatus.EXITED)
+                job.exit_reason, job.exit_evidence = event.reason, dict(event.evidence)
+            case wire.JobFailed():
+                self._end(event, JobStatus.FAILED).error = event.error
+            case wire.PlacementFailed():
+                self._failure = event.error
+            case wire.Throughput() | wire.Detached():
+                pass  # of the placement, not of the task
+
+    def _job(self, index: int) -> Job:
+        if index not in self._jobs:
+            raise EventRefused(f"the task has jobs 0 to {len(self._jobs) - 1}, not {index}")
+        return self._jobs[index]
+
+    def _unfinished(self, index: int) -> Job:
+        job = self._job(index)
+        if job.status in JOB_TERMINAL:
+            raise EventRefused(f"job {index} has ended as {job.status}; nothing more can happen to it")
+        return job
+
+    def _attached(self, event: wire.Attached) -> None:
+        task = self._task
+        task.train_rows, task.validation_rows = event.train_rows, event.validation_rows
+        task.truncated_rows, task.skipped_rows = event.truncated_rows, event.skipped_rows
+        for index, steps in event.total_steps.items():
+            job = self._job(index)
+            if job.status not in JOB_TERMINAL:
+                job.total_steps, job.warmup_steps = steps, event.warmup_steps.get(index)
+
+    def _moved(self, event: wire.JobMoved) -> None:
+        job = self._unfinished(event.job)
+        if job.status != event.status:
+            job.status = check_job(JobStatus(job.status), event.status)
+        job.step = max(job.step, event.step)
+        job.started_at = job.started_at or clock(self._session)
+        job.promoted = job.promoted or event.status == JobStatus.TRAINING
+        if event.warmup_val_loss is not None:
+            job.warmup_val_loss = event.warmup_val_loss
+
+    def _points(self, event: wire.Points) -> None:
+        if len(event.steps) != len(event.values):
+            raise EventRefused(f"{len(event.steps)} steps, but {len(event.values)} values")
+        job = self._unfinished(event.job)
+        if self._curves is None:
+            self._curves = Curves(self._session, [job.id for job in self._jobs.values() if job.status not in JOB_TERMINAL])
+        values = [math.nan if value is None else value for value in event.values]
+        self._curves.append(job.id, event.series, event.steps, values)
+        job.step = max(job.step, event.steps[-1])
+        if event.series == "val_loss":
+            for step, value in zip(event.steps, values, strict=True):
+                if math.isfinite(value) and (job.best_val_loss is None or value < job.best_val_loss):
+                    job.best_step, job.best_val_loss = step, value
+
+    def _checkpointed(self, event: wire.Checkpointed) -> None:
+        for index, checkpoint in event.jobs.items():
+            job = self._unfinished(index)
+            if job.status == JobStatus.PENDING:
+                raise EventRefused(f"job {index} has a checkpoint, but was never said to have started")
+            if checkpoint.step > job.step:
+                raise EventRefused(f"job {index}'s checkpoint is of step {checkpoint.step}, reported is step {job.step}")
+            self._must_hold(checkpoint.sha256, checkpoint.bytes, f"job {index}'s checkpoint")
+            job.checkpoint = checkpoint.model_dump(mode="json")
+        self._task.losses = 0
+
+    def _adapter_kept(self, index: int, manifest: AdapterManifest) -> None:
+        job, lineage = self._unfinished(index), manifest.lineage
+        if (lineage.job_id, lineage.task_id, lineage.base_revision) != (job.id, self._task.id, self._task.base_revision):
+            raise EventRefused(f"the adapter's lineage is of another job, task or base than {job.id} of {self._task.id}")
+        if not math.isfinite(manifest.val_loss):
+            raise EventRefused("an adapter is kept for a finite validation loss")
+        for file in manifest.files:
+            self._must_hold(file.sha256, file.bytes, f"the adapter's file {file.path}")
+        adapter = self._session.scalar(select(Adapter).where(Adapter.job_id == job.id))
+        if adapter is not None:
+            raise EventRefused(f"job {index} already has its adapter {adapter.id}")
+        self._session.add(
+            Adapter(
+                id=new_id("adapter"),
+                tenant_id=self._task.tenant_id,
+                task_id=self._task.id,
+                job_id=job.id,
+                step=manifest.step,
+                val_loss=manifest.val_loss,
+                manifest=manifest.model_dump(mode="json"),
+            )
+        )
+        self._session.flush()
+
+    def _end(self, event: wire.JobCompleted | wire.JobExited | wire.JobFailed, status: JobStatus) -> Job:
+        job = self._unfinished(event.job)
+        job.status = check_job(JobStatus(job.status), status)
+        job.step = max(job.step, event.step)
+        if not isinstance(event, wire.JobFailed):
+            job.best_step, job.best_val_loss = event.best_step, event.best_val_loss
+        job.ended_at, job.checkpoint = clock(self._session), None
+        self._task.losses, self.ended = 0, True
+        return job
+
+    def _must_hold(self, sha256: str, size: int, what: str) -> None:
+        try:
+            stored = self._storage.size(sha256)
+        except ObjectMissing:
+            raise EventRefused(f"{what} ({sha256}) is not in storage; upload it before it is reported") from None
+        if stored != size:
+            raise EventRefused(f"{what} ({sha256}) has {stored} bytes in storage, {size} were reported")
