@@ -1,0 +1,79 @@
+"""Watching processes that are not our children, and the events of one that is."""
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from deploy.devstack.program import SOURCE_ROOT
+
+PATIENCE_SECONDS = 60
+
+
+def await_end(pid: int) -> None:
+    """Until the process has ended."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([handle], [], [], PATIENCE_SECONDS)[0], f"process {pid} still runs: {words_of(pid)}"
+    finally:
+        os.close(handle)
+
+
+def words_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+def processes_in(folder: Path) -> dict[int, str]:
+    """Every process that names the folder in its command line or works in it."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words, place = words_of(int(entry.name)), os.readlink(entry / "cwd")
+            except OSError:
+                continue
+            if str(folder) in words or place.startswith(str(folder)):
+                found[int(entry.name)] = words
+    return found
+
+
+def as_ordinary_user() -> tuple[str, ...]:
+    """Words before a command that take root's powers away. A user namespace keeps the files, an interpreter in root's home
+    for instance, readable; where there is none, the command becomes user 65534."""
+    if os.geteuid() != 0:
+        return ()
+    namespace = ("unshare", "-U", "--map-user=1000", "--map-group=1000")
+    if subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode == 0:
+        return namespace
+    return ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+
+
+class Events:
+    """A process that says what happens as JSON lines."""
+
+    def __init__(self, command: list[str], env: Mapping[str, str] | None = None, prefix: tuple[str, ...] = ()) -> None:
+        self.seen: list[dict[str, Any]] = []
+        self.process = subprocess.Popen(
+            [*prefix, sys.executable, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **(env or {})},
+            cwd=SOURCE_ROOT,
+            start_new_session=True,
+        )
+
+    def await_event(self, event: str, **wanted: Any) -> dict[str, Any]:
+        """The next event of that kind. Fails when the process ends first."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.seen.append(said := json.loads(line))
+            if said["event"] == event and all(said.get(key) == value for key, value in wanted.items()):
+                return dict(said)
+        raise AssertionError(f"ended with code {self.process.wait()} before {event} {wanted}; it said {self.seen}")
