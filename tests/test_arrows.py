@@ -1,0 +1,138 @@
+"""The arrows of the house: who may import whom, read from the source. Also: imports stand at the top of a file.
+
+grouped_lora <- worker -> contract <- service, motet (client) -> contract. Only deploy, tests, benchmarks and examples see all.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+HOUSES = {
+    "contract": ROOT / "contract",
+    "service": ROOT / "service",
+    "worker": ROOT / "worker",
+    "grouped_lora": ROOT / "kernels" / "grouped_lora",
+    "motet": ROOT / "client" / "motet",
+    "deploy": ROOT / "deploy",
+    "migrations": ROOT / "migrations",
+}
+OURS = {*HOUSES, "tests", "benchmarks", "examples"}
+ARROWS = {
+    "contract": set(),
+    "service": {"contract", "migrations"},
+    "worker": {"contract", "grouped_lora"},
+    "grouped_lora": set(),
+    "motet": {"contract"},
+    "deploy": set(HOUSES),
+    "migrations": {"contract", "service"},
+}
+TENSORS = {"torch", "triton", "transformers", "peft", "safetensors", "accelerate", "bitsandbytes"}
+STORES = {"sqlalchemy", "psycopg", "alembic", "rq", "fastapi"}
+NEVER = {"service": TENSORS, "worker": STORES}
+# third-party packages of houses that live on few
+LIVES_ON = {
+    "contract": {"pydantic"},
+    "grouped_lora": {"torch", "triton"},
+    "motet": {"httpx", "typer", "rich", "yaml", "pydantic"},
+}
+# values in, values out: no clock, no files, no network, no processes
+PURE = [*(f"service/scheduler/{name}.py" for name in ("problem", "solve", "greedy", "estimate")), "worker/policy/*.py"]
+PURE_SEES = {"contract", "service.scheduler", "worker.policy", "numpy", "ortools", "pydantic"}
+PURE_STDLIB = {
+    *("abc", "array", "bisect", "collections", "copy", "dataclasses", "enum", "functools", "hashlib", "heapq", "itertools"),
+    *("json", "math", "numbers", "operator", "random", "statistics", "struct", "types", "typing"),
+}
+
+BY_NAME = {"__import__", "import_module", "importlib.import_module"}
+
+
+def sources(house: str) -> list[Path]:
+    return sorted(HOUSES[house].rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and full dotted name of everything that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: a relative import hides where it goes"
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def within(name: str, packages: Iterable[str]) -> bool:
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+def third_party(name: str) -> bool:
+    return name.partition(".")[0] not in sys.stdlib_module_names | OURS
+
+
+def place(path: Path, line: int) -> str:
+    return f"{path.relative_to(ROOT)}:{line}"
+
+
+@pytest.mark.parametrize("house", HOUSES)
+def test_a_house_imports_only_along_its_arrows(house: str) -> None:
+    assert sources(house), f"{house} has no source: is it at {HOUSES[house]}?"
+    forbidden = OURS - ARROWS[house] - {house} | NEVER.get(house, set())
+    found = [
+        f"{place(path, line)} imports {name}"
+        for path in sources(house)
+        for line, name in imports(path)
+        if within(name, forbidden)
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("house", LIVES_ON)
+def test_a_small_house_lives_on_few_packages(house: str) -> None:
+    found = [
+        f"{place(path, line)} imports {name}"
+        for path in sources(house)
+        for line, name in imports(path)
+        if third_party(name) and not within(name, LIVES_ON[house])
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("pattern", PURE)
+def test_pure_modules_see_no_clock_no_files_and_no_network(pattern: str) -> None:
+    paths = sorted(ROOT.glob(pattern))
+    assert paths, f"nothing matches {pattern}"
+    impure = [
+        f"{place(path, line)} imports {name}"
+        for path in paths
+        for line, name in imports(path)
+        if not within(name, PURE_SEES | PURE_STDLIB) or within(name, {"service.scheduler.models", "service.scheduler.loop"})
+    ]
+    assert not impure, "\n".join(impure)
+
+
+@pytest.mark.parametrize("house", HOUSES)
+def test_imports_stand_at_the_top(house: str) -> None:
+    inner = [
+        place(path, node.lineno)
+        for path in sources(house)
+        for function in ast.walk(ast.parse(path.read_text()))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Import | ast.ImportFrom) or (isinstance(node, ast.Call) and ast.unparse(node.func) in BY_NAME)
+    ]
+    assert not inner, "imports inside functions: " + ", ".join(inner)
+
+
+@pytest.mark.parametrize(
+    ("module", "never"), [("service.app", TENSORS), ("motet.cli", TENSORS | STORES), ("contract.wire", TENSORS | STORES)]
+)
+def test_importing_it_loads_no_stranger(module: str, never: set[str]) -> None:
+    """The arrows hold through third parties too."""
+    program = f"import sys, {module}; print(*sorted({{name.partition('.')[0] for name in sys.modules}} & {never!r}))"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert not ran.stdout.split()
