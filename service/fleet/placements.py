@@ -1,13 +1,17 @@
-"""The end of placements, and whose desired state that changes. Knows nothing of what becomes of the task."""
+"""Placements: finding them under their task's lock, and ending them. One order of locks everywhere: task, placement, node."""
 
-from datetime import datetime
-
-from sqlalchemy import func, select, update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from service.db import after_commit
+from contract.states import TASK_TERMINAL, RequeueReason
+from service.db import after_commit, clock
 from service.fleet.models import Node, Placement
 from service.hints import Hints
+from service.parts import Parts
+from service.scheduler.requests import request_plan
+from service.tasks.models import Task
+from service.tasks.rewind import rewind
+from service.tasks.watch import touch
 
 
 def touch_node(session: Session, hints: Hints, node_id: str) -> None:
@@ -17,16 +21,35 @@ def touch_node(session: Session, hints: Hints, node_id: str) -> None:
 
 
 def live_placement(session: Session, task_id: str) -> Placement | None:
-    """The task's live placement, of which there is at most one. The caller holds the task's row lock."""
-    return session.scalar(select(Placement).where(Placement.task_id == task_id, Placement.ended_at.is_(None)))
+    """The task's live placement, locked; there is at most one. The caller holds the task's row lock."""
+    found = select(Placement).where(Placement.task_id == task_id, Placement.ended_at.is_(None))
+    return session.scalar(found.with_for_update().execution_options(populate_existing=True))
+
+
+def lock_placement(session: Session, placement_id: str) -> tuple[Task, Placement] | None:
+    """A placement and its task, both locked, live or not; None if there is no such placement."""
+    task_id = session.scalar(select(Placement.task_id).where(Placement.id == placement_id))
+    if task_id is None:
+        return None
+    fresh = {"populate_existing": True}
+    task = session.scalars(select(Task).where(Task.id == task_id).with_for_update().execution_options(**fresh)).one()
+    own = select(Placement).where(Placement.id == placement_id).with_for_update().execution_options(**fresh)
+    return task, session.scalars(own).one()
 
 
 def end_placement(session: Session, hints: Hints, placement: Placement, reason: str) -> None:
-    """End a live placement (`reason` is kept in its row). The caller holds the task's row lock and has raised its fence."""
-    placement.ended_at = _now(session)
+    """End a live placement (`reason` is kept in its row). The caller holds the task's row lock."""
+    placement.ended_at = clock(session)
     placement.end_reason = reason
     touch_node(session, hints, placement.node_id)
 
 
-def _now(session: Session) -> datetime:
-    return session.scalar(select(func.clock_timestamp()))  # type: ignore[return-value]
+def release(session: Session, parts: Parts, task: Task, placement: Placement, reason: RequeueReason, detail: str = "") -> None:
+    """Take a running task off its node, in one transaction: fence, placement, jobs, curves, queue, plan request.
+
+    The caller holds the locks of `lock_placement` and has seen that the placement is live.
+    """
+    rewind(session, task, reason, detail)
+    end_placement(session, parts.hints, placement, reason)
+    touch(session, task)
+    request_plan(session, parts.queue, "task_ended" if task.status in TASK_TERMINAL else reason)

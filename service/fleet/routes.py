@@ -1,5 +1,111 @@
-"""The internal API: what the worker daemons and their executors call. Not part of the public API, and not in its schema."""
+"""The internal API: what worker daemons and their executors call. Not part of the public API, and not in its schema."""
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from contract import wire
+from service.bodies import pour
+from service.downloads import send_object
+from service.errors import invalid_field
+from service.files.models import File
+from service.fleet import nodes, reports
+from service.fleet.credentials import check_join, check_node
+from service.fleet.desired import desired_state
+from service.fleet.errors import ObjectUnknown
+from service.parts import Parts
+from service.state import State, state_of
+from service.storage import ObjectMismatch
 
 router = APIRouter(prefix="/internal/v1", include_in_schema=False)
+
+MAX_OBJECT_BYTES = 16 * 2**30  # of one upload; a checkpoint of a large adapter has a few hundred megabytes
+
+
+def _bearer(authorization: Annotated[str | None, Header()] = None) -> str | None:
+    scheme, _, token = (authorization or "").partition(" ")
+    return token if scheme.lower() == "bearer" and token else None
+
+
+def _parts(state: Annotated[State, Depends(state_of)]) -> Parts:
+    return Parts(state.settings, state.db, state.storage, state.queue, state.hints)
+
+
+Bearer = Annotated[str | None, Depends(_bearer)]
+Own = Annotated[Parts, Depends(_parts)]
+
+
+@router.post("/nodes", status_code=201)
+def register(said: wire.NodeRegistration, bearer: Bearer, parts: Own) -> wire.NodeWelcome:
+    check_join(parts.settings, bearer)
+    return nodes.register(parts, said)
+
+
+@router.post("/nodes/{node_id}/heartbeats")
+def heartbeat(node_id: str, said: wire.Heartbeat, bearer: Bearer, parts: Own) -> wire.HeartbeatAnswer:
+    return nodes.heartbeat(parts, node_id, bearer, said)
+
+
+@router.get("/nodes/{node_id}/desired")
+def desired(node_id: str, bearer: Bearer, parts: Own) -> wire.DesiredState:
+    with parts.db.begin() as session:
+        session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+        return desired_state(session, parts.settings, check_node(session, node_id, bearer))
+
+
+@router.post("/nodes/{node_id}/lost", status_code=204)
+def lost(node_id: str, said: wire.PlacementsLost, bearer: Bearer, parts: Own) -> None:
+    nodes.report_lost(parts, node_id, bearer, said)
+
+
+@router.post("/placements/{placement_id}/reports")
+def report(placement_id: str, said: wire.Report, bearer: Bearer, parts: Own) -> wire.ReportAck:
+    return reports.accept(parts, placement_id, bearer, said)
+
+
+@router.get("/placements/{placement_id}/files/{file_id}")
+def file(placement_id: str, file_id: str, bearer: Bearer, parts: Own, request: Request) -> Response:
+    """A data set of the placement's task."""
+    with parts.db.begin() as session:
+        task, _ = reports.own_placement(session, parts.settings, placement_id, bearer)
+        if file_id not in (task.train_file_id, task.validation_file_id):
+            raise ObjectUnknown(f"File {file_id} is not one of task {task.id}.")
+        found = session.get_one(File, file_id)
+    return send_object(request, parts.storage, found.sha256, found.name, "application/jsonl")
+
+
+@router.get("/placements/{placement_id}/objects/{sha256}")
+def checkpoint(placement_id: str, sha256: str, bearer: Bearer, parts: Own, request: Request) -> Response:
+    """A checkpoint of one of the placement's jobs."""
+    with parts.db.begin() as session:
+        task, _ = reports.own_placement(session, parts.settings, placement_id, bearer)
+        if sha256 not in {job.checkpoint["sha256"] for job in task.jobs if job.checkpoint}:
+            raise ObjectUnknown(f"No job of task {task.id} has a checkpoint {sha256}.")
+    return send_object(request, parts.storage, sha256, sha256, "application/octet-stream")
+
+
+@router.post("/placements/{placement_id}/uploads")
+def upload(placement_id: str, said: wire.UploadRequest, bearer: Bearer, parts: Own) -> wire.UploadGrant:
+    """Where the placement may put one object."""
+    if said.bytes > MAX_OBJECT_BYTES:
+        raise invalid_field("bytes", "too_large", f"an object may have {MAX_OBJECT_BYTES} bytes, not {said.bytes}")
+    with parts.db.begin() as session:
+        _, placement = reports.own_placement(session, parts.settings, placement_id, bearer)
+        if said.fence != placement.fence:
+            raise reports.stale(placement)
+    return parts.storage.grant_upload(said.sha256, said.bytes)
+
+
+@router.put("/objects/{token}", status_code=204)
+async def put_object(token: str, request: Request, state: Annotated[State, Depends(state_of)]) -> None:
+    """The bytes of a granted upload. Those of an object that is already there replace it, byte for byte the same."""
+    granted = state.grants.verify(token)
+    incoming = await run_in_threadpool(state.storage.receive)
+    try:
+        await pour(request, incoming.write, granted.size)
+        await run_in_threadpool(incoming.commit, granted.sha256, granted.size)
+    except ObjectMismatch as error:
+        raise invalid_field("body", "object_mismatch", str(error)) from None
+    finally:
+        await run_in_threadpool(incoming.abandon)

@@ -1,0 +1,66 @@
+"""Everything a node should run, read from the rows in one snapshot. Knows no HTTP, and changes nothing."""
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session, selectinload
+
+from contract import wire
+from contract.spec import JobConfig, TaskSpec
+from contract.states import JOB_TERMINAL, ExitReason, JobStatus
+from service.db import clock
+from service.files.models import File
+from service.fleet.credentials import placement_token
+from service.fleet.models import BaseModel, Node, Placement
+from service.settings import Settings
+from service.tasks.models import Job, Task
+
+
+def desired_state(session: Session, settings: Settings, node: Node) -> wire.DesiredState:
+    """The node's live placements with all that their executors need. The session's transaction should be repeatable read."""
+    rows = session.execute(
+        select(Placement, Task)
+        .join(Task, Task.id == Placement.task_id)
+        .where(Placement.node_id == node.id, Placement.ended_at.is_(None))
+        .options(selectinload(Task.jobs))
+        .order_by(Placement.id)
+    ).all()
+    placements = [_placement(session, settings, placement, task) for placement, task in rows]
+    return wire.DesiredState(version=node.desired_version, placements=placements)
+
+
+def _placement(session: Session, settings: Settings, placement: Placement, task: Task) -> wire.Placement:
+    base = session.get_one(BaseModel, task.base_model)
+    left = (placement.lease_until - clock(session)).total_seconds()
+    return wire.Placement(
+        placement_id=placement.id,
+        fence=placement.fence,
+        token=placement_token(settings, placement.id, placement.fence),
+        lease_seconds=max(0.0, left),
+        task_id=task.id,
+        device_indexes=placement.device_indexes,
+        base=wire.BaseModelRef(name=base.name, source=base.source, revision=task.base_revision),
+        train_file=_file(session, task.train_file_id),
+        validation_file=_file(session, task.validation_file_id) if task.validation_file_id else None,
+        spec=TaskSpec.model_validate(task.spec),
+        jobs=[_job(job) for job in task.jobs],
+        base_val_loss=task.base_val_loss,
+        next_seq=placement.last_seq + 1,
+    )
+
+
+def _file(session: Session, file_id: str) -> wire.FileRef:
+    file = session.get_one(File, file_id)
+    return wire.FileRef(file_id=file.id, sha256=file.sha256, rows=file.rows)
+
+
+def _job(job: Job) -> wire.JobAssignment:
+    ended = job.status in JOB_TERMINAL
+    return wire.JobAssignment(
+        job_id=job.id,
+        index=job.index,
+        config=JobConfig.model_validate(job.config),
+        status=JobStatus(job.status),
+        exit_reason=ExitReason(job.exit_reason) if job.exit_reason else None,
+        warmup_val_loss=job.warmup_val_loss,
+        promoted=job.promoted,
+        checkpoint=wire.CheckpointRef.model_validate(job.checkpoint) if job.checkpoint and not ended else None,
+    )

@@ -1,0 +1,35 @@
+"""What the fleet's own calls can go wrong with. The codes are what daemons and executors act upon."""
+
+from service.errors import Conflict, Invalid, NotFound, Unauthorized
+
+
+class JoinRefused(Unauthorized):
+    code, title = "join_refused", "The join token is missing or wrong"
+
+
+class NodeUnknown(Unauthorized):
+    """The daemon ends its executors and registers anew."""
+
+    code, title = "node_unknown", "The node must register again"
+
+
+class PlacementTokenRefused(Unauthorized):
+    code, title = "placement_token_refused", "The placement's token is missing or wrong"
+
+
+class FenceStale(Conflict):
+    """The task has left this placement. Nothing was changed, and nothing it says will change anything."""
+
+    code, title = "fence_stale", "The placement is over"
+
+
+class SeqGap(Conflict):
+    code, title = "seq_gap", "Reports are missing before this one"
+
+
+class ReportRefused(Invalid):
+    code, title = "report_refused", "The report contradicts what is known"
+
+
+class ObjectUnknown(NotFound):
+    code = "object_unknown"

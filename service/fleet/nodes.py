@@ -1,0 +1,148 @@
+"""Nodes: registering, heartbeats with their leases, and being lost. Each step in a short transaction of its own."""
+
+import logging
+from datetime import datetime
+
+from sqlalchemy import select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from contract.states import RequeueReason
+from contract.wire import Heartbeat, HeartbeatAnswer, LeaseGrant, NodeRegistration, NodeWelcome, PlacementsLost, Pulse
+from service.db import clock, new_id
+from service.fleet.credentials import check_node, mint_credential, placement_token
+from service.fleet.errors import NodeUnknown
+from service.fleet.leases import lease_until
+from service.fleet.models import Node, Placement
+from service.fleet.placements import lock_placement, release
+from service.hints import stream_of
+from service.parts import Parts
+from service.scheduler.requests import request_plan
+from service.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_STALL_STEPS = 20
+
+
+def register(parts: Parts, said: NodeRegistration) -> NodeWelcome:
+    """Take a node into the fleet under a new credential. Whatever the service thought it ran is lost first.
+
+    A daemon registers when it runs nothing: as it starts, or after it ended all executors.
+    """
+    credential, stored = mint_credential()
+    while True:
+        with parts.db.begin() as session:
+            node = _node_named(session, said.name)
+            node.status = "lost"  # so that no plan uses it while it is emptied
+            left = _live(session, node.id)
+            if not left:
+                _welcome(session, node, said, stored)
+                request_plan(session, parts.queue, "node_joined")
+                log.info("node %s joined as %s with %d devices", node.name, node.id, len(said.devices))
+                return NodeWelcome(
+                    node_id=node.id,
+                    credential=credential,
+                    stream=stream_of(node.id),
+                    heartbeat_seconds=parts.settings.heartbeat_seconds,
+                    lease_seconds=parts.settings.lease_seconds,
+                )
+        for placement_id in left:
+            lose(parts, placement_id, RequeueReason.NODE_LOST, f"node {said.name} started anew")
+
+
+def _node_named(session: Session, name: str) -> Node:
+    """The node's row, locked; made if the name is new."""
+    made = {"id": new_id("node"), "name": name, "boot_id": "", "status": "lost", "devices": [], "versions": {}}
+    blank = {"credential_hash": b"", "desired_version": 0, "tokens_per_second": {}}
+    session.execute(insert(Node).values(**made, **blank).on_conflict_do_nothing(index_elements=[Node.name]))
+    return session.scalars(select(Node).where(Node.name == name).with_for_update()).one()
+
+
+def _live(session: Session, node_id: str) -> list[str]:
+    return list(session.scalars(select(Placement.id).where(Placement.node_id == node_id, Placement.ended_at.is_(None))))
+
+
+def _welcome(session: Session, node: Node, said: NodeRegistration, credential_hash: bytes) -> None:
+    node.boot_id, node.status, node.versions = said.boot_id, "ready", said.versions
+    node.devices = [device.model_dump(mode="json") for device in said.devices]
+    node.credential_hash = credential_hash
+    node.desired_version += 1
+    node.joined_at = node.heartbeat_at = clock(session)
+
+
+def heartbeat(parts: Parts, node_id: str, bearer: str | None, said: Heartbeat) -> HeartbeatAnswer:
+    """Renew the leases of the placements that pulse, acknowledge new ones, and take tasks off executors that stall."""
+    with parts.db.begin() as session:
+        node = check_node(session, node_id, bearer)
+        if node.boot_id != said.boot_id:
+            raise NodeUnknown(f"Node {node.name} has booted again since; end all executors and register.")
+        stalled, leases = [], []
+        now = clock(session)
+        for placement, pulse in _pulsing(session, node_id, said.pulses):
+            if _stalls(parts.settings, placement, pulse):
+                stalled.append((placement.id, f"no progress for {pulse.progress_age:.0f} s"))
+            else:
+                placement.acknowledged_at = placement.acknowledged_at or now
+                placement.heartbeat_at, placement.lease_until = now, lease_until(now, parts.settings)
+                leases.append(_grant(parts.settings, placement))
+        session.flush()
+        version = _beat(session, node, now)
+    for placement_id, detail in stalled:
+        lose(parts, placement_id, RequeueReason.EXECUTOR_LOST, detail)
+    return HeartbeatAnswer(leases=leases, desired_version=version)
+
+
+def _pulsing(session: Session, node_id: str, pulses: list[Pulse]) -> list[tuple[Placement, Pulse]]:
+    """The live placements of the node that these pulses are about, locked. Those of an older fence have no say."""
+    said = {pulse.placement_id: pulse for pulse in pulses}
+    live = (Placement.node_id == node_id, Placement.ended_at.is_(None), Placement.id.in_(list(said)))
+    locked = session.scalars(select(Placement).where(*live).order_by(Placement.id).with_for_update())
+    return [(placement, said[placement.id]) for placement in locked if said[placement.id].fence == placement.fence]
+
+
+def _stalls(settings: Settings, placement: Placement, pulse: Pulse) -> bool:
+    """Whether the executor stands still: longer than the limit, and than 20 of its own steps. Loading may last."""
+    per_step = placement.train_seconds / placement.steps if placement.steps else 0.0
+    return pulse.phase != "loading" and pulse.progress_age > max(settings.stall_seconds, _STALL_STEPS * per_step)
+
+
+def _grant(settings: Settings, placement: Placement) -> LeaseGrant:
+    return LeaseGrant(
+        placement_id=placement.id,
+        fence=placement.fence,
+        seconds=settings.lease_seconds,
+        token=placement_token(settings, placement.id, placement.fence),
+    )
+
+
+def _beat(session: Session, node: Node, now: datetime) -> int:
+    """Note that the node lives; its desired version. Raises NodeUnknown if it was lost since it was read."""
+    same = (Node.id == node.id, Node.boot_id == node.boot_id, Node.status == "ready")
+    beat = update(Node).where(*same).values(heartbeat_at=now).returning(Node.desired_version)
+    version = session.scalar(beat.execution_options(synchronize_session=False))
+    if version is None:
+        raise NodeUnknown(f"Node {node.name} was given up just now; end all executors and register.")
+    return version
+
+
+def report_lost(parts: Parts, node_id: str, bearer: str | None, said: PlacementsLost) -> None:
+    """The daemon says which placements its executors took with them. One that has ended since, or moved on, is left alone."""
+    with parts.db.begin() as session:
+        check_node(session, node_id, bearer)
+        own = select(Placement.id, Placement.fence).where(Placement.node_id == node_id, Placement.id.in_(list(said.fences)))
+        lost = [placement_id for placement_id, fence in session.execute(own) if said.fences[placement_id] == fence]
+    for placement_id in lost:
+        lose(parts, placement_id, said.reason, said.detail)
+
+
+def lose(parts: Parts, placement_id: str, reason: RequeueReason, detail: str) -> bool:
+    """Give a live placement's task back to the queue, in a transaction of its own. Whether there was something to give back."""
+    with parts.db.begin() as session:
+        found = lock_placement(session, placement_id)
+        if found is None or found[1].ended_at is not None:
+            return False
+        task, placement = found
+        log.warning("task %s leaves node %s as %s: %s", task.id, placement.node_id, reason, detail or "no detail")
+        release(session, parts, task, placement, reason, detail)
+        return True

@@ -1,0 +1,89 @@
+"""Reports: what a placement says happened, applied once, in order, or not at all. Knows no HTTP."""
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from contract import wire
+from contract.states import TASK_TERMINAL
+from service.errors import FieldError
+from service.fleet.credentials import check_placement
+from service.fleet.errors import FenceStale, PlacementTokenRefused, ReportRefused, SeqGap
+from service.fleet.models import Node, Placement
+from service.fleet.placements import end_placement, lock_placement
+from service.parts import Parts
+from service.scheduler.estimate import measured_rate
+from service.scheduler.requests import request_plan
+from service.settings import Settings
+from service.tasks.models import Task
+from service.tasks.record import EventRefused, Record
+from service.tasks.watch import touch
+
+_MOVED_A_LOT = 2.0  # a rate that changes by this factor moves expected ends enough to plan again
+
+
+def accept(parts: Parts, placement_id: str, bearer: str | None, said: wire.Report) -> wire.ReportAck:
+    """Apply a report in one transaction. Raises FenceStale, SeqGap or ReportRefused, and has then changed nothing.
+
+    A report that was applied before is answered as before.
+    """
+    with parts.db.begin() as session:
+        task, placement = own_placement(session, parts.settings, placement_id, bearer)
+        if said.fence != placement.fence:
+            raise stale(placement)
+        if said.seq <= placement.last_seq:
+            return wire.ReportAck(seq=placement.last_seq)
+        if said.seq > placement.last_seq + 1:
+            expected = placement.last_seq + 1
+            raise SeqGap(f"Report {said.seq} came, {expected} is expected.", expected_seq=expected)
+        record = Record(session, parts.storage, task)
+        try:
+            record.apply(said.events)
+        except EventRefused as error:
+            raise ReportRefused([FieldError(field="events", code="event_refused", message=str(error))]) from None
+        placement.last_seq = said.seq
+        touch(session, task)
+        if task.status in TASK_TERMINAL and placement.ended_at is None:
+            end_placement(session, parts.hints, placement, "finished")
+            request_plan(session, parts.queue, "task_ended")
+        session.flush()
+        for event in said.events:
+            if isinstance(event, wire.Throughput):
+                _count(session, parts, task, placement, event)
+        return wire.ReportAck(seq=said.seq)
+
+
+def own_placement(session: Session, settings: Settings, placement_id: str, bearer: str | None) -> tuple[Task, Placement]:
+    """The placement whose token this is, and its task, both locked. Raises FenceStale once the task has left it."""
+    found = lock_placement(session, placement_id)
+    if found is None:
+        raise PlacementTokenRefused(f"There is no placement {placement_id}.")
+    task, placement = found
+    check_placement(settings, placement.id, placement.fence, bearer)
+    if task.fence != placement.fence:
+        raise stale(placement)
+    return task, placement
+
+
+def stale(placement: Placement) -> FenceStale:
+    why = placement.end_reason or "its fence is old"
+    return FenceStale(f"Placement {placement.id} is over ({why}); nothing was changed.")
+
+
+def _count(session: Session, parts: Parts, task: Task, placement: Placement, done: wire.Throughput) -> None:
+    """Add to the placement's sums, and to what is known of the node's speed with this base."""
+    placement.steps += done.steps
+    placement.tokens += done.tokens
+    placement.train_seconds += done.seconds
+    placement.micro_batches += done.micro_batches
+    placement.forwards += done.forwards
+    placement.evaluation_tokens += done.evaluation_tokens
+    placement.evaluation_seconds += done.evaluation_seconds
+    session.flush()
+    node = session.scalars(select(Node).where(Node.id == placement.node_id).with_for_update()).one()
+    before = node.tokens_per_second.get(task.base_model)
+    rate = measured_rate(before, done.tokens, done.seconds + done.evaluation_seconds, len(placement.device_indexes))
+    if rate is None:
+        return
+    node.tokens_per_second = node.tokens_per_second | {task.base_model: rate}
+    if before is None or not 1 / _MOVED_A_LOT < rate / before < _MOVED_A_LOT:
+        request_plan(session, parts.queue, "rate_measured")

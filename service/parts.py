@@ -1,0 +1,32 @@
+"""The parts that work on tasks without serving HTTP: the fleet's actions, the planner, the queue worker, the reconciler."""
+
+from dataclasses import dataclass
+
+from service.db import Database
+from service.grants import UploadGrants
+from service.hints import Hints
+from service.queue import Queue
+from service.settings import Settings
+from service.storage import LocalStorage, Storage
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Truth (`db`, `storage`) and hints (`queue`, `hints`) of one process."""
+
+    settings: Settings
+    db: Database
+    storage: Storage
+    queue: Queue
+    hints: Hints
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Parts":
+        """The parts as the settings want them. Nothing connects yet."""
+        return cls(
+            settings=settings,
+            db=Database(settings.database_url, pool_size=5),
+            storage=LocalStorage(settings.storage_dir, UploadGrants(settings.secret_key.get_secret_value())),
+            queue=Queue(settings.redis_url),
+            hints=Hints(settings.redis_url),
+        )
