@@ -1,8 +1,6 @@
 """How a task ends: once its last job has, with the best adapter or with what went wrong. Callers hold the task's row lock."""
 
-from datetime import datetime
-
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from contract.states import JOB_TERMINAL, JobStatus, TaskStatus, check_job, check_task
@@ -11,12 +9,12 @@ from service.db import clock
 from service.tasks.models import Job, Task
 
 
-def fail_unfinished(task: Task, error: str, now: datetime) -> None:
+def fail_unfinished(task: Task, error: str) -> None:
     """Fail every job that has not ended."""
     for job in task.jobs:
         if job.status not in JOB_TERMINAL:
             job.status = check_job(JobStatus(job.status), JobStatus.FAILED)
-            job.error, job.ended_at, job.checkpoint = error, now, None
+            job.error, job.ended_at, job.checkpoint = error, func.clock_timestamp(), None
 
 
 def conclude(session: Session, task: Task, error: str | None = None) -> bool:

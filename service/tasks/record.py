@@ -44,7 +44,7 @@ class Record:
         if self._curves is not None:
             self._curves.flush()
         if self._failure is not None:
-            fail_unfinished(self._task, self._failure, clock(self._session))
+            fail_unfinished(self._task, self._failure)
         if self.ended or self._failure is not None:
             conclude(self._session, self._task, self._failure)
 

@@ -31,7 +31,7 @@ def rewind(session: Session, task: Task, reason: RequeueReason, detail: str = ""
             f"{task.losses} executors in a row were lost while they trained this task, and none reached a checkpoint; "
             f"the last one: {detail or 'it stopped without a word'}"
         )
-        fail_unfinished(task, error, clock(session))
+        fail_unfinished(task, error)
         conclude(session, task, error)
         return
     boundary = TaskSpec.model_validate(task.spec).early_exit.policy != "none"
