@@ -1,0 +1,66 @@
+"""A frozen linear map with many adapters on it, as one differentiable function.
+
+The seam that kernels stand behind: callers see `grouped_linear` and `Adapters` alone. The frozen weight never gets a gradient;
+the adapters' gradients are added straight to the arena's gradient buffer while autograd walks back.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from grouped_lora import reference
+from grouped_lora.frozen import product
+from grouped_lora.span import Group, Span
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """The adapters of one pass.
+
+    weights_RC: the arena, read. grad_RC: its gradients, added to (None where no gradient is wanted).
+    anchor: a scalar that requires grad, so that autograd visits layers whose input does not.
+    """
+
+    weights_RC: Tensor
+    grad_RC: Tensor | None
+    spans: tuple[Span, ...]
+    anchor: Tensor
+
+
+class _GroupedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x_TK: Tensor, anchor: Tensor, w_NK: Tensor, bias_N: Tensor | None, adapters: Adapters, group: Group
+    ) -> Tensor:
+        y_TN = product(x_TK, w_NK.t(), bias_N)
+        saved = reference.forward_(y_TN, x_TK, adapters.weights_RC, group, adapters.spans)
+        ctx.adapters, ctx.group = adapters, group
+        ctx.save_for_backward(x_TK, w_NK, *saved)
+        return y_TN
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy_TN: Tensor) -> tuple[Tensor | None, ...]:
+        x_TK, w_NK, *saved = ctx.saved_tensors
+        adapters: Adapters = ctx.adapters
+        if adapters.grad_RC is None:
+            raise RuntimeError("backward through adapters that were given no gradient buffer")
+        dx_TK = product(dy_TN, w_NK) if ctx.needs_input_grad[0] else None
+        reference.backward_(adapters.grad_RC, dx_TK, dy_TN, x_TK, saved, adapters.weights_RC, ctx.group, adapters.spans)
+        return dx_TK, None, None, None, None, None
+
+
+def grouped_linear(x_TK: Tensor, w_NK: Tensor, bias_N: Tensor | None, adapters: Adapters, group: Group) -> Tensor:
+    """x W^T (+ bias), and for each span its adapter's product on top: [T, N].
+
+    Differentiable in `x_TK`; dA and dB of each span go to `adapters.grad_RC`.
+    """
+    if x_TK.shape[1] != group.in_features or w_NK.shape != (group.width, group.in_features):
+        raise ValueError(
+            f"x {tuple(x_TK.shape)} and weight {tuple(w_NK.shape)} do not fit a group of {group.in_features} -> {group.width}"
+        )
+    y_TN: Tensor = _GroupedLinear.apply(x_TK, adapters.anchor, w_NK, bias_N, adapters, group)
+    return y_TN

@@ -1,0 +1,52 @@
+"""The words of grouped LoRA: where an adapter's rows lie in the arena and which tokens of the flat axis are its own.
+
+Plain numbers only. Knows neither models nor jobs, and holds no tensors.
+
+Legend used throughout the package:
+  T  tokens of the flat axis          K  features a group of matrices reads
+  N  features the group writes        R  rows of the arena (one per rank of an adapter)
+  C  columns of the arena             P  matrices in the group (q, k, v: 3; gate, up: 2; o: 1; down: 1)
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One target matrix of a group: the arena columns of its B (transposed) and the output columns it writes."""
+
+    b: int
+    y: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Matrices that read the same X. Their A lie side by side in an arena row, `pitch` columns apart, from column `a`."""
+
+    a: int
+    pitch: int
+    in_features: int
+    parts: tuple[Part, ...]
+
+    @property
+    def width(self) -> int:
+        """N: how many features the group writes."""
+        return sum(part.width for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One adapter's tokens [start, stop) on the flat axis, and its `rank` rows of the arena from `row`."""
+
+    start: int
+    stop: int
+    row: int
+    rank: int
+    scale: float
+
+    def __post_init__(self) -> None:
+        if self.start < 0 or self.stop < self.start:
+            raise ValueError(f"span [{self.start}, {self.stop}) is not a range of tokens")
+        if self.rank < 1 or self.row < 0:
+            raise ValueError(f"span has rank {self.rank} at arena row {self.row}; rank must be at least 1, row at least 0")

@@ -1,0 +1,148 @@
+"""Arena: one flat buffer that holds every adapter on a backbone, one row per rank. Knows no jobs, no steps and no learning.
+
+Attach and detach allocate rows and move no pointer of a neighbour; a checkpoint or a park is one copy of a slice.
+Row-major, W columns a row (layout.py): `master`, `grad`, `exp_avg`, `exp_avg_sq` are float32 [rows, W].
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worker.model.layout import Layout, Target
+
+ROW_MULTIPLE = 8  # storage of a rank is rounded up to this; the rows beyond the rank stay zero
+
+
+class ArenaFullError(Exception):
+    """No run of free rows is long enough; the caller may grow the arena or wait."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """An adapter's place: `rows` arena rows from `row`, of which the first `rank` are its own. `scale` is alpha / rank."""
+
+    row: int
+    rows: int
+    rank: int
+    scale: float
+
+    @property
+    def used(self) -> slice:
+        """The arena rows that hold the adapter."""
+        return slice(self.row, self.row + self.rank)
+
+    @property
+    def stored(self) -> slice:
+        """The arena rows that are taken by it."""
+        return slice(self.row, self.row + self.rows)
+
+
+@dataclass(frozen=True)
+class AdapterState:
+    """Host copies of an adapter's rows, float32 [rank, W]. Moments are None where only the weights were asked for."""
+
+    weights: Tensor
+    exp_avg: Tensor | None = None
+    exp_avg_sq: Tensor | None = None
+
+
+def rows_for(rank: int) -> int:
+    """How many arena rows an adapter of this rank takes."""
+    return -(-rank // ROW_MULTIPLE) * ROW_MULTIPLE
+
+
+class Arena:
+    def __init__(
+        self, targets: Iterable[Target], rows: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.layout = Layout(targets)
+        self.master = torch.zeros(rows, self.layout.width, device=device, dtype=dtype)
+        self.grad = torch.zeros_like(self.master)
+        self.exp_avg = torch.zeros_like(self.master)
+        self.exp_avg_sq = torch.zeros_like(self.master)
+        self._slots: list[Slot] = []  # in row order
+
+    @property
+    def rows(self) -> int:
+        return self.master.shape[0]
+
+    @property
+    def rows_used(self) -> int:
+        return sum(slot.rows for slot in self._slots)
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Memory of one row in all four buffers."""
+        return 4 * self.layout.width * self.master.element_size()
+
+    def attach(self, rank: int, alpha: float) -> Slot:
+        """Take the first run of free rows that holds `rank`; the adapter is zero. Raises ArenaFullError."""
+        if rank < 1:
+            raise ValueError(f"rank is {rank}; an adapter has at least rank 1")
+        rows, start = rows_for(rank), 0
+        for place, slot in enumerate([*self._slots, None]):
+            end = slot.row if slot is not None else self.rows
+            if end - start >= rows:
+                taken = Slot(start, rows, rank, alpha / rank)
+                self._slots.insert(place, taken)
+                return taken
+            start = slot.row + slot.rows if slot is not None else end
+        raise ArenaFullError(
+            f"an adapter of rank {rank} needs {rows} rows in one run; {self.rows - self.rows_used} of {self.rows} are free"
+        )
+
+    def fits(self, rank: int) -> bool:
+        """Whether `attach` would find room."""
+        edges = [(slot.row, slot.row + slot.rows) for slot in self._slots] + [(self.rows, self.rows)]
+        starts = [0] + [stop for _, stop in edges]
+        return any(edge[0] - start >= rows_for(rank) for start, edge in zip(starts, edges, strict=False))
+
+    def detach(self, slot: Slot) -> None:
+        """Give the rows back, zeroed in all buffers, so that nothing reaches the next owner."""
+        self._own(slot)
+        for buffer in (self.master, self.grad, self.exp_avg, self.exp_avg_sq):
+            buffer[slot.stored].zero_()
+        self._slots.remove(slot)
+
+    def grow(self, rows: int) -> None:
+        """Enlarge to `rows`; slots keep their places and contents."""
+        if rows < self.rows:
+            raise ValueError(f"the arena has {self.rows} rows and cannot shrink to {rows}")
+        for name in ("master", "grad", "exp_avg", "exp_avg_sq"):
+            old: Tensor = getattr(self, name)
+            new = torch.zeros(rows, self.layout.width, device=old.device, dtype=old.dtype)
+            new[: old.shape[0]] = old
+            setattr(self, name, new)
+
+    def snapshot(self, slot: Slot, moments: bool = True) -> AdapterState:
+        """Copy an adapter to the host."""
+        self._own(slot)
+        weights = self.master[slot.used].cpu().clone()
+        if not moments:
+            return AdapterState(weights)
+        return AdapterState(weights, self.exp_avg[slot.used].cpu().clone(), self.exp_avg_sq[slot.used].cpu().clone())
+
+    def restore(self, slot: Slot, state: AdapterState) -> None:
+        """Write a snapshot back into a slot of the same rank. Without moments they start at zero; the gradient always does."""
+        self._own(slot)
+        shape = (slot.rank, self.layout.width)
+        if tuple(state.weights.shape) != shape:
+            raise ValueError(f"the state has shape {tuple(state.weights.shape)}, the slot {shape}")
+        self.master[slot.used] = state.weights.to(self.master.device)
+        self.grad[slot.stored].zero_()
+        for buffer, saved in ((self.exp_avg, state.exp_avg), (self.exp_avg_sq, state.exp_avg_sq)):
+            if saved is None:
+                buffer[slot.stored].zero_()
+            else:
+                buffer[slot.used] = saved.to(buffer.device)
+
+    def weights(self, slot: Slot) -> dict[str, tuple[Tensor, Tensor]]:
+        """Views of the live adapter: {target name: (A [r, in], B [out, r])}."""
+        self._own(slot)
+        return self.layout.split(self.master[slot.used])
+
+    def _own(self, slot: Slot) -> None:
+        if slot not in self._slots:
+            raise ValueError(f"the slot at row {slot.row} is not attached to this arena")

@@ -1,0 +1,82 @@
+"""How one arena row is divided among the target matrices. Numbers only: knows no tensors' values and no adapters.
+
+A row holds, layer by layer, the four groups of matrices that read the same input. Within a group come the A of every matrix
+(one row of A each), then the B of every matrix (one column of B each):
+
+    | A_q A_k A_v | B_q B_k B_v | A_o | B_o | A_gate A_up | B_gate B_up | A_down | B_down |
+
+Every piece starts on a multiple of 16 columns, so that a piece's alignment never depends on the row an adapter got.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from grouped_lora import Group, Part
+from torch import Tensor
+
+ALIGN = 16  # columns: 64 bytes of float32
+GROUPS = {
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "o": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One matrix that adapters change. `name` is its path in the transformers model, `kind` the last part of it."""
+
+    name: str
+    layer: int
+    kind: str
+    in_features: int
+    out_features: int
+
+
+class Columns(NamedTuple):
+    """First columns of a target's A and B in an arena row."""
+
+    a: int
+    b: int
+
+
+def _aligned(columns: int) -> int:
+    return -(-columns // ALIGN) * ALIGN
+
+
+class Layout:
+    """The columns of every target, and the groups of every layer, for one list of targets."""
+
+    def __init__(self, targets: Iterable[Target]) -> None:
+        self.targets = tuple(targets)
+        self.columns: dict[str, Columns] = {}
+        self.layers: list[dict[str, Group]] = []
+        by_layer: dict[int, dict[str, Target]] = {}
+        for target in self.targets:
+            by_layer.setdefault(target.layer, {})[target.kind] = target
+        self.width = 0
+        for layer in range(len(by_layer)):
+            self.layers.append({name: self._place([by_layer[layer][kind] for kind in kinds]) for name, kinds in GROUPS.items()})
+
+    def _place(self, members: list[Target]) -> Group:
+        in_features = members[0].in_features
+        start, pitch = self.width, _aligned(in_features)
+        cursor = start + pitch * len(members)
+        parts, y = [], 0
+        for place, target in enumerate(members):
+            parts.append(Part(b=cursor, y=y, width=target.out_features))
+            self.columns[target.name] = Columns(start + place * pitch, cursor)
+            cursor += _aligned(target.out_features)
+            y += target.out_features
+        self.width = cursor
+        return Group(a=start, pitch=pitch, in_features=in_features, parts=tuple(parts))
+
+    def split(self, rows_RW: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """Views of an adapter's rows as {target name: (A [r, in], B [out, r])}, as PEFT names and shapes them."""
+        views = {}
+        for target in self.targets:
+            a, b = self.columns[target.name]
+            views[target.name] = (rows_RW[:, a : a + target.in_features], rows_RW[:, b : b + target.out_features].t())
+        return views

@@ -1,0 +1,85 @@
+"""Trainer: one micro-batch of many jobs through the backbone and back into the arena. Decides nothing: no schedule, no data.
+
+`train` adds gradients, `update` takes the optimizer step, `evaluate` only looks.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from grouped_lora import Adapters, Span
+from torch import Tensor
+
+from worker.model.arena import Arena, Slot
+from worker.model.backbone import Backbone
+from worker.model.batch import FlatBatch, Segment
+from worker.model.head import label_loss
+from worker.model.optimizer import RowUpdate, update_rows
+
+
+@dataclass(frozen=True)
+class LossSum:
+    """total: sum of -log p over `labels` labels, a scalar that stays on the device until read."""
+
+    total: Tensor
+    labels: int
+
+
+class Trainer:
+    def __init__(self, backbone: Backbone, arena: Arena) -> None:
+        self.backbone = backbone
+        self.arena = arena
+        self.forwards = 0  # training forwards of the backbone since the start
+        self._anchor = torch.zeros((), device=backbone.device, requires_grad=True)
+
+    def init_adapter(self, slot: Slot, seed: int) -> None:
+        """A ~ U(-1/sqrt(in), 1/sqrt(in)), B = 0, as PEFT does. Drawn on the host, target by target, from the seed alone."""
+        generator = torch.Generator().manual_seed(seed)
+        for target, (a_RK, b_NR) in zip(self.arena.layout.targets, self.arena.weights(slot).values(), strict=True):
+            bound = 1 / math.sqrt(target.in_features)
+            a_RK.copy_(torch.empty(a_RK.shape).uniform_(-bound, bound, generator=generator))
+            b_NR.zero_()
+
+    def train(self, segments: Sequence[Segment]) -> list[LossSum]:
+        """One forward and backward; each adapter's gradient of weight * sum(-log p) is added to the arena's."""
+        batch = FlatBatch.of(segments, self.backbone.device)
+        self.forwards += 1
+        adapters = self._adapters(batch, self.arena.grad)
+        hidden = self.backbone.hidden(self.backbone.embed(batch), batch, adapters, self.arena.layout)
+        h_LK = self.backbone.final_norm(hidden[batch.label_rows])
+        loss = label_loss(h_LK.detach(), self.backbone.head, batch.label_tokens, _weights(batch))
+        h_LK.backward(loss.dh_LK)
+        return _sums(loss.nll_L, batch)
+
+    def evaluate(self, segments: Sequence[Segment]) -> list[LossSum]:
+        """Losses of a pass without gradients."""
+        batch = FlatBatch.of(segments, self.backbone.device)
+        with torch.no_grad():
+            hidden = self.backbone.hidden(self.backbone.embed(batch), batch, self._adapters(batch, None), self.arena.layout)
+            h_LK = self.backbone.final_norm(hidden[batch.label_rows])
+            return _sums(label_loss(h_LK, self.backbone.head, batch.label_tokens, None).nll_L, batch)
+
+    def update(self, updates: Sequence[RowUpdate]) -> list[Tensor]:
+        """One optimizer step per adapter; its gradient is zero afterwards. Returns the gradient norms before clipping."""
+        with torch.no_grad():
+            return [update_rows(self.arena, update) for update in updates]
+
+    def _adapters(self, batch: FlatBatch, grad: Tensor | None) -> Adapters:
+        spans = tuple(
+            Span(start, stop, slot.row, slot.rank, slot.scale)
+            for (start, stop), slot in zip(batch.ranges, (segment.slot for segment in batch.segments), strict=True)
+            if slot is not None and stop > start
+        )
+        return Adapters(self.arena.master, grad, spans, self._anchor)
+
+
+def _weights(batch: FlatBatch) -> Tensor:
+    counts = torch.tensor([b - a for a, b in zip(batch.label_bounds[:-1], batch.label_bounds[1:], strict=True)])
+    weights = torch.tensor([segment.weight for segment in batch.segments])
+    return weights.repeat_interleave(counts).to(batch.tokens.device)
+
+
+def _sums(nll_L: Tensor, batch: FlatBatch) -> list[LossSum]:
+    edges = zip(batch.label_bounds[:-1], batch.label_bounds[1:], strict=True)
+    return [LossSum(nll_L[start:stop].sum(), stop - start) for start, stop in edges]
