@@ -3,6 +3,8 @@
 On CPU one call per sequence: a masked call over all of them took 18 times as long, and its bits depended on the neighbours.
 """
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,7 +17,7 @@ def attend(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, bounds: tuple[int, ...],
     Rows beyond the last bound belong to nobody and come out as zeros.
     """
     tail = q_THD.shape[0] - bounds[-1]
-    lengths = [stop - start for start, stop in zip(bounds[:-1], bounds[1:], strict=True)] + [tail]
+    lengths = [stop - start for start, stop in pairwise(bounds)] + [tail]
     outs = [
         _sequence(q, k, v, window)
         for q, k, v in zip(q_THD.split(lengths), k_TGD.split(lengths), v_TGD.split(lengths), strict=True)

@@ -4,6 +4,7 @@ meaning beyond what transformers reads.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from grouped_lora import Adapters
@@ -47,9 +48,10 @@ class Backbone:
         """Read a model folder (safetensors only, no remote code). Raises UnsupportedModelError."""
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         _check(config)
-        model, found = AutoModelForCausalLM.from_pretrained(
+        loaded: tuple[PreTrainedModel, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
             source, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
+        model, found = loaded
         lacking = sorted(found["missing_keys"]) + sorted(str(key) for key in found["mismatched_keys"])
         if lacking:
             raise UnsupportedModelError(f"the weights in {source} lack, or have in another shape: {', '.join(lacking[:8])}")
@@ -62,7 +64,7 @@ class Backbone:
         _check(config)
         inner = model.get_submodule("model")
         layers = inner.get_submodule("layers")
-        rotary = inner.get_submodule("rotary_emb")
+        rotary: Any = inner.get_submodule("rotary_emb")
         embedding = _frozen(inner.get_submodule("embed_tokens"), device)
         tied = model.get_submodule("lm_head").weight is inner.get_submodule("embed_tokens").weight
         return cls(

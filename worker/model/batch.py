@@ -6,6 +6,7 @@ is left off (exact, since attention is causal). An example without labels takes 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -75,7 +76,7 @@ class FlatBatch:
         return max((stop - start for start, stop in self.sequences()), default=0)
 
     def sequences(self) -> Iterator[tuple[int, int]]:
-        return zip(self.bounds[:-1], self.bounds[1:], strict=True)
+        return pairwise(self.bounds)
 
     @classmethod
     def of(cls, segments: Sequence[Segment], device: torch.device | str = "cpu") -> "FlatBatch":
@@ -97,7 +98,7 @@ class FlatBatch:
             ranges.append((start, bounds[-1]))
             label_bounds.append(count)
         tail = max(0, MIN_ROWS - bounds[-1])
-        positions = [np.arange(stop - start) for start, stop in zip(bounds[:-1], bounds[1:], strict=True)]
+        positions = [np.arange(stop - start) for start, stop in pairwise(bounds)]
         return cls(
             segments=segments,
             tokens=_flat([*tokens, np.zeros(tail, np.int32)], device),

@@ -3,6 +3,7 @@
 SFT forms the hidden states' gradient in the forward, so the logits of a chunk live once and no weight gradient exists.
 """
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -51,4 +52,4 @@ def _chunks(count: int, row_bytes: int) -> list[tuple[int, int]]:
     """Cut `count` rows into even chunks within CHUNK_BYTES."""
     pieces = max(1, -(-count * row_bytes // CHUNK_BYTES))
     edges = [count * place // pieces for place in range(pieces + 1)]
-    return [(start, stop) for start, stop in zip(edges[:-1], edges[1:], strict=True) if stop > start]
+    return [(start, stop) for start, stop in pairwise(edges) if stop > start]

@@ -6,6 +6,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from grouped_lora import Adapters, Span
@@ -75,11 +76,11 @@ class Trainer:
 
 
 def _weights(batch: FlatBatch) -> Tensor:
-    counts = torch.tensor([b - a for a, b in zip(batch.label_bounds[:-1], batch.label_bounds[1:], strict=True)])
+    counts = torch.tensor([b - a for a, b in pairwise(batch.label_bounds)])
     weights = torch.tensor([segment.weight for segment in batch.segments])
     return weights.repeat_interleave(counts).to(batch.tokens.device)
 
 
 def _sums(nll_L: Tensor, batch: FlatBatch) -> list[LossSum]:
-    edges = zip(batch.label_bounds[:-1], batch.label_bounds[1:], strict=True)
+    edges = pairwise(batch.label_bounds)
     return [LossSum(nll_L[start:stop].sum(), stop - start) for start, stop in edges]
