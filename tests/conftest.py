@@ -1,4 +1,4 @@
-"""What all tests may ask for: a real Postgres and a real Valkey, once per run, and a torch that leaves cores to others."""
+"""What all tests may ask for: a real Postgres and a real Valkey, once per run. At the end, what was not run is said."""
 
 import contextlib
 import secrets
@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from deploy.devstack.trouble import died
 from deploy.devstack.valkey import Valkey
 
 _READY_SECONDS = 60.0
+_NOT_RUN = {"gpu": "tests that need a GPU: make test-gpu", "slow": "tests of the long form: make test-all"}
 
 
 class TestStack:
@@ -95,3 +96,24 @@ def stack() -> Iterator[TestStack]:
     finally:
         servers.stop()
         shutil.rmtree(folder)
+
+
+class NotRun:
+    """Counts what a marker kept from running, and says so last."""
+
+    def __init__(self) -> None:
+        self.counts = dict.fromkeys(_NOT_RUN, 0)
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        for item in items:
+            if marker := next((name for name in _NOT_RUN if item.get_closest_marker(name)), None):
+                self.counts[marker] += 1
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for marker, count in self.counts.items():
+            if count:
+                terminalreporter.write_line(f"NOT RUN: {count} {_NOT_RUN[marker]}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(NotRun())

@@ -1,0 +1,94 @@
+"""Installs Motet and all it needs into .venv, and shows that it is alive meanwhile. Standard library alone.
+
+torch comes first and by its exact pin, from TORCH_INDEX too where that is set; then everything else under constraints.txt.
+pip's own words go to .venv/install.log.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+LOG = VENV / "install.log"
+STAMP = VENV / "installed"
+_NEWS = re.compile(rb"(Collecting|Downloading|Installing|Preparing|Building) ([^ (\n]+)")
+_TAIL_LINES = 15
+
+
+def pin_of(package: str) -> str:
+    """The line of constraints.txt for a package."""
+    return next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith(package + "=="))
+
+
+def make_venv() -> None:
+    """A virtual environment whose interpreter works; a broken one is made anew."""
+    works = (
+        PYTHON.exists() and subprocess.run([PYTHON, "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0
+    )
+    if not works:
+        venv.create(VENV, with_pip=True, clear=True)
+
+
+class Ticker:
+    """Says every moment what pip is doing: on a terminal in one line, elsewhere a line now and then."""
+
+    def __init__(self, title: str) -> None:
+        self.doing = "starting"
+        self._title = title
+        self._start = time.monotonic()
+        self._terminal = sys.stdout.isatty()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "Ticker":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        end = "\r\033[K" if self._terminal else ""
+        print(f"{end}{self._title}: {time.monotonic() - self._start:.0f} s", flush=True)
+
+    def _run(self) -> None:
+        while not self._over.wait(0.5 if self._terminal else 5):
+            line = f"{self._title}: {time.monotonic() - self._start:.0f} s, {self.doing[:60]}"
+            print(f"\r\033[K{line}" if self._terminal else line, end="" if self._terminal else "\n", flush=True)
+
+
+def pip_install(title: str, *words: str) -> None:
+    """Run pip; on failure show its last lines and leave."""
+    env = {**os.environ, "PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    command = [str(PYTHON), "-m", "pip", "install", "--no-input", "--progress-bar", "off", *words]
+    with LOG.open("ab") as log, Ticker(title) as ticker:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, cwd=ROOT)
+        assert process.stdout is not None
+        for line in process.stdout:
+            log.write(line)
+            if news := _NEWS.search(line):
+                ticker.doing = b" ".join(news.groups()).decode(errors="replace").lower()
+        code = process.wait()
+    if code != 0:
+        sys.stdout.write("".join(LOG.read_text(errors="replace").splitlines(keepends=True)[-_TAIL_LINES:]))
+        sys.exit(f"motet: {title} failed; all of pip's words are in {LOG}. Fix what it names and run the same command again.")
+
+
+def main() -> None:
+    STAMP.unlink(missing_ok=True)
+    make_venv()
+    LOG.write_text("")
+    index = os.environ.get("TORCH_INDEX")
+    pip_install("torch", pin_of("torch"), "setuptools", *(["--extra-index-url", index] if index else []))
+    pip_install("motet and the rest", "--no-build-isolation", "--editable", ".[dev]")
+    STAMP.touch()
+
+
+if __name__ == "__main__":
+    main()
