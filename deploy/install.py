@@ -65,8 +65,19 @@ class Ticker:
 
 def pip_install(title: str, *words: str) -> None:
     """Run pip; on failure show its last lines and leave."""
-    env = {**os.environ, "PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    command = [str(PYTHON), "-m", "pip", "install", "--no-input", "--progress-bar", "off", *words]
+    env = {**os.environ, "PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    command = [
+        str(PYTHON),
+        "-m",
+        "pip",
+        "install",
+        "--no-input",
+        "--progress-bar",
+        "off",
+        "--constraint",
+        "constraints.txt",
+        *words,
+    ]
     with LOG.open("ab") as log, Ticker(title) as ticker:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, cwd=ROOT)
         assert process.stdout is not None
@@ -82,7 +93,8 @@ def pip_install(title: str, *words: str) -> None:
 
 def main() -> None:
     STAMP.unlink(missing_ok=True)
-    make_venv()
+    with Ticker("virtual environment"):
+        make_venv()
     LOG.write_text("")
     index = os.environ.get("TORCH_INDEX")
     pip_install("torch", pin_of("torch"), "setuptools", *(["--extra-index-url", index] if index else []))
