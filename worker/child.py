@@ -1,0 +1,84 @@
+"""A child process of the daemon, spoken to in messages. Knows neither what it runs nor what is said.
+
+The daemon's main loop never waits for a child: what it sends goes through a thread, since a stopped process does not read.
+Children end when their standard input closes, so none outlives the daemon, kill -9 included.
+"""
+
+import logging
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from contract.base import Message
+from worker.pipe import Writer, read
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class News:
+    """A child said something."""
+
+    child: "Child"
+    message: Any
+
+
+@dataclass(frozen=True)
+class ChildEnded:
+    """A child is gone; `code` is negative for a signal."""
+
+    child: "Child"
+    code: int
+
+
+class Child:
+    """`python -m module`, started at once. `tell` is called from a thread with every News and, last, ChildEnded."""
+
+    def __init__(self, module: str, messages: TypeAdapter[Any], tell: Callable[[News | ChildEnded], None]) -> None:
+        self.module = module
+        self._messages = messages
+        self._tell = tell
+        self._process = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        for work in (self._read, self._write):
+            threading.Thread(target=work, name=f"{module} {work.__name__}", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, message: Message) -> None:
+        """Say something; returns at once."""
+        self._outbox.put(message)
+
+    def kill(self) -> None:
+        """End it and see it gone. ChildEnded still comes."""
+        self._process.kill()
+        self._outbox.put(None)
+        self._process.wait()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        try:
+            for message in read(self._process.stdout, self._messages):
+                self._tell(News(self, message))
+        except ValidationError as error:
+            log.error("%s (pid %d) said what nobody understands, and is ended: %s", self.module, self.pid, error)
+            self._process.kill()
+        self._tell(ChildEnded(self, self._process.wait()))
+
+    def _write(self) -> None:
+        assert self._process.stdin is not None
+        writer = Writer(self._process.stdin)
+        for message in iter(self._outbox.get, None):
+            writer.write(message)
+        try:
+            self._process.stdin.close()
+        except BrokenPipeError:
+            return

@@ -1,0 +1,95 @@
+"""The node's heartbeat, a process of its own so that no busy daemon or executor can hold it up. Knows no jobs.
+
+Told by the daemon which placements there are, it sends a heartbeat every so often, and at once when something changed, and
+hands the answers back with the time they were asked for. It ends when the daemon's pipe closes.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+
+from contract.wire import Heartbeat, Pulse
+from worker.clock import boot_now
+from worker.link import LinkError, NodeLink, NodeUnknown
+from worker.logs import log_to_stderr
+from worker.pipe import WISHES, Beat, Beating, Identity, Unknown, Writer, read, take_stdout
+
+log = logging.getLogger("worker.heartbeat")
+
+_RETRY_SECONDS = 1.0
+
+
+class Board:
+    """What the next heartbeat says; written by the reading thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._identity: Identity | None = None
+        self._placements: list[Beating] = []
+        self._now = False
+
+    def follow(self) -> None:
+        """Keep up with the daemon until its pipe closes, which ends the process."""
+        for wish in read(sys.stdin.buffer, WISHES):
+            with self._changed:
+                if isinstance(wish, Identity):
+                    self._identity = wish
+                else:
+                    self._placements, self._now = wish.placements, self._now or wish.now
+                self._changed.notify()
+        os._exit(0)
+
+    def identity(self) -> Identity:
+        with self._changed:
+            self._changed.wait_for(lambda: self._identity is not None)
+            assert self._identity is not None
+            return self._identity
+
+    def wait(self, seconds: float) -> None:
+        """Until a heartbeat is due: after `seconds`, or when one is wanted at once."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._now, timeout=seconds)
+            self._now = False
+
+    def heartbeat(self, boot_id: str, now: float) -> Heartbeat:
+        with self._changed:
+            pulses = [
+                Pulse(placement_id=p.placement_id, fence=p.fence, phase=p.phase, progress_age=max(0.0, now - p.progress_at))
+                for p in self._placements
+            ]
+        return Heartbeat(boot_id=boot_id, pulses=pulses)
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's business; this process ends with it
+    log_to_stderr()
+    news = Writer(take_stdout())
+    board = Board()
+    threading.Thread(target=board.follow, name="daemon's pipe", daemon=True).start()
+    identity = board.identity()
+    away = False
+    with NodeLink(identity.api_url) as link:
+        while True:
+            sent_at = boot_now()
+            try:
+                answer = link.heartbeat(identity.node_id, identity.credential, board.heartbeat(identity.boot_id, sent_at))
+            except NodeUnknown:
+                news.write(Unknown())
+                return
+            except LinkError as error:
+                if not away:
+                    log.warning("no answer to a heartbeat: %s", error)
+                away = True
+                board.wait(min(_RETRY_SECONDS, identity.seconds))
+                continue
+            if away:
+                log.info("heartbeats are answered again")
+            away = False
+            news.write(Beat(sent_at=sent_at, answer=answer))
+            board.wait(max(0.0, identity.seconds - (boot_now() - sent_at)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Listens on this node's Redis stream for hints that its desired state changed. Redis may be away: hints only save time.
+
+After a hint, an error or a reconnection the desired state is asked for anew: level, not edge, so none can be missed.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+log = logging.getLogger(__name__)
+
+_BLOCK_SECONDS = 5.0
+_RETRY_SECONDS = 1.0
+
+
+class Hints:
+    """A thread that calls `hinted` whenever the desired state may have changed."""
+
+    def __init__(self, redis_url: str, stream: str, hinted: Callable[[], None]) -> None:
+        self._stream = stream
+        self._hinted = hinted
+        self._closed = threading.Event()
+        self._redis = redis.Redis.from_url(
+            redis_url, socket_connect_timeout=2, socket_timeout=2 * _BLOCK_SECONDS, retry=Retry(NoBackoff(), 0)
+        )
+        threading.Thread(target=self._listen, name="hints", daemon=True).start()
+
+    def close(self) -> None:
+        """End the thread; a read that is under way ends within seconds, and is heeded no more."""
+        self._closed.set()
+
+    def _listen(self) -> None:
+        away = False
+        while not self._closed.is_set():
+            try:
+                self._follow()
+            except redis.RedisError as error:
+                if not away:
+                    log.warning("Redis is away, heartbeats alone tell of changes now: %s", error)
+                away = True
+                self._closed.wait(_RETRY_SECONDS)
+            else:
+                away = False
+
+    def _follow(self) -> None:
+        """Read the stream until it fails. What was written before counts too: it may be what we missed."""
+        last: str | bytes = "0-0"
+        self._redis.ping()
+        self._hinted()
+        while not self._closed.is_set():
+            answer: Any = self._redis.xread({self._stream: last}, block=int(_BLOCK_SECONDS * 1000))
+            for _, entries in answer or []:
+                last = entries[-1][0]
+                if not self._closed.is_set():
+                    self._hinted()

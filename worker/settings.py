@@ -1,0 +1,69 @@
+"""What a worker reads from its environment: names that start with MOTET_. Knows no other source, and no default secrets."""
+
+import os
+import re
+import socket
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class SettingsError(RuntimeError):
+    """The environment does not say what the worker needs. The message is ready to be shown to an operator."""
+
+
+def _base_url(url: str) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"must start with http:// or https://, got {url!r}")
+    return url.rstrip("/")
+
+
+def _host() -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).lstrip("._-")[:63] or "worker"
+
+
+def _scratch() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "motet" / "worker"
+
+
+class Settings(BaseSettings):
+    """Sizes are bytes, durations seconds. The heartbeat's interval and the lease come from the service."""
+
+    model_config = SettingsConfigDict(env_prefix="MOTET_", frozen=True, extra="ignore")
+
+    api_url: Annotated[str, AfterValidator(_base_url)]
+    join_token: SecretStr
+    redis_url: Annotated[str, Field(pattern=r"^(redis|rediss|unix)://")] | None = None  # without it, heartbeats tell of changes
+    node_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")] = Field(default_factory=_host)
+    worker_dir: Path = Field(default_factory=_scratch)  # scratch: fetched files, checkpoints on their way, parked jobs
+    worker_device: Literal["auto", "cpu", "cuda"] = "auto"
+    worker_slots: Count = 1  # CPU slots, each of which stands in for a device
+    worker_threads: Count | None = None  # torch threads of an executor; left out, the cores are shared among the slots
+    worker_memory_bytes: Count | None = None  # what an executor may use; left out, what is free, shared among the slots
+    worker_park_bytes: Annotated[int, Field(ge=0)] = 2 * 2**30  # parked jobs kept in memory; beyond, they go to disk
+    worker_step_tokens: Count = 4096  # tokens of one micro-batch
+    worker_checkpoint_seconds: Seconds = 30
+
+    @property
+    def scratch(self) -> Path:
+        """This node's own part of the scratch folder."""
+        return self.worker_dir / self.node_name
+
+    @classmethod
+    def load(cls) -> Self:
+        """The settings of this process's environment. Raises SettingsError with one line for each wrong variable."""
+        try:
+            return cls()
+        except ValidationError as error:
+            raise SettingsError("; ".join(_sentence(e["loc"], e["type"], e["msg"]) for e in error.errors())) from None
+
+
+def _sentence(loc: tuple[int | str, ...], kind: str, message: str) -> str:
+    name = "MOTET_" + str(loc[0]).upper()
+    return f"{name} is not set" if kind == "missing" else f"{name}: {message.removeprefix('Value error, ')}"
