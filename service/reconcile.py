@@ -1,7 +1,148 @@
-"""The reconciler: on its own timer, it finds what a lost hint, a dead node or a crash left behind, and sets it going again."""
+"""The reconciler: on its own timer it finds what a lost hint, a dead node or a crash left behind, and sets it going again.
 
+It needs no Redis. Each step is a short transaction that looks again under the row's lock, so any number of reconcilers may run.
+"""
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+from sqlalchemy import func, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from contract.states import TASK_TERMINAL, RequeueReason, TaskStatus
+from service.db import clock
+from service.fleet.models import Node, Placement
+from service.fleet.nodes import lose
+from service.fleet.placements import end_placement, live_placement, lock_placement, release
+from service.parts import Parts
+from service.queue import QueueJob
+from service.scheduler.loop import replan
+from service.scheduler.models import PlanRequest
+from service.scheduler.requests import request_plan
 from service.settings import Settings
+from service.tasks.models import Task
+from service.tasks.rewind import rewind
+from service.tasks.validate import validate_due
+from service.tasks.watch import touch
+
+log = logging.getLogger(__name__)
+
+_SWEEP_SECONDS = 600.0
 
 
 def run(settings: Settings) -> None:
     """Reconcile every `settings.reconcile_seconds` until SIGTERM or SIGINT."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    parts = Parts.of(settings)
+    swept = time.monotonic()
+    while not stop.wait(settings.reconcile_seconds):
+        once(parts)
+        if time.monotonic() - swept > _SWEEP_SECONDS:
+            parts.queue.wake(QueueJob.SWEEP)
+            swept = time.monotonic()
+
+
+def once(parts: Parts) -> None:
+    """All steps once. One that fails is logged and tried again at the next turn; the others go on."""
+    for step in STEPS:
+        try:
+            step(parts)
+        except (SQLAlchemyError, OSError, ValueError) as error:
+            log.error("%s failed and will be tried again: %s", step.__name__, error, exc_info=not isinstance(error, OSError))
+
+
+def give_up_silent_nodes(parts: Parts) -> None:
+    """A node without a heartbeat for as long as a lease lasts is lost, and so is what it ran."""
+    with parts.db.begin() as session:
+        since = clock(session) - timedelta(seconds=parts.settings.lease_seconds)
+        silent = select(Node).where(Node.status == "ready", Node.heartbeat_at < since)
+        for node in session.scalars(silent.with_for_update(skip_locked=True)):
+            log.warning("node %s is lost: no heartbeat since %s", node.name, node.heartbeat_at)
+            node.status = "lost"
+            request_plan(session, parts.queue, "node_lost")
+    with parts.db.begin() as session:
+        on_lost = select(Placement.id, Node.name).join(Node, Node.id == Placement.node_id)
+        left = session.execute(on_lost.where(Placement.ended_at.is_(None), Node.status == "lost")).all()
+    for placement_id, name in left:
+        lose(parts, placement_id, RequeueReason.NODE_LOST, f"node {name} was lost")
+
+
+def end_expired_leases(parts: Parts) -> None:
+    """A placement whose lease ran out belongs to nobody: never acknowledged, or its executor stopped pulsing."""
+    with parts.db.begin() as session:
+        expired = select(Placement.id).where(Placement.ended_at.is_(None), Placement.lease_until < func.clock_timestamp())
+        ids = list(session.scalars(expired))
+    for placement_id in ids:
+        with parts.db.begin() as session:
+            found = lock_placement(session, placement_id)
+            if found is None or found[1].ended_at is not None or found[1].lease_until >= clock(session):
+                continue
+            task, placement = found
+            silent = placement.acknowledged_at is None
+            reason = RequeueReason.NODE_LOST if silent else RequeueReason.EXECUTOR_LOST
+            detail = "the node never took the placement up" if silent else "the executor's lease ran out"
+            log.warning("task %s leaves node %s: %s", task.id, placement.node_id, detail)
+            release(session, parts, task, placement, reason, detail)
+
+
+def requeue_running_without_placement(parts: Parts) -> None:
+    """A task that is running nowhere goes back to the queue."""
+    live = select(Placement.id).where(Placement.task_id == Task.id, Placement.ended_at.is_(None)).exists()
+    with parts.db.begin() as session:
+        ids = list(session.scalars(select(Task.id).where(Task.status == TaskStatus.RUNNING, ~live)))
+    for task_id in ids:
+        with parts.db.begin() as session:
+            task = session.scalars(select(Task).where(Task.id == task_id).with_for_update()).one()
+            if task.status == TaskStatus.RUNNING and live_placement(session, task_id) is None:
+                log.error("task %s was running without a placement", task_id)
+                rewind(session, task, RequeueReason.EXECUTOR_LOST)
+                touch(session, task)
+                request_plan(session, parts.queue, "placement_missing")
+
+
+def end_placements_of_ended_tasks(parts: Parts) -> None:
+    """A placement whose task is not running is over."""
+    with parts.db.begin() as session:
+        stray = select(Placement.id).join(Task, Task.id == Placement.task_id)
+        ids = list(session.scalars(stray.where(Placement.ended_at.is_(None), Task.status != TaskStatus.RUNNING)))
+    for placement_id in ids:
+        with parts.db.begin() as session:
+            found = lock_placement(session, placement_id)
+            if found is not None and found[1].ended_at is None and found[0].status != TaskStatus.RUNNING:
+                task, placement = found
+                log.error("placement %s outlived its task, which is %s", placement_id, task.status)
+                end_placement(session, parts.hints, placement, "finished" if task.status in TASK_TERMINAL else "stray")
+
+
+def validate_the_forgotten(parts: Parts) -> None:
+    """A task whose wake-up was lost is validated here."""
+    with parts.db.begin() as session:
+        since = clock(session) - timedelta(seconds=parts.settings.reconcile_seconds)
+        stuck = session.scalar(select(func.count()).where(Task.status == TaskStatus.VALIDATING, Task.created_at < since))
+    if stuck:
+        validate_due(parts.db, parts.storage, parts.queue)
+
+
+def plan_the_forgotten(parts: Parts) -> None:
+    """Requests that nobody has answered for a turn are planned here."""
+    with parts.db.begin() as session:
+        since = clock(session) - timedelta(seconds=parts.settings.reconcile_seconds)
+        overdue = session.scalar(select(func.count()).where(PlanRequest.created_at < since))
+    if overdue:
+        replan(parts)
+
+
+STEPS: tuple[Callable[[Parts], None], ...] = (
+    give_up_silent_nodes,
+    end_expired_leases,
+    requeue_running_without_placement,
+    end_placements_of_ended_tasks,
+    validate_the_forgotten,
+    plan_the_forgotten,
+)

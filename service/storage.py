@@ -90,6 +90,10 @@ class Storage(Protocol):
         """Remove the object unless it was put or granted within `older_than` seconds; whether one was removed."""
         ...
 
+    def sweep_incoming(self) -> int:
+        """Remove what processes that died left half-written; how many."""
+        ...
+
     def grant_upload(self, sha256: str, size: int) -> UploadGrant:
         """Where to PUT this object; an object that is already there is kept from the collector for a while."""
         ...

@@ -1,0 +1,45 @@
+"""The collector: objects that no row has referred to for a day, and plans that nobody will ask about any more."""
+
+import logging
+from datetime import timedelta
+
+from sqlalchemy import delete, func, or_, select
+from sqlalchemy.orm import Session
+
+from contract.states import TASK_TERMINAL
+from service.adapters.models import Adapter
+from service.db import Database, clock
+from service.files.models import File
+from service.scheduler.models import Plan
+from service.storage import Storage
+from service.tasks.models import Job, Task
+
+log = logging.getLogger(__name__)
+
+KEPT_SECONDS = 24 * 3600.0  # an object may lie this long between its upload and the report that commits it
+_PLANS_KEPT = timedelta(days=7)
+
+
+def sweep(db: Database, storage: Storage) -> int:
+    """Delete what is left over; how many objects. Safe beside uploads: one that is granted or put again is young again."""
+    listed = storage.keys()  # read before what refers to them
+    old = {stored.sha256 for stored in listed if stored.age > KEPT_SECONDS}
+    with db.begin() as session:
+        orphans = old - _referenced(session)
+        session.execute(delete(Plan).where(Plan.created_at < clock(session) - _PLANS_KEPT))
+    removed = sum(storage.delete(sha256, older_than=KEPT_SECONDS) for sha256 in sorted(orphans))
+    removed += storage.sweep_incoming()
+    if removed:
+        log.info("removed %d objects that nothing referred to", removed)
+    return removed
+
+
+def _referenced(session: Session) -> set[str]:
+    """Every sha256 that a file, a checkpoint or an adapter refers to. A deleted file counts while a task still needs it."""
+    needed = select(Task.id).where(
+        Task.status.not_in(list(TASK_TERMINAL)), or_(Task.train_file_id == File.id, Task.validation_file_id == File.id)
+    )
+    files = select(File.sha256).where(or_(File.deleted_at.is_(None), needed.exists()))
+    checkpoints = select(Job.checkpoint["sha256"].astext).where(Job.checkpoint.is_not(None))
+    kept = select(func.jsonb_path_query(Adapter.manifest, "$.files[*].sha256").op("#>>")("{}"))
+    return {sha256 for found in (files, checkpoints, kept) for sha256 in session.scalars(found) if sha256 is not None}
