@@ -23,13 +23,8 @@ class Transport:
     def __init__(self, api_url: str, key: str) -> None:
         self.api_url = api_url
         headers = {"Authorization": f"Bearer {key}", "User-Agent": "motet-client"}
-        try:
-            proxied = httpx.URL(api_url).host not in _HERE
-            self._http = httpx.Client(base_url=api_url, headers=headers, timeout=_TIMEOUT, trust_env=proxied)
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise Unreachable(
-                f"{api_url!r} is not an address of an API: {error}; it looks like http://127.0.0.1:8321"
-            ) from None
+        proxied = _address(api_url).host not in _HERE
+        self._http = httpx.Client(base_url=api_url, headers=headers, timeout=_TIMEOUT, trust_env=proxied)
 
     def close(self) -> None:
         self._http.close()
@@ -45,7 +40,7 @@ class Transport:
                 if answer.status_code not in _WAITING_ANSWERS or pause is None:
                     return self._checked(answer)
             except httpx.TransportError as error:
-                if pause is None or isinstance(error, httpx.UnsupportedProtocol):
+                if pause is None:
                     raise self._unreachable(error) from error
             time.sleep(pause)
         raise AssertionError("the last try returns or raises")
@@ -94,6 +89,16 @@ class Transport:
     def _unreachable(self, error: httpx.TransportError) -> Unreachable:
         said = f"{self.api_url} does not answer ({str(error) or type(error).__name__})"
         return Unreachable(f"{said}; is it running? `motet up` starts a local one")
+
+
+def _address(api_url: str) -> httpx.URL:
+    try:
+        url = httpx.URL(api_url)
+    except httpx.InvalidURL:
+        url = httpx.URL()
+    if url.scheme not in ("http", "https") or not url.host:
+        raise Unreachable(f"{api_url!r} is not the address of an API; one looks like http://127.0.0.1:8321")
+    return url
 
 
 def _given(query: Query | None) -> dict[str, Any]:
