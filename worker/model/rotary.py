@@ -23,6 +23,11 @@ class RotaryTable:
             self._extend()
         return self._cos[positions_T].unsqueeze(1), self._sin[positions_T].unsqueeze(1)
 
+    def table(self, length: int) -> tuple[Tensor, Tensor]:
+        """cos and sin of all positions below `length`, float32 [length, D / 2]."""
+        angles = torch.outer(torch.arange(length, dtype=torch.float32, device=self._inv_freq.device), self._inv_freq)
+        return angles.cos() * self._scaling, angles.sin() * self._scaling
+
     def _extend(self) -> None:
         start = self._cos.shape[0]
         places = torch.arange(start, start + TABLE_STEP, dtype=torch.float32, device=self._inv_freq.device)

@@ -1,0 +1,55 @@
+"""Y = S W for every adapter in one launch, written before the base product, which cuBLAS then adds with beta = 1.
+
+Used only where no kernel of ours touches the output (attention's incoming gradient). Rows of tokens without an adapter become 0.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from grouped_lora.launch import config
+from grouped_lora.work import BLOCK_T, WorkTable
+from grouped_lora.tiles import load_ranks, load_shrunk, mma
+
+
+@triton.jit
+def _tile(s_ptr, w_ptr, s_stride, w_stride, w_column, tokens, end, row0, rank, columns, limit,
+          BT: tl.constexpr, BN: tl.constexpr, R: tl.constexpr):  # fmt: skip
+    s = load_shrunk(s_ptr, s_stride, 0, tokens, end, rank, R)
+    return mma(s, load_ranks(w_ptr, w_stride, w_column, row0, rank, columns, limit, R), tl.zeros((BT, BN), tl.float32))
+
+
+@triton.jit
+def _expand(s_ptr, w_ptr, y_ptr, spans_ptr, blocks_ptr, s_stride, w_stride, w_column, limit,
+            BT: tl.constexpr, BN: tl.constexpr, RMAX: tl.constexpr):  # fmt: skip
+    block = tl.program_id(0)
+    span = tl.load(blocks_ptr + block * 3)
+    start = tl.load(blocks_ptr + block * 3 + 1)
+    end = tl.load(blocks_ptr + block * 3 + 2)
+    row0 = tl.load(spans_ptr + span * 5 + 2)
+    rank = tl.load(spans_ptr + span * 5 + 3)
+    if start >= end:
+        return
+    tokens = start + tl.arange(0, BT)
+    columns = tl.program_id(1) * BN + tl.arange(0, BN)
+    y = tl.zeros((BT, BN), tl.float32)
+    if rank > 0:
+        if rank <= 16:
+            y = _tile(s_ptr, w_ptr, s_stride, w_stride, w_column, tokens, end, row0, rank, columns, limit, BT, BN, 16)
+        elif (rank <= 32) | (RMAX <= 32):
+            y = _tile(s_ptr, w_ptr, s_stride, w_stride, w_column, tokens, end, row0, rank, columns, limit, BT, BN, 32)
+        else:
+            y = _tile(s_ptr, w_ptr, s_stride, w_stride, w_column, tokens, end, row0, rank, columns, limit, BT, BN, RMAX)
+    mask = (tokens < end)[:, None] & (columns < limit)[None, :]
+    tl.store(y_ptr + tokens.to(tl.int64)[:, None] * limit + columns[None, :], y, mask=mask)
+
+
+def expand(s: torch.Tensor, adapters: torch.Tensor, column: int, width: int, table: WorkTable) -> torch.Tensor:
+    """y [T, width] = s[:, 0] @ adapters[rows of each adapter, column : + width]; s is [T, 1, RMAX]."""
+    y = torch.empty((s.shape[0], width), dtype=s.dtype, device=s.device)
+    cfg = config("expand")
+    _expand[(table.blocks.shape[0], -(-width // cfg.block_n))](
+        s, adapters, y, table.spans, table.blocks, s.stride(0), adapters.stride(0), column, width,
+        BT=BLOCK_T, BN=cfg.block_n, RMAX=table.max_rank, num_warps=cfg.warps, num_stages=cfg.stages,
+    )  # fmt: skip
+    return y

@@ -1,0 +1,210 @@
+"""Residual add + RMS norm, forward and backward, with the adapters' products joined in the same pass.
+
+Forward: x' = x + y + S B (o's or down's), h = x' / rms(x') * w. Backward: g = dh + Σ dS A over the matrices that read h, and
+dx = dr + the norm's gradient of g, where dr came along the residual. Each program owns a few tokens and walks their columns twice.
+Knows nothing of which layer it is in. Legend: T tokens, D features; S[T, M, RMAX]; adapters[rows, W] one layer's compute copy.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from grouped_lora.launch import config
+from grouped_lora.work import BLOCK_T, WorkTable
+from grouped_lora.tiles import load_ranks, load_shrunk, mma
+
+
+@triton.jit
+def _forward(
+    x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, b_stride, b_column, eps, tokens, end, row0, rank,
+    HAS_Y: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, RMAX: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    owned = (tokens < end)[:, None]
+    rows = tokens.to(tl.int64)[:, None] * D
+    squares = tl.zeros((BT,), tl.float32)
+    if R > 0:
+        s = load_shrunk(s_ptr, RMAX, 0, tokens, end, rank, R)
+    for c in range(0, D, BN):
+        columns = c + tl.arange(0, BN)
+        mask = owned & (columns < D)[None, :]
+        x = tl.load(x_ptr + rows + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+        if HAS_Y:
+            x += tl.load(y_ptr + rows + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+            if R > 0:
+                x = mma(s, load_ranks(b_ptr, b_stride, b_column, row0, rank, columns, D, R), x)
+            x = x.to(sum_ptr.dtype.element_ty).to(tl.float32)
+            tl.store(sum_ptr + rows + columns[None, :], x, mask=mask)
+        squares += tl.sum(x * x, 1)
+    rstd = 1.0 / tl.sqrt(squares / D + eps)
+    tl.store(rstd_ptr + tokens, rstd, mask=tokens < end)
+    tl.debug_barrier()  # the second walk reads what other threads of this program wrote in the first
+    source = sum_ptr if HAS_Y else x_ptr
+    for c in range(0, D, BN):
+        columns = c + tl.arange(0, BN)
+        mask = owned & (columns < D)[None, :]
+        x = tl.load(source + rows + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+        w = tl.load(w_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
+        tl.store(h_ptr + rows + columns[None, :], x * rstd[:, None] * w[None, :], mask=mask)
+
+
+@triton.jit
+def _residual_norm(
+    x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, spans_ptr, blocks_ptr, b_stride, b_column, eps,
+    HAS_Y: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, RMAX: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0)
+    span = tl.load(blocks_ptr + block * 3)
+    start = tl.load(blocks_ptr + block * 3 + 1) + tl.program_id(1) * BT
+    end = tl.load(blocks_ptr + block * 3 + 2)
+    row0 = tl.load(spans_ptr + span * 5 + 2)
+    rank = tl.load(spans_ptr + span * 5 + 3)
+    if start >= end:
+        return
+    tokens = start + tl.arange(0, BT)
+    if RMAX == 0:
+        _forward(x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, b_stride, b_column, eps, tokens, end, row0, rank,
+                 HAS_Y, D, BT, BN, RMAX, 0)  # fmt: skip
+    else:
+        if rank == 0:
+            _forward(x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, b_stride, b_column, eps, tokens, end, row0,
+                     rank, HAS_Y, D, BT, BN, RMAX, 0)  # fmt: skip
+        elif rank <= 16:
+            _forward(x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, b_stride, b_column, eps, tokens, end, row0,
+                     rank, HAS_Y, D, BT, BN, RMAX, 16)  # fmt: skip
+        elif (rank <= 32) | (RMAX <= 32):
+            _forward(x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, b_stride, b_column, eps, tokens, end, row0,
+                     rank, HAS_Y, D, BT, BN, RMAX, 32)  # fmt: skip
+        else:
+            _forward(x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, b_stride, b_column, eps, tokens, end, row0,
+                     rank, HAS_Y, D, BT, BN, RMAX, RMAX)  # fmt: skip
+
+
+@triton.jit
+def _backward(
+    dh_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, a_stride, a_column0, a_step, tokens, end, row0, rank,
+    MATS: tl.constexpr, HAS_DR: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, RMAX: tl.constexpr,
+    R: tl.constexpr,
+):  # fmt: skip
+    owned = (tokens < end)[:, None]
+    rows = tokens.to(tl.int64)[:, None] * D
+    rstd = tl.load(rstd_ptr + tokens, mask=tokens < end, other=0.0)
+    dot = tl.zeros((BT,), tl.float32)
+    if R > 0:
+        s0 = load_shrunk(s_ptr, MATS * RMAX, 0, tokens, end, rank, R)
+        if MATS > 1:
+            s1 = load_shrunk(s_ptr, MATS * RMAX, RMAX, tokens, end, rank, R)
+        if MATS > 2:
+            s2 = load_shrunk(s_ptr, MATS * RMAX, 2 * RMAX, tokens, end, rank, R)
+    for c in range(0, D, BN):
+        columns = c + tl.arange(0, BN)
+        mask = owned & (columns < D)[None, :]
+        g = tl.load(dh_ptr + rows + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+        if R > 0:
+            g = mma(s0, load_ranks(a_ptr, a_stride, a_column0, row0, rank, columns, D, R), g)
+            if MATS > 1:
+                g = mma(s1, load_ranks(a_ptr, a_stride, a_column0 + a_step, row0, rank, columns, D, R), g)
+            if MATS > 2:
+                g = mma(s2, load_ranks(a_ptr, a_stride, a_column0 + 2 * a_step, row0, rank, columns, D, R), g)
+            g = g.to(dh_ptr.dtype.element_ty).to(tl.float32)
+            tl.store(dh_ptr + rows + columns[None, :], g, mask=mask)
+        x = tl.load(x_ptr + rows + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+        w = tl.load(w_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
+        dot += tl.sum(g * w[None, :] * x, 1)
+    if R > 0:
+        tl.debug_barrier()  # the second walk reads what other threads of this program wrote in the first
+    back = dot * rstd * rstd * rstd / D
+    for c in range(0, D, BN):
+        columns = c + tl.arange(0, BN)
+        mask = owned & (columns < D)[None, :]
+        g = tl.load(dh_ptr + rows + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + rows + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+        w = tl.load(w_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
+        dx = g * w[None, :] * rstd[:, None] - x * back[:, None]
+        if HAS_DR:
+            dx += tl.load(dr_ptr + rows + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + rows + columns[None, :], dx, mask=mask)
+
+
+@triton.jit
+def _norm_backward(
+    dh_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, spans_ptr, blocks_ptr, a_stride, a_column0, a_step,
+    MATS: tl.constexpr, HAS_DR: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, RMAX: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0)
+    span = tl.load(blocks_ptr + block * 3)
+    start = tl.load(blocks_ptr + block * 3 + 1) + tl.program_id(1) * BT
+    end = tl.load(blocks_ptr + block * 3 + 2)
+    row0 = tl.load(spans_ptr + span * 5 + 2)
+    rank = tl.load(spans_ptr + span * 5 + 3)
+    if start >= end:
+        return
+    tokens = start + tl.arange(0, BT)
+    if RMAX == 0:
+        _backward(dh_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, a_stride, a_column0, a_step, tokens, end, row0,
+                  rank, MATS, HAS_DR, D, BT, BN, RMAX, 0)  # fmt: skip
+    else:
+        if rank == 0:
+            _backward(dh_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, a_stride, a_column0, a_step, tokens, end,
+                      row0, rank, MATS, HAS_DR, D, BT, BN, RMAX, 0)  # fmt: skip
+        elif rank <= 16:
+            _backward(dh_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, a_stride, a_column0, a_step, tokens, end,
+                      row0, rank, MATS, HAS_DR, D, BT, BN, RMAX, 16)  # fmt: skip
+        elif (rank <= 32) | (RMAX <= 32):
+            _backward(dh_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, a_stride, a_column0, a_step, tokens, end,
+                      row0, rank, MATS, HAS_DR, D, BT, BN, RMAX, 32)  # fmt: skip
+        else:
+            _backward(dh_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, a_stride, a_column0, a_step, tokens, end,
+                      row0, rank, MATS, HAS_DR, D, BT, BN, RMAX, RMAX)  # fmt: skip
+
+
+def residual_norm(
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    s: torch.Tensor | None,
+    adapters: torch.Tensor,
+    b_column: int,
+    weight: torch.Tensor,
+    eps: float,
+    table: WorkTable,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(x', h, rstd): x' = x + y + s @ Bᵀ and h = norm(x') * weight, all [T, D] in x's dtype; rstd [T] fp32.
+
+    Without y this is the plain norm and x' is x itself. `b_column`: where B of this layer's matrix starts in `adapters`.
+    """
+    total = torch.empty_like(x) if y is not None else x
+    h = torch.empty_like(x)
+    rstd = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
+    cfg = config("norm")
+    width = table.max_rank if s is not None else 0
+    _residual_norm[(table.blocks.shape[0], BLOCK_T // cfg.block_t)](
+        x, y if y is not None else x, s if s is not None else x, adapters, weight, total, h, rstd, table.spans, table.blocks,
+        adapters.stride(0), b_column, eps,
+        HAS_Y=y is not None, D=x.shape[1], BT=cfg.block_t, BN=cfg.block_n, RMAX=width,
+        num_warps=cfg.warps, num_stages=cfg.stages,
+    )  # fmt: skip
+    return total, h, rstd
+
+
+def norm_backward(
+    dh: torch.Tensor,
+    ds: torch.Tensor | None,
+    adapters: torch.Tensor,
+    a_columns: tuple[int, ...],
+    x: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor,
+    dr: torch.Tensor | None,
+    table: WorkTable,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """dx [T, D] = dr + the norm's gradient of (dh + Σ ds[:, m] @ A_m). Overwrites dh. `a_columns` are evenly spaced; `out` may be dr."""
+    dx = torch.empty_like(dh) if out is None else out
+    cfg = config("norm_backward")
+    step = a_columns[1] - a_columns[0] if len(a_columns) > 1 else 0
+    _norm_backward[(table.blocks.shape[0], BLOCK_T // cfg.block_t)](
+        dh, ds if ds is not None else dh, adapters, x, rstd, weight, dr if dr is not None else dh, dx,
+        table.spans, table.blocks, adapters.stride(0), a_columns[0] if a_columns else 0, step,
+        MATS=max(len(a_columns), 1), HAS_DR=dr is not None, D=dh.shape[1], BT=cfg.block_t, BN=cfg.block_n,
+        RMAX=table.max_rank if ds is not None else 0, num_warps=cfg.warps, num_stages=cfg.stages,
+    )  # fmt: skip
+    return dx

@@ -1,0 +1,115 @@
+"""dA = dSᵀ X and dB = Sᵀ dY of every adapter in one launch, written in fp32 straight into the arena's gradient rows.
+
+One program owns one adapter's columns and walks that adapter's own tokens in order, in blocks counted from the adapter's first
+token. So the sum has one fixed order: two runs give the same bits, alone or packed, and nothing is added by atomics.
+Legend: S[T, M, RMAX] (or dS); Y[T, columns] (X, or dY); grad[rows, W] fp32.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from grouped_lora.launch import config
+from grouped_lora.work import BLOCK_T, WorkTable
+from grouped_lora.tiles import load_shrunk, mma, store_ranks
+
+
+@triton.jit
+def _walk(
+    s_ptr, y_ptr, g_ptr, s_stride, y_stride, g_stride, s_column, s_step, y_column, g_column, g_step, columns, limit,
+    start, end, row0, rank, accumulate, MATS: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    acc0 = tl.zeros((BN, R), tl.float32)
+    acc1 = tl.zeros((BN, R), tl.float32)
+    acc2 = tl.zeros((BN, R), tl.float32)
+    for t in range(start, end, BT):
+        tokens = t + tl.arange(0, BT)
+        mask = (tokens < end)[:, None] & (columns < limit)[None, :]
+        y = tl.load(y_ptr + tokens.to(tl.int64)[:, None] * y_stride + y_column + columns[None, :], mask=mask, other=0.0)
+        yt = tl.trans(y)  # columns are the matrix unit's long side: a rank of 16 fills it, too
+        acc0 = mma(yt, load_shrunk(s_ptr, s_stride, s_column, tokens, end, rank, R), acc0)
+        if MATS > 1:
+            acc1 = mma(yt, load_shrunk(s_ptr, s_stride, s_column + s_step, tokens, end, rank, R), acc1)
+        if MATS > 2:
+            acc2 = mma(yt, load_shrunk(s_ptr, s_stride, s_column + 2 * s_step, tokens, end, rank, R), acc2)
+    store_ranks(g_ptr, g_stride, g_column, row0, rank, columns, limit, tl.trans(acc0), accumulate, R)
+    if MATS > 1:
+        store_ranks(g_ptr, g_stride, g_column + g_step, row0, rank, columns, limit, tl.trans(acc1), accumulate, R)
+    if MATS > 2:
+        store_ranks(g_ptr, g_stride, g_column + 2 * g_step, row0, rank, columns, limit, tl.trans(acc2), accumulate, R)
+
+
+@triton.jit
+def _outer(
+    s_ptr, y_ptr, g_ptr, spans_ptr, s_stride, y_stride, g_stride, y_column0, y_column1, y_column2,
+    g_column0, g_column1, g_column2, width0, width1, width2, tiles0, tiles1,
+    SHARED: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, RMAX: tl.constexpr,
+):  # fmt: skip
+    span = tl.program_id(0)
+    tile = tl.program_id(1)
+    start = tl.load(spans_ptr + span * 5)
+    end = tl.load(spans_ptr + span * 5 + 1)
+    row0 = tl.load(spans_ptr + span * 5 + 2)
+    rank = tl.load(spans_ptr + span * 5 + 3)
+    accumulate = tl.load(spans_ptr + span * 5 + 4)
+    if (start >= end) | (rank == 0):
+        return
+    mat = tl.where(tile < tiles0, 0, tl.where(tile < tiles0 + tiles1, 1, 2))
+    tile -= tl.where(mat == 0, 0, tl.where(mat == 1, tiles0, tiles0 + tiles1))
+    y_column = tl.where(mat == 0, y_column0, tl.where(mat == 1, y_column1, y_column2))
+    g_column = tl.where(mat == 0, g_column0, tl.where(mat == 1, g_column1, g_column2))
+    limit = tl.where(mat == 0, width0, tl.where(mat == 1, width1, width2))
+    columns = tile * BN + tl.arange(0, BN)
+    g_step = g_column1 - g_column0
+    if rank <= 16:
+        _walk(s_ptr, y_ptr, g_ptr, s_stride, y_stride, g_stride, mat * RMAX, RMAX, y_column, g_column, g_step, columns, limit,
+              start, end, row0, rank, accumulate, SHARED, BT, BN, 16)  # fmt: skip
+    elif rank <= 32:
+        if RMAX >= 32:
+            _walk(s_ptr, y_ptr, g_ptr, s_stride, y_stride, g_stride, mat * RMAX, RMAX, y_column, g_column, g_step, columns,
+                  limit, start, end, row0, rank, accumulate, SHARED, BT, BN, 32)  # fmt: skip
+    elif rank <= 64:
+        if RMAX >= 64:
+            _walk(s_ptr, y_ptr, g_ptr, s_stride, y_stride, g_stride, mat * RMAX, RMAX, y_column, g_column, g_step, columns,
+                  limit, start, end, row0, rank, accumulate, SHARED, BT, BN, 64)  # fmt: skip
+    elif rank <= 128:
+        if RMAX >= 128:
+            _walk(s_ptr, y_ptr, g_ptr, s_stride, y_stride, g_stride, mat * RMAX, RMAX, y_column, g_column, g_step, columns,
+                  limit, start, end, row0, rank, accumulate, SHARED, BT, BN, 128)  # fmt: skip
+    else:
+        if RMAX >= 256:
+            _walk(s_ptr, y_ptr, g_ptr, s_stride, y_stride, g_stride, mat * RMAX, RMAX, y_column, g_column, g_step, columns,
+                  limit, start, end, row0, rank, accumulate, SHARED, BT, BN, 256)  # fmt: skip
+
+
+def outer(
+    s: torch.Tensor,
+    y: torch.Tensor,
+    grad: torch.Tensor,
+    table: WorkTable,
+    columns: tuple[int, ...],
+    widths: tuple[int, ...],
+    y_columns: tuple[int, ...] | None = None,
+) -> None:
+    """grad[rows of each adapter, columns[m] : + widths[m]] = (or +=) s[:, m]ᵀ @ y over the adapter's own tokens, M <= 3 matrices.
+
+    Without `y_columns` all matrices read the same y; with them matrix m reads y[:, y_columns[m] : + widths[m]]. Whether a span
+    adds or overwrites is its own flag in the table. Only the exact ranks' rows are written.
+    """
+    if table.max_rank == 0:
+        return
+    mats = len(columns)
+    cfg = config("outer", table.max_rank)
+    shared = mats if y_columns is None and table.max_rank <= 64 else 1
+    starts = y_columns or (0,) * mats
+    tiles = [-(-width // cfg.block_n) for width in widths]
+
+    def third(values: tuple[int, ...]) -> tuple[int, ...]:
+        return (*values, *(values[-1],) * (3 - mats))
+
+    grid = (table.spans.shape[0], tiles[0] if shared > 1 else sum(tiles))
+    _outer[grid](
+        s, y, grad, table.spans, s.stride(0), y.stride(0), grad.stride(0), *third(starts), *third(columns), *third(widths),
+        tiles[0], third(tuple(tiles))[1],
+        SHARED=shared, BT=BLOCK_T, BN=cfg.block_n, RMAX=table.max_rank, num_warps=cfg.warps, num_stages=cfg.stages,
+    )  # fmt: skip

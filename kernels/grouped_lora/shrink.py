@@ -1,0 +1,160 @@
+"""S = scale · X Wᵀ for every adapter in one launch: the product that shrinks features to ranks.
+
+Forward it is S = s X Aᵀ (all matrices that read the same X share one read of it), backward dS = s dY B (each matrix has its own
+columns of dY). Knows nothing of what the ranks mean. Legend: X[T, K] activations; W rows of the arena, one per rank, K columns;
+S[T, M, RMAX] for M matrices, in X's dtype, the scale folded in. Ranks beyond an adapter's own are left unwritten.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from grouped_lora.launch import config
+from grouped_lora.work import BLOCK_T, WorkTable
+from grouped_lora.tiles import load_ranks, mma
+
+# Longer sums are cut into pieces of this many features, so that a step of few tokens still fills the chip; the cut depends on
+# the matrix alone, never on the tokens.
+SPLIT_K = 2048
+
+
+@triton.jit
+def _product(
+    x_ptr, w_ptr, out_ptr, x_stride, w_stride, out_stride, x_column, w_column0, w_step, out_column0, out_step,
+    k_start, k_end, tokens, end, row0, rank, scale, MATS: tl.constexpr, BK: tl.constexpr, BT: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    acc0 = tl.zeros((BT, R), tl.float32)
+    acc1 = tl.zeros((BT, R), tl.float32)
+    acc2 = tl.zeros((BT, R), tl.float32)
+    x_rows = x_ptr + tokens.to(tl.int64)[:, None] * x_stride + x_column
+    owned = (tokens < end)[:, None]
+    for k in range(k_start, k_end, BK):
+        features = k + tl.arange(0, BK)
+        x = tl.load(x_rows + features[None, :], mask=owned & (features < k_end)[None, :], other=0.0)
+        w = load_ranks(w_ptr, w_stride, w_column0, row0, rank, features, k_end, R)
+        acc0 = mma(x, tl.trans(w), acc0)
+        if MATS > 1:
+            w = load_ranks(w_ptr, w_stride, w_column0 + w_step, row0, rank, features, k_end, R)
+            acc1 = mma(x, tl.trans(w), acc1)
+        if MATS > 2:
+            w = load_ranks(w_ptr, w_stride, w_column0 + 2 * w_step, row0, rank, features, k_end, R)
+            acc2 = mma(x, tl.trans(w), acc2)
+    ranks = tl.arange(0, R)
+    to = out_ptr + tokens.to(tl.int64)[:, None] * out_stride + out_column0 + ranks[None, :]
+    mask = owned & (ranks < rank)[None, :]
+    tl.store(to, acc0 * scale, mask=mask)
+    if MATS > 1:
+        tl.store(to + out_step, acc1 * scale, mask=mask)
+    if MATS > 2:
+        tl.store(to + 2 * out_step, acc2 * scale, mask=mask)
+
+
+@triton.jit
+def _shrink(
+    x_ptr, w_ptr, out_ptr, spans_ptr, scales_ptr, blocks_ptr, x_stride, w_stride, out_stride, split_stride,
+    x_column0, x_column1, x_column2, w_column0, w_column1, w_column2, k0, k1, k2,
+    SHARED: tl.constexpr, SPLIT: tl.constexpr, BK: tl.constexpr, BT: tl.constexpr, RMAX: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0)
+    piece = tl.program_id(2)
+    start = tl.load(blocks_ptr + block * 3 + 1)
+    end = tl.load(blocks_ptr + block * 3 + 2)
+    span = tl.load(blocks_ptr + block * 3)
+    row0 = tl.load(spans_ptr + span * 5 + 2)
+    rank = tl.load(spans_ptr + span * 5 + 3)
+    scale = tl.load(scales_ptr + span)
+    if (start >= end) | (rank == 0):
+        return
+    mat = tl.program_id(1)  # with SHARED > 1 there is one program for all matrices, and mat is 0
+    x_column = tl.where(mat == 0, x_column0, tl.where(mat == 1, x_column1, x_column2))
+    w_column = tl.where(mat == 0, w_column0, tl.where(mat == 1, w_column1, w_column2))
+    k = tl.where(mat == 0, k0, tl.where(mat == 1, k1, k2))
+    k_start = piece * SPLIT
+    k_end = tl.minimum(k, k_start + SPLIT)
+    # A piece past a narrower matrix's end runs no iteration and writes zeros, since every piece is summed.
+    out_ptr += piece.to(tl.int64) * split_stride
+    tokens = start + tl.arange(0, BT)
+    w_step = w_column1 - w_column0
+    if rank <= 16:
+        _product(x_ptr, w_ptr, out_ptr, x_stride, w_stride, out_stride, x_column, w_column, w_step, mat * RMAX, RMAX,
+                 k_start, k_end, tokens, end, row0, rank, scale, SHARED, BK, BT, 16)  # fmt: skip
+    elif rank <= 32:
+        if RMAX >= 32:
+            _product(x_ptr, w_ptr, out_ptr, x_stride, w_stride, out_stride, x_column, w_column, w_step, mat * RMAX, RMAX,
+                     k_start, k_end, tokens, end, row0, rank, scale, SHARED, BK, BT, 32)  # fmt: skip
+    elif rank <= 64:
+        if RMAX >= 64:
+            _product(x_ptr, w_ptr, out_ptr, x_stride, w_stride, out_stride, x_column, w_column, w_step, mat * RMAX, RMAX,
+                     k_start, k_end, tokens, end, row0, rank, scale, SHARED, BK, BT, 64)  # fmt: skip
+    elif rank <= 128:
+        if RMAX >= 128:
+            _product(x_ptr, w_ptr, out_ptr, x_stride, w_stride, out_stride, x_column, w_column, w_step, mat * RMAX, RMAX,
+                     k_start, k_end, tokens, end, row0, rank, scale, SHARED, BK, BT, 128)  # fmt: skip
+    else:
+        if RMAX >= 256:
+            _product(x_ptr, w_ptr, out_ptr, x_stride, w_stride, out_stride, x_column, w_column, w_step, mat * RMAX, RMAX,
+                     k_start, k_end, tokens, end, row0, rank, scale, SHARED, BK, BT, 256)  # fmt: skip
+
+
+@triton.jit
+def _sum_pieces(pieces_ptr, out_ptr, spans_ptr, blocks_ptr, split_stride, PIECES: tl.constexpr, MATS: tl.constexpr,
+                BT: tl.constexpr, RMAX: tl.constexpr):  # fmt: skip
+    block = tl.program_id(0)
+    mat = tl.program_id(1)
+    start = tl.load(blocks_ptr + block * 3 + 1)
+    end = tl.load(blocks_ptr + block * 3 + 2)
+    rank = tl.load(spans_ptr + tl.load(blocks_ptr + block * 3) * 5 + 3)
+    if (start >= end) | (rank == 0):
+        return
+    tokens = start + tl.arange(0, BT)
+    ranks = tl.arange(0, RMAX)
+    offsets = tokens.to(tl.int64)[:, None] * (MATS * RMAX) + mat * RMAX + ranks[None, :]
+    mask = (tokens < end)[:, None] & (ranks < rank)[None, :]
+    total = tl.zeros((BT, RMAX), tl.float32)
+    for piece in tl.static_range(PIECES):
+        total += tl.load(pieces_ptr + piece * split_stride + offsets, mask=mask, other=0.0)
+    tl.store(out_ptr + offsets, total, mask=mask)
+
+
+def shrink(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    table: WorkTable,
+    columns: tuple[int, ...],
+    widths: tuple[int, ...],
+    x_columns: tuple[int, ...] | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """S[T, M, RMAX] in x's dtype for M <= 3 matrices.
+
+    `weights` [rows, W] is the arena's compute copy of one layer; matrix m is its columns [columns[m], columns[m] + widths[m]).
+    Without `x_columns` all matrices read the same x[T, K]; with them matrix m reads x[:, x_columns[m] : + widths[m]].
+    """
+    mats = len(columns)
+    shape = (x.shape[0], mats, table.max_rank)
+    s = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
+    if table.max_rank == 0:
+        return s
+    # Three accumulators of a wide rank do not fit in registers: then each matrix has its own program, and x is read again.
+    together = x_columns is None and table.max_rank <= 64
+    shared = mats if together else 1
+    starts = x_columns or (0,) * mats
+    pieces = -(-max(widths) // SPLIT_K) if max(widths) > 2 * SPLIT_K else 1
+    target = s if pieces == 1 else torch.empty((pieces, *shape), dtype=torch.float32, device=x.device)
+
+    def third(values: tuple[int, ...]) -> tuple[int, ...]:
+        return (*values, *(values[-1],) * (3 - mats))
+
+    cfg = config("shrink", table.max_rank)
+    _shrink[(table.blocks.shape[0], mats // shared, pieces)](
+        x, weights, target, table.spans, table.scales, table.blocks, x.stride(0), weights.stride(0), mats * table.max_rank,
+        x.shape[0] * mats * table.max_rank, *third(starts), *third(columns), *third(widths),
+        SHARED=shared, SPLIT=SPLIT_K if pieces > 1 else 1 << 20, BK=cfg.block_n, BT=BLOCK_T, RMAX=table.max_rank,
+        num_warps=cfg.warps, num_stages=cfg.stages,
+    )  # fmt: skip
+    if pieces > 1:
+        _sum_pieces[(table.blocks.shape[0], mats)](
+            target, s, table.spans, table.blocks, x.shape[0] * mats * table.max_rank,
+            PIECES=pieces, MATS=mats, BT=BLOCK_T, RMAX=table.max_rank, num_warps=4,
+        )  # fmt: skip
+    return s

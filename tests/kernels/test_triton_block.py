@@ -1,0 +1,185 @@
+"""The Triton kernels of the block's elementwise parts, the loss and the optimizer, against float64 and PyTorch's own."""
+
+import pytest
+import torch
+from grouped_lora.adamw import RowTable, adamw
+from grouped_lora.cross_entropy import cross_entropy, span_sums
+from grouped_lora.norm import norm_backward, residual_norm
+from grouped_lora.rotary import rotary, rotary_backward
+from grouped_lora.span import Span
+
+from tests.kernels.triton_case import DEVICE, DTYPES, Case, close
+
+EPS = 1e-5
+
+
+def joined(case: Case, base: torch.Tensor, s: torch.Tensor, columns: tuple[int, ...], width: int) -> torch.Tensor:
+    """base + Σ s[:, m] @ W_m per adapter, in float64."""
+    total = base.double().clone()
+    for span in case.spans:
+        part = slice(span.start, span.stop)
+        for mat, column in enumerate(columns):
+            total[part] += s[part, mat, : span.rank].double() @ case.rows(span)[:, column : column + width].double()
+    return total
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_residual_norm_and_its_gradient(dtype: torch.dtype) -> None:
+    d = 200
+    case = Case((0, 1, 17, 70), width=2 * d, dtype=dtype, tail=5)
+    x, y, dh, dr = (case.tokens(d) for _ in range(4))
+    weight = case.normal(d).to(DEVICE, dtype)
+    s, ds = case.shrunk(1), case.shrunk(2)
+    total, h, rstd = residual_norm(x, y, s, case.weights, d, weight, EPS, case.table)
+    truth = joined(case, x.double() + y.double(), s, (d,), d)
+    close(total, truth, dtype)
+    leaf = total.double().requires_grad_()
+    normed = leaf * (leaf.square().mean(1, keepdim=True) + EPS).rsqrt() * weight.double()
+    close(h, normed.detach(), dtype)
+    normed.backward(joined(case, dh, ds, (0, d), d))
+    assert leaf.grad is not None
+    got = norm_backward(dh.clone(), ds, case.weights, (0, d), total, rstd, weight, dr, case.table)
+    close(got, leaf.grad + dr.double(), dtype)
+    plain, alone, _ = residual_norm(total, None, None, case.weights, 0, weight, EPS, case.table)
+    assert plain is total
+    close(alone, normed.detach(), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("norms", [False, True])
+def test_rotary_and_its_gradient(dtype: torch.dtype, norms: bool) -> None:
+    hq, hkv, size = 3, 1, 40
+    half, wide = size // 2, (hq + 2 * hkv) * size
+    case = Case((1, 0, 33), width=wide, dtype=dtype, tail=4)
+    qkv, s = case.tokens(wide), case.shrunk(3)
+    angles = torch.rand(50, half, generator=case.generator).to(DEVICE) * 6
+    cos, sin = angles.cos().contiguous(), angles.sin().contiguous()
+    positions = torch.randint(0, 50, (case.total,), generator=case.generator, dtype=torch.int32).to(DEVICE)
+    weights = (case.normal(size).to(DEVICE, dtype), case.normal(size).to(DEVICE, dtype), EPS) if norms else None
+    columns = (0, hq * size, (hq + hkv) * size)
+    parts = [joined(case, qkv[:, c : c + w], s[:, m : m + 1], (c,), w) for m, (c, w) in enumerate(zip(columns, (hq * size, size, size), strict=True))]
+    raw_truth = torch.cat(parts, 1).to(dtype).double().requires_grad_()
+    heads = raw_truth.view(case.total, hq + 2 * hkv, size)
+    out = []
+    for head in range(hq + 2 * hkv):
+        z = heads[:, head]
+        if head < hq + hkv:
+            if weights is not None:
+                z = z * (z.square().mean(1, keepdim=True) + EPS).rsqrt() * weights[0 if head < hq else 1].double()
+            low, high = z[:, :half], z[:, half:]
+            c, n = cos[positions.long()].double(), sin[positions.long()].double()
+            z = torch.cat([low * c - high * n, high * c + low * n], 1)
+        out.append(z)
+    truth = torch.cat(out, 1)
+    got = qkv.clone()
+    raw = rotary(got, s, case.weights, columns, cos, sin, positions, (hq, hkv), case.table, weights)
+    close(got, truth.detach(), dtype)
+    upstream = case.tokens(wide)
+    truth.backward(upstream.double())
+    dq, dk, dv = (p.reshape(case.total, -1, size).contiguous() for p in upstream.split([hq * size, hkv * size, hkv * size], 1))
+    back = rotary_backward(dq, dk, dv, cos, sin, positions, raw, weights)
+    assert raw_truth.grad is not None
+    close(back, raw_truth.grad, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cross_entropy_its_gradient_and_a_rows_nan(dtype: torch.dtype) -> None:
+    logits = (torch.randn(6, 1000, generator=torch.Generator().manual_seed(1)) * 5).to(DEVICE, dtype)
+    labels = torch.tensor([0, 999, 5, 7, 100, 3], device=DEVICE)
+    weights = torch.tensor([1.0, 0.5, 0.0, 0.25, 1.0, 2.0], device=DEVICE)
+    leaf = logits.double().requires_grad_()
+    logp = torch.log_softmax(leaf, 1)[torch.arange(6, device=DEVICE), labels]
+    (-(logp * weights.double()).sum()).backward()
+    poisoned = torch.cat([logits, torch.full((1, 1000), float("nan"), device=DEVICE, dtype=dtype)])
+    got = cross_entropy(poisoned, torch.cat([labels, labels[:1]]), torch.cat([weights, weights[:1]]))
+    close(got[:6], logp.detach(), torch.float32)
+    assert leaf.grad is not None
+    close(poisoned[:6], leaf.grad, dtype)
+    assert got[6].isnan()
+    sums = span_sums(got, torch.tensor([0, 0, 2, 6, 7], device=DEVICE, dtype=torch.int32))
+    close(sums[1:3], torch.stack([logp[:2].sum(), logp[2:].sum()]).detach(), torch.float32)
+    assert sums[0] == 0
+    assert sums[3].isnan()
+
+
+def rows_of(spans: list[Span], rates: list[list[float]]) -> RowTable:
+    rows = [row for s in spans for row in range(s.row, s.row + s.rank)]
+    owner = [index for index, s in enumerate(spans) for _ in range(s.rank)]
+    firsts = [sum(s.rank for s in spans[:i]) for i in range(len(spans) + 1)]
+    return RowTable(*(torch.tensor(part, dtype=torch.int32, device=DEVICE) for part in (rows, owner, firsts)), torch.tensor(rates, device=DEVICE))
+
+
+def test_adamw_equals_torch_per_adapter_with_its_own_clip() -> None:
+    layers, height, width = 2, 40, 300
+    spans = [Span(0, 0, 2, 8, 1.0), Span(0, 0, 16, 5, 1.0), Span(0, 0, 30, 3, 1.0)]
+    generator = torch.Generator().manual_seed(2)
+    master = torch.randn(layers, height, width, generator=generator)
+    parameters = [torch.nn.Parameter(master[:, s.row : s.row + s.rank].clone()) for s in spans]
+    reference = [torch.optim.AdamW([p], lr=lr, weight_decay=wd, foreach=False) for p, lr, wd in zip(parameters, (1e-2, 3e-3, 1e-2), (0.1, 0.0, 0.0), strict=True)]
+    state = master.to(DEVICE)
+    moments = (torch.zeros_like(state), torch.zeros_like(state))
+    copy = torch.zeros_like(state, dtype=torch.bfloat16)
+    for step in range(1, 4):
+        grad = torch.full(master.shape, float("nan"))
+        for s, p in zip(spans, parameters, strict=True):
+            grad[:, s.row : s.row + s.rank] = torch.randn(layers, s.rank, width, generator=generator)
+            p.grad = grad[:, s.row : s.row + s.rank].clone()
+        grad[0, 31, 7] = float("nan")  # the third adapter's own trouble
+        torch.nn.utils.clip_grad_norm_([parameters[0]], 1.0)
+        for optimizer in reference:
+            optimizer.step()
+        c1, c2 = 1 - 0.9**step, 1 - 0.999**step
+        table = rows_of(spans, [[1e-2, 0.1, c1, c2, 1.0], [3e-3, 0.0, c1, c2, float("inf")], [1e-2, 0.0, c1, c2, 1.0]])
+        norms = adamw(state, grad.to(DEVICE), moments, copy, table)
+    for s, p in zip(spans[:2], parameters[:2], strict=True):
+        close(state[:, s.row : s.row + s.rank].cpu(), p.detach(), torch.float32)
+    assert state[:, 30:33].isnan().all()
+    assert norms[2, 0].isnan()
+    rest = [row for row in range(height) if not any(s.row <= row < s.row + s.rank for s in spans)]
+    assert torch.equal(state[:, rest].cpu(), master[:, rest])
+    close(copy[:, 2:10], state[:, 2:10].double(), torch.bfloat16)  # the interpreter truncates to bf16, a device rounds
+
+
+def dynamic_map(signed: bool) -> torch.Tensor:
+    """The 256 values of the dynamic code, built as the paper tells it: decades of evenly spaced cell centres, 0 and 1."""
+    values = [0.0, 1.0]
+    for decade in range(7):
+        edges = torch.linspace(0.1, 1, (2**decade if signed else 2 ** (decade + 1)) + 1, dtype=torch.float64)
+        centres = (10.0 ** (decade - 6) * (edges[:-1] + edges[1:]) / 2).tolist()
+        values += centres + ([-c for c in centres] if signed else [])
+    return torch.tensor(sorted(values), dtype=torch.float64)
+
+
+def test_eight_bit_moments_stay_on_the_dynamic_code_and_follow_fp32() -> None:
+    width, rank = 512 + 44, 4
+    spans = [Span(0, 0, 1, rank, 1.0)]
+    generator = torch.Generator().manual_seed(3)
+    master = torch.randn(1, 6, width, generator=generator).to(DEVICE)
+    exact, coarse = master.clone(), master.clone()
+    moments = (torch.zeros_like(master), torch.zeros_like(master))
+    codes = (torch.full(master.shape, 255, dtype=torch.uint8, device=DEVICE), torch.zeros(master.shape, dtype=torch.uint8, device=DEVICE))
+    scales = tuple(torch.zeros(1, 6, 3, device=DEVICE) for _ in range(2))
+    copy = torch.zeros_like(master, dtype=torch.bfloat16)
+    for step in range(1, 6):
+        grad = (torch.randn(1, 6, width, generator=generator) * torch.rand(width, generator=generator) ** 2).to(DEVICE)
+        table = rows_of(spans, [[1e-2, 0.0, 1 - 0.9**step, 1 - 0.999**step, float("inf")]])
+        adamw(exact, grad, moments, copy, table)
+        adamw(coarse, grad, (*codes, *scales), copy, table)
+    from_code = stored(codes[0], scales[0], True)[0, 1 : 1 + rank], stored(codes[1], scales[1], False)[0, 1 : 1 + rank]
+    for got, want in zip(from_code, (moments[0], moments[1]), strict=True):
+        assert ((got - want[0, 1 : 1 + rank].double().cpu()).norm() / want[0, 1 : 1 + rank].double().cpu().norm()) < 0.05
+    moved = (coarse - master)[0, 1 : 1 + rank]
+    assert ((moved - (exact - master)[0, 1 : 1 + rank]).norm() / (exact - master)[0, 1 : 1 + rank].norm()) < 0.1
+    assert torch.equal(coarse[0, 5], master[0, 5])
+
+
+def stored(codes: torch.Tensor, scales: torch.Tensor, signed: bool) -> torch.Tensor:
+    """Codes to values, through the published map: the code's ordinal among the map's magnitudes is its closed form."""
+    magnitudes = dynamic_map(signed)
+    magnitudes = magnitudes[magnitudes > 0]
+    c = codes.long().cpu()
+    values = torch.cat([magnitudes[:-1], magnitudes[-1:]])
+    value = values[c & 127] if signed else torch.where(c == 0, 0.0, values[(c - 1).clamp_min(0)])
+    if signed:
+        value = torch.where(c == 255, 0.0, torch.where(c >= 128, -value, value))
+    return value * scales.double().cpu().repeat_interleave(256, 2)[..., : codes.shape[2]]

@@ -1,0 +1,219 @@
+"""The decoder stack on CUDA: forward and backward written by hand over grouped_lora's kernels, base products in cuBLAS.
+
+Backward is explicit, so what is saved is chosen here: the residual stream, what enters each product, and the small S; gate and up
+are saved before the adapters join and turn into their own gradient in place. Knows one flat batch on the device; knows no jobs,
+losses or optimizers. Legend: T tokens, D hidden, F ffn; C one layer's arena columns.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from grouped_lora.expand import expand
+from grouped_lora.norm import norm_backward, residual_norm
+from grouped_lora.outer import outer
+from grouped_lora.rotary import rotary, rotary_backward
+from grouped_lora.shrink import shrink
+from grouped_lora.swiglu import swiglu, swiglu_backward
+from grouped_lora.work import WorkTable
+from torch import Tensor
+
+from worker.model import flash
+from worker.model.block import BlockWeights
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Numbers every layer shares. columns: where A and B of each matrix start within one layer's part of an arena row."""
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    hidden: int
+    ffn: int
+    eps: float
+    columns: dict[str, tuple[int, int]]
+
+    @property
+    def q_width(self) -> int:
+        return self.heads * self.head_size
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_size
+
+    def a(self, *kinds: str) -> tuple[int, ...]:
+        return tuple(self.columns[kind][0] for kind in kinds)
+
+    def b(self, *kinds: str) -> tuple[int, ...]:
+        return tuple(self.columns[kind][1] for kind in kinds)
+
+
+@dataclass(frozen=True)
+class DeviceBatch:
+    """One flat batch: tokens int64 [T], positions int32 [T], its sequences, and the work table of its adapters."""
+
+    tokens: Tensor
+    positions: Tensor
+    sequences: flash.Sequences
+    table: WorkTable
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What one layer's backward needs beside its input."""
+
+    rstd: Tensor
+    h: Tensor
+    qkv: Tensor
+    raw: Tensor | None
+    attention: flash.Saved
+    x_mid: Tensor
+    rstd_mid: Tensor
+    h_mid: Tensor
+    gate_up: Tensor
+    s: dict[str, Tensor | None]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A layer's input x [T, D] and, unless it is to be computed again, what its backward needs."""
+
+    x: Tensor
+    kept: Kept | None = None
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A layer's output before it is added up: x_mid + y + s @ B of down. The next norm does it in its own pass."""
+
+    x: Tensor
+    y: Tensor | None = None
+    s: Tensor | None = None
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
+
+
+class FusedStack:
+    """The layers of one backbone over the arena's compute copy [L, rows, C] and gradient [L, rows, C] (views, any strides)."""
+
+    def __init__(
+        self, layers: Sequence[BlockWeights], final_norm: Tensor, shape: Shape, cos: Tensor, sin: Tensor
+    ) -> None:
+        self.layers, self.final_norm, self.shape = layers, final_norm, shape
+        self.cos, self.sin = cos, sin
+        self.scale = shape.head_size**-0.5
+
+    def forward(
+        self, x: Tensor, batch: DeviceBatch, adapters: Tensor, traces: list[Trace] | None, checkpoint: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(x, h, rstd) after the last layer: the residual stream and its final norm, [T, D] each.
+
+        Appends to `traces` if given: all that backward reads, or with `checkpoint` each layer's input alone.
+        """
+        pending = Pending(x)
+        for index in range(len(self.layers)):
+            pending, trace = self._layer(index, pending, batch, adapters)
+            if traces is not None:
+                traces.append(Trace(trace.x) if checkpoint else trace)
+        return self._arrive(pending, adapters, len(self.layers) - 1, self.final_norm, batch.table)
+
+    def _arrive(self, p: Pending, adapters: Tensor, layer: int, weight: Tensor, table: WorkTable) -> tuple[Tensor, Tensor, Tensor]:
+        """Add up what the layer before left pending, and norm it."""
+        return residual_norm(p.x, p.y, p.s, adapters[max(layer, 0)], self.shape.columns["down_proj"][1], weight, self.shape.eps, table)
+
+    def _layer(self, index: int, p: Pending, batch: DeviceBatch, adapters: Tensor) -> tuple[Pending, Trace]:
+        sh, table, own, w = self.shape, batch.table, adapters[index], self.layers[index]
+        lora = table.max_rank > 0
+
+        def shrunk(source: Tensor, *kinds: str) -> Tensor | None:
+            widths = (source.shape[1],) * len(kinds)
+            return shrink(source, own, table, sh.a(*kinds), widths) if lora else None
+
+        x, h, rstd = self._arrive(p, adapters, index - 1, w.norm_attention, table)
+        s_qkv = shrunk(h, "q_proj", "k_proj", "v_proj")
+        qkv = _linear(h, w.w_qkv, w.b_qkv)
+        b_qkv = (sh.columns["q_proj"][1], sh.columns["k_proj"][1], sh.columns["v_proj"][1])
+        raw = rotary(qkv, s_qkv, own, b_qkv, self.cos, self.sin, batch.positions, (sh.heads, sh.kv_heads), table, self._norms(w))
+        attention = flash.forward(*self._heads(qkv), batch.sequences, self.scale, w.window)
+        attended = attention.out.view(-1, sh.q_width)
+        s_o = shrunk(attended, "o_proj")
+        y = _linear(attended, w.w_o, w.b_o)
+        x_mid, h_mid, rstd_mid = residual_norm(x, y, s_o, own, sh.columns["o_proj"][1], w.norm_mlp, sh.eps, table)
+        s_gu = shrunk(h_mid, "gate_proj", "up_proj")
+        gate_up = _linear(h_mid, w.w_gate_up, w.b_gate_up)
+        act = swiglu(gate_up, s_gu, own, (sh.columns["gate_proj"][1], sh.columns["up_proj"][1]), table)
+        s_down = shrunk(act, "down_proj")
+        s = {"qkv": s_qkv, "o": s_o, "gate_up": s_gu, "down": s_down}
+        trace = Trace(x, Kept(rstd, h, qkv, raw, attention, x_mid, rstd_mid, h_mid, gate_up, s))
+        return Pending(x_mid, _linear(act, w.w_down, w.b_down), s_down), trace
+
+    def _norms(self, w: BlockWeights) -> tuple[Tensor, Tensor, float] | None:
+        return (w.q_norm, w.k_norm, self.shape.eps) if w.q_norm is not None and w.k_norm is not None else None
+
+    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        sh = self.shape
+        q, k, v = qkv.split([sh.q_width, sh.kv_width, sh.kv_width], 1)
+        return q.unflatten(1, (sh.heads, -1)), k.unflatten(1, (sh.kv_heads, -1)), v.unflatten(1, (sh.kv_heads, -1))
+
+    def backward(self, dx: Tensor, batch: DeviceBatch, adapters: Tensor, grad: Tensor, traces: list[Trace]) -> None:
+        """dx [T, D]: the gradient of the residual stream after the last layer; overwritten. Writes the adapters' gradients."""
+        for index in range(len(self.layers) - 1, -1, -1):
+            x, kept = (trace := traces.pop()).x, trace.kept
+            if kept is None:
+                kept = self._layer(index, Pending(x), batch, adapters)[1].kept
+                assert kept is not None
+            self._mlp_backward(index, dx, batch, adapters[index], grad[index], kept)
+            self._attention_backward(index, dx, batch, adapters[index], grad[index], x, kept)
+
+    def _mlp_backward(self, index: int, dx: Tensor, batch: DeviceBatch, own: Tensor, grad: Tensor, t: Kept) -> None:
+        sh, table, w = self.shape, batch.table, self.layers[index]
+        lora = table.max_rank > 0
+        b_gu = (sh.columns["gate_proj"][1], sh.columns["up_proj"][1])
+        ds_down = ds_gu = None
+        if lora:
+            assert t.s["down"] is not None
+            ds_down = shrink(dx, own, table, sh.b("down_proj"), (sh.hidden,))
+            outer(t.s["down"], dx, grad, table, sh.b("down_proj"), (sh.hidden,))
+        dact = torch.mm(dx, w.w_down)
+        dgu = swiglu_backward(t.gate_up, dact, t.s["gate_up"], ds_down, own, grad, b_gu, sh.columns["down_proj"][0], table)
+        if lora:
+            ds_gu = shrink(dgu, own, table, b_gu, (sh.ffn, sh.ffn), x_columns=(0, sh.ffn))
+            outer(ds_gu, t.h_mid, grad, table, sh.a("gate_proj", "up_proj"), (sh.hidden,) * 2)
+        dh = torch.mm(dgu, w.w_gate_up)
+        norm_backward(dh, ds_gu, own, sh.a("gate_proj", "up_proj"), t.x_mid, t.rstd_mid, w.norm_mlp, dx, table, out=dx)
+
+    def _attention_backward(
+        self, index: int, dx: Tensor, batch: DeviceBatch, own: Tensor, grad: Tensor, x: Tensor, t: Kept
+    ) -> None:
+        sh, table, w = self.shape, batch.table, self.layers[index]
+        lora = table.max_rank > 0
+        attended = t.attention.out.view(-1, sh.q_width)
+        ds_qkv = None
+        if lora:
+            assert t.s["o"] is not None
+            ds_o = shrink(dx, own, table, sh.b("o_proj"), (sh.hidden,))
+            outer(t.s["o"], dx, grad, table, sh.b("o_proj"), (sh.hidden,))
+            outer(ds_o, attended, grad, table, sh.a("o_proj"), (sh.q_width,))
+            dout = expand(ds_o, own, sh.columns["o_proj"][0], sh.q_width, table).addmm_(dx, w.w_o)
+        else:
+            dout = torch.mm(dx, w.w_o)
+        dout = dout.unflatten(1, (sh.heads, -1))
+        dq, dk, dv = flash.backward(dout, *self._heads(t.qkv), t.attention, batch.sequences, self.scale, w.window)
+        dqkv = rotary_backward(dq, dk, dv, self.cos, self.sin, batch.positions, t.raw, self._norms(w))
+        kinds = ("q_proj", "k_proj", "v_proj")
+        if lora:
+            assert t.s["qkv"] is not None
+            widths, starts = (sh.q_width, sh.kv_width, sh.kv_width), (0, sh.q_width, sh.q_width + sh.kv_width)
+            ds_qkv = shrink(dqkv, own, table, sh.b(*kinds), widths, x_columns=starts)
+            outer(t.s["qkv"], dqkv, grad, table, sh.b(*kinds), widths, y_columns=starts)
+            outer(ds_qkv, t.h, grad, table, sh.a(*kinds), (sh.hidden,) * 3)
+        if index > 0:  # nothing below the first layer learns
+            dh = torch.mm(dqkv, w.w_qkv)
+            norm_backward(dh, ds_qkv, own, sh.a(*kinds), x, t.rstd, w.norm_attention, dx, table, out=dx)
+
+    def final_backward(self, dh: Tensor, x: Tensor, rstd: Tensor, batch: DeviceBatch) -> Tensor:
+        """Through the final norm: dx [T, D] of dh [T, D]."""
+        return norm_backward(dh, None, dh, (), x, rstd, self.final_norm, None, batch.table)
