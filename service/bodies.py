@@ -11,11 +11,11 @@ from service.errors import TooLarge
 BLOCK = 2**20  # bytes handed on at a time, at least, but for the last
 
 
-async def blocks(request: Request, limit: int) -> AsyncIterator[bytes]:
-    """The body in blocks of about a mebibyte. Raises TooLarge once it has more than `limit` bytes, or says it will."""
+async def blocks(request: Request, limit: int, refusal: TooLarge) -> AsyncIterator[bytes]:
+    """The body in blocks of about a mebibyte. Raises `refusal` once it has more than `limit` bytes, or says it will."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
-        raise too_large(limit)
+        raise refusal
     pending: list[bytes] = []
     size = total = 0
     async for chunk in request.stream():
@@ -23,7 +23,7 @@ async def blocks(request: Request, limit: int) -> AsyncIterator[bytes]:
         size += len(chunk)
         total += len(chunk)
         if total > limit:
-            raise too_large(limit)
+            raise refusal
         if size >= BLOCK:
             yield b"".join(pending)
             pending, size = [], 0
@@ -32,10 +32,7 @@ async def blocks(request: Request, limit: int) -> AsyncIterator[bytes]:
 
 
 async def pour(request: Request, sink: Callable[[bytes], None], limit: int) -> None:
-    """Give the whole body to `sink`, block by block, in threads."""
-    async for block in blocks(request, limit):
+    """Give the whole body to `sink`, block by block, in threads. Raises TooLarge beyond `limit` bytes."""
+    refusal = TooLarge(f"The body may have at most {limit} bytes.", limit=limit)
+    async for block in blocks(request, limit, refusal):
         await run_in_threadpool(sink, block)
-
-
-def too_large(limit: int) -> TooLarge:
-    return TooLarge(f"The body may have at most {limit} bytes.", limit=limit)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 MEDIA_TYPE = "application/problem+json"
+_SHOWN = 80  # characters of what a caller sent that are said back
 
 
 class FieldError(BaseModel):
@@ -117,3 +118,9 @@ def summary(errors: Sequence[FieldError]) -> str:
 def invalid_field(field: str, code: str, message: str) -> Invalid:
     """The problem of one wrong field."""
     return Invalid([FieldError(field=field, code=code, message=message)])
+
+
+def shown(text: str) -> str:
+    """What a caller sent, fit to be said back: not long, and without halves of surrogate pairs, which JSON cannot carry."""
+    text = text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+    return text.encode(errors="backslashreplace").decode()

@@ -5,13 +5,14 @@ import binascii
 import json
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from fastapi import Query
 from pydantic import BaseModel, Field
 from sqlalchemy import Select, tuple_
-from sqlalchemy.orm import Mapped, Session
+from sqlalchemy.orm import Session
 
+from service.db import Base
 from service.errors import invalid_field
 
 MAX_LIMIT = 100
@@ -20,16 +21,7 @@ Cursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` 
 Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Entries on the page")]
 
 Item = TypeVar("Item")
-
-
-class Dated(Protocol):
-    """A table with an id and a time of creation."""
-
-    id: Mapped[str]
-    created_at: Mapped[datetime]
-
-
-Row = TypeVar("Row", bound=Dated)
+Row = TypeVar("Row", bound=Base)
 
 
 class Page(BaseModel, Generic[Item]):
@@ -40,24 +32,25 @@ class Page(BaseModel, Generic[Item]):
 
 def page(
     session: Session,
-    statement: Select[tuple[Row]],
+    statement: Select[Row],
     model: type[Row],
     cursor: str | None,
     limit: int,
     render: Callable[[Sequence[Row]], list[Item]],
 ) -> Page[Item]:
-    """One page of the statement's rows, newest first. `render` is given all its rows at once."""
+    """One page of the statement's rows, newest first; they have `id` and `created_at`. `render` is given all at once."""
+    key = model.__table__.c.created_at, model.__table__.c.id
     if cursor is not None:
         created_at, id = _read(cursor)
-        statement = statement.where(tuple_(model.created_at, model.id) < tuple_(created_at, id))
-    statement = statement.order_by(model.created_at.desc(), model.id.desc()).limit(limit + 1)
+        statement = statement.where(tuple_(*key) < tuple_(created_at, id))
+    statement = statement.order_by(*(column.desc() for column in key)).limit(limit + 1)
     rows: list[Any] = list(session.scalars(statement))
     more, rows = len(rows) > limit, rows[:limit]
     return Page(data=render(rows), next_cursor=_write(rows[-1]) if more else None)
 
 
-def _write(row: Dated) -> str:
-    said = json.dumps([row.created_at.isoformat(), row.id], separators=(",", ":"))  # type: ignore[attr-defined]
+def _write(row: Any) -> str:
+    said = json.dumps([row.created_at.isoformat(), row.id], separators=(",", ":"))
     return base64.urlsafe_b64encode(said.encode()).decode().rstrip("=")
 
 

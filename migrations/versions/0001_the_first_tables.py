@@ -140,6 +140,7 @@ def create_tasks() -> None:
         number("base_val_loss", nullable=True),
         *(whole(f"{rows}_rows", nullable=True) for rows in ("train", "validation", "truncated", "skipped")),
         text("requeue_reason", 16, nullable=True),
+        whole("losses"),
         json("waiting", nullable=True),
         now(),
         *(at(f"{moment}_at") for moment in ("queued", "started", "ended")),

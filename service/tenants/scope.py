@@ -1,34 +1,26 @@
 """The one tenant filter. Every query of a tenant's rows goes through it, so that a foreign id is an id that is not there."""
 
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import Select, select
-from sqlalchemy.orm import Mapped, Session
+from sqlalchemy.orm import Session
 
+from service.db import Base
 from service.errors import NotFound
 from service.tenants.keys import Principal
 
-Rows = TypeVar("Rows", bound=Select[Any])
+Rows = TypeVar("Rows", bound="Select[*tuple[Any, ...]]")
+Row = TypeVar("Row", bound=Base)
 
 
-class Owned(Protocol):
-    """A table whose rows belong to a tenant."""
-
-    id: Mapped[str]
-    tenant_id: Mapped[str]
-
-
-Row = TypeVar("Row", bound=Owned)
-
-
-def scoped(statement: Rows, model: type[Owned], principal: Principal) -> Rows:
+def scoped(statement: Rows, model: type[Base], principal: Principal) -> Rows:
     """The statement, narrowed to the rows of `model` that belong to the caller's tenant."""
-    return statement.where(model.tenant_id == principal.tenant_id)
+    return statement.where(model.__table__.c.tenant_id == principal.tenant_id)
 
 
 def find(session: Session, model: type[Row], id: str, principal: Principal, noun: str, *, lock: bool = False) -> Row:
     """The caller's row with this id, locked for update if asked. Raises NotFound, also where it is another tenant's."""
-    statement = scoped(select(model).where(model.id == id), model, principal)
+    statement = scoped(select(model).where(model.__table__.c.id == id), model, principal)
     row = session.scalar(statement.with_for_update() if lock else statement)
     if row is None:
         raise missing(noun, id)

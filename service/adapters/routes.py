@@ -1,0 +1,136 @@
+"""Adapters over HTTP: list, describe, and download file by file or as an archive; and a task's winner."""
+
+import hashlib
+from itertools import chain
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from sqlalchemy import select
+
+from contract.adapter import AdapterManifest
+from contract.states import TASK_TERMINAL, TaskStatus
+from service.adapters.archive import tar_gz
+from service.adapters.models import Adapter
+from service.adapters.resource import AdapterResource
+from service.answers import bytes_of, problems
+from service.downloads import ObjectLost, attachment, matches, send_object
+from service.errors import Conflict, NotFound
+from service.pages import Cursor, Limit, Page, page
+from service.state import Db, Store
+from service.storage import ObjectMissing, Storage
+from service.tasks.models import Task
+from service.tenants.auth import Reader
+from service.tenants.scope import find, scoped
+
+router = APIRouter(prefix="/v1", tags=["adapters"], responses=problems(401, 403))
+
+_ARCHIVE = bytes_of("application/gzip", "A tar.gz with one folder, which PEFT and vLLM load as it is") | {
+    304: {"description": "The archive is still the one in If-None-Match"}
+}
+
+
+class NotYet(Conflict):
+    """The task has not ended; `task_status` says where it is."""
+
+    code, title = "no_adapter_yet", "The winner is not known yet"
+
+
+class NoAdapter(NotFound):
+    code, title = "no_adapter", "The task has no adapter"
+
+
+@router.get("/adapters", operation_id="list_adapters", summary="List adapters, the newest first", responses=problems(422))
+def list_adapters(
+    reader: Reader,
+    db: Db,
+    task_id: Annotated[str | None, Query(max_length=128, description="Only those of this task")] = None,
+    cursor: Cursor = None,
+    limit: Limit = 20,
+) -> Page[AdapterResource]:
+    with db.begin() as session:
+        adapters = scoped(select(Adapter), Adapter, reader)
+        if task_id is not None:
+            adapters = adapters.where(Adapter.task_id == task_id)
+        return page(session, adapters, Adapter, cursor, limit, lambda rows: [AdapterResource.of(a) for a in rows])
+
+
+@router.get("/adapters/{adapter_id}", operation_id="get_adapter", summary="Get an adapter's manifest", responses=problems(404))
+def get_adapter(adapter_id: str, reader: Reader, db: Db) -> AdapterResource:
+    with db.begin() as session:
+        return AdapterResource.of(find(session, Adapter, adapter_id, reader, "adapter"))
+
+
+@router.get(
+    "/adapters/{adapter_id}/files/{path}",
+    operation_id="get_adapter_file",
+    summary="Download one file of an adapter",
+    description="The file's sha256 is its ETag. A byte range may be asked for.",
+    response_class=Response,
+    responses=bytes_of("application/octet-stream", "The file's bytes") | problems(404, 416),
+)
+def get_adapter_file(adapter_id: str, path: str, reader: Reader, db: Db, storage: Store, request: Request) -> Response:
+    with db.begin() as session:
+        adapter = find(session, Adapter, adapter_id, reader, "adapter")
+    files = {file.path: file for file in AdapterManifest.model_validate(adapter.manifest).files}
+    if path not in files:
+        raise NotFound(f"The adapter has no file {path!r}; it has {', '.join(sorted(files))}.")
+    media_type = "application/json" if path.endswith(".json") else "application/octet-stream"
+    return send_object(request, storage, files[path].sha256, path, media_type)
+
+
+@router.get(
+    "/adapters/{adapter_id}/archive",
+    operation_id="get_adapter_archive",
+    summary="Download an adapter as a tar.gz",
+    response_class=Response,
+    responses=_ARCHIVE | problems(404),
+)
+def get_adapter_archive(adapter_id: str, reader: Reader, db: Db, storage: Store, request: Request) -> Response:
+    with db.begin() as session:
+        adapter = find(session, Adapter, adapter_id, reader, "adapter")
+    return _archive(request, storage, adapter)
+
+
+@router.get(
+    "/tasks/{task_id}/adapter",
+    operation_id="get_task_adapter",
+    summary="Download the winner's adapter as a tar.gz",
+    response_class=Response,
+    responses=_ARCHIVE | problems(404, 409),
+)
+def get_task_adapter(task_id: str, reader: Reader, db: Db, storage: Store, request: Request) -> Response:
+    with db.begin() as session:
+        task = find(session, Task, task_id, reader, "task")
+        if task.status not in TASK_TERMINAL:
+            hint = f"wait for its end with GET /v1/tasks/{task_id}?wait=60"
+            raise NotYet(f"The task is {task.status}; {hint}.", task_status=task.status)
+        if task.winner_job_id is None:
+            raise NoAdapter(_why_none(task), task_status=task.status)
+        adapter = session.scalars(scoped(select(Adapter).where(Adapter.job_id == task.winner_job_id), Adapter, reader)).one()
+    return _archive(request, storage, adapter)
+
+
+def _why_none(task: Task) -> str:
+    if task.status == TaskStatus.FAILED:
+        return f"The task failed: {task.error}"
+    return f"The task was cancelled before it had a winner; GET /v1/adapters?task_id={task.id} lists what its jobs had kept."
+
+
+def _archive(request: Request, storage: Storage, adapter: Adapter) -> Response:
+    files = AdapterManifest.model_validate(adapter.manifest).files
+    identity = "\n".join([adapter.id, *(f"{file.path} {file.sha256}" for file in files)])
+    etag = f'"{hashlib.sha256(identity.encode()).hexdigest()}"'
+    headers = {
+        "ETag": etag,
+        "Content-Disposition": attachment(f"{adapter.id}.tar.gz"),
+        "Cache-Control": "private, no-cache",
+    }
+    if matches(request.headers.get("if-none-match"), etag):
+        return Response(status_code=304, headers=headers)
+    blocks = tar_gz(storage, adapter.id, files, int(adapter.created_at.timestamp()))
+    try:
+        first = next(blocks)
+    except ObjectMissing:
+        raise ObjectLost("A file of the adapter is missing from storage; please report this.") from None
+    return StreamingResponse(chain([first], blocks), 200, headers, "application/gzip")

@@ -1,0 +1,66 @@
+"""The HTTP service, put together: the rooms' routes, middleware, error handlers, and the parts that requests reach."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import FastAPI
+
+import service.adapters.routes
+import service.files.routes
+import service.fleet.admin
+import service.fleet.routes
+import service.tasks.routes
+import service.tenants.routes
+from service import health, openapi, problems
+from service.requests import BodyLimit, RequestLog
+from service.settings import Settings
+from service.state import State
+
+_ROUTERS = (
+    service.files.routes.router,
+    service.tasks.routes.router,
+    service.adapters.routes.router,
+    service.fleet.admin.router,
+    service.tenants.routes.router,
+    service.fleet.routes.router,
+    health.router,
+)
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The service as these settings want it. Nothing connects before it starts."""
+    app = routes()
+    app.state.motet = State.of(settings)
+    return app
+
+
+def routes() -> FastAPI:
+    """The app without its parts: enough to describe it, not to run it."""
+    app = FastAPI(
+        title="Motet",
+        summary="LoRA fine-tuning as a service: many adapters over one frozen backbone",
+        version=version("motet"),
+        docs_url=None,
+        redoc_url=None,
+        lifespan=_lifespan,
+    )
+    app.add_middleware(BodyLimit)
+    app.add_middleware(RequestLog)
+    problems.install(app)
+    for router in _ROUTERS:
+        app.include_router(router)
+    openapi.install(app)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    state: State = app.state.motet
+    state.watcher.start(asyncio.get_running_loop())
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(state.watcher.stop)
+        state.db.engine.dispose()

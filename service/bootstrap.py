@@ -1,0 +1,99 @@
+"""The first start: the tenants `admin` and `demo` with a key each, written where the command line on this machine finds them.
+
+A later start keeps what is there. A lost file means new keys, since a key cannot be read from the database.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import select, text
+from sqlalchemy.orm import Session
+
+from service.db import Database, new_id
+from service.settings import Settings
+from service.tenants.keys import Scope, check_key, mint_key
+from service.tenants.models import ApiKey, Tenant
+
+FILE_NAME = "credentials.json"
+_KEY_NAME = "bootstrap"
+_SCOPES = {"admin": tuple(Scope), "demo": (Scope.READ, Scope.WRITE)}
+_LOCK = 0x626F6F74  # "boot"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a bootstrap did, in sentences for the operator."""
+
+    path: Path
+    said: list[str]
+
+
+def bootstrap(settings: Settings) -> Outcome:
+    """Make sure of both tenants and of a file with a working key for each. Two at once take turns."""
+    path = settings.state_dir / FILE_NAME
+    said: list[str] = []
+    db = Database(settings.database_url, pool_size=1)
+    with db.begin() as session:
+        session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+        before = _read(path)
+        kept = {"api_url": settings.api_url}
+        for name in _SCOPES:
+            kept[f"{name}_key"] = _key_for(session, name, before.get(f"{name}_key"), said)
+        if kept != before:
+            _write(path, kept)  # before the commit: a key that nobody could read must not come to be
+            said.append(f"wrote {path}")
+    db.engine.dispose()
+    return Outcome(path, said or [f"nothing to do: the keys in {path} work"])
+
+
+def _key_for(session: Session, name: str, before: str | None, said: list[str]) -> str:
+    """The key of this tenant that was in the file, if it still works; else a new one."""
+    tenant = session.scalar(select(Tenant).where(Tenant.name == name))
+    if tenant is None:
+        tenant = Tenant(id=new_id("tenant"), name=name)
+        session.add(tenant)
+        session.flush()
+        said.append(f"made the tenant {name!r}")
+    if before is not None:
+        found = check_key(session, before).principal
+        if found is not None and found.tenant_id == tenant.id and found.scopes == frozenset(_SCOPES[name]):
+            return before
+    old = list(session.scalars(select(ApiKey.id).where(ApiKey.tenant_id == tenant.id, ApiKey.name == _KEY_NAME)))
+    _, secret = mint_key(session, tenant.id, _KEY_NAME, _SCOPES[name])
+    said.append(f"made a new key for {name!r}" + (_about(old, before) if old else ""))
+    return secret
+
+
+def _about(old: list[str], before: str | None) -> str:
+    why = "the file with the earlier one was not found" if before is None else "the one in the file does not work"
+    return f": {why}. Earlier keys that nobody needs can be revoked: {', '.join(f'DELETE /v1/admin/keys/{id}' for id in old)}"
+
+
+def _read(path: Path) -> Mapping[str, str]:
+    try:
+        said = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError:
+        return {}  # half a file, or somebody's notes: the keys in it are lost
+    return said if isinstance(said, dict) else {}
+
+
+def _write(path: Path, credentials: Mapping[str, str]) -> None:
+    """Whole or not at all, readable by its owner alone."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mkstemp makes it mode 600
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(credentials, file, indent=2)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        Path(draft).replace(path)
+    except OSError:
+        Path(draft).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,76 @@
+"""What can be done with files: keep, find, pin and delete them. Every face of the API calls these; they know no HTTP."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import Select, func, or_, select
+from sqlalchemy.orm import Session
+
+from contract.states import TASK_TERMINAL, TaskStatus
+from service.db import new_id
+from service.errors import Conflict
+from service.files.intake import DataSet
+from service.files.models import File
+from service.tasks.models import Task
+from service.tenants.keys import Principal
+from service.tenants.scope import missing, scoped
+
+_OPEN = [status for status in TaskStatus if status not in TASK_TERMINAL]
+_NAMED = 10  # tasks that a refusal lists
+
+
+class FileInUse(Conflict):
+    """Open tasks still read the file. `tasks` names the first of them."""
+
+    code, title = "file_in_use", "Tasks still need the file"
+
+
+def keep(session: Session, principal: Principal, name: str, data: DataSet) -> File:
+    """Add a file of the caller's tenant for a data set that is in storage."""
+    file = File(
+        id=new_id("file"),
+        tenant_id=principal.tenant_id,
+        name=name,
+        format=data.format,
+        bytes=data.stored.bytes,
+        rows=data.rows,
+        sha256=data.stored.sha256,
+    )
+    session.add(file)
+    session.flush()
+    session.refresh(file)
+    return file
+
+
+def files_of(principal: Principal) -> Select[File]:
+    """The caller's files that are not deleted."""
+    return scoped(select(File).where(File.deleted_at.is_(None)), File, principal)
+
+
+def find_file(session: Session, principal: Principal, file_id: str) -> File:
+    """The caller's file. Raises NotFound."""
+    file = session.scalar(files_of(principal).where(File.id == file_id))
+    if file is None:
+        raise missing("file", file_id)
+    return file
+
+
+def pin(session: Session, principal: Principal, file_ids: Sequence[str]) -> dict[str, File]:
+    """Those of the files that exist, by id, held against deletion until the transaction ends."""
+    found = session.scalars(files_of(principal).where(File.id.in_(file_ids)).order_by(File.id).with_for_update(read=True))
+    return {file.id: file for file in found}
+
+
+def delete(session: Session, principal: Principal, file_id: str) -> None:
+    """Delete the file; its bytes are collected later. Raises NotFound, or FileInUse while an open task needs it."""
+    file = session.scalar(files_of(principal).where(File.id == file_id).with_for_update())
+    if file is None:
+        raise missing("file", file_id)
+    needs = or_(Task.train_file_id == file_id, Task.validation_file_id == file_id)
+    tasks = list(
+        session.scalars(scoped(select(Task.id).where(needs, Task.status.in_(_OPEN)).order_by(Task.id), Task, principal))
+    )
+    if tasks:
+        more = f" and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""
+        named = ", ".join(tasks[:_NAMED]) + more
+        raise FileInUse(f"The file is needed by {named}; cancel them or wait for their end.", tasks=tasks[:_NAMED])
+    file.deleted_at = session.scalars(select(func.clock_timestamp())).one()

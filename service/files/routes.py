@@ -1,0 +1,81 @@
+"""Files over HTTP: immutable JSONL data sets."""
+
+from fastapi import APIRouter, Request, Response
+
+from service.answers import bytes_of, problems
+from service.downloads import send_object
+from service.files import actions
+from service.files.models import File
+from service.files.resource import FileResource
+from service.files.upload import Received
+from service.pages import Cursor, Limit, Page, page
+from service.state import Db, Store
+from service.tenants.auth import Reader, Writer
+
+router = APIRouter(prefix="/v1/files", tags=["files"], responses=problems(401, 403))
+
+_PARTS = {
+    "type": "object",
+    "required": ["file"],
+    "properties": {
+        "file": {"type": "string", "format": "binary", "description": "JSONL in UTF-8"},
+        "name": {"type": "string", "maxLength": 255, "description": "Left out, the uploaded file's own name"},
+    },
+}
+
+
+@router.post(
+    "",
+    status_code=201,
+    operation_id="create_file",
+    summary="Upload a data set",
+    description=(
+        'JSONL, one example a line, all of one format: `{"messages": [{"role": "user", "content": "…"}, …]}` with at least '
+        'one assistant turn, or `{"prompt": "…", "completion": "…"}`. Every line is checked; a refusal lists the first 100 '
+        "mistakes by line and field, and `error_count` says how many there are."
+    ),
+    responses=problems(400, 413, 422),
+    openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _PARTS}}}},
+)
+def create_file(writer: Writer, upload: Received, db: Db) -> FileResource:
+    data = upload.intake.finish()
+    with db.begin() as session:
+        return FileResource.of(actions.keep(session, writer, upload.name, data))
+
+
+@router.get("", operation_id="list_files", summary="List files, the newest first", responses=problems(422))
+def list_files(reader: Reader, db: Db, cursor: Cursor = None, limit: Limit = 20) -> Page[FileResource]:
+    with db.begin() as session:
+        return page(session, actions.files_of(reader), File, cursor, limit, lambda rows: [FileResource.of(f) for f in rows])
+
+
+@router.get("/{file_id}", operation_id="get_file", summary="Get a file's description", responses=problems(404))
+def get_file(file_id: str, reader: Reader, db: Db) -> FileResource:
+    with db.begin() as session:
+        return FileResource.of(actions.find_file(session, reader, file_id))
+
+
+@router.get(
+    "/{file_id}/content",
+    operation_id="get_file_content",
+    summary="Download a file as it was uploaded",
+    response_class=Response,
+    responses=bytes_of("application/jsonl", "The file's bytes") | problems(404, 416),
+)
+def get_file_content(file_id: str, reader: Reader, db: Db, storage: Store, request: Request) -> Response:
+    with db.begin() as session:
+        file = actions.find_file(session, reader, file_id)
+    return send_object(request, storage, file.sha256, file.name, "application/jsonl")
+
+
+@router.delete(
+    "/{file_id}",
+    status_code=204,
+    operation_id="delete_file",
+    summary="Delete a file",
+    description="Refused while a task that has not ended needs it; the refusal names the tasks.",
+    responses=problems(404, 409),
+)
+def delete_file(file_id: str, writer: Writer, db: Db) -> None:
+    with db.begin() as session:
+        actions.delete(session, writer, file_id)

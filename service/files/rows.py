@@ -1,0 +1,149 @@
+"""One line of a data set, judged: chat or prompt and completion. Pure; knows neither the file nor its other lines.
+
+A chat row is {"messages": [{"role", "content"}, ...]}: a system message may only come first, and at least one turn must be the
+assistant's, since those are what is learned. A completion row is {"prompt", "completion"}; the prompt may be empty.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+_ROLES = ("system", "user", "assistant")
+
+
+class Format(StrEnum):
+    CHAT = "chat"
+    COMPLETION = "completion"
+
+
+_SHAPES = {
+    Format.CHAT: 'a chat row is {"messages": [...]}',
+    Format.COMPLETION: 'a completion row is {"prompt": "...", "completion": "..."}',
+}
+
+
+@dataclass(frozen=True)
+class RowError:
+    """One mistake in a row. `path` is within the row, as in messages[1].role; None is the row itself."""
+
+    path: str | None
+    code: str
+    message: str
+
+
+class _Unreadable(ValueError):
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def check_row(line: bytes) -> tuple[Format | None, list[RowError]]:
+    """The row's format, or None where it has none, and all that is wrong with it. `line` comes without its newline."""
+    try:
+        row = _read(line)
+    except _Unreadable as error:
+        return None, [RowError(None, error.code, str(error))]
+    if not isinstance(row, dict):
+        return None, [RowError(None, "not_an_object", f"holds {_kind(row)}; a row is a JSON object")]
+    if "messages" in row:
+        return Format.CHAT, [*_unknown(row, ("messages",), Format.CHAT), *_messages(row["messages"])]
+    if "prompt" in row or "completion" in row:
+        return Format.COMPLETION, [*_unknown(row, ("prompt", "completion"), Format.COMPLETION), *_completion(row)]
+    return None, [RowError(None, "format_unknown", f"has no known format: {'; '.join(_SHAPES.values())}")]
+
+
+def _read(line: bytes) -> Any:
+    if not line.strip():
+        raise _Unreadable("blank_line", "is blank; remove it")
+    if line.startswith(b"\xef\xbb\xbf"):
+        raise _Unreadable("byte_order_mark", "begins with a byte order mark; save the file as UTF-8 without one")
+    try:
+        return json.loads(line.decode(), object_pairs_hook=_object, parse_constant=_constant)
+    except UnicodeDecodeError as error:
+        raise _Unreadable("not_utf8", f"is not UTF-8: {error.reason} at byte {error.start + 1} of the line") from None
+    except json.JSONDecodeError as error:
+        raise _Unreadable("not_json", f"is not JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise _Unreadable("not_json", "is nested too deeply") from None
+    except _Unreadable:
+        raise
+    except ValueError as error:
+        raise _Unreadable("not_json", f"is not usable JSON: {str(error).partition(';')[0]}") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise _Unreadable("duplicate_key", f"has the key {twice!r} twice in one object")
+    return made
+
+
+def _constant(name: str) -> Any:
+    raise _Unreadable("not_json", f"holds {name}, which is not JSON")
+
+
+def _unknown(row: dict[str, Any], known: Sequence[str], format: Format) -> Iterator[RowError]:
+    for name in row:
+        if name not in known:
+            yield RowError(name, "unknown_field", f"is not part of the format: {_SHAPES[format]}; remove it")
+
+
+def _messages(messages: Any) -> Iterator[RowError]:
+    if not isinstance(messages, list) or not messages:
+        yield RowError("messages", "no_messages", 'must be a list of at least one {"role", "content"}')
+        return
+    for index, message in enumerate(messages):
+        yield from _message(f"messages[{index}]", index, message)
+    if not any(isinstance(message, dict) and message.get("role") == "assistant" for message in messages):
+        yield RowError("messages", "no_assistant_turn", "has no turn of the assistant, so there is nothing to learn from it")
+
+
+def _message(path: str, index: int, message: Any) -> Iterator[RowError]:
+    if not isinstance(message, dict):
+        yield RowError(path, "not_an_object", f'holds {_kind(message)}; a message is {{"role", "content"}}')
+        return
+    for name in message:
+        if name not in ("role", "content"):
+            yield RowError(f"{path}.{name}", "unknown_field", "is not part of a message, which has role and content; remove it")
+    role = message.get("role")
+    if role not in _ROLES:
+        given = f", got {role!r:.40}" if "role" in message else ""
+        yield RowError(f"{path}.role", "wrong_role", f"must be system, user or assistant{given}")
+    elif role == "system" and index > 0:
+        yield RowError(f"{path}.role", "system_not_first", "is system, which may only be the first message")
+    yield from _text(f"{path}.content", message, "content")
+
+
+def _completion(row: dict[str, Any]) -> Iterator[RowError]:
+    yield from _text("prompt", row, "prompt", may_be_empty=True)
+    yield from _text("completion", row, "completion")
+
+
+def _text(path: str, holder: dict[str, Any], name: str, may_be_empty: bool = False) -> Iterator[RowError]:
+    if name not in holder:
+        yield RowError(path, "missing", "is required")
+        return
+    text = holder[name]
+    if not isinstance(text, str):
+        yield RowError(path, "not_a_text", f"must be a text, got {_kind(text)}")
+    elif not may_be_empty and not text.strip():
+        yield RowError(path, "empty", "holds nothing but white space" if text else "is empty")
+    elif _has_surrogate(text):
+        yield RowError(path, "lone_surrogate", "holds half of a surrogate pair (\\ud800 to \\udfff), which is no character")
+
+
+def _has_surrogate(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _kind(value: Any) -> str:
+    kinds = {dict: "an object", list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number"}
+    return "null" if value is None else kinds[type(value)]

@@ -1,0 +1,156 @@
+"""POST /v1/files as it comes in: multipart parts are split while they arrive, and the file's bytes go straight to the intake.
+
+Knows no rows of a data set and no database.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+from python_multipart.exceptions import MultipartParseError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.concurrency import run_in_threadpool
+
+from service.bodies import blocks
+from service.errors import BadRequest, invalid_field
+from service.files.intake import FileTooLarge, Intake, Limits
+from service.state import Config, Store
+from service.tenants.auth import Writer
+
+MAX_NAME = 255
+_MAX_HEADER = 8192  # bytes of one header of a part
+_OVERHEAD = 2**16  # bytes of a body that are not the file's: boundaries, part headers, the name
+
+
+class NotMultipart(BadRequest):
+    code = "not_multipart"
+
+
+@dataclass
+class Upload:
+    """A file that has come in whole and is not judged yet."""
+
+    intake: Intake
+    name: str
+
+
+class Parts:
+    """The multipart body's state: which part is coming in, and what the parts held. `feed` may be called from any thread."""
+
+    def __init__(self, boundary: bytes, intake: Intake) -> None:
+        self.intake = intake
+        self.seen: set[str] = set()
+        self.filename: str | None = None
+        self.complete = False
+        self._name = bytearray()
+        self._part = ""
+        self._header, self._value = bytearray(), bytearray()
+        self._disposition: bytes = b""
+        self._parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._part_begins,
+                "on_header_field": self._header_comes,
+                "on_header_value": self._value_comes,
+                "on_header_end": self._header_ends,
+                "on_headers_finished": self._headers_end,
+                "on_part_data": self._data,
+                "on_end": self._ends,
+            },
+        )
+
+    def feed(self, block: bytes) -> None:
+        try:
+            self._parser.write(block)
+        except MultipartParseError as error:
+            raise NotMultipart(f"The multipart body is broken: {error}.") from None
+
+    @property
+    def name(self) -> str | None:
+        """The `name` part, if there was one. Raises Invalid if it is no name."""
+        if "name" not in self.seen:
+            return None
+        try:
+            return _sane(self._name.decode())
+        except UnicodeDecodeError:
+            raise invalid_field("name", "not_utf8", "is not UTF-8") from None
+
+    def _part_begins(self) -> None:
+        self._disposition = b""
+
+    def _header_comes(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+        self._bound_header()
+
+    def _value_comes(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+        self._bound_header()
+
+    def _bound_header(self) -> None:
+        if len(self._header) + len(self._value) > _MAX_HEADER:
+            raise NotMultipart(f"A part has a header of more than {_MAX_HEADER} bytes.")
+
+    def _header_ends(self) -> None:
+        if self._header.lower() == b"content-disposition":
+            self._disposition = bytes(self._value)
+        self._header.clear()
+        self._value.clear()
+
+    def _headers_end(self) -> None:
+        _, options = parse_options_header(self._disposition)
+        self._part = options.get(b"name", b"").decode(errors="backslashreplace")
+        if self._part not in ("file", "name"):
+            raise invalid_field(
+                self._part or "(unnamed part)", "unknown_field", "is not a part of an upload: file and name are"
+            )
+        if self._part in self.seen:
+            raise invalid_field(self._part, "repeated", "was sent twice; upload one file at a time")
+        self.seen.add(self._part)
+        if self._part == "file" and b"filename" in options:
+            self.filename = options[b"filename"].decode(errors="replace")
+
+    def _data(self, data: bytes, start: int, end: int) -> None:
+        if self._part == "file":
+            self.intake.feed(data[start:end])
+            return
+        self._name += data[start:end]
+        if len(self._name) > 4 * MAX_NAME:  # UTF-8 has up to four bytes a character
+            raise invalid_field("name", "too_long", f"has more than {MAX_NAME} characters")
+
+    def _ends(self) -> None:
+        self.complete = True
+
+
+async def received(request: Request, writer: Writer, settings: Config, storage: Store) -> AsyncIterator[Upload]:
+    """The uploaded file. What was written of it goes away again unless the route finishes the intake."""
+    limits = Limits.of(settings)
+    refusal = FileTooLarge.bytes(limits.bytes)
+    parts = Parts(_boundary(request), Intake(storage.receive(), limits))
+    try:
+        async for block in blocks(request, limits.bytes + _OVERHEAD, refusal):
+            await run_in_threadpool(parts.feed, block)
+        if not parts.complete:
+            raise NotMultipart("The multipart body ends before its last boundary.")
+        if "file" not in parts.seen:
+            raise invalid_field("file", "missing", "is required: the data set, as a part called file")
+        yield Upload(parts.intake, parts.name or _sane(parts.filename or "data.jsonl"))
+    finally:
+        await run_in_threadpool(parts.intake.abandon)
+
+
+Received = Annotated[Upload, Depends(received)]
+
+
+def _boundary(request: Request) -> bytes:
+    kind, options = parse_options_header(request.headers.get("content-type"))
+    if kind != b"multipart/form-data" or not options.get(b"boundary"):
+        raise NotMultipart("An upload is multipart/form-data with a part called file: curl -F file=@train.jsonl ...")
+    return options[b"boundary"]
+
+
+def _sane(name: str) -> str:
+    name = name.strip()
+    if not name or len(name) > MAX_NAME or not name.isprintable():
+        raise invalid_field("name", "bad_name", f"must have 1 to {MAX_NAME} printable characters")
+    return name

@@ -1,0 +1,94 @@
+"""What tenants do with tasks: make, find and cancel them. Every face of the API calls these; they know no HTTP."""
+
+from collections.abc import Iterable
+
+from sqlalchemy import Select, func, insert, select, update
+from sqlalchemy.orm import Session
+
+from contract.spec import TaskSpec
+from contract.states import JOB_TERMINAL, TASK_TERMINAL, JobStatus, TaskStatus, check_task
+from service.db import after_commit, new_id
+from service.errors import Conflict
+from service.fleet.placements import end_placement, live_placement
+from service.hints import Hints
+from service.queue import Queue, QueueJob
+from service.scheduler.requests import request_plan
+from service.tasks.models import Job, Task
+from service.tasks.preflight import preflight
+from service.tasks.watch import touch
+from service.tenants.keys import Principal
+from service.tenants.scope import find, scoped
+
+_UNFINISHED = [status for status in JobStatus if status not in JOB_TERMINAL]
+
+
+class TaskEnded(Conflict):
+    """The task has come to its end, which never changes. `task_status` says how."""
+
+    code, title = "task_ended", "The task has ended"
+
+
+def create(session: Session, queue: Queue, principal: Principal, spec: TaskSpec) -> Task:
+    """Make the task and all its jobs, and wake a validator once they are committed. Raises SpecRefused."""
+    pinned = preflight(session, principal, spec)
+    task = Task(
+        id=new_id("task"),
+        tenant_id=principal.tenant_id,
+        name=spec.name,
+        spec=spec.model_dump(mode="json"),
+        status=TaskStatus.VALIDATING,
+        base_model=pinned.model.name,
+        base_revision=pinned.model.revision,
+        train_file_id=pinned.train.id,
+        validation_file_id=pinned.validation.id if pinned.validation else None,
+        gpus=spec.gpus,
+        priority=spec.priority,
+        labels=dict(spec.labels),
+    )
+    session.add(task)
+    session.flush()
+    jobs = [
+        {
+            "id": new_id("job"),
+            "tenant_id": principal.tenant_id,
+            "task_id": task.id,
+            "index": index,
+            "config": config.model_dump(mode="json"),
+        }
+        for index, config in enumerate(spec.search_space.expand())
+    ]
+    session.execute(insert(Job), jobs)
+    session.refresh(task)
+    after_commit(session, lambda: queue.wake(QueueJob.VALIDATE))
+    return task
+
+
+def tasks_of(principal: Principal, statuses: Iterable[TaskStatus] = ()) -> Select[Task]:
+    """The caller's tasks, of these statuses if any are given."""
+    wanted = list(statuses)
+    tasks = scoped(select(Task), Task, principal)
+    return tasks.where(Task.status.in_(wanted)) if wanted else tasks
+
+
+def cancel(session: Session, queue: Queue, hints: Hints, principal: Principal, task_id: str) -> Task:
+    """End the task at once; what was committed stays. One that is cancelled already stays so. Raises NotFound, TaskEnded."""
+    task = find(session, Task, task_id, principal, "task", lock=True)
+    if task.status == TaskStatus.CANCELLED:
+        return task
+    if task.status in TASK_TERMINAL:
+        raise TaskEnded(f"The task has already {task.status}; there is nothing left to cancel.", task_status=task.status)
+    task.status = check_task(TaskStatus(task.status), TaskStatus.CANCELLED)
+    task.fence += 1
+    now = session.scalars(select(func.clock_timestamp())).one()
+    task.ended_at, task.waiting = now, None
+    session.execute(
+        update(Job)
+        .where(Job.task_id == task.id, Job.status.in_(_UNFINISHED))
+        .values(status=JobStatus.CANCELLED, ended_at=now, checkpoint=None)
+    )
+    placement = live_placement(session, task.id)
+    if placement is not None:
+        end_placement(session, hints, placement, "cancelled")
+    touch(session, task)
+    request_plan(session, queue, "task_cancelled")
+    return task

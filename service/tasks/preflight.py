@@ -1,0 +1,106 @@
+"""Whether a task could run as it is asked for: what its spec refers to must exist and fit together.
+
+Finds all mistakes at once. Knows nothing of nodes: a task that no node has room for waits and says so.
+"""
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from contract.spec import TaskSpec
+from service.errors import FieldError, Invalid
+from service.files import actions as files
+from service.files.models import File
+from service.fleet.models import BaseModel
+from service.tenants.keys import Principal
+
+_LISTED = 20  # models that a refusal names
+
+
+class SpecRefused(Invalid):
+    """The spec is well-formed, but what it asks for cannot be."""
+
+    code, title = "task_refused", "The task could not run"
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """What the task will be made of; the files cannot be deleted before the transaction ends."""
+
+    train: File
+    validation: File | None
+    model: BaseModel
+
+
+def preflight(session: Session, principal: Principal, spec: TaskSpec) -> Pinned:
+    """Find and hold what the spec names. Raises SpecRefused, which lists everything that is wrong."""
+    wanted = spec.dataset
+    held = files.pin(session, principal, [id for id in (wanted.file_id, wanted.validation_file_id) if id is not None])
+    train = held.get(wanted.file_id)
+    validation = held.get(wanted.validation_file_id or "")
+    model = session.scalar(select(BaseModel).where(BaseModel.name == spec.base_model, BaseModel.enabled))
+    errors = [
+        *_files(spec, train, validation),
+        *(_model_unknown(session, spec) if model is None else _model(spec, model)),
+        *(() if train is None else _sizes(spec, train)),
+    ]
+    if errors:
+        raise SpecRefused(errors)
+    assert train is not None  # its absence is an error
+    assert model is not None
+    return Pinned(train, validation, model)
+
+
+def _files(spec: TaskSpec, train: File | None, validation: File | None) -> Iterator[FieldError]:
+    wanted = spec.dataset
+    if train is None:
+        yield _unknown("dataset.file_id", wanted.file_id)
+    if wanted.validation_file_id is None:
+        return
+    field = "dataset.validation_file_id"
+    if validation is None:
+        yield _unknown(field, wanted.validation_file_id)
+    elif train is not None and validation.sha256 == train.sha256:
+        message = "holds the very rows that are trained on; leave it out, and a fraction of the rows is held out instead"
+        yield FieldError(field=field, code="same_rows", message=message)
+    elif train is not None and validation.format != train.format:
+        message = f"is a {validation.format} file, but the training file is a {train.format} file; both need one format"
+        yield FieldError(field=field, code="format_differs", message=message)
+
+
+def _unknown(field: str, file_id: str) -> FieldError:
+    message = f"there is no file {file_id!r} that this key could see; upload it with POST /v1/files"
+    return FieldError(field=field, code="file_unknown", message=message)
+
+
+def _model_unknown(session: Session, spec: TaskSpec) -> Iterator[FieldError]:
+    names = list(session.scalars(select(BaseModel.name).where(BaseModel.enabled).order_by(BaseModel.name)))
+    near = difflib.get_close_matches(spec.base_model, names, n=1)
+    if near:
+        hint = f"did you mean {near[0]!r}?"
+    elif names:
+        hint = f"allowed are: {', '.join(names[:_LISTED])}{', …' if len(names) > _LISTED else ''}"
+    else:
+        hint = "no model is allowed yet; an admin adds one with POST /v1/admin/models"
+    message = f"{spec.base_model!r} is not on the list of base models; {hint}"
+    yield FieldError(field="base_model", code="model_unknown", message=message)
+
+
+def _model(spec: TaskSpec, model: BaseModel) -> Iterator[FieldError]:
+    asked = spec.training.max_seq_len
+    if asked > model.max_position:
+        message = f"is {asked}, but {model.name} has positions for at most {model.max_position} tokens"
+        yield FieldError(field="training.max_seq_len", code="beyond_model", message=message)
+
+
+def _sizes(spec: TaskSpec, train: File) -> Iterator[FieldError]:
+    if spec.dataset.validation_file_id is None and train.rows < 2:
+        message = "has one row, and none would be left to validate on; add rows, or name a validation_file_id"
+        yield FieldError(field="dataset.file_id", code="too_few_rows", message=message)
+    for index, size in enumerate(spec.search_space.batch_size):
+        if size > train.rows:
+            message = f"is {size}, but the training file has only {train.rows} rows"
+            yield FieldError(field=f"search_space.batch_size[{index}]", code="beyond_rows", message=message)

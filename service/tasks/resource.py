@@ -1,0 +1,214 @@
+"""A task as the API shows it, made from few queries however many tasks and jobs there are."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+from sqlalchemy import BigInteger, Row, case, func, select
+from sqlalchemy import cast as sql_cast
+from sqlalchemy.orm import Session
+
+from contract.spec import JobConfig
+from contract.states import JobStatus, RequeueReason, TaskStatus
+from service.adapters.models import Adapter
+from service.fleet.models import Node, Placement
+from service.tasks.models import Job, Task
+
+
+class Rows(BaseModel):
+    """How the data set came out at the worker; null until then."""
+
+    train: int | None
+    validation: int | None
+    truncated: int | None = Field(description="Longer than max_seq_len, cut")
+    skipped: int | None = Field(description="Nothing left to train on after truncation")
+
+
+class Progress(BaseModel):
+    """Optimizer steps of all jobs. What early exit saves leaves the total, so that the end is where they meet."""
+
+    steps_done: int
+    steps_total: int | None = Field(description="Null until a worker has read the data set")
+
+
+class Samples(BaseModel):
+    """Training rows that passed through the model, counted once for each job and epoch."""
+
+    trained: int
+    full: int | None = Field(description="What all jobs would train without early exit")
+    saved_fraction: float | None = Field(description="Of `full`, what early exits have saved so far")
+
+
+class Winner(BaseModel):
+    """The job with the lowest validation loss among those that kept an adapter."""
+
+    job_id: str
+    index: int
+    config: JobConfig
+    adapter_id: str
+    val_loss: float
+    step: int
+
+
+class PlacementResource(BaseModel):
+    """Where the task runs, and what it has done there."""
+
+    node: str
+    since: datetime
+    tokens_per_second: float | None
+    steps: int
+    micro_batches: int
+    forwards: int = Field(description="Training forwards of the shared base")
+
+
+class TaskResource(BaseModel):
+    """A task. `version` rises with every change and is its ETag."""
+
+    object: Literal["task"] = "task"
+    id: str
+    name: str | None
+    status: TaskStatus
+    error: str | None
+    base_model: str
+    base_revision: str
+    spec: dict[str, Any] = Field(description="As it was posted, with its defaults")
+    labels: dict[str, str]
+    priority: int
+    gpus: int
+    version: int
+    created_at: datetime
+    queued_at: datetime | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    base_val_loss: float | None = Field(description="Of the base model alone, over the same rows")
+    rows: Rows
+    jobs: dict[JobStatus, int] = Field(description="How many jobs stand at each status")
+    progress: Progress
+    samples: Samples
+    winner: Winner | None
+    waiting: dict[str, Any] | None = Field(description="Why a queued task waits, its place, its expected start and end")
+    requeue_reason: RequeueReason | None = Field(description="Why it was last taken off a node")
+    placement: PlacementResource | None
+
+
+_batch = sql_cast(Job.config["batch_size"].astext, BigInteger)
+_steps_per_epoch = (Task.train_rows + _batch - 1) // _batch
+
+
+def _samples(steps: Any) -> Any:
+    """Rows trained in `steps` steps; the last step of an epoch may be short."""
+    return (steps // _steps_per_epoch) * Task.train_rows + func.least((steps % _steps_per_epoch) * _batch, Task.train_rows)
+
+
+_ended = Job.status.in_([JobStatus.COMPLETED, JobStatus.EXITED, JobStatus.FAILED, JobStatus.CANCELLED])
+_sums = (
+    select(
+        Job.task_id,
+        Job.status,
+        func.count().label("count"),
+        func.sum(Job.step).label("done"),
+        func.sum(case((_ended, Job.step), else_=Job.total_steps)).label("total"),
+        func.coalesce(func.sum(_samples(Job.step)), 0).label("trained"),
+        func.sum(_samples(Job.total_steps)).label("full"),
+    )
+    .join(Task, Task.id == Job.task_id)
+    .group_by(Job.task_id, Job.status)
+)
+
+
+def render(session: Session, tasks: Sequence[Task]) -> list[TaskResource]:
+    """The tasks' resources, in the same order."""
+    ids = [task.id for task in tasks]
+    sums: dict[str, list[Row[Any]]] = defaultdict(list)
+    for row in session.execute(_sums.where(Job.task_id.in_(ids))):
+        sums[row.task_id].append(row)
+    winners, placements = _winners(session, tasks), _placements(session, tasks)
+    return [_render(task, sums[task.id], winners.get(task.id), placements.get(task.id)) for task in tasks]
+
+
+def _winners(session: Session, tasks: Sequence[Task]) -> dict[str, Winner]:
+    ids = [task.winner_job_id for task in tasks if task.winner_job_id is not None]
+    if not ids:
+        return {}
+    found = session.execute(select(Job, Adapter).join(Adapter, Adapter.job_id == Job.id).where(Job.id.in_(ids)))
+    return {
+        job.task_id: Winner(
+            job_id=job.id,
+            index=job.index,
+            config=JobConfig.model_validate(job.config),
+            adapter_id=adapter.id,
+            val_loss=adapter.val_loss,
+            step=adapter.step,
+        )
+        for job, adapter in found
+    }
+
+
+def _placements(session: Session, tasks: Sequence[Task]) -> dict[str, PlacementResource]:
+    ids = [task.id for task in tasks if task.status == TaskStatus.RUNNING]
+    if not ids:
+        return {}
+    live = select(Placement, Node.name).join(Node, Node.id == Placement.node_id)
+    found = session.execute(live.where(Placement.task_id.in_(ids), Placement.ended_at.is_(None)))
+    return {
+        placement.task_id: PlacementResource(
+            node=node,
+            since=placement.created_at,
+            tokens_per_second=placement.tokens / placement.train_seconds if placement.train_seconds > 0 else None,
+            steps=placement.steps,
+            micro_batches=placement.micro_batches,
+            forwards=placement.forwards,
+        )
+        for placement, node in found
+    }
+
+
+def _render(task: Task, sums: Sequence[Row[Any]], winner: Winner | None, placement: PlacementResource | None) -> TaskResource:
+    return TaskResource(
+        id=task.id,
+        name=task.name,
+        status=TaskStatus(task.status),
+        error=task.error,
+        base_model=task.base_model,
+        base_revision=task.base_revision,
+        spec=task.spec,
+        labels=task.labels,
+        priority=task.priority,
+        gpus=task.gpus,
+        version=task.version,
+        created_at=task.created_at,
+        queued_at=task.queued_at,
+        started_at=task.started_at,
+        ended_at=task.ended_at,
+        base_val_loss=task.base_val_loss,
+        rows=Rows(
+            train=task.train_rows,
+            validation=task.validation_rows,
+            truncated=task.truncated_rows,
+            skipped=task.skipped_rows,
+        ),
+        jobs={status: 0 for status in JobStatus} | {JobStatus(row.status): row.count for row in sums},
+        progress=Progress(steps_done=sum(row.done for row in sums), steps_total=_known([row.total for row in sums])),
+        samples=_count_samples(sums),
+        winner=winner,
+        waiting=task.waiting,
+        requeue_reason=RequeueReason(task.requeue_reason) if task.requeue_reason else None,
+        placement=placement,
+    )
+
+
+def _count_samples(sums: Sequence[Row[Any]]) -> Samples:
+    full = _known([row.full for row in sums])
+    saved = sum(row.full - row.trained for row in sums if row.status == JobStatus.EXITED and row.full is not None)
+    return Samples(
+        trained=sum(int(row.trained) for row in sums),
+        full=full,
+        saved_fraction=float(saved) / full if full else None,
+    )
+
+
+def _known(values: Sequence[Any]) -> int | None:
+    """The sum, or None if a part of it is not known."""
+    return None if any(value is None for value in values) else sum(int(value) for value in values)

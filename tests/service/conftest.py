@@ -1,0 +1,147 @@
+"""A migrated database for each test (copied from a template that is migrated once), tenants with keys, and a client."""
+
+import itertools
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from pydantic import SecretStr
+from starlette.testclient import TestClient
+
+from service import schema
+from service.app import create_app
+from service.db import Database
+from service.fleet.models import BaseModel
+from service.settings import Settings
+from service.storage import Storage
+from service.tenants.keys import Scope, mint_key
+from service.tenants.models import Tenant
+from tests.service.api import Caller
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def template(stack) -> str:
+    """The name of a database at the newest revision, with no rows. Nobody may keep it open."""
+    url = stack.new_database()
+    schema.upgrade(url)
+    return url.rpartition("/")[2].partition("?")[0]
+
+
+@pytest.fixture(scope="module")
+def database_url(stack, template) -> str:
+    """One migrated database for a module's tests, which keep apart by having a tenant each."""
+    return stack.new_database(template)
+
+
+@pytest.fixture
+def new_database_url(stack, template) -> str:
+    """A migrated database that no other test has seen."""
+    return stack.new_database(template)
+
+
+@pytest.fixture(scope="module")
+def database(database_url) -> Iterator[Database]:
+    """For looking at, or writing, what the API keeps."""
+    made = Database(database_url, pool_size=5)
+    yield made
+    made.engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def settings_for(stack) -> Callable[..., Settings]:
+    """Make settings of a service on a database, with its files below a folder: `settings_for(url, folder, port=1234)`."""
+
+    def make(url: str, folder: Path, **changes: object) -> Settings:
+        values: dict[str, object] = {
+            "database_url": url,
+            "redis_url": stack.redis_url,
+            "secret_key": SecretStr(secrets.token_hex(32)),
+            "join_token": SecretStr(secrets.token_hex(32)),
+            "storage_dir": folder / "storage",
+            "state_dir": folder / "state",
+        }
+        return Settings(**(values | changes))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def environment_of() -> Callable[[Settings], dict[str, str]]:
+    """The environment of a process that is to have these settings."""
+
+    def make(settings: Settings) -> dict[str, str]:
+        values = {name: value.get_secret_value() if isinstance(value, SecretStr) else str(value) for name, value in settings}
+        return os.environ | {f"MOTET_{name.upper()}": value for name, value in values.items()}
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def settings(settings_for, database_url, tmp_path_factory) -> Settings:
+    return settings_for(database_url, tmp_path_factory.mktemp("service"))
+
+
+@pytest.fixture(scope="module")
+def app(settings) -> FastAPI:
+    return create_app(settings)
+
+
+@pytest.fixture(scope="module")
+def client(app) -> Iterator[TestClient]:
+    """Calls the app without a socket; `raise_server_exceptions` is off, so that a 500 is seen as a client sees it."""
+    with TestClient(app, raise_server_exceptions=False) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def storage(app) -> Storage:
+    return app.state.motet.storage
+
+
+@pytest.fixture
+def new_tenant(database, client, small_model) -> Callable[..., Caller]:
+    """Make a tenant and a key of it: `new_tenant()`, `new_tenant(Scope.READ)`."""
+
+    def make(*scopes: Scope) -> Caller:
+        with database.begin() as session:
+            tenant = Tenant(id=f"tenant_{secrets.token_hex(6)}", name=f"team {next(_numbers)} {secrets.token_hex(4)}")
+            session.add(tenant)
+            session.flush()
+            _, key = mint_key(session, tenant.id, "test", scopes or (Scope.READ, Scope.WRITE))
+        return Caller(client, tenant.id, key)
+
+    return make
+
+
+@pytest.fixture
+def tenant(new_tenant) -> Caller:
+    """A tenant of this test alone, with a key that may read and write."""
+    return new_tenant()
+
+
+@pytest.fixture
+def admin(new_tenant) -> Caller:
+    """A tenant whose key has every scope."""
+    return new_tenant(*Scope)
+
+
+@pytest.fixture(scope="module")
+def small_model(database) -> str:
+    """The name of a row of the allow-list: "small". Its weights are nowhere: only workers would look for them."""
+    with database.begin() as session:
+        session.add(
+            BaseModel(
+                name="small",
+                source="/nowhere/small",
+                revision="a" * 64,
+                architecture="LlamaForCausalLM",
+                parameters=7_000_000,
+                max_position=2048,
+            )
+        )
+    return "small"
