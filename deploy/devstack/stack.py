@@ -1,6 +1,7 @@
 """The whole of Motet on one machine: which programs, in which order, with which environment. Knows no signals and no locks."""
 
 import hashlib
+import os
 import secrets
 import socket
 from dataclasses import dataclass
@@ -91,9 +92,11 @@ class Stack:
             "MOTET_API_URL": self.api_url,
             "MOTET_REDIS_URL": self._valkey.url(),
             "MOTET_JOIN_TOKEN": self._secrets.join_token,
-            "MOTET_NODE_NAME": socket.gethostname() if number == 1 else f"{socket.gethostname()}-{number}",
-            "MOTET_WORKER_DIR": str(private_folder(self._state.folder / name)),
+            "MOTET_WORKER_DIR": str(private_folder(self._state.folder / "worker")),
         }
+        if self._options.workers > 1:
+            env["MOTET_NODE_NAME"] = name
+            env["MOTET_WORKER_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // self._options.workers))
         if self._options.slots is not None:
             env["MOTET_WORKER_SLOTS"] = str(self._options.slots)
         if self._options.device is not None:

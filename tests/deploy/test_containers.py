@@ -1,0 +1,152 @@
+"""docker-compose.yml and the Dockerfile, read without Docker: what they name must exist, and mean what they think it means."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic_settings import BaseSettings
+
+from service.settings import Settings as ServiceSettings
+from worker.settings import Settings as WorkerSettings
+
+ROOT = Path(__file__).parent.parent.parent
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = {name: service for name, service in SERVICES.items() if "build" in service}
+KEYS = {
+    *("build", "command", "depends_on", "deploy", "environment", "healthcheck", "image", "init", "ports", "restart"),
+    *("shm_size", "stop_grace_period", "user", "volumes"),
+}
+SETTINGS: dict[str, type[BaseSettings]] = {"service": ServiceSettings, "worker": WorkerSettings}
+
+
+def variables(settings: type[BaseSettings], required: bool = False) -> set[str]:
+    fields = settings.model_fields.items()
+    return {f"MOTET_{name.upper()}" for name, field in fields if field.is_required() or not required}
+
+
+def instructions() -> list[list[str]]:
+    """The Dockerfile's instructions as words, continuation lines joined."""
+    text = re.sub(r"\\\n", " ", (ROOT / "Dockerfile").read_text())
+    return [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def stages() -> dict[str, list[list[str]]]:
+    """The instructions of each named stage, the FROM line first."""
+    found: dict[str, list[list[str]]] = {}
+    for words in instructions():
+        if words[0] == "FROM":
+            current = found.setdefault(words[3], [])
+        current.append(words)
+    return found
+
+
+def modules_run(command: list[str]) -> list[list[str]]:
+    """What a command runs as `python -m module words...`, inside `sh -c` too."""
+    parts = re.split(r"&&|;", command[2]) if command[:2] == ["sh", "-c"] else [shlex.join(command)]
+    return [words[2:] for part in parts if (words := shlex.split(part))[:2] == ["python", "-m"]]
+
+
+def test_the_services_are_those_of_the_stack() -> None:
+    assert set(SERVICES) == {"postgres", "valkey", "migrate", "api", "queue", "reconcile", "worker"}
+    assert SERVICES["postgres"]["image"] == "postgres:18"
+    assert SERVICES["valkey"]["image"] == "valkey/valkey:9"
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_says_what_compose_requires(name: str) -> None:
+    service = SERVICES[name]
+    assert set(service) <= KEYS
+    assert "image" in service
+    assert all(isinstance(value, str) for value in service["environment"].values()), "numbers and booleans want quotes"
+    for volume in service.get("volumes", []):
+        source = re.sub(r"\$\{[^}]*\}", "/", volume).split(":")[0]
+        assert source.startswith(("/", "./")) or source in COMPOSE["volumes"], volume
+    for need, how in service.get("depends_on", {}).items():
+        assert need in SERVICES
+        assert how["condition"] in {"service_healthy", "service_completed_successfully"}
+        assert ("healthcheck" in SERVICES[need]) == (how["condition"] == "service_healthy")
+        assert (SERVICES[need].get("restart") == "no") == (how["condition"] == "service_completed_successfully")
+    if "healthcheck" in service:
+        assert set(service["healthcheck"]) == {"test", "interval", "timeout", "retries"}
+        assert service["healthcheck"]["test"][0] in {"CMD", "CMD-SHELL"}
+
+
+def test_no_named_volume_is_idle() -> None:
+    used = {volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])}
+    assert set(COMPOSE["volumes"]) <= used
+
+
+def test_every_secret_must_be_set_and_none_has_a_default() -> None:
+    text = (ROOT / "docker-compose.yml").read_text()
+    asked = re.findall(r"\$\{(\w+)([^}]*)\}", text)
+    secrets = {(name, rest) for name, rest in asked if re.search("PASSWORD|SECRET|TOKEN", name)}
+    assert {name for name, _ in secrets} == {"POSTGRES_PASSWORD", "VALKEY_PASSWORD", "MOTET_SECRET_KEY", "MOTET_JOIN_TOKEN"}
+    assert all(rest.startswith(":?set ") for _, rest in secrets)
+    assert not re.search(r"(?<!\$)\$\w", text), "a variable without braces has no error of its own"
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_variable_is_a_setting_and_every_required_setting_is_there(name: str) -> None:
+    service = OURS[name]
+    settings = SETTINGS[service["build"]["target"]]
+    given = set(service["environment"])
+    assert given <= variables(settings)
+    assert given >= variables(settings, required=True)
+
+
+def test_every_command_is_one_that_the_package_has() -> None:
+    usage = subprocess.run([sys.executable, "-m", "service"], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert usage.returncode == 2
+    accepted: set[tuple[str, ...]] = {("service", word) for word in re.findall(r"\w+", usage.stderr.partition("service ")[2])}
+    accepted.add(("worker",))
+    dockerfile = [yaml.safe_load(" ".join(words[1:])) for words in instructions() if words[0] == "CMD"]
+    run = [
+        tuple(words)
+        for command in [*(service["command"] for service in OURS.values()), *dockerfile]
+        for words in modules_run(command)
+    ]
+    assert set(run) == {*((("service", word)) for word in ("migrate", "bootstrap", "api", "queue", "reconcile")), ("worker",)}
+    assert set(run) <= accepted
+    assert (ROOT / "worker" / "__main__.py").is_file()
+
+
+def test_images_are_built_of_what_is_there() -> None:
+    found = stages()
+    assert {service["build"]["target"] for service in OURS.values()} == {"service", "worker"} <= set(found)
+    ignored = {line.rstrip("/") for line in (ROOT / ".dockerignore").read_text().split()}
+    known: set[str] = set()
+    for name, stage in found.items():
+        base = stage[0][1]
+        assert base == "python:3.12-slim" or base in known, f"{name} stands on {base}"
+        for words in (words for words in stage if words[0] == "COPY"):
+            if words[1].startswith("--from="):
+                assert words[1].removeprefix("--from=") in known
+                continue
+            for source in words[1:-1]:
+                assert (ROOT / source).exists(), f"{name} copies {source}"
+                assert source not in ignored
+        known.add(name)
+
+
+@pytest.mark.parametrize("target", ["service", "worker"])
+def test_an_image_runs_as_an_ordinary_user_and_holds_every_package(target: str) -> None:
+    found = stages()
+    assert [words[1] for words in found[target] if words[0] == "USER"] == ["motet"]
+    copied = {source for words in found[f"build-{target}"] if words[0] == "COPY" for source in words[1:-1]}
+    houses = {path.parent.name for path in ROOT.glob("*/__init__.py")} | {"kernels", "client"}
+    assert houses - {"tests", "benchmarks", "examples"} <= copied
+    pip = [" ".join(words) for words in found[f"build-{target}"] if "install" in words]
+    assert all("--constraint constraints.txt" in line for line in pip)
+    assert any("torch" in line for line in pip) == (target == "worker")
+
+
+def test_the_worker_reserves_gpus() -> None:
+    (device,) = SERVICES["worker"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device["driver"] == "nvidia"
+    assert device["capabilities"] == ["gpu"]
