@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 
 class Strict(BaseModel):
@@ -20,4 +20,18 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
+def _no_bool(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError(f"must be a number, not {str(value).lower()}")
+    return value
+
+
+def _no_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("holds a NUL character, which cannot be stored")
+    return text
+
+
+Number = Annotated[float, BeforeValidator(_no_bool)]  # pydantic alone would take true for 1.0
+Text = Annotated[str, AfterValidator(_no_nul)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
