@@ -32,6 +32,6 @@ def _no_nul(text: str) -> str:
     return text
 
 
-Number = Annotated[float, BeforeValidator(_no_bool)]  # pydantic alone would take true for 1.0
-Text = Annotated[str, AfterValidator(_no_nul)]
+NO_BOOL = BeforeValidator(_no_bool)  # for a float: pydantic alone would take true for 1.0
+STORABLE = AfterValidator(_no_nul)  # for a str
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StrictBool, field_validator, model_validator
 
-from contract.base import Number, Strict, Text
+from contract.base import NO_BOOL, STORABLE, Strict
 
 MAX_JOBS = 1024
 MAX_RANK = 256
@@ -18,11 +18,11 @@ MAX_BATCH_SIZE = 1024
 MAX_VALUES = 256  # of one dimension of a search space
 MAX_SEED = 2**31 - 1
 
-PositiveFloat = Annotated[Number, Field(gt=0, allow_inf_nan=False)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False), NO_BOOL]
 Rank = Annotated[int, Field(ge=1, le=MAX_RANK, strict=True)]
 BatchSize = Annotated[int, Field(ge=1, le=MAX_BATCH_SIZE, strict=True)]
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED, strict=True)]
-Name = Annotated[Text, Field(min_length=1, max_length=128)]
+Name = Annotated[str, Field(min_length=1, max_length=128), STORABLE]
 
 
 class Dataset(Strict):
@@ -30,7 +30,7 @@ class Dataset(Strict):
 
     file_id: Name
     validation_file_id: Name | None = None
-    validation_fraction: Annotated[Number, Field(gt=0, le=0.5)] = 0.1
+    validation_fraction: Annotated[float, Field(gt=0, le=0.5), NO_BOOL] = 0.1
     max_validation_rows: Annotated[int, Field(ge=1, le=4096, strict=True)] = 512
 
 
@@ -130,7 +130,7 @@ class Training(Strict):
         default=None, description="An upper bound on each job's optimizer steps."
     )
     max_seq_len: Annotated[int, Field(ge=8, le=131072, strict=True)] = 1024
-    weight_decay: Annotated[Number, Field(ge=0, le=1)] = 0.01
+    weight_decay: Annotated[float, Field(ge=0, le=1), NO_BOOL] = 0.01
     max_grad_norm: PositiveFloat = Field(default=1.0, description="Each adapter's gradient is clipped to this global norm.")
 
 
@@ -138,14 +138,14 @@ class EarlyExitPolicy(Strict):
     """When a job is stopped. Names and defaults are ALTO's (Algorithm 1, section 5); `none` trains every job to its end."""
 
     policy: Literal["alto", "none"] = "alto"
-    warmup_fraction: Annotated[Number, Field(gt=0, le=1)] = 0.05
-    keep_fraction: Annotated[Number, Field(gt=0, le=1)] = 0.25
-    ema_alpha: Annotated[Number, Field(gt=0, le=1)] = 0.1
+    warmup_fraction: Annotated[float, Field(gt=0, le=1), NO_BOOL] = 0.05
+    keep_fraction: Annotated[float, Field(gt=0, le=1), NO_BOOL] = 0.25
+    ema_alpha: Annotated[float, Field(gt=0, le=1), NO_BOOL] = 0.1
     window: Annotated[int, Field(ge=2, le=100, strict=True)] = 2
     patience_divergence: Annotated[int, Field(ge=1, le=100, strict=True)] = 2
     patience_overfitting: Annotated[int, Field(ge=1, le=100, strict=True)] = 2
-    tau_slope: Annotated[Number, Field(ge=0)] = 0.001
-    tau_gap: Annotated[Number, Field(gt=0)] = 0.1
+    tau_slope: Annotated[float, Field(ge=0), NO_BOOL] = 0.001
+    tau_gap: Annotated[float, Field(gt=0), NO_BOOL] = 0.1
     eval_every: Annotated[int, Field(ge=1, strict=True)] | None = Field(
         default=None, description="Steps between evaluations; left out, max(1, steps // 60)."
     )
@@ -163,7 +163,7 @@ class TaskSpec(Strict):
     early_exit: EarlyExitPolicy = EarlyExitPolicy()
     gpus: Annotated[int, Field(ge=1, le=64, strict=True)] = Field(default=1, description="GPUs of one node.")
     priority: Annotated[int, Field(ge=1, le=100, strict=True)] = Field(default=1, description="Weight in the queue.")
-    labels: Annotated[dict[Name, Annotated[Text, Field(max_length=512)]], Field(max_length=16)] = Field(default={})
+    labels: Annotated[dict[Name, Annotated[str, Field(max_length=512), STORABLE]], Field(max_length=16)] = Field(default={})
 
     def jobs(self) -> list[JobConfig]:
         """The task's jobs in index order."""

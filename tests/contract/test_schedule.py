@@ -1,0 +1,69 @@
+"""A job's calendar: how long it trains, when it warms up, when it is evaluated."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract.spec import JobConfig, Schedule, TaskSpec
+
+
+def spec(training: dict | None = None, early_exit: dict | None = None) -> TaskSpec:
+    return TaskSpec.model_validate(
+        {
+            "base_model": "m",
+            "dataset": {"file_id": "f"},
+            "search_space": {"learning_rate": [1e-4]},
+            "training": training or {},
+            "early_exit": early_exit or {},
+        }
+    )
+
+
+def config(batch_size: int) -> JobConfig:
+    return JobConfig(learning_rate=1e-4, rank=8, alpha=16, batch_size=batch_size, seed=0)
+
+
+def test_the_numbers_of_the_paper():
+    made = Schedule.of(spec({"epochs": 3}), config(4), 400)
+    assert (made.total_steps, made.warmup_steps, made.eval_every, made.boundary) == (300, 15, 5, True)
+
+
+def test_a_short_last_step_counts():
+    assert Schedule.of(spec({"epochs": 2}), config(4), 9).total_steps == 6
+
+
+def test_max_steps_bounds_but_never_stretches():
+    assert Schedule.of(spec({"epochs": 1, "max_steps": 5}), config(1), 100).total_steps == 5
+    assert Schedule.of(spec({"epochs": 1, "max_steps": 500}), config(1), 100).total_steps == 100
+
+
+def test_without_early_exit_there_is_no_boundary():
+    assert not Schedule.of(spec(early_exit={"policy": "none"}), config(1), 100).boundary
+
+
+def test_a_warmup_as_long_as_the_training_selects_nothing():
+    assert not Schedule.of(spec(early_exit={"warmup_fraction": 1}), config(1), 100).boundary
+
+
+def test_no_rows_no_calendar():
+    with pytest.raises(ValueError, match="no rows"):
+        Schedule.of(spec(), config(1), 0)
+
+
+@given(
+    rows=st.integers(1, 100_000),
+    batch_size=st.integers(1, 1024),
+    epochs=st.integers(1, 100),
+    max_steps=st.none() | st.integers(1, 10_000),
+    eval_every=st.none() | st.integers(1, 10_000),
+    warmup=st.floats(0.001, 1),
+)
+def test_every_calendar_holds_together(rows, batch_size, epochs, max_steps, eval_every, warmup):
+    early_exit = {"eval_every": eval_every, "warmup_fraction": warmup}
+    made = Schedule.of(spec({"epochs": epochs, "max_steps": max_steps}, early_exit), config(batch_size), rows)
+    assert 1 <= made.warmup_steps <= made.total_steps
+    assert 1 <= made.eval_every <= made.total_steps
+    assert made.boundary == (made.warmup_steps < made.total_steps)
+    assert made.evaluates_at(made.total_steps)
+    assert made.evaluates_at(made.eval_every)
+    assert not made.boundary or made.evaluates_at(made.warmup_steps)
