@@ -39,7 +39,7 @@ class Task(Base):
     skipped_rows: Mapped[int | None]
     requeue_reason: Mapped[str | None] = mapped_column(String(16))  # why it was last taken off a node
     losses: Mapped[int] = mapped_column(default=0)  # executors lost in a row without a new checkpoint or a job's end
-    waiting: Mapped[dict[str, Any] | None] = mapped_column(JSONB)  # code, sentence, place, expected start and end
+    waiting: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))  # why, its place, expected start and end
     created_at: Mapped[Now]
     queued_at: Mapped[At | None]
     started_at: Mapped[At | None]  # of the first placement
@@ -68,11 +68,11 @@ class Job(Base):
     warmup_val_loss: Mapped[float | None] = mapped_column(Double)
     promoted: Mapped[bool] = mapped_column(default=False)
     exit_reason: Mapped[str | None] = mapped_column(String(16))
-    exit_evidence: Mapped[dict[str, Any] | None] = mapped_column(JSONB)
+    exit_evidence: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
     error: Mapped[str | None] = mapped_column(Text)
     best_step: Mapped[int | None]
     best_val_loss: Mapped[float | None] = mapped_column(Double)
-    checkpoint: Mapped[dict[str, Any] | None] = mapped_column(JSONB)  # a contract.wire.CheckpointRef
+    checkpoint: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))  # a contract.wire.CheckpointRef
     started_at: Mapped[At | None]
     ended_at: Mapped[At | None]
 

@@ -4,6 +4,7 @@ import itertools
 import os
 import secrets
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,24 @@ def client(app) -> Iterator[TestClient]:
 @pytest.fixture(scope="module")
 def storage(app) -> Storage:
     return app.state.motet.storage
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Settings], Caller]]:
+    """Start another app, on settings of the test's own, and call it with a key that has every scope."""
+    with ExitStack() as stack:
+
+        def start(settings: Settings) -> Caller:
+            started = stack.enter_context(TestClient(create_app(settings), raise_server_exceptions=False))
+            db = started.app.state.motet.db  # type: ignore[attr-defined]
+            with db.begin() as session:
+                tenant = Tenant(id=f"tenant_{secrets.token_hex(6)}", name=f"team {next(_numbers)}")
+                session.add(tenant)
+                session.flush()
+                _, key = mint_key(session, tenant.id, "test", tuple(Scope))
+            return Caller(started, tenant.id, key)
+
+        yield start
 
 
 @pytest.fixture
