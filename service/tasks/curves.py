@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import bindparam, func, insert, select, update
+from sqlalchemy import bindparam, func, insert, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from service.tasks.models import PointChunk
@@ -40,13 +40,12 @@ class Curves:
     def __init__(self, session: Session, job_ids: Iterable[str]) -> None:
         self._session = session
         self._tails: dict[_Key, _Tail] = {}
-        last = (
-            select(PointChunk.job_id, PointChunk.series, PointChunk.id, PointChunk.last_step, _POINTS)
-            .where(PointChunk.job_id.in_(list(job_ids)), PointChunk.hidden_by.is_(None))
-            .distinct(PointChunk.job_id, PointChunk.series)
-            .order_by(PointChunk.job_id, PointChunk.series, PointChunk.first_step.desc())
-        )
-        for job_id, series, chunk_id, last_step, points in session.execute(last):
+        visible = (PointChunk.job_id.in_(list(job_ids)), PointChunk.hidden_by.is_(None))
+        newest = select(PointChunk.job_id, PointChunk.series, func.max(PointChunk.first_step)).where(*visible)
+        newest = newest.group_by(PointChunk.job_id, PointChunk.series)
+        key = tuple_(PointChunk.job_id, PointChunk.series, PointChunk.first_step)
+        last = select(PointChunk.job_id, PointChunk.series, PointChunk.id, PointChunk.last_step, _POINTS)
+        for job_id, series, chunk_id, last_step, points in session.execute(last.where(*visible, key.in_(newest))):
             self._tails[job_id, series] = _Tail(chunk_id, CHUNK - points, last_step)
 
     def append(self, job_id: str, series: str, steps: Sequence[int], values: Sequence[float]) -> None:

@@ -44,7 +44,7 @@ def rewind(session: Session, task: Task, reason: RequeueReason, detail: str = ""
 
 def _back(session: Session, job: Job, selects: bool, fence: int) -> None:
     step = job.checkpoint["step"] if job.checkpoint else None
-    status = _status_at(job, step, selects)
+    status = status_at(job, step, selects)
     if status not in JOB_REWINDS[JobStatus(job.status)]:
         raise IllegalTransition(JobStatus(job.status), status)
     hide_after(session, job.id, -1 if step is None else step, fence)
@@ -58,7 +58,7 @@ def _back(session: Session, job: Job, selects: bool, fence: int) -> None:
     job.best_step, job.best_val_loss = best if best else (None, None)
 
 
-def _status_at(job: Job, step: int | None, selects: bool) -> JobStatus:
+def status_at(job: Job, step: int | None, selects: bool) -> JobStatus:
     """Where the job stood when it had trained `step` steps."""
     if step is None:
         return JobStatus.PENDING

@@ -1,0 +1,258 @@
+"""Reports: applied once, in order, under their fence; and what each event makes of jobs, curves, adapters and the task."""
+
+import math
+
+import pytest
+from sqlalchemy import select
+
+from service.adapters.models import Adapter
+from service.fleet.models import Node, Placement
+from service.tasks.models import Job, PointChunk, Task
+from tests.service.fleet.rows import dump
+from tests.service.fleet.scripted import completed, exited, moved, points, throughput
+
+
+@pytest.fixture
+def placement(tenant, new_node, plan):
+    """A task of two jobs, placed and taken up."""
+    node, task = new_node(), tenant.task()
+    plan()
+    taken = node.take(task["id"])
+    taken.report(taken.attached())
+    return taken
+
+
+@pytest.fixture
+def jobs(database, placement):
+    """The task's jobs as they are now: `jobs()[0].status`."""
+
+    def read() -> list[Job]:
+        with database.begin() as session:
+            return list(session.scalars(select(Job).where(Job.task_id == placement.given.task_id).order_by(Job.index)))
+
+    return read
+
+
+@pytest.fixture
+def task_of(database, placement):
+    def read() -> Task:
+        with database.begin() as session:
+            return session.get_one(Task, placement.given.task_id)
+
+    return read
+
+
+def chunks(database, job_id, series="train_loss"):
+    with database.begin() as session:
+        own = select(PointChunk).where(PointChunk.job_id == job_id, PointChunk.series == series)
+        return list(session.scalars(own.order_by(PointChunk.hidden_by.nulls_first(), PointChunk.first_step)))
+
+
+def test_a_whole_task_over_the_wire(tenant, placement, jobs, task_of):
+    placement.report(moved(0, "warmup"), moved(1, "warmup"), points(0, [1, 2]), points(1, [1, 2]))
+    placement.report(points(0, [2], [1.9], "val_loss"), moved(0, "parked", 2, warmup_val_loss=1.9))
+    placement.report(points(1, [2], [1.7], "val_loss"), moved(1, "training", 2, warmup_val_loss=1.7))
+    placement.report(exited(0, 2, loss=1.9), points(1, list(range(3, 21))), throughput(steps=20, tokens=4000, seconds=4))
+    placement.report(placement.adapter(1, 1.25), completed(1, 20, 18, 1.25))
+
+    first, second = jobs()
+    assert (first.status, first.exit_reason, first.exit_evidence) == ("exited", "underperforming", {"rank": 3, "kept": 1})
+    assert (second.status, second.step, second.best_step, second.best_val_loss) == ("completed", 20, 18, 1.25)
+    assert second.promoted
+    assert second.warmup_val_loss == 1.7
+    task = tenant.get(f"/v1/tasks/{placement.given.task_id}").json()
+    assert task["status"] == "succeeded"
+    assert task["winner"]["index"] == 1
+    assert task["rows"] == {"train": 18, "validation": 2, "truncated": 0, "skipped": 0}
+    assert placement.node.desired().placements == []
+    # what the executor still had to say once the last job ended is neither lost nor an error
+    placement.report(throughput(steps=1), {"kind": "detached"})
+
+
+def test_a_repeated_report_is_answered_as_before_and_changes_nothing(database, placement):
+    answer = placement.send(moved(0, "warmup"), points(0, [1, 2, 3]))
+    before = dump(database)
+    again = placement.send(moved(0, "warmup"), points(0, [1, 2, 3]))
+    assert (again.status_code, again.json()) == (answer.status_code, answer.json()) == (200, {"seq": 2})
+    assert dump(database) == before
+
+
+def test_a_report_of_an_old_fence_changes_nothing(database, placement):
+    placement.report(moved(0, "warmup"), points(0, [1, 2, 3]))
+    assert placement.node.lost(placement).status_code == 204
+    before = dump(database)
+    for body in (
+        placement.body(points(0, [4]), seq=3),
+        placement.body(moved(0, "warmup"), seq=2),  # also one that was applied in its time
+        placement.body(completed(0), seq=3, fence=placement.given.fence + 1),
+    ):
+        response = placement.call("POST", "reports", body)
+        assert (response.status_code, response.json()["code"]) == (409, "fence_stale")
+    upload = placement.call("POST", "uploads", {"fence": placement.given.fence, "sha256": "a" * 64, "bytes": 3})
+    assert upload.json()["code"] == "fence_stale"
+    assert dump(database) == before
+
+
+def test_a_gap_names_the_report_that_is_missing(database, placement):
+    before = dump(database)
+    response = placement.send(points(0, [1]), seq=5)
+    assert (response.status_code, response.json()["code"], response.json()["expected_seq"]) == (409, "seq_gap", 2)
+    assert dump(database) == before
+
+
+def test_only_its_own_token_speaks_for_a_placement(tenant, placement, plan, new_node):
+    other_node, other = new_node(), tenant.task()
+    plan()
+    stranger = other_node.take(other["id"])
+    response = other_node.call(
+        "POST", f"placements/{placement.id}/reports", stranger.given.token, placement.body(points(0, [1]))
+    )
+    assert (response.status_code, response.json()["code"]) == (401, "placement_token_refused")
+    assert (
+        other_node.call("POST", "placements/nobody/reports", stranger.given.token, placement.body(points(0, [1]))).status_code
+        == 401
+    )
+
+
+@pytest.mark.parametrize(
+    ("events", "says"),
+    [
+        ([points(0, [1, 2]), points(0, [2, 3])], "events[1] (points): train_loss at step 2 comes after step 2"),
+        ([points(0, [3, 2])], "train_loss at step 2 comes after step 3"),
+        ([points(7, [1])], "the task has jobs 0 to 1, not 7"),
+        ([points(0, [1, 2], [1.0])], "2 steps, but 1 values"),
+        ([completed(0)], "may not change from 'pending' to 'completed'"),
+        ([moved(0, "warmup"), exited(0, 3), points(0, [4])], "job 0 has ended as exited"),
+        ([{"kind": "checkpointed", "jobs": {"0": {"step": 0, "sha256": "b" * 64, "bytes": 1}}}], "never said to have started"),
+        (
+            [moved(0, "warmup"), {"kind": "checkpointed", "jobs": {"0": {"step": 0, "sha256": "b" * 64, "bytes": 1}}}],
+            "is not in storage",
+        ),
+        (
+            [moved(0, "warmup"), {"kind": "checkpointed", "jobs": {"0": {"step": 9, "sha256": "b" * 64, "bytes": 1}}}],
+            "checkpoint is of step 9, reported is step 0",
+        ),
+    ],
+)
+def test_a_report_that_contradicts_what_is_known_is_refused_whole(database, placement, events, says):
+    before = dump(database)
+    response = placement.send(*events)
+    assert (response.status_code, response.json()["code"]) == (422, "report_refused")
+    assert says in response.json()["detail"]
+    assert dump(database) == before
+    placement.report(moved(0, "warmup"), points(0, [1]))  # the same number is still free
+
+
+def test_no_step_twice_across_reports(placement):
+    placement.report(moved(0, "warmup"), points(0, [1, 2, 3]))
+    response = placement.send(points(0, [3, 4]))
+    assert response.status_code == 422
+    assert "train_loss at step 3 comes after step 3 was kept" in response.json()["detail"]
+    placement.report(points(0, [3], series="val_loss"))  # another series has its own steps
+
+
+def test_small_reports_grow_one_chunk_and_large_ones_are_cut(database, placement, jobs):
+    placement.report(moved(0, "warmup"))
+    for step in range(1, 11):
+        placement.report(points(0, [step], [float(step)]))
+    job = jobs()[0]
+    (one,) = chunks(database, job.id)
+    assert (one.steps, one.values) == (list(range(1, 11)), [float(step) for step in range(1, 11)])
+    placement.report(*(points(0, list(range(at, at + 200))) for at in (11, 211, 411)))
+    cut = chunks(database, job.id)
+    assert [len(chunk.steps) for chunk in cut] == [256, 256, 98]
+    assert [step for chunk in cut for step in chunk.steps] == list(range(1, 611))
+    assert [(chunk.first_step, chunk.last_step) for chunk in cut] == [(1, 256), (257, 512), (513, 610)]
+    assert job.step == 10
+    assert jobs()[0].step == 610
+
+
+def test_a_loss_that_was_not_finite_is_kept_as_nan_and_is_never_the_best(database, placement, jobs):
+    placement.report(moved(0, "warmup"), points(0, [1, 2], [3.0, None]), points(0, [1, 2], [None, 2.5], "val_loss"))
+    first, second = chunks(database, jobs()[0].id)[0].values
+    assert first == 3.0
+    assert math.isnan(second)
+    assert (jobs()[0].best_step, jobs()[0].best_val_loss) == (2, 2.5)
+
+
+def test_an_adapter_must_be_in_storage_and_of_this_job(database, placement):
+    placement.report(moved(0, "warmup"), moved(1, "warmup"))
+    event = placement.adapter(0, 1.5)
+    before = dump(database)
+    event["manifest"]["files"][0]["bytes"] += 1
+    assert "bytes in storage" in placement.send(event).json()["detail"]
+    event = placement.adapter(0, 1.5)
+    event["manifest"]["files"][0]["sha256"] = "c" * 64
+    assert "is not in storage" in placement.send(event).json()["detail"]
+    assert "another job" in placement.send(placement.adapter(1, 1.5) | {"job": 0}).json()["detail"]
+    assert (
+        "already has its adapter" in placement.send(placement.adapter(0, 1.5), placement.adapter(0, 1.4, 19)).json()["detail"]
+    )
+    assert dump(database) == before
+
+
+def test_the_lowest_loss_wins_and_equal_ones_go_to_the_lower_index(tenant, placement, task_of, jobs):
+    placement.report(moved(0, "warmup"), moved(1, "warmup"))
+    placement.report(placement.adapter(1, 1.5), completed(1, loss=1.5))
+    assert task_of().status == "running"
+    placement.report(placement.adapter(0, 1.5), completed(0, loss=1.5))
+    assert task_of().status == "succeeded"
+    assert task_of().winner_job_id == jobs()[0].id
+
+
+def test_an_exit_with_an_adapter_competes(placement, task_of, jobs):
+    placement.report(moved(0, "warmup"), moved(1, "warmup"))
+    placement.report(
+        placement.adapter(0, 1.0, 5), exited(0, 9, "overfitting", 1.0), placement.adapter(1, 1.1), completed(1, loss=1.1)
+    )
+    assert task_of().winner_job_id == jobs()[0].id
+
+
+def test_a_task_without_any_adapter_fails_and_says_why(placement, task_of):
+    placement.report(moved(0, "warmup"), moved(1, "warmup"))
+    placement.report({"kind": "job_failed", "job": 0, "step": 1, "error": "loss is not finite"}, completed(1, 20, None, None))
+    assert task_of().status == "failed"
+    assert task_of().error == "1 of 2 jobs failed and no other kept an adapter; job 0: loss is not finite"
+
+
+def test_a_placement_that_cannot_go_on_ends_the_task_but_keeps_what_was_reached(placement, task_of, jobs):
+    placement.report(moved(0, "warmup"), placement.adapter(0, 1.5), completed(0, loss=1.5), moved(1, "warmup"))
+    placement.report({"kind": "placement_failed", "error": "every row is longer than the model"})
+    assert task_of().status == "succeeded"
+    assert (jobs()[1].status, jobs()[1].error) == ("failed", "every row is longer than the model")
+
+
+def test_a_placement_that_cannot_begin_fails_the_task(placement, task_of):
+    placement.report({"kind": "placement_failed", "error": "unknown architecture"})
+    assert (task_of().status, task_of().error) == ("failed", "unknown architecture")
+
+
+def test_throughput_is_summed_and_teaches_the_nodes_speed(database, placement):
+    placement.report(throughput(steps=10, tokens=1000, seconds=1.5, evaluation_tokens=50, evaluation_seconds=0.5))
+    placement.report(throughput(steps=5, tokens=1000, seconds=1.0))
+    with database.begin() as session:
+        row = session.get_one(Placement, placement.id)
+        assert (row.steps, row.tokens, row.micro_batches, row.forwards) == (15, 2000, 15, 15)
+        assert (row.train_seconds, row.evaluation_tokens, row.evaluation_seconds) == (2.5, 50, 0.5)
+        assert session.get_one(Node, placement.node.id).tokens_per_second == {"small": pytest.approx(0.7 * 500 + 0.3 * 1000)}
+
+
+def test_reports_wake_those_who_wait_for_the_task(tenant, placement):
+    before = tenant.get(f"/v1/tasks/{placement.given.task_id}")
+    placement.report({"kind": "base_evaluated", "val_loss": 2.75})
+    after = tenant.get(f"/v1/tasks/{placement.given.task_id}")
+    assert after.json()["version"] > before.json()["version"]
+    assert after.json()["base_val_loss"] == 2.75
+    assert after.headers["etag"] != before.headers["etag"]
+
+
+def test_a_cancelled_tasks_placement_is_over_and_keeps_its_adapters(database, tenant, placement):
+    placement.report(moved(0, "warmup"), placement.adapter(0, 1.5), completed(0, loss=1.5))
+    version = placement.node.desired().version
+    assert tenant.post(f"/v1/tasks/{placement.given.task_id}/cancel").status_code == 200
+    assert placement.send(points(1, [1])).json()["code"] == "fence_stale"
+    desired = placement.node.desired()
+    assert desired.placements == []
+    assert desired.version != version
+    with database.begin() as session:
+        assert session.scalars(select(Adapter)).one().val_loss == 1.5

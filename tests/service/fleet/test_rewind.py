@@ -1,0 +1,135 @@
+"""Leaving a node: each unfinished job back at its checkpoint, later points hidden but kept, and nothing judged twice."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import select
+
+from contract.states import JOB_REWINDS, JobStatus
+from service.adapters.models import Adapter
+from service.tasks.models import Job, PointChunk
+from service.tasks.rewind import status_at
+from tests.service.fleet.scripted import completed, exited, moved, points
+
+
+@pytest.fixture
+def lost(tenant, new_node, plan):
+    """Lose the executor of a placement and take the task's next one."""
+
+    def act(placement):
+        assert placement.node.lost(placement).status_code == 204
+        plan()
+        return placement.node.take(placement.given.task_id)
+
+    return act
+
+
+@pytest.fixture
+def placement(tenant, new_node, plan):
+    node = new_node()
+    task = tenant.task(search_space={"learning_rate": [1e-4, 2e-4, 3e-4, 4e-4, 5e-4], "batch_size": [4]})
+    plan()
+    taken = node.take(task["id"])
+    taken.report(taken.attached(steps=20, warmup=2))
+    return taken
+
+
+def curve(database, job_id, series="train_loss", hidden=False):
+    with database.begin() as session:
+        own = select(PointChunk).where(PointChunk.job_id == job_id, PointChunk.series == series)
+        own = own.where(PointChunk.hidden_by.is_not(None) if hidden else PointChunk.hidden_by.is_(None))
+        return [step for chunk in session.scalars(own.order_by(PointChunk.first_step)) for step in chunk.steps]
+
+
+def test_each_job_goes_back_to_where_its_checkpoint_stood(database, placement, lost):
+    job_ids = [job.job_id for job in placement.given.jobs]
+    # 0 has ended; 1 is promoted; 2 is parked; 3 is in warmup with a checkpoint; 4 has none
+    placement.report(*(moved(job, "warmup") for job in range(5)), *(points(job, [1]) for job in range(5)))
+    placement.report(*(points(job, [2]) for job in range(4)), *(points(job, [2], [1.5 + job], "val_loss") for job in range(3)))
+    placement.report(exited(0, 2), moved(1, "training", 2, warmup_val_loss=2.5), moved(2, "parked", 2, warmup_val_loss=3.5))
+    placement.report(points(1, [3, 4]), points(1, [4], [1.2], "val_loss"), placement.checkpoint({1: 4, 2: 2, 3: 1}))
+    placement.report(points(1, [5, 6]), points(1, [6], [1.1], "val_loss"), points(3, [3]))
+
+    again = lost(placement)
+    ended, promoted, parked, warm, fresh = again.given.jobs
+    assert (ended.status, ended.exit_reason, ended.checkpoint) == ("exited", "underperforming", None)
+    assert (promoted.status, promoted.checkpoint.step, promoted.promoted, promoted.warmup_val_loss) == (
+        "training",
+        4,
+        True,
+        2.5,
+    )
+    assert (parked.status, parked.checkpoint.step, parked.warmup_val_loss) == ("parked", 2, 3.5)
+    assert (warm.status, warm.checkpoint.step, warm.warmup_val_loss) == ("warmup", 1, None)
+    assert (fresh.status, fresh.checkpoint) == ("pending", None)
+    assert again.given.next_seq == 1
+
+    assert curve(database, job_ids[0]) == [1, 2]
+    assert (curve(database, job_ids[1]), curve(database, job_ids[1], hidden=True)) == ([1, 2, 3, 4], [5, 6])
+    assert (curve(database, job_ids[1], "val_loss"), curve(database, job_ids[1], "val_loss", hidden=True)) == ([2, 4], [6])
+    assert (curve(database, job_ids[3]), curve(database, job_ids[3], hidden=True)) == ([1], [2, 3])
+    assert (curve(database, job_ids[4]), curve(database, job_ids[4], hidden=True)) == ([], [1])
+    with database.begin() as session:
+        jobs = list(session.scalars(select(Job).where(Job.task_id == placement.given.task_id).order_by(Job.index)))
+    assert [job.step for job in jobs] == [2, 4, 2, 1, 0]
+    assert (jobs[1].best_step, jobs[1].best_val_loss) == (4, 1.2)
+    assert (jobs[4].best_step, jobs[4].started_at) == (None, None)
+
+    # and training goes on where it stood, without a gap and without a step twice
+    again.report(points(1, [5, 6, 7]), points(3, [2, 3]), moved(4, "warmup"), points(4, [1, 2]))
+    assert curve(database, job_ids[1]) == [1, 2, 3, 4, 5, 6, 7]
+    assert curve(database, job_ids[3]) == [1, 2, 3]
+    assert curve(database, job_ids[4]) == [1, 2]
+
+
+def test_promotion_outlives_a_rewind_to_the_very_start(placement, lost):
+    placement.report(moved(0, "warmup"), points(0, [1, 2]), moved(0, "training", 2, warmup_val_loss=1.5))
+    again = lost(placement)
+    job = again.given.jobs[0]
+    assert (job.status, job.promoted, job.warmup_val_loss, job.checkpoint) == ("pending", True, 1.5, None)
+
+
+def test_an_adapter_whose_jobs_end_was_never_reported_is_made_again(database, placement, lost):
+    placement.report(moved(0, "warmup"), moved(1, "warmup"), placement.adapter(0, 1.5), completed(0, loss=1.5))
+    placement.report(placement.adapter(1, 1.2))
+    again = lost(placement)
+    with database.begin() as session:
+        assert [one.job_id for one in session.scalars(select(Adapter))] == [again.given.jobs[0].job_id]
+    again.report(moved(1, "warmup"), again.adapter(1, 1.3), completed(1, loss=1.3))
+
+
+def test_a_second_rewind_hides_what_was_trained_since(database, placement, lost):
+    job_id = placement.given.jobs[0].job_id
+    placement.report(moved(0, "warmup"), points(0, list(range(1, 250))), points(0, list(range(250, 300))))
+    placement.report(placement.checkpoint({0: 290}))
+    again = lost(placement)
+    again.report(points(0, list(range(291, 310))))
+    once_more = lost(again)
+    assert curve(database, job_id) == list(range(1, 291))
+    assert sorted(curve(database, job_id, hidden=True)) == sorted([*range(291, 300), *range(291, 310)])
+    once_more.report(points(0, [291]))
+
+
+def test_an_ended_jobs_checkpoint_is_let_go(database, placement):
+    placement.report(moved(0, "warmup"), points(0, [1]), placement.checkpoint({0: 1}))
+    placement.report(exited(0, 1))
+    with database.begin() as session:
+        assert session.get_one(Job, placement.given.jobs[0].job_id).checkpoint is None
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(data=st.data(), selects=st.booleans())
+def test_a_rewind_only_ever_goes_where_the_table_allows(data, selects):
+    """Whatever a job went through by the wire's rules, its way back is in the table."""
+    warmup, total = data.draw(st.sampled_from([(1, 1), (2, 20), (5, 5)]))
+    status = data.draw(st.sampled_from([JobStatus.PENDING, JobStatus.WARMUP, JobStatus.PARKED, JobStatus.TRAINING]))
+    ranked = status in (JobStatus.PARKED, JobStatus.TRAINING)
+    job = Job(
+        status=status,
+        total_steps=total,
+        warmup_steps=warmup,
+        promoted=status == JobStatus.TRAINING,
+        warmup_val_loss=1.0 if ranked and data.draw(st.booleans()) else None,
+    )
+    step = None if status == JobStatus.PENDING else data.draw(st.none() | st.integers(0, total))
+    assert status_at(job, step, selects) in JOB_REWINDS[status]
