@@ -63,10 +63,10 @@ class Stack:
         supervisor.await_ready(self._postgres, _SERVER_SECONDS)
         self._postgres.create_database()
         supervisor.run(self._service("migrate"))
-        supervisor.run(self._service("bootstrap"))
         api = self._service("api", self._port)
         supervisor.start(api, self._service("queue"), self._service("reconcile"))
         supervisor.start(*(self._worker(number) for number in range(1, self._options.workers + 1)))
+        supervisor.run(self._service("bootstrap"))
         supervisor.await_ready(api, _API_SECONDS)
 
     def sweep(self) -> None:

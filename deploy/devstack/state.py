@@ -90,6 +90,6 @@ class State:
 
     def _open_lock(self) -> IO[Any]:
         try:
-            return (self.folder / "lock").open("a")
+            return os.fdopen(os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600), "r+")
         except OSError as error:
             raise trouble_of(error) from error

@@ -1,0 +1,153 @@
+"""`python -m deploy.devstack` whole, workers aside: the servers, the migrations, the first keys, the API and its helpers."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.deploy.watching import Events, as_ordinary_user, await_end, processes_in
+
+NAMES = {"postgres", "valkey", "keeper", "api", "queue", "reconcile"}
+DEFAULT_PORTS = (5432, 6379, 8321)
+
+
+@pytest.fixture(scope="module")
+def taken_ports() -> Iterator[None]:
+    """Somebody listens on every default port; where that is not us, so much the better."""
+    with contextlib.ExitStack() as listeners:
+        for port in DEFAULT_PORTS:
+            with contextlib.suppress(OSError):
+                listeners.enter_context(socket.create_server(("127.0.0.1", port)))
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="motet-", dir="/tmp"))
+    yield path
+    assert not processes_in(path)
+    shutil.rmtree(path)
+
+
+def begin(state: Path, *words: str, **how: Any) -> Events:
+    env = {"MOTET_STATE_DIR": str(state), "PGPORT": "5999", "PGHOST": "nowhere"}
+    return Events(["-m", "deploy.devstack", "--workers", "0", *words], env, **how)
+
+
+@pytest.fixture(scope="module")
+def running(folder: Path, taken_ports: None) -> Iterator[tuple[Events, dict[str, Any]]]:
+    """A stack started while the default ports are taken, stopped at the end: then nothing of it is left."""
+    stack = begin(folder / "state")
+    try:
+        ready = stack.await_event("ready")
+        yield stack, ready
+    finally:
+        stack.process.send_signal(signal.SIGINT)
+        assert stack.process.wait() == 0
+    for pid in ready["pids"].values():
+        await_end(pid)
+
+
+def tasks_of_demo(state: Path) -> httpx.Response:
+    said = json.loads((state / "credentials.json").read_text())
+    return httpx.get(f"{said['api_url']}/v1/tasks", headers={"Authorization": f"Bearer {said['demo_key']}"}, trust_env=False)
+
+
+def test_it_says_where_it_is_and_answers_there(running: tuple[Events, dict[str, Any]], folder: Path) -> None:
+    _, ready = running
+    assert ready["attached"] is False
+    assert ready["state_dir"] == str(folder / "state")
+    assert set(ready["pids"]) == NAMES
+    assert httpx.get(ready["api_url"] + "/readyz", trust_env=False).status_code == 200
+    assert not ready["api_url"].endswith(":8321")
+    assert tasks_of_demo(folder / "state").json()["data"] == []
+
+
+def test_nobody_else_may_read_its_state(running: tuple[Events, dict[str, Any]], folder: Path) -> None:
+    assert stat.S_IMODE((folder / "state").stat().st_mode) in {0o700, 0o711}
+    loose = [path for path in (folder / "state").iterdir() if path.stat().st_mode & 0o077]
+    assert not loose
+    secrets = json.loads((folder / "state" / "secrets.json").read_text())
+    secrets.pop("mark")  # a name, not a secret
+    for process in running[1]["pids"].values():
+        words = Path(f"/proc/{process}/cmdline").read_text()
+        assert not [name for name, secret in secrets.items() if secret in words]
+
+
+def test_a_second_start_attaches_and_leaves_the_first_running(running: tuple[Events, dict[str, Any]], folder: Path) -> None:
+    _, first = running
+    second = begin(folder / "state")
+    ready = second.await_event("ready")
+    assert ready["attached"] is True
+    assert {key: ready[key] for key in ("api_url", "pids", "state_dir")} == {
+        key: first[key] for key in ("api_url", "pids", "state_dir")
+    }
+    second.process.send_signal(signal.SIGINT)
+    second.await_event("stopped")
+    assert second.process.wait() == 0
+    assert tasks_of_demo(folder / "state").status_code == 200
+
+
+def test_a_port_that_was_asked_for_and_is_taken_is_an_error(folder: Path, taken_ports: None) -> None:
+    stack = begin(folder / "other", "--port", "8321")
+    failed = stack.await_event("failed")
+    assert "port 8321 of 127.0.0.1 is taken" in failed["message"]
+    assert "leave the port out" in failed["fix"]
+    assert stack.process.wait() == 1
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(folder: Path) -> None:
+    closed = folder / "closed"
+    closed.mkdir(mode=0o555)
+    stack = begin(closed / "state", prefix=as_ordinary_user())
+    failed = stack.await_event("failed")
+    assert str(closed / "state") in failed["message"]
+    assert "MOTET_STATE_DIR" in failed["fix"]
+    assert stack.process.wait() == 1
+
+
+def test_damaged_secrets_are_an_error(folder: Path) -> None:
+    damaged = folder / "damaged"
+    damaged.mkdir()
+    (damaged / "secrets.json").write_text('{"postgres": "x"}')
+    failed = begin(damaged).await_event("failed")
+    assert "secrets.json is damaged" in failed["message"]
+    assert "restore" in failed["fix"]
+
+
+def test_a_killed_stack_of_an_ordinary_user_leaves_nothing_and_starts_again(folder: Path) -> None:
+    """The second time under its caller's eye: it stops once its standard input closes. Who attached to it stops too."""
+    folder.chmod(0o777)
+    state = folder / "mine"
+    first = begin(state, prefix=as_ordinary_user())
+    ready = first.await_event("ready")
+    before = json.loads((state / "credentials.json").read_text())
+    everybody = [*ready["pids"].values(), *processes_in(state)]
+    first.process.kill()
+    for pid in everybody:
+        await_end(pid)
+
+    again = begin(state, "--stop-on-eof", prefix=as_ordinary_user())
+    again.await_event("ready", attached=False)
+    after = json.loads((state / "credentials.json").read_text())
+    assert after["demo_key"] == before["demo_key"]
+    assert tasks_of_demo(state).status_code == 200
+    guest = begin(state, prefix=as_ordinary_user())
+    guest.await_event("ready", attached=True)
+    assert again.process.stdin is not None
+    again.process.stdin.close()
+    again.await_event("stopped")
+    guest.await_event("stopped")
+    assert (again.process.wait(), guest.process.wait()) == (0, 0)
+    assert not (state / "stack.json").exists()
+    assert os.listdir(state / "postgres" / "run") == []
