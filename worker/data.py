@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +33,30 @@ class DataSet:
     validation: list[Example]
     truncated: int  # rows longer than max_seq_len, cut
     skipped: int  # rows with nothing left to learn after the cut
-    train_lengths: np.ndarray = field(init=False)  # int64[rows]
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "train_lengths", np.array([len(e.tokens) for e in self.train], dtype=np.int64))
+    @cached_property
+    def train_lengths(self) -> list[int]:
+        """How many tokens each example takes on the axis."""
+        return [axis_length(e) for e in self.train]
 
-    @property
+    @cached_property
+    def validation_lengths(self) -> list[int]:
+        return [axis_length(e) for e in self.validation]
+
+    @cached_property
     def longest(self) -> int:
         """Tokens of the longest example, trained or validated."""
-        return max(len(e.tokens) for e in (*self.train, *self.validation))
+        return max(*self.train_lengths, *self.validation_lengths)
 
-    @property
+    @cached_property
     def mean_length(self) -> float:
         """Tokens of a training example on average."""
-        return float(self.train_lengths.mean())
+        return sum(self.train_lengths) / len(self.train_lengths)
+
+
+def axis_length(example: Example) -> int:
+    """How many tokens an example takes on the flat axis: those before its last label, which is only predicted."""
+    return int(np.flatnonzero(example.loss_mask)[-1])
 
 
 @dataclass

@@ -5,16 +5,14 @@ hands the answers back with the time they were asked for. It ends when the daemo
 """
 
 import logging
-import os
-import signal
-import sys
 import threading
 
 from contract.wire import Heartbeat, Pulse
 from worker.clock import boot_now
+from worker.leash import put_on_leash
 from worker.link import LinkError, NodeLink, NodeUnknown
 from worker.logs import log_to_stderr
-from worker.pipe import WISHES, Beat, Beating, Identity, Unknown, Writer, read, take_stdout
+from worker.pipe import WISHES, Beat, Beating, Identity, Pulses, Unknown, Writer, take_stdout
 
 log = logging.getLogger("worker.heartbeat")
 
@@ -30,16 +28,14 @@ class Board:
         self._placements: list[Beating] = []
         self._now = False
 
-    def follow(self) -> None:
-        """Keep up with the daemon until its pipe closes, which ends the process."""
-        for wish in read(sys.stdin.buffer, WISHES):
-            with self._changed:
-                if isinstance(wish, Identity):
-                    self._identity = wish
-                else:
-                    self._placements, self._now = wish.placements, self._now or wish.now
-                self._changed.notify()
-        os._exit(0)
+    def heed(self, wish: Identity | Pulses) -> None:
+        """The daemon said something."""
+        with self._changed:
+            if isinstance(wish, Identity):
+                self._identity = wish
+            else:
+                self._placements, self._now = wish.placements, self._now or wish.now
+            self._changed.notify()
 
     def identity(self) -> Identity:
         with self._changed:
@@ -63,11 +59,10 @@ class Board:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's business; this process ends with it
     log_to_stderr()
     news = Writer(take_stdout())
     board = Board()
-    threading.Thread(target=board.follow, name="daemon's pipe", daemon=True).start()
+    put_on_leash(WISHES, board.heed)
     identity = board.identity()
     away = False
     with NodeLink(identity.api_url) as link:

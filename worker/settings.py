@@ -46,8 +46,7 @@ class Settings(BaseSettings):
     worker_slots: Count = 1  # CPU slots, each of which stands in for a device
     worker_threads: Count | None = None  # torch threads of an executor; left out, the cores are shared among the slots
     worker_memory_bytes: Count | None = None  # what an executor may use; left out, what is free, shared among the slots
-    worker_park_bytes: Annotated[int, Field(ge=0)] = 2 * 2**30  # parked jobs kept in memory; beyond, they go to disk
-    worker_step_tokens: Count = 4096  # tokens of one micro-batch
+    worker_step_tokens: Count | None = None  # of one micro-batch; left out, 2,048 on a CPU and 16,384 on a GPU
     worker_checkpoint_seconds: Seconds = 30
 
     @property

@@ -1,0 +1,22 @@
+"""Chat rows that a tiny model can learn something from."""
+
+import json
+import random
+from typing import Any
+
+WORDS = "one two three four five six seven eight nine ten plus minus times equals apples pears sheep goats".split()
+
+
+def rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Chat rows of 25 to 60 tokens that can be learned: the answer repeats the question's words."""
+    draw = random.Random(seed)
+    made = []
+    for _ in range(count):
+        words = draw.choices(WORDS, k=draw.randint(6, 14))
+        said = [{"role": "user", "content": " ".join(words)}, {"role": "assistant", "content": " ".join(sorted(words))}]
+        made.append({"messages": said})
+    return made
+
+
+def jsonl(made: list[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in made).encode()

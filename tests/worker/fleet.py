@@ -1,0 +1,275 @@
+"""A fleet API for tests: real HTTP, in memory, as strict about reports as the service. It lets outages be played."""
+
+import hashlib
+import json
+import re
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from contract import wire
+from contract.states import JOB_TERMINAL, JobStatus, check_job
+
+JOIN_TOKEN = "join-" + "x" * 32
+
+
+class Reported:
+    """What one placement reported, checked event by event."""
+
+    def __init__(self, placement: wire.Placement) -> None:
+        self.placement = placement
+        self.last_seq = placement.next_seq - 1
+        self.live = True
+        self.events: list[wire.Event] = []
+        self.status = {job.index: job.status for job in placement.jobs}
+        self.step = {job.index: job.checkpoint.step if job.checkpoint else 0 for job in placement.jobs}
+        self.curves: dict[tuple[int, str], dict[int, float | None]] = defaultdict(dict)
+        self.checkpoints = {job.index: job.checkpoint for job in placement.jobs if job.checkpoint}
+        self.manifests: dict[int, Any] = {}
+        self.promoted = {job.index for job in placement.jobs if job.promoted}
+        self.warmup_losses = {job.index: job.warmup_val_loss for job in placement.jobs if job.warmup_val_loss is not None}
+
+    def of(self, kind: type) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def ended(self) -> dict[int, Any]:
+        """The event that ended each job."""
+        return {e.job: e for e in self.events if isinstance(e, wire.JobCompleted | wire.JobExited | wire.JobFailed)}
+
+    def apply(self, event: wire.Event, objects: dict[str, bytes]) -> None:
+        job = getattr(event, "job", None)
+        if job is not None and self.status[job] in JOB_TERMINAL:
+            raise ValueError(f"job {job} is {self.status[job]}, and now: {event}")
+        match event:
+            case wire.Points():
+                curve = self.curves[job, event.series]
+                assert event.steps[0] > max([*curve, self.first_step(job)]), f"{event} after step {max(curve, default=None)}"
+                curve.update(zip(event.steps, event.values, strict=True))
+                self.step[job] = max(self.step[job], event.steps[-1])
+            case wire.JobMoved():
+                self.status[job] = check_job(self.status[job], event.status)
+                if event.warmup_val_loss is not None:
+                    self.warmup_losses[job] = event.warmup_val_loss
+                if event.status == JobStatus.TRAINING:
+                    self.promoted.add(job)
+            case wire.Checkpointed():
+                for index, ref in event.jobs.items():
+                    assert self.status[index] not in (JobStatus.PENDING, *JOB_TERMINAL), self.status[index]
+                    assert len(objects[ref.sha256]) == ref.bytes
+                    assert ref.step <= self.step[index]
+                    self.checkpoints[index] = ref
+            case wire.AdapterKept():
+                assert all(len(objects[file.sha256]) == file.bytes for file in event.manifest.files)
+                self.manifests[job] = event.manifest
+            case wire.JobCompleted():
+                self.status[job] = check_job(self.status[job], JobStatus.COMPLETED)
+            case wire.JobExited():
+                self.status[job] = check_job(self.status[job], JobStatus.EXITED)
+            case wire.JobFailed():
+                self.status[job] = check_job(self.status[job], JobStatus.FAILED)
+        self.events.append(event)
+
+    def first_step(self, job: int) -> int:
+        ref = next(j for j in self.placement.jobs if j.index == job).checkpoint
+        return ref.step if ref else 0
+
+
+class Fleet:
+    """Nodes, placements, files and objects. `down` answers 503 to everything; `on_report` sees every applied report."""
+
+    def __init__(self, heartbeat_seconds: float = 0.2, lease_seconds: float = 30.0) -> None:
+        self.heartbeat_seconds, self.lease_seconds = heartbeat_seconds, lease_seconds
+        self.lock = threading.Condition()
+        self.files: dict[str, bytes] = {}
+        self.objects: dict[str, bytes] = {}
+        self.reported: dict[str, Reported] = {}
+        self.desired: list[wire.Placement] = []
+        self.version = 0
+        self.registrations: list[wire.NodeRegistration] = []
+        self.credential = ""
+        self.heartbeats: list[wire.Heartbeat] = []
+        self.lost: list[wire.PlacementsLost] = []
+        self.refused: list[str] = []
+        self.requests: list[tuple[str, str, int]] = []
+        self.down = False
+        self.on_report: Callable[[Reported, wire.Report], None] = lambda reported, report: None
+        fleet = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _serve(self) -> None:
+                size = int(self.headers.get("Content-Length") or 0)
+                body = self.rfile.read(size) if size else self._chunked()
+                status, answer = fleet.answer(self.command, self.path, self.headers.get("Authorization", ""), body)
+                fleet.requests.append((self.command, self.path, status))
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def _chunked(self) -> bytes:
+                if self.headers.get("Transfer-Encoding") != "chunked":
+                    return b""
+                body = b""
+                while length := int(self.rfile.readline(), 16):
+                    body += self.rfile.read(length)
+                    self.rfile.readline()
+                self.rfile.readline()
+                return body
+
+            do_GET = do_POST = do_PUT = _serve
+
+            def log_message(self, *_: object) -> None:
+                return
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    # ---- what tests do ---------------------------------------------------------------------------------------------
+
+    def add_file(self, file_id: str, content: bytes) -> wire.FileRef:
+        self.files[file_id] = content
+        return wire.FileRef(file_id=file_id, sha256=hashlib.sha256(content).hexdigest(), rows=content.count(b"\n"))
+
+    def place(self, placement: wire.Placement) -> Reported:
+        with self.lock:
+            self.desired = [*self.desired, placement]
+            self.version += 1
+            self.reported[placement.placement_id] = reported = Reported(placement)
+            return reported
+
+    def end(self, placement_id: str) -> None:
+        with self.lock:
+            self.desired = [p for p in self.desired if p.placement_id != placement_id]
+            self.reported[placement_id].live = False
+            self.version += 1
+
+    def until(self, holds: Callable[[], Any], seconds: float = 60.0) -> Any:
+        """Wait until `holds()`, asked after every request."""
+        with self.lock:
+            assert self.lock.wait_for(holds, timeout=seconds), "it did not come to that"
+            return holds()
+
+    # ---- what workers ask ------------------------------------------------------------------------------------------
+
+    def answer(self, method: str, path: str, bearer: str, body: bytes) -> tuple[int, bytes]:
+        with self.lock:
+            try:
+                if self.down:
+                    return 503, b""
+                for pattern, act in self._routes.items():
+                    wanted, _, form = pattern.partition(" ")
+                    found = re.fullmatch(form, path)
+                    if wanted == method and found:
+                        return act(self, bearer.removeprefix("Bearer "), body, *found.groups())
+                return 404, b"{}"
+            except (AssertionError, ValueError, KeyError) as error:
+                self.refused.append(f"{method} {path}: {error!r}")
+                return 422, json.dumps({"code": "report_refused", "detail": repr(error)}).encode()
+            finally:
+                self.lock.notify_all()
+
+    def _register(self, bearer: str, body: bytes) -> tuple[int, bytes]:
+        if bearer != JOIN_TOKEN:
+            return 401, b'{"code": "join_refused", "detail": "the join token is wrong"}'
+        self.registrations.append(wire.NodeRegistration.model_validate_json(body))
+        self.credential = f"credential-{len(self.registrations)}"
+        for placement in self.desired:
+            self.reported[placement.placement_id].live = False
+        self.desired = []
+        self.version += 1
+        welcome = wire.NodeWelcome(
+            node_id="node_1",
+            credential=self.credential,
+            stream="motet:node:node_1",
+            heartbeat_seconds=self.heartbeat_seconds,
+            lease_seconds=self.lease_seconds,
+        )
+        return 201, welcome.model_dump_json().encode()
+
+    def _heartbeat(self, bearer: str, body: bytes) -> tuple[int, bytes]:
+        if bearer != self.credential:
+            return 401, b'{"code": "node_unknown"}'
+        said = wire.Heartbeat.model_validate_json(body)
+        self.heartbeats.append(said)
+        live = {p.placement_id: p for p in self.desired}
+        leases = [
+            wire.LeaseGrant(placement_id=p.placement_id, fence=p.fence, seconds=self.lease_seconds, token=f"token-{p.placement_id}")
+            for p in said.pulses
+            if p.placement_id in live
+        ]
+        return 200, wire.HeartbeatAnswer(leases=leases, desired_version=self.version).model_dump_json().encode()
+
+    def _desired(self, bearer: str, body: bytes) -> tuple[int, bytes]:
+        if bearer != self.credential:
+            return 401, b'{"code": "node_unknown"}'
+        return 200, wire.DesiredState(version=self.version, placements=self.desired).model_dump_json().encode()
+
+    def _lost(self, bearer: str, body: bytes) -> tuple[int, bytes]:
+        said = wire.PlacementsLost.model_validate_json(body)
+        self.lost.append(said)
+        self.desired = [p for p in self.desired if p.placement_id not in said.fences]
+        for placement_id in said.fences:
+            self.reported[placement_id].live = False
+        self.version += 1
+        return 204, b""
+
+    def _report(self, bearer: str, body: bytes, placement_id: str) -> tuple[int, bytes]:
+        reported, report = self.reported[placement_id], wire.Report.model_validate_json(body)
+        if bearer != f"token-{placement_id}":
+            return 401, b'{"code": "placement_token_refused"}'
+        if not reported.live or report.fence != reported.placement.fence:
+            return 409, b'{"code": "fence_stale"}'
+        if report.seq > reported.last_seq + 1:
+            return 409, json.dumps({"code": "seq_gap", "expected_seq": reported.last_seq + 1}).encode()
+        if report.seq == reported.last_seq + 1:
+            for event in report.events:
+                reported.apply(event, self.objects)
+            reported.last_seq = report.seq
+            if all(status in JOB_TERMINAL for status in reported.status.values()):
+                self.desired = [p for p in self.desired if p.placement_id != placement_id]
+                self.version += 1
+            self.on_report(reported, report)
+        return 200, wire.ReportAck(seq=reported.last_seq).model_dump_json().encode()
+
+    def _file(self, bearer: str, body: bytes, placement_id: str, file_id: str) -> tuple[int, bytes]:
+        return 200, self.files[file_id]
+
+    def _object(self, bearer: str, body: bytes, placement_id: str, sha256: str) -> tuple[int, bytes]:
+        return 200, self.objects[sha256]
+
+    def _grant(self, bearer: str, body: bytes, placement_id: str) -> tuple[int, bytes]:
+        request = wire.UploadRequest.model_validate_json(body)
+        if not self.reported[placement_id].live:
+            return 409, b'{"code": "fence_stale"}'
+        exists = request.sha256 in self.objects
+        url = None if exists else f"/internal/v1/objects/{request.sha256}.{request.bytes}"
+        return 200, wire.UploadGrant(exists=exists, url=url).model_dump_json().encode()
+
+    def _put(self, bearer: str, body: bytes, sha256: str, size: str) -> tuple[int, bytes]:
+        assert hashlib.sha256(body).hexdigest() == sha256
+        assert len(body) == int(size)
+        self.objects[sha256] = body
+        return 204, b""
+
+    _routes: dict[str, Callable[..., tuple[int, bytes]]] = {
+        r"POST /internal/v1/nodes": _register,
+        r"POST /internal/v1/nodes/node_1/heartbeats": _heartbeat,
+        r"GET /internal/v1/nodes/node_1/desired": _desired,
+        r"POST /internal/v1/nodes/node_1/lost": _lost,
+        r"POST /internal/v1/placements/(\w+)/reports": _report,
+        r"GET /internal/v1/placements/(\w+)/files/(\w+)": _file,
+        r"GET /internal/v1/placements/(\w+)/objects/(\w+)": _object,
+        r"POST /internal/v1/placements/(\w+)/uploads": _grant,
+        r"PUT /internal/v1/objects/(\w+)\.(\d+)": _put,
+    }

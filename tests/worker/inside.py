@@ -1,0 +1,82 @@
+"""An executor inside the test's own process, against a fleet API over real HTTP."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from contract import wire
+from contract.states import JobStatus
+from tests.worker.fleet import JOIN_TOKEN, Fleet, Reported
+from worker.clock import boot_now
+from worker.executor import Executor
+from worker.link import PlacementLink
+from worker.pipe import Attach, Ended, Progress, Stop
+from worker.settings import Settings
+
+
+class Inside:
+    """Runs placements to their ends; `news` is what the daemon would have been told."""
+
+    def __init__(self, fleet: Fleet, folder: Path, **settings: Any) -> None:
+        self.fleet = fleet
+        self.news: list[Progress | Ended] = []
+        self.settings = Settings(
+            api_url=fleet.url,
+            join_token=JOIN_TOKEN,
+            worker_dir=folder,
+            worker_device="cpu",
+            worker_threads=2,
+            **{"worker_checkpoint_seconds": 3600, "worker_step_tokens": 4096, **settings},
+        )
+
+    def run(self, *placements: wire.Placement, prepare: Callable[[Executor], None] = lambda executor: None) -> list[Reported]:
+        """Attach them all to one executor and run until every one has ended."""
+        reported = [self.fleet.place(placement) for placement in placements]
+        left = {placement.placement_id for placement in placements}
+
+        def tell(news: Progress | Ended) -> None:
+            self.news.append(news)
+            if isinstance(news, Ended):
+                left.discard(news.placement_id)
+                if not left:
+                    executor.obey(Stop(seconds=0))
+
+        with PlacementLink(self.fleet.url) as link:
+            executor = Executor(self.settings, link, tell)
+            for placement in placements:
+                executor.obey(Attach(placement=placement, deadline=boot_now() + placement.lease_seconds))
+            prepare(executor)
+            executor.run()
+        return reported
+
+    @property
+    def ended(self) -> list[Ended]:
+        return [news for news in self.news if isinstance(news, Ended)]
+
+
+def resumed(reported: Reported, key: str, base_val_loss: float | None = None) -> wire.Placement:
+    """The task placed anew after its placement was lost: what the service makes of what it was told."""
+    ended = reported.ended
+    jobs = []
+    for job in reported.placement.jobs:
+        checkpoint = reported.checkpoints.get(job.index)
+        loss = reported.warmup_losses.get(job.index)
+        promoted = job.index in reported.promoted
+        status = reported.status[job.index]
+        if job.index not in ended:
+            if checkpoint is None:
+                status = JobStatus.PENDING
+            elif promoted:
+                status = JobStatus.TRAINING
+            else:
+                status = JobStatus.PARKED if loss is not None and status is JobStatus.PARKED else JobStatus.WARMUP
+            if status in (JobStatus.PENDING, JobStatus.WARMUP) and not promoted:
+                loss = None
+        jobs.append(
+            job.model_copy(
+                update={"status": status, "promoted": promoted, "warmup_val_loss": loss, "checkpoint": checkpoint}
+            )
+        )
+    return reported.placement.model_copy(
+        update={"placement_id": key, "fence": 2, "token": f"token-{key}", "jobs": jobs, "base_val_loss": base_val_loss}
+    )

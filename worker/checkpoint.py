@@ -1,0 +1,89 @@
+"""One job's resume state as one file: tensors as safetensors, all else as JSON in its header. Knows no jobs at work.
+
+What a job needs to go on as if nothing had happened, bit for bit: its adapter with moments, its best weights, how many steps
+it took (which is also where it stands in its data), its smoothed loss, its windows and counters.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from worker.model.arena import AdapterState
+from worker.policy.early_exit import History
+
+_FORMAT = 1
+_KEY = "motet_checkpoint"
+
+
+class CheckpointError(ValueError):
+    """The file is not a checkpoint that this worker can read."""
+
+
+@dataclass(frozen=True)
+class Best:
+    """Where a job's validation loss was lowest."""
+
+    step: int
+    val_loss: float
+
+
+@dataclass(frozen=True)
+class Progress:
+    """All of a job's state that is not a tensor. `ema` is None before the first step."""
+
+    step: int = 0
+    ema: float | None = None
+    history: History = field(default_factory=History)
+    best: Best | None = None
+    warmup_val_loss: float | None = None
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Host copies. `best`: the weights at the best validation loss, float32 [rank, W]; None before the first evaluation."""
+
+    adapter: AdapterState
+    best: Tensor | None
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.named().values())
+
+    def named(self) -> dict[str, Tensor]:
+        parts = {
+            "weights": self.adapter.weights,
+            "exp_avg": self.adapter.exp_avg,
+            "exp_avg_sq": self.adapter.exp_avg_sq,
+            "best": self.best,
+        }
+        return {name: tensor for name, tensor in parts.items() if tensor is not None}
+
+
+def save(path: Path, progress: Progress, tensors: Tensors) -> None:
+    header = json.dumps({"format": _FORMAT, **asdict(progress)})
+    save_file(tensors.named(), path, metadata={_KEY: header})
+
+
+def load_progress(path: Path) -> Progress:
+    """The state without its tensors, from the file's header. Raises CheckpointError."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            said = json.loads((file.metadata() or {})[_KEY])
+    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path.name} is not a checkpoint: {error}") from None
+    if said.pop("format", None) != _FORMAT:
+        raise CheckpointError(f"{path.name} is a checkpoint of another format; this worker reads format {_FORMAT}")
+    history, best = said.pop("history"), said.pop("best")
+    seen = History(tuple(history["train"]), tuple(history["val"]), history["diverging"], history["overfitting"])
+    return Progress(**said, history=seen, best=Best(**best) if best else None)
+
+
+def load_tensors(path: Path) -> Tensors:
+    with safe_open(path, framework="pt") as file:
+        found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (a file, not a dictionary)
+    adapter = AdapterState(found["weights"], found.get("exp_avg"), found.get("exp_avg_sq"))
+    return Tensors(adapter, found.get("best"))

@@ -1,0 +1,77 @@
+"""What a placement needs before its jobs can be scheduled: the base, its rows as tokens, its checkpoints. Schedules nothing."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from contract.states import JOB_TERMINAL
+from contract.wire import FileRef, Placement
+from worker.base import Base
+from worker.checkpoint import Progress, load_progress
+from worker.data import DataError, DataSet, load
+from worker.lease import Lease
+from worker.link import PlacementLink, Unreachable
+from worker.retry import persist
+from worker.scratch import Scratch, WrongBytes
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """checkpoints: by job index, where the job's state lies and what it says but for its tensors."""
+
+    base: Base
+    data: DataSet
+    checkpoints: dict[int, tuple[Path, Progress]]
+
+
+class Preparation:
+    """Fetches and reads for one placement, for as long as its lease lasts."""
+
+    def __init__(self, link: PlacementLink, scratch: Scratch, placement: Placement, lease: Lease) -> None:
+        self._link, self._scratch, self._placement, self._lease = link, scratch, placement, lease
+
+    def prepare(self, load_base: Callable[[], Base]) -> Prepared:
+        """Raises BaseError, DataError, CheckpointError, LeaseOver, and Refused where the service will not serve a file."""
+        train = self._file(self._placement.train_file)
+        held_out = self._placement.validation_file
+        validation = self._file(held_out) if held_out is not None else None
+        base = load_base()
+        data = load(self._placement.spec, train, validation, base.reader, self._lease.check)
+        _check_fits(data, base)
+        return Prepared(base, data, {index: (path, load_progress(path)) for index, path in self._checkpoints().items()})
+
+    def _checkpoints(self) -> dict[int, Path]:
+        link, key = self._link, self._lease.placement_id
+        unfinished = [job for job in self._placement.jobs if job.status not in JOB_TERMINAL]
+        refs = {job.index: job.checkpoint.sha256 for job in unfinished if job.checkpoint is not None}
+        return {index: self._fetch(sha256, partial(link.object, key, sha256=sha256)) for index, sha256 in refs.items()}
+
+    def _file(self, ref: FileRef) -> Path:
+        link, key = self._link, self._lease.placement_id
+        return self._fetch(ref.sha256, partial(link.file, key, file_id=ref.file_id))
+
+    def _fetch(self, sha256: str, blocks: Callable[..., Iterable[bytes]]) -> Path:
+        """The object of this sha256 as a local file. `blocks` downloads, given a token."""
+
+        def attempt() -> Path:
+            try:
+                return self._scratch.fetch(sha256, lambda: blocks(token=self._lease.token))
+            except WrongBytes as error:
+                raise Unreachable(str(error)) from None
+
+        return persist(self._lease, "a download", attempt)
+
+
+def _check_fits(data: DataSet, base: Base) -> None:
+    if data.longest > base.max_positions:
+        raise DataError(
+            f"rows of {data.longest + 1} tokens are left within training.max_seq_len, but base model {base.ref.name} has "
+            f"{base.max_positions} positions; set training.max_seq_len to at most {base.max_positions}"
+        )
+    largest = max(int(example.tokens.max()) for example in (*data.train, *data.validation))
+    if largest >= base.vocabulary:
+        raise DataError(
+            f"the tokenizer of base model {base.ref.name} makes token {largest}, but the model knows {base.vocabulary}; "
+            "its folder mixes two models"
+        )

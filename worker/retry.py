@@ -1,0 +1,32 @@
+"""Trying again while the service is away, for as long as a lease lasts."""
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from worker.lease import Lease
+from worker.link import Unreachable
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_FIRST_SECONDS, _LONGEST_SECONDS = 0.2, 3.0
+
+
+def persist(lease: Lease, what: str, attempt: Callable[[], T]) -> T:
+    """What `attempt` returns, tried until it is reachable. Raises LeaseOver, and whatever else `attempt` raises."""
+    pause, failures = _FIRST_SECONDS, 0
+    while True:
+        lease.check()
+        try:
+            done = attempt()
+        except Unreachable as error:
+            failures += 1
+            if failures == 1:
+                log.warning("%s of placement %s has to wait: %s", what, lease.placement_id, error)
+            lease.wait(pause)
+            pause = min(2 * pause, _LONGEST_SECONDS)
+        else:
+            if failures:
+                log.info("%s of placement %s went through after %d tries", what, lease.placement_id, failures + 1)
+            return done

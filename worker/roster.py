@@ -1,0 +1,188 @@
+"""The placements of an executor: how they come, under which lease they stay, how they leave. Trains nothing.
+
+A placement comes in two steps: it is prepared on a bench beside the loop, then opened in the loop. It leaves when it is done,
+when the service or its lease ended it, or when it cannot go on; the daemon is told each time.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from contract.wire import BaseModelRef, Placement, PlacementFailed
+from worker.base import Base, BaseError, load_base
+from worker.bench import Bench
+from worker.checkpoint import CheckpointError
+from worker.clock import boot_now
+from worker.data import DataError
+from worker.lease import Lease, LeaseOver
+from worker.link import FenceStale, PlacementLink, Refused
+from worker.pipe import Attach, Detach, Ended, Phase, Progress, Renew
+from worker.preparation import Preparation, Prepared
+from worker.reporter import Reporter
+from worker.scratch import Scratch
+from worker.settings import Settings
+from worker.task_run import TaskRun
+
+log = logging.getLogger(__name__)
+
+Act = Callable[[], None]
+_TELL_SECONDS = 0.5
+
+
+class Roster:
+    """`hand_over` puts an act into the loop; `opened` and `left` are called in it, `tell` speaks to the daemon."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        link: PlacementLink,
+        scratch: Scratch,
+        hand_over: Callable[[Act], None],
+        tell: Callable[[Progress | Ended], None],
+        opened: Callable[[TaskRun, Prepared], None],
+        left: Callable[[TaskRun], None],
+    ) -> None:
+        self._settings, self._link, self._scratch = settings, link, scratch
+        self._hand_over, self._tell, self._opened, self._left = hand_over, tell, opened, left
+        self._bench = Bench("preparations")
+        self._loaded: Base | None = None  # the bench's own
+        self._tasks: dict[str, TaskRun] = {}
+        self._told_at = 0.0
+
+    @property
+    def tasks(self) -> list[TaskRun]:
+        """All placements that are here, prepared or not."""
+        return list(self._tasks.values())
+
+    @property
+    def open(self) -> list[TaskRun]:
+        """Those whose jobs can be scheduled."""
+        return [task for task in self._tasks.values() if task.data is not None]
+
+    def __getitem__(self, key: str) -> TaskRun:
+        return self._tasks[key]
+
+    # ---- coming ----------------------------------------------------------------------------------------------------
+
+    def attach(self, message: Attach) -> None:
+        placement = message.placement
+        lease = Lease(placement.placement_id, placement.fence, placement.token, message.deadline)
+        task = TaskRun(
+            placement, lease, Reporter(self._link, lease, placement.next_seq, partial(self._over, lease.placement_id))
+        )
+        others = [other for other in self._tasks.values() if other.placement.base != placement.base]
+        self._tasks[task.key] = task
+        if others:
+            self.leave(task, True, f"the executor still holds base {others[0].placement.base.name}")
+            return
+        try:
+            device = self._device(placement)
+        except BaseError as error:
+            self._fail(task, str(error))
+            return
+        self.progress(now=True)
+        self._bench.give(partial(self._prepare, task, device))
+
+    def _over(self, key: str, lost: bool, detail: str) -> None:
+        """A reporter found that its placement is over; called from its thread."""
+        self._hand_over(partial(self._leave, key, lost, detail))
+
+    def renew(self, message: Renew) -> None:
+        """May be called from any thread, so that a long step does not outlast a lease that was renewed."""
+        task = self._tasks.get(message.placement_id)
+        if task is not None:
+            task.lease.renew(message.deadline, message.token)
+
+    def _prepare(self, task: TaskRun, device: torch.device) -> None:
+        """On the bench."""
+        placement = task.placement
+        try:
+            prepared = Preparation(self._link, self._scratch, placement, task.lease).prepare(
+                lambda: self._load(placement.base, device)
+            )
+        except (BaseError, DataError, CheckpointError) as error:
+            self._hand_over(partial(self._fail, task, str(error)))
+        except FenceStale:
+            self._hand_over(partial(self.leave, task, False, "the service has ended it"))
+        except LeaseOver:
+            self._hand_over(partial(self.leave, task, True, "its lease ended while it was prepared"))
+        except Refused as error:
+            self._hand_over(partial(self.leave, task, True, f"the service does not serve what it needs: {error}"))
+        else:
+            self._hand_over(partial(self._open, task, prepared))
+
+    def _device(self, placement: Placement) -> torch.device:
+        """Where the placement trains; on CPU slots, with the threads that are theirs. Raises BaseError."""
+        count = len(placement.device_indexes)
+        if self._settings.worker_device == "cpu" or not torch.cuda.is_available():
+            cores = len(os.sched_getaffinity(0))
+            share = self._settings.worker_threads or max(1, cores // self._settings.worker_slots)
+            torch.set_num_threads(share * count)
+            return torch.device("cpu")
+        if count > 1:
+            raise BaseError(f"the task asks for {count} GPUs, and this worker trains a task on one; set gpus to 1")
+        return torch.device("cuda", placement.device_indexes[0])
+
+    def _load(self, ref: BaseModelRef, device: torch.device) -> Base:
+        if self._loaded is None or self._loaded.ref != ref:
+            self._loaded = None  # its memory is needed
+            self._loaded = load_base(ref, device, self._settings)
+        return self._loaded
+
+    def _open(self, task: TaskRun, prepared: Prepared) -> None:
+        if task.key in self._tasks:
+            task.open(prepared.data, {index: progress for index, (_, progress) in prepared.checkpoints.items()})
+            self._opened(task, prepared)
+            self.progress(now=True)
+
+    # ---- leaving ---------------------------------------------------------------------------------------------------
+
+    def finish(self, task: TaskRun) -> None:
+        """Let the placement go once all that was recorded is acknowledged."""
+        task.detached()
+        task.reporter.finish(lambda: self._hand_over(partial(self.leave, task, False, "done")))
+
+    def _fail(self, task: TaskRun, error: str) -> None:
+        if task.key in self._tasks:
+            log.error("placement %s cannot go on: %s", task.key, error)
+            task.record(PlacementFailed(error=error[:2000]))
+            task.reporter.finish(lambda: self._hand_over(partial(self.leave, task, False, error)))
+
+    def detach(self, message: Detach) -> None:
+        self._leave(message.placement_id, False, "the service has ended it")
+
+    def expire(self) -> bool:
+        """Let go of placements whose lease ran out. Whether there were any."""
+        expired = [task for task in self.tasks if task.lease.over]
+        for task in expired:
+            self.leave(task, True, "its lease ended")
+        return bool(expired)
+
+    def _leave(self, key: str, lost: bool, detail: str) -> None:
+        if key in self._tasks:
+            self.leave(self._tasks[key], lost, detail)
+
+    def leave(self, task: TaskRun, lost: bool, detail: str) -> None:
+        """The placement is here no more. `lost`: the service does not know it yet."""
+        if self._tasks.pop(task.key, None) is None:
+            return
+        log.info("placement %s leaves: %s", task.key, detail)
+        task.reporter.close()
+        self._left(task)
+        self._tell(Ended(placement_id=task.key, lost=lost, detail=detail[:2000]))
+
+    # ---- progress --------------------------------------------------------------------------------------------------
+
+    def progress(self, now: bool = False) -> None:
+        """Something was finished. The daemon is told, though not of every micro-batch."""
+        at = boot_now()
+        if now or at - self._told_at >= _TELL_SECONDS:
+            self._told_at = at
+            self._tell(Progress(phases={task.key: _phase(task) for task in self._tasks.values()}, at=at))
+
+
+def _phase(task: TaskRun) -> Phase:
+    return "loading" if task.data is None else "training"

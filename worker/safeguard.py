@@ -1,0 +1,50 @@
+"""When an executor's jobs are brought to safety, and what replaces what. Copies happen in the loop, the rest in the keeper."""
+
+from collections.abc import Iterable
+from functools import partial
+
+from contract.wire import Checkpointed, CheckpointRef
+from worker.clock import boot_now
+from worker.keeper import Keeper, Snapshot
+from worker.scratch import Scratch
+from worker.slots import Slots
+from worker.task_run import TaskRun
+
+_SHARE = 50  # copies take at most one part in so many of the time
+
+
+class Safeguard:
+    """Checkpoints of all unfinished jobs of a task at one moment, every `seconds`, one at a time."""
+
+    def __init__(self, keeper: Keeper, scratch: Scratch, seconds: float) -> None:
+        self._keeper, self._scratch, self._seconds = keeper, scratch, seconds
+
+    def expect(self, task: TaskRun) -> None:
+        """The task's first checkpoint is due in a while."""
+        task.checkpoint_due = boot_now() + self._seconds
+
+    def take(self, tasks: Iterable[TaskRun], slots: Slots, now: bool = False) -> None:
+        """Take the checkpoints that are due, or all with anything new if `now`. The copies are made before it returns."""
+        for task in tasks:
+            began = boot_now()
+            if task.checkpointing or not (now or began >= task.checkpoint_due):
+                continue
+            snapshots = [Snapshot(run.index, run.progress, slots.tensors(run)) for run in task.runs if run.changed]
+            ended = boot_now()
+            task.checkpoint_due = ended + max(self._seconds, _SHARE * (ended - began))
+            if snapshots:
+                task.checkpointing = True
+                self._keeper.keep_checkpoint(task, snapshots, partial(self._stored, task))
+
+    def _stored(self, task: TaskRun, made: dict[int, CheckpointRef]) -> None:
+        """Say so, after all that the jobs said up to then; jobs that have ended meanwhile need it no more."""
+        task.checkpointing = False
+        runs = {run.index: run for run in task.runs if run.unfinished and run.index in made}
+        if runs:
+            task.record(Checkpointed(jobs={index: made[index] for index in runs}))
+        for index, ref in made.items():
+            replaced = runs[index].checkpoint if index in runs else ref
+            if replaced is not None:
+                self._scratch.drop(replaced.sha256)
+            if index in runs:
+                runs[index].checkpoint = ref

@@ -1,0 +1,69 @@
+"""Where the adapters of an executor's jobs lie: in the arena while they train, in the lot while they wait. Chooses none."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from worker.base import Base
+from worker.checkpoint import Best, Tensors
+from worker.job_run import JobRun
+from worker.model.arena import rows_for
+from worker.parking import ParkingLot
+from worker.profile import park_bytes
+from worker.scratch import Scratch
+
+
+class Slots:
+    """The slots of one loaded base, for as long as it is loaded."""
+
+    def __init__(self, base: Base, scratch: Scratch) -> None:
+        self.base, self._scratch = base, scratch
+        self._lot = ParkingLot(park_bytes(base.capacity.memory_bytes), scratch)
+
+    def adopt(self, run: JobRun, checkpoint: Path) -> None:
+        """The job's adapter is in this file, and stays there until it gets a slot."""
+        self._lot.adopt(run, checkpoint)
+
+    def give(self, runs: Sequence[JobRun]) -> None:
+        """Give each job rows of the arena, which grows if it must, with what it had or with its first weights."""
+        arena, trainer = self.base.trainer.arena, self.base.trainer
+        for run in runs:
+            if not arena.fits(run.config.rank):
+                arena.grow(arena.rows + sum(rows_for(r.config.rank) for r in runs if r.slot is None))
+            run.slot = arena.attach(run.config.rank, run.config.alpha)
+            tensors = self._lot.take(run)
+            if tensors is None:
+                trainer.init_adapter(run.slot, run.config.seed)
+            else:
+                arena.restore(run.slot, tensors.adapter)
+                run.best_weights = tensors.best
+
+    def note_best(self, run: JobRun, loss: float) -> None:
+        """The job's validation loss was never lower: keep a copy of its weights."""
+        assert run.slot is not None, "only jobs with a slot are evaluated"
+        run.best = Best(run.step, loss)
+        run.best_weights = self.base.trainer.arena.snapshot(run.slot, moments=False).weights
+
+    def park(self, run: JobRun) -> None:
+        """The slot is free for another; the job's rows and moments wait on the host."""
+        self._lot.park(run, self.tensors(run))
+        self._vacate(run)
+
+    def forget(self, run: JobRun) -> None:
+        """Give back whatever the job holds here."""
+        self._vacate(run)
+        self._lot.leave(run)
+        if run.checkpoint is not None:
+            self._scratch.drop(run.checkpoint.sha256)
+
+    def tensors(self, run: JobRun) -> Tensors:
+        """A host copy of the job's adapter as it is now."""
+        if run.slot is not None:
+            return Tensors(self.base.trainer.arena.snapshot(run.slot), run.best_weights)
+        waiting = self._lot.look(run)
+        assert waiting is not None, "a job that has trained and holds no slot waits in the lot"
+        return waiting
+
+    def _vacate(self, run: JobRun) -> None:
+        if run.slot is not None:
+            self.base.trainer.arena.detach(run.slot)
+        run.slot, run.best_weights = None, None
