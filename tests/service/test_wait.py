@@ -1,0 +1,138 @@
+"""GET /v1/tasks/{id}?wait=: answered when the task changes, by a real server, however many wait and even if nobody listened."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import httpx
+import pytest
+import uvicorn
+
+from service.app import create_app
+from service.settings import Settings
+from service.state import State
+from service.tasks.models import Task
+from service.tasks.watch import touch
+
+PATIENCE = 45.0  # seconds after which a test gives up; every wait below asks for longer
+
+
+class Server(uvicorn.Server):
+    """An app in a thread of this process, on a free port."""
+
+    def __init__(self, settings: Settings) -> None:
+        app = create_app(settings)
+        super().__init__(uvicorn.Config(app, port=0, log_level="warning"))
+        self.state: State = app.state.motet
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.servers[0].sockets[0].getsockname()[1]}"
+
+
+@pytest.fixture(scope="module")
+def server(settings) -> Iterator[Server]:
+    made = Server(settings)
+    thread = threading.Thread(target=made.run)
+    thread.start()
+    try:
+        while not made.started:
+            assert thread.is_alive()
+            threading.Event().wait(0.01)
+        assert made.state.watcher.listening.wait(PATIENCE)
+        yield made
+    finally:
+        made.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def http(server, tenant) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, headers=tenant.headers, timeout=PATIENCE) as made:
+        yield made
+
+
+def test_a_task_that_has_changed_since_is_answered_at_once(http, tenant, database):
+    task_id = tenant.task()["id"]
+    with database.begin() as session:
+        touch(session, session.get_one(Task, task_id))
+    answer = http.get(f"/v1/tasks/{task_id}", params={"wait": 60}, headers={"if-none-match": '"1"'})
+    assert (answer.status_code, answer.headers["etag"]) == (200, '"2"')
+
+
+def test_a_task_that_has_ended_is_answered_at_once(http, tenant):
+    task_id = tenant.task()["id"]
+    tenant.post(f"/v1/tasks/{task_id}/cancel")
+    assert http.get(f"/v1/tasks/{task_id}", params={"wait": 60}).json()["status"] == "cancelled"
+    same = http.get(f"/v1/tasks/{task_id}", params={"wait": 60}, headers={"if-none-match": 'W/"2"'})
+    assert (same.status_code, same.content) == (304, b"")
+
+
+def test_without_a_change_the_wait_ends(http, tenant):
+    task_id = tenant.task()["id"]
+    assert http.get(f"/v1/tasks/{task_id}", params={"wait": 0.05}).status_code == 200
+    assert http.get(f"/v1/tasks/{task_id}", params={"wait": 0.05}, headers={"if-none-match": '"1"'}).status_code == 304
+
+
+@pytest.mark.parametrize("wait", ["-1", "61", "nan", "x"])
+def test_a_wait_that_is_none(http, tenant, wait):
+    response = http.get(f"/v1/tasks/{tenant.task()['id']}", params={"wait": wait})
+    assert (response.status_code, response.json()["errors"][0]["field"]) == (422, "wait")
+
+
+def test_a_foreign_task_is_not_waited_for(http, new_tenant):
+    assert http.get(f"/v1/tasks/{new_tenant().task()['id']}", params={"wait": 60}).status_code == 404
+
+
+async def waiting(url: str, headers: dict[str, str], task_id: str, count: int, then) -> list[httpx.Response]:
+    """Let `count` requests wait for the task, do `then` once all do, and return their answers."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE, limits=limits) as client:
+        requests = [
+            asyncio.ensure_future(client.get(f"/v1/tasks/{task_id}", params={"wait": 60}, headers={"if-none-match": '"1"'}))
+            for _ in range(count)
+        ]
+        await asyncio.to_thread(then)
+        return await asyncio.gather(*requests)
+
+
+def until(condition) -> None:
+    """Wait for something another thread does and tells nobody."""
+    pause = threading.Event()
+    for _ in range(int(PATIENCE / 0.02)):
+        if condition():
+            return
+        pause.wait(0.02)
+    raise AssertionError("it did not come to pass")
+
+
+def test_more_may_wait_than_there_are_threads_and_connections(server, http, tenant):
+    task_id, count = tenant.task()["id"], 80
+    watcher, pool = server.state.watcher, server.state.db.engine.pool
+
+    def change() -> None:
+        until(lambda: len(watcher._events.get(task_id, ())) == count and pool.checkedout() == 0)
+        assert http.get(f"/v1/tasks/{task_id}").json()["status"] == "validating"  # others are served meanwhile
+        http.post(f"/v1/tasks/{task_id}/cancel")
+
+    answers = asyncio.run(waiting(server.url, tenant.headers, task_id, count, change))
+    assert {answer.json()["status"] for answer in answers} == {"cancelled"}
+    until(lambda: task_id not in watcher._events)
+
+
+def test_a_listener_that_lost_its_connection_misses_nothing(server, stack, http, tenant, settings):
+    task_id = tenant.task()["id"]
+    watcher = server.state.watcher
+    name = settings.database_url.rpartition("/")[2].partition("?")[0]
+
+    def cut_then_change() -> None:
+        until(lambda: task_id in watcher._events)
+        with stack.postgres.connect() as connection:
+            cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND query LIKE 'LISTEN%%'"
+            assert (True,) in connection.execute(cut, [name]).fetchall()
+        until(lambda: not watcher.listening.is_set())
+        http.post(f"/v1/tasks/{task_id}/cancel")  # nobody hears of this
+
+    answers = asyncio.run(waiting(server.url, tenant.headers, task_id, 1, cut_then_change))
+    assert answers[0].json()["status"] == "cancelled"
+    assert watcher.listening.wait(PATIENCE)
