@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import service.tenants.models  # noqa: F401  (other rooms' tables refer to it)
 from service.db import Database
 from service.grants import UploadGrants
 from service.hints import Hints

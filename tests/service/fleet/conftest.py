@@ -1,52 +1,5 @@
-"""Scripted nodes before a real API, and a planner to be called at will. Each test begins with no task and no node."""
+"""The fleet's fixtures, for the tests of this folder."""
 
-import itertools
-from collections.abc import Callable, Iterator
+from tests.service.fleet.fixtures import new_node, nothing_left, parts, plan
 
-import pytest
-from sqlalchemy import text
-
-from service.parts import Parts
-from service.scheduler.loop import replan
-from service.tasks.validate import validate_due
-from tests.service.fleet.scripted import ScriptedNode
-
-_numbers = itertools.count(1)
-_TABLES = ("placements", "adapters", "point_chunks", "jobs", "tasks", "nodes", "plans", "plan_requests", "planner_lease")
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(database) -> None:
-    """The planner sees all tasks and nodes there are: those of the test before must be gone."""
-    with database.begin() as session:
-        for table in _TABLES:
-            session.execute(text(f"DELETE FROM {table}"))
-
-
-@pytest.fixture(scope="module")
-def parts(settings) -> Iterator[Parts]:
-    made = Parts.of(settings)
-    yield made
-    made.db.engine.dispose()
-
-
-@pytest.fixture
-def plan(parts) -> Callable[[], int]:
-    """What the queue worker would do now: validate and plan; how many plans were made."""
-
-    def turn() -> int:
-        validate_due(parts.db, parts.storage, parts.queue)
-        return replan(parts)
-
-    return turn
-
-
-@pytest.fixture
-def new_node(client, settings) -> Callable[..., ScriptedNode]:
-    """A registered node: `new_node(slots=2)`."""
-
-    def make(name: str | None = None, **how: object) -> ScriptedNode:
-        token = settings.join_token.get_secret_value()
-        return ScriptedNode(client, token, name or f"node{next(_numbers)}", **how).register()
-
-    return make
+__all__ = ["new_node", "nothing_left", "parts", "plan"]

@@ -1,0 +1,116 @@
+"""Plans by rule and by solver, over generated problems: what must hold for every one of them, checked from first principles."""
+
+import itertools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.scheduler.greedy import easy_wsap
+from service.scheduler.problem import Node, Problem, Queued, Running, objective
+from service.scheduler.solve import solve
+
+
+@st.composite
+def problems(draw, most_tasks: int = 7) -> Problem:
+    """Up to three nodes, some of them busy, and a queue; small numbers make ties and tight fits likely."""
+    nodes = tuple(Node(f"n{at}", draw(st.sampled_from([1, 2, 4, 8]))) for at in range(draw(st.integers(1, 3))))
+    running = []
+    for node in nodes:
+        free = node.gpus
+        while free and draw(st.booleans()):
+            gpus = draw(st.integers(1, free))
+            free -= gpus
+            running.append(Running(f"r{len(running)}", node.id, gpus, draw(st.integers(1, 60))))
+    queued = []
+    for at in range(draw(st.integers(0, most_tasks))):
+        gpus = draw(st.sampled_from([1, 1, 2, 4, 8]))
+        alike = draw(st.integers(1, 40))
+        seconds = tuple(
+            (alike if draw(st.booleans()) else draw(st.integers(1, 40))) if node.gpus >= gpus else None for node in nodes
+        )
+        planned = draw(st.none() | st.sampled_from([node.id for node in nodes]))
+        queued.append(Queued(f"q{at}", gpus, draw(st.integers(1, 500)), seconds, planned))
+    return Problem(nodes, tuple(running), tuple(queued))
+
+
+def check(problem: Problem, starts) -> None:
+    """Every placeable task once, on one node, for its duration there, and never more GPUs at once than the node has."""
+    tasks = {task.id: task for task in problem.queued}
+    places = [node.id for node in problem.nodes]
+    assert sorted(start.task for start in starts) == sorted(task.id for task in problem.placeable)
+    held = [(run.node, 0, run.remaining, run.gpus) for run in problem.running]
+    for start in starts:
+        task = tasks[start.task]
+        assert start.end - start.start == task.seconds[places.index(start.node)]
+        assert start.start >= 0
+        held.append((start.node, start.start, start.end, task.gpus))
+    for node, moment in itertools.product(problem.nodes, {begin for _, begin, _, _ in held}):
+        assert sum(gpus for at, begin, end, gpus in held if at == node.id and begin <= moment < end) <= node.gpus
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems())
+def test_plans_hold_are_deterministic_and_never_worse_than_the_rules(problem):
+    by_rule = easy_wsap(problem)
+    check(problem, by_rule)
+    decision = solve(problem)
+    check(problem, decision.starts)
+    assert solve(Problem.from_json(problem.to_json())) == decision
+    if decision.method == "cpsat":
+        assert objective(problem, decision.starts) <= objective(problem, by_rule)
+        assert decision.bound <= decision.objective
+    if decision.method == "start":
+        assert all(start.start == 0 for start in decision.starts)
+
+
+@settings(max_examples=20, deadline=None)
+@given(problems(most_tasks=20))
+def test_a_queue_longer_than_the_window_is_planned_whole(problem):
+    check(problem, solve(problem).starts)
+
+
+def brute_force(problem: Problem) -> int:
+    """The least objective, by trying every order and node: each task as early as those before it allow."""
+    best = None
+    for order in itertools.permutations(problem.placeable):
+        for nodes in itertools.product(problem.nodes, repeat=len(order)):
+            held = [(run.node, 0, run.remaining, run.gpus) for run in problem.running]
+            cost = 0
+            for task, node in zip(order, nodes, strict=True):
+                seconds = task.seconds[problem.nodes.index(node)]
+                if seconds is None:
+                    break
+                moments = sorted({0} | {end for at, _, end, _ in held if at == node.id})
+                begin = next(
+                    moment
+                    for moment in moments
+                    if all(
+                        sum(g for at, b, e, g in held if at == node.id and b <= t < e) + task.gpus <= node.gpus
+                        for t in [moment] + [b for at, b, _, _ in held if at == node.id and moment < b < moment + seconds]
+                    )
+                )
+                held.append((node.id, begin, begin + seconds, task.gpus))
+                cost += task.weight * (begin + seconds) + (problem.churn if task.planned not in (None, node.id) else 0)
+            else:
+                best = cost if best is None else min(best, cost)
+    assert best is not None
+    return best
+
+
+@settings(max_examples=25, deadline=None)
+@given(problems(most_tasks=4))
+def test_what_the_solver_calls_optimal_is_what_brute_force_finds(problem):
+    decision = solve(problem)
+    if decision.method == "cpsat" and decision.status == "OPTIMAL":
+        assert decision.objective == brute_force(problem)
+
+
+def test_a_wide_task_is_not_starved_by_narrow_ones():
+    """EASY's one reservation: narrow tasks may use the hole before it, and may not push it back."""
+    wide = Queued("wide", 2, 1000, (100,))
+    narrow = [Queued(f"narrow{at}", 1, 10, (seconds,)) for at, seconds in enumerate((40, 60))]
+    problem = Problem((Node("n", 2),), (Running("r", "n", 1, 50),), (wide, *narrow))
+    starts = {start.task: start for start in easy_wsap(problem)}
+    assert starts["narrow0"].start == 0  # ends at 40, before the reservation
+    assert starts["wide"].start == 50
+    assert starts["narrow1"].start == 150  # would have ended at 60
