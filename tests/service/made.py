@@ -1,0 +1,62 @@
+"""Things that only workers bring about, put straight into the database: loss points, and adapters in storage."""
+
+import hashlib
+import io
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.adapters.models import Adapter
+from service.db import new_id
+from service.storage import Storage
+from service.tasks.models import Job, PointChunk, Task
+
+
+def jobs_of(session: Session, task_id: str) -> list[Job]:
+    return list(session.scalars(select(Job).where(Job.task_id == task_id).order_by(Job.index)))
+
+
+def chunk(session: Session, job: Job, series: str, steps: list[int], values: list[float], hidden_by: int | None = None) -> None:
+    """A chunk of a curve."""
+    session.add(
+        PointChunk(
+            job_id=job.id,
+            series=series,
+            first_step=steps[0],
+            last_step=steps[-1],
+            steps=steps,
+            values=values,
+            hidden_by=hidden_by,
+        )
+    )
+
+
+def adapter(session: Session, storage: Storage, job: Job, files: dict[str, bytes], val_loss: float = 1.0) -> Adapter:
+    """A committed adapter of the job, with these files in storage."""
+    task = session.get_one(Task, job.task_id)
+    listed: list[dict[str, Any]] = []
+    for path, content in files.items():
+        sha256 = hashlib.sha256(content).hexdigest()
+        storage.put(io.BytesIO(content), sha256, len(content))
+        listed.append({"path": path, "sha256": sha256, "bytes": len(content)})
+    lineage = {
+        "task_id": task.id,
+        "job_id": job.id,
+        "base_model": task.base_model,
+        "base_revision": task.base_revision,
+        "dataset_sha256": "d" * 64,
+        "config": job.config,
+    }
+    made = Adapter(
+        id=new_id("adapter"),
+        tenant_id=task.tenant_id,
+        task_id=task.id,
+        job_id=job.id,
+        step=7,
+        val_loss=val_loss,
+        manifest={"files": listed, "step": 7, "val_loss": val_loss, "lineage": lineage},
+    )
+    session.add(made)
+    session.flush()
+    return made

@@ -1,0 +1,190 @@
+"""Who may do what: keys, scopes, and that no route shows a tenant anything of another's, asked of every route there is."""
+
+import re
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from fastapi.routing import APIRoute
+from sqlalchemy import select, update
+
+from service.tenants.keys import Scope
+from service.tenants.models import ApiKey
+from tests.service.api import Caller, jsonl
+from tests.service.made import adapter, chunk, jobs_of
+
+FILES = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"}
+ADMINS = ("/v1/admin/",)
+OPEN = {"/livez", "/readyz", "/openapi.json"}
+SHARED = ("/v1/models",)  # the allow-list is everybody's
+
+
+def public_routes(routes) -> list[tuple[str, str]]:
+    """Every method and path of the app that a tenant could call."""
+    found = []
+    for route in routes:
+        if isinstance(route, APIRoute):
+            found += [(method, route.path) for method in route.methods if not route.path.startswith("/internal/")]
+        elif hasattr(route, "original_router"):
+            found += public_routes(route.original_router.routes)
+    return found
+
+
+@pytest.fixture
+def belongings(new_tenant, database, storage) -> dict[str, str]:
+    """One of everything, of another tenant: path parameter -> id."""
+    other = new_tenant()
+    task = other.task()
+    with database.begin() as session:
+        job = jobs_of(session, task["id"])[0]
+        chunk(session, job, "val_loss", [1], [1.0])
+        made = adapter(session, storage, job, FILES)
+    ids = {
+        "task_id": task["id"],
+        "job_id": job.id,
+        "file_id": task["spec"]["dataset"]["file_id"],
+        "adapter_id": made.id,
+        "path": "adapter_config.json",
+    }
+    for path in ("tasks/{task_id}", "jobs/{job_id}", "files/{file_id}/content", "adapters/{adapter_id}/files/{path}"):
+        assert other.get("/v1/" + path.format(**ids)).status_code == 200  # they are there, for their owner
+    return ids
+
+
+def test_every_route_with_an_id_is_a_404_to_another_tenant(app, tenant, belongings):
+    scoped = [
+        (method, path)
+        for method, path in public_routes(app.routes)
+        if "{" in path and not path.startswith(ADMINS) and not path.startswith(SHARED)
+    ]
+    assert len(scoped) >= 11
+    for method, path in scoped:
+        names = set(re.findall(r"{(\w+)", path))
+        assert names <= set(belongings), f"{path}: give this test an id of another tenant for it"
+        response = tenant.request(method, re.sub(r":\w+}", "}", path).format(**belongings))
+        assert response.status_code == 404, f"{method} {path}: {response.status_code} {response.text}"
+        assert response.json()["code"] in ("not_found",), f"{method} {path}: {response.text}"
+
+
+def test_no_list_shows_another_tenants_things(app, tenant, belongings):
+    lists = [
+        path
+        for method, path in public_routes(app.routes)
+        if method == "GET" and "{" not in path and path not in OPEN and not path.startswith(ADMINS + SHARED)
+    ]
+    assert set(lists) == {"/v1/tasks", "/v1/files", "/v1/adapters"}
+    for path in lists:
+        assert tenant.get(path).json()["data"] == []
+
+
+def test_a_foreign_cursor_leads_nowhere(tenant, new_tenant):
+    other = new_tenant()
+    for _ in range(3):
+        other.file()
+    cursor = other.get("/v1/files?limit=1").json()["next_cursor"]
+    assert tenant.get("/v1/files", params={"cursor": cursor}).json()["data"] == []
+
+
+def test_every_route_wants_a_key(app, client):
+    for method, path in public_routes(app.routes):
+        if path in OPEN:
+            continue
+        response = client.request(method, re.sub(r"{.*?}", "x", path))
+        assert response.status_code == 401, f"{method} {path}: {response.status_code}"
+
+
+def test_every_route_wants_its_scope(app, new_tenant):
+    callers = {scope: new_tenant(scope) for scope in Scope}
+    for method, path in public_routes(app.routes):
+        if path in OPEN:
+            continue
+        needed = Scope.ADMIN if path.startswith(ADMINS) else Scope.READ if method == "GET" else Scope.WRITE
+        for scope, caller in callers.items():
+            response = caller.request(method, re.sub(r"{.*?}", "x", path))
+            refused = response.status_code == 403 and response.json()["code"] == "scope_missing"
+            assert refused == (scope != needed), f"{method} {path} with {scope}: {response.status_code}"
+            if refused:
+                assert response.json()["needs"] == needed
+                assert f"'{needed}'" in response.json()["detail"]
+
+
+def test_a_key_that_nobody_knows_is_refused(client):
+    for header in ("Bearer mk_nonsense", "Bearer ", "Basic abc", "mk_x"):
+        response = client.get("/v1/tasks", headers={"authorization": header})
+        assert response.status_code == 401
+        assert response.json()["code"] in ("key_missing", "key_refused")
+
+
+def test_a_key_is_stored_as_its_hash_alone(tenant, database):
+    with database.begin() as session:
+        key = session.scalars(select(ApiKey).where(ApiKey.tenant_id == tenant.tenant_id)).one()
+        assert tenant.key.encode() not in key.hash
+        assert len(key.hash) == 32
+        assert tenant.key not in (key.id, key.name)
+
+
+def test_an_admin_makes_tenants_and_keys(admin: Caller, client):
+    made = admin.post("/v1/admin/tenants", json={"name": f"new of {admin.tenant_id}", "weight": 2})
+    assert made.status_code == 201, made.text
+    tenant = made.json()
+    assert tenant in admin.get("/v1/admin/tenants?limit=100").json()["data"]
+    assert admin.post("/v1/admin/tenants", json={"name": tenant["name"]}).json()["code"] == "name_taken"
+
+    key = admin.post(f"/v1/admin/tenants/{tenant['id']}/keys", json={"name": "ci", "scopes": ["write", "read"]}).json()
+    assert key["scopes"] == ["read", "write"]
+    caller = Caller(client, tenant["id"], key.pop("secret"))
+    assert caller.file()
+    shown = admin.get(f"/v1/admin/tenants/{tenant['id']}/keys").json()["data"]
+    assert shown == [key | {"secret": None}]  # and never the secret again
+
+    revoked = admin.delete(f"/v1/admin/keys/{key['id']}")
+    assert revoked.json()["revoked_at"]
+    assert admin.delete(f"/v1/admin/keys/{key['id']}").json() == revoked.json()
+    refused = caller.get("/v1/tasks")
+    assert (refused.status_code, refused.json()["reason"]) == (401, "revoked")
+
+
+def test_a_key_expires(admin: Caller, client, database):
+    path = f"/v1/admin/tenants/{admin.tenant_id}/keys"
+    past = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
+    refused = admin.post(path, json={"expires_at": past})
+    assert refused.json()["errors"][0]["field"] == "expires_at"
+    soon = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    key = admin.post(path, json={"expires_at": soon}).json()
+    caller = Caller(client, admin.tenant_id, key["secret"])
+    assert caller.get("/v1/tasks").status_code == 200
+    with database.begin() as session:
+        session.execute(
+            update(ApiKey).where(ApiKey.id == key["id"]).values(expires_at=datetime.now(UTC) - timedelta(seconds=1))
+        )
+    assert caller.get("/v1/tasks").json()["reason"] == "expired"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("tenants", {"name": ""}, "name"),
+        ("tenants", {"name": "a\0b"}, "name"),
+        ("tenants", {"name": "x", "weight": 0}, "weight"),
+        ("tenants/{tenant}/keys", {"scopes": []}, "scopes"),
+        ("tenants/{tenant}/keys", {"scopes": ["root"]}, "scopes[0]"),
+        ("tenants/{tenant}/keys", {"expires_at": "2026-01-01T00:00:00"}, "expires_at"),
+    ],
+)
+def test_an_admins_mistakes_name_their_field(admin, path, body, field):
+    response = admin.post("/v1/admin/" + path.format(tenant=admin.tenant_id), json=body)
+    assert (response.status_code, response.json()["errors"][0]["field"]) == (422, field)
+
+
+def test_what_an_admin_does_not_find(admin):
+    assert admin.post("/v1/admin/tenants/none/keys", json={}).status_code == 404
+    assert admin.get("/v1/admin/tenants/none/keys").status_code == 404
+    assert admin.delete("/v1/admin/keys/none").status_code == 404
+
+
+def test_two_tenants_may_have_the_same_bytes(tenant, new_tenant):
+    other = new_tenant()
+    content = jsonl({"prompt": "same", "completion": "bytes"})
+    mine, theirs = (caller.upload(content).json() for caller in (tenant, other))
+    assert mine["sha256"] == theirs["sha256"]
+    assert tenant.delete(f"/v1/files/{mine['id']}").status_code == 204
+    assert other.get(f"/v1/files/{theirs['id']}/content").content == content
