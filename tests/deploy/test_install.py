@@ -1,0 +1,91 @@
+"""What `make` does before there is anything to run: the preflight's obstacles, the pins, the targets it offers."""
+
+import ast
+import importlib.metadata
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from deploy import install, preflight
+
+ROOT = Path(__file__).parent.parent.parent
+PINS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split("\n") if "==" in line)
+PINNED = {canonicalize_name(name): Version(version) for name, version in PINS.items()}
+PYTHONS = ("3.11.2", "3.11.9", "3.12.4")
+
+
+def test_this_machine_has_no_obstacles(tmp_path: Path) -> None:
+    assert list(preflight.obstacles(tmp_path)) == []
+
+
+def test_the_preflight_can_be_read_by_an_old_python() -> None:
+    ast.parse(Path(preflight.__file__).read_text(), feature_version=(3, 6))
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value", "says"),
+    [
+        (platform, "machine", lambda: "aarch64", "this is Linux aarch64"),
+        (platform, "libc_ver", lambda: ("", ""), "another C library"),
+        (platform, "libc_ver", lambda: ("glibc", "2.17"), "this system has glibc 2.17"),
+        (sys, "version_info", (3, 9, 2), "Motet needs Python 3.11 or newer"),
+        (preflight.os, "access", lambda *_: False, "cannot be written"),
+        (shutil, "disk_usage", lambda _: SimpleNamespace(free=2**30), "1.0 GiB free, Motet needs 4"),
+        (preflight.importlib.util, "find_spec", lambda name: None, "no module venv and no module ensurepip"),
+    ],
+)
+def test_every_obstacle_is_named_with_its_fix(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, owner: object, name: str, value: object, says: str
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, value)
+        (obstacle,) = preflight.obstacles(tmp_path)
+    assert says in obstacle
+    assert "Fix: " in obstacle
+
+
+def test_every_package_that_gets_installed_is_pinned_and_of_that_version() -> None:
+    """Also what an older or newer Python would need on top. torch pins its own CUDA libraries."""
+    seen: set[str] = set()
+    waiting = [(Requirement("motet[dev]"), "")]
+    while waiting:
+        requirement, extra = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        if f"{name}[{requirement.extras}]" in seen or name.startswith(("nvidia-", "cuda-")):
+            continue
+        seen.add(f"{name}[{requirement.extras}]")
+        assert name == "motet" or name in PINNED, f"{requirement} is not pinned"
+        try:
+            found = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:  # only another Python needs it
+            continue
+        if name != "motet":
+            assert Version(found.version).base_version == PINNED[name].base_version, f"{name} is installed as {found.version}"
+        for text in found.requires or ():
+            needed = Requirement(text)
+            if any(wanted(needed, extra, python) for extra in (requirement.extras or {""}) for python in PYTHONS):
+                waiting.append((needed, extra))
+
+
+def wanted(requirement: Requirement, extra: str, python: str) -> bool:
+    environment = {"extra": extra, "python_full_version": python, "python_version": python.rpartition(".")[0]}
+    return requirement.marker is None or requirement.marker.evaluate(environment)
+
+
+def test_torch_is_installed_by_its_pin() -> None:
+    assert install.pin_of("torch") == f"torch=={PINS['torch']}"
+
+
+def test_make_says_what_can_be_made() -> None:
+    said = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    offered = set(re.findall(r"^make (\S+)", said, re.MULTILINE))
+    assert offered == {"help", "install", "demo", "up", "test", "test-all", "test-gpu", "lint", "openapi"}
