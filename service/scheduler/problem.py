@@ -5,18 +5,29 @@ Times are whole seconds from the moment of the snapshot. A task keeps its GPUs, 
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 _CHURN_PART = 20  # moving a planned task costs a twentieth of an average completion (measured: lambda 20 at a mean of 373)
+LATE_FACTOR = 4  # a second past its deadline costs a task this many times its weight, on top of the second itself
 
 
 @dataclass(frozen=True)
 class Node:
-    """Identical GPUs, or CPU slots that stand in for them."""
+    """Identical GPUs, or CPU slots that stand in for them. A drained node finishes what runs and takes nothing new."""
 
     id: str
+    gpus: int
+    drained: bool = False
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The most GPUs that a tenant may hold at once, over all nodes."""
+
+    tenant: str
     gpus: int
 
 
@@ -28,13 +39,23 @@ class Running:
     node: str
     gpus: int
     remaining: int
+    tenant: str = ""
+
+
+@dataclass(frozen=True)
+class Width:
+    """A way to run a task. `seconds` follows the problem's nodes: the duration there, > 0, or None where it does not fit."""
+
+    gpus: int
+    seconds: tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
 class Queued:
-    """A task that waits. `seconds` follows the problem's nodes: the duration there, > 0, or None where it does not fit.
+    """A task that waits. `gpus` and `seconds` are its narrowest width, `wider` the others it could run at.
 
-    `weight` > 0 is what a second of its completion costs; `planned` is the node that the plan before meant it for.
+    `weight` > 0 is what a second of its completion costs; `planned` is the node that the plan before meant it for;
+    `deadline` may lie in the past.
     """
 
     id: str
@@ -42,35 +63,52 @@ class Queued:
     weight: int
     seconds: tuple[int | None, ...]
     planned: str | None = None
+    tenant: str = ""
+    deadline: int | None = None
+    wider: tuple[Width, ...] = ()
 
     @cached_property
     def shortest(self) -> int | None:
-        """Its duration on the fastest node; None if it fits none."""
-        return min((s for s in self.seconds if s is not None), default=None)
+        """Its duration on the fastest node at its narrowest width; None if it fits none."""
+        return min(filter(None, self.seconds), default=None)
+
+    @cached_property
+    def widths(self) -> tuple[Width, ...]:
+        """All of them, narrowest first."""
+        return (Width(self.gpus, self.seconds), *self.wider)
 
 
 @dataclass(frozen=True)
 class Start:
-    """A queued task on a node from `start` to `end`."""
+    """A queued task on `gpus` GPUs of a node from `start` to `end`."""
 
     task: str
     node: str
     start: int
     end: int
+    gpus: int
 
 
 @dataclass(frozen=True)
 class Problem:
-    """`queued` stands in order of arrival, which breaks ties."""
+    """`queued` stands in order of arrival, which breaks ties. `closed` says that nothing else will come: makespan counts."""
 
     nodes: tuple[Node, ...]
     running: tuple[Running, ...]
     queued: tuple[Queued, ...]
+    limits: tuple[Limit, ...] = ()
+    closed: bool = False
 
     @cached_property
     def placeable(self) -> tuple[Queued, ...]:
-        """The queued tasks that fit some node."""
-        return tuple(task for task in self.queued if task.shortest is not None)
+        """The queued tasks that fit some node which takes tasks, and their tenant's limit, at their narrowest."""
+        most = {limit.tenant: limit.gpus for limit in self.limits}
+        return tuple(
+            task
+            for task in self.queued
+            if task.gpus <= most.get(task.tenant, task.gpus)
+            and any(s is not None and not node.drained for s, node in zip(task.seconds, self.nodes, strict=True))
+        )
 
     @cached_property
     def churn(self) -> int:
@@ -86,7 +124,9 @@ class Problem:
         return {
             "nodes": [asdict(node) for node in self.nodes],
             "running": [asdict(task) for task in self.running],
-            "queued": [asdict(task) | {"seconds": list(task.seconds)} for task in self.queued],
+            "queued": [_said(task) for task in self.queued],
+            "limits": [asdict(limit) for limit in self.limits],
+            "closed": self.closed,
         }
 
     @classmethod
@@ -94,43 +134,108 @@ class Problem:
         return cls(
             nodes=tuple(Node(**node) for node in said["nodes"]),
             running=tuple(Running(**task) for task in said["running"]),
-            queued=tuple(Queued(**(task | {"seconds": tuple(task["seconds"])})) for task in said["queued"]),
+            queued=tuple(_queued(task) for task in said["queued"]),
+            limits=tuple(Limit(**limit) for limit in said.get("limits", ())),
+            closed=said.get("closed", False),
         )
 
 
+def _said(task: Queued) -> dict[str, Any]:
+    """As `asdict`, without its copy of every number."""
+    said = {field.name: getattr(task, field.name) for field in fields(task)}
+    wider = [{"gpus": width.gpus, "seconds": list(width.seconds)} for width in task.wider]
+    return said | {"seconds": list(task.seconds), "wider": wider}
+
+
+def _queued(said: Mapping[str, Any]) -> Queued:
+    wider = tuple(Width(width["gpus"], tuple(width["seconds"])) for width in said.get("wider", ()))
+    return Queued(**{**said, "seconds": tuple(said["seconds"]), "wider": wider})
+
+
+def cost(task: Queued, start: Start, churn: int) -> int:
+    """What this start costs: weight x completion, more past the deadline, and `churn` off the node it was planned for."""
+    late = 0 if task.deadline is None else max(0, start.end - max(0, task.deadline))
+    moved = task.planned not in (None, start.node)
+    return task.weight * (start.end + LATE_FACTOR * late) + (churn if moved else 0)
+
+
 def objective(problem: Problem, starts: Iterable[Start]) -> int:
-    """Sum of weight x completion over `starts`, plus the churn of those that left the node they were planned for."""
+    """The sum of `cost` over `starts`."""
     tasks = {task.id: task for task in problem.queued}
-    cost = 0
-    for start in starts:
-        task = tasks[start.task]
-        cost += task.weight * start.end
-        cost += problem.churn if task.planned not in (None, start.node) else 0
-    return cost
+    return sum(cost(tasks[start.task], start, problem.churn) for start in starts)
+
+
+def makespan(problem: Problem, starts: Iterable[Start]) -> int:
+    """When the last running or planned task ends."""
+    return max(chain((task.remaining for task in problem.running), (start.end for start in starts)), default=0)
 
 
 def violations(problem: Problem, starts: Iterable[Start]) -> list[str]:
-    """What is wrong with a plan, in words: a node overfull, a wrong duration, a task twice or where it does not fit."""
+    """What is wrong with a plan, in words: a node or limit overfull, a wrong duration or place, a task twice."""
     tasks = {task.id: task for task in problem.queued}
     places = {node.id: at for at, node in enumerate(problem.nodes)}
-    changes: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for running in problem.running:
-        changes[running.node] += [(0, running.gpus), (running.remaining, -running.gpus)]
+    on_nodes: dict[str, list[Start]] = defaultdict(list)
+    of_tenants: dict[str, list[Start]] = defaultdict(list)
+    runs: dict[str, list[Running]] = defaultdict(list)
+    for run in problem.running:
+        runs[run.node].append(run)
     wrong: list[str] = []
     for start in starts:
         task = tasks.pop(start.task, None)
         if task is None or start.node not in places:
             wrong.append(f"{start.task} is not queued, stands twice, or names a node that is not there")
             continue
-        seconds = task.seconds[places[start.node]]
-        if seconds is None or start.start < 0 or start.end - start.start != seconds:
-            wrong.append(f"{start.task} needs {seconds} s on {start.node}, not {start.start} to {start.end}")
-        changes[start.node] += [(start.start, task.gpus), (start.end, -task.gpus)]
+        at = places[start.node]
+        seconds = next((width.seconds[at] for width in task.widths if width.gpus == start.gpus), None)
+        if problem.nodes[at].drained or seconds is None or start.start < 0 or start.end - start.start != seconds:
+            wrong.append(
+                f"{start.task} needs {seconds} s on {start.gpus} GPUs of {start.node}, not {start.start} to {start.end}"
+            )
+        on_nodes[start.node].append(start)
+        of_tenants[task.tenant].append(start)
     for node in problem.nodes:
-        taken = 0
-        for at, change in sorted(changes[node.id]):  # at one moment ends come before starts, since they are negative
-            taken += change
-            if taken > node.gpus:
-                wrong.append(f"{node.id} has {node.gpus} GPUs, {taken} are taken at {at}")
-                break
+        wrong += _overfull(node.id, node.gpus, runs[node.id], on_nodes[node.id])
+    for limit in problem.limits:
+        theirs = [run for run in problem.running if run.tenant == limit.tenant]
+        wrong += _overfull(limit.tenant, limit.gpus, theirs, of_tenants[limit.tenant])
     return wrong
+
+
+def _overfull(name: str, gpus: int, running: Iterable[Running], starts: Iterable[Start]) -> list[str]:
+    changes = [change for seconds, part in held(running, gpus) for change in ((0, part), (seconds, -part))]
+    changes += [change for start in starts for change in ((start.start, start.gpus), (start.end, -start.gpus))]
+    taken = 0
+    for at, change in sorted(changes):  # at one moment ends come before starts, since they are negative
+        taken += change
+        if taken > gpus:
+            return [f"{name} has {gpus} GPUs, {taken} are taken at {at}"]
+    return []
+
+
+def held(running: Iterable[Running], gpus: int) -> list[tuple[int, int]]:
+    """(seconds, GPUs) for which `running` holds some of `gpus`, never more than those: a node may have shrunk since."""
+    left, found = gpus, []
+    for run in sorted(running, key=lambda run: -run.remaining):
+        if left:
+            found.append((run.remaining, min(left, run.gpus)))
+        left = max(0, left - run.gpus)
+    return found
+
+
+@dataclass(frozen=True)
+class Missed:
+    """A deadline that the plan cannot keep. Seconds from now."""
+
+    task: str
+    deadline: int
+    end: int
+
+
+def missed(problem: Problem, starts: Iterable[Start]) -> tuple[Missed, ...]:
+    """The deadlines that a plan foretells to be missed, in order of the queue."""
+    ends = {start.task: start.end for start in starts}
+    return tuple(
+        Missed(task.id, task.deadline, ends[task.id])
+        for task in problem.queued
+        if task.deadline is not None and ends.get(task.id, 0) > task.deadline
+    )

@@ -1,0 +1,215 @@
+"""What stands on every node over time, and where one more task would fit. The ground on which the rules plan.
+
+Knows no order of tasks and no objective: a Board answers where a task ends first, exactly, in the holes too; Tails answers
+the same behind all that stands, in microseconds, for the far end of a long queue.
+"""
+
+from bisect import bisect_left, bisect_right
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.scheduler.problem import Problem, Queued, Start
+
+NEVER = 1 << 40  # seconds; longer than any plan
+
+Whole = NDArray[np.int64]
+
+
+class Profile:
+    """Free GPUs over time, of a node or within a tenant's limit: a step function from 0 to forever."""
+
+    def __init__(self, gpus: int) -> None:
+        self._times, self._free = [0], [gpus]
+
+    def take(self, start: int, end: int, gpus: int) -> None:
+        """Occupy `gpus` from `start` until `end`."""
+        first, last = self._cut(start), self._cut(end)
+        for at in range(first, last):
+            self._free[at] -= gpus
+
+    def free(self, at: int) -> int:
+        return self._free[bisect_right(self._times, at) - 1]
+
+    def earliest(self, gpus: int, seconds: int, after: int = 0) -> int:
+        """The first moment, not before `after`, from which `gpus` stay free for `seconds`; NEVER if there is none."""
+        times, free = self._times, self._free
+        at = bisect_right(times, after) - 1
+        begin = after
+        while at < len(times) and times[at] < begin + seconds:
+            if free[at] < gpus:
+                begin = times[at + 1] if at + 1 < len(times) else NEVER
+            at += 1
+        return begin
+
+    def forever(self, gpus: int) -> list[int]:
+        """From when on 1, 2, ... `gpus` GPUs stay free for good; NEVER for those that do not."""
+        since = [NEVER] * gpus
+        least, at = gpus, len(self._times) - 1
+        while at >= 0 and least > 0:
+            least = min(least, self._free[at])
+            for more in range(max(0, least)):
+                since[more] = self._times[at]
+            at -= 1
+        return since
+
+    def _cut(self, moment: int) -> int:
+        at = bisect_left(self._times, moment)
+        if at == len(self._times) or self._times[at] != moment:
+            self._times.insert(at, moment)
+            self._free.insert(at, self._free[at - 1])
+        return at
+
+
+@lru_cache(maxsize=4096)
+def _durations(seconds: tuple[int | None, ...], open_nodes: tuple[bool, ...]) -> Whole:
+    """NEVER where it does not fit."""
+    return np.array([s if s is not None and free else NEVER for s, free in zip(seconds, open_nodes, strict=True)], np.int64)
+
+
+class _Place(NamedTuple):
+    """Ordered as places are preferred: ends first, then where it was planned, tightest, first in order."""
+
+    end: int
+    elsewhere: bool
+    free: int
+    node: int
+    start: int
+    gpus: int
+
+
+class Board:
+    """All nodes' profiles, and the tenants' limits, while a plan is made."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._open = tuple(not node.drained for node in problem.nodes)
+        self._takes = np.array(self._open, bool)
+        self._profiles = [Profile(node.gpus) for node in problem.nodes]
+        self._places = {node.id: at for at, node in enumerate(problem.nodes)}
+        self._tenants = {task.id: task.tenant for task in problem.queued}
+        self._limits = {limit.tenant: Profile(limit.gpus) for limit in problem.limits}
+        self._planned = np.zeros(len(problem.nodes), bool)  # nodes on which something starts later: they may have holes
+        for task in problem.running:
+            self._profiles[self._places[task.node]].take(0, task.remaining, task.gpus)
+            if task.tenant in self._limits:
+                self._limits[task.tenant].take(0, task.remaining, task.gpus)
+        self._now = np.array([profile.free(0) for profile in self._profiles], np.int64)
+
+    @property
+    def most_free(self) -> int:
+        """GPUs of the node with the most free ones at this moment."""
+        return int(self._now[self._takes].max(initial=0))
+
+    def put(self, start: Start) -> Start:
+        self._take(start, 1)
+        self._planned[self._places[start.node]] |= start.start > 0
+        return start
+
+    def now(self, task: Queued) -> Start | None:
+        """Where it can start at once without delaying anything that stands, at its narrowest width."""
+        seconds = _durations(task.seconds, self._open)
+        fits = np.flatnonzero((self._now >= task.gpus) & (seconds < NEVER))
+        limit = self._limits.get(task.tenant)
+        places = sorted(self._place(task, int(at), 0, int(seconds[at]), task.gpus) for at in fits)
+        for place in places:
+            spent = place.end
+            if limit is not None and limit.earliest(task.gpus, spent) > 0:
+                continue
+            if not self._planned[place.node] or self._profiles[place.node].earliest(task.gpus, spent) == 0:
+                return self._start(task, place)
+        return None
+
+    def best(self, task: Queued) -> Start | None:
+        """Where it would end first at its narrowest width, holes included."""
+        seconds = _durations(task.seconds, self._open)
+        limit = self._limits.get(task.tenant)
+        found: _Place | None = None
+        for at in np.flatnonzero(seconds < NEVER):
+            needs = int(seconds[at])
+            if found is not None and needs > found.end:
+                continue
+            begin = self._earliest(int(at), limit, task.gpus, needs)
+            if begin >= NEVER or (found is not None and begin + needs > found.end):
+                continue
+            place = self._place(task, int(at), begin, needs, task.gpus)
+            found = place if found is None else min(found, place)
+        return self._start(task, found) if found else None
+
+    def widen(self, task: Queued, start: Start) -> Start:
+        """Move a start that stands to the width from which it ends soonest, on GPUs of its node that nobody needs meanwhile."""
+        at, limit, chosen = self._places[start.node], self._limits.get(task.tenant), start
+        for width in task.wider:
+            seconds, spare = width.seconds[at], width.gpus - start.gpus
+            if seconds is None or start.start + seconds >= chosen.end:
+                continue
+            if self._earliest(at, limit, spare, seconds, start.start) == start.start:
+                chosen = Start(task.id, start.node, start.start, start.start + seconds, width.gpus)
+        if chosen != start:
+            self._take(start, -1)
+            self._take(chosen, 1)
+        return chosen
+
+    def tails(self) -> "Tails":
+        """What stands behind everything put so far. The board is spent: its limits go along."""
+        since = [profile.forever(node.gpus) for profile, node in zip(self._profiles, self.problem.nodes, strict=True)]
+        return Tails(self.problem, self._open, since, self._limits)
+
+    def _take(self, start: Start, sign: int) -> None:
+        at = self._places[start.node]
+        self._profiles[at].take(start.start, start.end, sign * start.gpus)
+        self._now[at] = self._profiles[at].free(0)
+        limit = self._limits.get(self._tenants[start.task])
+        if limit is not None:
+            limit.take(start.start, start.end, sign * start.gpus)
+
+    def _earliest(self, at: int, limit: Profile | None, gpus: int, seconds: int, after: int = 0) -> int:
+        begin = self._profiles[at].earliest(gpus, seconds, after)
+        while limit is not None and begin < NEVER:
+            allowed = limit.earliest(gpus, seconds, begin)
+            if allowed == begin:
+                break
+            begin = self._profiles[at].earliest(gpus, seconds, allowed)
+        return begin
+
+    def _place(self, task: Queued, at: int, begin: int, seconds: int, gpus: int) -> _Place:
+        elsewhere = task.planned != self.problem.nodes[at].id
+        return _Place(begin + seconds, elsewhere, self._profiles[at].free(begin), at, begin, gpus)
+
+    def _start(self, task: Queued, place: _Place) -> Start:
+        return Start(task.id, self.problem.nodes[place.node].id, place.start, place.end, place.gpus)
+
+
+class Tails:
+    """From when on each GPU is free for good: `since[node, k]` for k + 1 GPUs of a node."""
+
+    def __init__(
+        self, problem: Problem, open_nodes: tuple[bool, ...], since: list[list[int]], limits: dict[str, Profile]
+    ) -> None:
+        self._problem, self._open, self._limits = problem, open_nodes, limits
+        self._since: Whole = np.full((len(since), max(map(len, since), default=0)), NEVER, np.int64)
+        for at, row in enumerate(since):
+            self._since[at, : len(row)] = row
+        self._places = {node.id: at for at, node in enumerate(problem.nodes)}
+
+    def put(self, task: Queued) -> Start | None:
+        """Stand the task behind all the others where it ends first (ties: where it was planned), at its narrowest width."""
+        begins = self._since[:, task.gpus - 1]
+        ends = begins + _durations(task.seconds, self._open)
+        at = int(ends.argmin())
+        if ends[at] >= NEVER:
+            return None
+        planned = self._places.get(task.planned) if task.planned else None
+        at = planned if planned is not None and ends[planned] == ends[at] else at
+        begin, seconds = int(begins[at]), int(ends[at] - begins[at])
+        limit = self._limits.get(task.tenant)
+        if limit is not None:
+            begin = limit.earliest(task.gpus, seconds, begin)
+            limit.take(begin, begin + seconds, task.gpus)
+        row = self._since[at]
+        last = int(row.searchsorted(begin, "right"))
+        row[last - task.gpus : last] = begin + seconds
+        row.sort()
+        return Start(task.id, self._problem.nodes[at].id, begin, begin + seconds, task.gpus)
