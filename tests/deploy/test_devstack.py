@@ -8,6 +8,7 @@ import signal
 import socket
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.deploy.watching import Events, as_ordinary_user, await_end, processes_in
+from deploy.devstack import kin
+from tests.deploy.watching import PATIENCE_SECONDS, Events, as_ordinary_user, await_end, processes_in
 
 NAMES = {"postgres", "valkey", "keeper", "api", "queue", "reconcile"}
 DEFAULT_PORTS = (5432, 6379, 8321)
@@ -41,7 +43,7 @@ def folder() -> Iterator[Path]:
 
 def begin(state: Path, *words: str, **how: Any) -> Events:
     env = {"MOTET_STATE_DIR": str(state), "PGPORT": "5999", "PGHOST": "nowhere"}
-    return Events(["-m", "deploy.devstack", "--workers", "0", *words], env, **how)
+    return Events(["-m", "deploy.devstack", *(words or ["--workers", "0"])], env, **how)
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +60,25 @@ def running(folder: Path, taken_ports: None) -> Iterator[tuple[Events, dict[str,
         await_end(pid)
 
 
+def credentials(state: Path) -> dict[str, str]:
+    return dict(json.loads((state / "credentials.json").read_text()))
+
+
+def get(state: Path, path: str, key: str) -> httpx.Response:
+    said = credentials(state)
+    return httpx.get(said["api_url"] + path, headers={"Authorization": f"Bearer {said[key]}"}, trust_env=False)
+
+
 def tasks_of_demo(state: Path) -> httpx.Response:
-    said = json.loads((state / "credentials.json").read_text())
-    return httpx.get(f"{said['api_url']}/v1/tasks", headers={"Authorization": f"Bearer {said['demo_key']}"}, trust_env=False)
+    return get(state, "/v1/tasks", "demo_key")
+
+
+def await_node(state: Path) -> None:
+    """Until a worker has joined."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not get(state, "/v1/admin/nodes", "admin_key").json()["data"]:
+        assert time.monotonic() < deadline, (state / "logs" / "worker.log").read_text()
+        time.sleep(0.2)
 
 
 def test_it_says_where_it_is_and_answers_there(running: tuple[Events, dict[str, Any]], folder: Path) -> None:
@@ -99,7 +117,7 @@ def test_a_second_start_attaches_and_leaves_the_first_running(running: tuple[Eve
 
 
 def test_a_port_that_was_asked_for_and_is_taken_is_an_error(folder: Path, taken_ports: None) -> None:
-    stack = begin(folder / "other", "--port", "8321")
+    stack = begin(folder / "other", "--workers", "0", "--port", "8321")
     failed = stack.await_event("failed")
     assert "port 8321 of 127.0.0.1 is taken" in failed["message"]
     assert "leave the port out" in failed["fix"]
@@ -126,21 +144,24 @@ def test_damaged_secrets_are_an_error(folder: Path) -> None:
 
 
 def test_a_killed_stack_of_an_ordinary_user_leaves_nothing_and_starts_again(folder: Path) -> None:
-    """The second time under its caller's eye: it stops once its standard input closes. Who attached to it stops too."""
+    """A worker and its heartbeat are among what ends. The second time it stops once its standard input closes, and who
+    attached to it stops too."""
     folder.chmod(0o777)
     state = folder / "mine"
-    first = begin(state, prefix=as_ordinary_user())
+    first = begin(state, "--device", "cpu", prefix=as_ordinary_user())
     ready = first.await_event("ready")
-    before = json.loads((state / "credentials.json").read_text())
-    everybody = [*ready["pids"].values(), *processes_in(state)]
+    assert set(ready["pids"]) == NAMES | {"worker"}
+    await_node(state)
+    before = credentials(state)
+    marked = kin.find(json.loads((state / "secrets.json").read_text())["mark"])
+    assert len(marked) > len({"api", "queue", "reconcile", "worker"}), "a heartbeat should carry the mark too"
     first.process.kill()
-    for pid in everybody:
+    for pid in [*ready["pids"].values(), *marked]:
         await_end(pid)
 
-    again = begin(state, "--stop-on-eof", prefix=as_ordinary_user())
+    again = begin(state, "--stop-on-eof", "--workers", "0", prefix=as_ordinary_user())
     again.await_event("ready", attached=False)
-    after = json.loads((state / "credentials.json").read_text())
-    assert after["demo_key"] == before["demo_key"]
+    assert credentials(state)["demo_key"] == before["demo_key"]
     assert tasks_of_demo(state).status_code == 200
     guest = begin(state, prefix=as_ordinary_user())
     guest.await_event("ready", attached=True)
