@@ -55,6 +55,11 @@ def routes() -> FastAPI:
     return app
 
 
+def openapi_yaml() -> str:
+    """What the command `openapi` prints."""
+    return openapi.as_yaml(routes())
+
+
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state: State = app.state.motet

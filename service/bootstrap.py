@@ -7,14 +7,13 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
 from service.db import Database, new_id
-from service.settings import Settings
+from service.settings import Settings, say
 from service.tenants.keys import Scope, check_key, mint_key
 from service.tenants.models import ApiKey, Tenant
 
@@ -24,16 +23,17 @@ _SCOPES = {"admin": tuple(Scope), "demo": (Scope.READ, Scope.WRITE)}
 _LOCK = 0x626F6F74  # "boot"
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a bootstrap did, in sentences for the operator."""
-
-    path: Path
-    said: list[str]
+def run(settings: Settings) -> None:
+    """The command `bootstrap`."""
+    for sentence in bootstrap(settings):
+        say(sentence)
 
 
-def bootstrap(settings: Settings) -> Outcome:
-    """Make sure of both tenants and of a file with a working key for each. Two at once take turns."""
+def bootstrap(settings: Settings) -> list[str]:
+    """Make sure of both tenants and of a file with a working key for each; what was done, in sentences.
+
+    Two at once take turns.
+    """
     path = settings.state_dir / FILE_NAME
     said: list[str] = []
     db = Database(settings.database_url, pool_size=1)
@@ -47,7 +47,7 @@ def bootstrap(settings: Settings) -> Outcome:
             _write(path, kept)  # before the commit: a key that nobody could read must not come to be
             said.append(f"wrote {path}")
     db.engine.dispose()
-    return Outcome(path, said or [f"nothing to do: the keys in {path} work"])
+    return said or [f"nothing to do: the keys in {path} work"]
 
 
 def _key_for(session: Session, name: str, before: str | None, said: list[str]) -> str:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import redis
 import rq
-from rq.exceptions import NoSuchJobError, StopRequested
+from rq.exceptions import DeserializationError, NoSuchJobError, StopRequested
 from rq.job import Job
 from rq.serializers import JSONSerializer
 from rq.worker import WorkerStatus
@@ -49,10 +49,15 @@ class ClosedJob(Job):
         super().__init__(id, connection, JSONSerializer)  # the caller's serializer could be pickle
 
     def restore(self, raw_data: dict[bytes, bytes]) -> None:
-        """Take the name alone: callbacks, webhooks, retries, results and limits of the hash are not ours to obey."""
+        """Take the name alone: callbacks, webhooks, retries, arguments and limits of the hash are not ours to obey."""
         if b"data" not in raw_data:
             raise NoSuchJobError(f"queue job {self.id} has no data")
         super().restore({b"data": raw_data[b"data"]})
+        try:
+            self.func_name = str(self.func_name)
+        except DeserializationError:
+            self.func_name = "(not readable)"
+        self.instance, self.args, self.kwargs = None, (), {}
         self.origin = QUEUE_NAME
         self.timeout, self.result_ttl, self.failure_ttl = LIMIT_SECONDS, 0, 3600
 
@@ -60,7 +65,7 @@ class ClosedJob(Job):
         try:
             named = QueueJob(self.func_name or "")
         except ValueError:
-            log.error("refused queue job %s: %r is not one of %s", self.id, self.func_name, ", ".join(QueueJob))
+            log.error("refused queue job %s: %.200r is not one of %s", self.id, self.func_name, ", ".join(QueueJob))
             return
         self.work[named]()
 
@@ -119,6 +124,7 @@ def run_worker(settings: Settings) -> None:
             connection = connect(settings.redis_url)
             worker = _Worker([QUEUE_NAME], connection=connection, job_class=ClosedJob, serializer=JSONSerializer, worker_ttl=30)
             current[:] = [worker]
+            log.info("working off queue jobs")
             worker.work(logging_level="WARNING")
         except (redis.RedisError, StopRequested) as error:
             log.warning("the queue worker lost Redis and will look again: %r", error)

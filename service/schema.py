@@ -19,7 +19,8 @@ import service.fleet.models
 import service.scheduler.models
 import service.tasks.models
 import service.tenants.models  # noqa: F401  (these six declare the tables)
-from service.db import Base
+from service.db import Base, Database
+from service.settings import Settings, say
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,12 @@ def upgrade(database_url: str) -> None:
     command.upgrade(config(database_url), "head")
 
 
+def migrate(settings: Settings) -> None:
+    """The command of that name."""
+    upgrade(settings.database_url)
+    say(f"the database is at revision {head()}")
+
+
 def head() -> str:
     """The newest revision this code knows."""
     newest = ScriptDirectory.from_config(config("")).get_current_head()
@@ -62,3 +69,12 @@ def check(engine: Engine) -> None:
     if current in {script.revision for script in scripts.walk_revisions()}:
         raise SchemaBehind(f"the database is at revision {current}, this code needs {head()}; run: python -m service migrate")
     log.warning("the database is at revision %s, which is newer than this code's %s; serving all the same", current, head())
+
+
+def require(settings: Settings) -> None:
+    """`check` for a process that is about to begin its work."""
+    db = Database(settings.database_url, pool_size=1)
+    try:
+        check(db.engine)
+    finally:
+        db.engine.dispose()

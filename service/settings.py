@@ -96,6 +96,12 @@ def _sentence(loc: tuple[int | str, ...], kind: str, message: str) -> str:
     return f"{name} is not set" if kind == "missing" else f"{name}: {message}"
 
 
+def say(line: str) -> None:
+    """Tell an operator what was done."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
 def complain(message: str) -> None:
     """Say why this process stops, in plain lines on stderr."""
     for line in message.splitlines():

@@ -1,0 +1,172 @@
+"""python -m service ...: real processes, what they say and how they stop."""
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+from sqlalchemy import create_engine, text
+
+from service import schema
+from service.bootstrap import FILE_NAME
+from service.settings import Settings
+from tests.service.api import chat_rows, jsonl
+
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def settings(new_database_url, settings_for, tmp_path) -> Settings:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return settings_for(new_database_url, tmp_path, port=probe.getsockname()[1])
+
+
+@pytest.fixture
+def run(settings, environment_of) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a command to its end, with this test's settings and these changes to its environment."""
+
+    def made(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+        environment = environment_of(settings) | changes
+        command = [sys.executable, "-m", "service", *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+    return made
+
+
+@pytest.fixture
+def api(settings, environment_of, tmp_path) -> Iterator[subprocess.Popen[bytes]]:
+    """The API as a process that has begun to answer."""
+    with (tmp_path / "api.log").open("wb") as log:
+        command = [sys.executable, "-m", "service", "api"]
+        process = subprocess.Popen(command, env=environment_of(settings), stdout=log, stderr=log)
+    try:
+        wait_for(process, settings)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_for(process: subprocess.Popen[bytes], settings: Settings) -> None:
+    pause = threading.Event()
+    while process.poll() is None:
+        try:
+            assert httpx.get(f"{settings.api_url}/readyz").status_code == 200
+            return
+        except httpx.TransportError:
+            pause.wait(0.05)
+    raise AssertionError(f"the API ended with {process.returncode}")
+
+
+def credentials(settings: Settings) -> dict[str, str]:
+    return json.loads((settings.state_dir / FILE_NAME).read_text())
+
+
+def test_a_wrong_setting_is_named_and_a_secret_never_said_back(run):
+    ended = run("api", MOTET_SECRET_KEY="brief", MOTET_JOIN_TOKEN="", MOTET_DATABASE_URL="postgres://x", MOTET_PORT="0")
+    assert ended.returncode == 1
+    said = ended.stderr.splitlines()
+    assert said[0] == "motet: MOTET_DATABASE_URL: must start with postgresql+psycopg://"
+    assert said[1].startswith("motet: MOTET_SECRET_KEY: needs at least 32 characters, has 5; make one with: python -c")
+    assert said[2].startswith("motet: MOTET_JOIN_TOKEN: needs at least 32 characters, has 0")
+    assert said[3].startswith("motet: MOTET_PORT: ")
+    assert len(said) == 4
+    assert "brief" not in ended.stderr
+
+
+def test_settings_that_are_missing_are_named_together():
+    command = [sys.executable, "-m", "service", "api"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MOTET_")}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert ended.returncode == 1
+    for name in ("DATABASE_URL", "REDIS_URL", "SECRET_KEY", "JOIN_TOKEN", "STORAGE_DIR"):
+        assert f"motet: MOTET_{name} is not set" in ended.stderr
+
+
+@pytest.mark.parametrize("command", ["migrate", "api"])
+def test_no_database_is_said_in_one_line(run, command):
+    ended = run(command, MOTET_DATABASE_URL="postgresql+psycopg://motet@127.0.0.1:1/motet")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("motet: cannot reach the database at MOTET_DATABASE_URL: ")
+    assert len(ended.stderr.splitlines()) == 1, ended.stderr
+
+
+@pytest.mark.parametrize("command", ["api", "queue"])
+def test_a_database_that_is_behind_is_refused(run, settings, command):
+    with create_engine(settings.database_url).begin() as connection:
+        connection.execute(text("DELETE FROM alembic_version"))
+    ended = run(command)
+    assert ended.returncode == 1
+    assert "run: python -m service migrate" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_an_unknown_command_shows_those_there_are(run):
+    ended = run("serve")
+    assert ended.returncode == 2
+    assert "migrate | bootstrap | api | queue | reconcile | openapi" in ended.stderr
+
+
+def test_migrating_says_where_it_came_to(run):
+    assert f"revision {schema.head()}" in run("migrate").stdout
+
+
+def test_the_first_keys_are_made_once_and_work(run, settings, api):
+    first = run("bootstrap")
+    assert first.returncode == 0, first.stderr
+    path = settings.state_dir / FILE_NAME
+    assert str(path) in first.stdout
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    made = credentials(settings)
+    assert made["api_url"] == settings.api_url
+    for name, status in (("demo", 403), ("admin", 200)):
+        headers = {"Authorization": f"Bearer {made[f'{name}_key']}"}
+        with httpx.Client(base_url=settings.api_url, headers=headers) as client:
+            assert client.get("/v1/tasks").status_code == 200
+            assert client.get("/v1/admin/tenants").status_code == status
+
+    again = run("bootstrap")
+    assert "nothing to do" in again.stdout
+    assert credentials(settings) == made
+
+
+def test_two_first_starts_at_once_agree(settings, environment_of):
+    command = [sys.executable, "-m", "service", "bootstrap"]
+    processes = [subprocess.Popen(command, env=environment_of(settings), stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert sum("nothing to do" in one for one in said) == 1
+    assert sum("made the tenant 'admin'" in one for one in said) == 1
+
+
+def test_told_to_stop_the_api_answers_who_waits_and_ends(run, settings, api):
+    run("bootstrap")
+    headers = {"Authorization": f"Bearer {credentials(settings)['admin_key']}"}
+    engine = create_engine(settings.database_url)
+    with engine.begin() as connection:
+        insert = "INSERT INTO base_models VALUES ('small', '/s', :revision, 'x', 1, 2048, true, now())"
+        connection.execute(text(insert), {"revision": "a" * 64})
+    with httpx.Client(base_url=settings.api_url, headers=headers, timeout=PATIENCE) as client:
+        file_id = client.post("/v1/files", files={"file": ("t", jsonl(*chat_rows(9)))}).json()["id"]
+        spec = {"base_model": "small", "dataset": {"file_id": file_id}, "search_space": {"learning_rate": [1e-4]}}
+        task_id = client.post("/v1/tasks", json=spec | {"training": {"max_seq_len": 64}}).json()["id"]
+        answers: list[httpx.Response] = []
+        sent = threading.Event()
+        trace = {"trace": lambda event, _: sent.set() if event == "http11.send_request_body.complete" else None}
+        path = f"/v1/tasks/{task_id}?wait=60"
+        waiter = threading.Thread(target=lambda: answers.append(client.get(path, extensions=trace)))
+        waiter.start()
+        assert sent.wait(PATIENCE)
+        assert httpx.get(f"{settings.api_url}/readyz").status_code == 200  # by now the other one has been read
+        api.send_signal(signal.SIGTERM)
+        waiter.join()
+        assert answers[0].json()["status"] == "validating"
+    assert api.wait(PATIENCE) in (0, -signal.SIGTERM)
