@@ -183,11 +183,20 @@ class Device(Message):
     memory_bytes: int = 0
 
 
+class RunningTask(Message):
+    """A task on a node's devices."""
+
+    task_id: str
+    device_indexes: list[int] = Field(default=[])
+
+
 class Node(Message):
-    """A machine of the fleet."""
+    """A machine of the fleet. `tokens_per_second` is what one of its devices trains, by base model, as measured."""
 
     id: str
     name: str
     status: str
     devices: list[Device] = Field(default=[])
+    tokens_per_second: dict[str, float] = Field(default={})
+    running: list[RunningTask] = Field(default=[])
     heartbeat_at: datetime | None = None

@@ -1,0 +1,14 @@
+"""How this command is called from here, so that the commands we suggest can be copied. Knows nothing else."""
+
+import shutil
+import sys
+from pathlib import Path
+
+
+def command() -> str:
+    """`motet` where the PATH leads to the one that runs, else its path from the working folder."""
+    own = Path(sys.argv[0]).absolute()
+    found = shutil.which("motet")
+    if own.name != "motet" or (found is not None and Path(found).resolve() == own.resolve()):
+        return "motet"
+    return str(own.relative_to(Path.cwd())) if own.is_relative_to(Path.cwd()) else str(own)

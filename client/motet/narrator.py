@@ -1,0 +1,90 @@
+"""Says what happens, and that it still happens: a spinner and a clock on a terminal, elsewhere a line every 4 seconds.
+
+Knows rich and threads; knows nothing of what is told.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+SILENCE = 4.0  # seconds without a word that a reader of plain lines has to bear at most
+_FRAMES_A_SECOND = 8
+
+Words = Callable[[], str]
+
+
+class Narrator:
+    """One voice for a command. `lively`: the console is a terminal that can redraw."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.lively = console.is_terminal and not console.is_dumb_terminal
+        self._began = time.monotonic()
+        self._spoke = threading.Event()
+
+    @property
+    def seconds(self) -> float:
+        """Since the beginning."""
+        return time.monotonic() - self._began
+
+    def say(self, what: RenderableType = "") -> None:
+        """Print for good; what moves stays below it."""
+        self._spoke.set()
+        self.console.print(what)
+
+    @contextmanager
+    def doing(self, words: Words | str) -> Iterator[None]:
+        """While inside, show that `words` is going on."""
+        tell = words if callable(words) else lambda: words
+        if self.lively:
+            began, turning = time.monotonic(), Spinner("dots", style="cyan")
+            with self.showing(lambda: _spinner_line(turning, tell(), time.monotonic() - began)):
+                yield
+        else:
+            with self._lines(tell):
+                yield
+
+    @contextmanager
+    def showing(self, picture: Callable[[], RenderableType]) -> Iterator[None]:
+        """While inside, keep `picture` drawn at the bottom of the terminal; it is gone afterwards."""
+        with Live(
+            get_renderable=picture,
+            console=self.console,
+            refresh_per_second=_FRAMES_A_SECOND,
+            transient=True,
+            redirect_stderr=False,
+        ):
+            yield
+
+    @contextmanager
+    def _lines(self, tell: Words) -> Iterator[None]:
+        done = threading.Event()
+        began = time.monotonic()
+
+        def keep_talking() -> None:
+            while not done.is_set():
+                self._spoke.clear()
+                if not self._spoke.wait(SILENCE) and not done.is_set():
+                    self.console.print(Text(f"  ... {tell()} ({time.monotonic() - began:.0f} s)"), soft_wrap=True)
+
+        talker = threading.Thread(target=keep_talking, daemon=True)
+        talker.start()
+        try:
+            yield
+        finally:
+            done.set()
+            self._spoke.set()
+            talker.join()
+
+
+def _spinner_line(turning: Spinner, words: str, seconds: float) -> RenderableType:
+    line = Table.grid(padding=(0, 1))
+    line.add_row(turning, Text(words), Text(f"{seconds:.0f} s", style="dim"))
+    return line

@@ -1,0 +1,86 @@
+"""Lists as tables: tasks, jobs, nodes. Values in, a rich table out; knows no service."""
+
+import math
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+from rich.table import Table
+from rich.text import Text
+
+from contract.states import JobStatus
+from motet.resources import Job, Node, Task
+from motet.view import View, why
+
+
+def tasks_table(tasks: Iterable[Task]) -> Table:
+    table = _table("task", "name", "status", "steps", "jobs", "best validation loss", "created")
+    for task in tasks:
+        progress = task.progress
+        table.add_row(
+            task.id,
+            Text(task.name or "", overflow="fold"),
+            task.status.value,
+            f"{progress.steps_done}/{progress.steps_total}" if progress.steps_total is not None else "",
+            str(sum(task.jobs.values())),
+            f"{task.winner.val_loss:.4f}" if task.winner is not None else "",
+            _ago(task.created_at),
+        )
+    return table
+
+
+def jobs_table(view: View, jobs: Sequence[Job] | None = None) -> Table:
+    """Each job with its configuration, steps, exit and best validation loss; the winner stands out."""
+    table = _table("job", "configuration", "steps", "ended", "best validation loss")
+    winner = view.task.winner
+    for job in view.jobs if jobs is None else jobs:
+        best = view.best(job)
+        table.add_row(
+            str(job.index),
+            view.label(job.config),
+            f"{job.step}/{job.total_steps}" if job.total_steps is not None else str(job.step),
+            Text(_end(job), overflow="fold"),
+            f"{best:.4f}" if math.isfinite(best) else "",
+            style="bold green" if winner is not None and winner.index == job.index else "",
+        )
+    return table
+
+
+def nodes_table(nodes: Iterable[Node]) -> Table:
+    table = _table("node", "status", "devices", "tokens/s of a device", "runs", "last heartbeat")
+    for node in nodes:
+        types = sorted({device.type for device in node.devices})
+        counts = [f"{sum(device.type == type for device in node.devices)} x {type}" for type in types]
+        speeds = [f"{speed:,.0f} ({model})" for model, speed in node.tokens_per_second.items()]
+        running = ", ".join(one.task_id for one in node.running)
+        table.add_row(
+            node.name,
+            node.status,
+            ", ".join(counts),
+            ", ".join(speeds),
+            running,
+            _ago(node.heartbeat_at) if node.heartbeat_at else "",
+        )
+    return table
+
+
+def _end(job: Job) -> str:
+    if job.exit is not None:
+        return f"{job.exit.reason}: {why(job.exit)}"
+    if job.status == JobStatus.FAILED:
+        return f"failed: {job.error}"
+    return job.status.value
+
+
+def _ago(moment: datetime) -> str:
+    seconds = max(0.0, (datetime.now(UTC) - moment).total_seconds())
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in headings:
+        table.add_column(heading)
+    return table
