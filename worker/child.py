@@ -66,7 +66,7 @@ class Child:
     def _read(self) -> None:
         assert self._process.stdout is not None
         try:
-            for message in read(self._process.stdout, self._messages):
+            for message in read(self._process.stdout.fileno(), self._messages):
                 self._tell(News(self, message))
         except ValidationError as error:
             log.error("%s (pid %d) said what nobody understands, and is ended: %s", self.module, self.pid, error)

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from transformers.utils.logging import disable_progress_bar
+
 from contract.adapter import AdapterManifest
 from contract.wire import AdapterKept, BaseEvaluated, JobCompleted, JobExited
 from worker.clock import boot_now
@@ -253,6 +255,7 @@ class Executor:
 
 def main() -> None:
     log_to_stderr()
+    disable_progress_bar()
     settings = Settings.load()
     writer = Writer(take_stdout())
     with PlacementLink(settings.api_url) as link:

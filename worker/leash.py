@@ -27,7 +27,7 @@ def put_on_leash(messages: TypeAdapter[T], obey: Callable[[T], None]) -> None:
     threading.excepthook = _thread_died
 
     def follow() -> None:
-        for message in read(sys.stdin.buffer, messages):
+        for message in read(sys.stdin.fileno(), messages):
             obey(message)
         os._exit(0)
 

@@ -15,6 +15,7 @@ from contract.base import Message
 from contract.wire import HeartbeatAnswer, Placement
 
 T = TypeVar("T")
+_BLOCK = 2**16
 Phase = Literal["loading", "training", "detaching"]
 
 # ---- daemon to executor ----------------------------------------------------------------------------------------------
@@ -144,10 +145,14 @@ class Writer:
                 return
 
 
-def read(file: IO[bytes], messages: TypeAdapter[T]) -> Iterator[T]:
-    """The messages of a pipe until it closes."""
-    for line in file:
-        yield messages.validate_json(line)
+def read(descriptor: int, messages: TypeAdapter[T]) -> Iterator[T]:
+    """The messages of a pipe until it closes. Reads the descriptor itself: a thread that waits in a file object keeps the
+    interpreter from ending."""
+    rest = b""
+    while block := os.read(descriptor, _BLOCK):
+        *lines, rest = (rest + block).split(b"\n")
+        for line in lines:
+            yield messages.validate_json(line)
 
 
 def take_stdout() -> IO[bytes]:

@@ -18,7 +18,7 @@ _PROBES = (256, 768)  # tokens of the two synthetic steps
 _TEMPORARIES = 1.25  # on a CPU, the resident peak over what the backward keeps (measured 1.2 on the example's base)
 _HOST_COPIES = 5 * 4  # bytes a column of one row: best weights, and the weights, moments and best of a checkpoint under way
 _PARK_SHARE = 8  # a CPU executor keeps this part of its memory for parked jobs
-_STEP_TOKENS = {"cpu": 2048, "cuda": 16384}
+_STEP_TOKENS = {"cpu": 4096, "cuda": 16384}
 
 
 def measure(trainer: Trainer, settings: Settings) -> Capacity:

@@ -46,7 +46,7 @@ class Settings(BaseSettings):
     worker_slots: Count = 1  # CPU slots, each of which stands in for a device
     worker_threads: Count | None = None  # torch threads of an executor; left out, the cores are shared among the slots
     worker_memory_bytes: Count | None = None  # what an executor may use; left out, what is free, shared among the slots
-    worker_step_tokens: Count | None = None  # of one micro-batch; left out, 2,048 on a CPU and 16,384 on a GPU
+    worker_step_tokens: Count | None = None  # of one micro-batch; left out, 4,096 on a CPU and 16,384 on a GPU
     worker_checkpoint_seconds: Seconds = 30
 
     @property

@@ -3,9 +3,9 @@
 import itertools
 import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -14,10 +14,11 @@ from contract import wire
 from contract.revision import revision_of
 from contract.spec import TaskSpec
 from contract.states import JobStatus
-from tests.worker.corpus import jsonl, rows
+from tests.worker.corpus import EXAMPLE_BASE, jsonl, rows
 from tests.worker.fleet import Fleet
 
-EXAMPLE_BASE = Path(__file__).parents[2] / "examples" / "base-model"
+hypothesis.settings.register_profile("unhurried", deadline=None)  # the cores are shared with real processes
+hypothesis.settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +44,7 @@ def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> wire.BaseModelRef:
     return wire.BaseModelRef(name="tiny", source=str(folder), revision=revision_of(folder))
 
 
-@pytest.fixture()
+@pytest.fixture
 def fleet() -> Iterator[Fleet]:
     it = Fleet()
     yield it
@@ -54,7 +55,7 @@ def fleet() -> Iterator[Fleet]:
 Placing = Callable[..., wire.Placement]
 
 
-@pytest.fixture()
+@pytest.fixture
 def placing(fleet: Fleet, tiny_base: wire.BaseModelRef) -> Placing:
     """Make a placement of a task: `placing(space, rows=..., **more of the spec)`. Its file is on the fleet already."""
     numbers = itertools.count(1)

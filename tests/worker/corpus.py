@@ -1,10 +1,12 @@
-"""Chat rows that a tiny model can learn something from."""
+"""The example's base, and chat rows that a tiny model can learn something from."""
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
-WORDS = "one two three four five six seven eight nine ten plus minus times equals apples pears sheep goats".split()
+EXAMPLE_BASE = Path(__file__).parents[2] / "examples" / "base-model"
+WORDS = ["one", "two", "three", "four", "five", "six", "plus", "minus", "times", "equals", "apples", "pears", "sheep", "goats"]
 
 
 def rows(count: int, seed: int = 0) -> list[dict[str, Any]]:

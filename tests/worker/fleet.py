@@ -7,7 +7,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, ClassVar
 
 from contract import wire
 from contract.states import JOB_TERMINAL, JobStatus, check_job
@@ -204,7 +204,9 @@ class Fleet:
         self.heartbeats.append(said)
         live = {p.placement_id: p for p in self.desired}
         leases = [
-            wire.LeaseGrant(placement_id=p.placement_id, fence=p.fence, seconds=self.lease_seconds, token=f"token-{p.placement_id}")
+            wire.LeaseGrant(
+                placement_id=p.placement_id, fence=p.fence, seconds=self.lease_seconds, token=f"token-{p.placement_id}"
+            )
             for p in said.pulses
             if p.placement_id in live
         ]
@@ -262,7 +264,7 @@ class Fleet:
         self.objects[sha256] = body
         return 204, b""
 
-    _routes: dict[str, Callable[..., tuple[int, bytes]]] = {
+    _routes: ClassVar[dict[str, Callable[..., tuple[int, bytes]]]] = {
         r"POST /internal/v1/nodes": _register,
         r"POST /internal/v1/nodes/node_1/heartbeats": _heartbeat,
         r"GET /internal/v1/nodes/node_1/desired": _desired,

@@ -73,9 +73,7 @@ def resumed(reported: Reported, key: str, base_val_loss: float | None = None) ->
             if status in (JobStatus.PENDING, JobStatus.WARMUP) and not promoted:
                 loss = None
         jobs.append(
-            job.model_copy(
-                update={"status": status, "promoted": promoted, "warmup_val_loss": loss, "checkpoint": checkpoint}
-            )
+            job.model_copy(update={"status": status, "promoted": promoted, "warmup_val_loss": loss, "checkpoint": checkpoint})
         )
     return reported.placement.model_copy(
         update={"placement_id": key, "fence": 2, "token": f"token-{key}", "jobs": jobs, "base_val_loss": base_val_loss}

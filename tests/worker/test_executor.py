@@ -13,5 +13,6 @@ def test_first(fleet, placing, tmp_path):
     inside = Inside(fleet, tmp_path)
     (reported,) = inside.run(placement)
     for e in reported.events:
-        if not isinstance(e, wire.Points): print(e)
+        if not isinstance(e, wire.Points):
+            print(e)
     print(inside.ended, len(reported.events), fleet.refused)

@@ -1,0 +1,172 @@
+"""The trainer on a GPU against the plain one in float64: losses, gradients, updates, graphs, neighbours, a growing arena."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from worker.model.arena import Arena, Slot
+from worker.model.backbone import Backbone
+from worker.model.batch import Example, Segment
+from worker.model.device_arena import DeviceArena
+from worker.model.device_trainer import DeviceTrainer
+from worker.model.optimizer import RowUpdate
+from worker.model.trainer import Trainer
+
+pytestmark = pytest.mark.gpu
+
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 300,
+    "max_position_embeddings": 512,
+}
+RANKS = (16, 24, 64, 8)
+
+
+def llama() -> PreTrainedModel:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**SIZES))
+
+
+def qwen() -> PreTrainedModel:
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES))
+
+
+def examples(seed: int, count: int = 2, longest: int = 150) -> list[Example]:
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        length = int(rng.integers(20, longest))
+        mask = np.arange(length) >= length // 3
+        made.append(Example(rng.integers(0, 300, length, dtype=np.int32), mask))
+    return made
+
+
+def fill_slots(trainer: Trainer, ranks: tuple[int, ...] = RANKS) -> list[Slot]:
+    """Adapters whose B is not zero, equal on every trainer."""
+    slots = []
+    for index, rank in enumerate(ranks):
+        slot = trainer.arena.attach(rank, 2.0 * rank)
+        trainer.init_adapter(slot, index)
+        for a, b in trainer.arena.weights(slot).values():
+            generator = torch.Generator().manual_seed(index)
+            a.copy_(a.bfloat16())
+            b.copy_((torch.randn(b.shape, generator=generator) * 0.02).bfloat16())
+        slots.append(slot)
+    return slots
+
+
+def device_trainer(model: PreTrainedModel, rows: int = 128) -> DeviceTrainer:
+    backbone = Backbone.of(model.to(torch.bfloat16), "cuda")
+    return DeviceTrainer(backbone, DeviceArena(backbone.targets, rows, "cuda", torch.bfloat16))
+
+
+def plain_trainer(model: PreTrainedModel, dtype: torch.dtype, device: str) -> Trainer:
+    backbone = Backbone.of(model.to(torch.bfloat16).to(dtype), device)
+    return Trainer(backbone, Arena(backbone.targets, 128, device, dtype))
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return ((got.double().cpu() - want.double().cpu()).norm() / want.double().norm()).item()
+
+
+@pytest.mark.parametrize("make", [llama, qwen])
+def test_losses_and_gradients_are_no_worse_than_plain_bf16(make: object) -> None:
+    assert callable(make)
+    results = []
+    for trainer in (
+        plain_trainer(make(), torch.float64, "cpu"),
+        plain_trainer(make(), torch.bfloat16, "cuda"),
+        device_trainer(make()),
+    ):
+        slots = fill_slots(trainer)
+        segments = [Segment(slot, examples(index), 1 / 100) for index, slot in enumerate(slots)]
+        losses = torch.stack([loss.total.double().cpu() for loss in trainer.train(segments)])
+        grads = torch.cat([trainer.arena.grad[slot.used].double().cpu() for slot in slots])
+        evaluated = torch.stack([loss.total.double().cpu() for loss in trainer.evaluate(segments)])
+        assert error(evaluated, losses) < 1e-3
+        results.append((losses, grads))
+    truth, plain, ours = results
+    assert error(ours[0], truth[0]) <= 1.5 * error(plain[0], truth[0]) + 1e-4
+    assert error(ours[1], truth[1]) <= 1.5 * error(plain[1], truth[1])
+
+
+def test_micro_batches_add_up_and_an_update_voids_the_gradient() -> None:
+    trainer = device_trainer(llama())
+    slots = fill_slots(trainer)
+    first, second = ([Segment(slot, examples(seed + index), 0.01) for index, slot in enumerate(slots)] for seed in (0, 50))
+    trainer.train(first)
+    one = trainer.arena.grad[slots[1].used].clone()
+    trainer.train(second)
+    both = trainer.arena.grad[slots[1].used].clone()
+    trainer.update([RowUpdate(slot, 0.0, 0.0, 1, 1e9) for slot in slots])
+    trainer.train(second)
+    assert error(one + trainer.arena.grad[slots[1].used], both) < 1e-5
+
+
+def test_an_update_moves_its_own_rows_as_torch_would_and_the_copy_follows() -> None:
+    trainer = device_trainer(llama())
+    slots = fill_slots(trainer)
+    trainer.train([Segment(slot, examples(index), 0.01) for index, slot in enumerate(slots)])
+    before = trainer.arena.master.clone()
+    parameter = torch.nn.Parameter(before[slots[0].used].clone())
+    parameter.grad = trainer.arena.grad[slots[0].used].clone()
+    norm = torch.nn.utils.clip_grad_norm_([parameter], 0.01)
+    torch.optim.AdamW([parameter], lr=1e-2, weight_decay=0.1).step()
+    norms = trainer.update([RowUpdate(slots[0], 1e-2, 0.1, 1, 0.01)])
+    assert norms[0].item() == pytest.approx(norm.item(), rel=1e-4)
+    assert error(trainer.arena.master[slots[0].used], parameter.detach()) < 1e-6
+    assert torch.equal(trainer.arena.master[slots[1].used], before[slots[1].used])
+    assert torch.equal(trainer.arena.copy[slots[0].used], trainer.arena.master[slots[0].used].bfloat16())
+
+
+def test_a_neighbours_nan_reaches_nobody_and_two_runs_have_the_same_bits() -> None:
+    trainer = device_trainer(llama())
+    slots = fill_slots(trainer)
+    segments = [Segment(slot, examples(index), 0.01) for index, slot in enumerate(slots)]
+    trainer.train(segments)
+    healthy = [trainer.arena.grad[slot.used].clone() for slot in slots]
+    trainer.update([RowUpdate(slot, 0.0, 0.0, 1, 1e9) for slot in slots])
+    trainer.train(segments)
+    assert all(torch.equal(trainer.arena.grad[slot.used], grad) for slot, grad in zip(slots, healthy, strict=True))
+    trainer.update([RowUpdate(slot, 0.0, 0.0, 2, 1e9) for slot in slots])
+    trainer.arena.master[slots[2].used] = float("nan")
+    trainer.arena.touched(slots[2])
+    losses = trainer.train(segments)
+    assert losses[2].total.isnan()
+    for index in (0, 1, 3):
+        assert torch.equal(trainer.arena.grad[slots[index].used], healthy[index])
+
+
+def test_graphs_follow_an_arena_that_grows_and_segments_of_one_slot_are_one() -> None:
+    trainer = device_trainer(llama(), rows=40)
+    slots = fill_slots(trainer, (16, 24))
+    segments = [Segment(slot, examples(index, 3), 0.01) for index, slot in enumerate(slots)]
+    whole = [loss.total.item() for loss in trainer.train(segments)]
+    grads = [trainer.arena.grad[slot.used].clone() for slot in slots]
+    trainer.update([RowUpdate(slot, 0.0, 0.0, 1, 1e9) for slot in slots])
+    trainer.arena.grow(200)
+    split = [Segment(slots[0], segments[0].examples[:1], 0.01), segments[1], Segment(slots[0], segments[0].examples[1:], 0.01)]
+    parts = [loss.total.item() for loss in trainer.train(split)]
+    assert parts[0] + parts[2] == pytest.approx(whole[0], rel=1e-3)
+    assert parts[1] == pytest.approx(whole[1], rel=1e-3)
+    for slot, grad in zip(slots, grads, strict=True):
+        assert error(trainer.arena.grad[slot.used], grad) < 0.02
+
+
+def test_checkpointing_gives_the_same_gradient_to_rounding() -> None:
+    grads = []
+    for checkpoint in (False, True):
+        backbone = Backbone.of(llama().to(torch.bfloat16), "cuda")
+        arena = DeviceArena(backbone.targets, 128, "cuda", torch.bfloat16)
+        trainer = DeviceTrainer(backbone, arena, checkpoint)
+        slots = fill_slots(trainer)
+        trainer.train([Segment(slot, examples(index), 0.01) for index, slot in enumerate(slots)])
+        grads.append(torch.cat([arena.grad[slot.used] for slot in slots]))
+    assert error(grads[1], grads[0]) < 5e-3

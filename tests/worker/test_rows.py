@@ -1,0 +1,170 @@
+"""Rows as tokens: what is learned, token by token, under templates of several families."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from tests.worker.corpus import EXAMPLE_BASE
+from worker.rows import RowError, RowReader
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# Turns before the last question lose their (empty) thoughts, as in Qwen3: a prefix is not rendered as it is in the whole.
+FORGETFUL = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['role'] == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}"
+    "{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+INST = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]"
+    "{% else %} {{ m['content'] | trim }}</s>{% endif %}{% endfor %}"
+)
+TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), min_size=1, max_size=24).filter(str.strip)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(EXAMPLE_BASE)
+
+
+@pytest.fixture(scope="module")
+def spaced() -> PreTrainedTokenizerFast:
+    """A tokenizer that writes a word's leading space into its first token, and begins every text with <s>."""
+    made = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=False))
+    made.normalizer = normalizers.NFC()
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    made.decoder = decoders.Metaspace()
+    special = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"]
+    corpus = ["the quick brown fox jumps over the lazy dog", "one two three four", "question answer hello world"] * 20
+    made.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=200, special_tokens=special))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        additional_special_tokens=["[INST]", "[/INST]"],
+        chat_template=INST,
+    )
+
+
+def with_template(tokenizer, template: str) -> RowReader:
+    copy = AutoTokenizer.from_pretrained(EXAMPLE_BASE)
+    copy.chat_template = template
+    return RowReader(copy)
+
+
+def learned(reader: RowReader, tokenizer, example) -> str:
+    return tokenizer.decode(example.tokens[example.loss_mask])
+
+
+def test_what_follows_the_generation_prompt_is_learned(tokenizer):
+    messages = [{"role": "user", "content": "2+3?"}, {"role": "assistant", "content": "It is 5."}]
+    (example,) = RowReader(tokenizer).read([{"messages": messages}])
+    prompt = tokenizer.apply_chat_template(messages[:1], add_generation_prompt=True, return_dict=False)
+    whole = tokenizer.apply_chat_template(messages, return_dict=False)
+    assert example.tokens.tolist() == whole
+    assert example.loss_mask.tolist() == [False] * len(prompt) + [True] * (len(whole) - len(prompt))
+    assert tokenizer.eos_token_id in example.tokens[example.loss_mask]
+
+
+@given(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=3))
+def test_every_turn_of_the_assistant_is_learned_and_nothing_else(turns):
+    tokenizer = AutoTokenizer.from_pretrained(EXAMPLE_BASE)
+    messages = [m for q, a in turns for m in ({"role": "user", "content": q}, {"role": "assistant", "content": a})]
+    reader = RowReader(tokenizer)
+    rendered = reader.render(messages)
+    assert [rendered.text[a:b] for a, b in rendered.learned] == [f"{answer}<|end|>\n" for _, answer in turns]
+    (example,) = reader.read([{"messages": messages}])
+    assert len(example.tokens) == len(example.loss_mask)
+    assert tokenizer.decode(example.tokens) == tokenizer.decode(tokenizer(rendered.text, add_special_tokens=False)["input_ids"])
+
+
+@pytest.mark.parametrize("template", [CHATML, FORGETFUL])
+def test_other_templates_have_the_same_labels(tokenizer, template):
+    reader = with_template(tokenizer, template)
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "hello"},
+        {"role": "user", "content": "and?"},
+        {"role": "assistant", "content": "bye"},
+    ]
+    rendered = reader.render(messages)
+    first, last = (rendered.text[a:b] for a, b in rendered.learned)
+    assert first == "hello<|im_end|>\n"
+    assert last in ("bye<|im_end|>\n", "<think>\n\n</think>\n\nbye<|im_end|>\n")
+
+
+def test_a_conversation_that_ends_with_a_question_learns_what_came_before(tokenizer):
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
+    rendered = RowReader(tokenizer).render(messages)
+    assert [rendered.text[a:b] for a, b in rendered.learned] == ["b<|end|>\n"]
+
+
+def test_a_word_whose_space_lies_before_the_turn_is_learned_with_it(spaced):
+    reader = RowReader(spaced)
+    messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "the lazy dog"}]
+    (example,) = reader.read([{"messages": messages}])
+    assert spaced.decode(example.tokens[example.loss_mask]).strip() == "the lazy dog</s>"
+    first = spaced.convert_ids_to_tokens(int(example.tokens[example.loss_mask][0]))
+    assert first.startswith("▁"), "the token that begins before the turn, in white space, is its first"
+
+
+def test_a_completion_is_learned_with_its_end(tokenizer):
+    (example,) = RowReader(tokenizer).read([{"prompt": "The sum of 2 and 3 is", "completion": " 5."}])
+    prompt = tokenizer("The sum of 2 and 3 is")["input_ids"]
+    assert example.tokens[: len(prompt)].tolist() == prompt
+    assert example.loss_mask.tolist() == [False] * len(prompt) + [True] * (len(example.tokens) - len(prompt))
+    assert learned(RowReader(tokenizer), tokenizer, example) == " 5." + tokenizer.eos_token
+    assert example.tokens[-1] == tokenizer.eos_token_id
+
+
+def test_a_completion_that_would_merge_with_its_prompt_is_encoded_by_itself(tokenizer):
+    whole = tokenizer("wonderful")["input_ids"]
+    (example,) = RowReader(tokenizer).read([{"prompt": "wond", "completion": "erful"}])
+    assert example.tokens[example.loss_mask].tolist() == [*tokenizer("erful")["input_ids"], tokenizer.eos_token_id]
+    assert len(whole) <= len(example.tokens)
+
+
+def test_a_beginning_of_text_is_put_where_the_tokenizer_puts_it(spaced):
+    spaced_with_bos = PreTrainedTokenizerFast(
+        tokenizer_object=spaced.backend_tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>", add_bos_token=True
+    )
+    leads = spaced_with_bos("")["input_ids"][:1]
+    (example,) = RowReader(spaced_with_bos).read([{"prompt": "one two", "completion": " three"}])
+    assert example.tokens[:1].tolist() == (leads or spaced_with_bos("one two", add_special_tokens=False)["input_ids"][:1])
+    assert not example.loss_mask[0]
+
+
+def test_an_empty_prompt_leaves_its_first_token_unlearned(tokenizer):
+    (example,) = RowReader(tokenizer).read([{"prompt": "", "completion": "hello world"}])
+    assert not example.loss_mask[0]
+    assert example.loss_mask[1:].all()
+
+
+def test_rows_of_both_kinds_keep_their_order(tokenizer):
+    chat = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "chat"}]}
+    plain = {"prompt": "p", "completion": " plain"}
+    examples = RowReader(tokenizer).read([plain, chat, plain])
+    texts = [learned(RowReader(tokenizer), tokenizer, example) for example in examples]
+    assert [text.split("<|end|>")[0].strip() for text in texts] == ["plain", "chat", "plain"]
+
+
+def test_templates_and_tokenizers_that_cannot_work_say_so(tokenizer):
+    chat = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+    with pytest.raises(RowError, match="has no chat template"):
+        with_template(tokenizer, None).read([chat])
+    with pytest.raises(RowError, match=r"messages\[1\]: the base model's chat template"):
+        with_template(tokenizer, "{% for m in messages %}{{ m['role'] }}{% endfor %}").read([chat])
+    slow = type("Slow", (), {"is_fast": False})()
+    with pytest.raises(RowError, match="no fast tokenizer"):
+        RowReader(slow)
