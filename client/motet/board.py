@@ -9,7 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from contract.states import JOB_TERMINAL, JobStatus, TaskStatus
+from contract.states import JOB_TERMINAL, ExitReason, JobStatus, TaskStatus
 from motet.plot import Frame, braille, sparkline
 from motet.resources import Job
 from motet.view import View
@@ -32,6 +32,7 @@ _BEFORE = {
     TaskStatus.QUEUED: "waiting for a worker",
     TaskStatus.RUNNING: "loading the base and reading the rows",
 }
+_WIDE, _BAR = 96, 12  # columns from which each job has a bar, and the bar's own
 _LEAST_PLOT, _TALLEST_PLOT = 4, 10  # rows
 
 
@@ -46,7 +47,7 @@ class Board:
         room = console.size.height - 6
         jobs = self._chosen(room)
         left = room - len(jobs) - 3
-        parts: list[RenderableType] = [self._header(), self._bar(options.max_width), self._jobs(jobs)]
+        parts: list[RenderableType] = [self._header(), self._bar(options.max_width), self._jobs(jobs, options.max_width)]
         if len(jobs) < len(self._view.jobs):
             parts.append(Text(f"  and {len(self._view.jobs) - len(jobs)} more jobs", style="dim"))
         if left >= _LEAST_PLOT:
@@ -87,23 +88,26 @@ class Board:
         )
         return grid
 
-    def _jobs(self, jobs: Sequence[Job]) -> Table:
+    def _jobs(self, jobs: Sequence[Job], width: int) -> Table:
+        wide, spark = width >= _WIDE, max(6, min(24, width - 66))
         table = Table(box=None, padding=(0, 1), header_style="dim")
         axes = self._view.axes
         for heading in ("job", *(_HEADINGS[axis] for axis in axes)):
             table.add_column(heading, justify="right")
-        table.add_column("status")
-        table.add_column("", width=12)
-        table.add_column("step", justify="right")
-        table.add_column("training loss", width=24)
-        table.add_column("validation", justify="right")
+        table.add_column("status", no_wrap=True, min_width=max(map(len, ExitReason)))
+        if wide:
+            table.add_column("", width=_BAR)
+        table.add_column("step", justify="right", no_wrap=True)
+        table.add_column("training", width=spark, no_wrap=True)
+        table.add_column("validation", justify="right", no_wrap=True)
         leader = self._view.leader
         for job in jobs:
             best = leader is not None and job.index == leader.index
-            table.add_row(*self._job_cells(job, axes), style=_LEADER if best else _STATUS_STYLES[job.status])
+            cells = self._job_cells(job, axes, wide, spark)
+            table.add_row(*cells, style=_LEADER if best else _STATUS_STYLES[job.status])
         return table
 
-    def _job_cells(self, job: Job, axes: Sequence[str]) -> list[RenderableType]:
+    def _job_cells(self, job: Job, axes: Sequence[str], wide: bool, spark: int) -> list[RenderableType]:
         curve = self._view.curve(job.index, "train_loss")
         status = job.exit.reason.value if job.exit is not None else job.status.value
         total = job.total_steps
@@ -112,9 +116,9 @@ class Board:
             str(job.index),
             *(f"{getattr(job.config, axis):g}" for axis in axes),
             status,
-            ProgressBar(total=total, completed=job.step, width=12) if total else "",
+            *([ProgressBar(total=total or 1, completed=job.step, width=_BAR)] if wide else []),
             f"{job.step}/{total}" if total else "",
-            sparkline([curve[step] for step in sorted(curve)], 24),
+            sparkline([curve[step] for step in sorted(curve)], spark),
             f"{loss:.3f}" if math.isfinite(loss) else "",
         ]
 
@@ -128,7 +132,7 @@ class Board:
         base = view.task.base_val_loss
         if not losses:
             return []
-        high = 1.1 * base if base is not None else max(losses)
+        high = 1.05 * base if base is not None else max(losses)
         low = min([*losses, high])
         frame = Frame(0, max(job.total_steps or 1 for job in jobs), low - 0.05 * (high - low), high)
         level = [[(frame.right * at / width, base) for at in range(width + 1)]] if base is not None else []

@@ -156,7 +156,7 @@ def jobs(task: TaskId) -> None:
     with Client() as client:
         found = client.tasks.get(_resolve(client, task))
         view = View(found, client.tasks.jobs(found.id))
-    narrator.say(jobs_table(view))
+    narrator.say(jobs_table(view, narrator.console.width))
     narrator.say(f"\n{found.id} is {outcome(found)}")
 
 

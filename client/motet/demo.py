@@ -85,7 +85,7 @@ def _results(narrator: Narrator, view: View, ready: Ready) -> Winner:
     task = view.task
     ranked = sorted(view.jobs, key=lambda job: (view.best(job), job.index))
     narrator.say()
-    narrator.say(jobs_table(view, ranked))
+    narrator.say(jobs_table(view, narrator.console.width, ranked))
     narrator.say()
     if task.winner is None:
         raise DemoFailed(

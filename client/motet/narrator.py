@@ -35,9 +35,9 @@ class Narrator:
         return time.monotonic() - self._began
 
     def say(self, what: RenderableType = "") -> None:
-        """Print for good; what moves stays below it."""
+        """Print for good; what moves stays below it. A plain text is printed as it stands."""
         self._spoke.set()
-        self.console.print(what)
+        self.console.print(Text(what) if isinstance(what, str) else what)
 
     @contextmanager
     def doing(self, words: Words | str) -> Iterator[None]:

@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 from rich.table import Table
 from rich.text import Text
 
-from contract.states import JobStatus
 from motet.resources import Job, Node, Task
 from motet.view import View, why
+
+_WIDE = 110  # columns from which a job's line says why it ended
 
 
 def tasks_table(tasks: Iterable[Task]) -> Table:
@@ -28,9 +29,13 @@ def tasks_table(tasks: Iterable[Task]) -> Table:
     return table
 
 
-def jobs_table(view: View, jobs: Sequence[Job] | None = None) -> Table:
-    """Each job with its configuration, steps, exit and best validation loss; the winner stands out."""
-    table = _table("job", "configuration", "steps", "ended", "best validation loss")
+def jobs_table(view: View, width: int, jobs: Sequence[Job] | None = None) -> Table:
+    """Each job with its configuration, steps, end and best validation loss, and in `width` columns why it ended; the winner
+    stands out."""
+    told = ["why"] if width >= _WIDE else []
+    table = _table("job", "configuration", "steps", "end", "best val loss", *told)
+    for column in table.columns[:5]:
+        column.no_wrap = True
     winner = view.task.winner
     for job in view.jobs if jobs is None else jobs:
         best = view.best(job)
@@ -38,8 +43,9 @@ def jobs_table(view: View, jobs: Sequence[Job] | None = None) -> Table:
             str(job.index),
             view.label(job.config),
             f"{job.step}/{job.total_steps}" if job.total_steps is not None else str(job.step),
-            Text(_end(job), overflow="fold"),
+            job.exit.reason if job.exit is not None else job.status,
             f"{best:.4f}" if math.isfinite(best) else "",
+            *([_why(job)] if told else []),
             style="bold green" if winner is not None and winner.index == job.index else "",
         )
     return table
@@ -63,12 +69,9 @@ def nodes_table(nodes: Iterable[Node]) -> Table:
     return table
 
 
-def _end(job: Job) -> str:
-    if job.exit is not None:
-        return f"{job.exit.reason}: {why(job.exit)}"
-    if job.status == JobStatus.FAILED:
-        return f"failed: {job.error}"
-    return job.status.value
+def _why(job: Job) -> Text:
+    """As it stands: an error may hold what looks like markup."""
+    return Text(why(job.exit) if job.exit is not None else job.error or "", overflow="fold")
 
 
 def _ago(moment: datetime) -> str:
@@ -82,5 +85,5 @@ def _ago(moment: datetime) -> str:
 def _table(*headings: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for heading in headings:
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     return table

@@ -65,7 +65,7 @@ def _introduce(narrator: Narrator, ready: Ready) -> None:
         kept = list(zip(range(100), client.tasks.list(), strict=False))
     facts = Table.grid(padding=(0, 2))
     for name, value in (
-        ("API", f"{ready.api_url}  (its description: {ready.api_url}/docs)"),
+        ("API", f"{ready.api_url}  (described at /openapi.json)"),
         ("keys", f"{credentials_file()}"),
         ("logs", f"{ready.state_dir / 'logs'}"),
         ("base model", base),
