@@ -18,7 +18,8 @@ import rq
 from rq.exceptions import DeserializationError, NoSuchJobError, StopRequested
 from rq.job import Job
 from rq.serializers import JSONSerializer
-from rq.worker import WorkerStatus
+from rq.timeouts import JobTimeoutException
+from sqlalchemy.exc import SQLAlchemyError
 
 from service.hints import connect
 from service.settings import Settings
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 QUEUE_NAME = "motet"
 LIMIT_SECONDS = 900  # for one queue job
 _RETRY_SECONDS = 1.0
+_TTL_SECONDS = 20  # RQ then looks up from an empty queue every 5 s
 # Named, not imported: it imports every room, and every room imports this file. The API thus never loads the solver.
 _WORK_MODULE = "service.work"
 
@@ -87,6 +89,34 @@ class _Worker(rq.SimpleWorker):
     """Works in this very process: RQ's fork for each queue job costs more than most replans."""
 
     max_connection_wait_time = 2.0
+    working = stopping = False
+
+    def execute_job(self, job: Job, queue: rq.Queue) -> None:
+        """Do it. It is forgotten before: a wake-up has no result and no history, and what it was for is in Postgres."""
+        with self.connection.pipeline() as pipeline:
+            pipeline.delete(job.key)
+            pipeline.lrem(queue.intermediate_queue_key, 1, job.id)
+            pipeline.execute()
+        self.working = True
+        try:
+            with self.death_penalty_class(LIMIT_SECONDS, JobTimeoutException, job_id=job.id):
+                job.perform()
+        except SQLAlchemyError as error:
+            log.error("queue job %s failed and is left to the reconciler: %s", job.func_name, error)
+        finally:
+            self.working = False
+
+    def heartbeat(self, timeout: int | None = None, pipeline: Any = None) -> None:
+        self._stop_if_asked()  # what request_stop raises can get lost inside the Redis client
+        super().heartbeat(timeout, pipeline)
+
+    def request_stop(self, signum: int, frame: FrameType | None) -> None:
+        self.stopping = True
+        self._stop_if_asked()
+
+    def _stop_if_asked(self) -> None:
+        if self.stopping and not self.working:
+            raise StopRequested
 
     def subscribe(self) -> None:
         """Take no commands over pub/sub: a writer in Redis could stop workers with them."""
@@ -95,15 +125,10 @@ class _Worker(rq.SimpleWorker):
         """Nothing was subscribed."""
 
     def run_maintenance_tasks(self) -> None:
-        """Nothing to mend: a wake-up that is lost is only late, and a finished one leaves nothing behind."""
+        """Nothing to mend: nothing is kept of queue jobs."""
 
     def _install_signal_handlers(self) -> None:
         """run_worker's handlers outlive any one worker."""
-
-    def request_stop(self, signum: int, frame: FrameType | None) -> None:
-        self._stop_requested = True
-        if self.get_state() != WorkerStatus.BUSY:
-            raise StopRequested
 
 
 def run_worker(settings: Settings) -> None:
@@ -122,7 +147,9 @@ def run_worker(settings: Settings) -> None:
     while not stop.is_set():
         try:
             connection = connect(settings.redis_url)
-            worker = _Worker([QUEUE_NAME], connection=connection, job_class=ClosedJob, serializer=JSONSerializer, worker_ttl=30)
+            worker = _Worker(
+                [QUEUE_NAME], connection=connection, job_class=ClosedJob, serializer=JSONSerializer, worker_ttl=_TTL_SECONDS
+            )
             current[:] = [worker]
             log.info("working off queue jobs")
             worker.work(logging_level="WARNING")

@@ -3,7 +3,7 @@
 import logging
 from datetime import timedelta
 
-from sqlalchemy import delete, func, or_, select
+from sqlalchemy import delete, or_, select
 from sqlalchemy.orm import Session
 
 from contract.states import TASK_TERMINAL
@@ -41,5 +41,6 @@ def _referenced(session: Session) -> set[str]:
     )
     files = select(File.sha256).where(or_(File.deleted_at.is_(None), needed.exists()))
     checkpoints = select(Job.checkpoint["sha256"].astext).where(Job.checkpoint.is_not(None))
-    kept = select(func.jsonb_path_query(Adapter.manifest, "$.files[*].sha256").op("#>>")("{}"))
-    return {sha256 for found in (files, checkpoints, kept) for sha256 in session.scalars(found) if sha256 is not None}
+    adapters = session.scalars(select(Adapter.manifest["files"]).execution_options(yield_per=1000))
+    kept = {file["sha256"] for manifest in adapters for file in manifest}
+    return kept | set(session.scalars(files)) | set(session.scalars(checkpoints))
