@@ -56,6 +56,9 @@ def main():
         print("motet: " + obstacle, file=sys.stderr)
     if found:
         return 1
+    if os.path.exists(os.path.join(folder, ".venv", "bin", "python")):
+        print(f"Bringing {folder}/.venv up to date.")
+        return 0
     where = "TORCH_INDEX" if os.environ.get("TORCH_INDEX") else "the package index"
     print(f"Installing into {folder}/.venv. Downloads: about 0.6 GB, or 3.5 GB where {where} has torch with CUDA.")
     free = shutil.disk_usage(folder).free / GIB
