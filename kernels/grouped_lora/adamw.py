@@ -163,7 +163,10 @@ def _adamw8(
     scale_at = tl.program_id(2).to(tl.int64) * layer_scales + row.to(tl.int64) * row_scales + blocks
     mask = columns < W
     known = blocks * BLOCK < W
-    m = _decode(tl.load(m_ptr + at, mask=mask, other=255), True) * tl.load(mscale_ptr + scale_at, mask=known, other=0.0)[:, None]
+    m = (
+        _decode(tl.load(m_ptr + at, mask=mask, other=255), True)
+        * tl.load(mscale_ptr + scale_at, mask=known, other=0.0)[:, None]
+    )
     v = _decode(tl.load(v_ptr + at, mask=mask, other=0), False) * tl.load(vscale_ptr + scale_at, mask=known, other=0.0)[:, None]
     p = tl.load(p_ptr + at, mask=mask, other=0.0)
     g = tl.load(g_ptr + at, mask=mask, other=0.0)

@@ -9,13 +9,13 @@ import triton.language as tl
 
 from grouped_lora.launch import config
 from grouped_lora.work import BLOCK_T, WorkTable
-from grouped_lora.tiles import load_ranks, load_shrunk, mma
+from grouped_lora.tiles import load_ranks, load_shrunk, mma, store_tokens
 
 
 @triton.jit
-def _tile(s_ptr, w_ptr, s_stride, w_stride, w_column, tokens, end, row0, rank, columns, limit,
+def _tile(s_ptr, w_ptr, s_stride, w_stride, w_column, start, end, row0, rank, columns, limit,
           BT: tl.constexpr, BN: tl.constexpr, R: tl.constexpr):  # fmt: skip
-    s = load_shrunk(s_ptr, s_stride, 0, tokens, end, rank, R)
+    s = load_shrunk(s_ptr, s_stride, 0, start, end, rank, BT, R)
     return mma(s, load_ranks(w_ptr, w_stride, w_column, row0, rank, columns, limit, R), tl.zeros((BT, BN), tl.float32))
 
 
@@ -30,18 +30,16 @@ def _expand(s_ptr, w_ptr, y_ptr, spans_ptr, blocks_ptr, s_stride, w_stride, w_co
     rank = tl.load(spans_ptr + span * 5 + 3)
     if start >= end:
         return
-    tokens = start + tl.arange(0, BT)
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
     y = tl.zeros((BT, BN), tl.float32)
     if rank > 0:
         if rank <= 16:
-            y = _tile(s_ptr, w_ptr, s_stride, w_stride, w_column, tokens, end, row0, rank, columns, limit, BT, BN, 16)
+            y = _tile(s_ptr, w_ptr, s_stride, w_stride, w_column, start, end, row0, rank, columns, limit, BT, BN, 16)
         elif (rank <= 32) | (RMAX <= 32):
-            y = _tile(s_ptr, w_ptr, s_stride, w_stride, w_column, tokens, end, row0, rank, columns, limit, BT, BN, 32)
+            y = _tile(s_ptr, w_ptr, s_stride, w_stride, w_column, start, end, row0, rank, columns, limit, BT, BN, 32)
         else:
-            y = _tile(s_ptr, w_ptr, s_stride, w_stride, w_column, tokens, end, row0, rank, columns, limit, BT, BN, RMAX)
-    mask = (tokens < end)[:, None] & (columns < limit)[None, :]
-    tl.store(y_ptr + tokens.to(tl.int64)[:, None] * limit + columns[None, :], y, mask=mask)
+            y = _tile(s_ptr, w_ptr, s_stride, w_stride, w_column, start, end, row0, rank, columns, limit, BT, BN, RMAX)
+    store_tokens(y_ptr, start, end, limit, columns, limit, y, BT)
 
 
 def expand(s: torch.Tensor, adapters: torch.Tensor, column: int, width: int, table: WorkTable) -> torch.Tensor:

@@ -19,18 +19,20 @@ class Config:
 
 
 HOPPER = {
-    "shrink": Config(64, 4, 4),
+    "shrink": Config(128, 4, 3),
     "shrink_wide": Config(64, 8, 3),
-    "outer": Config(128, 4, 3),
+    "outer": Config(128, 8, 3),
     "outer_wide": Config(64, 8, 2),
     "expand": Config(128, 4, 2),
-    "norm": Config(128, 4, 2, 16),
-    "norm_backward": Config(128, 4, 2, 16),
+    "norm": Config(256, 4, 2, 16),
+    "norm_backward": Config(256, 8, 2, 16),
     "rotary": Config(0, 4, 1),
-    "swiglu": Config(128, 8, 2),
+    "swiglu": Config(64, 4, 2),
     "swiglu_wide": Config(64, 8, 2),
     "swiglu_backward": Config(64, 8, 2),
     "swiglu_backward_wide": Config(32, 8, 1),
+    "attention": Config(64, 4, 2),
+    "attention_backward": Config(64, 4, 1),
     "cross_entropy": Config(8192, 16, 1),
     "adamw": Config(2048, 8, 1),
 }

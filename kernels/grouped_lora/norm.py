@@ -11,46 +11,43 @@ import triton.language as tl
 
 from grouped_lora.launch import config
 from grouped_lora.work import BLOCK_T, WorkTable
-from grouped_lora.tiles import load_ranks, load_shrunk, mma
+from grouped_lora.tiles import load_ranks, load_shrunk, load_tokens, mma, store_tokens
 
 
 @triton.jit
 def _forward(
-    x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, b_stride, b_column, eps, tokens, end, row0, rank,
-    HAS_Y: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, RMAX: tl.constexpr, R: tl.constexpr,
+    x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, b_stride, b_column, eps, start, end, row0, rank,
+    HAS_Y: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    owned = (tokens < end)[:, None]
-    rows = tokens.to(tl.int64)[:, None] * D
+    tokens = start + tl.arange(0, BT)
     squares = tl.zeros((BT,), tl.float32)
     if R > 0:
-        s = load_shrunk(s_ptr, RMAX, 0, tokens, end, rank, R)
-    for c in range(0, D, BN):
+        s = load_shrunk(s_ptr, RMAX, 0, start, end, rank, BT, R)
+    for c in tl.range(0, D, BN, num_stages=STAGES):
         columns = c + tl.arange(0, BN)
-        mask = owned & (columns < D)[None, :]
-        x = tl.load(x_ptr + rows + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+        x = load_tokens(x_ptr, start, end, D, columns, D, BT).to(tl.float32)
         if HAS_Y:
-            x += tl.load(y_ptr + rows + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+            x += load_tokens(y_ptr, start, end, D, columns, D, BT).to(tl.float32)
             if R > 0:
                 x = mma(s, load_ranks(b_ptr, b_stride, b_column, row0, rank, columns, D, R), x)
             x = x.to(sum_ptr.dtype.element_ty).to(tl.float32)
-            tl.store(sum_ptr + rows + columns[None, :], x, mask=mask)
+            store_tokens(sum_ptr, start, end, D, columns, D, x, BT)
         squares += tl.sum(x * x, 1)
     rstd = 1.0 / tl.sqrt(squares / D + eps)
     tl.store(rstd_ptr + tokens, rstd, mask=tokens < end)
     tl.debug_barrier()  # the second walk reads what other threads of this program wrote in the first
     source = sum_ptr if HAS_Y else x_ptr
-    for c in range(0, D, BN):
+    for c in tl.range(0, D, BN, num_stages=STAGES):
         columns = c + tl.arange(0, BN)
-        mask = owned & (columns < D)[None, :]
-        x = tl.load(source + rows + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+        x = load_tokens(source, start, end, D, columns, D, BT).to(tl.float32)
         w = tl.load(w_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
-        tl.store(h_ptr + rows + columns[None, :], x * rstd[:, None] * w[None, :], mask=mask)
+        store_tokens(h_ptr, start, end, D, columns, D, x * rstd[:, None] * w[None, :], BT)
 
 
 @triton.jit
 def _residual_norm(
     x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, spans_ptr, blocks_ptr, b_stride, b_column, eps,
-    HAS_Y: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, RMAX: tl.constexpr,
+    HAS_Y: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
     span = tl.load(blocks_ptr + block * 3)
@@ -60,45 +57,42 @@ def _residual_norm(
     rank = tl.load(spans_ptr + span * 5 + 3)
     if start >= end:
         return
-    tokens = start + tl.arange(0, BT)
     if RMAX == 0:
-        _forward(x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, b_stride, b_column, eps, tokens, end, row0, rank,
-                 HAS_Y, D, BT, BN, RMAX, 0)  # fmt: skip
+        _forward(x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, b_stride, b_column, eps, start, end, row0, rank,
+                 HAS_Y, D, BT, BN, STAGES, RMAX, 0)  # fmt: skip
     else:
         if rank == 0:
-            _forward(x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, b_stride, b_column, eps, tokens, end, row0,
-                     rank, HAS_Y, D, BT, BN, RMAX, 0)  # fmt: skip
+            _forward(x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, b_stride, b_column, eps, start, end, row0,
+                     rank, HAS_Y, D, BT, BN, STAGES, RMAX, 0)  # fmt: skip
         elif rank <= 16:
-            _forward(x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, b_stride, b_column, eps, tokens, end, row0,
-                     rank, HAS_Y, D, BT, BN, RMAX, 16)  # fmt: skip
+            _forward(x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, b_stride, b_column, eps, start, end, row0,
+                     rank, HAS_Y, D, BT, BN, STAGES, RMAX, 16)  # fmt: skip
         elif (rank <= 32) | (RMAX <= 32):
-            _forward(x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, b_stride, b_column, eps, tokens, end, row0,
-                     rank, HAS_Y, D, BT, BN, RMAX, 32)  # fmt: skip
+            _forward(x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, b_stride, b_column, eps, start, end, row0,
+                     rank, HAS_Y, D, BT, BN, STAGES, RMAX, 32)  # fmt: skip
         else:
-            _forward(x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, b_stride, b_column, eps, tokens, end, row0,
-                     rank, HAS_Y, D, BT, BN, RMAX, RMAX)  # fmt: skip
+            _forward(x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, b_stride, b_column, eps, start, end, row0,
+                     rank, HAS_Y, D, BT, BN, STAGES, RMAX, RMAX)  # fmt: skip
 
 
 @triton.jit
 def _backward(
-    dh_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, a_stride, a_column0, a_step, tokens, end, row0, rank,
+    dh_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, a_stride, a_column0, a_step, start, end, row0, rank,
     MATS: tl.constexpr, HAS_DR: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, RMAX: tl.constexpr,
     R: tl.constexpr,
 ):  # fmt: skip
-    owned = (tokens < end)[:, None]
-    rows = tokens.to(tl.int64)[:, None] * D
+    tokens = start + tl.arange(0, BT)
     rstd = tl.load(rstd_ptr + tokens, mask=tokens < end, other=0.0)
     dot = tl.zeros((BT,), tl.float32)
     if R > 0:
-        s0 = load_shrunk(s_ptr, MATS * RMAX, 0, tokens, end, rank, R)
+        s0 = load_shrunk(s_ptr, MATS * RMAX, 0, start, end, rank, BT, R)
         if MATS > 1:
-            s1 = load_shrunk(s_ptr, MATS * RMAX, RMAX, tokens, end, rank, R)
+            s1 = load_shrunk(s_ptr, MATS * RMAX, RMAX, start, end, rank, BT, R)
         if MATS > 2:
-            s2 = load_shrunk(s_ptr, MATS * RMAX, 2 * RMAX, tokens, end, rank, R)
+            s2 = load_shrunk(s_ptr, MATS * RMAX, 2 * RMAX, start, end, rank, BT, R)
     for c in range(0, D, BN):
         columns = c + tl.arange(0, BN)
-        mask = owned & (columns < D)[None, :]
-        g = tl.load(dh_ptr + rows + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+        g = load_tokens(dh_ptr, start, end, D, columns, D, BT).to(tl.float32)
         if R > 0:
             g = mma(s0, load_ranks(a_ptr, a_stride, a_column0, row0, rank, columns, D, R), g)
             if MATS > 1:
@@ -106,8 +100,8 @@ def _backward(
             if MATS > 2:
                 g = mma(s2, load_ranks(a_ptr, a_stride, a_column0 + 2 * a_step, row0, rank, columns, D, R), g)
             g = g.to(dh_ptr.dtype.element_ty).to(tl.float32)
-            tl.store(dh_ptr + rows + columns[None, :], g, mask=mask)
-        x = tl.load(x_ptr + rows + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+            store_tokens(dh_ptr, start, end, D, columns, D, g, BT)
+        x = load_tokens(x_ptr, start, end, D, columns, D, BT).to(tl.float32)
         w = tl.load(w_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
         dot += tl.sum(g * w[None, :] * x, 1)
     if R > 0:
@@ -115,14 +109,13 @@ def _backward(
     back = dot * rstd * rstd * rstd / D
     for c in range(0, D, BN):
         columns = c + tl.arange(0, BN)
-        mask = owned & (columns < D)[None, :]
-        g = tl.load(dh_ptr + rows + columns[None, :], mask=mask, other=0.0).to(tl.float32)
-        x = tl.load(x_ptr + rows + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+        g = load_tokens(dh_ptr, start, end, D, columns, D, BT).to(tl.float32)
+        x = load_tokens(x_ptr, start, end, D, columns, D, BT).to(tl.float32)
         w = tl.load(w_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
         dx = g * w[None, :] * rstd[:, None] - x * back[:, None]
         if HAS_DR:
-            dx += tl.load(dr_ptr + rows + columns[None, :], mask=mask, other=0.0).to(tl.float32)
-        tl.store(dx_ptr + rows + columns[None, :], dx, mask=mask)
+            dx += load_tokens(dr_ptr, start, end, D, columns, D, BT).to(tl.float32)
+        store_tokens(dx_ptr, start, end, D, columns, D, dx, BT)
 
 
 @triton.jit
@@ -138,22 +131,21 @@ def _norm_backward(
     rank = tl.load(spans_ptr + span * 5 + 3)
     if start >= end:
         return
-    tokens = start + tl.arange(0, BT)
     if RMAX == 0:
-        _backward(dh_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, a_stride, a_column0, a_step, tokens, end, row0,
+        _backward(dh_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, a_stride, a_column0, a_step, start, end, row0,
                   rank, MATS, HAS_DR, D, BT, BN, RMAX, 0)  # fmt: skip
     else:
         if rank == 0:
-            _backward(dh_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, a_stride, a_column0, a_step, tokens, end,
+            _backward(dh_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, a_stride, a_column0, a_step, start, end,
                       row0, rank, MATS, HAS_DR, D, BT, BN, RMAX, 0)  # fmt: skip
         elif rank <= 16:
-            _backward(dh_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, a_stride, a_column0, a_step, tokens, end,
+            _backward(dh_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, a_stride, a_column0, a_step, start, end,
                       row0, rank, MATS, HAS_DR, D, BT, BN, RMAX, 16)  # fmt: skip
         elif (rank <= 32) | (RMAX <= 32):
-            _backward(dh_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, a_stride, a_column0, a_step, tokens, end,
+            _backward(dh_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, a_stride, a_column0, a_step, start, end,
                       row0, rank, MATS, HAS_DR, D, BT, BN, RMAX, 32)  # fmt: skip
         else:
-            _backward(dh_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, a_stride, a_column0, a_step, tokens, end,
+            _backward(dh_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, a_stride, a_column0, a_step, start, end,
                       row0, rank, MATS, HAS_DR, D, BT, BN, RMAX, RMAX)  # fmt: skip
 
 
@@ -179,7 +171,7 @@ def residual_norm(
     _residual_norm[(table.blocks.shape[0], BLOCK_T // cfg.block_t)](
         x, y if y is not None else x, s if s is not None else x, adapters, weight, total, h, rstd, table.spans, table.blocks,
         adapters.stride(0), b_column, eps,
-        HAS_Y=y is not None, D=x.shape[1], BT=cfg.block_t, BN=cfg.block_n, RMAX=width,
+        HAS_Y=y is not None, D=x.shape[1], BT=cfg.block_t, BN=cfg.block_n, STAGES=cfg.stages, RMAX=width,
         num_warps=cfg.warps, num_stages=cfg.stages,
     )  # fmt: skip
     return total, h, rstd

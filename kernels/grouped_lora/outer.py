@@ -11,7 +11,7 @@ import triton.language as tl
 
 from grouped_lora.launch import config
 from grouped_lora.work import BLOCK_T, WorkTable
-from grouped_lora.tiles import load_shrunk, mma, store_ranks
+from grouped_lora.tiles import load_shrunk, load_tokens, mma, store_ranks
 
 
 @triton.jit
@@ -23,15 +23,13 @@ def _walk(
     acc1 = tl.zeros((BN, R), tl.float32)
     acc2 = tl.zeros((BN, R), tl.float32)
     for t in range(start, end, BT):
-        tokens = t + tl.arange(0, BT)
-        mask = (tokens < end)[:, None] & (columns < limit)[None, :]
-        y = tl.load(y_ptr + tokens.to(tl.int64)[:, None] * y_stride + y_column + columns[None, :], mask=mask, other=0.0)
-        yt = tl.trans(y)  # columns are the matrix unit's long side: a rank of 16 fills it, too
-        acc0 = mma(yt, load_shrunk(s_ptr, s_stride, s_column, tokens, end, rank, R), acc0)
+        # Columns are the matrix unit's long side, so that a rank of 16 fills it, too.
+        yt = tl.trans(load_tokens(y_ptr + y_column, t, end, y_stride, columns, limit, BT))
+        acc0 = mma(yt, load_shrunk(s_ptr, s_stride, s_column, t, end, rank, BT, R), acc0)
         if MATS > 1:
-            acc1 = mma(yt, load_shrunk(s_ptr, s_stride, s_column + s_step, tokens, end, rank, R), acc1)
+            acc1 = mma(yt, load_shrunk(s_ptr, s_stride, s_column + s_step, t, end, rank, BT, R), acc1)
         if MATS > 2:
-            acc2 = mma(yt, load_shrunk(s_ptr, s_stride, s_column + 2 * s_step, tokens, end, rank, R), acc2)
+            acc2 = mma(yt, load_shrunk(s_ptr, s_stride, s_column + 2 * s_step, t, end, rank, BT, R), acc2)
     store_ranks(g_ptr, g_stride, g_column, row0, rank, columns, limit, tl.trans(acc0), accumulate, R)
     if MATS > 1:
         store_ranks(g_ptr, g_stride, g_column + g_step, row0, rank, columns, limit, tl.trans(acc1), accumulate, R)

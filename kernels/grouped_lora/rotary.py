@@ -1,7 +1,7 @@
 """The attention's input: adapters' q, k, v products joined, optional per-head norm of q and k (Qwen3), rotary embedding; and back.
 
-Works in place on qkv[T, (Hq + 2 Hkv) · D], one program per token block and head. Backward gathers attention's dq, dk, dv into one
-dqkv of that layout. Knows nothing of attention itself. Legend: D head size, H = D / 2 (rotate-half pairs d and d + H);
+Works in place on qkv[T, (Hq + 2 Hkv) · D], backward on its gradient, one program per token block and head. Knows nothing of
+attention itself. Legend: D head size, H = D / 2 (rotate-half pairs d and d + H);
 cos, sin [positions, H] fp32; S[T, 3, RMAX] in the order q, k, v.
 """
 
@@ -15,8 +15,9 @@ from grouped_lora.tiles import load_ranks, load_shrunk, mma
 
 
 @triton.jit
-def _join(low, high, s_ptr, w_ptr, w_stride, column, mat, tokens, end, row0, rank, half, H, RMAX: tl.constexpr, R: tl.constexpr):
-    s = load_shrunk(s_ptr, 3 * RMAX, mat * RMAX, tokens, end, rank, R)
+def _join(low, high, s_ptr, w_ptr, w_stride, column, mat, start, end, row0, rank, half, H,
+          BT: tl.constexpr, RMAX: tl.constexpr, R: tl.constexpr):  # fmt: skip
+    s = load_shrunk(s_ptr, 3 * RMAX, mat * RMAX, start, end, rank, BT, R)
     low = mma(s, load_ranks(w_ptr, w_stride, column, row0, rank, half, H, R), low)
     high = mma(s, load_ranks(w_ptr, w_stride, column + H, row0, rank, half, H, R), high)
     return low, high
@@ -52,11 +53,13 @@ def _rotary(
         column = tl.where(mat == 0, q_column, tl.where(mat == 1, k_column, v_column)) + local * 2 * H
         if rank > 0:
             if rank <= 16:
-                low, high = _join(low, high, s_ptr, w_ptr, w_stride, column, mat, tokens, end, row0, rank, half, H, RMAX, 16)
+                low, high = _join(low, high, s_ptr, w_ptr, w_stride, column, mat, start, end, row0, rank, half, H, BT, RMAX, 16)
             elif (rank <= 32) | (RMAX <= 32):
-                low, high = _join(low, high, s_ptr, w_ptr, w_stride, column, mat, tokens, end, row0, rank, half, H, RMAX, 32)
+                low, high = _join(low, high, s_ptr, w_ptr, w_stride, column, mat, start, end, row0, rank, half, H, BT, RMAX, 32)
             else:
-                low, high = _join(low, high, s_ptr, w_ptr, w_stride, column, mat, tokens, end, row0, rank, half, H, RMAX, RMAX)
+                low, high = _join(
+                    low, high, s_ptr, w_ptr, w_stride, column, mat, start, end, row0, rank, half, H, BT, RMAX, RMAX
+                )
         if head >= HQ + HKV:
             tl.store(qkv_ptr + at, low, mask=mask)
             tl.store(qkv_ptr + at + H, high, mask=mask)
@@ -83,40 +86,35 @@ def _rotary(
 
 @triton.jit
 def _rotary_backward(
-    dq_ptr, dk_ptr, dv_ptr, dqkv_ptr, raw_ptr, qn_ptr, kn_ptr, cos_ptr, sin_ptr, pos_ptr, eps, tokens_total,
+    dqkv_ptr, raw_ptr, qn_ptr, kn_ptr, cos_ptr, sin_ptr, pos_ptr, eps, T,
     HQ: tl.constexpr, HKV: tl.constexpr, H: tl.constexpr, BH: tl.constexpr, NORM: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
     tokens = tl.program_id(0) * BT + tl.arange(0, BT)
     head = tl.program_id(1)
     half = tl.arange(0, BH)
-    mask = (tokens < tokens_total)[:, None] & (half < H)[None, :]
-    local = head - tl.where(head < HQ, 0, tl.where(head < HQ + HKV, HQ, HQ + HKV))
-    heads = tl.where(head < HQ, HQ, HKV)
-    source = dq_ptr if head < HQ else (dk_ptr if head < HQ + HKV else dv_ptr)
-    at = tokens.to(tl.int64)[:, None] * (heads * 2 * H) + local * 2 * H + half[None, :]
-    low = tl.load(source + at, mask=mask, other=0.0).to(tl.float32)
-    high = tl.load(source + at + H, mask=mask, other=0.0).to(tl.float32)
-    if head < HQ + HKV:
-        position = tl.load(pos_ptr + tokens, mask=tokens < tokens_total, other=0).to(tl.int64)
-        cos = tl.load(cos_ptr + position[:, None] * H + half[None, :], mask=mask, other=0.0)
-        sin = tl.load(sin_ptr + position[:, None] * H + half[None, :], mask=mask, other=0.0)
-        turned = low * cos + high * sin
-        high = high * cos - low * sin
-        low = turned
-        if NORM:
-            raw = tokens.to(tl.int64)[:, None] * ((HQ + HKV) * 2 * H) + head * 2 * H + half[None, :]
-            x_low = tl.load(raw_ptr + raw, mask=mask, other=0.0).to(tl.float32)
-            x_high = tl.load(raw_ptr + raw + H, mask=mask, other=0.0).to(tl.float32)
-            norm_ptr = qn_ptr if head < HQ else kn_ptr
-            low *= tl.load(norm_ptr + half, mask=half < H, other=0.0).to(tl.float32)[None, :]
-            high *= tl.load(norm_ptr + H + half, mask=half < H, other=0.0).to(tl.float32)[None, :]
-            rstd = 1.0 / tl.sqrt((tl.sum(x_low * x_low, 1) + tl.sum(x_high * x_high, 1)) / (2 * H) + eps)
-            back = (tl.sum(low * x_low, 1) + tl.sum(high * x_high, 1)) * rstd * rstd * rstd / (2 * H)
-            low = low * rstd[:, None] - x_low * back[:, None]
-            high = high * rstd[:, None] - x_high * back[:, None]
-    to = tokens.to(tl.int64)[:, None] * ((HQ + 2 * HKV) * 2 * H) + head * 2 * H + half[None, :]
-    tl.store(dqkv_ptr + to, low, mask=mask)
-    tl.store(dqkv_ptr + to + H, high, mask=mask)
+    mask = (tokens < T)[:, None] & (half < H)[None, :]
+    at = tokens.to(tl.int64)[:, None] * ((HQ + 2 * HKV) * 2 * H) + head * 2 * H + half[None, :]
+    low = tl.load(dqkv_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    high = tl.load(dqkv_ptr + at + H, mask=mask, other=0.0).to(tl.float32)
+    position = tl.load(pos_ptr + tokens, mask=tokens < T, other=0).to(tl.int64)
+    cos = tl.load(cos_ptr + position[:, None] * H + half[None, :], mask=mask, other=0.0)
+    sin = tl.load(sin_ptr + position[:, None] * H + half[None, :], mask=mask, other=0.0)
+    turned = low * cos + high * sin
+    high = high * cos - low * sin
+    low = turned
+    if NORM:
+        raw = tokens.to(tl.int64)[:, None] * ((HQ + HKV) * 2 * H) + head * 2 * H + half[None, :]
+        x_low = tl.load(raw_ptr + raw, mask=mask, other=0.0).to(tl.float32)
+        x_high = tl.load(raw_ptr + raw + H, mask=mask, other=0.0).to(tl.float32)
+        norm_ptr = qn_ptr if head < HQ else kn_ptr
+        low *= tl.load(norm_ptr + half, mask=half < H, other=0.0).to(tl.float32)[None, :]
+        high *= tl.load(norm_ptr + H + half, mask=half < H, other=0.0).to(tl.float32)[None, :]
+        rstd = 1.0 / tl.sqrt((tl.sum(x_low * x_low, 1) + tl.sum(x_high * x_high, 1)) / (2 * H) + eps)
+        back = (tl.sum(low * x_low, 1) + tl.sum(high * x_high, 1)) * rstd * rstd * rstd / (2 * H)
+        low = low * rstd[:, None] - x_low * back[:, None]
+        high = high * rstd[:, None] - x_high * back[:, None]
+    tl.store(dqkv_ptr + at, low, mask=mask)
+    tl.store(dqkv_ptr + at + H, high, mask=mask)
 
 
 def rotary(
@@ -150,25 +148,22 @@ def rotary(
 
 
 def rotary_backward(
-    dq: torch.Tensor,
-    dk: torch.Tensor,
-    dv: torch.Tensor,
+    dqkv: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor,
+    heads: tuple[int, int],
     raw: torch.Tensor | None = None,
     head_norms: tuple[torch.Tensor, torch.Tensor, float] | None = None,
-    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """dqkv [T, (Hq + 2 Hkv) D] of contiguous dq [T, Hq, D], dk and dv [T, Hkv, D]: rotated back, and through the head norms."""
-    tokens, hq, size = dq.shape
-    hkv = dk.shape[1]
-    dqkv = torch.empty((tokens, (hq + 2 * hkv) * size), dtype=dq.dtype, device=dq.device) if out is None else out
+    """In place on dqkv [T, (Hq + 2 Hkv) D]: q's and k's gradients rotated back, and through the head norms."""
+    hq, hkv = heads
+    half = cos.shape[1]
     cfg = config("rotary")
-    _rotary_backward[(-(-tokens // BLOCK_T), hq + 2 * hkv)](
-        dq, dk, dv, dqkv, raw if raw is not None else dq, head_norms[0] if head_norms else dq,
-        head_norms[1] if head_norms else dq, cos, sin, positions, head_norms[2] if head_norms else 0.0, tokens,
-        HQ=hq, HKV=hkv, H=size // 2, BH=max(16, triton.next_power_of_2(size // 2)), NORM=head_norms is not None, BT=BLOCK_T,
+    _rotary_backward[(-(-dqkv.shape[0] // BLOCK_T), hq + hkv)](
+        dqkv, raw if raw is not None else dqkv, head_norms[0] if head_norms else dqkv, head_norms[1] if head_norms else dqkv,
+        cos, sin, positions, head_norms[2] if head_norms else 0.0, dqkv.shape[0],
+        HQ=hq, HKV=hkv, H=half, BH=max(16, triton.next_power_of_2(half)), NORM=head_norms is not None, BT=BLOCK_T,
         num_warps=cfg.warps, num_stages=cfg.stages,
     )  # fmt: skip
     return dqkv

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from grouped_lora.launch import config
 from grouped_lora.work import BLOCK_T, WorkTable
-from grouped_lora.tiles import load_ranks, mma
+from grouped_lora.tiles import load_ranks, load_tokens, mma, token_tile
 
 # Longer sums are cut into pieces of this many features, so that a step of few tokens still fills the chip; the cut depends on
 # the matrix alone, never on the tokens.
@@ -21,16 +21,14 @@ SPLIT_K = 2048
 @triton.jit
 def _product(
     x_ptr, w_ptr, out_ptr, x_stride, w_stride, out_stride, x_column, w_column0, w_step, out_column0, out_step,
-    k_start, k_end, tokens, end, row0, rank, scale, MATS: tl.constexpr, BK: tl.constexpr, BT: tl.constexpr, R: tl.constexpr,
+    k_start, k_end, start, end, row0, rank, scale, MATS: tl.constexpr, BK: tl.constexpr, BT: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     acc0 = tl.zeros((BT, R), tl.float32)
     acc1 = tl.zeros((BT, R), tl.float32)
     acc2 = tl.zeros((BT, R), tl.float32)
-    x_rows = x_ptr + tokens.to(tl.int64)[:, None] * x_stride + x_column
-    owned = (tokens < end)[:, None]
     for k in range(k_start, k_end, BK):
         features = k + tl.arange(0, BK)
-        x = tl.load(x_rows + features[None, :], mask=owned & (features < k_end)[None, :], other=0.0)
+        x = load_tokens(x_ptr + x_column, start, end, x_stride, features, k_end, BT)
         w = load_ranks(w_ptr, w_stride, w_column0, row0, rank, features, k_end, R)
         acc0 = mma(x, tl.trans(w), acc0)
         if MATS > 1:
@@ -39,9 +37,7 @@ def _product(
         if MATS > 2:
             w = load_ranks(w_ptr, w_stride, w_column0 + 2 * w_step, row0, rank, features, k_end, R)
             acc2 = mma(x, tl.trans(w), acc2)
-    ranks = tl.arange(0, R)
-    to = out_ptr + tokens.to(tl.int64)[:, None] * out_stride + out_column0 + ranks[None, :]
-    mask = owned & (ranks < rank)[None, :]
+    to, mask = token_tile(out_ptr + out_column0, start, end, out_stride, tl.arange(0, R), rank, BT)
     tl.store(to, acc0 * scale, mask=mask)
     if MATS > 1:
         tl.store(to + out_step, acc1 * scale, mask=mask)
@@ -73,27 +69,26 @@ def _shrink(
     k_end = tl.minimum(k, k_start + SPLIT)
     # A piece past a narrower matrix's end runs no iteration and writes zeros, since every piece is summed.
     out_ptr += piece.to(tl.int64) * split_stride
-    tokens = start + tl.arange(0, BT)
     w_step = w_column1 - w_column0
     if rank <= 16:
         _product(x_ptr, w_ptr, out_ptr, x_stride, w_stride, out_stride, x_column, w_column, w_step, mat * RMAX, RMAX,
-                 k_start, k_end, tokens, end, row0, rank, scale, SHARED, BK, BT, 16)  # fmt: skip
+                 k_start, k_end, start, end, row0, rank, scale, SHARED, BK, BT, 16)  # fmt: skip
     elif rank <= 32:
         if RMAX >= 32:
             _product(x_ptr, w_ptr, out_ptr, x_stride, w_stride, out_stride, x_column, w_column, w_step, mat * RMAX, RMAX,
-                     k_start, k_end, tokens, end, row0, rank, scale, SHARED, BK, BT, 32)  # fmt: skip
+                     k_start, k_end, start, end, row0, rank, scale, SHARED, BK, BT, 32)  # fmt: skip
     elif rank <= 64:
         if RMAX >= 64:
             _product(x_ptr, w_ptr, out_ptr, x_stride, w_stride, out_stride, x_column, w_column, w_step, mat * RMAX, RMAX,
-                     k_start, k_end, tokens, end, row0, rank, scale, SHARED, BK, BT, 64)  # fmt: skip
+                     k_start, k_end, start, end, row0, rank, scale, SHARED, BK, BT, 64)  # fmt: skip
     elif rank <= 128:
         if RMAX >= 128:
             _product(x_ptr, w_ptr, out_ptr, x_stride, w_stride, out_stride, x_column, w_column, w_step, mat * RMAX, RMAX,
-                     k_start, k_end, tokens, end, row0, rank, scale, SHARED, BK, BT, 128)  # fmt: skip
+                     k_start, k_end, start, end, row0, rank, scale, SHARED, BK, BT, 128)  # fmt: skip
     else:
         if RMAX >= 256:
             _product(x_ptr, w_ptr, out_ptr, x_stride, w_stride, out_stride, x_column, w_column, w_step, mat * RMAX, RMAX,
-                     k_start, k_end, tokens, end, row0, rank, scale, SHARED, BK, BT, 256)  # fmt: skip
+                     k_start, k_end, start, end, row0, rank, scale, SHARED, BK, BT, 256)  # fmt: skip
 
 
 @triton.jit

@@ -27,27 +27,46 @@ def mma(left, right, acc):
 
 
 @triton.jit
-def load_shrunk(s_ptr, stride, column, tokens, end, rank, R: tl.constexpr):
+def token_tile(ptr, start, stop, stride, columns, limit, BT: tl.constexpr):
+    """Pointers and mask of the tile [T, N] of tokens start .. start + BT (below `stop`) and `columns` (below `limit`).
+
+    The offset of the first token is a 64-bit scalar, those within the tile are 32-bit: they stay the same from block to block.
+    """
+    rows = tl.arange(0, BT)
+    base = ptr + tl.cast(start, tl.int64) * stride
+    return base + (rows[:, None] * stride + columns[None, :]), (rows < stop - start)[:, None] & (columns < limit)[None, :]
+
+
+@triton.jit
+def load_tokens(ptr, start, stop, stride, columns, limit, BT: tl.constexpr):
+    """The tile [T, N] of activations: zero beyond the adapter's tokens and beyond `limit` columns."""
+    pointers, mask = token_tile(ptr, start, stop, stride, columns, limit, BT)
+    return tl.load(pointers, mask=mask, other=0.0)
+
+
+@triton.jit
+def store_tokens(ptr, start, stop, stride, columns, limit, tile, BT: tl.constexpr):
+    """Write the tile [T, N] to the adapter's own tokens."""
+    pointers, mask = token_tile(ptr, start, stop, stride, columns, limit, BT)
+    tl.store(pointers, tile, mask=mask)
+
+
+@triton.jit
+def load_shrunk(s_ptr, stride, column, start, stop, rank, BT: tl.constexpr, R: tl.constexpr):
     """The [T, R] tile of S or dS of one matrix: zero beyond the adapter's tokens and ranks."""
-    ranks = tl.arange(0, R)
-    offsets = tokens.to(tl.int64)[:, None] * stride + column + ranks[None, :]
-    return tl.load(s_ptr + offsets, mask=(tokens < end)[:, None] & (ranks < rank)[None, :], other=0.0)
+    return load_tokens(s_ptr + column, start, stop, stride, tl.arange(0, R), rank, BT)
 
 
 @triton.jit
 def load_ranks(w_ptr, stride, column, row0, rank, columns, limit, R: tl.constexpr):
     """The [R, N] tile of A or of B transposed, one arena row per rank: zero beyond the exact rank and beyond `limit` columns."""
-    ranks = tl.arange(0, R)
-    offsets = (row0 + ranks).to(tl.int64)[:, None] * stride + column + columns[None, :]
-    return tl.load(w_ptr + offsets, mask=(ranks < rank)[:, None] & (columns < limit)[None, :], other=0.0)
+    return load_tokens(w_ptr + column, row0, row0 + rank, stride, columns, limit, R)
 
 
 @triton.jit
 def store_ranks(g_ptr, stride, column, row0, rank, columns, limit, tile, accumulate, R: tl.constexpr):
     """Write (or add, when `accumulate` is not 0) the fp32 tile [R, N] to exactly `rank` rows of the gradient."""
-    ranks = tl.arange(0, R)
-    pointers = g_ptr + (row0 + ranks).to(tl.int64)[:, None] * stride + column + columns[None, :]
-    mask = (ranks < rank)[:, None] & (columns < limit)[None, :]
+    pointers, mask = token_tile(g_ptr + column, row0, row0 + rank, stride, columns, limit, R)
     if accumulate != 0:
         tile += tl.load(pointers, mask=mask, other=0.0)
     tl.store(pointers, tile, mask=mask)

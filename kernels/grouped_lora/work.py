@@ -54,24 +54,15 @@ def rank_class(rank: int) -> int:
     raise ValueError(f"rank {rank} is above {RANK_CLASSES[-1]}, the largest rank a kernel takes")
 
 
-def span_bound(tokens: int, adapters: int) -> int:
-    """Spans that suffice for any split of `tokens` among at most `adapters` adapters in order, ownerless tokens between them."""
-    return 2 * adapters + 1 + tokens // OWNERLESS_SPAN
+def host_table(
+    spans: Sequence[Span], tokens: int, accumulate: Sequence[bool] = (), span_step: int = 1, block_step: int = 1
+) -> HostTable:
+    """The table of one step, its sizes rounded up to multiples of the steps, so that they repeat from step to step.
 
-
-def block_bound(tokens: int, adapters: int) -> int:
-    """Token blocks that suffice for such a split."""
-    return -(-tokens // BLOCK_T) + span_bound(tokens, adapters)
-
-
-def host_table(spans: Sequence[Span], tokens: int, adapters: int, accumulate: Sequence[bool] = ()) -> HostTable:
-    """The table of one step, with room for any other step of as many tokens and at most `adapters` adapters.
-
+    No larger than that: an idle program costs about a microsecond of an SM's slot, and a launch has one per entry and column tile.
     Tokens that no span names get rank-0 spans. accumulate[i]: span i adds to its gradient rows instead of overwriting them.
     Raises ValueError where spans overlap or leave the step.
     """
-    if len(spans) > adapters:
-        raise ValueError(f"{len(spans)} adapters do not fit a table for {adapters}")
     adds = list(accumulate) or [False] * len(spans)
     entries: list[tuple[int, int, int, int, int, float]] = []
     cursor = 0
@@ -87,21 +78,20 @@ def host_table(spans: Sequence[Span], tokens: int, adapters: int, accumulate: Se
             entries.append((span.start, span.stop, span.row, span.rank, int(add), span.scale))
         cursor = span.stop
     ownerless(tokens)
-    table = np.zeros((span_bound(tokens, adapters), SPAN_COLUMNS), np.int32)
+    blocks = [
+        (index, at, min(at + BLOCK_T, stop))
+        for index, (start, stop, *_) in enumerate(entries)
+        for at in range(start, stop, BLOCK_T)
+    ]
+    table = np.zeros((-(-max(len(entries), 1) // span_step) * span_step, SPAN_COLUMNS), np.int32)
     scales = np.zeros(table.shape[0], np.float32)
-    blocks = np.zeros((block_bound(tokens, adapters), BLOCK_COLUMNS), np.int32)
-    block = 0
-    for index, (start, stop, row, rank, add, scale) in enumerate(entries):
-        table[index] = (start, stop, row, rank, add)
-        scales[index] = scale
-        for at in range(start, stop, BLOCK_T):
-            blocks[block] = (index, at, min(at + BLOCK_T, stop))
-            block += 1
-    return HostTable(table, scales, blocks, rank_class(max((entry[3] for entry in entries), default=0)))
+    for index, entry in enumerate(entries):
+        table[index], scales[index] = entry[:SPAN_COLUMNS], entry[SPAN_COLUMNS]
+    block_table = np.zeros((-(-max(len(blocks), 1) // block_step) * block_step, BLOCK_COLUMNS), np.int32)
+    block_table[: len(blocks)] = np.array(blocks, np.int32).reshape(-1, BLOCK_COLUMNS)
+    return HostTable(table, scales, block_table, rank_class(max((entry[3] for entry in entries), default=0)))
 
 
-def work_table(
-    spans: Sequence[Span], tokens: int, device: torch.device | str, accumulate: Sequence[bool] = ()
-) -> WorkTable:
+def work_table(spans: Sequence[Span], tokens: int, device: torch.device | str, accumulate: Sequence[bool] = ()) -> WorkTable:
     """The table of one step on the device, sized to it."""
-    return host_table(spans, tokens, len(spans), accumulate).on(device)
+    return host_table(spans, tokens, accumulate).on(device)

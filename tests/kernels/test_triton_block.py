@@ -57,7 +57,10 @@ def test_rotary_and_its_gradient(dtype: torch.dtype, norms: bool) -> None:
     positions = torch.randint(0, 50, (case.total,), generator=case.generator, dtype=torch.int32).to(DEVICE)
     weights = (case.normal(size).to(DEVICE, dtype), case.normal(size).to(DEVICE, dtype), EPS) if norms else None
     columns = (0, hq * size, (hq + hkv) * size)
-    parts = [joined(case, qkv[:, c : c + w], s[:, m : m + 1], (c,), w) for m, (c, w) in enumerate(zip(columns, (hq * size, size, size), strict=True))]
+    parts = [
+        joined(case, qkv[:, c : c + w], s[:, m : m + 1], (c,), w)
+        for m, (c, w) in enumerate(zip(columns, (hq * size, size, size), strict=True))
+    ]
     raw_truth = torch.cat(parts, 1).to(dtype).double().requires_grad_()
     heads = raw_truth.view(case.total, hq + 2 * hkv, size)
     out = []
@@ -75,9 +78,8 @@ def test_rotary_and_its_gradient(dtype: torch.dtype, norms: bool) -> None:
     raw = rotary(got, s, case.weights, columns, cos, sin, positions, (hq, hkv), case.table, weights)
     close(got, truth.detach(), dtype)
     upstream = case.tokens(wide)
-    truth.backward(upstream.double())
-    dq, dk, dv = (p.reshape(case.total, -1, size).contiguous() for p in upstream.split([hq * size, hkv * size, hkv * size], 1))
-    back = rotary_backward(dq, dk, dv, cos, sin, positions, raw, weights)
+    truth.backward(upstream.clone().double())
+    back = rotary_backward(upstream, cos, sin, positions, (hq, hkv), raw, weights)
     assert raw_truth.grad is not None
     close(back, raw_truth.grad, dtype)
 
@@ -106,7 +108,10 @@ def rows_of(spans: list[Span], rates: list[list[float]]) -> RowTable:
     rows = [row for s in spans for row in range(s.row, s.row + s.rank)]
     owner = [index for index, s in enumerate(spans) for _ in range(s.rank)]
     firsts = [sum(s.rank for s in spans[:i]) for i in range(len(spans) + 1)]
-    return RowTable(*(torch.tensor(part, dtype=torch.int32, device=DEVICE) for part in (rows, owner, firsts)), torch.tensor(rates, device=DEVICE))
+    return RowTable(
+        *(torch.tensor(part, dtype=torch.int32, device=DEVICE) for part in (rows, owner, firsts)),
+        torch.tensor(rates, device=DEVICE),
+    )
 
 
 def test_adamw_equals_torch_per_adapter_with_its_own_clip() -> None:
@@ -115,7 +120,10 @@ def test_adamw_equals_torch_per_adapter_with_its_own_clip() -> None:
     generator = torch.Generator().manual_seed(2)
     master = torch.randn(layers, height, width, generator=generator)
     parameters = [torch.nn.Parameter(master[:, s.row : s.row + s.rank].clone()) for s in spans]
-    reference = [torch.optim.AdamW([p], lr=lr, weight_decay=wd, foreach=False) for p, lr, wd in zip(parameters, (1e-2, 3e-3, 1e-2), (0.1, 0.0, 0.0), strict=True)]
+    reference = [
+        torch.optim.AdamW([p], lr=lr, weight_decay=wd, foreach=False)
+        for p, lr, wd in zip(parameters, (1e-2, 3e-3, 1e-2), (0.1, 0.0, 0.0), strict=True)
+    ]
     state = master.to(DEVICE)
     moments = (torch.zeros_like(state), torch.zeros_like(state))
     copy = torch.zeros_like(state, dtype=torch.bfloat16)
@@ -157,7 +165,10 @@ def test_eight_bit_moments_stay_on_the_dynamic_code_and_follow_fp32() -> None:
     master = torch.randn(1, 6, width, generator=generator).to(DEVICE)
     exact, coarse = master.clone(), master.clone()
     moments = (torch.zeros_like(master), torch.zeros_like(master))
-    codes = (torch.full(master.shape, 255, dtype=torch.uint8, device=DEVICE), torch.zeros(master.shape, dtype=torch.uint8, device=DEVICE))
+    codes = (
+        torch.full(master.shape, 255, dtype=torch.uint8, device=DEVICE),
+        torch.zeros(master.shape, dtype=torch.uint8, device=DEVICE),
+    )
     scales = tuple(torch.zeros(1, 6, 3, device=DEVICE) for _ in range(2))
     copy = torch.zeros_like(master, dtype=torch.bfloat16)
     for step in range(1, 6):

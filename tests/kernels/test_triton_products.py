@@ -82,13 +82,19 @@ def test_an_adapters_numbers_are_bitwise_the_same_alone_packed_and_again(dtype: 
     poisoned[: span.start] = float("nan")
     poisoned[span.stop :] = float("nan")
     results = []
-    for tokens, table, at in ((x, packed.table, span.start), (poisoned, packed.table, span.start), (own(x, span, x.dtype), alone, 0)):
+    for tokens, table, at in (
+        (x, packed.table, span.start),
+        (poisoned, packed.table, span.start),
+        (own(x, span, x.dtype), alone, 0),
+    ):
         s = shrink(tokens, packed.weights, table, (0, 64), (64, 64))
         grad = torch.zeros(packed.weights.shape, device=DEVICE)
         outer(s, tokens, grad, table, (0, 64), (64, 64))
         y = expand(s[:, :1].contiguous(), packed.weights, 0, 64, table)
         length = span.stop - span.start
-        results.append((s[at : at + length, :, : span.rank].clone(), grad[span.row : span.row + span.rank], y[at : at + length]))
+        results.append(
+            (s[at : at + length, :, : span.rank].clone(), grad[span.row : span.row + span.rank], y[at : at + length])
+        )
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
     assert all(torch.isfinite(part.float()).all() for part in results[0])
@@ -112,8 +118,7 @@ def test_swiglu_and_its_gradients(dtype: torch.dtype) -> None:
     s, ds = case.shrunk(2), case.shrunk(1)
     columns, a_column = (0, features), 2 * features
     act = swiglu(gate_up, s, case.weights, columns, case.table)
-    grad = torch.full(case.weights.shape, float("nan"), device=DEVICE)
-    dgu = swiglu_backward(gate_up.clone(), dact, s, ds, case.weights, grad, columns, a_column, case.table)
+    dgu = swiglu_backward(gate_up.clone(), dact, s, ds, case.weights, columns, a_column, case.table)
     tail = case.total - 30
     for span in [*case.spans, None]:
         part = slice(span.start, span.stop) if span else slice(tail, case.total)
@@ -133,8 +138,3 @@ def test_swiglu_and_its_gradients(dtype: torch.dtype) -> None:
         assert up.grad is not None
         close(act[part], want.detach(), dtype)
         close(dgu[part], torch.cat([gate.grad, up.grad], 1), dtype)
-        if span and span.stop > span.start:
-            got = grad[span.row : span.row + span.rank]
-            close(got[:, :features], s[part, 0, : span.rank].double().T @ gate.grad, dtype)
-            close(got[:, features : 2 * features], s[part, 1, : span.rank].double().T @ up.grad, dtype)
-            close(got[:, a_column:], ds[part, 0, : span.rank].double().T @ want.detach(), dtype)

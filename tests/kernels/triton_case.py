@@ -11,7 +11,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 RANKS = (24, 16, 8, 64, 32)
 # The kernels' own rounding: exact fp32 products against float64, and one rounding to bf16 of inputs, results and of what
 # enters a matrix unit.
-TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 6e-3}
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 8e-3}
 
 if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
     raise RuntimeError("on a machine without CUDA these tests need TRITON_INTERPRET=1, set before triton is imported")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from grouped_lora.attention import SequenceTable, attention, attention_backward
 from grouped_lora.expand import expand
 from grouped_lora.norm import norm_backward, residual_norm
 from grouped_lora.outer import outer
@@ -18,7 +19,6 @@ from grouped_lora.swiglu import swiglu, swiglu_backward
 from grouped_lora.work import WorkTable
 from torch import Tensor
 
-from worker.model import flash
 from worker.model.block import BlockWeights
 
 
@@ -55,7 +55,7 @@ class DeviceBatch:
 
     tokens: Tensor
     positions: Tensor
-    sequences: flash.Sequences
+    sequences: SequenceTable
     table: WorkTable
 
 
@@ -67,11 +67,13 @@ class Kept:
     h: Tensor
     qkv: Tensor
     raw: Tensor | None
-    attention: flash.Saved
+    attended: Tensor
+    lse: Tensor
     x_mid: Tensor
     rstd_mid: Tensor
     h_mid: Tensor
     gate_up: Tensor
+    act: Tensor
     s: dict[str, Tensor | None]
 
 
@@ -92,6 +94,17 @@ class Pending:
     s: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Gradient:
+    """One product for `outer`: dA from dS and X, or dB from S and dY."""
+
+    s: Tensor
+    y: Tensor
+    columns: tuple[int, ...]
+    widths: tuple[int, ...]
+    y_columns: tuple[int, ...] | None = None
+
+
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
 
@@ -99,12 +112,12 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 class FusedStack:
     """The layers of one backbone over the arena's compute copy [L, rows, C] and gradient [L, rows, C] (views, any strides)."""
 
-    def __init__(
-        self, layers: Sequence[BlockWeights], final_norm: Tensor, shape: Shape, cos: Tensor, sin: Tensor
-    ) -> None:
+    def __init__(self, layers: Sequence[BlockWeights], final_norm: Tensor, shape: Shape, cos: Tensor, sin: Tensor) -> None:
         self.layers, self.final_norm, self.shape = layers, final_norm, shape
         self.cos, self.sin = cos, sin
         self.scale = shape.head_size**-0.5
+        # dA and dB are nobody's input within a pass: they fill what the chip leaves idle beside the path to dx.
+        self._aside = torch.cuda.Stream(cos.device) if cos.is_cuda else None
 
     def forward(
         self, x: Tensor, batch: DeviceBatch, adapters: Tensor, traces: list[Trace] | None, checkpoint: bool = False
@@ -120,9 +133,13 @@ class FusedStack:
                 traces.append(Trace(trace.x) if checkpoint else trace)
         return self._arrive(pending, adapters, len(self.layers) - 1, self.final_norm, batch.table)
 
-    def _arrive(self, p: Pending, adapters: Tensor, layer: int, weight: Tensor, table: WorkTable) -> tuple[Tensor, Tensor, Tensor]:
+    def _arrive(
+        self, p: Pending, adapters: Tensor, layer: int, weight: Tensor, table: WorkTable
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Add up what the layer before left pending, and norm it."""
-        return residual_norm(p.x, p.y, p.s, adapters[max(layer, 0)], self.shape.columns["down_proj"][1], weight, self.shape.eps, table)
+        return residual_norm(
+            p.x, p.y, p.s, adapters[max(layer, 0)], self.shape.columns["down_proj"][1], weight, self.shape.eps, table
+        )
 
     def _layer(self, index: int, p: Pending, batch: DeviceBatch, adapters: Tensor) -> tuple[Pending, Trace]:
         sh, table, own, w = self.shape, batch.table, adapters[index], self.layers[index]
@@ -136,9 +153,10 @@ class FusedStack:
         s_qkv = shrunk(h, "q_proj", "k_proj", "v_proj")
         qkv = _linear(h, w.w_qkv, w.b_qkv)
         b_qkv = (sh.columns["q_proj"][1], sh.columns["k_proj"][1], sh.columns["v_proj"][1])
-        raw = rotary(qkv, s_qkv, own, b_qkv, self.cos, self.sin, batch.positions, (sh.heads, sh.kv_heads), table, self._norms(w))
-        attention = flash.forward(*self._heads(qkv), batch.sequences, self.scale, w.window)
-        attended = attention.out.view(-1, sh.q_width)
+        raw = rotary(
+            qkv, s_qkv, own, b_qkv, self.cos, self.sin, batch.positions, (sh.heads, sh.kv_heads), table, self._norms(w)
+        )
+        attended, lse = attention(qkv, batch.sequences, (sh.heads, sh.kv_heads), self.scale, w.window)
         s_o = shrunk(attended, "o_proj")
         y = _linear(attended, w.w_o, w.b_o)
         x_mid, h_mid, rstd_mid = residual_norm(x, y, s_o, own, sh.columns["o_proj"][1], w.norm_mlp, sh.eps, table)
@@ -147,28 +165,46 @@ class FusedStack:
         act = swiglu(gate_up, s_gu, own, (sh.columns["gate_proj"][1], sh.columns["up_proj"][1]), table)
         s_down = shrunk(act, "down_proj")
         s = {"qkv": s_qkv, "o": s_o, "gate_up": s_gu, "down": s_down}
-        trace = Trace(x, Kept(rstd, h, qkv, raw, attention, x_mid, rstd_mid, h_mid, gate_up, s))
+        trace = Trace(x, Kept(rstd, h, qkv, raw, attended, lse, x_mid, rstd_mid, h_mid, gate_up, act, s))
         return Pending(x_mid, _linear(act, w.w_down, w.b_down), s_down), trace
 
     def _norms(self, w: BlockWeights) -> tuple[Tensor, Tensor, float] | None:
         return (w.q_norm, w.k_norm, self.shape.eps) if w.q_norm is not None and w.k_norm is not None else None
 
-    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        sh = self.shape
-        q, k, v = qkv.split([sh.q_width, sh.kv_width, sh.kv_width], 1)
-        return q.unflatten(1, (sh.heads, -1)), k.unflatten(1, (sh.kv_heads, -1)), v.unflatten(1, (sh.kv_heads, -1))
-
     def backward(self, dx: Tensor, batch: DeviceBatch, adapters: Tensor, grad: Tensor, traces: list[Trace]) -> None:
-        """dx [T, D]: the gradient of the residual stream after the last layer; overwritten. Writes the adapters' gradients."""
+        """dx [T, D]: the gradient of the residual stream after the last layer. Writes the adapters' gradients."""
+        held: list[Gradient] = []
         for index in range(len(self.layers) - 1, -1, -1):
             x, kept = (trace := traces.pop()).x, trace.kept
             if kept is None:
                 kept = self._layer(index, Pending(x), batch, adapters)[1].kept
                 assert kept is not None
-            self._mlp_backward(index, dx, batch, adapters[index], grad[index], kept)
-            self._attention_backward(index, dx, batch, adapters[index], grad[index], x, kept)
+            gradients: list[Gradient] = []
+            dx = self._mlp_backward(index, dx, batch, adapters[index], gradients, kept)
+            dx = self._attention_backward(index, dx, batch, adapters[index], gradients, x, kept)
+            held = self._hand_over(gradients, held, grad[index], batch.table)
+        self._hand_over([], held, grad[0], batch.table)
 
-    def _mlp_backward(self, index: int, dx: Tensor, batch: DeviceBatch, own: Tensor, grad: Tensor, t: Kept) -> None:
+    def _hand_over(self, gradients: list[Gradient], held: list[Gradient], grad: Tensor, table: WorkTable) -> list[Gradient]:
+        """Start a layer's dA and dB beside the path to dx, after waiting for the layer before it, whose tensors are then free."""
+        if self._aside is None:
+            for gradient in gradients:
+                outer(gradient.s, gradient.y, grad, table, gradient.columns, gradient.widths, gradient.y_columns)
+            return []
+        main = torch.cuda.current_stream(grad.device)
+        if held:
+            main.wait_stream(self._aside)
+            held.clear()
+        if gradients:
+            self._aside.wait_stream(main)
+            with torch.cuda.stream(self._aside):
+                for gradient in gradients:
+                    outer(gradient.s, gradient.y, grad, table, gradient.columns, gradient.widths, gradient.y_columns)
+        return gradients
+
+    def _mlp_backward(
+        self, index: int, dx: Tensor, batch: DeviceBatch, own: Tensor, gradients: list[Gradient], t: Kept
+    ) -> Tensor:
         sh, table, w = self.shape, batch.table, self.layers[index]
         lora = table.max_rank > 0
         b_gu = (sh.columns["gate_proj"][1], sh.columns["up_proj"][1])
@@ -176,43 +212,46 @@ class FusedStack:
         if lora:
             assert t.s["down"] is not None
             ds_down = shrink(dx, own, table, sh.b("down_proj"), (sh.hidden,))
-            outer(t.s["down"], dx, grad, table, sh.b("down_proj"), (sh.hidden,))
+            gradients.append(Gradient(t.s["down"], dx, sh.b("down_proj"), (sh.hidden,)))
         dact = torch.mm(dx, w.w_down)
-        dgu = swiglu_backward(t.gate_up, dact, t.s["gate_up"], ds_down, own, grad, b_gu, sh.columns["down_proj"][0], table)
+        dgu = swiglu_backward(t.gate_up, dact, t.s["gate_up"], ds_down, own, b_gu, sh.columns["down_proj"][0], table)
         if lora:
+            assert t.s["gate_up"] is not None
+            gradients.append(Gradient(ds_down, t.act, sh.a("down_proj"), (sh.ffn,)))
+            gradients.append(Gradient(t.s["gate_up"], dgu, b_gu, (sh.ffn, sh.ffn), (0, sh.ffn)))
             ds_gu = shrink(dgu, own, table, b_gu, (sh.ffn, sh.ffn), x_columns=(0, sh.ffn))
-            outer(ds_gu, t.h_mid, grad, table, sh.a("gate_proj", "up_proj"), (sh.hidden,) * 2)
+            gradients.append(Gradient(ds_gu, t.h_mid, sh.a("gate_proj", "up_proj"), (sh.hidden,) * 2))
         dh = torch.mm(dgu, w.w_gate_up)
-        norm_backward(dh, ds_gu, own, sh.a("gate_proj", "up_proj"), t.x_mid, t.rstd_mid, w.norm_mlp, dx, table, out=dx)
+        return norm_backward(dh, ds_gu, own, sh.a("gate_proj", "up_proj"), t.x_mid, t.rstd_mid, w.norm_mlp, dx, table)
 
     def _attention_backward(
-        self, index: int, dx: Tensor, batch: DeviceBatch, own: Tensor, grad: Tensor, x: Tensor, t: Kept
-    ) -> None:
+        self, index: int, dx: Tensor, batch: DeviceBatch, own: Tensor, gradients: list[Gradient], x: Tensor, t: Kept
+    ) -> Tensor:
         sh, table, w = self.shape, batch.table, self.layers[index]
         lora = table.max_rank > 0
-        attended = t.attention.out.view(-1, sh.q_width)
         ds_qkv = None
         if lora:
             assert t.s["o"] is not None
             ds_o = shrink(dx, own, table, sh.b("o_proj"), (sh.hidden,))
-            outer(t.s["o"], dx, grad, table, sh.b("o_proj"), (sh.hidden,))
-            outer(ds_o, attended, grad, table, sh.a("o_proj"), (sh.q_width,))
+            gradients.append(Gradient(t.s["o"], dx, sh.b("o_proj"), (sh.hidden,)))
+            gradients.append(Gradient(ds_o, t.attended, sh.a("o_proj"), (sh.q_width,)))
             dout = expand(ds_o, own, sh.columns["o_proj"][0], sh.q_width, table).addmm_(dx, w.w_o)
         else:
             dout = torch.mm(dx, w.w_o)
-        dout = dout.unflatten(1, (sh.heads, -1))
-        dq, dk, dv = flash.backward(dout, *self._heads(t.qkv), t.attention, batch.sequences, self.scale, w.window)
-        dqkv = rotary_backward(dq, dk, dv, self.cos, self.sin, batch.positions, t.raw, self._norms(w))
+        heads = (sh.heads, sh.kv_heads)
+        dqkv = attention_backward(dout, t.qkv, t.attended, t.lse, batch.sequences, heads, self.scale, w.window)
+        rotary_backward(dqkv, self.cos, self.sin, batch.positions, heads, t.raw, self._norms(w))
         kinds = ("q_proj", "k_proj", "v_proj")
         if lora:
             assert t.s["qkv"] is not None
             widths, starts = (sh.q_width, sh.kv_width, sh.kv_width), (0, sh.q_width, sh.q_width + sh.kv_width)
             ds_qkv = shrink(dqkv, own, table, sh.b(*kinds), widths, x_columns=starts)
-            outer(t.s["qkv"], dqkv, grad, table, sh.b(*kinds), widths, y_columns=starts)
-            outer(ds_qkv, t.h, grad, table, sh.a(*kinds), (sh.hidden,) * 3)
-        if index > 0:  # nothing below the first layer learns
-            dh = torch.mm(dqkv, w.w_qkv)
-            norm_backward(dh, ds_qkv, own, sh.a(*kinds), x, t.rstd, w.norm_attention, dx, table, out=dx)
+            gradients.append(Gradient(t.s["qkv"], dqkv, sh.b(*kinds), widths, starts))
+            gradients.append(Gradient(ds_qkv, t.h, sh.a(*kinds), (sh.hidden,) * 3))
+        if index == 0:
+            return dx  # nothing below the first layer learns
+        dh = torch.mm(dqkv, w.w_qkv)
+        return norm_backward(dh, ds_qkv, own, sh.a(*kinds), x, t.rstd, w.norm_attention, dx, table)
 
     def final_backward(self, dh: Tensor, x: Tensor, rstd: Tensor, batch: DeviceBatch) -> Tensor:
         """Through the final norm: dx [T, D] of dh [T, D]."""

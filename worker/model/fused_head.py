@@ -14,7 +14,7 @@ CHUNK_LABELS = 2048  # bf16 logits of one chunk at a 128k vocabulary: 525 MB
 
 @dataclass(frozen=True)
 class Labels:
-    """rows int64 [L]: the row each label is predicted from; T for padding. tokens int64 [L]; weights fp32 [L]: what -log p counts in
+    """rows int [L]: the row each label is predicted from; T for padding. tokens int [L]; weights fp32 [L]: what -log p counts in
     the gradient (0 for padding). bounds int32 [segments + 1]: each segment's labels."""
 
     rows: Tensor
@@ -32,11 +32,12 @@ def head_loss(h: Tensor, head: Tensor, labels: Labels, grad: bool) -> tuple[Tens
     logp = torch.empty(count, dtype=torch.float32, device=h.device)
     # One row more than there are tokens takes what padding labels write.
     dh = torch.zeros((tokens + 1, h.shape[1]), dtype=h.dtype, device=h.device) if grad else None
-    picked = h.index_select(0, labels.rows.clamp(max=tokens - 1))
+    rows = labels.rows.long()
+    picked = h.index_select(0, rows.clamp(max=tokens - 1))
     for start in range(0, count, CHUNK_LABELS):
         part = slice(start, min(start + CHUNK_LABELS, count))
         logits = torch.mm(picked[part], head.t())
         cross_entropy(logits, labels.tokens[part], labels.weights[part] if grad else None, logp[part])
         if dh is not None:
-            dh.index_copy_(0, labels.rows[part], torch.mm(logits, head))
+            dh.index_copy_(0, rows[part], torch.mm(logits, head))
     return span_sums(logp, labels.bounds), logp, dh[:tokens] if dh is not None else None

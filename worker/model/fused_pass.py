@@ -5,7 +5,6 @@ Knows device tensors of one batch; knows no jobs, no host data and no optimizer.
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from worker.model.backbone import Backbone

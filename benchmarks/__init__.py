@@ -1,0 +1,1 @@
+"""Benchmarks: each file is one command that checks correctness first and writes one result file."""

@@ -1,0 +1,66 @@
+"""The gate before any figure: losses and gradients of a small mixed step against float64, next to plain PyTorch in bf16."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.llama import LlamaShape, Rows, attach, feed, random_backbone
+from worker.model.arena import Arena
+from worker.model.backbone import Backbone
+from worker.model.batch import Segment
+from worker.model.device_arena import DeviceArena
+from worker.model.device_trainer import DeviceTrainer
+from worker.model.rotary import RotaryTable
+from worker.model.trainer import Trainer
+
+SMALL = LlamaShape(3, 256, 768, 4, 2, 64, 1000, True)
+TOLERANCE = 1.5  # times the error of plain bf16, against float64
+
+
+def converted(backbone: Backbone, dtype: torch.dtype) -> Backbone:
+    """The same weights in another precision."""
+
+    def turn(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, Tensor) else value
+
+    layers = tuple(replace(w, **{f.name: turn(getattr(w, f.name)) for f in fields(w)}) for w in backbone.layers)
+    frequencies = 1.0 / 500000.0 ** (torch.arange(0, 64, 2, device="cuda").float() / 64)
+    return replace(
+        backbone, embedding=turn(backbone.embedding), head=turn(backbone.head), norm=turn(backbone.norm), layers=layers,
+        rotary=RotaryTable(frequencies, 1.0, dtype),
+    )  # fmt: skip
+
+
+def run_gate() -> dict[str, Any]:
+    """{tolerance, worst_error, compared, passed}: errors are ours over plain bf16's, both against float64."""
+    backbone = random_backbone(SMALL)
+    ours = DeviceTrainer(backbone, DeviceArena(backbone.targets, 256, "cuda", torch.bfloat16))
+    segments = feed(attach(ours, 6), Rows(SMALL.vocabulary), 2)
+    ours.arena.master.copy_(ours.arena.master.bfloat16())
+    losses = torch.stack([loss.total for loss in ours.train(segments)]).double()
+    results = []
+    for dtype in (torch.float64, torch.bfloat16):
+        plain = Trainer(converted(backbone, dtype), Arena(backbone.targets, 256, "cuda", dtype))
+        moved = []
+        for segment in segments:
+            assert segment.slot is not None
+            slot = plain.arena.attach(segment.slot.rank, segment.slot.scale * segment.slot.rank)
+            plain.arena.master[slot.used] = ours.arena.master[segment.slot.used].to(dtype)
+            moved.append(Segment(slot, segment.examples, segment.weight))
+        totals = torch.stack([loss.total for loss in plain.train(moved)]).double()
+        results.append((totals, plain.arena.grad.double()))
+    (truth, truth_grad), (plain_losses, plain_grad) = results
+    ratios = {"loss": _error(losses, truth) / max(_error(plain_losses, truth), 1e-6)}
+    for segment in segments:
+        assert segment.slot is not None
+        rows = segment.slot.used
+        ratio = _error(ours.arena.grad[rows].double(), truth_grad[rows]) / _error(plain_grad[rows], truth_grad[rows])
+        ratios[f"gradient of rank {segment.slot.rank} at row {segment.slot.row}"] = ratio
+    worst = max(ratios.values())
+    return {"tolerance": TOLERANCE, "worst_error": worst, "compared": ratios, "passed": bool(worst <= TOLERANCE)}
+
+
+def _error(got: Tensor, want: Tensor) -> float:
+    return ((got - want).norm() / want.norm()).item()

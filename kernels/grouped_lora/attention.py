@@ -1,0 +1,230 @@
+"""Causal attention over the sequences of one flat token axis, forward and backward, for many short sequences.
+
+Works on qkv[T, (Hq + 2 Hkv) D] as the rotary kernel leaves it: grouped query heads read their K and V in place, and backward writes
+one dqkv of that layout, summing a K head's query heads in registers. Every sum runs over a sequence's own blocks in order, so bits
+do not depend on neighbours and two runs agree. (FlashAttention-2, Dao 2023, algorithms 1 and 2, in blocks of 64 by 64.)
+Legend: M query rows, N key rows of a tile; D head size; lse, delta [Hq, T] fp32.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from grouped_lora.launch import config
+from grouped_lora.tiles import mma
+
+BLOCK = 64
+LOG2E = 1.4426950408889634
+
+
+@dataclass(frozen=True)
+class SequenceTable:
+    """blocks [N, 3] int32: first token of a block, its sequence's first token and end; empty entries have end 0."""
+
+    blocks: torch.Tensor
+
+
+def sequence_blocks(bounds: Sequence[int], capacity: int | None = None) -> np.ndarray:
+    """blocks [capacity, 3] for sequences [bounds[i], bounds[i + 1]); without a capacity as many as there are.
+
+    Raises ValueError if they do not fit.
+    """
+    starts, stops = np.asarray(bounds[:-1], np.int32), np.asarray(bounds[1:], np.int32)
+    counts = -(-(stops - starts) // BLOCK)
+    total = int(counts.sum())
+    if capacity is not None and total > capacity:
+        raise ValueError(f"{total} attention blocks do not fit a table of {capacity}")
+    blocks = np.zeros((max(total, 1) if capacity is None else capacity, 3), np.int32)
+    first = np.repeat(np.cumsum(counts) - counts, counts)
+    blocks[:total, 0] = np.repeat(starts, counts) + (np.arange(total) - first) * BLOCK
+    blocks[:total, 1] = np.repeat(starts, counts)
+    blocks[:total, 2] = np.repeat(stops, counts)
+    return blocks
+
+
+@triton.jit
+def _load(ptr, start, stop, stride, column, BT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
+    rows = tl.arange(0, BT)
+    columns = tl.arange(0, BD)
+    base = ptr + tl.cast(start, tl.int64) * stride + column
+    mask = (rows < stop - start)[:, None] & (columns < D)[None, :]
+    return tl.load(base + rows[:, None] * stride + columns[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _store(ptr, start, stop, stride, column, tile, BT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
+    rows = tl.arange(0, BT)
+    columns = tl.arange(0, BD)
+    base = ptr + tl.cast(start, tl.int64) * stride + column
+    mask = (rows < stop - start)[:, None] & (columns < D)[None, :]
+    tl.store(base + rows[:, None] * stride + columns[None, :], tile, mask=mask)
+
+
+@triton.jit
+def _seen(q_start, k_start, stop, window, BM: tl.constexpr, BN: tl.constexpr):
+    """[M, N]: key is within the sequence, not after the query, and within its window."""
+    q = q_start + tl.arange(0, BM)[:, None]
+    k = k_start + tl.arange(0, BN)[None, :]
+    return (k <= q) & (k < stop) & (q - k < window)
+
+
+@triton.jit
+def _attention(
+    qkv_ptr, out_ptr, lse_ptr, blocks_ptr, T, scale, window,
+    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0)
+    head = tl.program_id(1)
+    start = tl.load(blocks_ptr + block * 3)
+    first = tl.load(blocks_ptr + block * 3 + 1)
+    stop = tl.load(blocks_ptr + block * 3 + 2)
+    if stop == 0:
+        return
+    width = (HQ + 2 * HKV) * D
+    k_column = (HQ + head // (HQ // HKV)) * D
+    q = _load(qkv_ptr, start, stop, width, head * D, B, D, BD)
+    peak = tl.full((B,), float("-inf"), tl.float32)
+    total = tl.zeros((B,), tl.float32)
+    acc = tl.zeros((B, BD), tl.float32)
+    low = tl.maximum(first, start - window + 1)
+    low = first + (low - first) // B * B
+    for at in range(low, start + 1, B):
+        k = _load(qkv_ptr, at, stop, width, k_column, B, D, BD)
+        s = mma(q, tl.trans(k), tl.zeros((B, B), tl.float32)) * (scale * 1.4426950408889634)
+        s = tl.where(_seen(start, at, stop, window, B, B), s, float("-inf"))
+        higher = tl.maximum(peak, tl.max(s, 1))
+        safe = tl.where(higher == float("-inf"), 0.0, higher)
+        p = tl.exp2(s - safe[:, None])
+        fade = tl.exp2(peak - safe)
+        total = total * fade + tl.sum(p, 1)
+        v = _load(qkv_ptr, at, stop, width, k_column + HKV * D, B, D, BD)
+        acc = mma(p.to(v.dtype), v, acc * fade[:, None])
+        peak = higher
+    rows = start + tl.arange(0, B)
+    _store(out_ptr, start, stop, HQ * D, head * D, acc / total[:, None], B, D, BD)
+    tl.store(lse_ptr + head.to(tl.int64) * T + rows, peak + tl.log2(total), mask=rows < stop)
+
+
+@triton.jit
+def _dq(
+    qkv_ptr, out_ptr, dout_ptr, lse_ptr, delta_ptr, dqkv_ptr, blocks_ptr, T, scale, window,
+    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0)
+    head = tl.program_id(1)
+    start = tl.load(blocks_ptr + block * 3)
+    first = tl.load(blocks_ptr + block * 3 + 1)
+    stop = tl.load(blocks_ptr + block * 3 + 2)
+    if stop == 0:
+        return
+    width = (HQ + 2 * HKV) * D
+    k_column = (HQ + head // (HQ // HKV)) * D
+    q = _load(qkv_ptr, start, stop, width, head * D, B, D, BD)
+    dout = _load(dout_ptr, start, stop, HQ * D, head * D, B, D, BD)
+    out = _load(out_ptr, start, stop, HQ * D, head * D, B, D, BD)
+    delta = tl.sum(dout.to(tl.float32) * out.to(tl.float32), 1)
+    rows = start + tl.arange(0, B)
+    lse = tl.load(lse_ptr + head.to(tl.int64) * T + rows, mask=rows < stop, other=0.0)
+    tl.store(delta_ptr + head.to(tl.int64) * T + rows, delta, mask=rows < stop)
+    acc = tl.zeros((B, BD), tl.float32)
+    low = tl.maximum(first, start - window + 1)
+    low = first + (low - first) // B * B
+    for at in range(low, start + 1, B):
+        k = _load(qkv_ptr, at, stop, width, k_column, B, D, BD)
+        v = _load(qkv_ptr, at, stop, width, k_column + HKV * D, B, D, BD)
+        s = mma(q, tl.trans(k), tl.zeros((B, B), tl.float32)) * (scale * 1.4426950408889634)
+        p = tl.where(_seen(start, at, stop, window, B, B), tl.exp2(s - lse[:, None]), 0.0)
+        ds = p * (mma(dout, tl.trans(v), tl.zeros((B, B), tl.float32)) - delta[:, None])
+        acc = mma(ds.to(k.dtype), k, acc)
+    _store(dqkv_ptr, start, stop, width, head * D, acc * scale, B, D, BD)
+
+
+@triton.jit
+def _dkv(
+    qkv_ptr, dout_ptr, lse_ptr, delta_ptr, dqkv_ptr, blocks_ptr, T, scale, window,
+    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0)
+    group = tl.program_id(1)
+    start = tl.load(blocks_ptr + block * 3)
+    stop = tl.load(blocks_ptr + block * 3 + 2)
+    if stop == 0:
+        return
+    width = (HQ + 2 * HKV) * D
+    k_column = (HQ + group) * D
+    k = _load(qkv_ptr, start, stop, width, k_column, B, D, BD)
+    v = _load(qkv_ptr, start, stop, width, k_column + HKV * D, B, D, BD)
+    dk = tl.zeros((B, BD), tl.float32)
+    dv = tl.zeros((B, BD), tl.float32)
+    last = tl.minimum(stop, start + B - 1 + window)
+    for member in range(0, HQ // HKV):
+        head = group * (HQ // HKV) + member
+        for at in range(start, last, B):
+            q = _load(qkv_ptr, at, stop, width, head * D, B, D, BD)
+            dout = _load(dout_ptr, at, stop, HQ * D, head * D, B, D, BD)
+            rows = at + tl.arange(0, B)
+            lse = tl.load(lse_ptr + head.to(tl.int64) * T + rows, mask=rows < stop, other=0.0)
+            delta = tl.load(delta_ptr + head.to(tl.int64) * T + rows, mask=rows < stop, other=0.0)
+            s = mma(k, tl.trans(q), tl.zeros((B, B), tl.float32)) * (scale * 1.4426950408889634)
+            seen = tl.trans(_seen(at, start, stop, window, B, B)) & (rows < stop)[None, :]
+            p = tl.where(seen, tl.exp2(s - lse[None, :]), 0.0)
+            dv = mma(p.to(v.dtype), dout, dv)
+            ds = p * (mma(v, tl.trans(dout), tl.zeros((B, B), tl.float32)) - delta[None, :])
+            dk = mma(ds.to(k.dtype), q, dk)
+    _store(dqkv_ptr, start, stop, width, k_column, dk * scale, B, D, BD)
+    _store(dqkv_ptr, start, stop, width, k_column + HKV * D, dv, B, D, BD)
+
+
+_NO_WINDOW = 1 << 30
+
+
+def attention(
+    qkv: torch.Tensor, table: SequenceTable, heads: tuple[int, int], scale: float, window: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out [T, Hq D], lse [Hq, T] fp32 in base 2) of qkv [T, (Hq + 2 Hkv) D], contiguous. Rows of no sequence are left unwritten.
+
+    With a window a token sees itself and the window - 1 before it.
+    """
+    hq, hkv = heads
+    size = qkv.shape[1] // (hq + 2 * hkv)
+    out = torch.empty((qkv.shape[0], hq * size), dtype=qkv.dtype, device=qkv.device)
+    lse = torch.empty((hq, qkv.shape[0]), dtype=torch.float32, device=qkv.device)
+    cfg = config("attention")
+    _attention[(table.blocks.shape[0], hq)](
+        qkv, out, lse, table.blocks, qkv.shape[0], scale, _NO_WINDOW if window is None else window,
+        HQ=hq, HKV=hkv, D=size, BD=max(16, triton.next_power_of_2(size)), B=BLOCK, num_warps=cfg.warps, num_stages=cfg.stages,
+    )  # fmt: skip
+    return out, lse
+
+
+def attention_backward(
+    dout: torch.Tensor,
+    qkv: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    table: SequenceTable,
+    heads: tuple[int, int],
+    scale: float,
+    window: int | None = None,
+) -> torch.Tensor:
+    """dqkv [T, (Hq + 2 Hkv) D] of dout [T, Hq D]. Rows of no sequence are left unwritten."""
+    hq, hkv = heads
+    size = qkv.shape[1] // (hq + 2 * hkv)
+    dqkv = torch.empty_like(qkv)
+    delta = torch.empty_like(lse)
+    numbers = {"HQ": hq, "HKV": hkv, "D": size, "BD": max(16, triton.next_power_of_2(size)), "B": BLOCK}
+    reach = _NO_WINDOW if window is None else window
+    cfg = config("attention_backward")
+    _dq[(table.blocks.shape[0], hq)](
+        qkv, out, dout, lse, delta, dqkv, table.blocks, qkv.shape[0], scale, reach,
+        **numbers, num_warps=cfg.warps, num_stages=cfg.stages,
+    )  # fmt: skip
+    _dkv[(table.blocks.shape[0], hkv)](
+        qkv, dout, lse, delta, dqkv, table.blocks, qkv.shape[0], scale, reach,
+        **numbers, num_warps=cfg.warps, num_stages=cfg.stages,
+    )  # fmt: skip
+    return dqkv

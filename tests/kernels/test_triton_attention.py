@@ -1,0 +1,60 @@
+"""The attention kernel against float64, sequence by sequence: ugly lengths, grouped heads, windows, NaN neighbours, equal bits."""
+
+import pytest
+import torch
+from grouped_lora.attention import SequenceTable, attention, attention_backward, sequence_blocks
+
+from tests.kernels.triton_case import DEVICE, DTYPES, close
+
+SIZE, SCALE = 40, 0.2
+
+
+def table(bounds: list[int], capacity: int | None = None) -> SequenceTable:
+    return SequenceTable(torch.from_numpy(sequence_blocks(bounds, capacity)).to(DEVICE))
+
+
+def truth(qkv: torch.Tensor, heads: tuple[int, int], window: int | None) -> torch.Tensor:
+    """One sequence's attention in float64: [t, Hq D]."""
+    hq, hkv = heads
+    q, k, v = qkv.view(qkv.shape[0], hq + 2 * hkv, SIZE).split([hq, hkv, hkv], 1)
+    k, v = (z.repeat_interleave(hq // hkv, 1) for z in (k, v))
+    s = torch.einsum("qhd,khd->hqk", q, k) * SCALE
+    behind = torch.arange(qkv.shape[0], device=DEVICE)[:, None] - torch.arange(qkv.shape[0], device=DEVICE)[None]
+    s = s.masked_fill((behind < 0) | (behind >= (window or 1 << 30)), float("-inf"))
+    return torch.einsum("hqk,khd->qhd", s.softmax(2), v).flatten(1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "window"), [((2, 1), None), ((2, 2), 40)])
+def test_attention_and_its_gradient(dtype: torch.dtype, heads: tuple[int, int], window: int | None) -> None:
+    bounds = [0, 1, 1, 18, 18 + 129]
+    generator = torch.Generator().manual_seed(4)
+    wide = (heads[0] + 2 * heads[1]) * SIZE
+    qkv = torch.randn(bounds[-1] + 3, wide, generator=generator).to(DEVICE, dtype)
+    dout = torch.randn(bounds[-1] + 3, heads[0] * SIZE, generator=generator).to(DEVICE, dtype)
+    qkv[bounds[-1] :] = float("nan")
+    out, lse = attention(qkv, table(bounds, 8), heads, SCALE, window)
+    dqkv = attention_backward(dout, qkv, out, lse, table(bounds, 8), heads, SCALE, window)
+    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+        leaf = qkv[start:stop].double().requires_grad_()
+        want = truth(leaf, heads, window)
+        close(out[start:stop], want.detach(), dtype)
+        want.backward(dout[start:stop].double())
+        assert leaf.grad is not None
+        if stop - start > 1:
+            close(dqkv[start:stop], leaf.grad, dtype)
+
+
+def test_a_sequence_has_the_same_bits_alone_and_among_nan() -> None:
+    generator = torch.Generator().manual_seed(5)
+    qkv = torch.randn(100, 4 * SIZE, generator=generator).to(DEVICE, torch.bfloat16)
+    dout = torch.randn(100, 2 * SIZE, generator=generator).to(DEVICE, torch.bfloat16)
+    poisoned = torch.full((160, 4 * SIZE), float("nan"), dtype=torch.bfloat16, device=DEVICE)
+    poisoned[50:150] = qkv
+    d_poisoned = torch.full((160, 2 * SIZE), float("nan"), dtype=torch.bfloat16, device=DEVICE)
+    d_poisoned[50:150] = dout
+    results = []
+    for x, dx, bounds, at in ((qkv, dout, [0, 100], 0), (poisoned, d_poisoned, [0, 50, 150, 160], 50)):
+        out, lse = attention(x, table(bounds), (2, 1), SCALE)
+        results.append((out[at : at + 100], attention_backward(dx, x, out, lse, table(bounds), (2, 1), SCALE)[at : at + 100]))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

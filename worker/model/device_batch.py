@@ -1,0 +1,135 @@
+"""A flat batch as one upload: every number a pass reads, packed into one int32 buffer of a shape that repeats.
+
+Knows FlatBatch and the kernels' tables; knows no weights and no trainer. The token axis ends in a tail that nobody owns, up to the
+bucket's size; labels end in rows of weight 0. So a captured graph can be fed any batch of its bucket.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from grouped_lora import Span
+from grouped_lora.attention import SequenceTable, sequence_blocks
+from grouped_lora.work import HostTable, WorkTable, host_table
+from numpy.typing import NDArray
+from torch import Tensor
+
+from worker.model.batch import FlatBatch
+from worker.model.fused import DeviceBatch
+from worker.model.fused_head import Labels
+
+_ALIGN = 4  # int32 numbers: every piece starts on 16 bytes
+_ATTENTION_BLOCK = 64
+
+
+def bucket(count: int, steps: int, least: int) -> int:
+    """`count` rounded up to one of `steps` evenly spaced sizes an octave, multiples of `least`: at most 1/steps is added."""
+    step = max(least, (1 << max(count - 1, 1).bit_length() - 1) // steps)
+    return -(-max(count, 1) // step) * step
+
+
+_STEPS = 32  # token buckets an octave: a tail of 1/64 on average of the octave's upper half, less below
+_SPANS, _BLOCKS = 4, 16  # work tables grow in these
+
+
+def tables(batch: FlatBatch, spans: tuple[Span, ...], accumulate: tuple[bool, ...]) -> HostTable:
+    """The work table of a batch on its bucket of tokens. accumulate[i]: span i's gradient adds to what is there."""
+    return host_table(spans, bucket(batch.size, _STEPS, 32), accumulate, _SPANS, _BLOCKS)
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """What a pass's launches depend on. rank: the rank class (0: no adapters)."""
+
+    tokens: int
+    labels: int
+    segments: int
+    sequences: int
+    spans: int
+    blocks: int
+    rank: int
+
+    @classmethod
+    def of(cls, batch: FlatBatch, table: HostTable) -> "BatchShape":
+        """The bucket of a batch: tokens in 32 sizes an octave, labels in 8, segments and sequences in powers of two."""
+        return cls(
+            tokens=bucket(batch.size, _STEPS, 32),
+            labels=bucket(batch.label_bounds[-1], 8, 64),
+            segments=_power(len(batch.ranges)),
+            sequences=_power(len(batch.bounds)),
+            spans=table.spans.shape[0],
+            blocks=table.blocks.shape[0],
+            rank=table.max_rank,
+        )
+
+    @property
+    def attention_blocks(self) -> int:
+        return -(-self.tokens // _ATTENTION_BLOCK) + self.sequences + 1
+
+    def pieces(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every piece of the buffer, in its order."""
+        return {
+            "tokens": (self.tokens,),
+            "positions": (self.tokens,),
+            "label_rows": (self.labels,),
+            "label_tokens": (self.labels,),
+            "label_weights": (self.labels,),
+            "label_bounds": (self.segments + 1,),
+            "spans": (self.spans, 5),
+            "scales": (self.spans,),
+            "blocks": (self.blocks, 3),
+            "attention": (self.attention_blocks, 3),
+        }
+
+    def places(self) -> tuple[dict[str, int], int]:
+        """Where each piece starts, and the buffer's length."""
+        starts, at = {}, 0
+        for name, shape in self.pieces().items():
+            starts[name] = at
+            at += -(-int(np.prod(shape)) // _ALIGN) * _ALIGN
+        return starts, at
+
+
+def _power(count: int) -> int:
+    return 1 << max(count - 1, 0).bit_length()
+
+
+def fill(shape: BatchShape, batch: FlatBatch, table: HostTable) -> NDArray[np.int32]:
+    """The buffer of one batch; `batch` lies on the host."""
+    starts, length = shape.places()
+    flat = np.zeros(length, np.int32)
+
+    def put(name: str, values: NDArray[np.generic]) -> None:
+        raw = values.astype(np.float32).view(np.int32) if values.dtype.kind == "f" else values.astype(np.int32)
+        flat[starts[name] : starts[name] + raw.size] = raw.ravel()
+
+    labels = batch.label_bounds[-1]
+    counts = [stop - start for start, stop in pairwise(batch.label_bounds)]
+    put("tokens", batch.tokens.numpy()[: batch.size])
+    put("positions", batch.positions.numpy()[: batch.size])
+    put("label_rows", np.concatenate([batch.label_rows.numpy(), np.full(shape.labels - labels, shape.tokens)]))
+    put("label_tokens", batch.label_tokens.numpy())
+    put("label_weights", np.repeat(np.array([segment.weight for segment in batch.segments]), counts))
+    put("label_bounds", np.array([*batch.label_bounds, *[labels] * (shape.segments + 1 - len(batch.label_bounds))]))
+    put("spans", table.spans)
+    put("scales", table.scales)
+    put("blocks", table.blocks)
+    tail = (*batch.bounds, shape.tokens) if shape.tokens > batch.size else batch.bounds
+    put("attention", sequence_blocks(tail, shape.attention_blocks))
+    return flat
+
+
+def unpack(shape: BatchShape, flat: Tensor) -> tuple[DeviceBatch, Labels]:
+    """Views of an uploaded buffer."""
+    starts, _ = shape.places()
+
+    def piece(name: str) -> Tensor:
+        size = shape.pieces()[name]
+        return flat[starts[name] : starts[name] + int(np.prod(size))].view(size)
+
+    table = WorkTable(piece("spans"), piece("scales").view(torch.float32), piece("blocks"), shape.rank)
+    labels = Labels(
+        piece("label_rows"), piece("label_tokens"), piece("label_weights").view(torch.float32), piece("label_bounds")
+    )
+    return DeviceBatch(piece("tokens"), piece("positions"), SequenceTable(piece("attention")), table), labels

@@ -1,0 +1,165 @@
+"""The trainer on a GPU: the facade of trainer.py over the fused pass, one upload a micro-batch, captured graphs for small ones.
+
+Nothing here waits for the device. Small passes are bound by launches, so each of their buckets is captured once and replayed;
+large ones are launched one by one (docs/NUMERICS.md has where the two meet).
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from grouped_lora import Span
+from grouped_lora.adamw import RowTable, adamw
+from torch import Tensor
+
+from worker.model.arena import Slot
+from worker.model.backbone import Backbone
+from worker.model.batch import FlatBatch, Segment
+from worker.model.device_arena import DeviceArena
+from worker.model.device_batch import BatchShape, fill, tables, unpack
+from worker.model.fused_pass import FusedPass, PassResult
+from worker.model.optimizer import BETAS, EPS, RowUpdate
+from worker.model.trainer import LossSum, Trainer
+
+GRAPH_TOKENS = 4096  # passes of more tokens keep the chip busy while the host launches
+MAX_GRAPHS = 24
+
+
+@dataclass(frozen=True)
+class _Graph:
+    graph: torch.cuda.CUDAGraph
+    inputs: Tensor
+    result: PassResult
+
+
+class DeviceTrainer(Trainer):
+    """`checkpoint`: keep only each layer's input and compute the layer again in backward."""
+
+    arena: DeviceArena
+
+    def __init__(self, backbone: Backbone, arena: DeviceArena, checkpoint: bool = False) -> None:
+        super().__init__(backbone, arena)
+        self._pass = FusedPass(backbone, arena.layout, backbone.max_positions)
+        self._checkpoint = checkpoint
+        self._graphs: OrderedDict[tuple[BatchShape, bool], _Graph] = OrderedDict()
+        self._buffers: tuple[int, int] = (0, 0)
+
+    def init_adapter(self, slot: Slot, seed: int) -> None:
+        super().init_adapter(slot, seed)
+        self.arena.touched(slot)
+
+    def train(self, segments: Sequence[Segment]) -> list[LossSum]:
+        self.forwards += 1
+        return self._run(segments, grad=True)
+
+    def evaluate(self, segments: Sequence[Segment]) -> list[LossSum]:
+        return self._run(segments, grad=False)
+
+    def update(self, updates: Sequence[RowUpdate]) -> list[Tensor]:
+        if not updates:
+            return []
+        arena = self.arena
+        for update in updates:
+            if update.slot not in arena.written:
+                arena.grad[update.slot.used].zero_()
+            arena.written.discard(update.slot)
+        rows = np.concatenate([np.arange(update.slot.row, update.slot.row + update.slot.rank) for update in updates])
+        ranks = [update.slot.rank for update in updates]
+        owner, firsts = np.repeat(np.arange(len(updates)), ranks), np.cumsum([0, *ranks])
+        rates = [
+            [u.learning_rate, u.weight_decay, 1 - BETAS[0] ** u.step, 1 - BETAS[1] ** u.step, u.max_grad_norm] for u in updates
+        ]
+        table = RowTable(
+            *(self._up(part.astype(np.int32)) for part in (rows, owner, firsts)), self._up(np.array(rates, np.float32))
+        )
+        master, grad, m, v, copy = (
+            arena.layered(buffer) for buffer in (arena.master, arena.grad, arena.exp_avg, arena.exp_avg_sq, arena.copy)
+        )
+        norms = adamw(master, grad, (m, v), copy, table, BETAS, EPS)
+        return list(norms[:, 0])
+
+    def _up(self, values: np.ndarray) -> Tensor:
+        """An upload that the host does not wait for."""
+        return torch.from_numpy(values).pin_memory().to(self.backbone.device, non_blocking=True)
+
+    def _run(self, segments: Sequence[Segment], grad: bool) -> list[LossSum]:
+        order = sorted(range(len(segments)), key=lambda place: _owner(segments[place].slot))
+        batch = FlatBatch.of([segments[place] for place in order])
+        slots = [segment.slot for segment in batch.segments]
+        spans, owners = spans_of(slots, batch.ranges)
+        self.arena.refresh(owners)
+        adds = tuple(slot in self.arena.written for slot in owners)
+        table = tables(batch, spans, adds)
+        shape = BatchShape.of(batch, table)
+        host = torch.from_numpy(fill(shape, batch, table)).pin_memory()
+        if shape.tokens <= GRAPH_TOKENS:
+            result = self._replay(shape, host, grad)
+        else:
+            result = self._launch(shape, host.to(self.backbone.device, non_blocking=True), grad)
+        if grad:
+            self.arena.written.update(owners)
+        sums = result.sums.neg()
+        found = {
+            place: LossSum(sums[at], batch.label_bounds[at + 1] - batch.label_bounds[at]) for at, place in enumerate(order)
+        }
+        return [found[place] for place in range(len(segments))]
+
+    def _launch(self, shape: BatchShape, flat: Tensor, grad: bool) -> PassResult:
+        batch, labels = unpack(shape, flat)
+        copy = self.arena.layered(self.arena.copy)
+        if not grad:
+            return self._pass.evaluate(batch, labels, copy)
+        return self._pass.train(batch, labels, copy, self.arena.layered(self.arena.grad), self._checkpoint)
+
+    def _replay(self, shape: BatchShape, host: Tensor, grad: bool) -> PassResult:
+        buffers = (self.arena.copy.data_ptr(), self.arena.grad.data_ptr())
+        if buffers != self._buffers:  # the arena has grown: graphs know the old addresses
+            self._graphs.clear()
+            self._buffers = buffers
+        key = (shape, grad)
+        if key not in self._graphs:
+            if len(self._graphs) == MAX_GRAPHS:
+                self._graphs.popitem(last=False)
+            self._graphs[key] = self._capture(shape, host, grad)
+        self._graphs.move_to_end(key)
+        graph = self._graphs[key]
+        graph.inputs.copy_(host, non_blocking=True)
+        graph.graph.replay()
+        return graph.result
+
+    def _capture(self, shape: BatchShape, host: Tensor, grad: bool) -> _Graph:
+        inputs = host.to(self.backbone.device)
+        run: Callable[[], PassResult] = lambda: self._launch(shape, inputs, grad)  # noqa: E731
+        if grad:
+            # The warming pass must leave no trace where gradients add up: a table without adapters' rows does the same launches.
+            inputs.zero_()
+        side = torch.cuda.Stream(self.backbone.device)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            run()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = run()
+        return _Graph(graph, inputs, result)
+
+
+def _owner(slot: Slot | None) -> int:
+    return -1 if slot is None else slot.row
+
+
+def spans_of(slots: Sequence[Slot | None], ranges: Sequence[tuple[int, int]]) -> tuple[tuple[Span, ...], list[Slot]]:
+    """One span per slot: neighbouring segments of one slot are one span, since a span's gradient is written once."""
+    owners: list[Slot] = []
+    edges: list[list[int]] = []
+    for slot, (start, stop) in zip(slots, ranges, strict=True):
+        if slot is None or stop == start:
+            continue
+        if owners and owners[-1] is slot:
+            edges[-1][1] = stop
+        else:
+            owners.append(slot)
+            edges.append([start, stop])
+    return tuple(Span(a, b, s.row, s.rank, s.scale) for s, (a, b) in zip(owners, edges, strict=True)), owners
