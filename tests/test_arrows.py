@@ -37,7 +37,7 @@ NEVER = {"service": TENSORS, "worker": STORES}
 # third-party packages of houses that live on few
 LIVES_ON = {
     "contract": {"pydantic"},
-    "grouped_lora": {"torch", "triton"},
+    "grouped_lora": {"torch", "triton", "numpy"},  # numpy fills its work tables on the host
     "motet": {"httpx", "typer", "rich", "yaml", "pydantic"},
 }
 # values in, values out: no clock, no files, no network, no processes
