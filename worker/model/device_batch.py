@@ -52,10 +52,10 @@ class BatchShape:
 
     @classmethod
     def of(cls, batch: FlatBatch, table: HostTable) -> "BatchShape":
-        """The bucket of a batch: tokens in 32 sizes an octave, labels in 8, segments and sequences in powers of two."""
+        """The bucket of a batch: tokens and labels in 32 sizes an octave, segments and sequences in powers of two."""
         return cls(
             tokens=bucket(batch.size, _STEPS, 32),
-            labels=bucket(batch.label_bounds[-1], 8, 64),
+            labels=bucket(batch.label_bounds[-1], _STEPS, 64),
             segments=_power(len(batch.ranges)),
             sequences=_power(len(batch.bounds)),
             spans=table.spans.shape[0],
