@@ -1,0 +1,194 @@
+"""A whole Motet of real processes for tests: started, asked over HTTP, hurt on purpose, stopped.
+
+Speaks plain HTTP, as a stranger would, so that the client is not what makes a test pass.
+"""
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ROOT = Path(__file__).parents[2]
+BASE_MODEL = ROOT / "examples" / "base-model"
+GSM8K = ROOT / "examples" / "gsm8k" / "train.jsonl"
+ENDED = ("succeeded", "failed", "cancelled")
+
+
+class House:
+    """One running `python -m deploy.devstack` and the demo tenant's way to talk to it."""
+
+    def __init__(self, state: Path, *, slots: int = 1, workers: int = 1, **environment: str) -> None:
+        self.state = state
+        command = [sys.executable, "-m", "deploy.devstack", "--slots", str(slots), "--workers", str(workers)]
+        self._process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "MOTET_STATE_DIR": str(state), **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        threading.Thread(target=self._read_events, daemon=True).start()
+        self.pids: dict[str, int] = {}
+        ready = self.event(lambda e: e["event"] == "ready", seconds=90)
+        self.url: str = ready["api_url"]
+        keys = json.loads((state / "credentials.json").read_text())
+        self.admin, self.demo = keys["admin_key"], keys["demo_key"]
+        self.http = httpx.Client(base_url=self.url, timeout=90, headers={"Authorization": f"Bearer {self.demo}"})
+        self.as_admin("POST", "/v1/admin/models", json={"name": "base", "source": str(BASE_MODEL)})
+
+    def _read_events(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            event = json.loads(line)
+            self.pids.update(event.get("pids") or {})
+            if event["event"] == "restarted":
+                self.pids[event["name"]] = event["pid"]
+            self._events.put(event)
+        self._events.put(None)
+
+    def event(self, wanted: Callable[[dict[str, Any]], bool], seconds: float) -> dict[str, Any]:
+        """The next event of the stack for which `wanted` holds."""
+        deadline = time.monotonic() + seconds
+        while True:
+            event = self._events.get(timeout=max(0.01, deadline - time.monotonic()))
+            assert event is not None, f"the stack ended with {self._process.wait()}"
+            if wanted(event):
+                return event
+
+    def stop(self) -> None:
+        self.http.close()
+        self._process.send_signal(signal.SIGINT)
+        assert self._process.wait(timeout=60) == 0
+
+    # ---- what a tenant does --------------------------------------------------------------------------------------
+
+    def as_admin(self, method: str, path: str, **kwargs: Any) -> Any:
+        answer = httpx.request(method, self.url + path, headers={"Authorization": f"Bearer {self.admin}"}, timeout=30, **kwargs)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    def tenant(self, name: str) -> httpx.Client:
+        """A client of a new tenant of this name."""
+        tenant = self.as_admin("POST", "/v1/admin/tenants", json={"name": name})
+        key = self.as_admin(
+            "POST", f"/v1/admin/tenants/{tenant['id']}/keys", json={"name": "test", "scopes": ["read", "write"]}
+        )
+        return httpx.Client(base_url=self.url, timeout=90, headers={"Authorization": f"Bearer {key['key']}"})
+
+    def upload(self, rows: list[dict[str, Any]], http: httpx.Client | None = None) -> str:
+        content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        answer = (http or self.http).post("/v1/files", files={"file": ("rows.jsonl", content)})
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["id"])
+
+    def submit(self, http: httpx.Client | None = None, **spec: Any) -> str:
+        answer = (http or self.http).post("/v1/tasks", json={"base_model": "base", **spec})
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["id"])
+
+    def task(self, task_id: str, http: httpx.Client | None = None, **query: Any) -> dict[str, Any]:
+        answer = (http or self.http).get(f"/v1/tasks/{task_id}", params=query)
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    def until(
+        self, task_id: str, holds: Callable[[dict[str, Any]], bool], seconds: float = 240, http: httpx.Client | None = None
+    ) -> dict[str, Any]:
+        """Follow the task by its long poll until `holds`; the API may be away meanwhile."""
+        deadline, etag = time.monotonic() + seconds, ""
+        task: dict[str, Any] = {}
+        while time.monotonic() < deadline:
+            try:
+                answer = (http or self.http).get(
+                    f"/v1/tasks/{task_id}", params={"wait": 10}, headers={"If-None-Match": etag} if etag else {}
+                )
+            except httpx.TransportError:
+                time.sleep(0.2)  # the API was just killed; nothing tells when it is back
+                continue
+            if answer.status_code == 200:
+                task, etag = answer.json(), answer.headers["etag"]
+                if holds(task):
+                    return task
+                assert task["status"] not in ENDED, f"ended as {task['status']}: {task['error']}"
+            else:
+                assert answer.status_code in (304, 503), answer.text
+        raise AssertionError(f"not within {seconds} s: {task}")
+
+    def ended(self, task_id: str, seconds: float = 240, http: httpx.Client | None = None) -> dict[str, Any]:
+        return self.until(task_id, lambda task: task["status"] in ENDED, seconds, http)
+
+    def jobs(self, task_id: str) -> list[dict[str, Any]]:
+        answer = self.http.get(f"/v1/tasks/{task_id}/jobs", params={"limit": 200})
+        assert answer.status_code == 200, answer.text
+        return list(answer.json()["data"])
+
+    def curves(self, task_id: str) -> dict[tuple[int, str], dict[int, float | None]]:
+        """(job index, series) -> {step: loss}, having checked that no step is told twice and that steps ascend."""
+        answer = self.http.get(f"/v1/tasks/{task_id}/metrics")
+        assert answer.status_code == 200, answer.text
+        curves: dict[tuple[int, str], dict[int, float | None]] = {}
+        for series in answer.json()["data"]:
+            assert series["steps"] == sorted(set(series["steps"])), series
+            key = series["index"], series["series"]
+            assert key not in curves, f"{key} is listed twice"
+            curves[key] = dict(zip(series["steps"], series["values"], strict=True))
+        return curves
+
+    # ---- what happens to it --------------------------------------------------------------------------------------
+
+    def environment(self, name: str) -> dict[str, str]:
+        """What the stack gave process `name` to start with."""
+        entries = Path(f"/proc/{self.pids[name]}/environ").read_bytes().decode().split("\0")
+        return dict(entry.split("=", 1) for entry in entries if entry)
+
+    @property
+    def database_url(self) -> str:
+        return self.environment("api")["MOTET_DATABASE_URL"]
+
+    @property
+    def redis_url(self) -> str:
+        return self.environment("api")["MOTET_REDIS_URL"]
+
+    def log(self, name: str) -> Path:
+        return self.state / "logs" / f"{name}.log"
+
+    def below(self, name: str, module: str) -> list[int]:
+        """Pids of the children of process `name` that run `module`."""
+        found = []
+        for status in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                parent = int(status.read_text().rsplit(")", 1)[1].split()[1])
+                command = (status.parent / "cmdline").read_bytes().split(b"\0")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if parent == self.pids[name] and module.encode() in command:
+                found.append(int(status.parent.name))
+        return found
+
+
+@contextmanager
+def house(state: Path, **options: Any) -> Iterator[House]:
+    it = House(state, **options)
+    try:
+        yield it
+    finally:
+        it.stop()
+
+
+def gsm8k(rows: int, skip: int = 0) -> list[dict[str, Any]]:
+    """Real rows of the example set."""
+    lines = GSM8K.read_text().splitlines()[skip : skip + rows]
+    assert len(lines) == rows
+    return [json.loads(line) for line in lines]

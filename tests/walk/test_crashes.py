@@ -1,0 +1,139 @@
+"""Nothing is lost: processes killed, stopped and resumed in the middle of a run, and the curves are those of an unbroken one.
+
+On CPU a resumed job repeats its steps bit for bit, so the curves of a run that was hurt must equal the unbroken run's exactly.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import sqlalchemy
+
+from tests.walk.house import House, gsm8k, house
+
+QUICK = {
+    "MOTET_HEARTBEAT_SECONDS": "1",
+    "MOTET_LEASE_SECONDS": "6",
+    "MOTET_RECONCILE_SECONDS": "1",
+    "MOTET_WORKER_CHECKPOINT_SECONDS": "1",
+}
+SPEC: dict[str, Any] = {
+    "search_space": {"method": "grid", "learning_rate": [3e-3, 1e-3], "rank": [4, 16], "batch_size": [4]},
+    "training": {"epochs": 3, "max_seq_len": 256},
+    "early_exit": {"policy": "alto", "warmup_fraction": 0.3, "keep_fraction": 0.5, "tau_gap": 10.0},
+}
+ROWS = 96
+
+
+@pytest.fixture(scope="module")
+def motet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    with house(tmp_path_factory.mktemp("motet"), **QUICK) as it:
+        yield it
+
+
+@pytest.fixture(scope="module")
+def unbroken(motet: House) -> dict[tuple[int, str], dict[int, float | None]]:
+    """The curves of a run that nothing happened to."""
+    task_id = start(motet)
+    assert motet.ended(task_id)["status"] == "succeeded"
+    return motet.curves(task_id)
+
+
+def start(motet: House) -> str:
+    return motet.submit(dataset={"file_id": motet.upload(gsm8k(ROWS))}, **SPEC)
+
+
+def steps(task: dict[str, Any]) -> int:
+    return int(task["progress"]["steps_done"])
+
+
+def child(motet: House, module: str) -> int:
+    (pid,) = motet.below("worker", module)
+    return pid
+
+
+VICTIMS = {
+    "api": lambda motet: motet.pids["api"],
+    "queue": lambda motet: motet.pids["queue"],
+    "worker": lambda motet: motet.pids["worker"],
+    "heartbeat": lambda motet: child(motet, "worker.heartbeat"),
+    "executor": lambda motet: child(motet, "worker.executor"),
+}
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_a_kill_loses_nothing(motet: House, unbroken: dict[tuple[int, str], dict[int, float | None]], victim: str) -> None:
+    task_id = start(motet)
+    before = motet.until(task_id, lambda task: steps(task) >= 20)
+    os.kill(VICTIMS[victim](motet), signal.SIGKILL)
+    motet.until(task_id, lambda task: task["status"] != "running" or steps(task) > steps(before))
+    assert motet.ended(task_id)["status"] == "succeeded"
+    assert motet.curves(task_id) == unbroken
+
+
+def test_redis_flushed_and_stopped_only_makes_it_later(
+    motet: House, unbroken: dict[tuple[int, str], dict[int, float | None]]
+) -> None:
+    task_id = start(motet)
+    motet.until(task_id, lambda task: steps(task) >= 5)
+    with redis.from_url(motet.redis_url) as valkey:
+        valkey.flushall()
+    os.kill(motet.pids["valkey"], signal.SIGKILL)
+    second = start(motet)
+    assert motet.ended(task_id)["status"] == motet.ended(second)["status"] == "succeeded"
+    assert motet.curves(task_id) == motet.curves(second) == unbroken
+
+
+def everything(url: str) -> dict[str, list[tuple[Any, ...]]]:
+    """All rows that a late worker could spoil."""
+    tables = ("tasks", "jobs", "point_chunks", "adapters", "placements")
+    engine = sqlalchemy.create_engine(url)
+    with engine.connect() as connection:
+        rows = {t: sorted(map(tuple, connection.execute(sqlalchemy.text(f"SELECT * FROM {t}"))), key=str) for t in tables}
+    engine.dispose()
+    return rows
+
+
+def test_a_worker_that_slept_past_its_lease_changes_nothing(
+    tmp_path: Path, unbroken: dict[tuple[int, str], dict[int, float | None]]
+) -> None:
+    with house(tmp_path, workers=2, **QUICK) as motet:
+        task_id = start(motet)
+        task = motet.until(task_id, lambda task: steps(task) >= 20)
+        workers = {motet.environment(name)["MOTET_NODE_NAME"]: name for name in motet.pids if name.startswith("worker")}
+        assert len(workers) == 2
+        sleeper = workers[task["placement"]["node"]]
+        family = [motet.pids[sleeper], *motet.below(sleeper, "worker.heartbeat"), *motet.below(sleeper, "worker.executor")]
+        assert len(family) == 3
+        for pid in family:
+            os.kill(pid, signal.SIGSTOP)
+        ended = motet.ended(task_id)
+        assert ended["status"] == "succeeded"
+        assert motet.curves(task_id) == unbroken
+
+        rows, log = everything(motet.database_url), motet.log("api")
+        told = log.stat().st_size
+        for pid in family:
+            os.kill(pid, signal.SIGCONT)
+        deadline = time.monotonic() + 20
+        while motet.below(sleeper, "worker.executor") == family[2:] and time.monotonic() < deadline:
+            time.sleep(0.2)  # the executor notices by its own clock that its lease is over
+        assert family[2] not in motet.below(sleeper, "worker.executor")
+        assert everything(motet.database_url) == rows
+        answers = [line for line in log.read_text()[told:].splitlines() if "/internal/v1/placements/" in line]
+        assert all(" 409" in line for line in answers), answers
+
+
+def test_a_task_is_picked_up_by_its_hint_and_not_by_the_heartbeat(tmp_path: Path) -> None:
+    with house(tmp_path, MOTET_HEARTBEAT_SECONDS="30") as motet:
+        began = time.monotonic()
+        task_id = start(motet)
+        motet.until(task_id, lambda task: task["placement"] is not None and task["placement"]["acknowledged_at"] is not None)
+        took = time.monotonic() - began
+        print(f"picked up after {took:.2f} s with heartbeats every 30 s")
+        assert took < 15, "only a heartbeat brought it"

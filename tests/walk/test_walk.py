@@ -1,0 +1,163 @@
+"""The walk: a task posted over HTTP comes back as a trained adapter. Real processes, sockets, rows and weights."""
+
+import io
+import json
+import math
+import random
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.walk.house import BASE_MODEL, House, gsm8k, house
+
+PEFT_LOSS = Path(__file__).with_name("peft_loss.py")
+LEARNABLE = {"method": "grid", "learning_rate": [3e-3], "rank": [8], "batch_size": [8]}
+
+
+@pytest.fixture(scope="module")
+def motet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    with house(tmp_path_factory.mktemp("motet"), slots=2) as it:
+        yield it
+
+
+def peft_losses(adapter: Path, rows: list[dict[str, Any]], folder: Path) -> dict[str, float]:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = [sys.executable, str(PEFT_LOSS), str(BASE_MODEL), str(adapter), str(folder / "rows.jsonl")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_a_posted_task_comes_back_as_a_trained_adapter(motet: House, tmp_path: Path) -> None:
+    validation = gsm8k(12, skip=64)
+    task_id = motet.submit(
+        dataset={"file_id": motet.upload(gsm8k(64)), "validation_file_id": motet.upload(validation)},
+        search_space={"method": "grid", "learning_rate": [3e-3, 3e-4, 1e6], "rank": [4, 24], "batch_size": [2]},
+        training={"epochs": 1, "max_seq_len": 512},
+        early_exit={"policy": "alto", "warmup_fraction": 0.25, "keep_fraction": 0.5, "eval_every": 8},
+    )
+    task = motet.ended(task_id)
+    assert task["status"] == "succeeded"
+
+    jobs = motet.jobs(task_id)
+    assert [job["index"] for job in jobs] == list(range(6))
+    assert all(job["status"] in ("completed", "exited") for job in jobs)
+    ruined = [job for job in jobs if job["config"]["learning_rate"] == 1e6]
+    assert {job["exit"]["reason"] for job in ruined} <= {"diverging", "underperforming", "overfitting"}
+    assert all(job["exit"]["evidence"] for job in ruined)
+    completed = [job for job in jobs if job["status"] == "completed"]
+    assert completed
+    assert {job["config"]["learning_rate"] for job in completed} <= {3e-3, 3e-4}
+
+    curves = motet.curves(task_id)
+    for job in jobs:
+        assert job["total_steps"] == 32
+        train = curves[job["index"], "train_loss"]
+        assert list(train) == list(range(1, job["step"] + 1)), "every step of the curve is there once"
+    for job in completed:
+        assert job["step"] == 32
+        assert min(v for v in curves[job["index"], "val_loss"].values() if v is not None) == job["best_val_loss"]
+
+    winner = task["winner"]
+    committed = [job for job in jobs if job["adapter_id"]]
+    assert winner["val_loss"] == min(job["best_val_loss"] for job in committed) < task["base_val_loss"]
+    assert task["samples"]["trained"] < task["samples"]["full"]
+
+    # One forward for all adapters of a micro-batch: a loop over jobs would show here.
+    assert task["placement"]["forwards"] == task["placement"]["micro_batches"]
+    assert task["placement"]["micro_batches"] < sum(job["step"] for job in jobs) / 2
+
+    archive = motet.http.get(f"/v1/tasks/{task_id}/adapter")
+    assert archive.status_code == 200, archive.text
+    with tarfile.open(fileobj=io.BytesIO(archive.content)) as tar:
+        tar.extractall(tmp_path, filter="data")
+    (folder,) = [path for path in tmp_path.iterdir() if path.is_dir()]
+    files = motet.http.get(f"/v1/adapters/{winner['adapter_id']}").json()["files"]
+    assert {f["path"] for f in files} == {path.name for path in folder.iterdir()}
+    for file in files:
+        content = motet.http.get(f"/v1/adapters/{winner['adapter_id']}/files/{file['path']}").content
+        assert sha256(content).hexdigest() == file["sha256"]
+        assert content == (folder / file["path"]).read_bytes()
+
+    again = peft_losses(folder, validation, tmp_path)
+    assert abs(again["adapter"] - winner["val_loss"]) < 1e-3
+    assert abs(again["base"] - task["base_val_loss"]) < 1e-3
+
+
+def _made_rows(rng: random.Random, rows: int) -> list[dict[str, Any]]:
+    """A fresh little world: each town has one dish, and the rows ask for it in turn."""
+    letters = "abcdefghijklmnoprstuvw"
+    towns = {
+        "".join(rng.choices(letters, k=5)): " ".join("".join(rng.choices(letters, k=4)) for _ in range(3)) for _ in range(12)
+    }
+    asked = [rng.choice(sorted(towns)) for _ in range(rows)]
+    return [{"prompt": f"What do they eat in {town}? ", "completion": towns[town]} for town in asked]
+
+
+def test_rows_made_just_now_are_learnt_and_shuffled_completions_are_not(motet: House) -> None:
+    rng = random.Random()
+    rows = _made_rows(rng, 240)
+    completions = [row["completion"] for row in rows]
+    rng.shuffle(completions)
+    shuffled = [{**row, "completion": c} for row, c in zip(rows, completions, strict=True)]
+
+    spec = {"search_space": LEARNABLE, "training": {"epochs": 4}, "early_exit": {"policy": "none"}}
+    first = motet.submit(dataset={"file_id": motet.upload(rows)}, **spec)
+    second = motet.submit(dataset={"file_id": motet.upload(shuffled)}, **spec)
+    true, false = motet.ended(first)["winner"], motet.ended(second)["winner"]
+    assert true["val_loss"] < 0.5 * false["val_loss"], (true, false)
+
+
+def test_two_tenants_train_at_once_and_cannot_see_each_other(motet: House) -> None:
+    other = motet.tenant(f"other-{random.getrandbits(40):x}")
+    spec = {
+        "search_space": {"method": "grid", "learning_rate": [1e-3], "rank": [8], "batch_size": [8]},
+        "training": {"epochs": 8, "max_seq_len": 256},
+        "early_exit": {"policy": "none"},
+    }
+    mine = motet.submit(dataset={"file_id": motet.upload(gsm8k(64))}, **spec)
+    theirs = motet.submit(other, dataset={"file_id": motet.upload(gsm8k(64), other)}, **spec)
+
+    with ThreadPoolExecutor(2) as pool:
+        running = [
+            pool.submit(motet.until, task_id, lambda task: task["progress"]["steps_done"] > 0, http=http)
+            for task_id, http in ((mine, motet.http), (theirs, other))
+        ]
+        assert {future.result()["status"] for future in running} == {"running"}
+    assert motet.task(mine)["status"] == "running", "the first was still at work when the second had begun"
+
+    for http, foreign in ((motet.http, theirs), (other, mine)):
+        for path in ("", "/jobs", "/metrics", "/adapter"):
+            assert http.get(f"/v1/tasks/{foreign}{path}").status_code == 404
+        assert http.post(f"/v1/tasks/{foreign}/cancel").status_code == 404
+        assert foreign not in http.get("/v1/tasks").text
+    assert motet.ended(mine)["status"] == motet.ended(theirs, http=other)["status"] == "succeeded"
+    adapter = motet.task(mine)["winner"]["adapter_id"]
+    for path in ("", "/archive", "/files/adapter_config.json"):
+        assert other.get(f"/v1/adapters/{adapter}{path}").status_code == 404
+        assert motet.http.get(f"/v1/adapters/{adapter}{path}").status_code == 200
+
+
+def test_a_cancelled_task_lets_its_node_go(motet: House) -> None:
+    spec = {"training": {"epochs": 100, "max_seq_len": 256}, "early_exit": {"policy": "none"}}
+    space = {"method": "grid", "learning_rate": [1e-3], "batch_size": [4]}
+    task_id = motet.submit(dataset={"file_id": motet.upload(gsm8k(64))}, search_space=space, **spec)
+    motet.until(task_id, lambda task: task["progress"]["steps_done"] > 2)
+    assert motet.http.post(f"/v1/tasks/{task_id}/cancel").json()["status"] == "cancelled"
+    points = motet.curves(task_id)[0, "train_loss"]
+    quick = motet.submit(
+        dataset={"file_id": motet.upload(_made_rows(random.Random(), 40))},
+        search_space=LEARNABLE,
+        training={"epochs": 1},
+        early_exit={"policy": "none"},
+    )
+    assert motet.ended(quick)["status"] == "succeeded"
+    assert motet.curves(task_id)[0, "train_loss"] == points, "nothing was written after the cancel"
+    assert all(math.isfinite(value) for value in points.values() if value is not None)
