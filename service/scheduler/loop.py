@@ -30,7 +30,7 @@ from service.tasks.watch import touch
 
 log = logging.getLogger(__name__)
 
-LEASE = timedelta(seconds=30)  # well above the solver's wall guard
+LEASE = timedelta(seconds=20)  # above the wall guard of the solver; a planner that was killed holds others up this long
 
 
 class LeaseLost(Exception):
