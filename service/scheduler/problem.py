@@ -237,5 +237,5 @@ def missed(problem: Problem, starts: Iterable[Start]) -> tuple[Missed, ...]:
     return tuple(
         Missed(task.id, task.deadline, ends[task.id])
         for task in problem.queued
-        if task.deadline is not None and ends.get(task.id, 0) > task.deadline
+        if task.id in ends and task.deadline is not None and ends[task.id] > task.deadline
     )

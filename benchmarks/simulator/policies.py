@@ -1,0 +1,95 @@
+"""Policies to compare with: FCFS, EASY backfill, SJF, LPT, EASY-WSAP, ALTO's big-M model; and ours. Each plans one problem.
+
+The rules stand on the product's own Board; they live here because the product does not use them.
+"""
+
+from collections.abc import Callable, Sequence
+
+from ortools.sat.python import cp_model
+
+from service.scheduler.board import Board
+from service.scheduler.greedy import easy_wsap
+from service.scheduler.problem import Problem, Queued, Start
+from service.scheduler.solve import BUDGET, Decision, solve
+
+Policy = Callable[[Problem], Decision]
+
+
+def fcfs(problem: Problem) -> Decision:
+    """In order of arrival; nobody starts before the one in front."""
+    board, starts = Board(problem), []
+    for task in problem.placeable:
+        start = board.now(task)
+        if start is None:
+            break
+        starts.append(board.put(start))
+    return Decision(tuple(starts), "fcfs", 0)
+
+
+def easy(problem: Problem) -> Decision:
+    """In order of arrival, with one reservation and backfill that does not delay it."""
+    return Decision(easy_wsap(problem, problem.placeable), "easy", 0)
+
+
+def sjf(problem: Problem) -> Decision:
+    """Shortest first, any that fits, no reservation."""
+    return _any_fit(problem, sorted(problem.placeable, key=lambda task: task.shortest or 0), "sjf")
+
+
+def lpt(problem: Problem) -> Decision:
+    """Longest first, any that fits, no reservation."""
+    return _any_fit(problem, sorted(problem.placeable, key=lambda task: -(task.shortest or 0)), "lpt")
+
+
+def wsap_rule(problem: Problem) -> Decision:
+    """The product's own fallback."""
+    return Decision(easy_wsap(problem), "easy_wsap", 0)
+
+
+def big_m(problem: Problem, seconds: float = 5.0) -> Decision:
+    """ALTO 7.2 as printed: GPUs x_ig, order y_ij, big-M disjunctions, makespan; for an idle fleet, ignoring nodes' borders."""
+    tasks, gpus = problem.placeable, sum(node.gpus for node in problem.nodes)
+    durations = [task.shortest or 0 for task in tasks]
+    big = sum(durations)
+    model = cp_model.CpModel()
+    begins = [model.new_int_var(0, big, f"s{at}") for at in range(len(tasks))]
+    on = [[model.new_bool_var(f"x{at}_{gpu}") for gpu in range(gpus)] for at in range(len(tasks))]
+    span = model.new_int_var(0, big, "makespan")
+    for at, task in enumerate(tasks):
+        model.add(sum(on[at]) == task.gpus)
+        model.add(begins[at] + durations[at] <= span)
+        for later in range(at + 1, len(tasks)):
+            first = model.new_bool_var(f"y{at}_{later}")
+            for gpu in range(gpus):
+                both = on[at][gpu] + on[later][gpu]
+                model.add(begins[at] + durations[at] <= begins[later] + big * (3 - both - first))
+                model.add(begins[later] + durations[later] <= begins[at] + big * (2 - both + first))
+    model.minimize(span)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 1
+    solver.parameters.max_time_in_seconds = seconds
+    status = solver.solve(model)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return Decision((), "big_m", 0, solver.status_name(status))
+    starts = tuple(
+        Start(task.id, problem.nodes[0].id, solver.value(begin), solver.value(begin) + seconds_, task.gpus)
+        for task, begin, seconds_ in zip(tasks, begins, durations, strict=True)
+    )
+    return Decision(starts, "big_m", round(solver.objective_value), solver.status_name(status), solver.best_objective_bound)
+
+
+def ours(problem: Problem) -> Decision:
+    return solve(problem, BUDGET)
+
+
+POLICIES: dict[str, Policy] = {"fcfs": fcfs, "easy": easy, "sjf": sjf, "lpt": lpt, "easy_wsap": wsap_rule, "ours": ours}
+
+
+def _any_fit(problem: Problem, order: Sequence[Queued], name: str) -> Decision:
+    board, starts = Board(problem), []
+    for task in order:
+        start = board.now(task)
+        if start is not None:
+            starts.append(board.put(start))
+    return Decision(tuple(starts), name, 0)

@@ -1,0 +1,65 @@
+"""Random scheduling problems for hypothesis: small ones of every kind that the planner may meet."""
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from service.scheduler.problem import Limit, Node, Problem, Queued, Running, Width
+
+TENANTS = ("", "ada", "bo")
+
+
+@st.composite
+def problems(draw: st.DrawFn, *, closed: bool = False) -> Problem:
+    """Up to 5 nodes (types by duration, drains), running tasks that fit, up to 12 queued ones, widths, limits, deadlines."""
+    nodes = tuple(
+        Node(f"n{at}", draw(st.sampled_from((1, 2, 4, 6, 8))), draw(st.integers(0, 9)) == 0)
+        for at in range(draw(st.integers(1, 5)))
+    )
+    running = []
+    for node in nodes:
+        free = node.gpus
+        while free and draw(st.booleans()):
+            gpus = draw(st.integers(1, free))
+            running.append(Running(f"r{len(running)}", node.id, gpus, draw(st.integers(1, 50)), draw(st.sampled_from(TENANTS))))
+            free -= gpus
+    slower = tuple(draw(st.sampled_from((1, 2))) for _ in nodes)
+    queued = tuple(draw(_queued(f"q{at}", nodes, slower)) for at in range(draw(st.integers(0, 12))))
+    limits = tuple(Limit(name, draw(st.integers(0, 12))) for name in TENANTS[1:] if draw(st.booleans()))
+    return Problem(nodes, tuple(running), queued, limits, closed)
+
+
+@st.composite
+def _queued(draw: st.DrawFn, name: str, nodes: tuple[Node, ...], slower: tuple[int, ...]) -> Queued:
+    gpus, seconds = draw(st.sampled_from((1, 2, 3, 4, 8))), draw(st.integers(1, 60))
+    roomy = draw(st.integers(0, 4)) != 0  # else its memory fits only every other node
+    widths = []
+    for wide in range(draw(st.integers(1, 3))):
+        here = gpus << wide
+        fits = [node.gpus >= here and (roomy or at % 2 == 0) for at, node in enumerate(nodes)]
+        spent = max(1, seconds * 10 // (7 << wide) if wide else seconds)
+        widths.append(Width(here, tuple(spent * slow if fit else None for fit, slow in zip(fits, slower, strict=True))))
+    return Queued(
+        id=name,
+        gpus=gpus,
+        weight=draw(st.integers(1, 5)),
+        seconds=widths[0].seconds,
+        planned=draw(st.sampled_from((None, *(node.id for node in nodes)))),
+        tenant=draw(st.sampled_from(TENANTS)),
+        deadline=draw(st.sampled_from((None, None, -5, 40, 200))),
+        wider=tuple(widths[1:]),
+    )
+
+
+def with_node(problem: Problem, gpus: int = 8) -> Problem:
+    """The same problem with one more idle node, on which everything takes as long as where it is fastest."""
+
+    def more(width: Width) -> Width:
+        fastest = min((s for s in width.seconds if s is not None), default=None)
+        return Width(width.gpus, (*width.seconds, fastest if width.gpus <= gpus else None))
+
+    queued = tuple(
+        replace(task, seconds=more(task.widths[0]).seconds, wider=tuple(more(width) for width in task.wider))
+        for task in problem.queued
+    )
+    return replace(problem, nodes=(*problem.nodes, Node("extra", gpus)), queued=queued)

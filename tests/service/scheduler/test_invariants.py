@@ -1,0 +1,161 @@
+"""What holds for every plan, on random problems; judged by the simulator's own judge, which shares no code with the planner."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.simulator.check import check
+from service.scheduler.board import Board
+from service.scheduler.greedy import complete, easy_wsap, wsap
+from service.scheduler.problem import Limit, Node, Problem, Queued, Running, Width, missed, objective, violations
+from service.scheduler.solve import MalformedProblem, solve
+from service.scheduler.window import Budget
+from tests.service.scheduler.problems import problems, with_node
+
+QUICK = Budget(window=4, deterministic=0.005, polish=0.01)
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems())
+def test_every_plan_is_possible_and_complete(problem: Problem) -> None:
+    """No overlap, node-local, memory, drains, limits, widths, nobody twice; everyone who fits has an expected start."""
+    decision = solve(problem, QUICK)
+    assert check(problem, decision.starts) == len(problem.placeable)
+    assert violations(problem, decision.starts) == []
+    assert decision.late == missed(problem, decision.starts)
+
+
+@settings(max_examples=25, deadline=None)
+@given(problems(closed=True))
+def test_every_plan_of_a_closed_batch_is_possible_and_complete(problem: Problem) -> None:
+    decision = solve(problem, QUICK)
+    assert check(problem, decision.starts) == len(problem.placeable)
+
+
+@settings(max_examples=25, deadline=None)
+@given(problems(), st.booleans())
+def test_the_same_problem_has_the_same_plan(problem: Problem, closed: bool) -> None:
+    problem = replace(problem, closed=closed)
+    again = Problem.from_json(problem.to_json())
+    assert again == problem
+    assert solve(again, QUICK) == solve(problem, QUICK)
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems())
+def test_the_plan_is_never_worse_than_the_rules(problem: Problem) -> None:
+    decision = solve(problem, QUICK)
+    if decision.method != "start":
+        assert objective(problem, decision.starts) <= objective(problem, easy_wsap(problem))
+
+
+@settings(max_examples=25, deadline=None)
+@given(problems())
+def test_with_one_more_node_the_plan_is_still_no_worse_than_the_rules_there(problem: Problem) -> None:
+    larger = with_node(problem)
+    decision = solve(larger, QUICK)
+    assert check(larger, decision.starts) == len(larger.placeable)
+    if decision.method != "start":
+        assert objective(larger, decision.starts) <= objective(larger, easy_wsap(larger))
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems(), st.integers(1, 5))
+def test_backfill_moves_no_planned_start(problem: Problem, count: int) -> None:
+    order = wsap(problem)
+    board = Board(problem)
+    planned = []
+    for task in order[:count]:
+        start = board.best(task)
+        planned += [board.put(start)] if start else []
+    filled = complete(problem, planned, order)
+    assert filled[: len(planned)] == tuple(planned)
+    check(problem, filled)
+
+
+def test_a_wide_task_is_not_starved_by_narrow_ones() -> None:
+    """Narrow ones keep coming, all lighter in WSAP; the wide one is reserved for and starts when what ran at first is done."""
+    node = (Node("n", 8),)
+    wide = Queued("wide", 8, 100, (100,))
+    running = tuple(Running(f"r{at}", "n", 1, 20 + at) for at in range(8))
+    narrow = tuple(Queued(f"q{at}", 1, 1, (50,)) for at in range(20))
+    starts = {start.task: start for start in solve(Problem(node, running, (*narrow, wide)), QUICK).starts}
+    assert starts["wide"].start == 27
+
+
+def test_a_limit_keeps_a_tenant_from_the_rest_of_the_fleet() -> None:
+    tasks = tuple(Queued(f"q{at}", 2, 1, (10,), tenant="ada") for at in range(4))
+    decision = solve(Problem((Node("n", 8),), (), tasks, (Limit("ada", 4),)), QUICK)
+    assert sorted(start.start for start in decision.starts) == [0, 0, 10, 10]
+
+
+def test_a_limit_below_what_a_task_needs_leaves_it_out() -> None:
+    task = Queued("q", 2, 1, (10,), tenant="ada")
+    assert solve(Problem((Node("n", 8),), (), (task,), (Limit("ada", 1),))).starts == ()
+
+
+def test_idle_gpus_widen_a_task_that_is_alone() -> None:
+    task = Queued("q", 2, 1, (100,), wider=(Width(4, (55,)), Width(8, (30,))))
+    (start,) = solve(Problem((Node("n", 8),), (), (task,))).starts
+    assert (start.gpus, start.end) == (8, 30)
+
+
+def test_a_faster_type_is_taken_and_a_drained_node_is_not() -> None:
+    nodes = (Node("slow", 8), Node("fast", 8), Node("gone", 8, drained=True))
+    (start,) = solve(Problem(nodes, (), (Queued("q", 1, 1, (100, 40, 1)),))).starts
+    assert (start.node, start.end) == ("fast", 40)
+
+
+def test_a_task_that_would_be_late_goes_first_and_a_lost_deadline_is_foretold() -> None:
+    nodes, running = (Node("n", 1),), (Running("r", "n", 1, 10),)
+    short, due, lost = (
+        Queued("short", 1, 1, (20,)),
+        Queued("due", 1, 1, (30,), deadline=45),
+        Queued("lost", 1, 1, (30,), deadline=15),
+    )
+    decision = solve(Problem(nodes, running, (short, due)), QUICK)
+    assert [start.task for start in sorted(decision.starts, key=lambda start: start.start)] == ["due", "short"]
+    assert decision.late == ()
+    decision = solve(Problem(nodes, running, (lost,)), QUICK)
+    assert [(late.task, late.deadline, late.end) for late in decision.late] == [("lost", 15, 40)]
+
+
+def test_a_node_that_shrank_below_what_it_runs_takes_nothing_until_there_is_room() -> None:
+    running = (Running("a", "n", 4, 10), Running("b", "n", 4, 30))
+    (start,) = solve(Problem((Node("n", 4),), running, (Queued("q", 2, 1, (5,)),)), QUICK).starts
+    assert start.start == 30
+
+
+def test_malformed_problems_are_refused_by_the_field() -> None:
+    problem = Problem(
+        (Node("n", 2), Node("n", 0)),
+        (Running("r", "elsewhere", 1, 0),),
+        (Queued("q", 4, 0, (10, None)), Queued("p", 1, 1, (10,)), Queued("w", 1, 1, (0, None), wider=(Width(1, (1, 1)),))),
+        (Limit("ada", -1),),
+    )
+    try:
+        solve(problem)
+    except MalformedProblem as refused:
+        said = str(refused)
+    else:
+        raise AssertionError("a malformed problem was planned")
+    for part in (
+        "nodes: n stands there twice",
+        "gpus is 0",
+        "limit of ada",
+        "running r",
+        "queued q: weight is 0",
+        "fits a node of 2 GPUs, but it takes 4",
+        "queued p: seconds names 1 nodes, there are 2",
+        "must be positive and rise",
+        "queued w: seconds must be positive",
+    ):
+        assert part in said
+
+
+def test_ten_thousand_waiting_tasks_all_get_a_possible_start() -> None:
+    shapes = [((60 + 7 * at,) * 16, 1 << at % 4) for at in range(40)]
+    queued = tuple(Queued(f"q{at}", gpus, 1 + at % 3, seconds) for at in range(10_000) for seconds, gpus in [shapes[at % 40]])
+    problem = Problem(tuple(Node(f"n{at}", 8) for at in range(16)), (), queued)
+    assert check(problem, solve(problem, QUICK).starts) == 10_000
