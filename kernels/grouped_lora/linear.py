@@ -33,9 +33,16 @@ class Adapters:
 class _GroupedLinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_TK: Tensor, anchor: Tensor, w_NK: Tensor, bias_N: Tensor | None, adapters: Adapters, group: Group
+        ctx: Any,
+        x_TK: Tensor,
+        residual_TN: Tensor | None,
+        anchor: Tensor,
+        w_NK: Tensor,
+        bias_N: Tensor | None,
+        adapters: Adapters,
+        group: Group,
     ) -> Tensor:
-        y_TN = product(x_TK, w_NK.t(), bias_N)
+        y_TN = product(x_TK, w_NK.t(), residual_TN, bias_N)
         saved = reference.forward_(y_TN, x_TK, adapters.weights_RC, group, adapters.spans)
         ctx.adapters, ctx.group = adapters, group
         ctx.save_for_backward(x_TK, w_NK, *saved)
@@ -50,17 +57,24 @@ class _GroupedLinear(torch.autograd.Function):
             raise RuntimeError("backward through adapters that were given no gradient buffer")
         dx_TK = product(dy_TN, w_NK) if ctx.needs_input_grad[0] else None
         reference.backward_(adapters.grad_RC, dx_TK, dy_TN, x_TK, saved, adapters.weights_RC, ctx.group, adapters.spans)
-        return dx_TK, None, None, None, None, None
+        return dx_TK, dy_TN if ctx.needs_input_grad[1] else None, None, None, None, None, None
 
 
-def grouped_linear(x_TK: Tensor, w_NK: Tensor, bias_N: Tensor | None, adapters: Adapters, group: Group) -> Tensor:
-    """x W^T (+ bias), and for each span its adapter's product on top: [T, N].
+def grouped_linear(
+    x_TK: Tensor,
+    w_NK: Tensor,
+    bias_N: Tensor | None,
+    adapters: Adapters,
+    group: Group,
+    residual_TN: Tensor | None = None,
+) -> Tensor:
+    """x W^T (+ bias, + residual), and for each span its adapter's product on top: [T, N].
 
-    Differentiable in `x_TK`; dA and dB of each span go to `adapters.grad_RC`.
+    Differentiable in `x_TK` and `residual_TN`; dA and dB of each span go to `adapters.grad_RC`.
     """
     if x_TK.shape[1] != group.in_features or w_NK.shape != (group.width, group.in_features):
         raise ValueError(
             f"x {tuple(x_TK.shape)} and weight {tuple(w_NK.shape)} do not fit a group of {group.in_features} -> {group.width}"
         )
-    y_TN: Tensor = _GroupedLinear.apply(x_TK, adapters.anchor, w_NK, bias_N, adapters, group)
+    y_TN: Tensor = _GroupedLinear.apply(x_TK, residual_TN, adapters.anchor, w_NK, bias_N, adapters, group)
     return y_TN

@@ -1,6 +1,6 @@
 """Grouped LoRA in plain PyTorch: the truth that kernels are compared with, and the path for CPU.
 
-Per adapter i with tokens X_i:  S_i = s_i X_i A_i^T,  Y_i += S_i B_i^T  (Hu et al. 2021, section 4.1; grouped: tLoRA, section 3.2).
+Per adapter i with tokens X_i:  S_i = s_i X_i A_i^T,  Y_i += S_i B_i^T  (Hu et al. 2021, section 4.1).
 Works in any float dtype, float64 included. Every product has a shape that depends on one adapter alone, so an adapter's
 numbers are the same bits with and without neighbours. Knows nothing of autograd: linear.py wraps these.
 

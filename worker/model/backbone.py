@@ -2,6 +2,7 @@
 meaning beyond what transformers reads.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,10 +46,14 @@ class Backbone:
 
     @classmethod
     def load(cls, source: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> "Backbone":
-        """Read a model folder (safetensors only, no remote code). Raises UnsupportedModelError."""
+        """Read a model folder (safetensors only, no remote code, no network). Raises UnsupportedModelError."""
+        if not any(Path(source).glob("*.safetensors")):
+            raise UnsupportedModelError(
+                f"{source} is no model folder: it holds no *.safetensors, the only weights that are read"
+            )
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         _check(config)
-        loaded: tuple[PreTrainedModel, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             source, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
         model, found = loaded
@@ -79,20 +84,26 @@ class Backbone:
             targets=_targets(layers),
         )
 
+    def tensors(self) -> Iterator[Tensor]:
+        """Every frozen tensor."""
+        yield from (self.embedding, self.norm, self.head)
+        for weights in self.layers:
+            yield from (value for value in vars(weights).values() if isinstance(value, Tensor))
+
     def embed(self, batch: FlatBatch) -> Tensor:
         """The first layer's input, [T, K]."""
         return self.embedding[batch.tokens]
 
     def hidden(self, x_TK: Tensor, batch: FlatBatch, adapters: Adapters, layout: Layout) -> Tensor:
         """What the final norm reads, [T, K], from the first layer's input."""
-        cos, sin = self.rotary.lookup(batch.positions, batch.longest)
-        axis = Axis(batch.bounds, batch.ranges, cos, sin)
+        cos, sin = self.rotary.table(batch.longest)
+        axis = Axis(batch.bounds, batch.pieces, cos.unsqueeze(1), sin.unsqueeze(1))
         for weights, groups in zip(self.layers, layout.layers, strict=True):
             x_TK = run_block(x_TK, weights, self.shape, axis, adapters, groups)
         return x_TK
 
     def final_norm(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.norm, self.shape.eps)
+        return rms_norm(x, self.norm, self.shape.eps, ((0, x.shape[0]),))
 
 
 def _check(config: PreTrainedConfig) -> None:

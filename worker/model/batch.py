@@ -15,6 +15,7 @@ from torch import Tensor
 
 from worker.model.arena import Slot
 
+PIECE_ROWS = 128  # of row-wise work between products, so that it stays in a core's cache
 MIN_ROWS = 16  # below it a product's bits depend on its row count (docs/NUMERICS.md); the axis ends in a tail nobody owns
 
 
@@ -52,6 +53,7 @@ class FlatBatch:
     tokens, positions: int64 [T], positions restart with every sequence.
     bounds: T-offsets of the sequences, [sequences + 1]; the axis may go on beyond the last one (tail, owned by nobody).
     ranges: per segment its tokens [start, stop).
+    pieces: all rows, tail included, cut where a segment ends and every PIECE_ROWS from its start.
     label_rows, label_tokens: int64 [L], the row each label is predicted from and the label itself, segment by segment.
     label_bounds: per segment its labels, [segments + 1].
     """
@@ -61,6 +63,7 @@ class FlatBatch:
     positions: Tensor
     bounds: tuple[int, ...]
     ranges: tuple[tuple[int, int], ...]
+    pieces: tuple[tuple[int, int], ...]
     label_rows: Tensor
     label_tokens: Tensor
     label_bounds: tuple[int, ...]
@@ -105,10 +108,15 @@ class FlatBatch:
             positions=_flat([*positions, np.zeros(tail, np.int64)], device),
             bounds=tuple(bounds),
             ranges=tuple(ranges),
+            pieces=_pieces([*ranges, (bounds[-1], bounds[-1] + tail)]),
             label_rows=_flat(rows, device),
             label_tokens=_flat(labels, device),
             label_bounds=tuple(label_bounds),
         )
+
+
+def _pieces(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    return tuple((at, min(at + PIECE_ROWS, stop)) for start, stop in ranges for at in range(start, stop, PIECE_ROWS))
 
 
 def _flat(pieces: Sequence[NDArray[np.int32] | NDArray[np.int64]], device: torch.device | str) -> Tensor:

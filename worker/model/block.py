@@ -4,17 +4,14 @@ Legend: T tokens, K hidden, H query heads, G key heads, D head size, I intermedi
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from grouped_lora import Adapters, Group, grouped_linear
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from worker.model.attention import attend
-from worker.model.norm import rms_norm
-from worker.model.rotary import rotate
+from worker.model.attention import Heads, attend
+from worker.model.norm import Pieces, rms_norm
+from worker.model.swiglu import swiglu
 
 
 @dataclass(frozen=True)
@@ -48,10 +45,10 @@ class BlockShape:
 
 @dataclass(frozen=True)
 class Axis:
-    """What every layer needs to know of the flat axis: sequence bounds, and cos and sin [T, 1, D / 2] of each token."""
+    """What every layer needs to know of the flat axis: sequence bounds, row pieces, cos and sin [positions, 1, D / 2]."""
 
     bounds: tuple[int, ...]
-    ranges: tuple[tuple[int, int], ...]
+    pieces: Pieces
     cos: Tensor
     sin: Tensor
 
@@ -60,58 +57,18 @@ def run_block(
     x_TK: Tensor, weights: BlockWeights, shape: BlockShape, axis: Axis, adapters: Adapters, groups: dict[str, Group]
 ) -> Tensor:
     """The layer's output, [T, K]."""
-    normed = rms_norm(x_TK, weights.norm_attention, shape.eps)
+    normed = rms_norm(x_TK, weights.norm_attention, shape.eps, axis.pieces)
     qkv = grouped_linear(normed, weights.w_qkv, weights.b_qkv, adapters, groups["qkv"])
-    attended = _attention(qkv, weights, shape, axis)
-    x_TK = x_TK + grouped_linear(attended, weights.w_o, weights.b_o, adapters, groups["o"])
-    normed = rms_norm(x_TK, weights.norm_mlp, shape.eps)
+    attended = attend(qkv, axis.cos, axis.sin, axis.bounds, _heads(weights, shape))
+    x_TK = grouped_linear(attended, weights.w_o, weights.b_o, adapters, groups["o"], residual_TN=x_TK)
+    normed = rms_norm(x_TK, weights.norm_mlp, shape.eps, axis.pieces)
     gate_up = grouped_linear(normed, weights.w_gate_up, weights.b_gate_up, adapters, groups["gate_up"])
-    mixed = swiglu(gate_up, axis.ranges)
-    return x_TK + grouped_linear(mixed, weights.w_down, weights.b_down, adapters, groups["down"])
+    mixed = swiglu(gate_up, axis.pieces)
+    return grouped_linear(mixed, weights.w_down, weights.b_down, adapters, groups["down"], residual_TN=x_TK)
 
 
-def _attention(qkv: Tensor, weights: BlockWeights, shape: BlockShape, axis: Axis) -> Tensor:
-    heads = qkv.view(qkv.shape[0], -1, shape.head_size)
-    q, k, v = heads.split((shape.heads, shape.key_heads, shape.key_heads), dim=1)
+def _heads(weights: BlockWeights, shape: BlockShape) -> Heads:
+    norm_SD = None
     if weights.q_norm is not None and weights.k_norm is not None:
-        q, k = rms_norm(q, weights.q_norm, shape.eps), rms_norm(k, weights.k_norm, shape.eps)
-    q, k = rotate(q, axis.cos, axis.sin), rotate(k, axis.cos, axis.sin)
-    return attend(q, k, v, axis.bounds, weights.window).flatten(1)
-
-
-class _SwiGlu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gate_up: Tensor, ranges: tuple[tuple[int, int], ...]) -> Tensor:
-        ctx.save_for_backward(gate_up)
-        ctx.ranges = ranges
-        gate, up = gate_up.chunk(2, dim=1)
-        mixed = torch.zeros(up.shape, dtype=up.dtype, device=up.device)
-        for start, stop in ranges:
-            torch.mul(F.silu(gate[start:stop]), up[start:stop], out=mixed[start:stop])
-        return mixed
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        (gate_up,) = ctx.saved_tensors
-        gate, up = gate_up.chunk(2, dim=1)
-        d_gate_up = torch.zeros_like(gate_up)
-        d_gate, d_up = d_gate_up.chunk(2, dim=1)
-        for start, stop in ctx.ranges:
-            g, d = gate[start:stop], dy[start:stop]
-            sigmoid = torch.sigmoid(g)
-            silu = g * sigmoid
-            torch.mul(d, silu, out=d_up[start:stop])
-            slope = sigmoid.addcmul_(silu, 1 - sigmoid)
-            torch.mul(d * up[start:stop], slope, out=d_gate[start:stop])
-        return d_gate_up, None
-
-
-def swiglu(gate_up: Tensor, ranges: tuple[tuple[int, int], ...]) -> Tensor:
-    """silu(gate) * up for gate_up [T, 2 I]: [T, I]; zeros outside `ranges`.
-
-    One call per range (one job's tokens): a vectorised exp and its scalar tail differ in the last bit, and where a tail falls
-    depends on the size of the call.
-    """
-    mixed: Tensor = _SwiGlu.apply(gate_up, ranges)
-    return mixed
+        norm_SD = torch.cat([weights.q_norm.expand(shape.heads, -1), weights.k_norm.expand(shape.key_heads, -1)])
+    return Heads(shape.heads, shape.key_heads, shape.head_size, shape.eps, norm_SD, weights.window)

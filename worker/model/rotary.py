@@ -1,32 +1,24 @@
-"""Rotary positions (Su et al. 2021) as one differentiable function. Knows no sequences: every token brings its position."""
-
-from typing import Any
+"""Rotary positions (Su et al. 2021). Knows no sequences and no gradients: turning by -sin undoes turning by sin."""
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 TABLE_STEP = 1024  # positions are tabulated in pieces of one size, so that a longer table never changes an entry's bits
 
 
 class RotaryTable:
-    """cos and sin of every position seen so far, [positions, D / 2]; grows on demand."""
+    """cos and sin of every position seen so far; grows on demand."""
 
     def __init__(self, inv_freq: Tensor, scaling: float, dtype: torch.dtype) -> None:
         self._inv_freq, self._scaling = inv_freq.float(), scaling
         empty = torch.empty(0, inv_freq.shape[0], dtype=dtype, device=inv_freq.device)
         self._cos, self._sin = empty, empty.clone()
 
-    def lookup(self, positions_T: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """cos and sin [T, 1, D / 2] of positions below `length`."""
-        while self._cos.shape[0] < length:
+    def table(self, positions: int) -> tuple[Tensor, Tensor]:
+        """cos and sin of positions 0 to `positions` - 1, [positions, D / 2]."""
+        while self._cos.shape[0] < positions:
             self._extend()
-        return self._cos[positions_T].unsqueeze(1), self._sin[positions_T].unsqueeze(1)
-
-    def table(self, length: int) -> tuple[Tensor, Tensor]:
-        """cos and sin of all positions below `length`, float32 [length, D / 2]."""
-        angles = torch.outer(torch.arange(length, dtype=torch.float32, device=self._inv_freq.device), self._inv_freq)
-        return angles.cos() * self._scaling, angles.sin() * self._scaling
+        return self._cos[:positions], self._sin[:positions]
 
     def _extend(self) -> None:
         start = self._cos.shape[0]
@@ -36,29 +28,20 @@ class RotaryTable:
         self._sin = torch.cat([self._sin, (angles.sin() * self._scaling).to(self._sin.dtype)])
 
 
-def _turn(x_THD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = x_THD.shape[-1] // 2
-    left, right = x_THD[..., :half], x_THD[..., half:]
-    y_THD = torch.empty(x_THD.shape, dtype=x_THD.dtype, device=x_THD.device)
-    torch.mul(left, cos, out=y_THD[..., :half]).sub_(right * sin)
-    torch.mul(right, cos, out=y_THD[..., half:]).add_(left * sin)
-    return y_THD
+def turn(x_LHD: Tensor, cos: Tensor, sin: Tensor, out: Tensor, back: bool = False) -> None:
+    """Write x with every head's pairs (i, i + D/2) turned by the row's angle to `out`; cos and sin are [L, 1, D / 2].
 
-
-class _Rotate(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_THD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        return _turn(x_THD, cos, sin)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy_THD: Tensor) -> tuple[Tensor, None, None]:
-        cos, sin = ctx.saved_tensors
-        return _turn(dy_THD, cos, -sin), None, None
-
-
-def rotate(x_THD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn every head's pairs (i, i + D/2) by the token's angle; cos and sin are [T, 1, D/2]."""
-    y_THD: Tensor = _Rotate.apply(x_THD, cos, sin)
-    return y_THD
+    Products and sums are separate calls on purpose: a fused one rounds differently in its vectorised and its scalar part, and
+    which part an element falls in depends on the size of the call.
+    """
+    half = x_LHD.shape[-1] // 2
+    left, right = x_LHD[..., :half], x_LHD[..., half:]
+    out_left, out_right = out[..., :half], out[..., half:]
+    torch.mul(left, cos, out=out_left)
+    torch.mul(right, cos, out=out_right)
+    if back:
+        out_left.add_(right * sin)
+        out_right.sub_(left * sin)
+    else:
+        out_left.sub_(right * sin)
+        out_right.add_(left * sin)

@@ -8,14 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import torch
 from grouped_lora import Adapters, Span
 from torch import Tensor
 
 from worker.model.arena import Arena, Slot
 from worker.model.backbone import Backbone
-from worker.model.batch import FlatBatch, Segment
+from worker.model.batch import Example, FlatBatch, Segment
 from worker.model.head import label_loss
+from worker.model.memory import peak_bytes
 from worker.model.optimizer import RowUpdate, update_rows
 
 
@@ -44,9 +46,12 @@ class Trainer:
 
     def train(self, segments: Sequence[Segment]) -> list[LossSum]:
         """One forward and backward; each adapter's gradient of weight * sum(-log p) is added to the arena's."""
-        batch = FlatBatch.of(segments, self.backbone.device)
         self.forwards += 1
-        adapters = self._adapters(batch, self.arena.grad)
+        return self._pass(segments)
+
+    def _pass(self, segments: Sequence[Segment]) -> list[LossSum]:
+        batch = FlatBatch.of(segments, self.backbone.device)
+        adapters = self.adapters(batch, self.arena.grad)
         hidden = self.backbone.hidden(self.backbone.embed(batch), batch, adapters, self.arena.layout)
         h_LK = self.backbone.final_norm(hidden[batch.label_rows])
         loss = label_loss(h_LK.detach(), self.backbone.head, batch.label_tokens, _weights(batch))
@@ -57,16 +62,25 @@ class Trainer:
         """Losses of a pass without gradients."""
         batch = FlatBatch.of(segments, self.backbone.device)
         with torch.no_grad():
-            hidden = self.backbone.hidden(self.backbone.embed(batch), batch, self._adapters(batch, None), self.arena.layout)
+            hidden = self.backbone.hidden(self.backbone.embed(batch), batch, self.adapters(batch, None), self.arena.layout)
             h_LK = self.backbone.final_norm(hidden[batch.label_rows])
             return _sums(label_loss(h_LK, self.backbone.head, batch.label_tokens, None).nll_L, batch)
+
+    def activation_bytes(self, tokens: int, row_tokens: int = 256) -> int:
+        """Peak bytes of tensors in one training pass of `tokens` tokens in rows of `row_tokens`, adapters aside (measured)."""
+        lengths = [row_tokens] * (tokens // row_tokens) + [tokens % row_tokens]
+        rows = [Example(np.zeros(length + 1, np.int32), np.arange(length + 1) > 0) for length in lengths if length]
+        segments = [Segment(None, rows)]
+        known = [self.arena.master, self.arena.grad, *self.backbone.tensors()]
+        return peak_bytes(lambda: self._pass(segments), known)
 
     def update(self, updates: Sequence[RowUpdate]) -> list[Tensor]:
         """One optimizer step per adapter; its gradient is zero afterwards. Returns the gradient norms before clipping."""
         with torch.no_grad():
             return [update_rows(self.arena, update) for update in updates]
 
-    def _adapters(self, batch: FlatBatch, grad: Tensor | None) -> Adapters:
+    def adapters(self, batch: FlatBatch, grad: Tensor | None) -> Adapters:
+        """Which tokens of the batch belong to which rows of the arena. grad: where gradients go, None for a pass without."""
         spans = tuple(
             Span(start, stop, slot.row, slot.rank, slot.scale)
             for (start, stop), slot in zip(batch.ranges, (segment.slot for segment in batch.segments), strict=True)
@@ -76,9 +90,9 @@ class Trainer:
 
 
 def _weights(batch: FlatBatch) -> Tensor:
-    counts = torch.tensor([b - a for a, b in pairwise(batch.label_bounds)])
-    weights = torch.tensor([segment.weight for segment in batch.segments])
-    return weights.repeat_interleave(counts).to(batch.tokens.device)
+    counts = [stop - start for start, stop in pairwise(batch.label_bounds)]
+    weights = np.repeat([segment.weight for segment in batch.segments], counts)
+    return torch.from_numpy(weights.astype(np.float32)).to(batch.tokens.device)
 
 
 def _sums(nll_L: Tensor, batch: FlatBatch) -> list[LossSum]:

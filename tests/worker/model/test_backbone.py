@@ -1,0 +1,127 @@
+"""Our block against transformers' own classes: every family, packed and ragged, logits and gradients; and what is refused."""
+refused, and how."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig
+
+from tests.worker.model import tiny
+from worker.model.arena import Arena
+from worker.model.backbone import Backbone, UnsupportedModelError
+from worker.model.batch import FlatBatch, Segment
+from worker.model.head import label_loss
+from worker.model.trainer import Trainer
+
+CONFIGS = tiny.configs()
+LENGTHS = [23, 2, 9, 40, 17]
+TOLERANCE = 1e-5
+
+
+def _base_alone(name: str) -> tuple[Trainer, torch.nn.Module]:
+    reference = tiny.model(CONFIGS[name])
+    backbone = Backbone.of(reference)
+    return Trainer(backbone, Arena(backbone.targets, 8)), reference
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_packed_logits_equal_transformers_row_by_row(name: str) -> None:
+    trainer, reference = _base_alone(name)
+    rows = tiny.examples(LENGTHS)
+    ours = tiny.label_logits(trainer, [Segment(None, rows[:2]), Segment(None, rows[2:])])
+    theirs = torch.cat(
+        [reference(tiny.token_rows(row)).logits[0, torch.from_numpy(row.loss_mask).nonzero()[:, 0] - 1] for row in rows]
+    )
+    assert ours.shape == theirs.shape
+    assert theirs.abs().max() > 1
+    torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_gradient_of_the_embedded_tokens_equals_transformers(name: str) -> None:
+    trainer, reference = _base_alone(name)
+    rows = tiny.examples(LENGTHS)
+    batch = FlatBatch.of([Segment(None, rows)])
+    backbone = trainer.backbone
+    x_TK = backbone.embed(batch).requires_grad_()
+    h_LK = backbone.final_norm(
+        backbone.hidden(x_TK, batch, trainer.adapters(batch, trainer.arena.grad), trainer.arena.layout)[batch.label_rows]
+    )
+    h_LK.backward(label_loss(h_LK.detach(), backbone.head, batch.label_tokens, torch.ones(h_LK.shape[0])).dh_LK)
+    assert x_TK.grad is not None
+    for row, (start, stop) in zip(rows, batch.sequences(), strict=True):
+        embedded = backbone.embedding[tiny.token_rows(row)].requires_grad_()
+        tiny.label_nll(reference(inputs_embeds=embedded).logits, row).backward()
+        assert embedded.grad is not None
+        expected = embedded.grad[0, : stop - start]
+        torch.testing.assert_close(
+            x_TK.grad[start:stop], expected, atol=TOLERANCE * float(expected.abs().max()), rtol=TOLERANCE
+        )
+
+
+def test_targets_are_every_linear_map_by_its_name_in_transformers() -> None:
+    reference = tiny.model(CONFIGS["qwen3"])
+    names = {n for n, m in reference.named_modules() if isinstance(m, torch.nn.Linear) and n != "lm_head"}
+    targets = Backbone.of(reference).targets
+    assert {target.name for target in targets} == names
+    for target in targets:
+        weight = reference.get_submodule(target.name).get_parameter("weight")
+        assert (target.out_features, target.in_features) == tuple(weight.shape)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_a_saved_folder_loads_whole_or_in_shards(name: str, tmp_path: Path) -> None:
+    reference = tiny.model(CONFIGS[name])
+    reference.save_pretrained(tmp_path / "whole")
+    reference.save_pretrained(tmp_path / "shards", max_shard_size="40KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
+    rows = [Segment(None, tiny.examples([12, 30]))]
+    expected = tiny.label_logits(Trainer(Backbone.of(reference), Arena(Backbone.of(reference).targets, 8)), rows)
+    for folder in ("whole", "shards"):
+        backbone = Backbone.load(tmp_path / folder)
+        assert (backbone.head is backbone.embedding) == (name == "llama")
+        assert torch.equal(tiny.label_logits(Trainer(backbone, Arena(backbone.targets, 8)), rows), expected)
+
+
+def test_an_unknown_architecture_is_refused_with_what_works(tmp_path: Path) -> None:
+    GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=16)).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=r"'gpt2' is not supported; what works: llama, mistral, qwen2, qwen3"):
+        Backbone.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type 'dynamic'"),
+    ],
+)
+def test_a_switch_the_block_lacks_is_refused(change: dict[str, object], message: str) -> None:
+    config = LlamaConfig(
+        vocab_size=16,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        **change,
+    )
+    with pytest.raises(UnsupportedModelError, match=message):
+        Backbone.of(tiny.model(config))
+
+
+def test_weights_that_are_missing_are_named_and_never_made_up(tmp_path: Path) -> None:
+    reference = tiny.model(CONFIGS["qwen2"])
+    state = {k: v for k, v in reference.state_dict().items() if "layers.1.mlp.up_proj" not in k and k != "lm_head.weight"}
+    reference.save_pretrained(tmp_path, state_dict=state)
+    with pytest.raises(UnsupportedModelError, match=r"layers\.1\.mlp\.up_proj"):
+        Backbone.load(tmp_path)
+
+
+def test_pickled_weights_are_not_opened(tmp_path: Path) -> None:
+    reference = tiny.model(CONFIGS["llama"])
+    reference.config.save_pretrained(tmp_path)
+    torch.save(reference.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(UnsupportedModelError, match="safetensors"):
+        Backbone.load(tmp_path)

@@ -1,0 +1,162 @@
+"""The trainer against PEFT, adapter by adapter: losses, gradients, micro-batches, isolation, and what is counted."""
+
+import peft
+import pytest
+import torch
+
+from tests.worker.model import tiny
+from worker.model.arena import Arena
+from worker.model.backbone import Backbone
+from worker.model.batch import Segment
+from worker.model.optimizer import RowUpdate
+from worker.model.trainer import Trainer
+
+CONFIGS = tiny.configs()
+RANKS = (8, 1, 24, 5)
+
+
+def _trainer(name: str, rows: int = 64) -> Trainer:
+    backbone = Backbone.of(tiny.model(CONFIGS[name]))
+    return Trainer(backbone, Arena(backbone.targets, rows))
+
+
+def _segments(trainer: Trainer) -> list[Segment]:
+    """Four adapters of different ranks and scales, ragged: one has a single one-token row, one runs on the base alone."""
+    lengths = [[23, 9], [2], [40, 17, 3], [11]]
+    slots = [trainer.arena.attach(rank, alpha=3.0 * place + 1) for place, rank in enumerate(RANKS)]
+    segments = [
+        Segment(slot, tiny.examples(n, seed=place), weight=0.1 * place + 0.05)
+        for place, (slot, n) in enumerate(zip(slots, lengths, strict=True))
+    ]
+    segments.insert(2, Segment(None, tiny.examples([14], seed=9), weight=1.0))
+    tiny.randomise(trainer, segments)
+    return segments
+
+
+def _peft_gradients(name: str, trainer: Trainer, segment: Segment) -> tuple[torch.Tensor, torch.Tensor]:
+    """PEFT's loss sum and gradients of weight * loss, laid out as one adapter's rows."""
+    assert segment.slot is not None
+    slot, layout = segment.slot, trainer.arena.layout
+    config = peft.LoraConfig(
+        r=slot.rank, lora_alpha=slot.scale * slot.rank, target_modules=sorted({t.kind for t in layout.targets}), bias="none"
+    )
+    wrapped = peft.get_peft_model(tiny.model(CONFIGS[name]), config)
+    factors = {}
+    for target, (a, b) in trainer.arena.weights(slot).items():
+        module = wrapped.get_submodule(f"base_model.model.{target}")
+        factors[target] = (module.lora_A["default"].weight, module.lora_B["default"].weight)
+        for weight, value in zip(factors[target], (a, b), strict=True):
+            weight.data.copy_(value)
+    total = torch.zeros(())
+    for row in segment.examples:
+        total = total + tiny.label_nll(wrapped(tiny.token_rows(row)).logits, row)
+    (total * segment.weight).backward()
+    rows = torch.zeros(slot.rank, layout.width)
+    for target, views in layout.split(rows).items():
+        for view, weight in zip(views, factors[target], strict=True):
+            assert weight.grad is not None
+            view.copy_(weight.grad)
+    return total.detach(), rows
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_packed_losses_and_gradients_equal_peft_one_by_one(name: str) -> None:
+    trainer = _trainer(name)
+    segments = _segments(trainer)
+    losses = trainer.train(segments)
+    untouched = torch.ones(trainer.arena.rows, dtype=torch.bool)
+    for segment, loss in zip(segments, losses, strict=True):
+        if segment.slot is None:
+            continue
+        total, expected = _peft_gradients(name, trainer, segment)
+        torch.testing.assert_close(loss.total, total, rtol=1e-5, atol=1e-5)
+        assert loss.labels == sum(row.labels for row in segment.examples)
+        ours = trainer.arena.grad[segment.slot.used]
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+        untouched[segment.slot.used] = False
+    assert not trainer.arena.grad[untouched].any()
+
+
+def test_evaluate_gives_the_training_losses_and_leaves_no_trace() -> None:
+    trainer = _trainer("qwen3")
+    segments = _segments(trainer)
+    seen = trainer.evaluate(segments)
+    assert not trainer.arena.grad.any()
+    assert trainer.forwards == 0
+    for evaluated, trained in zip(seen, trainer.train(segments), strict=True):
+        assert torch.equal(evaluated.total, trained.total)
+        assert evaluated.labels == trained.labels
+    assert trainer.forwards == 1
+
+
+def test_micro_batches_add_up_to_the_step() -> None:
+    whole, split = _trainer("mistral"), _trainer("mistral")
+    segments, again = _segments(whole), _segments(split)
+    whole.train(segments)
+    for place in range(3):
+        split.train([Segment(s.slot, s.examples[place : place + 1], s.weight) for s in again])
+    assert (whole.forwards, split.forwards) == (1, 3)
+    scale = float(whole.arena.grad.abs().max())
+    torch.testing.assert_close(split.arena.grad, whole.arena.grad, rtol=1e-4, atol=1e-6 * scale)
+
+
+def test_the_same_micro_batches_give_the_same_bits() -> None:
+    once, again = _trainer("llama3_rope"), _trainer("llama3_rope")
+    for trainer in (once, again):
+        segments = _segments(trainer)
+        for _ in range(2):
+            trainer.train(segments)
+    assert torch.equal(once.arena.grad, again.arena.grad)
+
+
+def test_nothing_to_learn_is_no_error() -> None:
+    trainer = _trainer("llama")
+    slot = trainer.arena.attach(4, 4)
+    trainer.init_adapter(slot, 0)
+    empty = tiny.examples([5])[0]
+    empty.loss_mask[:] = False
+    for segments in ([], [Segment(slot, [])], [Segment(slot, [empty]), Segment(None, [])]):
+        losses = trainer.train(segments) + trainer.evaluate(segments)
+        assert [(float(loss.total), loss.labels) for loss in losses] == [(0.0, 0)] * (2 * len(segments))
+    assert not trainer.arena.grad.any()
+
+
+def test_first_weights_are_pefts_and_belong_to_the_seed_alone() -> None:
+    trainer = _trainer("qwen2")
+    first, _, other = (trainer.arena.attach(rank, 16) for rank in (6, 8, 6))
+    trainer.init_adapter(first, 41)
+    trainer.init_adapter(other, 41)
+    assert torch.equal(trainer.arena.master[first.used], trainer.arena.master[other.used])
+    for target in trainer.arena.layout.targets:
+        a, b = trainer.arena.weights(first)[target.name]
+        bound = target.in_features**-0.5
+        assert not b.any()
+        assert a.abs().max() <= bound
+        assert abs(float(a.var()) - bound**2 / 3) < 0.4 * bound**2 / 3
+    trainer.init_adapter(other, 42)
+    assert not torch.equal(trainer.arena.master[first.used], trainer.arena.master[other.used])
+
+
+def test_activation_bytes_follow_the_tokens() -> None:
+    trainer = _trainer("qwen2")
+    small, large = trainer.activation_bytes(200), trainer.activation_bytes(400)
+    assert 1.8 < large / small < 2.2
+    assert small > 200 * 2 * 60 * 4
+    assert trainer.forwards == 0
+    assert not trainer.arena.grad.any()
+
+
+def test_an_update_moves_only_its_own_rows() -> None:
+    trainer = _trainer("llama")
+    segments = [s for s in _segments(trainer) if s.slot is not None]
+    trainer.train(segments)
+    before, gradient = trainer.arena.master.clone(), trainer.arena.grad.clone()
+    mover = segments[1].slot
+    assert mover is not None
+    trainer.update([RowUpdate(mover, 1e-2, 0.1, 1, 1.0)])
+    others = torch.ones(trainer.arena.rows, dtype=torch.bool)
+    others[mover.used] = False
+    assert torch.equal(trainer.arena.master[others], before[others])
+    assert torch.equal(trainer.arena.grad[others], gradient[others])
+    assert not torch.equal(trainer.arena.master[mover.used], before[mover.used])
+    assert not trainer.arena.grad[mover.used].any()

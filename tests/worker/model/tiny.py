@@ -1,0 +1,103 @@
+"""Small random models of every family with shapes that divide nothing, and small random batches. For tests alone."""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+from worker.model.backbone import Backbone
+from worker.model.batch import Example, FlatBatch, Segment
+from worker.model.trainer import Trainer
+
+VOCAB = 131
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+
+def configs() -> dict[str, PreTrainedConfig]:
+    """One or more configurations of every family; each turns on a switch of the block."""
+    odd = {
+        "vocab_size": VOCAB,
+        "hidden_size": 60,
+        "num_hidden_layers": 2,
+        "intermediate_size": 77,
+        "max_position_embeddings": 256,
+    }
+    gqa = {**odd, "num_attention_heads": 6, "num_key_value_heads": 2}
+    return {
+        "llama": LlamaConfig(**odd, num_attention_heads=6, num_key_value_heads=6, tie_word_embeddings=True),
+        "llama3_rope": LlamaConfig(**gqa, head_dim=14, rope_parameters=LLAMA3_ROPE),
+        "llama_biases": LlamaConfig(**gqa, head_dim=8, attention_bias=True, mlp_bias=True),
+        "qwen2": Qwen2Config(**gqa, tie_word_embeddings=True),
+        "qwen2_window": Qwen2Config(**gqa, use_sliding_window=True, sliding_window=5, max_window_layers=1),
+        "qwen3": Qwen3Config(**gqa, head_dim=18),
+        "mistral": MistralConfig(**gqa, head_dim=16, sliding_window=5),
+        "mistral_full": MistralConfig(**gqa, head_dim=16, sliding_window=None),
+    }
+
+
+def model(config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A model with weights large enough that every path matters: norms and biases away from their resting values."""
+    torch.manual_seed(7)
+    made = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, weight in made.named_parameters():
+            if "norm" in name:
+                weight.copy_(1 + 0.3 * torch.randn_like(weight))
+            elif weight.dim() == 1:
+                weight.copy_(0.3 * torch.randn_like(weight))
+            else:
+                weight.copy_(torch.randn_like(weight) * (1.2 / weight.shape[1] ** 0.5))
+    for weight in made.parameters():
+        weight.requires_grad_(False)
+    return made.to(dtype)
+
+
+def examples(lengths: list[int], seed: int = 0, vocab: int = VOCAB) -> list[Example]:
+    """Rows of these token counts; the second half of each (at least one token) are labels."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for length in lengths:
+        mask = np.arange(length) >= max(1, length // 2)
+        made.append(Example(rng.integers(0, vocab, length).astype(np.int32), mask))
+    return made
+
+
+def randomise(trainer: Trainer, segments: list[Segment], seed: int = 1, size: float = 0.2) -> None:
+    """Give every adapter both factors, so that all gradients are alive."""
+    for place, segment in enumerate(segments):
+        if segment.slot is not None:
+            generator = torch.Generator().manual_seed(seed + place)
+            rows = trainer.arena.master[segment.slot.used]
+            for target, (a, b) in trainer.arena.layout.split(rows).items():
+                assert target
+                for factor in (a, b):
+                    factor.copy_(size * torch.randn(factor.shape, generator=generator))
+
+
+def token_rows(example: Example) -> Tensor:
+    """The example's tokens as transformers wants them, int64 [1, t]."""
+    return torch.from_numpy(example.tokens.astype(np.int64))[None]
+
+
+def label_nll(logits: Tensor, example: Example) -> Tensor:
+    """Sum of -log p over the labels, from logits [1, t, V] of a model that saw the whole row."""
+    picked = torch.from_numpy(np.flatnonzero(example.loss_mask))
+    labels = token_rows(example)[0, picked]
+    return nn.functional.cross_entropy(logits[0, picked - 1], labels, reduction="sum")
+
+
+def label_logits(trainer: Trainer, segments: list[Segment]) -> Tensor:
+    """Our logits of every label of a batch, [L, V]."""
+    batch = FlatBatch.of(segments)
+    backbone: Backbone = trainer.backbone
+    with torch.no_grad():
+        hidden = backbone.hidden(backbone.embed(batch), batch, trainer.adapters(batch, None), trainer.arena.layout)
+        return backbone.final_norm(hidden[batch.label_rows]) @ backbone.head.t()
