@@ -1,6 +1,7 @@
 """How whatever a request raises becomes a problem response: our own errors, FastAPI's, the database's, and the unforeseen."""
 
 import difflib
+import errno
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args, get_type_hints
@@ -33,6 +34,10 @@ class DatabaseAway(Unavailable):
     code = "database_unavailable"
 
 
+class StorageFull(Problem):
+    status, code, title = 507, "storage_full", "There is no room to store this"
+
+
 class Unstorable(Invalid):
     code = "unstorable"
 
@@ -45,6 +50,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(OperationalError, _database_away)
     app.add_exception_handler(PoolTimeout, _database_away)
     app.add_exception_handler(DataError, _unstorable)
+    app.add_exception_handler(OSError, _file_system)  # type: ignore[arg-type]
     app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _unforeseen)
 
@@ -74,6 +80,14 @@ def _unstorable(request: Request, error: Exception) -> Response:
     log.warning("request %s: refused by the database: %s", request_id(request.scope), str(error).splitlines()[0])
     message = "a value cannot be stored: a text holds a NUL character, or a number is too large"
     return respond(request, Unstorable([FieldError(code="unstorable", message=message)]))
+
+
+def _file_system(request: Request, error: OSError) -> Response:
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        log.error("request %s failed", request_id(request.scope), exc_info=error)
+        return _unforeseen(request, error)
+    log.error("request %s: storage is full: %s", request_id(request.scope), error)
+    return respond(request, StorageFull("Storage is full. Nothing was kept; an operator has to make room."))
 
 
 def _gone(request: Request, error: Exception) -> Response:

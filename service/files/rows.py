@@ -60,7 +60,7 @@ def _read(line: bytes) -> Any:
     if line.startswith(b"\xef\xbb\xbf"):
         raise _Unreadable("byte_order_mark", "begins with a byte order mark; save the file as UTF-8 without one")
     try:
-        return json.loads(line.decode(), object_pairs_hook=_object, parse_constant=_constant)
+        return _DECODER.decode(line.decode())
     except UnicodeDecodeError as error:
         raise _Unreadable("not_utf8", f"is not UTF-8: {error.reason} at byte {error.start + 1} of the line") from None
     except json.JSONDecodeError as error:
@@ -84,6 +84,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _constant(name: str) -> Any:
     raise _Unreadable("not_json", f"holds {name}, which is not JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)
 
 
 def _unknown(row: dict[str, Any], known: Sequence[str], format: Format) -> Iterator[RowError]:

@@ -126,7 +126,8 @@ async def received(request: Request, writer: Writer, settings: Config, storage: 
     """The uploaded file. What was written of it goes away again unless the route finishes the intake."""
     limits = Limits.of(settings)
     refusal = FileTooLarge.bytes(limits.bytes)
-    parts = Parts(_boundary(request), Intake(storage.receive(), limits))
+    boundary = _boundary(request)
+    parts = Parts(boundary, Intake(await run_in_threadpool(storage.receive), limits))
     try:
         async for block in blocks(request, limits.bytes + _OVERHEAD, refusal):
             await run_in_threadpool(parts.feed, block)

@@ -11,7 +11,7 @@ from sqlalchemy import cast as sql_cast
 from sqlalchemy.orm import Session
 
 from contract.spec import JobConfig
-from contract.states import JobStatus, RequeueReason, TaskStatus
+from contract.states import JOB_TERMINAL, TASK_TERMINAL, JobStatus, RequeueReason, TaskStatus
 from service.adapters.models import Adapter
 from service.fleet.models import Node, Placement
 from service.tasks.models import Job, Task
@@ -53,10 +53,13 @@ class Winner(BaseModel):
 
 
 class PlacementResource(BaseModel):
-    """Where the task runs, and what it has done there."""
+    """Where a running task runs, or an ended one ran last, and what it did there."""
 
     node: str
     since: datetime
+    acknowledged_at: datetime | None = Field(description="When the node said that it has the task")
+    ended_at: datetime | None
+    end_reason: str | None
     tokens_per_second: float | None
     steps: int
     micro_batches: int
@@ -102,7 +105,7 @@ def _samples(steps: Any) -> Any:
     return (steps // _steps_per_epoch) * Task.train_rows + func.least((steps % _steps_per_epoch) * _batch, Task.train_rows)
 
 
-_ended = Job.status.in_([JobStatus.COMPLETED, JobStatus.EXITED, JobStatus.FAILED, JobStatus.CANCELLED])
+_ended = Job.status.in_(sorted(JOB_TERMINAL))
 _sums = (
     select(
         Job.task_id,
@@ -147,21 +150,24 @@ def _winners(session: Session, tasks: Sequence[Task]) -> dict[str, Winner]:
 
 
 def _placements(session: Session, tasks: Sequence[Task]) -> dict[str, PlacementResource]:
-    ids = [task.id for task in tasks if task.status == TaskStatus.RUNNING]
+    """The newest placement of each task that is not between two."""
+    ids = [task.id for task in tasks if task.status == TaskStatus.RUNNING or task.status in TASK_TERMINAL]
     if not ids:
         return {}
-    live = select(Placement, Node.name).join(Node, Node.id == Placement.node_id)
-    found = session.execute(live.where(Placement.task_id.in_(ids), Placement.ended_at.is_(None)))
+    placed = select(Placement, Node.name).join(Node, Node.id == Placement.node_id).where(Placement.task_id.in_(ids))
     return {
         placement.task_id: PlacementResource(
             node=node,
             since=placement.created_at,
+            acknowledged_at=placement.acknowledged_at,
+            ended_at=placement.ended_at,
+            end_reason=placement.end_reason,
             tokens_per_second=placement.tokens / placement.train_seconds if placement.train_seconds > 0 else None,
             steps=placement.steps,
             micro_batches=placement.micro_batches,
             forwards=placement.forwards,
         )
-        for placement, node in found
+        for placement, node in session.execute(placed.order_by(Placement.created_at))  # a later one takes the place
     }
 
 

@@ -3,6 +3,7 @@
 import itertools
 import os
 import secrets
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -51,6 +52,18 @@ def database(database_url) -> Iterator[Database]:
     made = Database(database_url, pool_size=5)
     yield made
     made.engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
+    """Find a TCP port that nobody listens on."""
+
+    def find() -> int:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return probe.getsockname()[1]
+
+    return find
 
 
 @pytest.fixture(scope="session")
@@ -104,22 +117,36 @@ def storage(app) -> Storage:
     return app.state.motet.storage
 
 
+def _tenant_with_key(db: Database, scopes: tuple[Scope, ...]) -> tuple[str, str]:
+    with db.begin() as session:
+        tenant = Tenant(id=f"tenant_{secrets.token_hex(6)}", name=f"team {next(_numbers)} {secrets.token_hex(4)}")
+        session.add(tenant)
+        session.flush()
+        _, key = mint_key(session, tenant.id, "test", scopes)
+    return tenant.id, key
+
+
 @pytest.fixture
 def serve() -> Iterator[Callable[[Settings], Caller]]:
     """Start another app, on settings of the test's own, and call it with a key that has every scope."""
     with ExitStack() as stack:
 
         def start(settings: Settings) -> Caller:
-            started = stack.enter_context(TestClient(create_app(settings), raise_server_exceptions=False))
-            db = started.app.state.motet.db  # type: ignore[attr-defined]
-            with db.begin() as session:
-                tenant = Tenant(id=f"tenant_{secrets.token_hex(6)}", name=f"team {next(_numbers)}")
-                session.add(tenant)
-                session.flush()
-                _, key = mint_key(session, tenant.id, "test", tuple(Scope))
-            return Caller(started, tenant.id, key)
+            app = create_app(settings)
+            started = stack.enter_context(TestClient(app, raise_server_exceptions=False))
+            return Caller(started, *_tenant_with_key(app.state.motet.db, tuple(Scope)))
 
         yield start
+
+
+@pytest.fixture
+def new_key(database) -> Callable[..., str]:
+    """A key of a new tenant, for a server that runs in a process of its own."""
+
+    def make(*scopes: Scope) -> str:
+        return _tenant_with_key(database, scopes or (Scope.READ, Scope.WRITE))[1]
+
+    return make
 
 
 @pytest.fixture
@@ -127,12 +154,7 @@ def new_tenant(database, client, small_model) -> Callable[..., Caller]:
     """Make a tenant and a key of it: `new_tenant()`, `new_tenant(Scope.READ)`."""
 
     def make(*scopes: Scope) -> Caller:
-        with database.begin() as session:
-            tenant = Tenant(id=f"tenant_{secrets.token_hex(6)}", name=f"team {next(_numbers)} {secrets.token_hex(4)}")
-            session.add(tenant)
-            session.flush()
-            _, key = mint_key(session, tenant.id, "test", scopes or (Scope.READ, Scope.WRITE))
-        return Caller(client, tenant.id, key)
+        return Caller(client, *_tenant_with_key(database, scopes or (Scope.READ, Scope.WRITE)))
 
     return make
 

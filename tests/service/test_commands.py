@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -18,15 +17,14 @@ from service import schema
 from service.bootstrap import FILE_NAME
 from service.settings import Settings
 from tests.service.api import chat_rows, jsonl
+from tests.service.processes import Api, serving
 
 PATIENCE = 60.0
 
 
 @pytest.fixture
-def settings(new_database_url, settings_for, tmp_path) -> Settings:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return settings_for(new_database_url, tmp_path, port=probe.getsockname()[1])
+def settings(new_database_url, settings_for, free_port, tmp_path) -> Settings:
+    return settings_for(new_database_url, tmp_path, port=free_port())
 
 
 @pytest.fixture
@@ -42,28 +40,9 @@ def run(settings, environment_of) -> Callable[..., subprocess.CompletedProcess[s
 
 
 @pytest.fixture
-def api(settings, environment_of, tmp_path) -> Iterator[subprocess.Popen[bytes]]:
-    """The API as a process that has begun to answer."""
-    with (tmp_path / "api.log").open("wb") as log:
-        command = [sys.executable, "-m", "service", "api"]
-        process = subprocess.Popen(command, env=environment_of(settings), stdout=log, stderr=log)
-    try:
-        wait_for(process, settings)
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def wait_for(process: subprocess.Popen[bytes], settings: Settings) -> None:
-    pause = threading.Event()
-    while process.poll() is None:
-        try:
-            assert httpx.get(f"{settings.api_url}/readyz").status_code == 200
-            return
-        except httpx.TransportError:
-            pause.wait(0.05)
-    raise AssertionError(f"the API ended with {process.returncode}")
+def api(settings, environment_of, tmp_path) -> Iterator[Api]:
+    with serving(settings, environment_of(settings), tmp_path / "api.log") as started:
+        yield started
 
 
 def credentials(settings: Settings) -> dict[str, str]:
@@ -166,7 +145,7 @@ def test_told_to_stop_the_api_answers_who_waits_and_ends(run, settings, api):
         waiter.start()
         assert sent.wait(PATIENCE)
         assert httpx.get(f"{settings.api_url}/readyz").status_code == 200  # by now the other one has been read
-        api.send_signal(signal.SIGTERM)
+        api.process.send_signal(signal.SIGTERM)
         waiter.join()
         assert answers[0].json()["status"] == "validating"
-    assert api.wait(PATIENCE) in (0, -signal.SIGTERM)
+    assert api.process.wait(PATIENCE) in (0, -signal.SIGTERM)

@@ -4,7 +4,11 @@ import hashlib
 import json
 
 import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
 
+from service.files import actions
+from service.tenants.keys import Principal
 from tests.service.api import CHAT, PAIR, chat_rows, jsonl
 
 
@@ -170,3 +174,29 @@ def test_what_is_shown_of_a_row_can_be_carried_by_json(tenant):
     refused = tenant.upload(content)
     assert refused.status_code == 422
     assert json.loads(refused.content)["errors"]
+
+
+def test_a_full_disk_is_said_and_nothing_is_kept(tenant, storage, monkeypatch, settings):
+    receive = storage.receive
+
+    def onto_a_full_disk():
+        incoming = receive()
+        incoming._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115  (incoming closes it)
+        return incoming
+
+    monkeypatch.setattr(storage, "receive", onto_a_full_disk)
+    refused = tenant.upload(jsonl(PAIR))
+    assert (refused.status_code, refused.json()["code"]) == (507, "storage_full")
+    assert list((settings.storage_dir / "incoming").iterdir()) == []
+
+
+def test_a_file_that_a_task_is_being_made_of_waits_with_its_deletion(tenant, database):
+    file_id = tenant.file([PAIR])
+    principal = Principal(tenant.tenant_id, "key", frozenset())
+    with database.begin() as making:
+        assert set(actions.pin(making, principal, [file_id])) == {file_id}
+        with database.begin() as deleting:
+            deleting.execute(text("SET LOCAL lock_timeout = '100ms'"))
+            with pytest.raises(OperationalError, match="lock timeout"):
+                actions.delete(deleting, principal, file_id)
+    assert tenant.delete(f"/v1/files/{file_id}").status_code == 204

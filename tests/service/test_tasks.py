@@ -165,7 +165,16 @@ def test_a_running_task_shows_what_it_has_done(tenant, database):
     assert {status: count for status, count in task["jobs"].items() if count} == {"training": 1, "exited": 1, "pending": 1}
     placement = task["placement"]
     assert placement.pop("since")
-    assert placement == {"node": "north", "tokens_per_second": 2000.0, "steps": 6, "micro_batches": 9, "forwards": 9}
+    assert placement == {
+        "node": "north",
+        "acknowledged_at": None,
+        "ended_at": None,
+        "end_reason": None,
+        "tokens_per_second": 2000.0,
+        "steps": 6,
+        "micro_batches": 9,
+        "forwards": 9,
+    }
 
 
 def test_cancelling_ends_everything_at_once_and_once(tenant, database):
@@ -180,7 +189,7 @@ def test_cancelling_ends_everything_at_once_and_once(tenant, database):
     cancelled = tenant.post(f"/v1/tasks/{task_id}/cancel")
     assert cancelled.status_code == 200, cancelled.text
     task = cancelled.json()
-    assert (task["status"], task["placement"], task["version"]) == ("cancelled", None, 2)
+    assert (task["status"], task["placement"]["end_reason"], task["version"]) == ("cancelled", "cancelled", 2)
     assert task["ended_at"]
     assert [job["status"] for job in tenant.get(f"/v1/tasks/{task_id}/jobs").json()["data"]] == ["completed", "cancelled"]
     with database.begin() as session:
