@@ -18,7 +18,7 @@ _COMMANDS = {
     "migrate": "service.schema:migrate",
     "bootstrap": "service.bootstrap:run",
     "api": "service.serve:run",
-    "queue": "service.queue:run_worker",
+    "queue": "service.work:run_worker",
     "reconcile": "service.reconcile:run",
 }
 _NEED_TABLES = ("api", "queue", "reconcile")
