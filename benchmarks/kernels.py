@@ -1,4 +1,5 @@
-"""Each kernel of a step by itself on Llama-3.2-1B's shape, beside the bytes it must move: how far from the memory's speed it runs.
+"""Each kernel of a step by itself on Llama-3.2-1B's shape, beside the bytes it must move: how far from the memory's
+speed it runs.
 
     python -m benchmarks.kernels [--commit HASH]
 
@@ -76,21 +77,55 @@ def calls() -> list[Measured]:
     return [
         Measured("shrink, q k v", lambda i: shrink(h[i], copy[i], work, sh.a(*trio), (d,) * 3), tokens * d + row * 3 * d),
         Measured("shrink, down", lambda i: shrink(act[i], copy[i], work, sh.a("down_proj"), (f,)), tokens * f + row * f),
-        Measured("shrink, dS of gate and up", lambda i: shrink(gu[i], copy[i], work, gate_up, (f, f), (0, f)), 2 * f * (tokens + row)),
-        Measured("shrink, dS of q k v", lambda i: shrink(qkv[i], copy[i], work, sh.b(*trio), widths, starts), wide * (tokens + row)),
-        Measured("outer, dA of q k v", lambda i: outer(s[3][i], h[i], grad[i], work, sh.a(*trio), (d,) * 3), d * (tokens + 6 * row)),
-        Measured("outer, dB of gate and up", lambda i: outer(s[2][i], gu[i], grad[i], work, gate_up, (f, f), (0, f)), 2 * f * (tokens + 2 * row)),
-        Measured("outer, dA of down", lambda i: outer(s[1][i], act[i], grad[i], work, sh.a("down_proj"), (f,)), f * (tokens + 2 * row)),
+        Measured(
+            "shrink, dS of gate and up", lambda i: shrink(gu[i], copy[i], work, gate_up, (f, f), (0, f)), 2 * f * (tokens + row)
+        ),
+        Measured(
+            "shrink, dS of q k v", lambda i: shrink(qkv[i], copy[i], work, sh.b(*trio), widths, starts), wide * (tokens + row)
+        ),
+        Measured(
+            "outer, dA of q k v", lambda i: outer(s[3][i], h[i], grad[i], work, sh.a(*trio), (d,) * 3), d * (tokens + 6 * row)
+        ),
+        Measured(
+            "outer, dB of gate and up",
+            lambda i: outer(s[2][i], gu[i], grad[i], work, gate_up, (f, f), (0, f)),
+            2 * f * (tokens + 2 * row),
+        ),
+        Measured(
+            "outer, dA of down",
+            lambda i: outer(s[1][i], act[i], grad[i], work, sh.a("down_proj"), (f,)),
+            f * (tokens + 2 * row),
+        ),
         Measured("outer, dA of o", lambda i: outer(s[1][i], h[i], grad[i], work, sh.a("o_proj"), (d,)), d * (tokens + 2 * row)),
         Measured("expand, o", lambda i: expand(s[1][i], copy[i], sh.a("o_proj")[0], d, work), d * (tokens + row)),
-        Measured("residual + norm", lambda i: residual_norm(h[i], h[i - 1], s[1][i], copy[i], sh.b("o_proj")[0], weight, 1e-5, work), d * (4 * tokens + row)),
-        Measured("norm backward, gate and up", lambda i: norm_backward(h[i], s[2][i], copy[i], sh.a("gate_proj", "up_proj"), h[i - 1], lse[0], weight, h[i - 2], work), d * (5 * tokens + 2 * row)),
+        Measured(
+            "residual + norm",
+            lambda i: residual_norm(h[i], h[i - 1], s[1][i], copy[i], sh.b("o_proj")[0], weight, 1e-5, work),
+            d * (4 * tokens + row),
+        ),
+        Measured(
+            "norm backward, gate and up",
+            lambda i: norm_backward(
+                h[i], s[2][i], copy[i], sh.a("gate_proj", "up_proj"), h[i - 1], lse[0], weight, h[i - 2], work
+            ),
+            d * (5 * tokens + 2 * row),
+        ),
         Measured("swiglu", lambda i: swiglu(gu[i], s[2][i], copy[i], own, work), f * (3 * tokens + 2 * row)),
-        Measured("swiglu backward", lambda i: swiglu_backward(gu[i], act[i], s[2][i], s[1][i], copy[i], own, sh.a("down_proj")[0], work), f * (5 * tokens + 3 * row)),
-        Measured("rotary", lambda i: rotary(qkv[i], s[3][i], copy[i], b_qkv, cos, sin, at, heads, work), wide * (2 * tokens + row)),
+        Measured(
+            "swiglu backward",
+            lambda i: swiglu_backward(gu[i], act[i], s[2][i], s[1][i], copy[i], own, sh.a("down_proj")[0], work),
+            f * (5 * tokens + 3 * row),
+        ),
+        Measured(
+            "rotary", lambda i: rotary(qkv[i], s[3][i], copy[i], b_qkv, cos, sin, at, heads, work), wide * (2 * tokens + row)
+        ),
         Measured("attention", lambda i: attention(qkv[i], batch.sequences, heads, fused.stack.scale), tokens * (wide + d)),
-        Measured("attention backward", lambda i: attention_backward(h[i], qkv[i], out, lse, batch.sequences, heads, fused.stack.scale), tokens * (2 * wide + 2 * d)),
-    ]  # fmt: skip
+        Measured(
+            "attention backward",
+            lambda i: attention_backward(h[i], qkv[i], out, lse, batch.sequences, heads, fused.stack.scale),
+            tokens * (2 * wide + 2 * d),
+        ),
+    ]
 
 
 def measure(call: Measured) -> dict[str, Any]:

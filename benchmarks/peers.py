@@ -1,6 +1,8 @@
-"""What others do for the adapters' products, over our own base passes, attention and loss: a PyTorch loop, and torch's grouped_mm.
+"""What others do for the adapters' products, over our own base passes, attention and loss: a PyTorch loop, and
+torch's grouped_mm.
 
-Every base product, norm, rotary, SwiGLU and the head are the ones of worker.model.fused with no adapter in the work table; only how
+Every base product, norm, rotary, SwiGLU and the head are the ones of worker.model.fused with no adapter in the work
+table; only how
 LoRA is computed differs, so a difference in time is LoRA's.
 """
 

@@ -1,4 +1,5 @@
-"""Sequential PEFT as its users run it: one adapter after another, each with its own forward, backward and AdamW; also compiled."""
+"""Sequential PEFT as its users run it: one adapter after another, each with its own forward, backward and AdamW;
+also compiled."""
 
 import time
 from collections.abc import Iterator

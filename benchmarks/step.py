@@ -2,7 +2,8 @@
 
     python -m benchmarks.step [--commit HASH] [--skip sequential,eight_b]
 
-Ours is worker.model.device_trainer with everything it does in service: packing on the host, upload, tables, forward, backward, clip,
+Ours is worker.model.device_trainer with everything it does in service: packing on the host, upload, tables, forward,
+backward, clip,
 AdamW. The gate runs first; figures that fall short of their aim are written all the same.
 """
 
@@ -10,6 +11,7 @@ import argparse
 import gc
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -83,7 +85,7 @@ def consecutive_steps(trainer: DeviceTrainer, segments: list[Segment], rows: Row
         tail += bucket(own_tokens, 32, 32) - own_tokens
     torch.cuda.synchronize()
     wall = (time.perf_counter() - began) * 1e3
-    each = sorted(a.elapsed_time(b) for a, b in zip(marks[:-1], marks[1:], strict=True))
+    each = sorted(a.elapsed_time(b) for a, b in pairwise(marks))
     return {
         "what": "consecutive steps", "batch": batch, "adapters": len(segments), "steps": count, "step_ms": each[count // 2],
         "least_ms": each[0], "most_ms": each[-1], "mean_wall_ms": wall / count, "tokens_per_step": tokens / count,

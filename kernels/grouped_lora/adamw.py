@@ -1,8 +1,10 @@
 """AdamW over the arena's active rows: clip per adapter, decay, step, and the compute copy, in one pass over the parameters.
 
-Knows rows and their adapters; knows nothing of matrices or layers beyond the arena's shape [L, rows, W]. The gradient norm of an
+Knows rows and their adapters; knows nothing of matrices or layers beyond the arena's shape [L, rows, W]. The
+gradient norm of an
 adapter is summed in two stages of fixed order, so it has the same bits alone and packed. Moments are fp32, or 8-bit codes in
-blocks of 256 columns of one row (Dettmers et al., 8-bit Optimizers via Block-wise Quantization, sections 2.1-2.2): 7 decades, of
+blocks of 256 columns of one row (Dettmers et al., 8-bit Optimizers via Block-wise Quantization, sections 2.1-2.2): 7
+decades, of
 which decade i holds 2^i (signed) or 2^(i+1) (unsigned) evenly spaced values, computed in closed form from the code's own bits.
 """
 
@@ -20,7 +22,8 @@ RATE, DECAY, CORRECTION1, CORRECTION2, MAX_NORM = range(5)  # columns of the rat
 
 @dataclass(frozen=True)
 class RowTable:
-    """rows [N] int32: active arena rows; owner [N] int32: index of each row's adapter; firsts [A + 1] int32: each adapter's rows in
+    """rows [N] int32: active arena rows; owner [N] int32: index of each row's adapter; firsts [A + 1] int32: each
+    adapter's rows in
     `rows`; rates [A, 5] fp32: learning rate, weight decay, 1 - beta1^t, 1 - beta2^t, largest gradient norm (inf: no clip)."""
 
     rows: torch.Tensor
@@ -92,10 +95,7 @@ def _encode(x, SIGNED: tl.constexpr):
         (magnitude > 1e-6).to(tl.int32) + (magnitude > 1e-5).to(tl.int32) + (magnitude > 1e-4).to(tl.int32)
         + (magnitude > 1e-3).to(tl.int32) + (magnitude > 1e-2).to(tl.int32) + (magnitude > 1e-1).to(tl.int32)
     )  # fmt: skip
-    if SIGNED:
-        exponent = decade
-    else:
-        exponent = decade + 1
+    exponent = decade if SIGNED else decade + 1
     count = (1 << exponent).to(tl.float32)
     scaled = magnitude * tl.exp2((6 - decade).to(tl.float32) * 3.321928094887362)
     place = tl.minimum(tl.maximum((scaled - 0.1) / 0.9 * count, 0.0), count - 1.0).to(tl.int32)
@@ -186,7 +186,8 @@ def _adamw8(
 
 
 def clip_scales(grad: torch.Tensor, table: RowTable) -> torch.Tensor:
-    """norms [A, 2] fp32 of grad [L, rows, W]: each adapter's global gradient norm, and the factor its gradient is multiplied by."""
+    """norms [A, 2] fp32 of grad [L, rows, W]: each adapter's global gradient norm, and the factor its gradient is
+    multiplied by."""
     layers, _, width = grad.shape
     cfg = config("adamw")
     pieces = -(-width // cfg.block_n)
@@ -210,7 +211,8 @@ def adamw(
 ) -> torch.Tensor:
     """One clipped AdamW step of the table's rows; returns norms [A, 2] (gradient norm, clip factor).
 
-    master, grad [L, rows, W] fp32 and copy (the compute copy) share their strides. moments: exp_avg and exp_avg_sq, fp32 of that
+    master, grad [L, rows, W] fp32 and copy (the compute copy) share their strides. moments: exp_avg and exp_avg_sq,
+    fp32 of that
     shape; or their 8-bit codes, uint8 of that shape, followed by both block scales [L, rows, ceil(W / 256)] fp32.
     """
     layers, _, width = master.shape

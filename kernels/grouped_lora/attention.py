@@ -1,7 +1,9 @@
 """Causal attention over the sequences of one flat token axis, forward and backward, for many short sequences.
 
-Works on qkv[T, (Hq + 2 Hkv) D] as the rotary kernel leaves it: grouped query heads read their K and V in place, and backward writes
-one dqkv of that layout, summing a K head's query heads in registers. Every sum runs over a sequence's own blocks in order, so bits
+Works on qkv[T, (Hq + 2 Hkv) D] as the rotary kernel leaves it: grouped query heads read their K and V in place, and
+backward writes
+one dqkv of that layout, summing a K head's query heads in registers. Every sum runs over a sequence's own blocks in
+order, so bits
 do not depend on neighbours and two runs agree. (FlashAttention-2, Dao 2023, algorithms 1 and 2, in blocks of 64 by 64.)
 Legend: M query rows, N key rows of a tile; D head size; lse, delta [Hq, T] fp32.
 """
@@ -185,7 +187,8 @@ _NO_WINDOW = 1 << 30
 def attention(
     qkv: torch.Tensor, table: SequenceTable, heads: tuple[int, int], scale: float, window: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out [T, Hq D], lse [Hq, T] fp32 in base 2) of qkv [T, (Hq + 2 Hkv) D], contiguous. Rows of no sequence are left unwritten.
+    """(out [T, Hq D], lse [Hq, T] fp32 in base 2) of qkv [T, (Hq + 2 Hkv) D], contiguous. Rows of no sequence are
+    left unwritten.
 
     With a window a token sees itself and the window - 1 before it.
     """

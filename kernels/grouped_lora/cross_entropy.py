@@ -55,7 +55,8 @@ def _span_sums(values_ptr, bounds_ptr, sums_ptr, LANES: tl.constexpr):
 def cross_entropy(
     logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None, logp: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Log-probability [N] fp32 of each label under logits [N, V]; with `weights` [N] fp32, logits become weight · (softmax - onehot),
+    """Log-probability [N] fp32 of each label under logits [N, V]; with `weights` [N] fp32, logits become weight ·
+    (softmax - onehot),
 
     the gradient of the sum of -weight · logp. A row's NaN stays in its row.
     """

@@ -1,6 +1,7 @@
 """Y = S W for every adapter in one launch, written before the base product, which cuBLAS then adds with beta = 1.
 
-Used only where no kernel of ours touches the output (attention's incoming gradient). Rows of tokens without an adapter become 0.
+Used only where no kernel of ours touches the output (attention's incoming gradient). Rows of tokens without an
+adapter become 0.
 """
 
 import torch
@@ -8,8 +9,8 @@ import triton
 import triton.language as tl
 
 from grouped_lora.launch import config
-from grouped_lora.work import BLOCK_T, WorkTable
 from grouped_lora.tiles import load_ranks, load_shrunk, mma, store_tokens
+from grouped_lora.work import BLOCK_T, WorkTable
 
 
 @triton.jit

@@ -53,7 +53,8 @@ def _configs() -> dict[str, Config]:
 
 
 def config(kernel: str, max_rank: int = 0) -> Config:
-    """The configuration of `kernel` on this device for a rank class; `<kernel>_wide` is taken above rank 64 where there is one."""
+    """The configuration of `kernel` on this device for a rank class; `<kernel>_wide` is taken above rank 64 where
+    there is one."""
     table = _configs()
     wide = kernel + "_wide"
     return table[wide] if max_rank > 64 and wide in table else table[kernel]

@@ -1,8 +1,8 @@
 """Residual add + RMS norm, forward and backward, with the adapters' products joined in the same pass.
 
 Forward: x' = x + y + S B (o's or down's), h = x' / rms(x') * w. Backward: g = dh + Σ dS A over the matrices that read h, and
-dx = dr + the norm's gradient of g, where dr came along the residual. Each program owns a few tokens and walks their columns twice.
-Knows nothing of which layer it is in. Legend: T tokens, D features; S[T, M, RMAX]; adapters[rows, W] one layer's compute copy.
+dx = dr + the norm's gradient of g, where dr came along the residual. Each program owns a few tokens and walks their
+columns twice. Knows nothing of which layer it is in. Legend: T tokens, D features; S[T, M, RMAX]; adapters[rows, W] one layer's compute copy.
 """
 
 import torch
@@ -10,14 +10,15 @@ import triton
 import triton.language as tl
 
 from grouped_lora.launch import config
-from grouped_lora.work import BLOCK_T, WorkTable
 from grouped_lora.tiles import load_ranks, load_shrunk, load_tokens, mma, store_tokens
+from grouped_lora.work import BLOCK_T, WorkTable
 
 
 @triton.jit
 def _forward(
     x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, b_stride, b_column, eps, start, end, row0, rank,
-    HAS_Y: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr, R: tl.constexpr,
+    HAS_Y: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr,
+    R: tl.constexpr,
 ):  # fmt: skip
     tokens = start + tl.arange(0, BT)
     squares = tl.zeros((BT,), tl.float32)
@@ -189,7 +190,8 @@ def norm_backward(
     table: WorkTable,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """dx [T, D] = dr + the norm's gradient of (dh + Σ ds[:, m] @ A_m). Overwrites dh. `a_columns` are evenly spaced; `out` may be dr."""
+    """dx [T, D] = dr + the norm's gradient of (dh + Σ ds[:, m] @ A_m). Overwrites dh. `a_columns` are evenly spaced;
+    `out` may be dr."""
     dx = torch.empty_like(dh) if out is None else out
     cfg = config("norm_backward")
     step = a_columns[1] - a_columns[0] if len(a_columns) > 1 else 0

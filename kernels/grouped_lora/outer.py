@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 
 from grouped_lora.launch import config
-from grouped_lora.work import BLOCK_T, WorkTable
 from grouped_lora.tiles import load_shrunk, load_tokens, mma, store_ranks
+from grouped_lora.work import BLOCK_T, WorkTable
 
 
 @triton.jit
@@ -89,7 +89,8 @@ def outer(
     widths: tuple[int, ...],
     y_columns: tuple[int, ...] | None = None,
 ) -> None:
-    """grad[rows of each adapter, columns[m] : + widths[m]] = (or +=) s[:, m]ᵀ @ y over the adapter's own tokens, M <= 3 matrices.
+    """grad[rows of each adapter, columns[m] : + widths[m]] = (or +=) s[:, m]ᵀ @ y over the adapter's own tokens, M
+    <= 3 matrices.
 
     Without `y_columns` all matrices read the same y; with them matrix m reads y[:, y_columns[m] : + widths[m]]. Whether a span
     adds or overwrites is its own flag in the table. Only the exact ranks' rows are written.

@@ -1,4 +1,5 @@
-"""The attention's input: adapters' q, k, v products joined, optional per-head norm of q and k (Qwen3), rotary embedding; and back.
+"""The attention's input: adapters' q, k, v products joined, optional per-head norm of q and k (Qwen3), rotary
+embedding; and back.
 
 Works in place on qkv[T, (Hq + 2 Hkv) · D], backward on its gradient, one program per token block and head. Knows nothing of
 attention itself. Legend: D head size, H = D / 2 (rotate-half pairs d and d + H);
@@ -10,8 +11,8 @@ import triton
 import triton.language as tl
 
 from grouped_lora.launch import config
-from grouped_lora.work import BLOCK_T, WorkTable
 from grouped_lora.tiles import load_ranks, load_shrunk, mma
+from grouped_lora.work import BLOCK_T, WorkTable
 
 
 @triton.jit
@@ -38,7 +39,7 @@ def _rotary(
     rank = tl.load(spans_ptr + span * 5 + 3)
     if start >= end:
         return
-    if RMAX == 0:
+    if RMAX == 0:  # noqa: SIM102 (decided at compile time)
         if head >= HQ + HKV:
             return  # v is not rotated, and nothing joins it
     tokens = start + tl.arange(0, BT)

@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 
 from grouped_lora.launch import config
-from grouped_lora.work import BLOCK_T, WorkTable
 from grouped_lora.tiles import load_ranks, load_tokens, mma, token_tile
+from grouped_lora.work import BLOCK_T, WorkTable
 
 # Longer sums are cut into pieces of this many features, so that a step of few tokens still fills the chip; the cut depends on
 # the matrix alone, never on the tokens.

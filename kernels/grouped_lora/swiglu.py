@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 
 from grouped_lora.launch import config
-from grouped_lora.work import BLOCK_T, WorkTable
 from grouped_lora.tiles import load_ranks, load_shrunk, load_tokens, mma, store_tokens
+from grouped_lora.work import BLOCK_T, WorkTable
 
 
 @triton.jit

@@ -59,7 +59,8 @@ def load_shrunk(s_ptr, stride, column, start, stop, rank, BT: tl.constexpr, R: t
 
 @triton.jit
 def load_ranks(w_ptr, stride, column, row0, rank, columns, limit, R: tl.constexpr):
-    """The [R, N] tile of A or of B transposed, one arena row per rank: zero beyond the exact rank and beyond `limit` columns."""
+    """The [R, N] tile of A or of B transposed, one arena row per rank: zero beyond the exact rank and beyond `limit`
+    columns."""
     return load_tokens(w_ptr + column, row0, row0 + rank, stride, columns, limit, R)
 
 

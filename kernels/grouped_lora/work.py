@@ -22,7 +22,8 @@ OWNERLESS_SPAN = 512
 
 @dataclass(frozen=True)
 class WorkTable:
-    """spans [N, 5] int32, scales [N] fp32, blocks [M, 3] int32 on the device; `max_rank` is the class every rank fits in (0: none)."""
+    """spans [N, 5] int32, scales [N] fp32, blocks [M, 3] int32 on the device; `max_rank` is the class every rank
+    fits in (0: none)."""
 
     spans: torch.Tensor
     scales: torch.Tensor
@@ -40,8 +41,8 @@ class HostTable:
     max_rank: int
 
     def on(self, device: torch.device | str) -> WorkTable:
-        parts = (torch.from_numpy(part).to(device) for part in (self.spans, self.scales, self.blocks))
-        return WorkTable(*parts, max_rank=self.max_rank)
+        spans, scales, blocks = (torch.from_numpy(part).to(device) for part in (self.spans, self.scales, self.blocks))
+        return WorkTable(spans, scales, blocks, self.max_rank)
 
 
 def rank_class(rank: int) -> int:
@@ -59,7 +60,8 @@ def host_table(
 ) -> HostTable:
     """The table of one step, its sizes rounded up to multiples of the steps, so that they repeat from step to step.
 
-    No larger than that: an idle program costs about a microsecond of an SM's slot, and a launch has one per entry and column tile.
+    No larger than that: an idle program costs about a microsecond of an SM's slot, and a launch has one per entry
+    and column tile.
     Tokens that no span names get rank-0 spans. accumulate[i]: span i adds to its gradient rows instead of overwriting them.
     Raises ValueError where spans overlap or leave the step.
     """

@@ -1,4 +1,7 @@
-"""The attention kernel against float64, sequence by sequence: ugly lengths, grouped heads, windows, NaN neighbours, equal bits."""
+"""The attention kernel against float64, sequence by sequence: ugly lengths, grouped heads, windows, NaN neighbours,
+equal bits."""
+
+from itertools import pairwise
 
 import pytest
 import torch
@@ -35,7 +38,7 @@ def test_attention_and_its_gradient(dtype: torch.dtype, heads: tuple[int, int], 
     qkv[bounds[-1] :] = float("nan")
     out, lse = attention(qkv, table(bounds, 8), heads, SCALE, window)
     dqkv = attention_backward(dout, qkv, out, lse, table(bounds, 8), heads, SCALE, window)
-    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, stop in pairwise(bounds):
         leaf = qkv[start:stop].double().requires_grad_()
         want = truth(leaf, heads, window)
         close(out[start:stop], want.detach(), dtype)

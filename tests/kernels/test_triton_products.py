@@ -8,8 +8,8 @@ import torch
 from grouped_lora.expand import expand
 from grouped_lora.outer import outer
 from grouped_lora.shrink import shrink
-from grouped_lora.swiglu import swiglu, swiglu_backward
 from grouped_lora.span import Span
+from grouped_lora.swiglu import swiglu, swiglu_backward
 from grouped_lora.work import work_table
 
 from tests.kernels.triton_case import DEVICE, DTYPES, Case, close, own

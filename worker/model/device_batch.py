@@ -1,6 +1,7 @@
 """A flat batch as one upload: every number a pass reads, packed into one int32 buffer of a shape that repeats.
 
-Knows FlatBatch and the kernels' tables; knows no weights and no trainer. The token axis ends in a tail that nobody owns, up to the
+Knows FlatBatch and the kernels' tables; knows no weights and no trainer. The token axis ends in a tail that nobody
+owns, up to the
 bucket's size; labels end in rows of weight 0. So a captured graph can be fed any batch of its bucket.
 """
 

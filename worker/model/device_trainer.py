@@ -41,7 +41,7 @@ class DeviceTrainer(Trainer):
 
     def __init__(self, backbone: Backbone, arena: DeviceArena, checkpoint: bool = False) -> None:
         super().__init__(backbone, arena)
-        self._pass = FusedPass(backbone, arena.layout, backbone.max_positions)
+        self._fused = FusedPass(backbone, arena.layout, backbone.max_positions)
         self._checkpoint = checkpoint
         self._graphs: OrderedDict[tuple[BatchShape, bool], _Graph] = OrderedDict()
         self._buffers: tuple[int, int] = (0, 0)
@@ -71,9 +71,8 @@ class DeviceTrainer(Trainer):
         rates = [
             [u.learning_rate, u.weight_decay, 1 - BETAS[0] ** u.step, 1 - BETAS[1] ** u.step, u.max_grad_norm] for u in updates
         ]
-        table = RowTable(
-            *(self._up(part.astype(np.int32)) for part in (rows, owner, firsts)), self._up(np.array(rates, np.float32))
-        )
+        on = [self._up(part) for part in (rows, owner, firsts)]
+        table = RowTable(on[0], on[1], on[2], self._up(np.array(rates, np.float32)))
         master, grad, m, v, copy = (
             arena.layered(buffer) for buffer in (arena.master, arena.grad, arena.exp_avg, arena.exp_avg_sq, arena.copy)
         )
@@ -81,8 +80,9 @@ class DeviceTrainer(Trainer):
         return list(norms[:, 0])
 
     def _up(self, values: np.ndarray) -> Tensor:
-        """An upload that the host does not wait for."""
-        return torch.from_numpy(values).pin_memory().to(self.backbone.device, non_blocking=True)
+        """An upload that the host does not wait for: fp32 as it is, all else as int32."""
+        narrow = values if values.dtype == np.float32 else values.astype(np.int32)
+        return torch.from_numpy(narrow).pin_memory().to(self.backbone.device, non_blocking=True)
 
     def _run(self, segments: Sequence[Segment], grad: bool) -> list[LossSum]:
         order = sorted(range(len(segments)), key=lambda place: _owner(segments[place].slot))
@@ -110,8 +110,8 @@ class DeviceTrainer(Trainer):
         batch, labels = unpack(shape, flat)
         copy = self.arena.layered(self.arena.copy)
         if not grad:
-            return self._pass.evaluate(batch, labels, copy)
-        return self._pass.train(batch, labels, copy, self.arena.layered(self.arena.grad), self._checkpoint)
+            return self._fused.evaluate(batch, labels, copy)
+        return self._fused.train(batch, labels, copy, self.arena.layered(self.arena.grad), self._checkpoint)
 
     def _replay(self, shape: BatchShape, host: Tensor, grad: bool) -> PassResult:
         buffers = (self.arena.copy.data_ptr(), self.arena.grad.data_ptr())
@@ -133,7 +133,8 @@ class DeviceTrainer(Trainer):
         inputs = host.to(self.backbone.device)
         run: Callable[[], PassResult] = lambda: self._launch(shape, inputs, grad)  # noqa: E731
         if grad:
-            # The warming pass must leave no trace where gradients add up: a table without adapters' rows does the same launches.
+            # The warming pass must leave no trace where gradients add up: a table without adapters' rows does the same
+            # launches.
             inputs.zero_()
         side = torch.cuda.Stream(self.backbone.device)
         side.wait_stream(torch.cuda.current_stream())

@@ -1,6 +1,7 @@
 """The decoder stack on CUDA: forward and backward written by hand over grouped_lora's kernels, base products in cuBLAS.
 
-Backward is explicit, so what is saved is chosen here: the residual stream, what enters each product, and the small S; gate and up
+Backward is explicit, so what is saved is chosen here: the residual stream, what enters each product, and the small
+S; gate and up
 are saved before the adapters join and turn into their own gradient in place. Knows one flat batch on the device; knows no jobs,
 losses or optimizers. Legend: T tokens, D hidden, F ffn; C one layer's arena columns.
 """
@@ -186,7 +187,8 @@ class FusedStack:
         self._hand_over([], held, grad[0], batch.table)
 
     def _hand_over(self, gradients: list[Gradient], held: list[Gradient], grad: Tensor, table: WorkTable) -> list[Gradient]:
-        """Start a layer's dA and dB beside the path to dx, after waiting for the layer before it, whose tensors are then free."""
+        """Start a layer's dA and dB beside the path to dx, after waiting for the layer before it, whose tensors are
+        then free."""
         if self._aside is None:
             for gradient in gradients:
                 outer(gradient.s, gradient.y, grad, table, gradient.columns, gradient.widths, gradient.y_columns)
@@ -217,6 +219,7 @@ class FusedStack:
         dgu = swiglu_backward(t.gate_up, dact, t.s["gate_up"], ds_down, own, b_gu, sh.columns["down_proj"][0], table)
         if lora:
             assert t.s["gate_up"] is not None
+            assert ds_down is not None
             gradients.append(Gradient(ds_down, t.act, sh.a("down_proj"), (sh.ffn,)))
             gradients.append(Gradient(t.s["gate_up"], dgu, b_gu, (sh.ffn, sh.ffn), (0, sh.ffn)))
             ds_gu = shrink(dgu, own, table, b_gu, (sh.ffn, sh.ffn), x_columns=(0, sh.ffn))

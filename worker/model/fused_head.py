@@ -14,7 +14,8 @@ CHUNK_LABELS = 2048  # bf16 logits of one chunk at a 128k vocabulary: 525 MB
 
 @dataclass(frozen=True)
 class Labels:
-    """rows int [L]: the row each label is predicted from; T for padding. tokens int [L]; weights fp32 [L]: what -log p counts in
+    """rows int [L]: the row each label is predicted from; T for padding. tokens int [L]; weights fp32 [L]: what -log
+    p counts in
     the gradient (0 for padding). bounds int32 [segments + 1]: each segment's labels."""
 
     rows: Tensor
