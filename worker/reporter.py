@@ -45,7 +45,7 @@ class Reporter:
             self._idle = False
             if len(self._events) >= _MAX_EVENTS or not all(isinstance(event, Points | Throughput) for event in events):
                 self._urgent = True
-                self._changed.notify_all()
+            self._changed.notify_all()  # points too: they start the moment in which they are gathered
 
     def point(self, job: int, series: Series, step: int, loss: float) -> None:
         """Say that a job's loss after `step` is this."""

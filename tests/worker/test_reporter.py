@@ -179,3 +179,11 @@ def test_past_its_lease_nothing_is_sent(fleet, placing):
     assert spoken.ended.wait(10)
     assert spoken.over[0][0]
     assert fleet.requests == []
+
+
+def test_points_are_told_without_anything_urgent(fleet, placing):
+    spoken = Spoken(fleet, placing({"learning_rate": [1e-3]}))
+    spoken.reporter.record(attached(), MOVED)
+    assert spoken.reporter.drain(10)
+    spoken.reporter.point(0, "train_loss", 1, 1.0)
+    fleet.until(lambda: spoken.reported.curves.get((0, "train_loss")) == {1: 1.0})
