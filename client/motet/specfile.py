@@ -60,7 +60,9 @@ class SpecFile:
 
     def with_files(self, ids: Mapping[str, str]) -> TaskSpec:
         """The spec with the uploaded files' ids, by field."""
-        return TaskSpec.model_validate({**self.content, "dataset": {**self.content["dataset"], **ids}})
+        dataset = self.content.get("dataset")
+        whole = {"dataset": {**dataset, **ids}} if isinstance(dataset, dict) else {}
+        return TaskSpec.model_validate({**self.content, **whole})
 
 
 def read(path: Path) -> SpecFile:
@@ -83,8 +85,8 @@ def read(path: Path) -> SpecFile:
 
 
 def _parse(path: Path, text: str) -> tuple[yaml.Node, dict[str, Any]]:
-    loader = _Loader(text)
     try:
+        loader = _Loader(text)
         root = loader.get_single_node()
         content = loader.construct_document(root) if root is not None else None
     except yaml.MarkedYAMLError as error:
@@ -93,8 +95,10 @@ def _parse(path: Path, text: str) -> tuple[yaml.Node, dict[str, Any]]:
         raise SpecError(f"{path}: {where}{error.problem or error.context}") from None
     except yaml.YAMLError as error:
         raise SpecError(f"{path} is not YAML: {error}") from None
-    finally:
-        loader.dispose()
+    except ValueError as error:  # a date or a number that only looks like one
+        raise SpecError(f"{path} holds a value that cannot be read: {error}") from None
+    except RecursionError:
+        raise SpecError(f"{path} is nested too deeply") from None
     if root is None or not isinstance(content, dict):
         raise SpecError(f"{path} holds no task: at its top there must be fields such as base_model, dataset, search_space")
     return root, content

@@ -96,7 +96,7 @@ def _address(api_url: str) -> httpx.URL:
         url = httpx.URL(api_url)
     except httpx.InvalidURL:
         url = httpx.URL()
-    if url.scheme not in ("http", "https") or not url.host:
+    if url.scheme not in ("http", "https") or not url.host or "%" in url.host:
         raise Unreachable(f"{api_url!r} is not the address of an API; one looks like http://127.0.0.1:8321")
     return url
 
