@@ -1,0 +1,121 @@
+"""The README is true: its tree is the repository's, its targets exist, and its commands work against a running Motet."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from motet import Client
+from motet.examples import register_base
+from motet.stack import Stack, ready_of
+
+from contract.states import JOB_TRANSITIONS, TASK_TRANSITIONS
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BY_FOLDER = ("tests", "benchmarks")  # a folder of these has one line
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def tree() -> list[str]:
+    """Every path of the README's tree; folders end in a slash."""
+    (text,) = blocks("tree")
+    paths, above = [], []
+    for line in text.splitlines():
+        depth, name = (len(line) - len(line.lstrip())) // 2, line.split()[0]
+        above = [*above[:depth], name]
+        paths.append("".join(above))
+    return paths
+
+
+def test_the_tree_names_nothing_that_is_not_there() -> None:
+    missing = [path for path in tree() if not (ROOT / path).exists()]
+    assert not missing
+    assert len(set(tree())) == len(tree())
+
+
+def test_the_tree_has_a_line_for_every_file() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode != 0:
+        pytest.fail("the tree is compared with git's list of files: run this in a clone")
+    known = set(tree())
+    absent = []
+    for file in listed.stdout.split():
+        parts = file.split("/")
+        folded = parts[0] in BY_FOLDER and len(parts) > 2 and "/".join(parts[:2]) + "/" in known
+        empty = parts[-1] == "__init__.py" and not (ROOT / file).read_text().strip()
+        if (ROOT / file).exists() and file not in known and not folded and not empty:
+            absent.append(file)
+    assert not absent, "add a line to the README's tree for each"
+
+
+def test_every_make_target_is_there() -> None:
+    made = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"\bmake ([a-z-]+)", README)) <= made | {"and"}
+
+
+def test_the_state_tables_are_the_contracts() -> None:
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    for name, table in (("task", TASK_TRANSITIONS), ("job", JOB_TRANSITIONS)):
+        (rows,) = re.findall(rf"^\| {name} \| may become \|\n\|---\|---\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+        told = {}
+        for row in rows.splitlines():
+            before, after = (cell.strip() for cell in row.strip("|").split("|"))
+            told[before] = set(after.split(", ")) - {""}
+        assert told == {before.value: {a.value for a in after} for before, after in table.items()}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment of somebody beside a running stack that knows the example's base."""
+    state = tmp_path_factory.mktemp("state")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("MOTET_API_URL", "MOTET_API_KEY", "MOTET_ADMIN_KEY", "MOTET_PORT"):
+            patch.delenv(name, raising=False)
+        patch.setenv("MOTET_STATE_DIR", str(state))
+        with Stack(["--device", "cpu"]) as stack:
+            assert any(ready_of(event) for event in stack.events())
+            with Client() as client:
+                register_base(client)
+            yield dict(os.environ)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    return tmp_path
+
+
+def run(words: list[str], folder: Path, environment: dict[str, str]) -> str:
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_the_walk_with_curl(running: dict[str, str], folder: Path) -> None:
+    said = run(["bash", "-c", "set -euo pipefail\n" + "\n".join(blocks("bash"))], folder, running)
+    assert "succeeded" in said
+    assert "adapter_model.safetensors" in said
+    problem = json.loads(said.splitlines()[-1])
+    assert "search_space.rank[0]" in {error["field"] for error in problem["errors"]}
+
+
+def test_the_python(running: dict[str, str], folder: Path) -> None:
+    (script,) = blocks("python")
+    said = run([sys.executable, "-c", script], folder, running)
+    assert said.startswith("succeeded")
+    assert (folder / "my-adapter" / "adapter_config.json").is_file()
+
+
+def test_every_motet_command_is_there(running: dict[str, str], folder: Path) -> None:
+    named = set(re.findall(r"^motet ([a-z]+)", "".join(blocks("text")), re.MULTILINE))
+    assert len(named) == 7
+    for name in named:
+        run([sys.executable, "-c", "from motet.cli import main; main()", name, "--help"], folder, running)
