@@ -2,7 +2,8 @@
 
 Forward: x' = x + y + S B (o's or down's), h = x' / rms(x') * w. Backward: g = dh + Σ dS A over the matrices that read h, and
 dx = dr + the norm's gradient of g, where dr came along the residual. Each program owns a few tokens and walks their
-columns twice. Knows nothing of which layer it is in. Legend: T tokens, D features; S[T, M, RMAX]; adapters[rows, W] one layer's compute copy.
+columns twice. Knows nothing of which layer it is in.
+Legend: T tokens, D features; S[T, M, RMAX]; adapters[rows, W] one layer's compute copy.
 """
 
 import torch
