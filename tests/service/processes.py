@@ -35,10 +35,11 @@ def serving(settings: Settings, environment: dict[str, str], log: Path) -> Itera
 
 def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     pause = threading.Event()
-    while process.poll() is None:
-        try:
-            assert httpx.get(f"{url}/readyz").status_code == 200
-            return
-        except httpx.TransportError:
-            pause.wait(0.05)
+    with httpx.Client() as client:  # one for all tries: each new one reads the system's certificates
+        while process.poll() is None:
+            try:
+                assert client.get(f"{url}/readyz").status_code == 200
+                return
+            except httpx.TransportError:
+                pause.wait(0.05)
     raise AssertionError(f"the API ended with {process.returncode}: {log.read_text()}")
