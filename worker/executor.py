@@ -49,7 +49,7 @@ class Executor:
         self._scratch = Scratch(settings.scratch / "objects")
         self._scratch.sweep()
         self._roster = Roster(settings, link, self._scratch, self._inbox.put, tell, self._opened, self._left)
-        self._keeper = Keeper(link, self._scratch, self._inbox.put, lambda task, why: self._roster.leave(task, True, why))
+        self._keeper = Keeper(link, self._scratch, self._inbox.put, self._roster.leave)
         self._safeguard = Safeguard(self._keeper, self._scratch, settings.worker_checkpoint_seconds)
         self._slots: Slots | None = None  # of the base that is loaded
         self._vacant = False  # whether jobs may find room that did not find it before

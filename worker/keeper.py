@@ -41,12 +41,16 @@ class Snapshot:
 
 
 class Keeper:
-    """`hand_over` puts an act into the loop. `refused(task, why)` is handed over where storage will not have something."""
+    """`hand_over` puts an act into the loop; `over(task, lost, why)` is handed over where a placement cannot go on."""
 
     def __init__(
-        self, link: PlacementLink, scratch: Scratch, hand_over: Callable[[Act], None], refused: Callable[[TaskRun, str], None]
+        self,
+        link: PlacementLink,
+        scratch: Scratch,
+        hand_over: Callable[[Act], None],
+        over: Callable[[TaskRun, bool, str], None],
     ) -> None:
-        self._link, self._scratch, self._hand_over, self._refused = link, scratch, hand_over, refused
+        self._link, self._scratch, self._hand_over, self._over = link, scratch, hand_over, over
         self._bench = Bench("keeper")
 
     def keep_adapter(
@@ -64,10 +68,12 @@ class Keeper:
     def _guarded(self, task: TaskRun, work: Act) -> None:
         try:
             work()
-        except (LeaseOver, FenceStale) as error:
+        except LeaseOver as error:
             log.info("what placement %s still had to store is dropped: %s", task.key, error)
+        except FenceStale:
+            self._hand_over(partial(self._over, task, False, "the service has ended it"))
         except Refused as error:
-            self._hand_over(partial(self._refused, task, f"storage refused an upload: {error}"))
+            self._hand_over(partial(self._over, task, True, f"storage refused an upload: {error}"))
 
     def _export(self, task: TaskRun, run: JobRun, base: Base, weights: Tensor, then: Callable[[AdapterManifest], None]) -> None:
         assert run.best is not None

@@ -80,7 +80,7 @@ class Reported:
 class Fleet:
     """Nodes, placements, files and objects. `down` answers 503 to everything; `on_report` sees every applied report."""
 
-    def __init__(self, heartbeat_seconds: float = 0.2, lease_seconds: float = 30.0) -> None:
+    def __init__(self, heartbeat_seconds: float = 0.2, lease_seconds: float = 900.0) -> None:
         self.heartbeat_seconds, self.lease_seconds = heartbeat_seconds, lease_seconds
         self.lock = threading.Condition()
         self.files: dict[str, bytes] = {}

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from contract import wire
-from contract.states import JobStatus
+from contract.states import JOB_TERMINAL, JobStatus
 from tests.worker.fleet import JOIN_TOKEN, Fleet, Reported
 from worker.clock import boot_now
 from worker.executor import Executor
@@ -25,7 +25,7 @@ class Inside:
             join_token=JOIN_TOKEN,
             worker_dir=folder,
             worker_device="cpu",
-            worker_threads=2,
+            worker_threads=1,
             **{"worker_checkpoint_seconds": 3600, "worker_step_tokens": 4096, **settings},
         )
 
@@ -56,20 +56,21 @@ class Inside:
 
 def resumed(reported: Reported, key: str, base_val_loss: float | None = None) -> wire.Placement:
     """The task placed anew after its placement was lost: what the service makes of what it was told."""
-    ended = reported.ended
+    warmup = reported.of(wire.Attached)
     jobs = []
     for job in reported.placement.jobs:
         checkpoint = reported.checkpoints.get(job.index)
         loss = reported.warmup_losses.get(job.index)
         promoted = job.index in reported.promoted
         status = reported.status[job.index]
-        if job.index not in ended:
+        if status not in JOB_TERMINAL:
             if checkpoint is None:
                 status = JobStatus.PENDING
             elif promoted:
                 status = JobStatus.TRAINING
             else:
-                status = JobStatus.PARKED if loss is not None and status is JobStatus.PARKED else JobStatus.WARMUP
+                at_boundary = loss is not None and bool(warmup) and checkpoint.step >= warmup[0].warmup_steps[job.index]
+                status = JobStatus.PARKED if at_boundary else JobStatus.WARMUP
             if status in (JobStatus.PENDING, JobStatus.WARMUP) and not promoted:
                 loss = None
         jobs.append(

@@ -1,5 +1,4 @@
 """Our block against transformers' own classes: every family, packed and ragged, logits and gradients; and what is refused."""
-refused, and how."""
 
 from pathlib import Path
 
