@@ -12,8 +12,9 @@ from grouped_lora import Adapters
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from worker.model.attention import Axis, causal_mask
 from worker.model.batch import FlatBatch
-from worker.model.block import Axis, BlockShape, BlockWeights, run_block
+from worker.model.block import BlockShape, BlockWeights, run_block
 from worker.model.layout import GROUPS, Layout, Target
 from worker.model.norm import rms_norm
 from worker.model.rotary import RotaryTable
@@ -96,10 +97,11 @@ class Backbone:
 
     def hidden(self, x_TK: Tensor, batch: FlatBatch, adapters: Adapters, layout: Layout) -> Tensor:
         """What the final norm reads, [T, K], from the first layer's input."""
-        cos, sin = self.rotary.table(batch.longest)
-        axis = Axis(batch.bounds, batch.pieces, cos.unsqueeze(1), sin.unsqueeze(1))
+        cos, sin = self.rotary.table(max(1, batch.longest))
+        cos, sin = cos[batch.positions].unsqueeze(1), sin[batch.positions].unsqueeze(1)
+        axis = Axis(batch.bounds, cos, sin, causal_mask(batch.longest, x_TK))
         for weights, groups in zip(self.layers, layout.layers, strict=True):
-            x_TK = run_block(x_TK, weights, self.shape, axis, adapters, groups)
+            x_TK = run_block(x_TK, weights, self.shape, axis, batch.pieces, adapters, groups)
         return x_TK
 
     def final_norm(self, x: Tensor) -> Tensor:

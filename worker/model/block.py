@@ -9,7 +9,7 @@ import torch
 from grouped_lora import Adapters, Group, grouped_linear
 from torch import Tensor
 
-from worker.model.attention import Heads, attend
+from worker.model.attention import Axis, Heads, attend
 from worker.model.norm import Pieces, rms_norm
 from worker.model.swiglu import swiglu
 
@@ -43,27 +43,23 @@ class BlockShape:
     eps: float
 
 
-@dataclass(frozen=True)
-class Axis:
-    """What every layer needs to know of the flat axis: sequence bounds, row pieces, cos and sin [positions, 1, D / 2]."""
-
-    bounds: tuple[int, ...]
-    pieces: Pieces
-    cos: Tensor
-    sin: Tensor
-
-
 def run_block(
-    x_TK: Tensor, weights: BlockWeights, shape: BlockShape, axis: Axis, adapters: Adapters, groups: dict[str, Group]
+    x_TK: Tensor,
+    weights: BlockWeights,
+    shape: BlockShape,
+    axis: Axis,
+    pieces: Pieces,
+    adapters: Adapters,
+    groups: dict[str, Group],
 ) -> Tensor:
-    """The layer's output, [T, K]."""
-    normed = rms_norm(x_TK, weights.norm_attention, shape.eps, axis.pieces)
+    """The layer's output, [T, K]. `pieces` cover its rows for the work between products."""
+    normed = rms_norm(x_TK, weights.norm_attention, shape.eps, pieces)
     qkv = grouped_linear(normed, weights.w_qkv, weights.b_qkv, adapters, groups["qkv"])
-    attended = attend(qkv, axis.cos, axis.sin, axis.bounds, _heads(weights, shape))
+    attended = attend(qkv, axis, _heads(weights, shape))
     x_TK = grouped_linear(attended, weights.w_o, weights.b_o, adapters, groups["o"], residual_TN=x_TK)
-    normed = rms_norm(x_TK, weights.norm_mlp, shape.eps, axis.pieces)
+    normed = rms_norm(x_TK, weights.norm_mlp, shape.eps, pieces)
     gate_up = grouped_linear(normed, weights.w_gate_up, weights.b_gate_up, adapters, groups["gate_up"])
-    mixed = swiglu(gate_up, axis.pieces)
+    mixed = swiglu(gate_up, pieces)
     return grouped_linear(mixed, weights.w_down, weights.b_down, adapters, groups["down"], residual_TN=x_TK)
 
 
