@@ -85,7 +85,7 @@ class House:
         key = self.as_admin(
             "POST", f"/v1/admin/tenants/{tenant['id']}/keys", json={"name": "test", "scopes": ["read", "write"]}
         )
-        return httpx.Client(base_url=self.url, timeout=90, headers={"Authorization": f"Bearer {key['key']}"})
+        return httpx.Client(base_url=self.url, timeout=90, headers={"Authorization": f"Bearer {key['secret']}"})
 
     def upload(self, rows: list[dict[str, Any]], http: httpx.Client | None = None) -> str:
         content = "".join(json.dumps(row) + "\n" for row in rows).encode()

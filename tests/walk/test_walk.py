@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.walk.house import BASE_MODEL, House, gsm8k, house
+from tests.walk.house import BASE_MODEL, ROOT, House, gsm8k, house
 
-PEFT_LOSS = Path(__file__).with_name("peft_loss.py")
+USE_ADAPTER = ROOT / "examples" / "use_adapter.py"  # transformers and PEFT alone; nothing of Motet
 LEARNABLE = {"method": "grid", "learning_rate": [3e-3], "rank": [8], "batch_size": [8]}
 
 
@@ -29,7 +29,8 @@ def motet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 def peft_losses(adapter: Path, rows: list[dict[str, Any]], folder: Path) -> dict[str, float]:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = [sys.executable, str(PEFT_LOSS), str(BASE_MODEL), str(adapter), str(folder / "rows.jsonl")]
+    command = [sys.executable, str(USE_ADAPTER), str(adapter), "--base", str(BASE_MODEL), "--json"]
+    command += ["--rows", str(folder / "rows.jsonl")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout.splitlines()[-1]))
@@ -87,8 +88,8 @@ def test_a_posted_task_comes_back_as_a_trained_adapter(motet: House, tmp_path: P
         assert content == (folder / file["path"]).read_bytes()
 
     again = peft_losses(folder, validation, tmp_path)
-    assert abs(again["adapter"] - winner["val_loss"]) < 1e-3
-    assert abs(again["base"] - task["base_val_loss"]) < 1e-3
+    assert abs(again["adapter_loss"] - winner["val_loss"]) < 1e-3
+    assert abs(again["base_loss"] - task["base_val_loss"]) < 1e-3
 
 
 def _made_rows(rng: random.Random, rows: int) -> list[dict[str, Any]]:
@@ -98,7 +99,8 @@ def _made_rows(rng: random.Random, rows: int) -> list[dict[str, Any]]:
         "".join(rng.choices(letters, k=5)): " ".join("".join(rng.choices(letters, k=4)) for _ in range(3)) for _ in range(12)
     }
     asked = [rng.choice(sorted(towns)) for _ in range(rows)]
-    return [{"prompt": f"What do they eat in {town}? ", "completion": towns[town]} for town in asked]
+    # Numbered, since equal rows are held out together: a held-out town must have been seen in training.
+    return [{"prompt": f"{n}. What do they eat in {town}? ", "completion": towns[town]} for n, town in enumerate(asked)]
 
 
 def test_rows_made_just_now_are_learnt_and_shuffled_completions_are_not(motet: House) -> None:
