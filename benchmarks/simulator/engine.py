@@ -166,6 +166,7 @@ class _Run:
 
     def _begin(self, start: Start) -> None:
         task = self._waiting.pop(start.task)
+        self._needy_since.pop(task.tenant, None)
         ran = self._ran[start.task]
         ran.started = self._now if ran.started is None else ran.started
         end = self._now + ran.left
@@ -235,8 +236,7 @@ class _Run:
                 if found is None:
                     break
                 self._give(found.claim.task, found.node, found.victims)
-                mine = [task for task in mine if task.id != found.claim.task]
-                self._needy_since.pop(tenant, None)
+                since, mine = self._now, [task for task in mine if task.id != found.claim.task]
 
     def _give(self, task: str, node: str, victims: Sequence[Held]) -> None:
         for victim in victims:

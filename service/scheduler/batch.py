@@ -27,25 +27,25 @@ class _Block:
 
 
 def pack(problem: Problem, moves: int = 3000) -> tuple[Start, ...] | None:
-    """A start for every placeable task; None where the tree does not apply: a duration that depends on the node.
+    """A start for every placeable task; None where the tree does not apply: a duration that depends on the node, a limit.
 
     `moves` bounds the search: moves and swaps tried, each of which looks at every task.
     """
     nodes = [node for node in problem.nodes if not node.drained]
-    fits = [[not node.drained for node in problem.nodes]] if problem.limits == () else []
     tasks = list(problem.placeable)
-    for task in tasks:
-        open_seconds = {
-            s for s, node in zip(task.seconds, problem.nodes, strict=True) if not node.drained and node.gpus >= task.gpus
-        }
-        if len(open_seconds) != 1 or None in open_seconds:
-            return None
-    if not tasks or not fits:
+    if problem.limits or not tasks:
         return None
-    blocks = sorted(_blocks(nodes_gpus=[(node.id, node.gpus) for node in nodes]), key=lambda block: -block.leaves)
+    seconds: list[int] = []
+    for task in tasks:
+        pairs = zip(task.seconds, problem.nodes, strict=True)
+        known = {spent for spent, node in pairs if not node.drained and node.gpus >= task.gpus}
+        if len(known) != 1 or None in known:
+            return None
+        seconds += [spent for spent in known if spent is not None]
+    blocks = sorted(_blocks([(node.id, node.gpus) for node in nodes]), key=lambda block: -block.leaves)
     if _round_up(max(task.gpus for task in tasks)) > blocks[0].leaves:
         return None  # a task on 6 of 6 GPUs has no block of 8
-    tree = _Tree(problem, blocks, tasks)
+    tree = _Tree(problem, blocks, tasks, seconds)
     tree.multifit()
     tree.improve(moves)
     return tree.starts()
@@ -66,10 +66,10 @@ def _round_up(gpus: int) -> int:
 class _Tree:
     """Where every task stands. Blocks come by falling size, so a block of w starts at a multiple of w."""
 
-    def __init__(self, problem: Problem, blocks: list[_Block], tasks: list[Queued]) -> None:
+    def __init__(self, problem: Problem, blocks: list[_Block], tasks: list[Queued], seconds: list[int]) -> None:
         self._problem, self._tasks, self._roots = problem, tasks, blocks
         self._ground = self._running(blocks)
-        self._seconds: Whole = np.array([task.shortest for task in tasks], np.int64)
+        self._seconds: Whole = np.array(seconds, np.int64)
         self._widths = [_round_up(task.gpus) for task in tasks]
         self._levels = sorted(set(self._widths), reverse=True)
         self._members = {w: np.flatnonzero(np.array(self._widths) == w) for w in self._levels}

@@ -66,7 +66,17 @@ class Profile:
 @lru_cache(maxsize=4096)
 def _durations(seconds: tuple[int | None, ...], open_nodes: tuple[bool, ...]) -> Whole:
     """NEVER where it does not fit."""
+    if None not in seconds and all(open_nodes):
+        return np.array(seconds, np.int64)
     return np.array([s if s is not None and free else NEVER for s, free in zip(seconds, open_nodes, strict=True)], np.int64)
+
+
+def _rows(since: list[list[int]]) -> Whole:
+    """One row for each node; NEVER for GPUs that it does not have."""
+    rows: Whole = np.full((len(since), max(map(len, since), default=0)), NEVER, np.int64)
+    for at, row in enumerate(since):
+        rows[at, : len(row)] = row
+    return rows
 
 
 class _Place(NamedTuple):
@@ -96,12 +106,9 @@ class Board:
             self._profiles[self._places[task.node]].take(0, task.remaining, task.gpus)
             if task.tenant in self._limits:
                 self._limits[task.tenant].take(0, task.remaining, task.gpus)
+        self._soonest = _rows([p.forever(node.gpus) for p, node in zip(self._profiles, problem.nodes, strict=True)])
         self._now = np.array([profile.free(0) for profile in self._profiles], np.int64)
-
-    @property
-    def most_free(self) -> int:
-        """GPUs of the node with the most free ones at this moment."""
-        return int(self._now[self._takes].max(initial=0))
+        self.most_free = self._most()  # GPUs of the node with the most free ones at this moment
 
     def put(self, start: Start) -> Start:
         self._take(start, 1)
@@ -123,20 +130,26 @@ class Board:
         return None
 
     def best(self, task: Queued) -> Start | None:
-        """Where it would end first at its narrowest width, holes included."""
+        """Where it would end first at its narrowest width, holes included; where it was planned if moving costs more."""
         seconds = _durations(task.seconds, self._open)
+        ends = self._soonest[:, task.gpus - 1] + seconds  # under what runs alone: no plan ends sooner
         limit = self._limits.get(task.tenant)
         found: _Place | None = None
-        for at in np.flatnonzero(seconds < NEVER):
-            needs = int(seconds[at])
-            if found is not None and needs > found.end:
-                continue
-            begin = self._earliest(int(at), limit, task.gpus, needs)
-            if begin >= NEVER or (found is not None and begin + needs > found.end):
-                continue
-            place = self._place(task, int(at), begin, needs, task.gpus)
-            found = place if found is None else min(found, place)
-        return self._start(task, found) if found else None
+        for at in ends.argsort(kind="stable"):
+            if ends[at] >= NEVER or (found is not None and ends[at] > found.end):
+                break
+            begin = self._earliest(int(at), limit, task.gpus, int(seconds[at]))
+            if begin < NEVER and (found is None or begin + seconds[at] <= found.end):
+                place = self._place(task, int(at), begin, int(seconds[at]), task.gpus)
+                found = place if found is None else min(found, place)
+        if found is None:
+            return None
+        home = self._places.get(task.planned) if found.elsewhere and task.planned else None
+        if home is not None and seconds[home] < NEVER:
+            begin = self._earliest(home, limit, task.gpus, int(seconds[home]))
+            if task.weight * (begin + int(seconds[home]) - found.end) <= self.problem.churn:
+                found = self._place(task, home, begin, int(seconds[home]), task.gpus)
+        return self._start(task, found)
 
     def widen(self, task: Queued, start: Start) -> Start:
         """Move a start that stands to the width from which it ends soonest, on GPUs of its node that nobody needs meanwhile."""
@@ -157,10 +170,15 @@ class Board:
         since = [profile.forever(node.gpus) for profile, node in zip(self._profiles, self.problem.nodes, strict=True)]
         return Tails(self.problem, self._open, since, self._limits)
 
+    def _most(self) -> int:
+        return int(self._now[self._takes].max(initial=0))
+
     def _take(self, start: Start, sign: int) -> None:
         at = self._places[start.node]
         self._profiles[at].take(start.start, start.end, sign * start.gpus)
-        self._now[at] = self._profiles[at].free(0)
+        if start.start == 0:
+            self._now[at] = self._profiles[at].free(0)
+            self.most_free = self._most()
         limit = self._limits.get(self._tenants[start.task])
         if limit is not None:
             limit.take(start.start, start.end, sign * start.gpus)
@@ -189,20 +207,19 @@ class Tails:
         self, problem: Problem, open_nodes: tuple[bool, ...], since: list[list[int]], limits: dict[str, Profile]
     ) -> None:
         self._problem, self._open, self._limits = problem, open_nodes, limits
-        self._since: Whole = np.full((len(since), max(map(len, since), default=0)), NEVER, np.int64)
-        for at, row in enumerate(since):
-            self._since[at, : len(row)] = row
+        self._since = _rows(since)
         self._places = {node.id: at for at, node in enumerate(problem.nodes)}
 
     def put(self, task: Queued) -> Start | None:
-        """Stand the task behind all the others where it ends first (ties: where it was planned), at its narrowest width."""
+        """Stand the task behind all others, at its narrowest: where it ends first, or was planned if moving costs more."""
         begins = self._since[:, task.gpus - 1]
         ends = begins + _durations(task.seconds, self._open)
         at = int(ends.argmin())
         if ends[at] >= NEVER:
             return None
         planned = self._places.get(task.planned) if task.planned else None
-        at = planned if planned is not None and ends[planned] == ends[at] else at
+        if planned is not None and task.weight * int(ends[planned] - ends[at]) <= self._problem.churn:
+            at = planned
         begin, seconds = int(begins[at]), int(ends[at] - begins[at])
         limit = self._limits.get(task.tenant)
         if limit is not None:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 WEIGHT = 1000  # of priority 1 in a tenant at its share, on arrival; weights are whole numbers
-_LEVEL = 2.0  # a tenant without any use weighs 2 ** this; one at twice its share the inverse
-_MOST = 6.0  # in powers of two, either way
+_LEVEL = 4.0  # a tenant without any use weighs 2 ** this; one at twice its share the inverse
+_MOST = 8.0  # in powers of two, either way
 AGING_SECONDS = 6 * 3600  # a task that has waited this long weighs twice
 
 

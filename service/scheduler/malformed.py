@@ -21,11 +21,12 @@ def malformed(problem: Problem) -> list[str]:
     for run in problem.running:
         if run.node not in names or run.gpus < 1 or run.remaining < 1:
             wrong.append(f"running {run.id}: {run.gpus} GPUs of node {run.node} for {run.remaining} s is not possible")
+    smallest = min((node.gpus for node in problem.nodes), default=1 << 30)
     judged: dict[_Seconds, tuple[int, int]] = {}  # many tasks share their durations
     for task in problem.queued:
         for width in task.widths:
             if width.seconds not in judged:
-                judged[width.seconds] = _judge(width.seconds, problem.nodes)
+                judged[width.seconds] = _judge(width.seconds, problem.nodes, smallest)
         wrong += [f"queued {task.id}: {why}" for why in _malformed_task(task, len(problem.nodes), judged)]
     return wrong
 
@@ -33,10 +34,13 @@ def malformed(problem: Problem) -> list[str]:
 _Seconds = tuple[int | None, ...]
 
 
-def _judge(seconds: _Seconds, nodes: tuple[Node, ...]) -> tuple[int, int]:
+def _judge(seconds: _Seconds, nodes: tuple[Node, ...], smallest: int) -> tuple[int, int]:
     """The least duration, and the GPUs of the smallest node that it claims to fit."""
-    fits = [(s, node.gpus) for s, node in zip(seconds, nodes, strict=False) if s is not None]
-    return min((s for s, _ in fits), default=1), min((gpus for _, gpus in fits), default=1 << 30)
+    present = [s for s in seconds if s is not None]
+    if len(present) == len(nodes):
+        return min(present, default=1), smallest
+    fits = [node.gpus for node, s in zip(nodes, seconds, strict=False) if s is not None]
+    return min(present, default=1), min(fits, default=1 << 30)
 
 
 def _malformed_task(task: Queued, nodes: int, judged: dict[_Seconds, tuple[int, int]]) -> list[str]:

@@ -1,7 +1,8 @@
 """Whether a tenant that is owed GPUs gets them now, and from whom. Values only: decides, and does nothing.
 
 A tenant may borrow what stands idle. When another, still under what it is owed, has waited longer than the bound, the
-biggest borrower gives back its lowest-priority, youngest placement; never so much that it falls under its own due.
+biggest borrower gives back its lowest-priority, youngest placement; never so much that it falls as far under its own due
+as the claimant was. So the largest shortfall only shrinks, and nobody takes turns at preempting each other.
 """
 
 from collections.abc import Iterable, Mapping
@@ -74,10 +75,11 @@ def _on(
 ) -> tuple[str, tuple[Held, ...]] | None:
     """The node with the fewest victims that make room there, biggest borrower first; None if they do not suffice."""
     excess = {tenant: gpus - owed.get(tenant, 0) for tenant, gpus in holds.items()}
+    shortfall = owed[claim.tenant] - holds.get(claim.tenant, 0)
     victims: list[Held] = []
     left = [placed for placed in held if placed.node == node and placed.tenant != claim.tenant]
     while free < claim.gpus:
-        takeable = [placed for placed in left if excess[placed.tenant] >= placed.gpus]
+        takeable = [placed for placed in left if placed.gpus - excess[placed.tenant] < shortfall]
         if not takeable:
             return None
         victim = min(takeable, key=lambda placed: (-excess[placed.tenant], placed.priority, placed.age))

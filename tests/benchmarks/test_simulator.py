@@ -1,4 +1,4 @@
-"""The simulator: every task ends once, on GPUs that were free; the judge sees what is wrong; fairness holds, ALTO's model runs."""
+"""The simulator: every task ends once, on GPUs that were free; the judge sees what is wrong; ALTO's own model runs."""
 
 from dataclasses import replace
 from pathlib import Path

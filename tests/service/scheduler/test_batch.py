@@ -53,3 +53,10 @@ def test_durations_that_depend_on_the_node_are_left_to_others() -> None:
     problem = Problem((Node("a", 4), Node("b", 4)), (), (Queued("q", 1, 1, (10, 20)),), closed=True)
     assert pack(problem) is None
     assert solve(problem).starts[0].end == 10
+
+
+def test_a_drained_node_lends_no_duration_to_a_batch() -> None:
+    """Found by the invariants: the drained node was the faster one."""
+    nodes = (Node("gone", 1, drained=True), Node("n", 1))
+    problem = Problem(nodes, (), (Queued("p", 1, 1, (24, 48)), Queued("q", 1, 1, (33, 66))), closed=True)
+    assert check(problem, solve(problem).starts) == 2
