@@ -234,15 +234,20 @@ def main() -> None:
     for name in options.only:
         PARTS[name](bench)
         print(name, {key: round(value, 4) for key, value in bench.figures.items()}, flush=True)
-    before = json.loads(options.out.read_text()) if options.out.exists() else {"figures": {}, "rows": []}
+    before = json.loads(options.out.read_text()) if options.out.exists() else {"figures": {}, "rows": [], "parts": {}}
     measured = {row["part"] for row in bench.rows}
-    said = {
-        "device": f"{platform.machine()} CPU, {len_cpus()} cores",
-        "versions": {"python": platform.python_version(), "ortools": version("ortools"), "numpy": version("numpy")},
+    gate = {"tolerance": 0, "worst_error": 0, "compared": bench.checked, "passed": True}
+    now = {
         "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": "python -m benchmarks.scheduler " + " ".join(sys.argv[1:]),
-        "gate": {"tolerance": 0, "worst_error": 0, "compared": bench.checked, "passed": True},
+    }
+    said = {
+        "device": f"{platform.machine()} CPU, {len_cpus()} cores",
+        "versions": {"python": platform.python_version(), "ortools": version("ortools"), "numpy": version("numpy")},
+        **now,
+        "gate": gate,
+        "parts": before["parts"] | dict.fromkeys(options.only, now | {"compared": bench.checked}),
         "figures": before["figures"] | bench.figures,
         "rows": [row for row in before["rows"] if row["part"] not in measured] + bench.rows,
     }
