@@ -6,6 +6,7 @@ Children end when their standard input closes, so none outlives the daemon, kill
 
 import logging
 import queue
+import shutil
 import subprocess
 import sys
 import threading
@@ -19,6 +20,12 @@ from contract.base import Message
 from worker.pipe import Writer, read
 
 log = logging.getLogger(__name__)
+
+
+def _dying_with_us() -> list[str]:
+    """What ends a child that is not yet reading its pipe (an import takes seconds) when the thread that started it ends."""
+    tool = shutil.which("setpriv")
+    return [tool, "--pdeathsig", "KILL", "--"] if tool else []
 
 
 @dataclass(frozen=True)
@@ -38,13 +45,18 @@ class ChildEnded:
 
 
 class Child:
-    """`python -m module`, started at once. `tell` is called from a thread with every News and, last, ChildEnded."""
+    """`python -m module`, started at once, from the main thread.
+
+    `tell` is called from another thread with every News and, last, ChildEnded.
+    """
 
     def __init__(self, module: str, messages: TypeAdapter[Any], tell: Callable[[News | ChildEnded], None]) -> None:
         self.module = module
         self._messages = messages
         self._tell = tell
-        self._process = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(
+            [*_dying_with_us(), sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         for work in (self._read, self._write):
             threading.Thread(target=work, name=f"{module} {work.__name__}", daemon=True).start()

@@ -17,11 +17,12 @@ from functools import partial
 from transformers.utils.logging import disable_progress_bar
 
 from contract.adapter import AdapterManifest
-from contract.wire import AdapterKept, BaseEvaluated, JobCompleted, JobExited
+from contract.wire import AdapterKept, BaseEvaluated, JobCompleted, JobExited, Placement
 from worker.clock import boot_now
 from worker.evaluate import Examinee, evaluate
 from worker.job_run import JobRun, Stage
 from worker.keeper import Keeper
+from worker.lease import Lease
 from worker.leash import put_on_leash
 from worker.link import PlacementLink
 from worker.logs import log_to_stderr
@@ -77,7 +78,7 @@ class Executor:
     def obey(self, command: Attach | Renew | Detach | Stop) -> None:
         match command:
             case Attach():
-                self._inbox.put(partial(self._attach, command))
+                self._inbox.put(partial(self._attach, command.placement, self._roster.lease(command)))
             case Renew():
                 self._roster.renew(command)
             case Detach():
@@ -101,10 +102,10 @@ class Executor:
             self._stopping = True  # whatever held us up for a whole lease: start afresh
         return not self._stopping
 
-    def _attach(self, message: Attach) -> None:
-        if not self._roster.tasks and self._slots is not None and self._slots.base.ref != message.placement.base:
+    def _attach(self, placement: Placement, lease: Lease) -> None:
+        if not self._roster.tasks and self._slots is not None and self._slots.base.ref != placement.base:
             self._slots = None  # another base needs the memory
-        self._roster.attach(message)
+        self._roster.attach(placement, lease)
 
     def _opened(self, task: TaskRun, prepared: Prepared) -> None:
         """A placement's jobs can be scheduled now."""

@@ -7,6 +7,8 @@ import threading
 
 from worker.clock import boot_now
 
+_GRACE_SECONDS = 0.5  # a process that was held up waits so long for renewals that lie unread in its pipe, and does nothing
+
 
 class LeaseOver(Exception):
     """The placement may act no more: its lease ran out, or it was ended."""
@@ -24,27 +26,25 @@ class Lease:
         return self._token
 
     @property
-    def deadline(self) -> float:
-        """On the boot clock."""
-        return self._deadline
-
-    @property
-    def over(self) -> bool:
-        return self._ended or boot_now() >= self._deadline
-
-    @property
     def ended(self) -> bool:
         """Whether it was ended, rather than ran out."""
         return self._ended
 
+    def holds(self) -> bool:
+        """Whether the placement may act. If its time is over, a renewal that is on its way is waited for."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or boot_now() < self._deadline, timeout=_GRACE_SECONDS)
+            return not self._ended and boot_now() < self._deadline
+
     def check(self) -> None:
-        """Raise LeaseOver unless the placement may still act."""
-        if self.over:
+        """Raise LeaseOver unless the placement may act."""
+        if not self.holds():
             raise LeaseOver(f"the lease of placement {self.placement_id} is over")
 
     def renew(self, deadline: float, token: str) -> None:
         with self._changed:
             self._deadline, self._token = max(self._deadline, deadline), token
+            self._changed.notify_all()
 
     def end(self) -> None:
         """Nothing is to be done under it any more. Wakes who waits."""

@@ -50,6 +50,7 @@ class Roster:
         self._bench = Bench("preparations")
         self._loaded: Base | None = None  # the bench's own
         self._tasks: dict[str, TaskRun] = {}
+        self._leases: dict[str, Lease] = {}
         self._told_at = 0.0
 
     @property
@@ -67,9 +68,14 @@ class Roster:
 
     # ---- coming ----------------------------------------------------------------------------------------------------
 
-    def attach(self, message: Attach) -> None:
+    def lease(self, message: Attach) -> Lease:
+        """The lease of a placement that is about to come. From any thread, so that renewals find it from the first moment."""
         placement = message.placement
         lease = Lease(placement.placement_id, placement.fence, placement.token, message.deadline)
+        self._leases[placement.placement_id] = lease
+        return lease
+
+    def attach(self, placement: Placement, lease: Lease) -> None:
         task = TaskRun(
             placement, lease, Reporter(self._link, lease, placement.next_seq, partial(self._over, lease.placement_id))
         )
@@ -92,9 +98,9 @@ class Roster:
 
     def renew(self, message: Renew) -> None:
         """May be called from any thread, so that a long step does not outlast a lease that was renewed."""
-        task = self._tasks.get(message.placement_id)
-        if task is not None:
-            task.lease.renew(message.deadline, message.token)
+        lease = self._leases.get(message.placement_id)
+        if lease is not None:
+            lease.renew(message.deadline, message.token)
 
     def _prepare(self, task: TaskRun, device: torch.device) -> None:
         """On the bench."""
@@ -156,7 +162,7 @@ class Roster:
 
     def expire(self) -> bool:
         """Let go of placements whose lease ran out. Whether there were any."""
-        expired = [task for task in self.tasks if task.lease.over]
+        expired = [task for task in self.tasks if not task.lease.holds()]
         for task in expired:
             self.leave(task, True, "its lease ended")
         return bool(expired)
@@ -170,6 +176,7 @@ class Roster:
         if self._tasks.pop(task.key, None) is None:
             return
         log.info("placement %s leaves: %s", task.key, detail)
+        del self._leases[task.key]
         task.reporter.close()
         self._left(task)
         self._tell(Ended(placement_id=task.key, lost=lost, detail=detail[:2000]))

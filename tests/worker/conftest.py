@@ -1,9 +1,7 @@
 """A tiny random base with a real tokenizer, a fleet API over real HTTP, and tasks to place on it."""
 
-import itertools
 import shutil
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import hypothesis
 import pytest
@@ -12,10 +10,8 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from contract import wire
 from contract.revision import revision_of
-from contract.spec import TaskSpec
-from contract.states import JobStatus
-from tests.worker.corpus import EXAMPLE_BASE, jsonl, rows
-from tests.worker.fleet import Fleet
+from tests.worker.corpus import EXAMPLE_BASE
+from tests.worker.fleet import Fleet, placer
 
 hypothesis.settings.register_profile("unhurried", deadline=None)  # the cores are shared with real processes
 hypothesis.settings.load_profile("unhurried")
@@ -57,30 +53,4 @@ Placing = Callable[..., wire.Placement]
 
 @pytest.fixture
 def placing(fleet: Fleet, tiny_base: wire.BaseModelRef) -> Placing:
-    """Make a placement of a task: `placing(space, rows=..., **more of the spec)`. Its file is on the fleet already."""
-    numbers = itertools.count(1)
-
-    def place(space: dict[str, Any], data: list[dict[str, Any]] | None = None, **spec: Any) -> wire.Placement:
-        number = next(numbers)
-        file = fleet.add_file(f"file_{number}", jsonl(data if data is not None else rows(40)))
-        dataset = {"file_id": file.file_id, **spec.pop("dataset", {})}
-        made = TaskSpec.model_validate({"base_model": "tiny", "dataset": dataset, "search_space": space, **spec})
-        key = f"p{number}"
-        return wire.Placement(
-            placement_id=key,
-            fence=1,
-            token=f"token-{key}",
-            lease_seconds=fleet.lease_seconds,
-            task_id=f"task_{number}",
-            device_indexes=[0],
-            base=tiny_base,
-            train_file=file,
-            validation_file=None,
-            spec=made,
-            jobs=[
-                wire.JobAssignment(job_id=f"job_{number}_{index}", index=index, config=config, status=JobStatus.PENDING)
-                for index, config in enumerate(made.jobs())
-            ],
-        )
-
-    return place
+    return placer(fleet, tiny_base)

@@ -1,6 +1,7 @@
 """A fleet API for tests: real HTTP, in memory, as strict about reports as the service. It lets outages be played."""
 
 import hashlib
+import itertools
 import json
 import re
 import threading
@@ -10,7 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
 from contract import wire
+from contract.spec import TaskSpec
 from contract.states import JOB_TERMINAL, JobStatus, check_job
+from tests.worker.corpus import jsonl, rows
 
 JOIN_TOKEN = "join-" + "x" * 32
 
@@ -154,7 +157,7 @@ class Fleet:
             self.reported[placement_id].live = False
             self.version += 1
 
-    def until(self, holds: Callable[[], Any], seconds: float = 60.0) -> Any:
+    def until(self, holds: Callable[[], Any], seconds: float = 120.0) -> Any:
         """Wait until `holds()`, asked after every request."""
         with self.lock:
             assert self.lock.wait_for(holds, timeout=seconds), "it did not come to that"
@@ -275,3 +278,33 @@ class Fleet:
         r"POST /internal/v1/placements/(\w+)/uploads": _grant,
         r"PUT /internal/v1/objects/(\w+)\.(\d+)": _put,
     }
+
+
+def placer(fleet: Fleet, base: wire.BaseModelRef) -> Callable[..., wire.Placement]:
+    """Makes placements of tasks: `(space, rows, **more of the spec)`. Their files are on the fleet at once."""
+    numbers = itertools.count(1)
+
+    def place(space: dict[str, Any], data: list[dict[str, Any]] | None = None, **spec: Any) -> wire.Placement:
+        number = next(numbers)
+        file = fleet.add_file(f"file_{number}", jsonl(data if data is not None else rows(40)))
+        dataset = {"file_id": file.file_id, **spec.pop("dataset", {})}
+        made = TaskSpec.model_validate({"base_model": "tiny", "dataset": dataset, "search_space": space, **spec})
+        key = f"p{number}"
+        return wire.Placement(
+            placement_id=key,
+            fence=1,
+            token=f"token-{key}",
+            lease_seconds=fleet.lease_seconds,
+            task_id=f"task_{number}",
+            device_indexes=[0],
+            base=base,
+            train_file=file,
+            validation_file=None,
+            spec=made,
+            jobs=[
+                wire.JobAssignment(job_id=f"job_{number}_{index}", index=index, config=config, status=JobStatus.PENDING)
+                for index, config in enumerate(made.jobs())
+            ],
+        )
+
+    return place
