@@ -184,5 +184,7 @@ def _add(target_GLD: Tensor, part_HLD: Tensor, old: int) -> None:
     groups, length, size = target_GLD.shape
     if part_HLD.shape[0] != groups:
         part_HLD = part_HLD.view(groups, -1, length, size).sum(1)
-    target_GLD[:, :old] += part_HLD[:, :old]
-    target_GLD[:, old:] = part_HLD[:, old:]
+    if old:
+        target_GLD[:, :old] += part_HLD[:, :old]
+        target_GLD, part_HLD = target_GLD[:, old:], part_HLD[:, old:]
+    target_GLD.copy_(part_HLD)

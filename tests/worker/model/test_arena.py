@@ -1,0 +1,136 @@
+"""The arena: where adapters lie, that nothing leaks between owners, and that copies come back as they went."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.model.arena import AdapterState, Arena, ArenaFullError, Slot, rows_for
+from worker.model.layout import ALIGN, Layout, Target
+
+BUFFERS = ("master", "grad", "exp_avg", "exp_avg_sq")
+SIZES = {"q_proj": (20, 36), "k_proj": (20, 18), "v_proj": (20, 18), "o_proj": (36, 20)}
+SIZES |= {"gate_proj": (20, 33), "up_proj": (20, 33), "down_proj": (33, 20)}
+TARGETS = [Target(f"layers.{layer}.{kind}", layer, kind, *size) for layer in range(2) for kind, size in SIZES.items()]
+
+
+def _fill(arena: Arena, slot: Slot, value: float) -> None:
+    for place, name in enumerate(BUFFERS):
+        getattr(arena, name)[slot.used] = value + place
+
+
+def test_columns_of_a_row_are_apart_aligned_and_all_there() -> None:
+    layout = Layout(TARGETS)
+    taken = torch.zeros(layout.width, dtype=torch.int64)
+    for target in TARGETS:
+        a, b = layout.columns[target.name]
+        assert a % ALIGN == b % ALIGN == 0
+        taken[a : a + target.in_features] += 1
+        taken[b : b + target.out_features] += 1
+    assert taken.max() == 1
+    assert taken.sum() == sum(t.in_features + t.out_features for t in TARGETS)
+    groups = layout.layers[1]
+    assert [group.width for group in groups.values()] == [72, 20, 66, 20]
+    assert layout.columns["layers.1.v_proj"].a == groups["qkv"].a + 2 * groups["qkv"].pitch
+    assert layout.columns["layers.1.up_proj"].b == groups["gate_up"].parts[1].b
+
+
+def test_attach_takes_the_first_run_that_holds_the_rank() -> None:
+    arena = Arena(TARGETS, 40)
+    first, second, third = (arena.attach(rank, 16) for rank in (8, 9, 1))
+    assert [(s.row, s.rows, s.rank, s.scale) for s in (first, second, third)] == [
+        (0, 8, 8, 2.0),
+        (8, 16, 9, 16 / 9),
+        (24, 8, 1, 16.0),
+    ]
+    arena.detach(second)
+    assert arena.attach(8, 8).row == 8
+    assert not arena.fits(17)
+    with pytest.raises(ArenaFullError, match=r"rank 9 needs 16 rows in one run; 16 of 40 are free"):
+        arena.attach(9, 8)
+    assert [arena.attach(8, 8).row for _ in range(2)] == [16, 32]
+    assert arena.rows_used == 40
+
+
+def test_a_detached_slot_leaves_zeros_and_is_refused() -> None:
+    arena = Arena(TARGETS, 24)
+    gone, stays = arena.attach(8, 8), arena.attach(8, 8)
+    _fill(arena, gone, 1.0)
+    _fill(arena, stays, 5.0)
+    arena.detach(gone)
+    for name in BUFFERS:
+        assert not getattr(arena, name)[gone.stored].any()
+        assert getattr(arena, name)[stays.used].all()
+    for use in (arena.detach, arena.snapshot, arena.weights):
+        with pytest.raises(ValueError, match="not attached"):
+            use(gone)
+    with pytest.raises(ValueError, match="rank is 0"):
+        arena.attach(0, 8)
+
+
+def test_a_snapshot_is_a_copy_and_comes_back_elsewhere() -> None:
+    arena = Arena(TARGETS, 32)
+    one, other = arena.attach(5, 10), arena.attach(5, 10)
+    _fill(arena, one, 1.0)
+    state = arena.snapshot(one)
+    _fill(arena, one, 9.0)
+    arena.grad[other.used] = 3.0
+    arena.restore(other, state)
+    assert (arena.master[other.used] == 1.0).all()
+    assert (arena.exp_avg[other.used] == 3.0).all()
+    assert (arena.exp_avg_sq[other.used] == 4.0).all()
+    assert not arena.grad[other.stored].any()
+    arena.restore(other, AdapterState(state.weights))
+    assert not arena.exp_avg[other.stored].any()
+    assert arena.snapshot(one, moments=False).exp_avg is None
+    with pytest.raises(ValueError, match="shape"):
+        arena.restore(arena.attach(6, 6), state)
+
+
+def test_growing_keeps_places_and_contents() -> None:
+    arena = Arena(TARGETS, 8)
+    slot = arena.attach(8, 8)
+    _fill(arena, slot, 1.0)
+    before = arena.snapshot(slot)
+    arena.grow(24)
+    assert arena.rows == 24
+    assert torch.equal(arena.snapshot(slot).weights, before.weights)
+    assert arena.attach(16, 8).row == 8
+    with pytest.raises(ValueError, match="cannot shrink"):
+        arena.grow(16)
+
+
+def test_weights_are_named_and_shaped_as_peft_does() -> None:
+    arena = Arena(TARGETS, 8)
+    slot = arena.attach(3, 3)
+    weights = arena.weights(slot)
+    assert list(weights) == [target.name for target in TARGETS]
+    for target in TARGETS:
+        a, b = weights[target.name]
+        assert (tuple(a.shape), tuple(b.shape)) == ((3, target.in_features), (target.out_features, 3))
+        b[1, 2] = 7.0
+        assert arena.master[slot.row + 2, arena.layout.columns[target.name].b + 1] == 7.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 40)), max_size=30))
+def test_any_coming_and_going_keeps_owners_apart(moves: list[tuple[bool, int]]) -> None:
+    arena = Arena(TARGETS[:7], 64)
+    held: dict[Slot, float] = {}
+    for number, (come, size) in enumerate(moves, start=1):
+        if come and arena.fits(size):
+            slot = arena.attach(size, 1.0)
+            assert not any(getattr(arena, name)[slot.stored].any() for name in BUFFERS)
+            held[slot] = float(number)
+            _fill(arena, slot, held[slot])
+        elif come:
+            with pytest.raises(ArenaFullError):
+                arena.attach(size, 1.0)
+        elif held:
+            slot = list(held)[size % len(held)]
+            arena.detach(slot)
+            del held[slot]
+        assert arena.rows_used == sum(rows_for(slot.rank) for slot in held)
+        for slot, value in held.items():
+            assert (arena.master[slot.used] == value).all()
+            assert not arena.master[slot.row + slot.rank : slot.row + slot.rows].any()
