@@ -177,6 +177,8 @@ class Daemon:
         self._over.add(ended.placement_id)
         if ended.lost:
             self._lose(member, [held.placement], RequeueReason.EXECUTOR_LOST, ended.detail)
+            if not hand.held:
+                self._crew.stop(hand, 0.0)  # whatever held it up may still be there: the next one starts afresh
         self._pulse(member)
         member.desired.want()
 

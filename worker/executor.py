@@ -98,8 +98,7 @@ class Executor:
             pass
         if idle:
             self._roster.progress()
-        if self._roster.expire() and not self._roster.tasks:
-            self._stopping = True  # whatever held us up for a whole lease: start afresh
+        self._roster.expire()
         return not self._stopping
 
     def _attach(self, placement: Placement, lease: Lease) -> None:

@@ -160,12 +160,11 @@ class Roster:
     def detach(self, message: Detach) -> None:
         self._leave(message.placement_id, False, "the service has ended it")
 
-    def expire(self) -> bool:
-        """Let go of placements whose lease ran out. Whether there were any."""
-        expired = [task for task in self.tasks if not task.lease.holds()]
-        for task in expired:
-            self.leave(task, True, "its lease ended")
-        return bool(expired)
+    def expire(self) -> None:
+        """Let go of placements whose lease ran out."""
+        for task in self.tasks:
+            if not task.lease.holds():
+                self.leave(task, True, "its lease ended")
 
     def _leave(self, key: str, lost: bool, detail: str) -> None:
         if key in self._tasks:
