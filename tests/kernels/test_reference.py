@@ -125,8 +125,10 @@ def test_weights_of_lower_precision_work_beside_float32_gradients() -> None:
     x, w, bias, arena = _case(group, torch.float32)
     exact, low = torch.zeros_like(arena), torch.zeros_like(arena)
     grouped_linear(x, w, bias, Adapters(arena, exact, SPANS, torch.zeros((), requires_grad=True)), group).sum().backward()
-    half = [t.bfloat16() for t in (x, w, bias)]
-    grouped_linear(*half, Adapters(arena, low, SPANS, torch.zeros((), requires_grad=True)), group).sum().backward()
+    half_x, half_w, half_bias = (t.bfloat16() for t in (x, w, bias))
+    grouped_linear(
+        half_x, half_w, half_bias, Adapters(arena, low, SPANS, torch.zeros((), requires_grad=True)), group
+    ).sum().backward()
     assert low.dtype == torch.float32
     torch.testing.assert_close(low, exact, rtol=0.05, atol=0.05 * float(exact.abs().max()))
 

@@ -1,6 +1,7 @@
 """Our block against transformers' own classes: every family, packed and ragged, logits and gradients; and what is refused."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -96,7 +97,7 @@ def test_an_unknown_architecture_is_refused_with_what_works(tmp_path: Path) -> N
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type 'dynamic'"),
     ],
 )
-def test_a_switch_the_block_lacks_is_refused(change: dict[str, object], message: str) -> None:
+def test_a_switch_the_block_lacks_is_refused(change: dict[str, Any], message: str) -> None:
     config = LlamaConfig(
         vocab_size=16,
         hidden_size=8,

@@ -16,6 +16,11 @@ def _gradient(shape: torch.Size, step: int, size: float) -> torch.Tensor:
     return size * torch.randn(shape, generator=torch.Generator().manual_seed(step))
 
 
+def _factors(arena: Arena, rows: torch.Tensor) -> list[torch.Tensor]:
+    """A and B of every target as views of an adapter's rows."""
+    return [factor for pair in arena.layout.split(rows).values() for factor in pair]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [1e-4, 3.0])  # below and above the clip
 def test_steps_equal_torch_adamw_per_adapter(dtype: torch.dtype, size: float) -> None:
@@ -30,22 +35,20 @@ def test_steps_equal_torch_adamw_per_adapter(dtype: torch.dtype, size: float) ->
     for step in range(1, 31):
         for place, slot in enumerate(slots):
             rows = _gradient(arena.grad[slot.used].shape, 100 * step + place, size).to(dtype)
-            views = [v for pair in arena.layout.split(rows).values() for v in pair]
-            for factor, ours, view in zip(
-                theirs[place][0], [v for p in arena.layout.split(arena.grad[slot.used]).values() for v in p], views, strict=True
-            ):
-                ours.copy_(view)
+            own = _factors(arena, arena.grad[slot.used])
+            for factor, mine, view in zip(theirs[place][0], own, _factors(arena, rows), strict=True):
+                mine.copy_(view)
                 factor.grad = view.clone()
             _, rate, decay, clip = settings[place]
             norm = torch.nn.utils.clip_grad_norm_(theirs[place][0], clip)
             theirs[place][1].step()
-            mine = update_rows(arena, RowUpdate(slot, rate, decay, step, clip))
-            torch.testing.assert_close(mine, norm, rtol=1e-6, atol=0.0)
+            norm_of_ours = update_rows(arena, RowUpdate(slot, rate, decay, step, clip))
+            torch.testing.assert_close(norm_of_ours, norm, rtol=1e-6, atol=0.0)
     tolerance = 1e-6 if dtype == torch.float32 else 1e-13
     for slot, (factors, _) in zip(slots, theirs, strict=True):
         ours = [f for pair in arena.weights(slot).values() for f in pair]
-        for mine, factor in zip(ours, factors, strict=True):
-            torch.testing.assert_close(mine, factor.detach(), rtol=tolerance, atol=tolerance)
+        for tensor, factor in zip(ours, factors, strict=True):
+            torch.testing.assert_close(tensor, factor.detach(), rtol=tolerance, atol=tolerance)
     assert not arena.grad.any()
     assert not arena.master[slots[1].row + 3 : slots[1].row + 8].any()
 

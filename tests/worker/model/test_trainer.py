@@ -1,5 +1,7 @@
 """The trainer against PEFT, adapter by adapter: losses, gradients, micro-batches, isolation, and what is counted."""
 
+from typing import Any
+
 import peft
 import pytest
 import torch
@@ -37,13 +39,14 @@ def _peft_gradients(name: str, trainer: Trainer, segment: Segment) -> tuple[torc
     """PEFT's loss sum and gradients of weight * loss, laid out as one adapter's rows."""
     assert segment.slot is not None
     slot, layout = segment.slot, trainer.arena.layout
+    alpha: Any = slot.scale * slot.rank
     config = peft.LoraConfig(
-        r=slot.rank, lora_alpha=slot.scale * slot.rank, target_modules=sorted({t.kind for t in layout.targets}), bias="none"
+        r=slot.rank, lora_alpha=alpha, target_modules=sorted({t.kind for t in layout.targets}), bias="none"
     )
     wrapped = peft.get_peft_model(tiny.model(CONFIGS[name]), config)
     factors = {}
     for target, (a, b) in trainer.arena.weights(slot).items():
-        module = wrapped.get_submodule(f"base_model.model.{target}")
+        module: Any = wrapped.get_submodule(f"base_model.model.{target}")
         factors[target] = (module.lora_A["default"].weight, module.lora_B["default"].weight)
         for weight, value in zip(factors[target], (a, b), strict=True):
             weight.data.copy_(value)

@@ -1,5 +1,7 @@
 """Small random models of every family with shapes that divide nothing, and small random batches. For tests alone."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -23,14 +25,14 @@ LLAMA3_ROPE = {
 
 def configs() -> dict[str, PreTrainedConfig]:
     """One or more configurations of every family; each turns on a switch of the block."""
-    odd = {
+    odd: dict[str, Any] = {
         "vocab_size": VOCAB,
         "hidden_size": 60,
         "num_hidden_layers": 2,
         "intermediate_size": 77,
         "max_position_embeddings": 256,
     }
-    gqa = {**odd, "num_attention_heads": 6, "num_key_value_heads": 2}
+    gqa: dict[str, Any] = {**odd, "num_attention_heads": 6, "num_key_value_heads": 2}
     return {
         "llama": LlamaConfig(**odd, num_attention_heads=6, num_key_value_heads=6, tie_word_embeddings=True),
         "llama3_rope": LlamaConfig(**gqa, head_dim=14, rope_parameters=LLAMA3_ROPE),
