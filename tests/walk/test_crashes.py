@@ -24,8 +24,8 @@ QUICK = {
 }
 SPEC: dict[str, Any] = {
     "search_space": {"method": "grid", "learning_rate": [3e-3, 1e-3], "rank": [4, 16], "batch_size": [4]},
-    "training": {"epochs": 3, "max_seq_len": 256},
-    "early_exit": {"policy": "alto", "warmup_fraction": 0.3, "keep_fraction": 0.5, "tau_gap": 10.0},
+    "training": {"epochs": 4, "max_seq_len": 64},
+    "early_exit": {"policy": "alto", "warmup_fraction": 0.3, "keep_fraction": 0.5, "tau_gap": 10.0, "eval_every": 12},
 }
 ROWS = 96
 
@@ -66,12 +66,12 @@ VICTIMS = {
 }
 
 
-@pytest.mark.parametrize("victim", VICTIMS)
-def test_a_kill_loses_nothing(motet: House, unbroken: dict[tuple[int, str], dict[int, float | None]], victim: str) -> None:
+def test_kills_lose_nothing(motet: House, unbroken: dict[tuple[int, str], dict[int, float | None]]) -> None:
     task_id = start(motet)
-    before = motet.until(task_id, lambda task: steps(task) >= 20)
-    os.kill(VICTIMS[victim](motet), signal.SIGKILL)
-    motet.until(task_id, lambda task: task["status"] != "running" or steps(task) > steps(before))
+    for pid_of in VICTIMS.values():
+        done = steps(motet.until(task_id, lambda task: task["status"] == "running" and steps(task) >= 8))
+        os.kill(pid_of(motet), signal.SIGKILL)
+        motet.until(task_id, lambda task, done=done: steps(task) > done)
     assert motet.ended(task_id)["status"] == "succeeded"
     assert motet.curves(task_id) == unbroken
 
@@ -84,9 +84,8 @@ def test_redis_flushed_and_stopped_only_makes_it_later(
     with redis.from_url(motet.redis_url) as valkey:
         valkey.flushall()
     os.kill(motet.pids["valkey"], signal.SIGKILL)
-    second = start(motet)
-    assert motet.ended(task_id)["status"] == motet.ended(second)["status"] == "succeeded"
-    assert motet.curves(task_id) == motet.curves(second) == unbroken
+    assert motet.ended(task_id)["status"] == "succeeded"
+    assert motet.curves(task_id) == unbroken
 
 
 def everything(url: str) -> dict[str, list[tuple[Any, ...]]]:

@@ -110,7 +110,7 @@ def test_rows_made_just_now_are_learnt_and_shuffled_completions_are_not(motet: H
     rng.shuffle(completions)
     shuffled = [{**row, "completion": c} for row, c in zip(rows, completions, strict=True)]
 
-    spec = {"search_space": LEARNABLE, "training": {"epochs": 4}, "early_exit": {"policy": "none"}}
+    spec = {"search_space": LEARNABLE, "training": {"epochs": 3}, "early_exit": {"policy": "none", "eval_every": 30}}
     first = motet.submit(dataset={"file_id": motet.upload(rows)}, **spec)
     second = motet.submit(dataset={"file_id": motet.upload(shuffled)}, **spec)
     true, false = motet.ended(first)["winner"], motet.ended(second)["winner"]
@@ -121,8 +121,8 @@ def test_two_tenants_train_at_once_and_cannot_see_each_other(motet: House) -> No
     other = motet.tenant(f"other-{random.getrandbits(40):x}")
     spec = {
         "search_space": {"method": "grid", "learning_rate": [1e-3], "rank": [8], "batch_size": [8]},
-        "training": {"epochs": 8, "max_seq_len": 256},
-        "early_exit": {"policy": "none"},
+        "training": {"epochs": 20, "max_seq_len": 32},
+        "early_exit": {"policy": "none", "eval_every": 80},
     }
     mine = motet.submit(dataset={"file_id": motet.upload(gsm8k(64))}, **spec)
     theirs = motet.submit(other, dataset={"file_id": motet.upload(gsm8k(64), other)}, **spec)
@@ -148,7 +148,7 @@ def test_two_tenants_train_at_once_and_cannot_see_each_other(motet: House) -> No
 
 
 def test_a_cancelled_task_lets_its_node_go(motet: House) -> None:
-    spec = {"training": {"epochs": 100, "max_seq_len": 256}, "early_exit": {"policy": "none"}}
+    spec = {"training": {"epochs": 100, "max_seq_len": 64}, "early_exit": {"policy": "none"}}
     space = {"method": "grid", "learning_rate": [1e-3], "batch_size": [4]}
     task_id = motet.submit(dataset={"file_id": motet.upload(gsm8k(64))}, search_space=space, **spec)
     motet.until(task_id, lambda task: task["progress"]["steps_done"] > 2)
@@ -158,7 +158,7 @@ def test_a_cancelled_task_lets_its_node_go(motet: House) -> None:
         dataset={"file_id": motet.upload(_made_rows(random.Random(), 40))},
         search_space=LEARNABLE,
         training={"epochs": 1},
-        early_exit={"policy": "none"},
+        early_exit={"policy": "none", "eval_every": 10},
     )
     assert motet.ended(quick)["status"] == "succeeded"
     assert motet.curves(task_id)[0, "train_loss"] == points, "nothing was written after the cancel"
