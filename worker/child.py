@@ -65,6 +65,10 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
     def send(self, message: Message) -> None:
         """Say something; returns at once."""
         self._outbox.put(message)

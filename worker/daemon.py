@@ -6,20 +6,19 @@ nothing in the loop waits for a network or a child. What should run is fetched w
 
 import logging
 import queue
-import secrets
 import signal
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
 from typing import Any
 
 from contract.states import RequeueReason
-from contract.wire import NodeRegistration, Placement, PlacementsLost
+from contract.wire import Placement, PlacementsLost
 from worker.child import Child, ChildEnded, News
 from worker.clock import boot_now
 from worker.crew import Crew, Hand
 from worker.desired import Desired, NodeForgotten
 from worker.devices import find_devices
-from worker.link import NodeLink, Refused, Unreachable
-from worker.membership import Membership
+from worker.link import NodeLink
+from worker.membership import Membership, join
 from worker.pipe import Attach, Beat, Beating, Detach, Ended, Progress, Renew, Unknown
 from worker.settings import Settings, SettingsError
 
@@ -28,8 +27,6 @@ log = logging.getLogger(__name__)
 _DETACH_SECONDS = 10.0  # an executor that has not let go by then is killed (DESIGN 3)
 _STOP_SECONDS = 5.0  # for a last checkpoint
 _STOP_GRACE = 2.0  # beyond it, executors are killed
-_RETRY_SECONDS = 1.0
-_VERSIONS = ("torch", "transformers", "motet")
 
 _STOP = object()
 
@@ -40,7 +37,6 @@ class Daemon:
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._link = NodeLink(settings.api_url)
         self._devices = find_devices(settings)
-        self._versions = {name: version(name) for name in _VERSIONS}
         self._crew = Crew(self._devices, self._inbox.put)
         self._wanted: dict[str, tuple[Placement, float]] = {}  # what should run, with the deadline of its first lease
         self._over: set[str] = set()  # placements that ended here, which an older answer may still want
@@ -52,7 +48,7 @@ class Daemon:
             signal.signal(number, lambda *_: self._inbox.put(_STOP))
         self._crew.settle(boot_now())  # an executor imports torch while we join
         try:
-            while (member := self._join()) and self._serve(member):
+            while (member := self._join()) is not None and self._serve(member):
                 member.close()
                 self._crew.kill()
                 self._wanted.clear()
@@ -62,35 +58,9 @@ class Daemon:
             self._link.close()
         return 0
 
-    # ---- joining -------------------------------------------------------------------------------------------------
-
     def _join(self) -> Membership | None:
-        """Register, trying for as long as the service is away. None when told to stop meanwhile."""
-        registration = NodeRegistration(
-            name=self._settings.node_name,
-            boot_id=secrets.token_hex(16),
-            devices=self._devices,
-            versions=self._versions,
-        )
-        away = False
-        while True:
-            try:
-                welcome = self._link.register(self._settings.join_token.get_secret_value(), registration)
-            except Unreachable as error:
-                if not away:
-                    log.warning("waiting for the service at %s: %s", self._settings.api_url, error)
-                away = True
-            except Refused as error:
-                if error.status in (401, 403):
-                    raise SettingsError(f"MOTET_JOIN_TOKEN is not the service's join token: {error}") from None
-                raise SettingsError(f"the service does not let this node join: {error}") from None
-            else:
-                break
-            if self._told_to_stop(_RETRY_SECONDS):
-                return None
-        log.info("joined as node %s (%s), %d device(s)", registration.name, welcome.node_id, len(self._devices))
         self._version = -1
-        return Membership(self._settings, self._link, welcome, registration.boot_id, self._inbox.put)
+        return join(self._settings, self._link, self._devices, self._inbox.put, self._told_to_stop)
 
     def _told_to_stop(self, seconds: float) -> bool:
         """Wait; the only events that matter before joining are the end of a child and the word to stop."""
@@ -144,7 +114,7 @@ class Daemon:
                 self._ended(member, self._crew.of(child), ended)
             case ChildEnded(child=child) if child is member.heart:
                 log.warning("the heartbeat ended (%d) and is started again", event.code)
-                member.start_heart()
+                member.restart_heart()
                 self._pulse(member)
             case ChildEnded(child=child):
                 self._executor_ended(member, child, event.code)
