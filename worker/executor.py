@@ -26,6 +26,7 @@ from worker.lease import Lease
 from worker.leash import put_on_leash
 from worker.link import PlacementLink
 from worker.logs import log_to_stderr
+from worker.model.memory import keep_freed_blocks
 from worker.pipe import COMMANDS, Attach, Detach, Ended, Progress, Renew, Stop, Writer, take_stdout
 from worker.policy.admission import admit, refusal
 from worker.policy.early_exit import Verdict, not_finite
@@ -65,8 +66,8 @@ class Executor:
             self._admit(self._slots)
             runs = self._active()
             if runs:
-                base = self._slots.base
-                stepped = step(base.trainer, runs, base.capacity.step_tokens, self._roster.progress)
+                tokens = self._slots.capacity.step_tokens
+                stepped = step(self._slots.base.trainer, runs, tokens, self._roster.progress)
                 self._record(self._slots, runs, stepped)
                 self._judge(self._slots, [run for run in runs if run.slot is not None and run.due])
             self._settle(self._slots)
@@ -110,17 +111,18 @@ class Executor:
         """A placement's jobs can be scheduled now."""
         base = prepared.base
         if self._slots is None or self._slots.base is not base:
-            self._slots = Slots(base, self._scratch)
+            self._slots = Slots(base, prepared.capacity, self._scratch)
+        self._slots.widen(prepared.capacity)
         for run in task.runs:
             if run.index in prepared.checkpoints:
                 self._slots.adopt(run, prepared.checkpoints[run.index][0])
-            why = refusal(run.demand, base.capacity)
+            why = refusal(run.demand, self._slots.capacity)
             if why is not None:
                 self._slots.forget(run)
                 task.failed(run, why)
         if task.base_val_loss is None:
             examinee = Examinee(task, None, prepared.data)
-            for result in evaluate(base.trainer, [examinee], base.capacity.step_tokens, self._roster.progress):
+            for result in evaluate(base.trainer, [examinee], self._slots.capacity.step_tokens, self._roster.progress):
                 task.record(BaseEvaluated(val_loss=result.loss))
         self._safeguard.expect(task)
         self._vacant = True
@@ -145,7 +147,7 @@ class Executor:
             return
         self._vacant = False
         waiting = {run: task for task in self._roster.open for run in task.runs if run.waits}
-        chosen = admit([run.demand for run in self._active()], [run.demand for run in waiting], slots.base.capacity)
+        chosen = admit([run.demand for run in self._active()], [run.demand for run in waiting], slots.capacity)
         keys = {demand.key for demand in chosen}
         runs = [run for run in waiting if run in keys]
         slots.give(runs)
@@ -171,11 +173,10 @@ class Executor:
 
     def _judge(self, slots: Slots, due: list[JobRun]) -> None:
         """Evaluate the jobs that are due, all in one pass, and run Algorithm 1 on each as its loss is known."""
-        base = slots.base
         runs = dict(enumerate(due))
         examinees = [Examinee(place, run.slot, run.data) for place, run in runs.items()]
         began = time.monotonic()
-        for result in evaluate(base.trainer, examinees, base.capacity.step_tokens, self._roster.progress):
+        for result in evaluate(slots.base.trainer, examinees, slots.capacity.step_tokens, self._roster.progress):
             run, now = runs[result.key], time.monotonic()
             self._roster[run.group].evaluated(now - began, result.tokens)
             began = now
@@ -256,6 +257,7 @@ class Executor:
 def main() -> None:
     log_to_stderr()
     disable_progress_bar()
+    keep_freed_blocks()
     settings = Settings.load()
     writer = Writer(take_stdout())
     with PlacementLink(settings.api_url) as link:

@@ -12,15 +12,20 @@ from worker.checkpoint import Progress, load_progress
 from worker.data import DataError, DataSet, load
 from worker.lease import Lease
 from worker.link import PlacementLink, Unreachable
+from worker.policy.admission import Capacity
+from worker.profile import measure
 from worker.retry import persist
 from worker.scratch import Scratch, WrongBytes
+from worker.settings import Settings
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """checkpoints: by job index, where the job's state lies and what it says but for its tensors."""
+    """capacity: what the executor can hold of rows as long as these. checkpoints: by job index, where the job's state lies and
+    what it says but for its tensors."""
 
     base: Base
+    capacity: Capacity
     data: DataSet
     checkpoints: dict[int, tuple[Path, Progress]]
 
@@ -28,8 +33,9 @@ class Prepared:
 class Preparation:
     """Fetches and reads for one placement, for as long as its lease lasts."""
 
-    def __init__(self, link: PlacementLink, scratch: Scratch, placement: Placement, lease: Lease) -> None:
+    def __init__(self, link: PlacementLink, scratch: Scratch, placement: Placement, lease: Lease, settings: Settings) -> None:
         self._link, self._scratch, self._placement, self._lease = link, scratch, placement, lease
+        self._settings = settings
 
     def prepare(self, load_base: Callable[[], Base]) -> Prepared:
         """Raises BaseError, DataError, CheckpointError, LeaseOver, and Refused where the service will not serve a file."""
@@ -39,7 +45,8 @@ class Preparation:
         base = load_base()
         data = load(self._placement.spec, train, validation, base.reader, self._lease.check)
         _check_fits(data, base)
-        return Prepared(base, data, {index: (path, load_progress(path)) for index, path in self._checkpoints().items()})
+        checkpoints = {index: (path, load_progress(path)) for index, path in self._checkpoints().items()}
+        return Prepared(base, measure(base.trainer, self._settings, data.longest), data, checkpoints)
 
     def _checkpoints(self) -> dict[int, Path]:
         link, key = self._link, self._lease.placement_id

@@ -106,7 +106,7 @@ class Roster:
         """On the bench."""
         placement = task.placement
         try:
-            prepared = Preparation(self._link, self._scratch, placement, task.lease).prepare(
+            prepared = Preparation(self._link, self._scratch, placement, task.lease, self._settings).prepare(
                 lambda: self._load(placement.base, device)
             )
         except (BaseError, DataError, CheckpointError) as error:
@@ -135,7 +135,7 @@ class Roster:
     def _load(self, ref: BaseModelRef, device: torch.device) -> Base:
         if self._loaded is None or self._loaded.ref != ref:
             self._loaded = None  # its memory is needed
-            self._loaded = load_base(ref, device, self._settings)
+            self._loaded = load_base(ref, device)
         return self._loaded
 
     def _open(self, task: TaskRun, prepared: Prepared) -> None:

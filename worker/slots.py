@@ -1,5 +1,6 @@
 """Where the adapters of an executor's jobs lie: in the arena while they train, in the lot while they wait. Chooses none."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,16 +9,29 @@ from worker.checkpoint import Best, Tensors
 from worker.job_run import JobRun
 from worker.model.arena import rows_for
 from worker.parking import ParkingLot
+from worker.policy.admission import Capacity
 from worker.profile import park_bytes
 from worker.scratch import Scratch
+
+log = logging.getLogger(__name__)
 
 
 class Slots:
     """The slots of one loaded base, for as long as it is loaded."""
 
-    def __init__(self, base: Base, scratch: Scratch) -> None:
-        self.base, self._scratch = base, scratch
-        self._lot = ParkingLot(park_bytes(base.capacity.memory_bytes), scratch)
+    def __init__(self, base: Base, capacity: Capacity, scratch: Scratch) -> None:
+        self.base, self.capacity, self._scratch = base, capacity, scratch
+        self._lot = ParkingLot(park_bytes(capacity.memory_bytes), scratch)
+
+    def widen(self, capacity: Capacity) -> None:
+        """A task came whose rows may cost more memory: the dearer measure counts for all."""
+        self.capacity = max(self.capacity, capacity, key=lambda c: c.model.per_token)
+        model = self.capacity.model
+        log.info(
+            "memory: %d MiB + %.3f MiB a token + %.2f MiB a row, of %d MiB; steps of %d tokens",
+            *(model.fixed // 2**20, model.per_token / 2**20, model.per_row / 2**20),
+            *(self.capacity.usable_bytes // 2**20, self.capacity.step_tokens),
+        )
 
     def adopt(self, run: JobRun, checkpoint: Path) -> None:
         """The job's adapter is in this file, and stays there until it gets a slot."""

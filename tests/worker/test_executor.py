@@ -2,6 +2,7 @@
 
 import math
 import random
+import threading
 
 import pytest
 
@@ -160,6 +161,25 @@ def test_a_killed_task_resumes_bit_for_bit(fleet, placing, tmp_path, seed):
     assert curves == unbroken.curves
     assert {job: (e.kind, e.step) for job, e in ends.items()} == {j: (e.kind, e.step) for j, e in unbroken.ended.items()}
     assert {job: m.files for job, m in manifests.items()} == {job: m.files for job, m in unbroken.manifests.items()}
+
+
+def test_an_outage_in_the_middle_changes_nothing(fleet, placing, tmp_path):
+    placement = placing(SPACE, early_exit=CALM, training={"epochs": 2})
+    (calm,) = Inside(fleet, tmp_path / "calm").run(placement)
+    again = placement.model_copy(update={"placement_id": "again", "token": "token-again"})
+    outages = iter([0.8, 0.8])
+
+    def go_down(reported, report):
+        seconds = next(outages, None) if reported.step[0] >= 2 else None
+        if seconds is not None:
+            fleet.down = True
+            threading.Timer(seconds, setattr, (fleet, "down", False)).start()
+
+    fleet.on_report = go_down
+    (hurt,) = Inside(fleet, tmp_path / "hurt", worker_checkpoint_seconds=0.05).run(again)
+    assert any(status == 503 for _, _, status in fleet.requests)
+    assert hurt.curves == calm.curves
+    assert {job: m.files for job, m in hurt.manifests.items()} == {job: m.files for job, m in calm.manifests.items()}
 
 
 def test_told_to_stop_it_leaves_checkpoints_of_all_jobs(fleet, placing, tmp_path):
