@@ -105,7 +105,7 @@ class Backbone:
         return x_TK
 
     def final_norm(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.norm, self.shape.eps, ((0, x.shape[0]),))
+        return rms_norm(x, self.norm, self.shape.eps)
 
 
 def _check(config: PreTrainedConfig) -> None:

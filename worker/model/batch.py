@@ -15,7 +15,7 @@ from torch import Tensor
 
 from worker.model.arena import Slot
 
-PIECE_ROWS = 128  # of row-wise work between products, so that it stays in a core's cache
+PIECE_ROWS = 128  # of the activation's work at a time, so that it stays in a core's cache
 MIN_ROWS = 16  # below it a product's bits depend on its row count (docs/NUMERICS.md); the axis ends in a tail nobody owns
 
 

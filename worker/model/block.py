@@ -10,8 +10,8 @@ from grouped_lora import Adapters, Group, grouped_linear
 from torch import Tensor
 
 from worker.model.attention import Axis, Heads, attend
-from worker.model.norm import Pieces, rms_norm
-from worker.model.swiglu import swiglu
+from worker.model.norm import rms_norm
+from worker.model.swiglu import Pieces, swiglu
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ def run_block(
     adapters: Adapters,
     groups: dict[str, Group],
 ) -> Tensor:
-    """The layer's output, [T, K]. `pieces` cover its rows for the work between products."""
-    normed = rms_norm(x_TK, weights.norm_attention, shape.eps, pieces)
+    """The layer's output, [T, K]. `pieces`: see swiglu."""
+    normed = rms_norm(x_TK, weights.norm_attention, shape.eps)
     qkv = grouped_linear(normed, weights.w_qkv, weights.b_qkv, adapters, groups["qkv"])
     attended = attend(qkv, axis, _heads(weights, shape))
     x_TK = grouped_linear(attended, weights.w_o, weights.b_o, adapters, groups["o"], residual_TN=x_TK)
-    normed = rms_norm(x_TK, weights.norm_mlp, shape.eps, pieces)
+    normed = rms_norm(x_TK, weights.norm_mlp, shape.eps)
     gate_up = grouped_linear(normed, weights.w_gate_up, weights.b_gate_up, adapters, groups["gate_up"])
     mixed = swiglu(gate_up, pieces)
     return grouped_linear(mixed, weights.w_down, weights.b_down, adapters, groups["down"], residual_TN=x_TK)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from worker.model.norm import Pieces
+Pieces = tuple[tuple[int, int], ...]  # row ranges
 
 
 class _SwiGlu(torch.autograd.Function):

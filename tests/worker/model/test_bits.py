@@ -10,8 +10,8 @@ from torch import Tensor
 from worker.model.attention import BLOCK, Axis, Heads, attend, causal_mask
 from worker.model.batch import PIECE_ROWS
 from worker.model.head import label_loss
-from worker.model.norm import Pieces, rms_norm
-from worker.model.swiglu import swiglu
+from worker.model.norm import rms_norm
+from worker.model.swiglu import Pieces, swiglu
 
 RANGES = ((0, 3), (3, 403), (403, 460), (460, 1460))  # jobs' tokens on the axis
 BOTH = pytest.mark.parametrize("threads", [1, 2], indirect=True)
@@ -63,11 +63,11 @@ def test_a_job_of_swiglu_and_its_gradient(threads: int, width: int) -> None:
 def test_a_job_of_rms_norm_and_its_gradient(threads: int) -> None:
     torch.manual_seed(0)
     x, weight, upstream = torch.randn(1460, 259, requires_grad=True), torch.randn(259), torch.randn(1460, 259)
-    packed = rms_norm(x, weight, 1e-6, _packed_pieces())
+    packed = rms_norm(x, weight, 1e-6)
     (gradient,) = torch.autograd.grad(packed, x, upstream)
     for start, stop in RANGES:
         own = x[start:stop].detach().clone().requires_grad_()
-        solo = rms_norm(own, weight, 1e-6, ((0, stop - start),))
+        solo = rms_norm(own, weight, 1e-6)
         assert torch.equal(solo, packed[start:stop])
         assert torch.equal(torch.autograd.grad(solo, own, upstream[start:stop])[0], gradient[start:stop])
 
