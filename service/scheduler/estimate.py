@@ -1,50 +1,74 @@
-"""How long a task will still take: the tokens it is expected to train, over the tokens a second it trains at.
+"""How long a task will still take, and between which moments it will probably end: what trains, how long it lives, how fast.
 
-Before anything is measured, stated assumptions stand in; the first throughput report replaces them. Values only.
+Knows no clock and no database. The steps that lie ahead are walked on a grid: at each point, how many jobs are still alive
+there (survival.py) and how long a step of their tokens takes (throughput.py). So a tail of few small jobs is slow per token,
+and the end is that of the last survivor, not of the average one.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
 
 from contract.spec import EarlyExitPolicy
-from contract.states import JOB_TERMINAL, JobStatus
+from contract.states import JOB_TERMINAL
+from service.scheduler.hardware import hardware
+from service.scheduler.survival import NOTHING, JobProgress, Lives, belief, hazards, lived, promotion, unranked
+from service.scheduler.throughput import FLOPS_PER_WEIGHT, NEWEST, Model, speed
 
+INSIDE = 0.8  # of the true ends lie within the stated interval
 BYTES_PER_TOKEN = 3.5  # of JSONL; the service has no tokenizer
-FLOPS_PER_TOKEN = 4  # for each parameter: forward, and backward through a frozen base
-ASSUMED_FLOPS = {"cpu": 2e10}  # a second, by device type
-ASSUMED_ACCELERATOR_FLOPS = 1.5e14
 LOADING_SECONDS = 5.0  # a placement trains nothing while its executor loads
 SHORTEST_SECONDS = 5.0  # nobody's end is known better than this
-EMA_PART = 0.3  # how much the newest measurement counts
+EVALUATION = 0.5  # of a training token's work: a forward alone
+EVALUATIONS = 60  # of a job, unless its spec says otherwise (DESIGN 6)
+STEP_TOKENS = 16384  # on a GPU at once; a larger step is split
+_WARM, _LATE = 6, 24  # points of the grid before the last boundary, and behind it
+_TABLE = np.arange(0.0, 24.5, 0.5)  # log2 of tokens for which a base's speed is worked out
+
+Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class JobProgress:
-    """One job as far as it is known. Before a placement has counted rows, the calendar is made from the file's rows."""
+class Work:
+    """A task as far as its length goes.
 
-    status: JobStatus
-    step: int
-    total_steps: int
-    warmup_steps: int
-    batch_size: int
-    promoted: bool
-
-
-def expected_steps(job: JobProgress, policy: EarlyExitPolicy) -> float:
-    """Optimizer steps the job still trains, on average over jobs like it.
-
-    Prior: `keep_fraction` of the jobs pass the warmup boundary and train to their end (with ALTO's 5 % and 25 % that
-    saves 71 %; its paper measured 72 to 83 %).
+    `jobs` are all its jobs, ended ones too: they tell about the others. `tokens_per_row` is the mean over its training rows,
+    `validation_rows` what one evaluation reads, `of_class` what finished tasks of its `shape_class` have lived.
     """
-    if job.status in JOB_TERMINAL:
-        return 0.0
-    survives = 1.0 if policy.policy == "none" or job.promoted else policy.keep_fraction
-    boundary = max(job.step, job.warmup_steps)
-    return (boundary - job.step) + survives * max(0, job.total_steps - boundary)
+
+    jobs: tuple[JobProgress, ...]
+    policy: EarlyExitPolicy
+    tokens_per_row: float
+    validation_rows: int = 0
+    of_class: Lives = NOTHING
 
 
-def expected_tokens(jobs: Iterable[JobProgress], policy: EarlyExitPolicy, tokens_per_row: float) -> float:
-    return sum(expected_steps(job, policy) * job.batch_size * tokens_per_row for job in jobs)
+@dataclass(frozen=True)
+class Estimate:
+    """Expected training `tokens` and `seconds` still to come, and the interval that holds the true end `INSIDE` of the time."""
+
+    tokens: float
+    seconds: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Jobs that are alike. Steps: `warm` from now to the boundary, `late` behind it, of phases `warmup` and `rest` long."""
+
+    warm: int
+    late: int
+    warmup: int
+    rest: int
+    batch_size: int
+    rank: int
+    passes: float
 
 
 def tokens_per_row(file_bytes: int, rows: int, max_seq_len: int) -> float:
@@ -52,10 +76,122 @@ def tokens_per_row(file_bytes: int, rows: int, max_seq_len: int) -> float:
     return max(1.0, min(max_seq_len, file_bytes / max(1, rows) / BYTES_PER_TOKEN))
 
 
+def estimate(work: Work, model: Model, gpus: int, step_tokens: int = STEP_TOKENS) -> Estimate:
+    """What is still to come on `gpus` GPUs; the jobs are dealt to them, and one job's step is never split between GPUs."""
+    groups = _groups(work)
+    if not groups:
+        return Estimate(0.0, SHORTEST_SECONDS, SHORTEST_SECONDS, SHORTEST_SECONDS)
+    edges = _grid(list(groups))
+    middles, lengths = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
+    alive, any_alive = _alive(work, groups, middles)
+    row_tokens = np.array([work.tokens_per_row * group.batch_size for group in groups])
+    trained = np.einsum("hgm,g->hm", alive, row_tokens)
+    worked = trained + np.einsum("hgm,g->hm", alive, _evaluated(work, list(groups)))
+    given_any = worked / np.maximum(any_alive, 1e-9)
+    per_gpu = np.maximum(given_any / gpus, min(row_tokens))
+    seconds, deviation = _step_seconds(model, per_gpu, step_tokens, _rows(groups, gpus))
+    spent = np.cumsum(seconds * lengths, axis=1)
+    mean = float((any_alive * seconds * lengths).sum(1).mean())
+    low, high = _interval(spent, any_alive, float(deviation.mean()))
+    return Estimate(
+        tokens=float((trained * lengths).sum(1).mean()),
+        seconds=max(SHORTEST_SECONDS, LOADING_SECONDS + mean),
+        low=max(SHORTEST_SECONDS, LOADING_SECONDS + low),
+        high=max(SHORTEST_SECONDS, LOADING_SECONDS + high),
+    )
+
+
+def _groups(work: Work) -> Counter[_Group]:
+    passes = promotion(work.jobs, work.policy)
+    found: Counter[_Group] = Counter()
+    for job in work.jobs:
+        if job.status in JOB_TERMINAL or job.step >= job.total_steps:
+            continue
+        rest = job.total_steps - job.warmup_steps
+        warm, late = max(0, job.warmup_steps - job.step), min(rest, job.total_steps - job.step)
+        found[_Group(warm, late, job.warmup_steps, rest, job.batch_size, job.rank, passes if unranked(job) else 1.0)] += 1
+    return found
+
+
+def _grid(groups: list[_Group]) -> Numbers:
+    """Edges in steps from now: fine up to the last boundary, coarse behind it, and where jobs that live on would end."""
+    boundary = max(group.warm for group in groups)
+    end = max(group.warm + group.late for group in groups)
+    ends = sorted({group.warm + group.late for group in groups})
+    parts = (np.linspace(0, boundary, _WARM + 1), np.linspace(boundary, end, _LATE + 1), ends[:: 1 + len(ends) // 16])
+    return np.unique(np.concatenate(parts))
+
+
+def _alive(work: Work, groups: Counter[_Group], steps: Numbers) -> tuple[Numbers, Numbers]:
+    """(hazard, group, step): how many jobs of a group are expected alive; (hazard, step): the probability that any is.
+
+    That some job passes the boundary is certain whatever each one's chance, so the probability is given that.
+    """
+    seen = belief(work.policy, work.of_class, lived(work.jobs))
+    warm_hazard = np.array(hazards(seen.warm_exits, seen.warm_lived))[:, None, None]
+    late_hazard = np.array(hazards(seen.late_exits, seen.late_lived))[:, None, None]
+
+    def column(values: list[float]) -> Numbers:
+        return np.array(values, np.float64)[None, :, None]
+
+    warm, late = column([g.warm for g in groups]), column([g.late for g in groups])
+    warmup, rest = column([max(1, g.warmup) for g in groups]), column([max(1, g.rest) for g in groups])
+    passes, many = column([g.passes for g in groups]), column(list(map(float, groups.values())))
+    before = np.exp(-warm_hazard * np.minimum(steps, warm) / warmup)
+    behind = np.exp(-late_hazard * np.clip(steps - warm, 0, late) / rest)
+    chance = np.where(steps < warm, before, before * passes * behind) * (steps < warm + late)
+    none_passes = np.prod((1 - passes) ** many, axis=1)
+    any_alive = (1 - np.prod((1 - chance) ** many, axis=1)) / np.maximum(1 - none_passes, 1e-9)
+    return chance * many, np.minimum(any_alive, 1.0)
+
+
+def _evaluated(work: Work, groups: list[_Group]) -> Numbers:
+    """Tokens' worth of training that a step of each group spends on evaluations."""
+    totals = [group.warmup + group.rest for group in groups]
+    every = [work.policy.eval_every or max(1, total // EVALUATIONS) for total in totals]
+    return EVALUATION * work.validation_rows * work.tokens_per_row / np.array(every, np.float64)
+
+
+def _rows(groups: Counter[_Group], gpus: int) -> float:
+    """Adapter rows on one GPU while all that may pass are there."""
+    return sum(many * group.rank * group.passes for group, many in groups.items()) / gpus
+
+
+def _step_seconds(model: Model, tokens: Numbers, most: int, rows: float) -> tuple[Numbers, Numbers]:
+    table = _speeds(model, rows)
+    at = np.log2(np.clip(tokens, 1, most))
+    seconds = np.exp(np.interp(at, _TABLE, table[0]))
+    return seconds * np.maximum(1.0, tokens / most), np.interp(at, _TABLE, table[1])
+
+
+@lru_cache(maxsize=1024)
+def _speeds(model: Model, rows: float) -> tuple[Numbers, Numbers]:
+    found = [speed(model, 2.0**power, rows) for power in _TABLE]
+    return np.log([each.seconds for each in found]), np.array([each.deviation for each in found])
+
+
+def _interval(spent: Numbers, any_alive: Numbers, deviation: float) -> tuple[float, float]:
+    """The quantiles of the last survivor's end, over hazards and over how wrong the speed may be."""
+    rest = np.concatenate([any_alive[:, 1:], np.zeros((len(any_alive), 1))], axis=1)
+    mass = np.maximum(any_alive - rest, 0)
+    factors = np.exp(deviation * np.array([NormalDist().inv_cdf(part) for part in (0.1, 0.3, 0.5, 0.7, 0.9)]))
+    ends = (spent[..., None] * factors).ravel()
+    order = ends.argsort()
+    below = np.cumsum(np.repeat(mass, len(factors)).ravel()[order])
+    edge = (1 - INSIDE) / 2 * below[-1]
+    low, high = np.searchsorted(below, [edge, below[-1] - edge])
+    return float(ends[order[low]]), float(ends[order[min(high, len(order) - 1)]])
+
+
+def expected_tokens(jobs: Iterable[JobProgress], policy: EarlyExitPolicy, tokens_per_row: float) -> float:
+    """Training tokens still to come, before any class has learned anything."""
+    work = Work(tuple(jobs), policy, tokens_per_row)
+    return estimate(work, Model(1, 1, hardware("cpu")), 1).tokens
+
+
 def assumed_rate(device_type: str, parameters: int) -> float:
     """Tokens per second of one device that nothing has been measured on."""
-    flops = ASSUMED_FLOPS.get(device_type, ASSUMED_ACCELERATOR_FLOPS)
-    return flops / (FLOPS_PER_TOKEN * max(1, parameters))
+    return hardware(device_type).flops / (FLOPS_PER_WEIGHT * max(1, parameters))
 
 
 def measured_rate(before: float | None, tokens: int, seconds: float, gpus: int) -> float | None:
@@ -63,7 +199,7 @@ def measured_rate(before: float | None, tokens: int, seconds: float, gpus: int) 
     if tokens <= 0 or seconds <= 0:
         return before
     rate = tokens / seconds / gpus
-    return rate if before is None else (1 - EMA_PART) * before + EMA_PART * rate
+    return rate if before is None else (1 - NEWEST) * before + NEWEST * rate
 
 
 def seconds_for(tokens: float, rate: float, gpus: int) -> int:

@@ -32,7 +32,8 @@ def decayed(use: float, held: float, seconds: float, half_life: float) -> float:
 
 def entered(use: float, gpus: int, seconds: float, half_life: float) -> float:
     """The use with the entry penalty of a task that starts: what `seconds` on its GPUs will add."""
-    return use + (1 - 0.5 ** (seconds / half_life)) * gpus
+    added: float = (1 - 0.5 ** (seconds / half_life)) * gpus
+    return use + added
 
 
 def dominant(share: Share, capacity: Mapping[str, int]) -> float:

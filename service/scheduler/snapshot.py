@@ -18,8 +18,9 @@ from service.db import clock
 from service.files.models import File
 from service.fleet.models import BaseModel, Node, Placement
 from service.scheduler import problem as p
-from service.scheduler.estimate import JobProgress, assumed_rate, expected_tokens, seconds_for, tokens_per_row
+from service.scheduler.estimate import assumed_rate, expected_tokens, seconds_for, tokens_per_row
 from service.scheduler.models import Plan, PlanRequest
+from service.scheduler.survival import JobProgress
 from service.tasks.models import Job, Task
 
 _WEIGHT = 100  # of priority 1 on arrival; weights are whole numbers
