@@ -1,12 +1,13 @@
 """What the service reads from its environment: names that start with MOTET_. Knows no other source, and no default secrets."""
 
+import ipaddress
 import os
 import sys
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, SecretStr, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 MIN_SECRET = 32  # characters; 256 bits as base64 or hex are longer
 MIB = 2**20
@@ -31,9 +32,15 @@ def _psycopg(url: str) -> str:
     return url
 
 
+def _listed(value: object) -> object:
+    """A variable's text, separated by commas."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
 Secret = Annotated[SecretStr, AfterValidator(_long_enough)]
 Seconds = Annotated[float, Field(gt=0)]
 Limit = Annotated[int, Field(ge=1)]
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def _state_home() -> Path:
@@ -48,7 +55,8 @@ class Settings(BaseSettings):
 
     database_url: Annotated[str, AfterValidator(_psycopg)]
     redis_url: Annotated[str, Field(pattern=r"^(redis|rediss|unix)://")]
-    secret_key: Secret  # signs placement tokens and upload grants
+    secret_key: Secret  # signs placement tokens and upload grants, seals the secrets that must be read back
+    secret_keys_before: Annotated[tuple[Secret, ...], NoDecode, BeforeValidator(_listed)] = ()  # they open what they sealed
     join_token: Secret  # with it a worker node registers
     storage_dir: Path
     state_dir: Path = Field(default_factory=_state_home)
@@ -59,6 +67,8 @@ class Settings(BaseSettings):
     lease_seconds: Seconds = 90
     reconcile_seconds: Seconds = 5
     stall_seconds: Seconds = 120
+
+    webhook_networks: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_listed)] = ()  # reached though not public
 
     max_file_bytes: Limit = 1024 * MIB
     max_file_rows: Limit = 1_000_000

@@ -88,9 +88,13 @@ def settings_for(stack) -> Callable[..., Settings]:
 def environment_of() -> Callable[[Settings], dict[str, str]]:
     """The environment of a process that is to have these settings."""
 
+    def said(value: object) -> str:
+        if isinstance(value, tuple):
+            return ",".join(said(one) for one in value)
+        return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+
     def make(settings: Settings) -> dict[str, str]:
-        values = {name: value.get_secret_value() if isinstance(value, SecretStr) else str(value) for name, value in settings}
-        return os.environ | {f"MOTET_{name.upper()}": value for name, value in values.items()}
+        return os.environ | {f"MOTET_{name.upper()}": said(value) for name, value in settings if value is not None}
 
     return make
 

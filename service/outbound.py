@@ -1,0 +1,203 @@
+"""HTTP to addresses that tenants name, without letting them reach our own network. Knows no webhooks and no database.
+
+The name is resolved once; unless every address it has is public (or in a network that the operator allows), the call is
+refused; the connection goes to an address that was judged, so that a second answer of the name server changes nothing. No
+redirect is followed, no proxy of the environment used, and a slow or endless answer is cut off.
+"""
+
+import ipaddress
+import socket
+import ssl
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+import httpcore
+
+IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+MAX_URL = 2048
+_KEPT_BYTES = 1024  # of an answer's body
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+class Refused(ValueError):
+    """The URL may not be called. The message is for the tenant who named it, and tells nothing of our network."""
+
+
+class Failed(Exception):
+    """The receiver could not be reached, or did not answer in time. Another try may succeed."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    body: bytes  # its first KiB
+
+
+class Outbound:
+    """POSTs within `seconds` each, once the name is resolved. `allowed`: networks to be called though they are not public."""
+
+    def __init__(self, allowed: Sequence[IPNetwork] = (), seconds: float = 15.0) -> None:
+        self._allowed, self._seconds = tuple(allowed), seconds
+        self._tls = ssl.create_default_context()
+
+    def check(self, url: str) -> None:
+        """Raise Refused for a URL that could not be called now: for when it is written down. A name may resolve later."""
+        parts = _split(url)
+        try:
+            addresses = _resolve(parts.hostname or "", _port(parts))
+        except Failed:
+            return  # not known yet, or no more; the call itself looks again
+        self._judge(parts.scheme, addresses)
+
+    def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+        """The answer, whatever its status. Raises Refused or Failed."""
+        parts = _split(url)
+        until = time.monotonic() + self._seconds
+        addresses = _resolve(parts.hostname or "", _port(parts))
+        self._judge(parts.scheme, addresses)
+        backend = _Judged(addresses, until)
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        where = httpcore.URL(scheme=parts.scheme, host=_ascii(parts.hostname or ""), port=parts.port, target=target)
+        sent: dict[bytes | str, bytes | str] = {"Host": _host_header(parts), "Connection": "close", **headers}
+        try:
+            with httpcore.ConnectionPool(ssl_context=self._tls, network_backend=backend, max_connections=1) as pool:
+                timeout = dict.fromkeys(("connect", "read", "write", "pool"), self._seconds)
+                with pool.stream("POST", where, headers=sent, content=body, extensions={"timeout": timeout}) as response:
+                    return Answer(response.status, _first(response.iter_stream()))
+        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
+            raise Failed(f"{type(error).__name__}: {error}".rstrip(": ")) from None
+
+    def _judge(self, scheme: str, addresses: Sequence[IPAddress]) -> None:
+        for address in addresses:
+            if any(address in network for network in self._allowed):
+                continue
+            if not is_public(address):
+                raise Refused("its host has an address that is not public; webhooks reach public addresses alone")
+            if scheme != "https":
+                raise Refused("must start with https://, so that nobody on the way reads or changes what is sent")
+
+
+def is_public(address: IPAddress) -> bool:
+    """Whether the address is reachable from anywhere, and so is every IPv4 address that it carries within it."""
+    if isinstance(address, ipaddress.IPv6Address):
+        carried = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+        if address in _NAT64:
+            carried.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+        if address.ipv4_mapped is not None:
+            return is_public(address.ipv4_mapped)
+        if not all(is_public(one) for one in carried if one is not None):
+            return False
+    return address.is_global and not address.is_multicast and not address.is_reserved
+
+
+def _split(url: str) -> SplitResult:
+    """The URL's parts. Raises Refused for what is no plain http(s) URL."""
+    if len(url) > MAX_URL:
+        raise Refused(f"has {len(url)} characters, the limit is {MAX_URL}")
+    if any(not "!" <= letter <= "~" for letter in url):
+        raise Refused("may hold printable ASCII alone; write other letters percent-encoded, and a host in punycode")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise Refused(f"is not a URL: {error}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise Refused("must be of the form https://host/path")
+    if "@" in parts.netloc:
+        raise Refused("may not hold a user name or password; the signature says who calls")
+    if parts.fragment:
+        raise Refused("may not end in a #fragment, which is never sent")
+    return parts
+
+
+def _port(parts: SplitResult) -> int:
+    return parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def _ascii(host: str) -> bytes:
+    return host.encode("ascii")
+
+
+def _host_header(parts: SplitResult) -> str:
+    host = parts.hostname or ""
+    host = f"[{host}]" if ":" in host else host
+    return host if parts.port is None else f"{host}:{parts.port}"
+
+
+def _resolve(host: str, port: int) -> list[IPAddress]:
+    """Every address of the name, in the resolver's order. Raises Failed where there is none."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise Failed(f"{host} cannot be resolved: {error}") from None
+    return list(dict.fromkeys(ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in found))
+
+
+def _first(blocks: Iterable[bytes]) -> bytes:
+    kept = b""
+    for block in blocks:
+        kept += block
+        if len(kept) >= _KEPT_BYTES:
+            break
+    return kept[:_KEPT_BYTES]
+
+
+class _Judged(httpcore.NetworkBackend):
+    """Connects to the addresses that were judged, whatever the name may say by now, and to nothing after `until`."""
+
+    def __init__(self, addresses: Sequence[IPAddress], until: float) -> None:
+        self._addresses, self._until, self._plain = addresses, until, httpcore.SyncBackend()
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.NetworkStream:
+        last: Exception = httpcore.ConnectError("no address")
+        for address in self._addresses:
+            try:
+                stream = self._plain.connect_tcp(str(address), port, _left(self._until), None, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                last = error
+            else:
+                return _Timed(stream, self._until)
+        raise last
+
+
+class _Timed(httpcore.NetworkStream):
+    """A stream on which all reads and writes together end at `until`: a receiver that drips bytes gains nothing."""
+
+    def __init__(self, stream: httpcore.NetworkStream, until: float) -> None:
+        self._stream, self._until = stream, until
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return self._stream.read(max_bytes, _left(self._until))
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._stream.write(buffer, _left(self._until))
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.NetworkStream:
+        return _Timed(self._stream.start_tls(ssl_context, server_hostname, _left(self._until)), self._until)
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
+
+
+def _left(until: float) -> float:
+    left = until - time.monotonic()
+    if left <= 0:
+        raise httpcore.ReadTimeout("the whole call took too long")
+    return left
