@@ -1,4 +1,4 @@
-"""A fake clock and a fake fleet around a policy: arrivals, starts, ends, preemptions, and a replan after each of them.
+"""A fake clock and a fake fleet around a policy: arrivals, starts, ends, preemptions, drains, and a replan after each.
 
 Knows no policy's inside. Every plan goes through the independent judge before it is followed.
 """
@@ -6,51 +6,62 @@ Knows no policy's inside. Every plan goes through the independent judge before i
 import heapq
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from benchmarks.simulator.check import check
 from benchmarks.simulator.policies import Policy
+from benchmarks.simulator.tenancy import Record, Tenancy, Waiting
 from benchmarks.simulator.workload import Arrival
-from service.scheduler.fair_share import Share, decayed, entered, owed, standing, weight
-from service.scheduler.preempt import Claim, Held, preemption
-from service.scheduler.problem import Node, Problem, Queued, Running, Start
+from service.scheduler.preempt import Held
+from service.scheduler.problem import Node, Problem, Queued, Running, Start, Width
 from service.scheduler.solve import Decision
 
 RELOAD_SECONDS = 60  # what a preempted task loses: its current step, and loading again
-_KIND = "gpu"
+_END, _ARRIVAL, _DRAIN, _TIMER = range(4)  # at one moment in this order
 
 
 @dataclass(frozen=True)
 class Setup:
-    """The fleet and the house rules of a run. `prior` is the part of the worst case that tasks are believed to take."""
+    """The fleet and the house rules of a run. `prior` is the part of the worst case that tasks are believed to take.
+
+    `speeds` are the nodes' (a task takes its seconds divided by them; empty: all 1), `drains` are (second, node's number,
+    whether it drains). `widths`: a task may also run 2, 4, ... times as wide, each doubling 1.8 times as fast.
+    """
 
     nodes: int
     node_gpus: int = 8
     prior: float = 1.0
     fair: bool = False  # weights by fair share and age; else by priority alone
-    bound: float | None = None  # seconds a tenant under its due waits before it takes GPUs back
+    bound: float | None = None  # seconds a task that its tenant's due covers may wait before GPUs are taken back for it
     half_life: float = 4 * 3600.0
     coalesce: int = 0  # seconds between plans at the least
+    speeds: tuple[float, ...] = ()
+    drains: tuple[tuple[int, int, bool], ...] = ()
+    widths: bool = False
 
 
 @dataclass
 class Ran:
-    """A task and what became of it; `placed` are (node, start, end) of each placement, seconds."""
+    """A task and what became of it; `placed` are (node, start, end) of each placement, seconds. `left` is of its true
+    duration at speed 1 and its narrowest."""
 
     task: Arrival
-    left: int
+    left: float
     started: int | None = None
     ended: int | None = None
     placed: list[tuple[str, int, int]] = field(default_factory=list)
     queued_at: int = 0
+    waited: int = 0  # in earlier queueings
 
 
 @dataclass
 class Outcome:
-    """What a run left behind. `moves` and `kept` count planned tasks that did or did not change node between two plans."""
+    """What a run left behind. `moves` and `kept` count planned tasks that did or did not change node between two plans;
+    `foretold` are deadlines that a plan said it would miss, before the task ended."""
 
     setup: Setup
     ran: list[Ran]
+    record: Record
     plans: int = 0
     checked: int = 0
     cpu: list[float] = field(default_factory=list)
@@ -59,17 +70,17 @@ class Outcome:
     kept: int = 0
     preempted: int = 0
     methods: dict[str, int] = field(default_factory=dict)
-    backlogged: dict[str, float] = field(default_factory=dict)  # GPU seconds by tenant while all tenants waited
-    backlog_seconds: float = 0.0
-    starved: float = 0.0  # the longest time a tenant waited under its due while nothing of it started
+    foretold: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
 class _Live:
     node: str
+    gpus: int
     started: int
     end: int
     expected: int
+    rate: float  # seconds at speed 1 and narrowest that go by in a second
 
 
 Observer = Callable[[int, Problem, Decision], None]
@@ -83,19 +94,21 @@ def simulate(tasks: Sequence[Arrival], policy: Policy, setup: Setup, observe: Ob
 class _Run:
     def __init__(self, tasks: Sequence[Arrival], policy: Policy, setup: Setup, observe: Observer | None) -> None:
         self._policy, self._setup, self._observe = policy, setup, observe
-        self._nodes = tuple(Node(f"node-{at:03}", setup.node_gpus) for at in range(setup.nodes))
-        self._gpus = setup.nodes * setup.node_gpus
-        self._ran = {task.id: Ran(task, task.true, queued_at=task.at) for task in tasks}
-        self._tenants = sorted({task.tenant for task in tasks})
-        self._use = dict.fromkeys(self._tenants, 0.0)
-        self._needy_since: dict[str, int] = {}
+        self._nodes = [Node(f"node-{at:03}", setup.node_gpus) for at in range(setup.nodes)]
+        self._speeds = setup.speeds or (1.0,) * setup.nodes
+        self._ran = {task.id: Ran(task, float(task.true), queued_at=task.at) for task in tasks}
+        tenants = sorted({task.tenant for task in tasks})
+        self._tenancy = Tenancy(tenants, setup.nodes * setup.node_gpus, setup.half_life)
         self._waiting: dict[str, Arrival] = {}
         self._live: dict[str, _Live] = {}
         self._planned: dict[str, str] = {}
-        self._events: list[tuple[int, int, str]] = [(task.at, 1, task.id) for task in tasks]  # ends (0) before arrivals (1)
+        self._events: list[tuple[int, int, str]] = [(task.at, _ARRIVAL, task.id) for task in tasks]
+        self._events += [(at, _DRAIN, f"{node} {drained:d}") for at, node, drained in setup.drains]
         heapq.heapify(self._events)
+        self._act = max(0.0, (setup.bound or 0.0) - setup.coalesce - 2)  # early enough that the bound is kept
+        self._timer = 0
         self._now = 0
-        self.outcome = Outcome(setup, list(self._ran.values()))
+        self.outcome = Outcome(setup, list(self._ran.values()), self._tenancy.record)
 
     def events(self) -> Iterator[Outcome]:
         while self._events:
@@ -112,9 +125,12 @@ class _Run:
         yield self.outcome
 
     def _happen(self, at: int, kind: int, name: str) -> bool:
-        if kind == 1:
+        if kind == _ARRIVAL:
             self._waiting[name] = self._ran[name].task
-        elif kind == 0:
+        elif kind == _DRAIN:
+            node, drained = name.split()
+            self._nodes[int(node)] = replace(self._nodes[int(node)], drained=drained == "1")
+        elif kind == _END:
             live = self._live.get(name)
             if live is None or live.end != at:
                 return False  # it was preempted meanwhile
@@ -124,23 +140,16 @@ class _Run:
         return True
 
     def _advance(self, moment: int) -> None:
-        """Count what was held until `moment`."""
-        passed = moment - self._now
-        if passed > 0:
-            held = self._held()
+        if moment > self._now:
             waiting = {task.tenant for task in self._waiting.values()}
-            if len(waiting) == len(self._tenants):
-                self.outcome.backlog_seconds += passed
-                for tenant in self._tenants:
-                    self.outcome.backlogged[tenant] = self.outcome.backlogged.get(tenant, 0) + passed * held[tenant]
-            for tenant in self._tenants:
-                self._use[tenant] = decayed(self._use[tenant], held[tenant], passed, self._setup.half_life)
+            self._tenancy.pass_time(moment - self._now, self._held(), waiting)
         self._now = moment
 
     def _held(self) -> dict[str, int]:
-        held = dict.fromkeys(self._tenants, 0)
-        for name in self._live:
-            held[self._ran[name].task.tenant] += self._ran[name].task.gpus
+        held: dict[str, int] = {}
+        for name, live in self._live.items():
+            tenant = self._ran[name].task.tenant
+            held[tenant] = held.get(tenant, 0) + live.gpus
         return held
 
     def _plan(self) -> None:
@@ -152,6 +161,7 @@ class _Run:
         self.outcome.checked += check(problem, decision.starts)
         self.outcome.plans += 1
         self.outcome.methods[decision.method] = self.outcome.methods.get(decision.method, 0) + 1
+        self.outcome.foretold |= {late.task for late in decision.late}
         if self._observe:
             self._observe(self._now, problem, decision)
         for start in decision.starts:
@@ -163,101 +173,101 @@ class _Run:
         for start in decision.starts:
             if start.start == 0:
                 self._begin(start)
+        self._set_timer()
 
     def _begin(self, start: Start) -> None:
         task = self._waiting.pop(start.task)
-        self._needy_since.pop(task.tenant, None)
         ran = self._ran[start.task]
         ran.started = self._now if ran.started is None else ran.started
-        end = self._now + ran.left
-        self._live[start.task] = _Live(start.node, self._now, end, start.end)
-        self._use[task.tenant] = entered(self._use[task.tenant], task.gpus, 300.0, self._setup.half_life)
-        heapq.heappush(self._events, (end, 0, start.task))
+        ran.waited += self._now - ran.queued_at
+        rate = self._rate(task, int(start.node.rpartition("-")[2]), start.gpus)
+        end = self._now + max(1, round(ran.left / rate))
+        self._live[start.task] = _Live(start.node, start.gpus, self._now, end, start.end - start.start, rate)
+        self._tenancy.enter(task.tenant, start.gpus)
+        heapq.heappush(self._events, (end, _END, start.task))
+
+    def _rate(self, task: Arrival, node: int, gpus: int) -> float:
+        return self._speeds[node] * 1.8 ** ((gpus // task.gpus).bit_length() - 1)
 
     def _problem(self) -> Problem:
-        weights = self._weights()
+        waiting = self._queue()
+        if self._setup.fair:
+            weights = self._tenancy.weights(waiting, self._held())
+        else:
+            weights = {each.task.id: each.task.priority * 100 for each in waiting}
         running = tuple(
-            Running(name, live.node, self._ran[name].task.gpus, self._remaining(live), self._ran[name].task.tenant)
+            Running(name, live.node, live.gpus, self._remaining(live), self._ran[name].task.tenant)
             for name, live in self._live.items()
         )
-        everywhere = len(self._nodes)
-        queued = tuple(
-            Queued(
-                id=task.id,
-                gpus=task.gpus,
-                weight=weights[task.id],
-                seconds=(self._believed(task),) * everywhere,
-                planned=self._planned.get(task.id),
-                tenant=task.tenant,
-            )
-            for task in sorted(self._waiting.values(), key=lambda task: (task.at, task.id))
-        )
-        return Problem(self._nodes, running, queued)
+        return Problem(tuple(self._nodes), running, tuple(self._queued(each, weights[each.task.id]) for each in waiting))
 
-    def _believed(self, task: Arrival) -> int:
-        ran = self._ran[task.id]
-        return max(1, round(task.worst * self._setup.prior * ran.left / task.true))
+    def _queued(self, each: Waiting, weight: int) -> Queued:
+        task = each.task
+        wide = [task.gpus]
+        while self._setup.widths and 2 * wide[-1] <= self._setup.node_gpus:
+            wide.append(2 * wide[-1])
+        widths = [Width(gpus, self._durations(each, gpus)) for gpus in wide]
+        deadline = None if task.deadline is None else task.deadline - self._now
+        planned = self._planned.get(task.id)
+        return Queued(task.id, task.gpus, weight, widths[0].seconds, planned, task.tenant, deadline, tuple(widths[1:]))
+
+    def _durations(self, each: Waiting, gpus: int) -> tuple[int, ...]:
+        """By node."""
+        if not self._setup.speeds:
+            return (max(1, round(each.seconds / self._rate(each.task, 0, gpus))),) * len(self._nodes)
+        return tuple(max(1, round(each.seconds / self._rate(each.task, at, gpus))) for at in range(len(self._nodes)))
+
+    def _queue(self) -> list[Waiting]:
+        nodes = frozenset(node.id for node in self._nodes if not node.drained)
+        return [
+            Waiting(task, self._believed(task), self._ran[task.id].waited + self._now - self._ran[task.id].queued_at, nodes)
+            for task in sorted(self._waiting.values(), key=lambda task: (task.at, task.id))
+        ]
+
+    def _believed(self, task: Arrival) -> float:
+        return max(1.0, task.worst * self._setup.prior * self._ran[task.id].left / task.true)
 
     def _remaining(self, live: _Live) -> int:
         """What is left of the belief; a task that outlives it is believed to need a twentieth more."""
         return max(live.expected - (self._now - live.started), live.expected // 20, 1)
 
-    def _weights(self) -> dict[str, int]:
-        if not self._setup.fair:
-            return {task.id: task.priority * 100 for task in self._waiting.values()}
-        stands = standing(self._shares(), {_KIND: self._gpus})
-        return {
-            task.id: weight(task.priority, stands[task.tenant], self._now - self._ran[task.id].queued_at)
-            for task in self._waiting.values()
-        }
-
-    def _shares(self) -> list[Share]:
-        held = self._held()
-        active = {task.tenant for task in self._waiting.values()} | {t for t, gpus in held.items() if gpus}
-        return [Share(t, 1.0, {_KIND: held[t]}, {_KIND: self._use[t]}, t in active) for t in self._tenants]
-
     def _preempt(self) -> None:
-        """Give tenants that waited under their due past the bound what they are owed; note the longest such wait."""
-        bound = self._setup.bound
-        if bound is None:
+        """Take GPUs back for tasks that their tenant's due covers and that waited past the bound."""
+        if self._setup.bound is None:
             return
-        due, held = owed(self._shares(), self._gpus), self._held()
-        everywhere = frozenset(node.id for node in self._nodes)
-        for tenant in self._tenants:
-            mine = [task for task in self._waiting.values() if task.tenant == tenant]
-            if not any(held[tenant] + task.gpus <= due.get(tenant, 0) for task in mine):
-                self._needy_since.pop(tenant, None)
-                continue
-            since = self._needy_since.setdefault(tenant, self._now)
-            self.outcome.starved = max(self.outcome.starved, self._now - since)
-            while mine and self._now - since > bound:
-                claims = [Claim(t.id, tenant, t.gpus, self._now - since, everywhere) for t in mine]
-                found = preemption(claims, self._placements(), self._nodes, due, bound)
-                if found is None:
-                    break
-                self._give(found.claim.task, found.node, found.victims)
-                since, mine = self._now, [task for task in mine if task.id != found.claim.task]
+        self._tenancy.watch(self._now, self._queue(), self._placements())
+        while found := self._tenancy.preempt(self._queue(), self._placements(), self._nodes, self._act):
+            for victim in found.victims:
+                self._give_back(victim.task)
+            task = self._ran[found.claim.task].task
+            node = int(found.node.rpartition("-")[2])
+            seconds = max(1, round(self._believed(task) / self._rate(task, node, task.gpus)))
+            self._begin(Start(task.id, found.node, 0, seconds, task.gpus))
 
-    def _give(self, task: str, node: str, victims: Sequence[Held]) -> None:
-        for victim in victims:
-            live, ran = self._live.pop(victim.task), self._ran[victim.task]
-            ran.placed.append((live.node, live.started, self._now))
-            ran.left = max(1, ran.left - (self._now - live.started)) + RELOAD_SECONDS
-            ran.queued_at = self._now
-            self._waiting[victim.task] = ran.task
-            self.outcome.preempted += 1
-        gpus, seconds = self._ran[task].task.gpus, self._believed(self._ran[task].task)
-        self._begin(Start(task, node, 0, seconds, gpus))
+    def _give_back(self, name: str) -> None:
+        live, ran = self._live.pop(name), self._ran[name]
+        ran.placed.append((live.node, live.started, self._now))
+        ran.left = max(1.0, ran.left - (self._now - live.started) * live.rate) + RELOAD_SECONDS
+        ran.queued_at = self._now
+        self._waiting[name] = ran.task
+        self.outcome.preempted += 1
+
+    def _set_timer(self) -> None:
+        """Wake up when the next claim passes the bound, as the service's own timer does."""
+        if self._setup.bound is None:
+            return
+        placed, queue = self._placements(), self._queue()
+        self._tenancy.watch(self._now, queue, placed)
+        wait = self._tenancy.next_bound(queue, placed, self._act)
+        if wait is not None and not self._now < self._timer <= self._now + wait:
+            self._timer = self._now + max(1, round(wait + 0.5))
+            heapq.heappush(self._events, (self._timer, _TIMER, ""))
 
     def _placements(self) -> list[Held]:
-        return [
-            Held(
-                name,
-                self._ran[name].task.tenant,
-                live.node,
-                self._ran[name].task.gpus,
-                self._ran[name].task.priority,
-                self._now - live.started,
-            )
-            for name, live in self._live.items()
-        ]
+        nodes = frozenset(node.id for node in self._nodes if not node.drained)
+        found = []
+        for name, live in self._live.items():
+            task = self._ran[name].task
+            age = self._now - live.started
+            found.append(Held(name, task.tenant, live.node, live.gpus, task.priority, age, nodes))
+        return found

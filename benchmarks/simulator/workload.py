@@ -31,6 +31,7 @@ class Arrival:
     rank: int = 8
     batch_size: int = 4
     base: str = "llama-3-8b"
+    deadline: int | None = None  # a second of the run
 
 
 def closed(count: int, seed: int, minute: int = 1) -> list[Arrival]:

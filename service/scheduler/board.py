@@ -5,15 +5,13 @@ the same behind all that stands, in microseconds, for the far end of a long queu
 """
 
 from bisect import bisect_left, bisect_right
-from functools import lru_cache
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from service.scheduler.problem import Problem, Queued, Start
-
-NEVER = 1 << 40  # seconds; longer than any plan
+from service.scheduler.problem import NEVER, Problem, Queued, Start
 
 Whole = NDArray[np.int64]
 
@@ -23,6 +21,11 @@ class Profile:
 
     def __init__(self, gpus: int) -> None:
         self._times, self._free = [0], [gpus]
+
+    def copy(self) -> "Profile":
+        other = Profile(0)
+        other._times, other._free = self._times.copy(), self._free.copy()
+        return other
 
     def take(self, start: int, end: int, gpus: int) -> None:
         """Occupy `gpus` from `start` until `end`."""
@@ -63,14 +66,6 @@ class Profile:
         return at
 
 
-@lru_cache(maxsize=4096)
-def _durations(seconds: tuple[int | None, ...], open_nodes: tuple[bool, ...]) -> Whole:
-    """NEVER where it does not fit."""
-    if None not in seconds and all(open_nodes):
-        return np.array(seconds, np.int64)
-    return np.array([s if s is not None and free else NEVER for s, free in zip(seconds, open_nodes, strict=True)], np.int64)
-
-
 def _rows(since: list[list[int]]) -> Whole:
     """One row for each node; NEVER for GPUs that it does not have."""
     rows: Whole = np.full((len(since), max(map(len, since), default=0)), NEVER, np.int64)
@@ -95,8 +90,7 @@ class Board:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._open = tuple(not node.drained for node in problem.nodes)
-        self._takes = np.array(self._open, bool)
+        self._takes = np.array([not node.drained for node in problem.nodes], bool)
         self._profiles = [Profile(node.gpus) for node in problem.nodes]
         self._places = {node.id: at for at, node in enumerate(problem.nodes)}
         self._tenants = {task.id: task.tenant for task in problem.queued}
@@ -110,6 +104,14 @@ class Board:
         self._now = np.array([profile.free(0) for profile in self._profiles], np.int64)
         self.most_free = self._most()  # GPUs of the node with the most free ones at this moment
 
+    def copy(self) -> "Board":
+        """Another with the same on it."""
+        other = copy(self)
+        other._profiles = [profile.copy() for profile in self._profiles]
+        other._limits = {tenant: profile.copy() for tenant, profile in self._limits.items()}
+        other._planned, other._now = self._planned.copy(), self._now.copy()
+        return other
+
     def put(self, start: Start) -> Start:
         self._take(start, 1)
         self._planned[self._places[start.node]] |= start.start > 0
@@ -117,7 +119,7 @@ class Board:
 
     def now(self, task: Queued) -> Start | None:
         """Where it can start at once without delaying anything that stands, at its narrowest width."""
-        seconds = _durations(task.seconds, self._open)
+        seconds = self.problem.table[self.problem.row[task.id]]
         fits = np.flatnonzero((self._now >= task.gpus) & (seconds < NEVER))
         limit = self._limits.get(task.tenant)
         places = sorted(self._place(task, int(at), 0, int(seconds[at]), task.gpus) for at in fits)
@@ -131,7 +133,7 @@ class Board:
 
     def best(self, task: Queued) -> Start | None:
         """Where it would end first at its narrowest width, holes included; where it was planned if moving costs more."""
-        seconds = _durations(task.seconds, self._open)
+        seconds = self.problem.table[self.problem.row[task.id]]
         ends = self._soonest[:, task.gpus - 1] + seconds  # under what runs alone: no plan ends sooner
         limit = self._limits.get(task.tenant)
         found: _Place | None = None
@@ -168,7 +170,7 @@ class Board:
     def tails(self) -> "Tails":
         """What stands behind everything put so far. The board is spent: its limits go along."""
         since = [profile.forever(node.gpus) for profile, node in zip(self._profiles, self.problem.nodes, strict=True)]
-        return Tails(self.problem, self._open, since, self._limits)
+        return Tails(self.problem, since, self._limits)
 
     def _most(self) -> int:
         return int(self._now[self._takes].max(initial=0))
@@ -201,32 +203,35 @@ class Board:
 
 
 class Tails:
-    """From when on each GPU is free for good: `since[node, k]` for k + 1 GPUs of a node."""
+    """From when on each GPU is free for good: `since[k, node]` for k + 1 GPUs of a node."""
 
-    def __init__(
-        self, problem: Problem, open_nodes: tuple[bool, ...], since: list[list[int]], limits: dict[str, Profile]
-    ) -> None:
-        self._problem, self._open, self._limits = problem, open_nodes, limits
-        self._since = _rows(since)
-        self._places = {node.id: at for at, node in enumerate(problem.nodes)}
+    def __init__(self, problem: Problem, since: list[list[int]], limits: dict[str, Profile]) -> None:
+        self._problem, self._limits = problem, limits
+        self._rows = since
+        self._since = np.ascontiguousarray(_rows(since).T)
+        self._names = [node.id for node in problem.nodes]
+        self._places = {name: at for at, name in enumerate(self._names)}
 
     def put(self, task: Queued) -> Start | None:
         """Stand the task behind all others, at its narrowest: where it ends first, or was planned if moving costs more."""
-        begins = self._since[:, task.gpus - 1]
-        ends = begins + _durations(task.seconds, self._open)
+        gpus, begins = task.gpus, self._since[task.gpus - 1]
+        ends = begins + self._problem.table[self._problem.row[task.id]]
         at = int(ends.argmin())
         if ends[at] >= NEVER:
             return None
         planned = self._places.get(task.planned) if task.planned else None
         if planned is not None and task.weight * int(ends[planned] - ends[at]) <= self._problem.churn:
             at = planned
-        begin, seconds = int(begins[at]), int(ends[at] - begins[at])
+        begin, end = int(begins[at]), int(ends[at])
         limit = self._limits.get(task.tenant)
         if limit is not None:
-            begin = limit.earliest(task.gpus, seconds, begin)
-            limit.take(begin, begin + seconds, task.gpus)
-        row = self._since[at]
-        last = int(row.searchsorted(begin, "right"))
-        row[last - task.gpus : last] = begin + seconds
+            seconds = end - begin
+            begin = limit.earliest(gpus, seconds, begin)
+            end = begin + seconds
+            limit.take(begin, end, gpus)
+        row = self._rows[at]
+        last = bisect_right(row, begin)
+        row[last - gpus : last] = [end] * gpus
         row.sort()
-        return Start(task.id, self._problem.nodes[at].id, begin, begin + seconds, task.gpus)
+        self._since[: len(row), at] = row
+        return Start(task.id, self._names[at], begin, end, gpus)

@@ -125,7 +125,8 @@ def _grid(groups: list[_Group]) -> Numbers:
 def _alive(work: Work, groups: Counter[_Group], steps: Numbers) -> tuple[Numbers, Numbers]:
     """(hazard, group, step): how many jobs of a group are expected alive; (hazard, step): the probability that any is.
 
-    That some job passes the boundary is certain whatever each one's chance, so the probability is given that.
+    That some job passes the boundary is certain whatever each one's chance, so the probability is given that; behind it the
+    jobs of a task live and end together.
     """
     seen = belief(work.policy, work.of_class, lived(work.jobs))
     warm_hazard = np.array(hazards(seen.warm_exits, seen.warm_lived))[:, None, None]
@@ -138,11 +139,17 @@ def _alive(work: Work, groups: Counter[_Group], steps: Numbers) -> tuple[Numbers
     warmup, rest = column([max(1, g.warmup) for g in groups]), column([max(1, g.rest) for g in groups])
     passes, many = column([g.passes for g in groups]), column(list(map(float, groups.values())))
     before = np.exp(-warm_hazard * np.minimum(steps, warm) / warmup)
-    behind = np.exp(-late_hazard * np.clip(steps - warm, 0, late) / rest)
-    chance = np.where(steps < warm, before, before * passes * behind) * (steps < warm + late)
-    none_passes = np.prod((1 - passes) ** many, axis=1)
-    any_alive = (1 - np.prod((1 - chance) ** many, axis=1)) / np.maximum(1 - none_passes, 1e-9)
-    return chance * many, np.minimum(any_alive, 1.0)
+    behind = np.exp(-late_hazard * np.clip(steps - warm, 0, late) / rest) * (steps < warm + late)
+    chance = np.where(steps < warm, before, before * passes * behind)
+
+    def some(part: Numbers) -> Numbers:
+        found: Numbers = 1 - np.prod((1 - part) ** many, axis=1)
+        return found
+
+    reach = some(np.exp(-warm_hazard * warm / warmup))
+    pass_ = some(passes * (steps < warm + late)) / np.maximum(some(passes), 1e-9)
+    any_alive = np.maximum(some(before * (steps < warm)), reach * pass_ * behind.max(axis=1))
+    return chance * many, any_alive
 
 
 def _evaluated(work: Work, groups: list[_Group]) -> Numbers:

@@ -2,26 +2,46 @@
 
 Values only: knows no database and no clock. Use is an average of GPUs that forgets by halves, as Kueue's admission fair
 sharing keeps it; a start counts at once (the entry penalty), or a burst of small tasks would be through before it showed.
+What a tenant holds up to its due is its right: those tasks go before everything that is borrowed.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 WEIGHT = 1000  # of priority 1 in a tenant at its share, on arrival; weights are whole numbers
+AGING_SECONDS = 6 * 3600  # a task that has waited this long weighs twice
 _LEVEL = 4.0  # a tenant without any use weighs 2 ** this; one at twice its share the inverse
 _MOST = 8.0  # in powers of two, either way
-AGING_SECONDS = 6 * 3600  # a task that has waited this long weighs twice
+_RIGHT = 10.0  # in powers of two: what a task gains that its tenant's due covers
 
 
 @dataclass(frozen=True)
 class Share:
-    """A tenant: its weight among the others, GPUs held now by type, and its decayed use by type, in GPUs."""
+    """A tenant: its weight among the others, GPUs held now by type, and its decayed use by type, in GPUs.
+
+    `demand` is the GPUs it holds and its queued tasks ask for together, None if it is without bound; what one tenant does
+    not want falls to the others.
+    """
 
     tenant: str
     weight: float = 1.0
     held: Mapping[str, int] = field(default_factory=dict)
     use: Mapping[str, float] = field(default_factory=dict)
     active: bool = True  # runs or waits for something
+    demand: int | None = None
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A queued task. `seconds` is its duration on the fastest node, `waited` its seconds in all queueings."""
+
+    task: str
+    tenant: str
+    gpus: int
+    seconds: float
+    priority: float
+    waited: float
 
 
 def decayed(use: float, held: float, seconds: float, half_life: float) -> float:
@@ -49,20 +69,63 @@ def standing(shares: Iterable[Share], capacity: Mapping[str, int]) -> dict[str, 
     return {share.tenant: dominant(share, capacity) / fair for share in shares}
 
 
-def owed(shares: Iterable[Share], gpus: int) -> dict[str, int]:
-    """Whole GPUs that each active tenant may hold by right: its part of `gpus`, rounded down, never above them together."""
-    shares = [share for share in shares if share.active]
-    total = sum(share.weight for share in shares)
-    return {share.tenant: int(gpus * share.weight / total) for share in shares}
+def owed(shares: Iterable[Share], gpus: int) -> dict[str, float]:
+    """GPUs that each active tenant may hold by right, by weight: `gpus` together, or less where all want less.
+
+    Weighted max-min: whoever wants less than its part gets what it wants, and the rest is shared out again.
+    """
+    open_ = sorted((s for s in shares if s.active), key=lambda s: _demand(s) / s.weight)
+    left, weights = float(gpus), sum(share.weight for share in open_)
+    due: dict[str, float] = {}
+    for share in open_:
+        due[share.tenant] = min(_demand(share), left * share.weight / weights)
+        left, weights = left - due[share.tenant], weights - share.weight
+    return due
 
 
-def weight(priority: float, stands: float, waited: float) -> int:
+def entitled(gpus: int, holds: int, due: float) -> bool:
+    """Whether a task of `gpus` is covered by its tenant's due; one task always is, or small dues would never be paid."""
+    return holds + gpus <= due + 1e-6 or holds == 0
+
+
+def weight(priority: float, stands: float, waited: float, covered: bool = False) -> int:
     """What a second of completion costs: priority x the tenant's deficit x age, a whole number of at least 1.
 
-    `stands` is the tenant's `standing`, `waited` the task's seconds in the queue.
+    `stands` is the tenant's `standing`, `waited` the task's seconds in the queue, `covered` whether its due covers the task.
     """
-    level = max(-_MOST, min(_MOST, _LEVEL * (1 - stands)))
+    level = max(-_MOST, min(_MOST, _LEVEL * (1 - stands))) + (_RIGHT if covered else 0.0)
     return max(1, round(WEIGHT * priority * 2**level * (1 + waited / AGING_SECONDS)))
+
+
+def weights(asks: Sequence[Ask], shares: Sequence[Share], capacity: Mapping[str, int]) -> dict[str, int]:
+    """The weight of each queued task, by id.
+
+    Each tenant's due covers what it holds and then its queue in the order of seconds x GPUs / (priority x age), tasks that
+    would exceed it left out. With one active tenant there is nobody to have a right against.
+    """
+    stands = standing(shares, capacity)
+    due = owed(shares, sum(capacity.values()))
+    holds = {share.tenant: sum(share.held.values()) for share in shares}
+    several = sum(share.active for share in shares) > 1
+    queues: dict[str, list[Ask]] = defaultdict(list)
+    for ask in asks:
+        queues[ask.tenant].append(ask)
+    found = {}
+    for tenant, queue in queues.items():
+        held = holds.get(tenant, 0)
+        for ask in sorted(queue, key=_in_tenant):
+            covered = several and entitled(ask.gpus, held, due.get(tenant, 0.0))
+            held += ask.gpus if covered else 0
+            found[ask.task] = weight(ask.priority, stands.get(tenant, 0.0), ask.waited, covered)
+    return found
+
+
+def _in_tenant(ask: Ask) -> float:
+    return ask.seconds * ask.gpus / (ask.priority * (1 + ask.waited / AGING_SECONDS))
+
+
+def _demand(share: Share) -> float:
+    return float("inf") if share.demand is None else float(share.demand)
 
 
 def jain(values: Iterable[float]) -> float:

@@ -16,20 +16,18 @@ def wsap(problem: Problem) -> list[Queued]:
 
     A task that misses its deadline unless it starts within its own duration weighs as much more as its lateness costs.
     """
-    return sorted(problem.placeable, key=_rank)
-
-
-def _rank(task: Queued) -> float:
-    shortest = task.shortest or 0
-    urgent = task.deadline is not None and task.deadline < 2 * shortest
-    return shortest * task.gpus / (task.weight * (1 + LATE_FACTOR if urgent else 1))
+    ranks = {}
+    for task, shortest in zip(problem.queued, problem.shortest.tolist(), strict=True):
+        urgent = task.deadline is not None and task.deadline < 2 * shortest
+        ranks[task.id] = shortest * task.gpus / (task.weight * (1 + LATE_FACTOR if urgent else 1))
+    return sorted(problem.placeable, key=lambda task: ranks[task.id])
 
 
 def start_all(problem: Problem) -> tuple[Start, ...] | None:
     """A start at 0 for every placeable task, widest first, wider still on GPUs that stay free; None if they do not all fit."""
-    board, starts = Board(problem), []
     if sum(task.gpus for task in problem.placeable) > sum(node.gpus for node in problem.nodes):
         return None
+    board, starts = Board(problem), []
     for task in sorted(problem.placeable, key=lambda task: -task.gpus):
         start = board.now(task)
         if start is None:
@@ -38,12 +36,13 @@ def start_all(problem: Problem) -> tuple[Start, ...] | None:
     return widened(problem, starts)
 
 
-def easy_wsap(problem: Problem, order: Sequence[Queued] | None = None) -> tuple[Start, ...]:
+def easy_wsap(problem: Problem, order: Sequence[Queued] | None = None, board: Board | None = None) -> tuple[Start, ...]:
     """Start in WSAP order until one does not fit; that one gets a reservation which later ones may not delay.
 
-    Those that cannot start now stand where they would start next, in the same order: their expected starts.
+    Those that cannot start now stand where they would start next, in the same order: their expected starts. `board` is the
+    problem's, with nothing put on it yet; it is spent.
     """
-    board, starts, later = Board(problem), [], []
+    board, starts, later = board or Board(problem), [], []
     reserved = False
     for task in wsap(problem) if order is None else order:
         start = board.now(task) if board.most_free >= task.gpus else None
@@ -62,9 +61,11 @@ def lpt(problem: Problem) -> tuple[Start, ...]:
     return _in_turn(Board(problem), order)
 
 
-def complete(problem: Problem, starts: Iterable[Start], order: Sequence[Queued]) -> tuple[Start, ...]:
+def complete(
+    problem: Problem, starts: Iterable[Start], order: Sequence[Queued], board: Board | None = None
+) -> tuple[Start, ...]:
     """`starts`, which stay as they are, and every other task of `order`: now, if that delays none of them, else in turn."""
-    board = Board(problem)
+    board = board or Board(problem)
     planned = [board.put(start) for start in starts]
     placed = {start.task for start in planned}
     later = []

@@ -1,6 +1,13 @@
 """What makes a problem meaningless, in words that name the field. Values only."""
 
-from service.scheduler.problem import Node, Problem, Queued
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.scheduler.problem import NEVER, Problem, Queued
 
 
 def malformed(problem: Problem) -> list[str]:
@@ -21,40 +28,44 @@ def malformed(problem: Problem) -> list[str]:
     for run in problem.running:
         if run.node not in names or run.gpus < 1 or run.remaining < 1:
             wrong.append(f"running {run.id}: {run.gpus} GPUs of node {run.node} for {run.remaining} s is not possible")
-    smallest = min((node.gpus for node in problem.nodes), default=1 << 30)
-    judged: dict[_Seconds, tuple[int, int]] = {}  # many tasks share their durations
     for task in problem.queued:
-        for width in task.widths:
-            if width.seconds not in judged:
-                judged[width.seconds] = _judge(width.seconds, problem.nodes, smallest)
-        wrong += [f"queued {task.id}: {why}" for why in _malformed_task(task, len(problem.nodes), judged)]
-    return wrong
+        wrong += [f"queued {task.id}: {why}" for why in _malformed_task(task, len(problem.nodes))]
+    many = len(problem.nodes)
+    sized = [t for t in problem.queued if len(t.seconds) == many and all(len(width.seconds) == many for width in t.wider)]
+    return wrong + _unfit(problem if len(sized) == len(problem.queued) else replace(problem, queued=tuple(sized)))
 
 
-_Seconds = tuple[int | None, ...]
-
-
-def _judge(seconds: _Seconds, nodes: tuple[Node, ...], smallest: int) -> tuple[int, int]:
-    """The least duration, and the GPUs of the smallest node that it claims to fit."""
-    present = [s for s in seconds if s is not None]
-    if len(present) == len(nodes):
-        return min(present, default=1), smallest
-    fits = [node.gpus for node, s in zip(nodes, seconds, strict=False) if s is not None]
-    return min(present, default=1), min(fits, default=1 << 30)
-
-
-def _malformed_task(task: Queued, nodes: int, judged: dict[_Seconds, tuple[int, int]]) -> list[str]:
+def _malformed_task(task: Queued, nodes: int) -> list[str]:
     wrong = [] if task.weight >= 1 else [f"weight is {task.weight}, must be positive"]
-    gpus = [width.gpus for width in task.widths]
-    if gpus[0] < 1 or sorted(set(gpus)) != gpus:
+    gpus = [width.gpus for width in task.widths] if task.wider else [task.gpus]
+    if gpus[0] < 1 or any(wider <= before for before, wider in pairwise(gpus)):
         wrong.append(f"widths are {gpus}, must be positive and rise")
-    for width in task.widths:
-        if len(width.seconds) != nodes:
-            wrong.append(f"seconds names {len(width.seconds)} nodes, there are {nodes}")
-            continue
-        least, roomy = judged[width.seconds]
-        if least < 1:
-            wrong.append("seconds must be positive, or None where it does not fit")
-        if roomy < width.gpus:
-            wrong.append(f"seconds says it fits a node of {roomy} GPUs, but it takes {width.gpus}")
+    for seconds in (task.seconds, *(width.seconds for width in task.wider)):
+        if len(seconds) != nodes:
+            wrong.append(f"seconds names {len(seconds)} nodes, there are {nodes}")
     return wrong
+
+
+def _unfit(problem: Problem) -> list[str]:
+    """Durations that are not positive, and nodes that are named although they are too small."""
+    sizes = np.array([node.gpus for node in problem.nodes], np.int64)
+    wrong = []
+    for task, seconds, gpus in _widths(problem):
+        if seconds.min(initial=1) < 1:
+            wrong.append(f"queued {task}: seconds must be positive, or None where it does not fit")
+        small = sizes[(seconds < NEVER) & (sizes < gpus)]
+        if len(small):
+            wrong.append(f"queued {task}: seconds says it fits a node of {small[0]} GPUs, but it takes {gpus}")
+    return wrong
+
+
+def _widths(problem: Problem) -> Iterator[tuple[str, NDArray[np.int64], int]]:
+    """(task, seconds by node, GPUs) of every width that is worth a look."""
+    smallest = min((node.gpus for node in problem.nodes), default=1)
+    least = problem.seconds.min(axis=1, initial=NEVER)
+    asked = np.array([task.gpus for task in problem.queued], np.int64)
+    for at in np.flatnonzero((least < 1) | (asked > smallest)):
+        yield problem.queued[at].id, problem.seconds[at], int(asked[at])
+    for task in problem.queued:
+        for width in task.wider:
+            yield task.id, np.array([NEVER if s is None else s for s in width.seconds], np.int64), width.gpus

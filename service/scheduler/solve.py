@@ -8,6 +8,7 @@ back to the rules and says so. Knows no database and no clock.
 from dataclasses import dataclass
 
 from service.scheduler.batch import pack
+from service.scheduler.board import Board
 from service.scheduler.greedy import complete, easy_wsap, lpt, start_all, widened, wsap
 from service.scheduler.malformed import malformed
 from service.scheduler.problem import Missed, Problem, Queued, Start, makespan, missed, objective, violations
@@ -49,8 +50,8 @@ def solve(problem: Problem, budget: Budget = BUDGET) -> Decision:
 
 
 def _rolling(problem: Problem, budget: Budget) -> Decision:
-    order = wsap(problem)
-    fallback = easy_wsap(problem, order)
+    order, board = wsap(problem), Board(problem)
+    fallback = easy_wsap(problem, order, board.copy())
     window = order[: budget.window]
     seen = _of(fallback, window)
     found = search(problem, window, seen, budget)
@@ -61,7 +62,7 @@ def _rolling(problem: Problem, budget: Budget) -> Decision:
 
     if found.starts is None:
         return decided(fallback, "greedy", found.note)
-    planned = complete(problem, found.starts, order)
+    planned = complete(problem, found.starts, order, board)
     wrong = violations(problem, planned)
     if wrong or objective(problem, planned) > objective(problem, fallback):
         note = "; ".join(wrong) or "the solver's window leaves less for the rest of the queue than the rules do"

@@ -37,10 +37,11 @@ def test_ours_completes_no_later_by_weight_than_in_order_of_arrival() -> None:
 
 def test_a_tenant_under_its_due_gets_its_gpus_back_past_the_bound() -> None:
     hog = [Arrival(f"hog{at}", 0, 1, 100_000, 100_000, tenant="hog") for at in range(8)]
-    late = [Arrival("late", 100, 4, 1000, 1000, tenant="late"), Arrival("tick", 800, 1, 10, 10, tenant="late")]
+    late = [Arrival("late", 100, 4, 1000, 1000, tenant="late")]
     outcome = outcome_of([*hog, *late], "easy_wsap", Setup(1, fair=True, bound=600.0))
     started = {ran.task.id: ran.started for ran in outcome.ran}
-    assert started["late"] == 800
+    assert 690 < started["late"] <= 700
+    assert outcome.record.covered_wait <= 600
     assert outcome.preempted == 4
     assert all(ran.ended is not None for ran in outcome.ran)
 

@@ -11,7 +11,7 @@ from contract.spec import EarlyExitPolicy
 from contract.states import ExitReason, JobStatus
 from service.scheduler.survival import (
     ALTO,
-    CLASS_LIVES,
+    CLASS_JOBS,
     NOTHING,
     OWN,
     JobProgress,
@@ -45,7 +45,7 @@ def test_what_one_job_has_lived(job: JobProgress, seen: Lives) -> None:
 
 def test_a_class_counts_as_much_as_some_jobs_and_own_exits_more() -> None:
     many = Lives(100, 1000, 100, 1000)
-    assert belief(POLICY, many, NOTHING).warm_lived == pytest.approx(ALTO.warm_lived + CLASS_LIVES)
+    assert belief(POLICY, many, NOTHING).warm_lived == pytest.approx(ALTO.warm_lived + CLASS_JOBS)
     assert belief(POLICY, NOTHING, Lives(1, 1)).warm_exits == ALTO.warm_exits + OWN
 
 
