@@ -1,14 +1,23 @@
 """The product with a frozen weight, in a form whose bits do not depend on how many rows ride along.
 
-A BLAS cuts a long inner dimension into pieces of its own choosing, and chooses by the number of rows: the same row then sums
-in another order beside neighbours than alone (docs/NUMERICS.md has the measurement). On CPU the cut is therefore made here, by
-the inner size alone. A GPU's product is left whole.
+A BLAS chooses how to sum a row by the number of rows (docs/NUMERICS.md has the measurements): it cuts a long inner dimension
+into pieces of its own choosing, and treats few rows, and the last rows of an uneven number, in another way than the rest. So on
+CPU the cut is made here, by the inner size alone, and callers fill up their rows to a `whole_rows` number. A GPU's product is
+left whole.
 """
 
 import torch
 from torch import Tensor
 
-MAX_INNER = 512  # a cut by row count was seen from an inner size of 864 on, and never up to 768
+ROW_STEP = 48  # rows for each thread: a multiple of every row tile that was seen (4, 6, 12, 24 and 48)
+MIN_STEPS = 2  # below it other code runs, without tiles
+MAX_INNER = 384  # a cut by row count was seen from 432 on with AVX2 code, from 864 on with AVX-512 code
+
+
+def whole_rows(rows: int) -> int:
+    """The number of rows to fill `rows` rows up to, so that no row's bits depend on how many there are."""
+    step = ROW_STEP * torch.get_num_threads()
+    return max(MIN_STEPS, -(-rows // step)) * step
 
 
 def product(x_TK: Tensor, w_KN: Tensor, residual_TN: Tensor | None = None, bias_N: Tensor | None = None) -> Tensor:

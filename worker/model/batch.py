@@ -10,13 +10,13 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from grouped_lora.frozen import whole_rows
 from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.model.arena import Slot
 
 PIECE_ROWS = 128  # of the activation's work at a time, so that it stays in a core's cache
-MIN_ROWS = 16  # below it a product's bits depend on its row count (docs/NUMERICS.md); the axis ends in a tail nobody owns
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Segment:
 class FlatBatch:
     """
     tokens, positions: int64 [T], positions restart with every sequence.
-    bounds: T-offsets of the sequences, [sequences + 1]; the axis may go on beyond the last one (tail, owned by nobody).
+    bounds: T-offsets of the sequences, [sequences + 1]; the axis ends in a tail that nobody owns (see whole_rows).
     ranges: per segment its tokens [start, stop).
     pieces: all rows, tail included, cut where a segment ends and every PIECE_ROWS from its start.
     label_rows, label_tokens: int64 [L], the row each label is predicted from and the label itself, segment by segment.
@@ -100,7 +100,7 @@ class FlatBatch:
                 count += len(places)
             ranges.append((start, bounds[-1]))
             label_bounds.append(count)
-        tail = max(0, MIN_ROWS - bounds[-1])
+        tail = whole_rows(bounds[-1]) - bounds[-1]
         positions = [np.arange(stop - start) for start, stop in pairwise(bounds)]
         return cls(
             segments=segments,

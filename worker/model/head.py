@@ -7,11 +7,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import torch
-from grouped_lora.frozen import product
+import torch.nn.functional as F
+from grouped_lora.frozen import product, whole_rows
 from torch import Tensor
 
 CHUNK_BYTES = 32 * 2**20  # of one chunk's logits
-MIN_ROWS = 16  # a chunk has at least this many rows, for the same reason as the flat axis (docs/NUMERICS.md)
 
 
 class LabelLoss(NamedTuple):
@@ -29,8 +29,7 @@ def label_loss(h_LK: Tensor, head_VK: Tensor, labels_L: Tensor, weights_L: Tenso
     for start, stop in _chunks(count, head_VK.shape[0] * peaks.element_size()):
         h = h_LK[start:stop]
         labels = labels_L[start:stop]
-        if stop - start < MIN_ROWS:
-            h = torch.cat([h, h.new_zeros(MIN_ROWS - (stop - start), h.shape[1])])
+        h = F.pad(h, (0, 0, 0, whole_rows(stop - start) - (stop - start)))
         logits = product(h, head_VK.t()).to(peaks.dtype)
         own = logits[: stop - start].gather(1, labels[:, None])[:, 0]
         torch.sub(logits[: stop - start].amax(1), own, out=peaks[0, start:stop])

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from grouped_lora.frozen import whole_rows
 
-from worker.model.batch import MIN_ROWS, PIECE_ROWS, Example, FlatBatch, Segment
+from worker.model.batch import PIECE_ROWS, Example, FlatBatch, Segment
 
 
 def _row(tokens: list[int], labels: list[int]) -> Example:
@@ -21,8 +22,8 @@ def test_sequences_lie_end_to_end_up_to_their_last_label() -> None:
         ]
     )
     assert batch.bounds == (0, 3, 4, 23)
-    assert batch.tokens.tolist() == [1, 2, 3, 6, *range(10, 29)]
-    assert batch.positions.tolist() == [0, 1, 2, 0, *range(19)]
+    assert batch.tokens.tolist()[: batch.size] == [1, 2, 3, 6, *range(10, 29)]
+    assert batch.positions.tolist()[: batch.size] == [0, 1, 2, 0, *range(19)]
     assert batch.ranges == ((0, 4), (4, 4), (4, 23))
     assert batch.label_rows.tolist() == [1, 2, 3, 7, 22]
     assert batch.label_tokens.tolist() == [3, 4, 7, 14, 29]
@@ -31,11 +32,11 @@ def test_sequences_lie_end_to_end_up_to_their_last_label() -> None:
 
 
 @pytest.mark.parametrize("examples", [[], [_row([1, 2], [1])], [_row([5], [])]])
-def test_a_short_axis_ends_in_a_tail_that_nobody_owns(examples: list[Example]) -> None:
+def test_the_axis_ends_in_a_tail_that_nobody_owns(examples: list[Example]) -> None:
     batch = FlatBatch.of([Segment(None, examples)])
-    assert len(batch.tokens) == len(batch.positions) == MIN_ROWS
+    assert len(batch.tokens) == len(batch.positions) == whole_rows(batch.size)
     assert batch.size == batch.ranges[0][1] == sum(example.labels for example in examples)
-    assert batch.pieces[-1] == (batch.size, MIN_ROWS)
+    assert batch.pieces[-1] == (batch.size, whole_rows(batch.size))
 
 
 def test_pieces_cover_every_row_once_and_end_where_a_job_ends() -> None:
