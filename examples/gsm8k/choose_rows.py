@@ -3,7 +3,7 @@
     python examples/gsm8k/choose_rows.py path/to/grade_school_math/data/train.jsonl
 
 The published rows are {"question", "answer"}; the example's are chat rows. Rows of at most 400 characters are put in the order
-of their sha256, which is as good as drawn by lot and needs no seed: the first 560 train, the next 24 validate.
+of their sha256, which is as good as drawn by lot and needs no seed: the first 560 train, the next 16 validate.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 SOURCE_SHA256 = "17f347dc51477c50d4efb83959dbb7c56297aba886e5544ee2aaed3024813465"
 MAX_CHARACTERS = 400
 TRAIN_ROWS = 560
-VALIDATION_ROWS = 24
+VALIDATION_ROWS = 16
 
 
 def chat_row(row: dict[str, str]) -> str:
