@@ -33,10 +33,10 @@ up: install ## the whole of Motet in the foreground, until Ctrl-C
 	@$(BIN)/motet up
 
 test: install ## everything that needs no GPU, short forms
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --dist loadfile
 
 test-all: install ## the long forms too
-	$(BIN)/pytest -m "not gpu"
+	$(BIN)/pytest --numprocesses auto --dist loadfile -m "not gpu"
 
 test-gpu: install ## what needs a GPU
 	$(BIN)/pytest -m gpu

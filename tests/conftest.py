@@ -1,6 +1,7 @@
-"""What all tests may ask for: a real Postgres and a real Valkey, once per run. At the end, what was not run is said."""
+"""What all tests may ask for: a real Postgres and a real Valkey, once per test process. The end says what was not run."""
 
 import contextlib
+import os
 import secrets
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,10 @@ from deploy.devstack.postgres import Postgres
 from deploy.devstack.process import Process, how_it_ended
 from deploy.devstack.trouble import died
 from deploy.devstack.valkey import Valkey
+
+# the cores are shared among test processes, where threads that spin while they wait would keep others from working
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 _READY_SECONDS = 60.0
 _NOT_RUN = {"gpu": "tests that need a GPU: make test-gpu", "slow": "tests of the long form: make test-all"}
@@ -99,15 +105,24 @@ def stack() -> Iterator[TestStack]:
 
 
 class NotRun:
-    """Counts what a marker kept from running, and says so last."""
+    """Counts what a marker kept from running, and says so last. Test processes send their counts to the one that reports."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: pytest.Config) -> None:
         self.counts = dict.fromkeys(_NOT_RUN, 0)
+        self._sent: dict[str, object] | None = getattr(config, "workeroutput", None)
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
         for item in items:
             if marker := next((name for name in _NOT_RUN if item.get_closest_marker(name)), None):
                 self.counts[marker] += 1
+
+    def pytest_sessionfinish(self) -> None:
+        if self._sent is not None:
+            self._sent["not_run"] = self.counts
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self.counts = getattr(node, "workeroutput", {}).get("not_run", self.counts)  # every process deselects the same
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         for marker, count in self.counts.items():
@@ -116,4 +131,4 @@ class NotRun:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(NotRun())
+    config.pluginmanager.register(NotRun(config))

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -21,8 +20,7 @@ from rq.serializers import DefaultSerializer, JSONSerializer
 from rq.webhook import Webhook
 from sqlalchemy import func, select
 
-from service.hints import Hints
-from service.queue import QUEUE_NAME, ClosedJob, Queue, QueueJob
+from service.queue import QUEUE_NAME
 from service.scheduler.models import PlanRequest
 from service.scheduler.requests import request_plan
 
@@ -203,29 +201,3 @@ def test_a_stop_is_clean_without_valkey_too(stack, own_worker):
         assert own_worker.end(signal.SIGINT) == 0
     finally:
         stack.start_valkey()
-
-
-def test_what_only_hints_never_raises_and_never_waits_long(stack):
-    queue, hints = Queue(stack.redis_url), Hints(stack.redis_url)
-    stack.stop_valkey()
-    try:
-        queue.wake(QueueJob.REPLAN)
-        hints.desired_changed("node_1")
-    finally:
-        stack.start_valkey()
-    queue.wake(QueueJob.REPLAN)  # and the same objects work on afterwards
-    hints.desired_changed("node_1")
-    connection = redis.Redis.from_url(stack.redis_url)
-    assert connection.llen(f"rq:queue:{QUEUE_NAME}") == 1
-    assert connection.xlen("motet:node:node_1") == 1
-
-
-def test_a_queue_job_carries_its_name_alone(stack):
-    connection = redis.Redis.from_url(stack.redis_url)
-    connection.flushall()
-    Queue(stack.redis_url).wake(QueueJob.VALIDATE)
-    (job_id,) = connection.lrange(f"rq:queue:{QUEUE_NAME}", 0, -1)
-    job = ClosedJob.fetch(job_id.decode(), connection)
-    assert (job.func_name, job.args, job.kwargs, job.result_ttl) == ("validate", (), {}, 0)
-    assert (datetime.now(UTC) - job.created_at).total_seconds() < 3600
-    connection.flushall()

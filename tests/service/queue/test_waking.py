@@ -1,0 +1,34 @@
+"""What a wake-up leaves in Redis while no queue worker is there to take it, and that its sender survives without Redis."""
+
+from datetime import UTC, datetime
+
+import redis
+
+from service.hints import Hints
+from service.queue import QUEUE_NAME, ClosedJob, Queue, QueueJob
+
+
+def test_what_only_hints_never_raises_and_never_waits_long(stack):
+    queue, hints = Queue(stack.redis_url), Hints(stack.redis_url)
+    stack.stop_valkey()
+    try:
+        queue.wake(QueueJob.REPLAN)
+        hints.desired_changed("node_1")
+    finally:
+        stack.start_valkey()
+    queue.wake(QueueJob.REPLAN)  # and the same objects work on afterwards
+    hints.desired_changed("node_1")
+    connection = redis.Redis.from_url(stack.redis_url)
+    assert connection.llen(f"rq:queue:{QUEUE_NAME}") == 1
+    assert connection.xlen("motet:node:node_1") == 1
+
+
+def test_a_queue_job_carries_its_name_alone(stack):
+    connection = redis.Redis.from_url(stack.redis_url)
+    connection.flushall()
+    Queue(stack.redis_url).wake(QueueJob.VALIDATE)
+    (job_id,) = connection.lrange(f"rq:queue:{QUEUE_NAME}", 0, -1)
+    job = ClosedJob.fetch(job_id.decode(), connection)
+    assert (job.func_name, job.args, job.kwargs, job.result_ttl) == ("validate", (), {}, 0)
+    assert (datetime.now(UTC) - job.created_at).total_seconds() < 3600
+    connection.flushall()
