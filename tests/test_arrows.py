@@ -43,7 +43,7 @@ LIVES_ON = {
 # values in, values out: no clock, no files, no network, no processes
 PURE_PLANNER = (
     *("batch", "board", "estimate", "fair_share", "greedy", "hardware", "malformed", "preempt", "problem", "reasons"),
-    *("solve", "survival", "throughput", "window"),
+    *("solve", "survival", "throughput", "violations", "window"),
 )
 PURE = [*(f"service/scheduler/{name}.py" for name in PURE_PLANNER), "worker/policy/*.py"]
 PURE_SEES = {"contract", "service.scheduler", "worker.policy", "numpy", "ortools", "pydantic"}

@@ -4,7 +4,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from benchmarks.simulator.engine import Outcome
+from benchmarks.simulator.outcome import Outcome
 from service.scheduler.fair_share import jain
 
 

@@ -4,7 +4,7 @@ from itertools import pairwise
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from benchmarks.simulator.engine import Outcome
+from benchmarks.simulator.outcome import Outcome
 
 _WIDTH, _ROW, _CURVE, _MARGIN = 1200, 6, 240, 50
 

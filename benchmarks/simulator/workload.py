@@ -87,7 +87,7 @@ def trace(path: Path, seed: int, *, scale: float = 1.0, cap: int = 86400, limit:
     """
     draw = Random(seed)
     tasks = []
-    with gzip.open(path, "rt", newline="") as lines:
+    with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as lines:
         for at, row in enumerate(csv.DictReader(lines)):
             true = min(cap, max(30, round(float(row["duration_s"]))))
             gpus = 1 << (min(NODE_GPUS, int(row["gpus"])) - 1).bit_length()
@@ -95,6 +95,15 @@ def trace(path: Path, seed: int, *, scale: float = 1.0, cap: int = 86400, limit:
             task = Arrival(f"t{at:05}", moment, gpus, round(true / draw.uniform(0.2, 0.4)), true, tenant=row["tenant"])
             tasks.append(_with_lora(task, draw))
     return tasks[:limit]
+
+
+def largest_tenants(tasks: list[Arrival], count: int) -> list[Arrival]:
+    """The tasks of the `count` tenants with the most GPU seconds."""
+    size: dict[str, int] = {}
+    for task in tasks:
+        size[task.tenant] = size.get(task.tenant, 0) + task.gpus * task.true
+    chosen = sorted(size, key=lambda name: -size[name])[:count]
+    return [task for task in tasks if task.tenant in chosen]
 
 
 def _with_lora(task: Arrival, draw: Random) -> Arrival:

@@ -11,7 +11,8 @@ from service.scheduler.batch import pack
 from service.scheduler.board import Board
 from service.scheduler.greedy import complete, easy_wsap, lpt, start_all, widened, wsap
 from service.scheduler.malformed import malformed
-from service.scheduler.problem import Missed, Problem, Queued, Start, makespan, missed, objective, violations
+from service.scheduler.problem import Missed, Problem, Queued, Start, makespan, missed, objective
+from service.scheduler.violations import violations
 from service.scheduler.window import Budget, Found, polish, search
 
 BUDGET = Budget()

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.simulator.check import BadPlan, check
-from benchmarks.simulator.engine import Outcome, Setup, simulate
+from benchmarks.simulator.engine import simulate
 from benchmarks.simulator.metrics import metrics
+from benchmarks.simulator.outcome import Outcome, Setup
 from benchmarks.simulator.picture import draw
 from benchmarks.simulator.policies import POLICIES, big_m
 from benchmarks.simulator.workload import TRACES, Arrival, rolling, trace

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from benchmarks.simulator.check import check
 from service.scheduler.board import Board
 from service.scheduler.greedy import complete, easy_wsap, wsap
-from service.scheduler.problem import Limit, Node, Problem, Queued, Running, Width, missed, objective, violations
+from service.scheduler.problem import Limit, Node, Problem, Queued, Running, Width, missed, objective
 from service.scheduler.solve import MalformedProblem, solve
+from service.scheduler.violations import violations
 from service.scheduler.window import Budget
 from tests.service.scheduler.problems import problems, with_node
 
