@@ -22,6 +22,7 @@ class Budget:
     window: int = 8
     nodes: int = 16
     deterministic: float = 0.006  # a tenth of a CPU second; far more lowered the window by 0.2 %
+    conflicts: int = 600  # on few crowded nodes a conflict costs far more than deterministic time says
     wall: float = 5.0
     batch: int = 50
     polish: float = 2.0
@@ -107,6 +108,7 @@ class _Model:
             solver.parameters.cp_model_probing_level = 0
             solver.parameters.symmetry_level = 0
             solver.parameters.max_presolve_iterations = 1
+            solver.parameters.max_number_of_conflicts = self._budget.conflicts
         solver.parameters.linearization_level = int(quick)
         solver.parameters.random_seed = 1
         solver.parameters.max_deterministic_time = deterministic

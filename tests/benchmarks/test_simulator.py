@@ -1,5 +1,7 @@
 """The simulator: every task ends once, on GPUs that were free; the judge sees what is wrong; ALTO's own model runs."""
 
+import gzip
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +13,10 @@ from benchmarks.simulator.metrics import metrics
 from benchmarks.simulator.outcome import Outcome, Setup
 from benchmarks.simulator.picture import draw
 from benchmarks.simulator.policies import POLICIES, big_m
-from benchmarks.simulator.workload import TRACES, Arrival, rolling, trace
+from benchmarks.simulator.runs import Run, run_all
+from benchmarks.simulator.workload import TRACES, Arrival, largest_tenants, rolling, trace
 from service.scheduler.problem import Node, Problem, Queued, Start
+from service.scheduler.solve import solve
 
 
 def outcome_of(tasks: list[Arrival], policy: str, setup: Setup) -> Outcome:
@@ -76,3 +80,55 @@ def test_the_traces_are_read_and_a_run_can_be_drawn(tmp_path: Path) -> None:
         assert {task.gpus for task in tasks} <= {1, 2, 4, 8}
     draw(outcome_of(tasks[:20], "easy", Setup(2)), tmp_path / "run.svg", "muri <vc3>")
     assert "muri &lt;vc3&gt;" in (tmp_path / "run.svg").read_text()
+
+
+def test_faster_nodes_are_told_apart_and_a_drained_one_gets_nothing_new() -> None:
+    tasks = [Arrival(f"t{at}", 0, 8, 1000, 1000) for at in range(4)]
+    outcome = outcome_of(tasks, "ours", Setup(2, speeds=(1.0, 4.0), drains=((0, 0, True), (300, 0, False))))
+    placed = sorted((start, end, node) for ran in outcome.ran for node, start, end in ran.placed)
+    assert placed[0] == (0, 250, "node-001")
+    assert all(start >= 300 for start, _, node in placed if node == "node-000")
+    assert {end - start for start, end, node in placed if node == "node-001"} == {250}
+
+
+def test_a_task_alone_is_spread_over_idle_gpus() -> None:
+    (ran,) = outcome_of([Arrival("t", 0, 2, 1000, 1000)], "ours", Setup(1, widths=True)).ran
+    assert ran.placed == [("node-000", 0, round(1000 / 1.8**2))]
+
+
+def test_a_deadline_that_is_missed_was_foretold() -> None:
+    tasks = [Arrival(f"t{at}", 0, 8, 100, 100, deadline=(at + 1) * 90) for at in range(3)]
+    outcome = outcome_of(tasks, "ours", Setup(1))
+    assert {ran.task.id for ran in outcome.ran if ran.ended > ran.task.deadline} == outcome.foretold == {"t0", "t1", "t2"}
+
+
+def test_tenants_that_all_have_work_hold_alike() -> None:
+    """One asks for far more and came first; nobody falls behind what it is owed for longer than the bound."""
+    tasks = [Arrival(f"hog{at}", 0, 1, 40_000, 40_000, tenant="hog") for at in range(60)]
+    for tenant in ("ada", "bo", "cy"):
+        tasks += [Arrival(f"{tenant}{at}", 600, 1 << at % 3, 9000, 9000, tenant=tenant) for at in range(30)]
+    outcome = outcome_of(tasks, "easy_wsap", Setup(2, fair=True, bound=1200.0, coalesce=60))
+    assert metrics(outcome)["jain"] > 0.9
+    assert outcome.record.covered_wait <= 1200
+
+
+def test_an_exported_problem_is_planned_again_to_the_letter(tmp_path: Path) -> None:
+    run = Run("small", tuple(rolling(12, 8, 2.0, seed=5)), "ours", Setup(1), export=tmp_path, plot=tmp_path)
+    one, two = run_all([run, replace(run, name="again")], workers=1)
+    assert one.checked == two.checked > 0
+    assert (tmp_path / "small.svg").stat().st_size > 1000
+    for line in (tmp_path / "small.jsonl").read_text().splitlines():
+        said = json.loads(line)
+        starts = solve(Problem.from_json(said["problem"])).starts
+        assert [[s.task, s.node, s.start, s.end, s.gpus] for s in starts] == said["starts"]
+
+
+def test_a_trace_of_ones_own_is_read_plain_or_packed_and_scaled(tmp_path: Path) -> None:
+    text = "submit_s,duration_s,gpus,tenant\n0,100,3,a\n90,50,1,b\n95,10,1,b\n"
+    (tmp_path / "own.csv").write_text(text)
+    with gzip.open(tmp_path / "own.csv.gz", "wt") as packed:
+        packed.write(text)
+    plain = trace(tmp_path / "own.csv", seed=1, scale=3)
+    assert plain == trace(tmp_path / "own.csv.gz", seed=1, scale=3)
+    assert [(t.at, t.true, t.gpus) for t in plain] == [(0, 100, 4), (30, 50, 1), (32, 30, 1)]
+    assert {t.tenant for t in largest_tenants(plain, 1)} == {"a"}
