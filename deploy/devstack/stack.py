@@ -40,7 +40,7 @@ class Stack:
         self._options = options
         self._secrets = state.secrets()
         kin.kill(self._secrets.mark)  # what an earlier run's keeper has not ended yet; it may hold the port
-        self._port = choose_port(options.host, options.port)
+        self._port = Port(options.host, options.port)
         self._mark = f"{self._secrets.mark}.{secrets.token_hex(4)}"
         account = choose_account()
         folder = state.folder
@@ -54,7 +54,7 @@ class Stack:
     @property
     def api_url(self) -> str:
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self._options.host, self._options.host)
-        return f"http://{host}:{self._port}"
+        return f"http://{host}:{self._port.number}"
 
     def start(self, supervisor: Supervisor) -> None:
         """Bring everything up. Raises StackError, or StopAsked when told to stop meanwhile."""
@@ -63,7 +63,7 @@ class Stack:
         supervisor.await_ready(self._postgres, _SERVER_SECONDS)
         self._postgres.create_database()
         supervisor.run(self._service("migrate"))
-        api = self._service("api", self._port)
+        api = self._service("api", self._port.number)
         supervisor.start(api, self._service("queue"), self._service("reconcile"))
         supervisor.start(*(self._worker(number) for number in range(1, self._options.workers + 1)))
         supervisor.run(self._service("bootstrap"))
@@ -82,7 +82,7 @@ class Stack:
             "MOTET_STORAGE_DIR": str(self._state.folder / "storage"),
             "MOTET_STATE_DIR": str(self._state.folder),
             "MOTET_HOST": self._options.host,
-            "MOTET_PORT": str(self._port),
+            "MOTET_PORT": str(self._port.number),
         }
         return Module(word, ["service", word], self._state.logs / f"{word}.log", env, self._mark, port)
 
@@ -104,23 +104,32 @@ class Stack:
         return Module(name, ["worker"], self._state.logs / f"{name}.log", env, self._mark, patience=_WORKER_PATIENCE)
 
 
-def choose_port(host: str, wanted: int | None) -> int:
-    """A port that is free now. Raises StackError when the one asked for is taken."""
-    if wanted is not None:
-        if not _is_free(host, wanted):
-            raise StackError(
-                f"port {wanted} of {host} is taken", "stop what listens there, or leave the port out to get a free one"
-            )
-        return wanted
-    if _is_free(host, DEFAULT_PORT):
-        return DEFAULT_PORT
-    with socket.create_server((host, 0)) as server:
-        return int(server.getsockname()[1])
+class Port:
+    """A port that nobody listened on when it was chosen, and that no other stack of this machine will choose while we run.
 
+    The API binds it only once the servers run, seconds later. Until then a name in the kernel's abstract socket namespace
+    stands for it, which every account sees and which ends with its owner, however that ends.
+    """
 
-def _is_free(host: str, port: int) -> bool:
-    try:
-        socket.create_server((host, port)).close()
-    except OSError:
-        return False
-    return True
+    def __init__(self, host: str, wanted: int | None) -> None:
+        """Raises StackError when the one asked for is taken; None takes the default one, or any where that is taken."""
+        self._claim = socket.socket(socket.AF_UNIX)
+        if wanted is not None:
+            if not self._take(host, wanted):
+                raise StackError(
+                    f"port {wanted} of {host} is taken", "stop what listens there, or leave the port out to get a free one"
+                )
+            self.number = wanted
+            return
+        self.number = DEFAULT_PORT
+        while not self._take(host, self.number):
+            with socket.create_server((host, 0)) as server:
+                self.number = int(server.getsockname()[1])
+
+    def _take(self, host: str, number: int) -> bool:
+        try:
+            socket.create_server((host, number)).close()
+            self._claim.bind(f"\0motet port {number}")
+        except OSError:
+            return False
+        return True

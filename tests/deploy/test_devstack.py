@@ -17,6 +17,8 @@ import httpx
 import pytest
 
 from deploy.devstack import kin
+from deploy.devstack.stack import Port
+from deploy.devstack.trouble import StackError
 from tests.deploy.watching import PATIENCE_SECONDS, Events, as_ordinary_user, await_end, processes_in
 
 NAMES = {"postgres", "valkey", "keeper", "api", "queue", "reconcile"}
@@ -122,6 +124,16 @@ def test_a_port_that_was_asked_for_and_is_taken_is_an_error(folder: Path, taken_
     assert "port 8321 of 127.0.0.1 is taken" in failed["message"]
     assert "leave the port out" in failed["fix"]
     assert stack.process.wait() == 1
+
+
+def test_two_stacks_that_start_together_choose_two_ports() -> None:
+    first, second = Port("127.0.0.1", None), Port("127.0.0.1", None)
+    assert first.number != second.number
+    with pytest.raises(StackError, match=f"port {first.number} of 127.0.0.1 is taken"):
+        Port("127.0.0.1", first.number)
+    given_back = first.number
+    del first
+    assert Port("127.0.0.1", given_back).number == given_back
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(folder: Path) -> None:

@@ -64,6 +64,7 @@ class House:
         while True:
             event = self._events.get(timeout=max(0.01, deadline - time.monotonic()))
             assert event is not None, f"the stack ended with {self._process.wait()}"
+            assert event["event"] != "failed", event
             if wanted(event):
                 return event
 

@@ -129,10 +129,6 @@ def test_a_worker_that_slept_past_its_lease_changes_nothing(
 
 
 def test_a_task_is_picked_up_by_its_hint_and_not_by_the_heartbeat(tmp_path: Path) -> None:
-    with house(tmp_path, MOTET_HEARTBEAT_SECONDS="30") as motet:
-        began = time.monotonic()
+    with house(tmp_path, MOTET_HEARTBEAT_SECONDS="3600", MOTET_LEASE_SECONDS="7200") as motet:
         task_id = start(motet)
         motet.until(task_id, lambda task: task["placement"] is not None and task["placement"]["acknowledged_at"] is not None)
-        took = time.monotonic() - began
-        print(f"picked up after {took:.2f} s with heartbeats every 30 s")
-        assert took < 15, "only a heartbeat brought it"
