@@ -16,32 +16,42 @@ class Config:
     warps: int
     stages: int
     block_t: int = 64
+    registers: int | None = None  # of a thread, at most: more programs then share a multiprocessor
 
 
 HOPPER = {
-    "shrink": Config(128, 4, 3),
-    "shrink_wide": Config(64, 8, 3),
+    "shrink_1": Config(128, 4, 5),
+    "shrink_2": Config(128, 4, 4),
+    "shrink_3": Config(128, 4, 3),
+    "shrink_1_wide": Config(64, 8, 3),
     "outer": Config(128, 8, 3),
     "outer_wide": Config(64, 8, 2),
-    "expand": Config(128, 4, 2),
-    "norm": Config(256, 4, 2, 16),
-    "norm_backward": Config(256, 8, 2, 16),
+    "expand": Config(256, 4, 1),
+    "norm": Config(256, 4, 4, 16),
+    "norm_backward": Config(64, 4, 4, 32),
+    "norm_backward_bare": Config(512, 8, 1, 16),
     "rotary": Config(0, 4, 1),
-    "swiglu": Config(64, 4, 2),
-    "swiglu_wide": Config(64, 8, 2),
-    "swiglu_backward": Config(64, 8, 2),
+    "swiglu": Config(64, 4, 2, registers=168),
+    "swiglu_wide": Config(32, 8, 2),
+    "swiglu_bare": Config(128, 8, 2),
+    "swiglu_backward": Config(64, 8, 3, 32, registers=128),
     "swiglu_backward_wide": Config(32, 8, 1),
+    "swiglu_backward_bare": Config(128, 8, 2),
     "attention": Config(64, 4, 2),
     "attention_backward": Config(64, 4, 1),
-    "cross_entropy": Config(8192, 16, 1),
-    "adamw": Config(2048, 8, 1),
+    "cross_entropy": Config(16384, 32, 1),
+    "adamw": Config(2048, 4, 1),
 }
-# 164 KB of shared memory instead of 227: one stage fewer where a stage is large.
+# 164 KB of shared memory instead of 227: fewer stages or narrower tiles where a stage is large.
 AMPERE = HOPPER | {
-    "shrink": Config(64, 4, 3),
-    "shrink_wide": Config(32, 8, 3),
-    "swiglu": Config(64, 4, 2),
-    "swiglu_backward": Config(32, 4, 2),
+    "shrink_1": Config(128, 4, 3),
+    "shrink_2": Config(64, 4, 3),
+    "shrink_3": Config(64, 4, 3),
+    "shrink_1_wide": Config(32, 8, 3),
+    "outer": Config(128, 8, 2),
+    "norm": Config(256, 4, 2, 16),
+    "norm_backward": Config(64, 4, 2, 32),
+    "swiglu_backward": Config(32, 4, 2, 32),
 }
 
 
@@ -52,9 +62,9 @@ def _configs() -> dict[str, Config]:
     return HOPPER
 
 
-def config(kernel: str, max_rank: int = 0) -> Config:
-    """The configuration of `kernel` on this device for a rank class; `<kernel>_wide` is taken above rank 64 where
-    there is one."""
+def config(kernel: str, max_rank: int = 1) -> Config:
+    """The configuration of `kernel` on this device for a rank class; `<kernel>_wide` is taken above rank 64 and `<kernel>_bare`
+    without adapters, where there is one."""
     table = _configs()
-    wide = kernel + "_wide"
-    return table[wide] if max_rank > 64 and wide in table else table[kernel]
+    variant = f"{kernel}_bare" if max_rank == 0 else f"{kernel}_wide" if max_rank > 64 else kernel
+    return table[variant] if variant in table else table[kernel]

@@ -7,7 +7,9 @@ the adapters' gradients are added straight to the arena's gradient buffer while 
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -22,12 +24,14 @@ class Adapters:
 
     weights_RC: the arena, read. grad_RC: its gradients, added to (None where no gradient is wanted).
     anchor: a scalar that requires grad, so that autograd visits layers whose input does not.
+    keys_T: dropout's keys, where a span has dropout.
     """
 
     weights_RC: Tensor
     grad_RC: Tensor | None
     spans: tuple[Span, ...]
     anchor: Tensor
+    keys_T: NDArray[np.uint32] | None = None
 
 
 class _GroupedLinear(torch.autograd.Function):
@@ -43,7 +47,7 @@ class _GroupedLinear(torch.autograd.Function):
         group: Group,
     ) -> Tensor:
         y_TN = product(x_TK, w_NK.t(), residual_TN, bias_N)
-        saved = reference.forward_(y_TN, x_TK, adapters.weights_RC, group, adapters.spans)
+        saved = reference.forward_(y_TN, x_TK, adapters.weights_RC, group, adapters.spans, adapters.keys_T)
         ctx.adapters, ctx.group = adapters, group
         ctx.save_for_backward(x_TK, w_NK, *saved)
         return y_TN
@@ -56,7 +60,9 @@ class _GroupedLinear(torch.autograd.Function):
         if adapters.grad_RC is None:
             raise RuntimeError("backward through adapters that were given no gradient buffer")
         dx_TK = product(dy_TN, w_NK) if ctx.needs_input_grad[0] else None
-        reference.backward_(adapters.grad_RC, dx_TK, dy_TN, x_TK, saved, adapters.weights_RC, ctx.group, adapters.spans)
+        reference.backward_(
+            adapters.grad_RC, dx_TK, dy_TN, x_TK, saved, adapters.weights_RC, ctx.group, adapters.spans, adapters.keys_T
+        )
         return dx_TK, dy_TN if ctx.needs_input_grad[1] else None, None, None, None, None, None
 
 

@@ -1,8 +1,8 @@
 """Residual add + RMS norm, forward and backward, with the adapters' products joined in the same pass.
 
 Forward: x' = x + y + S B (o's or down's), h = x' / rms(x') * w. Backward: g = dh + Σ dS A over the matrices that read h, and
-dx = dr + the norm's gradient of g, where dr came along the residual. Each program owns a few tokens and walks their
-columns twice. Knows nothing of which layer it is in.
+dx = dr + the norm's gradient of g, where dr came along the residual. Each program owns a few tokens and walks their columns
+twice. Knows nothing of which layer it is in.
 Legend: T tokens, D features; S[T, M, RMAX]; adapters[rows, W] one layer's compute copy.
 """
 
@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from grouped_lora.keep import kept, load_keys
 from grouped_lora.launch import config
 from grouped_lora.tiles import load_ranks, load_shrunk, load_tokens, mma, store_tokens
 from grouped_lora.work import BLOCK_T, WorkTable
@@ -55,8 +56,8 @@ def _residual_norm(
     span = tl.load(blocks_ptr + block * 3)
     start = tl.load(blocks_ptr + block * 3 + 1) + tl.program_id(1) * BT
     end = tl.load(blocks_ptr + block * 3 + 2)
-    row0 = tl.load(spans_ptr + span * 5 + 2)
-    rank = tl.load(spans_ptr + span * 5 + 3)
+    row0 = tl.load(spans_ptr + span * 6 + 2)
+    rank = tl.load(spans_ptr + span * 6 + 3)
     if start >= end:
         return
     if RMAX == 0:
@@ -78,40 +79,56 @@ def _residual_norm(
 
 
 @triton.jit
+def _join(g, s, keys_ptr, a_ptr, a_stride, a_column, matrix, columns, start, end, row0, rank, limit, D: tl.constexpr,
+          BT: tl.constexpr, BN: tl.constexpr, DROP: tl.constexpr, R: tl.constexpr):  # fmt: skip
+    a = load_ranks(a_ptr, a_stride, a_column, row0, rank, columns, D, R)
+    if DROP:
+        keep = kept(load_keys(keys_ptr, start, end, BT), matrix, columns, limit)
+        return g + tl.where(keep, mma(s, a, tl.zeros((BT, BN), tl.float32)), 0.0)
+    else:
+        return mma(s, a, g)
+
+
+@triton.jit
 def _backward(
-    dh_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, a_stride, a_column0, a_step, start, end, row0, rank,
-    MATS: tl.constexpr, HAS_DR: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, RMAX: tl.constexpr,
-    R: tl.constexpr,
+    dh_ptr, ds_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, keys_ptr, a_stride, a_column0, a_step, matrix, start,
+    end, row0, rank, scale, limit, MATS: tl.constexpr, HAS_DR: tl.constexpr, D: tl.constexpr, BT: tl.constexpr,
+    BN: tl.constexpr, STAGES: tl.constexpr, DROP: tl.constexpr, RMAX: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     tokens = start + tl.arange(0, BT)
     rstd = tl.load(rstd_ptr + tokens, mask=tokens < end, other=0.0)
     dot = tl.zeros((BT,), tl.float32)
+    for c in tl.range(0, D, BN, num_stages=STAGES):
+        columns = c + tl.arange(0, BN)
+        dh = load_tokens(dh_ptr, start, end, D, columns, D, BT).to(tl.float32)
+        x = load_tokens(x_ptr, start, end, D, columns, D, BT).to(tl.float32)
+        w = tl.load(w_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
+        dot += tl.sum(dh * w[None, :] * x, 1)
     if R > 0:
-        s0 = load_shrunk(s_ptr, MATS * RMAX, 0, start, end, rank, BT, R)
+        # The adapters' part of the dot product, (dS A) . (w x), is dS . S / (scale rstd): S is at hand, and A is read once.
+        known = tl.zeros((BT,), tl.float32)
+        for mat in tl.static_range(MATS):
+            ds = load_shrunk(ds_ptr, MATS * RMAX, mat * RMAX, start, end, rank, BT, R).to(tl.float32)
+            known += tl.sum(ds * load_shrunk(s_ptr, MATS * RMAX, mat * RMAX, start, end, rank, BT, R).to(tl.float32), 1)
+        dot += known / tl.where(tokens < end, rstd * tl.where(scale != 0.0, scale, 1.0), 1.0)
+        ds0 = load_shrunk(ds_ptr, MATS * RMAX, 0, start, end, rank, BT, R)
         if MATS > 1:
-            s1 = load_shrunk(s_ptr, MATS * RMAX, RMAX, start, end, rank, BT, R)
+            ds1 = load_shrunk(ds_ptr, MATS * RMAX, RMAX, start, end, rank, BT, R)
         if MATS > 2:
-            s2 = load_shrunk(s_ptr, MATS * RMAX, 2 * RMAX, start, end, rank, BT, R)
-    for c in range(0, D, BN):
+            ds2 = load_shrunk(ds_ptr, MATS * RMAX, 2 * RMAX, start, end, rank, BT, R)
+    back = dot * rstd * rstd * rstd / D
+    for c in tl.range(0, D, BN, num_stages=STAGES):
         columns = c + tl.arange(0, BN)
         g = load_tokens(dh_ptr, start, end, D, columns, D, BT).to(tl.float32)
         if R > 0:
-            g = mma(s0, load_ranks(a_ptr, a_stride, a_column0, row0, rank, columns, D, R), g)
+            g = _join(g, ds0, keys_ptr, a_ptr, a_stride, a_column0, matrix, columns, start, end, row0, rank, limit,
+                      D, BT, BN, DROP, R)  # fmt: skip
             if MATS > 1:
-                g = mma(s1, load_ranks(a_ptr, a_stride, a_column0 + a_step, row0, rank, columns, D, R), g)
+                g = _join(g, ds1, keys_ptr, a_ptr, a_stride, a_column0 + a_step, matrix + 1, columns, start, end, row0, rank,
+                          limit, D, BT, BN, DROP, R)  # fmt: skip
             if MATS > 2:
-                g = mma(s2, load_ranks(a_ptr, a_stride, a_column0 + 2 * a_step, row0, rank, columns, D, R), g)
-            g = g.to(dh_ptr.dtype.element_ty).to(tl.float32)
-            store_tokens(dh_ptr, start, end, D, columns, D, g, BT)
-        x = load_tokens(x_ptr, start, end, D, columns, D, BT).to(tl.float32)
-        w = tl.load(w_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
-        dot += tl.sum(g * w[None, :] * x, 1)
-    if R > 0:
-        tl.debug_barrier()  # the second walk reads what other threads of this program wrote in the first
-    back = dot * rstd * rstd * rstd / D
-    for c in range(0, D, BN):
-        columns = c + tl.arange(0, BN)
-        g = load_tokens(dh_ptr, start, end, D, columns, D, BT).to(tl.float32)
+                g = _join(g, ds2, keys_ptr, a_ptr, a_stride, a_column0 + 2 * a_step, matrix + 2, columns, start, end, row0,
+                          rank, limit, D, BT, BN, DROP, R)  # fmt: skip
         x = load_tokens(x_ptr, start, end, D, columns, D, BT).to(tl.float32)
         w = tl.load(w_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
         dx = g * w[None, :] * rstd[:, None] - x * back[:, None]
@@ -122,33 +139,40 @@ def _backward(
 
 @triton.jit
 def _norm_backward(
-    dh_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, spans_ptr, blocks_ptr, a_stride, a_column0, a_step,
-    MATS: tl.constexpr, HAS_DR: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, RMAX: tl.constexpr,
+    dh_ptr, ds_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, keys_ptr, spans_ptr, scales_ptr, blocks_ptr, a_stride,
+    a_column0, a_step, matrix, MATS: tl.constexpr, HAS_DR: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr,
+    STAGES: tl.constexpr, DROP: tl.constexpr, RMAX: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
     span = tl.load(blocks_ptr + block * 3)
     start = tl.load(blocks_ptr + block * 3 + 1) + tl.program_id(1) * BT
     end = tl.load(blocks_ptr + block * 3 + 2)
-    row0 = tl.load(spans_ptr + span * 5 + 2)
-    rank = tl.load(spans_ptr + span * 5 + 3)
+    row0 = tl.load(spans_ptr + span * 6 + 2)
+    rank = tl.load(spans_ptr + span * 6 + 3)
+    limit = tl.load(spans_ptr + span * 6 + 5)
+    scale = tl.load(scales_ptr + span)
     if start >= end:
         return
     if RMAX == 0:
-        _backward(dh_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, a_stride, a_column0, a_step, start, end, row0,
-                  rank, MATS, HAS_DR, D, BT, BN, RMAX, 0)  # fmt: skip
+        _backward(dh_ptr, ds_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, keys_ptr, a_stride, a_column0, a_step,
+                  matrix, start, end, row0, rank, scale, limit, MATS, HAS_DR, D, BT, BN, STAGES, DROP, RMAX, 0)  # fmt: skip
     else:
         if rank == 0:
-            _backward(dh_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, a_stride, a_column0, a_step, start, end,
-                      row0, rank, MATS, HAS_DR, D, BT, BN, RMAX, 0)  # fmt: skip
+            _backward(dh_ptr, ds_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, keys_ptr, a_stride, a_column0,
+                      a_step, matrix, start, end, row0, rank, scale, limit, MATS, HAS_DR, D, BT, BN, STAGES, DROP, RMAX,
+                      0)  # fmt: skip
         elif rank <= 16:
-            _backward(dh_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, a_stride, a_column0, a_step, start, end,
-                      row0, rank, MATS, HAS_DR, D, BT, BN, RMAX, 16)  # fmt: skip
+            _backward(dh_ptr, ds_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, keys_ptr, a_stride, a_column0,
+                      a_step, matrix, start, end, row0, rank, scale, limit, MATS, HAS_DR, D, BT, BN, STAGES, DROP, RMAX,
+                      16)  # fmt: skip
         elif (rank <= 32) | (RMAX <= 32):
-            _backward(dh_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, a_stride, a_column0, a_step, start, end,
-                      row0, rank, MATS, HAS_DR, D, BT, BN, RMAX, 32)  # fmt: skip
+            _backward(dh_ptr, ds_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, keys_ptr, a_stride, a_column0,
+                      a_step, matrix, start, end, row0, rank, scale, limit, MATS, HAS_DR, D, BT, BN, STAGES, DROP, RMAX,
+                      32)  # fmt: skip
         else:
-            _backward(dh_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, a_stride, a_column0, a_step, start, end,
-                      row0, rank, MATS, HAS_DR, D, BT, BN, RMAX, RMAX)  # fmt: skip
+            _backward(dh_ptr, ds_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, keys_ptr, a_stride, a_column0,
+                      a_step, matrix, start, end, row0, rank, scale, limit, MATS, HAS_DR, D, BT, BN, STAGES, DROP, RMAX,
+                      RMAX)  # fmt: skip
 
 
 def residual_norm(
@@ -182,6 +206,7 @@ def residual_norm(
 def norm_backward(
     dh: torch.Tensor,
     ds: torch.Tensor | None,
+    s: torch.Tensor | None,
     adapters: torch.Tensor,
     a_columns: tuple[int, ...],
     x: torch.Tensor,
@@ -189,17 +214,21 @@ def norm_backward(
     weight: torch.Tensor,
     dr: torch.Tensor | None,
     table: WorkTable,
-    out: torch.Tensor | None = None,
+    matrix: int = 0,
 ) -> torch.Tensor:
-    """dx [T, D] = dr + the norm's gradient of (dh + Σ ds[:, m] @ A_m). Overwrites dh. `a_columns` are evenly spaced;
-    `out` may be dr."""
-    dx = torch.empty_like(dh) if out is None else out
-    cfg = config("norm_backward")
+    """dx [T, D] = dr + the norm's gradient of (dh + Σ ds[:, m] @ A_m), for matrices whose input is the norm's output.
+
+    s [T, M, RMAX]: their S of the forward. `a_columns` are evenly spaced. matrix: the number of the first, for dropout.
+    """
+    dx = torch.empty_like(dh)
+    width = table.max_rank if ds is not None else 0
+    cfg = config("norm_backward", width)
     step = a_columns[1] - a_columns[0] if len(a_columns) > 1 else 0
     _norm_backward[(table.blocks.shape[0], BLOCK_T // cfg.block_t)](
-        dh, ds if ds is not None else dh, adapters, x, rstd, weight, dr if dr is not None else dh, dx,
-        table.spans, table.blocks, adapters.stride(0), a_columns[0] if a_columns else 0, step,
-        MATS=max(len(a_columns), 1), HAS_DR=dr is not None, D=dh.shape[1], BT=cfg.block_t, BN=cfg.block_n,
-        RMAX=table.max_rank if ds is not None else 0, num_warps=cfg.warps, num_stages=cfg.stages,
+        dh, ds if ds is not None else dh, s if s is not None else dh, adapters, x, rstd, weight, dr if dr is not None else dh,
+        dx, table.keys if table.keys is not None else dh, table.spans, table.scales, table.blocks, adapters.stride(0),
+        a_columns[0] if a_columns else 0, step, matrix,
+        MATS=max(len(a_columns), 1), HAS_DR=dr is not None, D=dh.shape[1], BT=cfg.block_t, BN=cfg.block_n, STAGES=cfg.stages,
+        DROP=table.keys is not None, RMAX=width, num_warps=cfg.warps, num_stages=cfg.stages,
     )  # fmt: skip
     return dx

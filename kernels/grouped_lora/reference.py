@@ -9,10 +9,15 @@ Legend: see span.py. `weights_RC` is the arena; B lies transposed, so that one a
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from grouped_lora.dropout import keep_mask, threshold
 from grouped_lora.span import Group, Part, Span
+
+Keys = NDArray[np.uint32] | None
 
 
 def _stacked_a(weights_RC: Tensor, group: Group, span: Span, dtype: torch.dtype) -> Tensor:
@@ -32,16 +37,32 @@ def _b_view(arena_RC: Tensor, part: Part, span: Span) -> Tensor:
     return arena_RC[span.row : span.row + span.rank, part.b : part.b + part.width]
 
 
-def forward_(y_TN: Tensor, x_TK: Tensor, weights_RC: Tensor, group: Group, spans: Sequence[Span]) -> list[Tensor]:
-    """Add every adapter's product to `y_TN` in place.
+def _masks(group: Group, span: Span, keys_T: Keys, like: Tensor) -> list[Tensor]:
+    """What each part's adapter sees of the span's input: ones and zeros [tokens, K] in the input's dtype."""
+    if keys_T is None:
+        raise ValueError(f"the span at token {span.start} has dropout {span.dropout}, but there are no keys to draw it from")
+    own, limit = keys_T[span.start : span.stop], threshold(span.dropout)
+    return [keep_mask(own, part.matrix, group.in_features, limit).to(like.device, like.dtype) for part in group.parts]
+
+
+def forward_(
+    y_TN: Tensor, x_TK: Tensor, weights_RC: Tensor, group: Group, spans: Sequence[Span], keys_T: Keys = None
+) -> list[Tensor]:
+    """Add every adapter's product to `y_TN` in place. keys_T: dropout's keys (dropout.py), where a span has dropout.
 
     Returns S per span, [tokens, P * rank] with the scale folded in, which `backward_` wants back. Rows of `y_TN` outside all
     spans are not touched.
     """
     saved = []
     for span in spans:
-        s = x_TK[span.start : span.stop] @ _stacked_a(weights_RC, group, span, x_TK.dtype).t()
-        s.mul_(span.scale)
+        x = x_TK[span.start : span.stop]
+        if span.dropout:
+            a_PRK = _a_view(weights_RC, group, span).to(x.dtype)
+            seen = [(x * mask) @ a.t() for mask, a in zip(_masks(group, span, keys_T, x), a_PRK, strict=True)]
+            s = torch.cat(seen, 1)
+        else:
+            s = x @ _stacked_a(weights_RC, group, span, x.dtype).t()
+        s.mul_(span.kept_scale)
         y = y_TN[span.start : span.stop]
         for place, part in enumerate(group.parts):
             s_part = s[:, place * span.rank : (place + 1) * span.rank]
@@ -59,6 +80,7 @@ def backward_(
     weights_RC: Tensor,
     group: Group,
     spans: Sequence[Span],
+    keys_T: Keys = None,
 ) -> None:
     """Add dA and dB of every adapter to `grad_RC`, and its share of dX to `dx_TK` (None: nobody needs dX), in place.
 
@@ -72,10 +94,18 @@ def backward_(
             dy_part = dy[:, part.y : part.y + part.width]
             torch.mm(dy_part, _b_view(weights_RC, part, span).to(dy.dtype).t(), out=ds[:, ranks])
             _accumulate_(_b_view(grad_RC, part, span), s[:, ranks].t(), dy_part)
-        ds.mul_(span.scale)
+        ds.mul_(span.kept_scale)
+        da_PRK = _a_view(grad_RC, group, span)
+        if span.dropout:
+            parts = zip(_masks(group, span, keys_T, x), ds.split(span.rank, 1), strict=True)
+            for place, (mask, ds_part) in enumerate(parts):
+                if dx_TK is not None:
+                    a = _a_view(weights_RC, group, span)[place].to(dy.dtype)
+                    dx_TK[span.start : span.stop].add_((ds_part @ a) * mask)
+                da_PRK[place].add_(ds_part.t() @ (x * mask))
+            continue
         if dx_TK is not None:
             dx_TK[span.start : span.stop].addmm_(ds, _stacked_a(weights_RC, group, span, dy.dtype))
-        da_PRK = _a_view(grad_RC, group, span)
         da_PRK.add_((ds.t() @ x).view(da_PRK.shape))
 
 

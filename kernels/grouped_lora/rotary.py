@@ -35,8 +35,8 @@ def _rotary(
     span = tl.load(blocks_ptr + block * 3)
     start = tl.load(blocks_ptr + block * 3 + 1)
     end = tl.load(blocks_ptr + block * 3 + 2)
-    row0 = tl.load(spans_ptr + span * 5 + 2)
-    rank = tl.load(spans_ptr + span * 5 + 3)
+    row0 = tl.load(spans_ptr + span * 6 + 2)
+    rank = tl.load(spans_ptr + span * 6 + 3)
     if start >= end:
         return
     if RMAX == 0:  # noqa: SIM102 (decided at compile time)

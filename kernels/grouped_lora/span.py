@@ -13,11 +13,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One target matrix of a group: the arena columns of its B (transposed) and the output columns it writes."""
+    """One target matrix of a group: the arena columns of its B (transposed), the output columns it writes, and its number among
+    all matrices of the model (dropout's counter)."""
 
     b: int
     y: int
     width: int
+    matrix: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +39,27 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One adapter's tokens [start, stop) on the flat axis, and its `rank` rows of the arena from `row`."""
+    """One adapter's tokens [start, stop) on the flat axis, and its `rank` rows of the arena from `row`.
+
+    dropout: the probability that the adapter does not see a feature of its input.
+    """
 
     start: int
     stop: int
     row: int
     rank: int
     scale: float
+    dropout: float = 0.0
+
+    @property
+    def kept_scale(self) -> float:
+        """What kept features count for: their expectation is the input itself."""
+        return self.scale / (1.0 - self.dropout)
 
     def __post_init__(self) -> None:
         if self.start < 0 or self.stop < self.start:
             raise ValueError(f"span [{self.start}, {self.stop}) is not a range of tokens")
         if self.rank < 1 or self.row < 0:
             raise ValueError(f"span has rank {self.rank} at arena row {self.row}; rank must be at least 1, row at least 0")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1")

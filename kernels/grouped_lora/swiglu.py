@@ -1,135 +1,209 @@
-"""SwiGLU with the adapters' gate and up products joined in the same pass, forward and backward.
+"""SwiGLU with the adapters of gate, up and down in the same pass, forward and backward: gate, up and act are read once a way.
 
-Each program owns one adapter's columns, keeps their B (and down's A) tiles on chip, and walks the adapter's own tokens, so that
-each weight is read once. gate_up[T, 2F] holds the base product alone; the join is recomputed in backward instead of stored.
-(Handing out dB and dA from here as well measured 808 us on an H100 where this pass and `outer` need about half: registers.)
+Forward: act = silu(gate + S_g B_g) * (up + S_u B_u), and down's S = scale · act Aᵀ summed while act is at hand. Backward: the
+gradient of gate and up in place, with down's dS A joined to dact, and dB of gate and up and dA of down summed while their
+factors are at hand; act is computed again, not kept. Legend: T tokens, F features; gate_up[T, 2F]; S[T, 2, RMAX]; adapters and
+grad one layer's compute copy and fp32 gradient [rows, W].
 """
+
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
+from grouped_lora.keep import kept, load_keys
 from grouped_lora.launch import config
-from grouped_lora.tiles import load_ranks, load_shrunk, load_tokens, mma, store_tokens
+from grouped_lora.shrink import sum_pieces
+from grouped_lora.tiles import load_ranks, load_shrunk, load_tokens, mma, store_ranks, store_tokens, token_tile
 from grouped_lora.work import BLOCK_T, WorkTable
+
+# Features that one program walks. Depends on nothing else, so that S is summed in the same pieces in every step.
+CHUNK = 1024
+
+
+@dataclass(frozen=True)
+class SwigluColumns:
+    """Where the B of gate and up and the A of down start in a layer's part of an arena row; down's number for dropout."""
+
+    b_gate: int
+    b_up: int
+    a_down: int
+    down: int = 0
 
 
 @triton.jit
 def _forward(
-    gu_ptr, s_ptr, w_ptr, act_ptr, w_stride, g_column, u_column, columns, F, start, end, row0, rank,
-    BT: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr, R: tl.constexpr,
+    gu_ptr, s_ptr, w_ptr, act_ptr, piece_ptr, keys_ptr, w_stride, g_column, u_column, a_column, matrix, first, last, F,
+    start, end, row0, rank, scale, limit, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr,
+    DROP: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     if R > 0:
-        b_gate = load_ranks(w_ptr, w_stride, g_column, row0, rank, columns, F, R)
-        b_up = load_ranks(w_ptr, w_stride, u_column, row0, rank, columns, F, R)
-    for t in tl.range(start, end, BT, num_stages=STAGES):  # named here, since only then loads without a product are pipelined
-        gate = load_tokens(gu_ptr, t, end, 2 * F, columns, F, BT).to(tl.float32)
-        up = load_tokens(gu_ptr + F, t, end, 2 * F, columns, F, BT).to(tl.float32)
+        s_gate = load_shrunk(s_ptr, 2 * RMAX, 0, start, end, rank, BT, R)
+        s_up = load_shrunk(s_ptr, 2 * RMAX, RMAX, start, end, rank, BT, R)
+        acc = tl.zeros((BT, R), tl.float32)
+        if DROP:
+            keys = load_keys(keys_ptr, start, end, BT)
+    for c in tl.range(first, last, BN, num_stages=STAGES):  # named here, since only then loads without a product are pipelined
+        columns = c + tl.arange(0, BN)
+        gate = load_tokens(gu_ptr, start, end, 2 * F, columns, F, BT).to(tl.float32)
+        up = load_tokens(gu_ptr + F, start, end, 2 * F, columns, F, BT).to(tl.float32)
         if R > 0:
-            gate = mma(load_shrunk(s_ptr, 2 * RMAX, 0, t, end, rank, BT, R), b_gate, gate)
-            up = mma(load_shrunk(s_ptr, 2 * RMAX, RMAX, t, end, rank, BT, R), b_up, up)
-        store_tokens(act_ptr, t, end, F, columns, F, gate * tl.sigmoid(gate) * up, BT)
+            gate = mma(s_gate, load_ranks(w_ptr, w_stride, g_column, row0, rank, columns, F, R), gate)
+            up = mma(s_up, load_ranks(w_ptr, w_stride, u_column, row0, rank, columns, F, R), up)
+        act = (gate * tl.sigmoid(gate) * up).to(act_ptr.dtype.element_ty)
+        store_tokens(act_ptr, start, end, F, columns, F, act, BT)
+        if R > 0:
+            if DROP:
+                act = tl.where(kept(keys, matrix, columns, limit), act, 0.0)
+            acc = mma(act, tl.trans(load_ranks(w_ptr, w_stride, a_column, row0, rank, columns, F, R)), acc)
+    if R > 0:
+        to, mask = token_tile(piece_ptr, start, end, RMAX, tl.arange(0, R), rank, BT)
+        tl.store(to, acc * scale, mask=mask)
 
 
 @triton.jit
 def _swiglu(
-    gu_ptr, s_ptr, w_ptr, act_ptr, spans_ptr, w_stride, g_column, u_column, F,
-    BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr,
+    gu_ptr, s_ptr, w_ptr, act_ptr, pieces_ptr, keys_ptr, spans_ptr, scales_ptr, blocks_ptr, w_stride, g_column, u_column,
+    a_column, matrix, F, T, CHUNK: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr,
+    DROP: tl.constexpr,
 ):  # fmt: skip
-    span = tl.program_id(0)
-    start = tl.load(spans_ptr + span * 5)
-    end = tl.load(spans_ptr + span * 5 + 1)
-    row0 = tl.load(spans_ptr + span * 5 + 2)
-    rank = tl.load(spans_ptr + span * 5 + 3)
+    block = tl.program_id(0)
+    piece = tl.program_id(1)
+    span = tl.load(blocks_ptr + block * 3)
+    start = tl.load(blocks_ptr + block * 3 + 1)
+    end = tl.load(blocks_ptr + block * 3 + 2)
+    row0 = tl.load(spans_ptr + span * 6 + 2)
+    rank = tl.load(spans_ptr + span * 6 + 3)
+    limit = tl.load(spans_ptr + span * 6 + 5)
+    scale = tl.load(scales_ptr + span)
     if start >= end:
         return
-    columns = tl.program_id(1) * BN + tl.arange(0, BN)
+    first = piece * CHUNK
+    last = tl.minimum(F, first + CHUNK)
+    piece_ptr = pieces_ptr + piece.to(tl.int64) * T * RMAX
     if RMAX == 0:
-        _forward(
-            gu_ptr, s_ptr, w_ptr, act_ptr, w_stride, g_column, u_column, columns, F, start, end, row0, rank, BT, STAGES, RMAX, 0
-        )
+        _forward(gu_ptr, s_ptr, w_ptr, act_ptr, piece_ptr, keys_ptr, w_stride, g_column, u_column, a_column,
+                 matrix, first, last, F, start, end, row0, rank, scale, limit, BT, BN, STAGES, RMAX, DROP, 0)  # fmt: skip
     else:
         if rank == 0:
-            _forward(gu_ptr, s_ptr, w_ptr, act_ptr, w_stride, g_column, u_column, columns, F, start, end, row0, rank,
-                     BT, STAGES, RMAX, 0)  # fmt: skip
+            _forward(gu_ptr, s_ptr, w_ptr, act_ptr, piece_ptr, keys_ptr, w_stride, g_column, u_column, a_column, matrix, first,
+                     last, F, start, end, row0, rank, scale, limit, BT, BN, STAGES, RMAX, DROP, 0)  # fmt: skip
         elif rank <= 16:
-            _forward(gu_ptr, s_ptr, w_ptr, act_ptr, w_stride, g_column, u_column, columns, F, start, end, row0, rank,
-                     BT, STAGES, RMAX, 16)  # fmt: skip
+            _forward(gu_ptr, s_ptr, w_ptr, act_ptr, piece_ptr, keys_ptr, w_stride, g_column, u_column, a_column, matrix, first,
+                     last, F, start, end, row0, rank, scale, limit, BT, BN, STAGES, RMAX, DROP, 16)  # fmt: skip
         elif (rank <= 32) | (RMAX <= 32):
-            _forward(gu_ptr, s_ptr, w_ptr, act_ptr, w_stride, g_column, u_column, columns, F, start, end, row0, rank,
-                     BT, STAGES, RMAX, 32)  # fmt: skip
+            _forward(gu_ptr, s_ptr, w_ptr, act_ptr, piece_ptr, keys_ptr, w_stride, g_column, u_column, a_column, matrix, first,
+                     last, F, start, end, row0, rank, scale, limit, BT, BN, STAGES, RMAX, DROP, 32)  # fmt: skip
         else:
-            _forward(gu_ptr, s_ptr, w_ptr, act_ptr, w_stride, g_column, u_column, columns, F, start, end, row0, rank,
-                     BT, STAGES, RMAX, RMAX)  # fmt: skip
+            _forward(gu_ptr, s_ptr, w_ptr, act_ptr, piece_ptr, keys_ptr, w_stride, g_column, u_column, a_column, matrix, first,
+                     last, F, start, end, row0, rank, scale, limit, BT, BN, STAGES, RMAX, DROP, RMAX)  # fmt: skip
 
 
 @triton.jit
 def _backward(
-    gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, w_stride, g_column, u_column, a_column, columns, F, start, end, row0, rank,
-    BT: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr, R: tl.constexpr,
+    gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, g_ptr, keys_ptr, w_stride, g_stride, g_column, u_column, a_column, matrix, columns,
+    F, start, end, row0, rank, accumulate, limit, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr,
+    DROP: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     if R > 0:
         b_gate = load_ranks(w_ptr, w_stride, g_column, row0, rank, columns, F, R)
         b_up = load_ranks(w_ptr, w_stride, u_column, row0, rank, columns, F, R)
         a_down = load_ranks(w_ptr, w_stride, a_column, row0, rank, columns, F, R)
+        db_gate = tl.zeros((BN, R), tl.float32)
+        db_up = tl.zeros((BN, R), tl.float32)
+        da_down = tl.zeros((BN, R), tl.float32)
     for t in tl.range(start, end, BT, num_stages=STAGES):  # named here, since only then loads without a product are pipelined
         gate = load_tokens(gu_ptr, t, end, 2 * F, columns, F, BT).to(tl.float32)
         up = load_tokens(gu_ptr + F, t, end, 2 * F, columns, F, BT).to(tl.float32)
         dact = load_tokens(dact_ptr, t, end, F, columns, F, BT).to(tl.float32)
         if R > 0:
-            gate = mma(load_shrunk(s_ptr, 2 * RMAX, 0, t, end, rank, BT, R), b_gate, gate)
-            up = mma(load_shrunk(s_ptr, 2 * RMAX, RMAX, t, end, rank, BT, R), b_up, up)
-            dact = mma(load_shrunk(ds_ptr, RMAX, 0, t, end, rank, BT, R), a_down, dact)
+            s_gate = load_shrunk(s_ptr, 2 * RMAX, 0, t, end, rank, BT, R)
+            s_up = load_shrunk(s_ptr, 2 * RMAX, RMAX, t, end, rank, BT, R)
+            ds = load_shrunk(ds_ptr, RMAX, 0, t, end, rank, BT, R)
+            gate = mma(s_gate, b_gate, gate)
+            up = mma(s_up, b_up, up)
+            if DROP:
+                keep = kept(load_keys(keys_ptr, t, end, BT), matrix, columns, limit)
+                dact += tl.where(keep, mma(ds, a_down, tl.zeros((BT, BN), tl.float32)), 0.0)
+            else:
+                dact = mma(ds, a_down, dact)
         sigmoid = tl.sigmoid(gate)
         silu = gate * sigmoid
-        store_tokens(gu_ptr, t, end, 2 * F, columns, F, dact * up * (sigmoid + silu * (1.0 - sigmoid)), BT)
-        store_tokens(gu_ptr + F, t, end, 2 * F, columns, F, dact * silu, BT)
+        dgate = (dact * up * (sigmoid + silu * (1.0 - sigmoid))).to(gu_ptr.dtype.element_ty)
+        dup = (dact * silu).to(gu_ptr.dtype.element_ty)
+        store_tokens(gu_ptr, t, end, 2 * F, columns, F, dgate, BT)
+        store_tokens(gu_ptr + F, t, end, 2 * F, columns, F, dup, BT)
+        if R > 0:
+            act = (silu * up).to(gu_ptr.dtype.element_ty)
+            if DROP:
+                act = tl.where(keep, act, 0.0)
+            # Columns are the matrix unit's long side, so that a rank of 16 fills it, too.
+            db_gate = mma(tl.trans(dgate), s_gate, db_gate)
+            db_up = mma(tl.trans(dup), s_up, db_up)
+            da_down = mma(tl.trans(act), ds, da_down)
+    if R > 0:
+        store_ranks(g_ptr, g_stride, g_column, row0, rank, columns, F, tl.trans(db_gate), accumulate, R)
+        store_ranks(g_ptr, g_stride, u_column, row0, rank, columns, F, tl.trans(db_up), accumulate, R)
+        store_ranks(g_ptr, g_stride, a_column, row0, rank, columns, F, tl.trans(da_down), accumulate, R)
 
 
 @triton.jit
 def _swiglu_backward(
-    gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, spans_ptr, w_stride, g_column, u_column, a_column, F,
-    BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr,
+    gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, g_ptr, keys_ptr, spans_ptr, w_stride, g_stride, g_column, u_column, a_column,
+    matrix, F, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
     span = tl.program_id(0)
-    start = tl.load(spans_ptr + span * 5)
-    end = tl.load(spans_ptr + span * 5 + 1)
-    row0 = tl.load(spans_ptr + span * 5 + 2)
-    rank = tl.load(spans_ptr + span * 5 + 3)
+    start = tl.load(spans_ptr + span * 6)
+    end = tl.load(spans_ptr + span * 6 + 1)
+    row0 = tl.load(spans_ptr + span * 6 + 2)
+    rank = tl.load(spans_ptr + span * 6 + 3)
+    accumulate = tl.load(spans_ptr + span * 6 + 4)
+    limit = tl.load(spans_ptr + span * 6 + 5)
     if start >= end:
         return
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
     if RMAX == 0:
-        _backward(gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, w_stride, g_column, u_column, a_column, columns, F, start, end,
-                  row0, rank, BT, STAGES, RMAX, 0)  # fmt: skip
+        _backward(gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, g_ptr, keys_ptr, w_stride, g_stride, g_column, u_column, a_column,
+                  matrix, columns, F, start, end, row0, rank, accumulate, limit, BT, BN, STAGES, RMAX, DROP, 0)  # fmt: skip
     else:
         if rank == 0:
-            _backward(gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, w_stride, g_column, u_column, a_column, columns, F, start, end,
-                      row0, rank, BT, STAGES, RMAX, 0)  # fmt: skip
+            _backward(gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, g_ptr, keys_ptr, w_stride, g_stride, g_column, u_column, a_column,
+                      matrix, columns, F, start, end, row0, rank, accumulate, limit, BT, BN, STAGES, RMAX, DROP, 0)  # fmt: skip
         elif rank <= 16:
-            _backward(gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, w_stride, g_column, u_column, a_column, columns, F, start, end,
-                      row0, rank, BT, STAGES, RMAX, 16)  # fmt: skip
+            _backward(gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, g_ptr, keys_ptr, w_stride, g_stride, g_column,
+                      u_column, a_column, matrix, columns, F, start, end, row0, rank, accumulate, limit, BT, BN,
+                      STAGES, RMAX, DROP, 16)  # fmt: skip
         elif (rank <= 32) | (RMAX <= 32):
-            _backward(gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, w_stride, g_column, u_column, a_column, columns, F, start, end,
-                      row0, rank, BT, STAGES, RMAX, 32)  # fmt: skip
+            _backward(gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, g_ptr, keys_ptr, w_stride, g_stride, g_column,
+                      u_column, a_column, matrix, columns, F, start, end, row0, rank, accumulate, limit, BT, BN,
+                      STAGES, RMAX, DROP, 32)  # fmt: skip
         else:
-            _backward(gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, w_stride, g_column, u_column, a_column, columns, F, start, end,
-                      row0, rank, BT, STAGES, RMAX, RMAX)  # fmt: skip
+            _backward(gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, g_ptr, keys_ptr, w_stride, g_stride, g_column, u_column, a_column,
+                      matrix, columns, F, start, end, row0, rank, accumulate, limit, BT, BN, STAGES, RMAX, DROP,
+                      RMAX)  # fmt: skip
 
 
 def swiglu(
-    gate_up: torch.Tensor, s: torch.Tensor | None, adapters: torch.Tensor, b_columns: tuple[int, int], table: WorkTable
-) -> torch.Tensor:
-    """act [T, F] = silu(gate + s[:, 0] Bᵀ_gate) * (up + s[:, 1] Bᵀ_up) of gate_up [T, 2F], the joins in fp32."""
-    features = gate_up.shape[1] // 2
-    act = torch.empty((gate_up.shape[0], features), dtype=gate_up.dtype, device=gate_up.device)
+    gate_up: torch.Tensor, s: torch.Tensor | None, adapters: torch.Tensor, at: SwigluColumns, table: WorkTable
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(act, s_down): act [T, F] of gate_up [T, 2F] with gate's and up's products joined in fp32; down's S [T, 1, RMAX].
+
+    Without adapters (s None) s_down is None.
+    """
+    tokens, features = gate_up.shape[0], gate_up.shape[1] // 2
+    act = torch.empty((tokens, features), dtype=gate_up.dtype, device=gate_up.device)
     width = table.max_rank if s is not None else 0
     cfg = config("swiglu", width)
-    _swiglu[(table.spans.shape[0], -(-features // cfg.block_n))](
-        gate_up, s if s is not None else gate_up, adapters, act, table.spans, adapters.stride(0), *b_columns, features,
-        BT=BLOCK_T, BN=cfg.block_n, STAGES=cfg.stages, RMAX=width, num_warps=cfg.warps, num_stages=cfg.stages,
+    pieces = -(-features // CHUNK)
+    partial = torch.empty((pieces, tokens, 1, width), dtype=torch.float32, device=gate_up.device)
+    _swiglu[(table.blocks.shape[0], pieces)](
+        gate_up, s if s is not None else gate_up, adapters, act, partial, table.keys if table.keys is not None else act,
+        table.spans, table.scales, table.blocks, adapters.stride(0), at.b_gate, at.b_up, at.a_down, at.down, features, tokens,
+        CHUNK=CHUNK, BT=BLOCK_T, BN=cfg.block_n, STAGES=cfg.stages, RMAX=width, DROP=table.keys is not None,
+        num_warps=cfg.warps, num_stages=cfg.stages, maxnreg=cfg.registers,
     )  # fmt: skip
-    return act
+    return act, sum_pieces(partial, table, gate_up.dtype) if s is not None else None
 
 
 def swiglu_backward(
@@ -138,11 +212,11 @@ def swiglu_backward(
     s: torch.Tensor | None,
     ds_down: torch.Tensor | None,
     adapters: torch.Tensor,
-    b_columns: tuple[int, int],
-    a_column: int,
+    grad: torch.Tensor,
+    at: SwigluColumns,
     table: WorkTable,
 ) -> torch.Tensor:
-    """Overwrites gate_up [T, 2F] with its gradient and returns it.
+    """Overwrites gate_up [T, 2F] with its gradient and returns it; writes dB of gate and up and dA of down to `grad`.
 
     dact [T, F] is the base's part of the gradient of act: ds_down @ A_down joins here. s and ds_down are None without adapters.
     """
@@ -150,8 +224,10 @@ def swiglu_backward(
     width = table.max_rank if s is not None else 0
     cfg = config("swiglu_backward", width)
     _swiglu_backward[(table.spans.shape[0], -(-features // cfg.block_n))](
-        gate_up, dact, s if s is not None else gate_up, ds_down if ds_down is not None else gate_up, adapters, table.spans,
-        adapters.stride(0), *b_columns, a_column, features,
-        BT=BLOCK_T, BN=cfg.block_n, STAGES=cfg.stages, RMAX=width, num_warps=cfg.warps, num_stages=cfg.stages,
+        gate_up, dact, s if s is not None else gate_up, ds_down if ds_down is not None else gate_up, adapters, grad,
+        table.keys if table.keys is not None else dact, table.spans, adapters.stride(0), grad.stride(0), at.b_gate, at.b_up,
+        at.a_down, at.down, features,
+        BT=cfg.block_t, BN=cfg.block_n, STAGES=cfg.stages, RMAX=width, DROP=table.keys is not None,
+        num_warps=cfg.warps, num_stages=cfg.stages, maxnreg=cfg.registers,
     )  # fmt: skip
     return gate_up

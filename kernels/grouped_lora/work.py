@@ -5,15 +5,17 @@ captured graph can be replayed with other contents: programs beyond the last ent
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from grouped_lora.dropout import threshold
 from grouped_lora.span import Span
 
 BLOCK_T = 64
-SPAN_COLUMNS = 5  # first token, end, first arena row, exact rank, 1 = add to the gradient that is there
+SPAN_COLUMNS = 6  # first token, end, first arena row, exact rank, 1 = add to the gradient that is there, dropout's threshold
 BLOCK_COLUMNS = 3  # span, first token, end
 RANK_CLASSES = (16, 32, 64, 128, 256)
 # Tokens that no adapter owns are cut into spans of this length, so that programs which walk a span stay balanced.
@@ -22,13 +24,14 @@ OWNERLESS_SPAN = 512
 
 @dataclass(frozen=True)
 class WorkTable:
-    """spans [N, 5] int32, scales [N] fp32, blocks [M, 3] int32 on the device; `max_rank` is the class every rank
-    fits in (0: none)."""
+    """spans [N, 6] int32, scales [N] fp32, blocks [M, 3] int32 on the device; `max_rank` is the class every rank fits in (0:
+    none). keys [T] int32: dropout's counter of each token (dropout.py); None where no adapter drops anything."""
 
     spans: torch.Tensor
     scales: torch.Tensor
     blocks: torch.Tensor
     max_rank: int
+    keys: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -66,18 +69,19 @@ def host_table(
     Raises ValueError where spans overlap or leave the step.
     """
     adds = list(accumulate) or [False] * len(spans)
-    entries: list[tuple[int, int, int, int, int, float]] = []
+    entries: list[tuple[int, int, int, int, int, int, float]] = []
     cursor = 0
 
     def ownerless(until: int) -> None:
-        entries.extend((at, min(at + OWNERLESS_SPAN, until), 0, 0, 0, 0.0) for at in range(cursor, until, OWNERLESS_SPAN))
+        entries.extend((at, min(at + OWNERLESS_SPAN, until), 0, 0, 0, 0, 0.0) for at in range(cursor, until, OWNERLESS_SPAN))
 
     for span, add in sorted(zip(spans, adds, strict=True), key=lambda pair: (pair[0].start, pair[0].stop)):
         if span.start < cursor or span.stop > tokens:
             raise ValueError(f"span [{span.start}, {span.stop}) overlaps its neighbour or leaves the step's {tokens} tokens")
         ownerless(span.start)
         if span.stop > span.start:
-            entries.append((span.start, span.stop, span.row, span.rank, int(add), span.scale))
+            limit = threshold(span.dropout)
+            entries.append((span.start, span.stop, span.row, span.rank, int(add), limit, span.kept_scale))
         cursor = span.stop
     ownerless(tokens)
     blocks = [
@@ -94,6 +98,13 @@ def host_table(
     return HostTable(table, scales, block_table, rank_class(max((entry[3] for entry in entries), default=0)))
 
 
-def work_table(spans: Sequence[Span], tokens: int, device: torch.device | str, accumulate: Sequence[bool] = ()) -> WorkTable:
+def work_table(
+    spans: Sequence[Span],
+    tokens: int,
+    device: torch.device | str,
+    accumulate: Sequence[bool] = (),
+    keys: NDArray[np.uint32] | None = None,
+) -> WorkTable:
     """The table of one step on the device, sized to it."""
-    return host_table(spans, tokens, accumulate).on(device)
+    table = host_table(spans, tokens, accumulate).on(device)
+    return table if keys is None else replace(table, keys=torch.from_numpy(keys.view(np.int32)).to(device))

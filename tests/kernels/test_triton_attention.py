@@ -17,7 +17,7 @@ def table(bounds: list[int], capacity: int | None = None) -> SequenceTable:
 
 
 def truth(qkv: torch.Tensor, heads: tuple[int, int], window: int | None) -> torch.Tensor:
-    """One sequence's attention in float64: [t, Hq D]."""
+    """One sequence's attention in plain PyTorch: [t, Hq D]."""
     hq, hkv = heads
     q, k, v = qkv.view(qkv.shape[0], hq + 2 * hkv, SIZE).split([hq, hkv, hkv], 1)
     k, v = (z.repeat_interleave(hq // hkv, 1) for z in (k, v))
@@ -39,13 +39,18 @@ def test_attention_and_its_gradient(dtype: torch.dtype, heads: tuple[int, int], 
     out, lse = attention(qkv, table(bounds, 8), heads, SCALE, window)
     dqkv = attention_backward(dout, qkv, out, lse, table(bounds, 8), heads, SCALE, window)
     for start, stop in pairwise(bounds):
-        leaf = qkv[start:stop].double().requires_grad_()
-        want = truth(leaf, heads, window)
-        close(out[start:stop], want.detach(), dtype)
-        want.backward(dout[start:stop].double())
-        assert leaf.grad is not None
+        part = slice(start, stop)
+
+        def plain(kind: torch.dtype, part: slice = part) -> tuple[torch.Tensor, torch.Tensor]:
+            leaf = qkv[part].to(kind).requires_grad_()
+            result = truth(leaf, heads, window)
+            result.backward(dout[part].to(kind))
+            assert leaf.grad is not None
+            return result.detach(), leaf.grad
+
+        close(out[part], lambda kind: plain(kind)[0], dtype)
         if stop - start > 1:
-            close(dqkv[start:stop], leaf.grad, dtype)
+            close(dqkv[part], lambda kind: plain(kind)[1], dtype)
 
 
 def test_a_sequence_has_the_same_bits_alone_and_among_nan() -> None:

@@ -6,6 +6,7 @@ from grouped_lora.adamw import RowTable, adamw
 from grouped_lora.cross_entropy import cross_entropy, span_sums
 from grouped_lora.norm import norm_backward, residual_norm
 from grouped_lora.rotary import rotary, rotary_backward
+from grouped_lora.shrink import shrink
 from grouped_lora.span import Span
 
 from tests.kernels.triton_case import DEVICE, DTYPES, Case, close
@@ -13,42 +14,60 @@ from tests.kernels.triton_case import DEVICE, DTYPES, Case, close
 EPS = 1e-5
 
 
-def joined(case: Case, base: torch.Tensor, s: torch.Tensor, columns: tuple[int, ...], width: int) -> torch.Tensor:
-    """base + Σ s[:, m] @ W_m per adapter, in float64."""
-    total = base.double().clone()
+def joined(
+    case: Case,
+    base: torch.Tensor,
+    s: torch.Tensor,
+    columns: tuple[int, ...],
+    width: int,
+    kind: torch.dtype,
+    matrix: int | None = None,
+) -> torch.Tensor:
+    """base + Σ s[:, m] @ W_m per adapter, in `kind`; with a matrix's number, where its dropout lets the product through."""
+    total = base.to(kind).clone()
     for span in case.spans:
         part = slice(span.start, span.stop)
         for mat, column in enumerate(columns):
-            total[part] += s[part, mat, : span.rank].double() @ case.rows(span)[:, column : column + width].double()
+            product = s[part, mat, : span.rank].to(kind) @ case.rows(span)[:, column : column + width].to(kind)
+            total[part] += product if matrix is None else product * case.seen(span, matrix + mat, width, kind)
     return total
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_residual_norm_and_its_gradient(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_residual_norm_and_its_gradient(dtype: torch.dtype, dropout: float) -> None:
     d = 200
-    case = Case((0, 1, 17, 70), width=2 * d, dtype=dtype, tail=5)
+    case = Case((17, 1, 20) if dropout else (0, 1, 17, 70), width=2 * d, dtype=dtype, tail=5, dropout=dropout)
     x, y, dh, dr = (case.tokens(d) for _ in range(4))
     weight = case.normal(d).to(DEVICE, dtype)
     s, ds = case.shrunk(1), case.shrunk(2)
     total, h, rstd = residual_norm(x, y, s, case.weights, d, weight, EPS, case.table)
-    truth = joined(case, x.double() + y.double(), s, (d,), d)
-    close(total, truth, dtype)
-    leaf = total.double().requires_grad_()
-    normed = leaf * (leaf.square().mean(1, keepdim=True) + EPS).rsqrt() * weight.double()
-    close(h, normed.detach(), dtype)
-    normed.backward(joined(case, dh, ds, (0, d), d))
-    assert leaf.grad is not None
-    got = norm_backward(dh.clone(), ds, case.weights, (0, d), total, rstd, weight, dr, case.table)
-    close(got, leaf.grad + dr.double(), dtype)
+    close(total, lambda kind: joined(case, x.to(kind) + y.to(kind), s, (d,), d, kind), dtype)
+
+    def normed(kind: torch.dtype) -> torch.Tensor:
+        own_x = total.to(kind)
+        return own_x * (own_x.square().mean(1, keepdim=True) + EPS).rsqrt() * weight.to(kind)
+
+    def gradient(kind: torch.dtype) -> torch.Tensor:
+        leaf = total.to(kind).requires_grad_()
+        out = leaf * (leaf.square().mean(1, keepdim=True) + EPS).rsqrt() * weight.to(kind)
+        out.backward(joined(case, dh, ds, (0, d), d, kind, 4))
+        assert leaf.grad is not None
+        return leaf.grad + dr.to(kind)
+
+    close(h, normed, dtype)
+    s_h = shrink(h, case.weights, case.table, (0, d), (d, d), matrix=4)
+    got = norm_backward(dh, ds, s_h, case.weights, (0, d), total, rstd, weight, dr, case.table, 4)
+    close(got, gradient, dtype)
     plain, alone, _ = residual_norm(total, None, None, case.weights, 0, weight, EPS, case.table)
     assert plain is total
-    close(alone, normed.detach(), dtype)
+    close(alone, normed, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("norms", [False, True])
-def test_rotary_and_its_gradient(dtype: torch.dtype, norms: bool) -> None:
-    hq, hkv, size = 3, 1, 40
+@pytest.mark.parametrize(("norms", "hq", "hkv"), [(False, 3, 1), (True, 4, 2)])
+def test_rotary_and_its_gradient(dtype: torch.dtype, norms: bool, hq: int, hkv: int) -> None:
+    size = 40
     half, wide = size // 2, (hq + 2 * hkv) * size
     case = Case((1, 0, 33), width=wide, dtype=dtype, tail=4)
     qkv, s = case.tokens(wide), case.shrunk(3)
@@ -57,31 +76,33 @@ def test_rotary_and_its_gradient(dtype: torch.dtype, norms: bool) -> None:
     positions = torch.randint(0, 50, (case.total,), generator=case.generator, dtype=torch.int32).to(DEVICE)
     weights = (case.normal(size).to(DEVICE, dtype), case.normal(size).to(DEVICE, dtype), EPS) if norms else None
     columns = (0, hq * size, (hq + hkv) * size)
-    parts = [
-        joined(case, qkv[:, c : c + w], s[:, m : m + 1], (c,), w)
-        for m, (c, w) in enumerate(zip(columns, (hq * size, size, size), strict=True))
-    ]
-    raw_truth = torch.cat(parts, 1).to(dtype).double().requires_grad_()
-    heads = raw_truth.view(case.total, hq + 2 * hkv, size)
-    out = []
-    for head in range(hq + 2 * hkv):
-        z = heads[:, head]
-        if head < hq + hkv:
-            if weights is not None:
-                z = z * (z.square().mean(1, keepdim=True) + EPS).rsqrt() * weights[0 if head < hq else 1].double()
-            low, high = z[:, :half], z[:, half:]
-            c, n = cos[positions.long()].double(), sin[positions.long()].double()
-            z = torch.cat([low * c - high * n, high * c + low * n], 1)
-        out.append(z)
-    truth = torch.cat(out, 1)
-    got = qkv.clone()
-    raw = rotary(got, s, case.weights, columns, cos, sin, positions, (hq, hkv), case.table, weights)
-    close(got, truth.detach(), dtype)
     upstream = case.tokens(wide)
-    truth.backward(upstream.clone().double())
-    back = rotary_backward(upstream, cos, sin, positions, (hq, hkv), raw, weights)
-    assert raw_truth.grad is not None
-    close(back, raw_truth.grad, dtype)
+
+    def plain(kind: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """The result, and the gradient of q, k, v as they were before norm and rotation."""
+        places = zip(columns, (hq * size, hkv * size, hkv * size), strict=True)
+        parts = [joined(case, qkv[:, c : c + w], s[:, m : m + 1], (c,), w, kind) for m, (c, w) in enumerate(places)]
+        raw = torch.cat(parts, 1).to(dtype).to(kind).requires_grad_()
+        heads, out = raw.view(case.total, hq + 2 * hkv, size), []
+        for head in range(hq + 2 * hkv):
+            z = heads[:, head]
+            if head < hq + hkv:
+                if weights is not None:
+                    z = z * (z.square().mean(1, keepdim=True) + EPS).rsqrt() * weights[0 if head < hq else 1].to(kind)
+                low, high = z[:, :half], z[:, half:]
+                c, n = cos[positions.long()].to(kind), sin[positions.long()].to(kind)
+                z = torch.cat([low * c - high * n, high * c + low * n], 1)
+            out.append(z)
+        truth = torch.cat(out, 1)
+        truth.backward(upstream.to(kind))
+        assert raw.grad is not None
+        return truth.detach(), raw.grad
+
+    got, back = qkv.clone(), upstream.clone()
+    raw = rotary(got, s, case.weights, columns, cos, sin, positions, (hq, hkv), case.table, weights)
+    close(got, lambda kind: plain(kind)[0], dtype)
+    rotary_backward(back, cos, sin, positions, (hq, hkv), raw, weights)
+    close(back, lambda kind: plain(kind)[1], dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -91,15 +112,18 @@ def test_cross_entropy_its_gradient_and_a_rows_nan(dtype: torch.dtype) -> None:
     weights = torch.tensor([1.0, 0.5, 0.0, 0.25, 1.0, 2.0], device=DEVICE)
     leaf = logits.double().requires_grad_()
     logp = torch.log_softmax(leaf, 1)[torch.arange(6, device=DEVICE), labels]
+    plain = torch.softmax(logits, 1)
+    plain[torch.arange(6, device=DEVICE), labels] -= 1
     (-(logp * weights.double()).sum()).backward()
     poisoned = torch.cat([logits, torch.full((1, 1000), float("nan"), device=DEVICE, dtype=dtype)])
     got = cross_entropy(poisoned, torch.cat([labels, labels[:1]]), torch.cat([weights, weights[:1]]))
-    close(got[:6], logp.detach(), torch.float32)
+    close(got[:6], logp.detach().to, torch.float32)
     assert leaf.grad is not None
-    close(poisoned[:6], leaf.grad, dtype)
+    gradient = leaf.grad
+    close(poisoned[:6], lambda kind: gradient if kind == torch.float64 else plain * weights[:, None].to(dtype), dtype)
     assert got[6].isnan()
     sums = span_sums(got, torch.tensor([0, 0, 2, 6, 7], device=DEVICE, dtype=torch.int32))
-    close(sums[1:3], torch.stack([logp[:2].sum(), logp[2:].sum()]).detach(), torch.float32)
+    close(sums[1:3], torch.stack([logp[:2].sum(), logp[2:].sum()]).detach().to, torch.float32)
     assert sums[0] == 0
     assert sums[3].isnan()
 
@@ -126,7 +150,7 @@ def test_adamw_equals_torch_per_adapter_with_its_own_clip() -> None:
     ]
     state = master.to(DEVICE)
     moments = (torch.zeros_like(state), torch.zeros_like(state))
-    copy = torch.zeros_like(state, dtype=torch.bfloat16)
+    copy = torch.zeros_like(state, dtype=DTYPES[-1])
     for step in range(1, 4):
         grad = torch.full(master.shape, float("nan"))
         for s, p in zip(spans, parameters, strict=True):
@@ -140,12 +164,12 @@ def test_adamw_equals_torch_per_adapter_with_its_own_clip() -> None:
         table = rows_of(spans, [[1e-2, 0.1, c1, c2, 1.0], [3e-3, 0.0, c1, c2, float("inf")], [1e-2, 0.0, c1, c2, 1.0]])
         norms = adamw(state, grad.to(DEVICE), moments, copy, table)
     for s, p in zip(spans[:2], parameters[:2], strict=True):
-        close(state[:, s.row : s.row + s.rank].cpu(), p.detach(), torch.float32)
+        close(state[:, s.row : s.row + s.rank].cpu(), p.detach().to, torch.float32)
     assert state[:, 30:33].isnan().all()
     assert norms[2, 0].isnan()
     rest = [row for row in range(height) if not any(s.row <= row < s.row + s.rank for s in spans)]
     assert torch.equal(state[:, rest].cpu(), master[:, rest])
-    close(copy[:, 2:10], state[:, 2:10].double(), torch.bfloat16)  # the interpreter truncates to bf16, a device rounds
+    close(copy[:, 2:10], state[:, 2:10].to, DTYPES[-1])
 
 
 def dynamic_map(signed: bool) -> torch.Tensor:

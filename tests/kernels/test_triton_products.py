@@ -3,58 +3,71 @@
 Runs under Triton's interpreter on the CPU, and compiled where there is a CUDA device.
 """
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from grouped_lora.expand import expand
 from grouped_lora.outer import outer
 from grouped_lora.shrink import shrink
 from grouped_lora.span import Span
-from grouped_lora.swiglu import swiglu, swiglu_backward
+from grouped_lora.swiglu import CHUNK, SwigluColumns, swiglu, swiglu_backward
 from grouped_lora.work import work_table
 
 from tests.kernels.triton_case import DEVICE, DTYPES, Case, close, own
 
-LENGTHS = [(0, 1, 17, 129), (64, 3), (5,)]
-
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("lengths", LENGTHS)
-def test_shrink_with_one_shared_input(dtype: torch.dtype, lengths: tuple[int, ...]) -> None:
-    case = Case(lengths, width=3 * 96, dtype=dtype)
+@pytest.mark.parametrize(
+    ("lengths", "dropout"), [((0, 1, 17, 129), 0.0), ((64, 3), 0.0), ((5,), 0.0), ((17, 1, 66), 0.25), ((5,), 0.25)]
+)
+def test_shrink_with_one_shared_input(dtype: torch.dtype, lengths: tuple[int, ...], dropout: float) -> None:
+    case = Case(lengths, width=3 * 96, dtype=dtype, dropout=dropout)
     x = case.tokens(96)
     s = torch.full((case.total, 3, case.table.max_rank), float("nan"), dtype=dtype, device=DEVICE)
-    shrink(x, case.weights, case.table, (0, 96, 192), (96, 96, 96), out=s)
+    shrink(x, case.weights, case.table, (0, 96, 192), (96, 96, 96), out=s, matrix=5)
     for span in case.spans:
         for mat in range(3):
-            want = span.scale * own(x, span) @ case.rows(span)[:, mat * 96 : mat * 96 + 96].double().T
-            close(s[span.start : span.stop, mat, : span.rank], want, dtype)
+
+            def plain(kind: torch.dtype, span: Span = span, mat: int = mat) -> torch.Tensor:
+                seen = own(x, span, kind) * case.seen(span, 5 + mat, 96, kind)
+                return span.kept_scale * (seen @ case.rows(span)[:, mat * 96 : mat * 96 + 96].to(kind).T)
+
+            close(s[span.start : span.stop, mat, : span.rank], plain, dtype)
 
 
 def test_shrink_with_columns_of_each_matrix_and_split_sums() -> None:
-    case = Case((17, 70), width=5000 + 40, dtype=torch.float32)
+    case = Case((17, 3), width=5000 + 40, dtype=torch.float32)
     x = case.tokens(5040)
     s = shrink(x, case.weights, case.table, (0, 5000), (5000, 40), x_columns=(0, 5000))
     for span in case.spans:
         for mat, (at, width) in enumerate(((0, 5000), (5000, 40))):
             want = span.scale * own(x, span)[:, at : at + width] @ case.rows(span)[:, at : at + width].double().T
-            close(s[span.start : span.stop, mat, : span.rank], want, torch.float32)
+            close(s[span.start : span.stop, mat, : span.rank], lambda kind, want=want: want.to(kind), torch.float32)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shared", [True, False])
-def test_outer_writes_exactly_the_adapters_rows(dtype: torch.dtype, shared: bool) -> None:
-    case = Case((0, 1, 17, 129), width=2 * 80, dtype=dtype)
+@pytest.mark.parametrize(("shared", "dropout"), [(True, 0.0), (True, 0.3), (False, 0.0)])
+def test_outer_writes_exactly_the_adapters_rows(dtype: torch.dtype, shared: bool, dropout: float) -> None:
+    case = Case((0, 1, 17, 129), width=2 * 80, dtype=dtype, dropout=dropout)
     y = case.tokens(80 if shared else 160)
     s = case.shrunk(2)
     grad = torch.full(case.weights.shape, 7.0, device=DEVICE)
-    outer(s, y, grad, case.table, (0, 80), (80, 80), None if shared else (0, 80))
+    outer(s, y, grad, case.table, (0, 80), (80, 80), None if shared else (0, 80), matrix=3 if shared else None)
     written = torch.zeros_like(grad, dtype=torch.bool)
     for span in case.spans:
         for mat in range(2):
             columns = slice(80 * mat, 80 * mat + 80)
-            want = s[span.start : span.stop, mat, : span.rank].double().T @ own(y, span)[:, slice(0, 80) if shared else columns]
+            part = slice(0, 80) if shared else columns
+
+            def plain(kind: torch.dtype, span: Span = span, mat: int = mat, part: slice = part) -> torch.Tensor:
+                fed = own(y, span, kind)[:, part]
+                if shared:
+                    fed = fed * case.seen(span, 3 + mat, 80, kind)
+                return s[span.start : span.stop, mat, : span.rank].to(kind).T @ fed
+
             if span.stop > span.start:
-                close(grad[span.row : span.row + span.rank, columns], want, dtype)
+                close(grad[span.row : span.row + span.rank, columns], plain, dtype)
                 written[span.row : span.row + span.rank, columns] = True
     assert (grad[~written] == 7.0).all()
 
@@ -101,40 +114,94 @@ def test_an_adapters_numbers_are_bitwise_the_same_alone_packed_and_again(dtype: 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_expand_writes_zero_where_there_is_no_adapter(dtype: torch.dtype) -> None:
-    case = Case((17, 1, 66), width=72, dtype=dtype, tail=21)
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_expand_writes_zero_where_there_is_no_adapter(dtype: torch.dtype, dropout: float) -> None:
+    case = Case((17, 1, 66), width=72, dtype=dtype, tail=21, dropout=dropout)
     s = case.shrunk(1)
-    y = expand(s, case.weights, 0, 72, case.table)
+    y = expand(s, case.weights, 0, 72, case.table, matrix=9)
     for span in case.spans:
-        close(y[span.start : span.stop], s[span.start : span.stop, 0, : span.rank].double() @ case.rows(span).double(), dtype)
+
+        def plain(kind: torch.dtype, span: Span = span) -> torch.Tensor:
+            product = s[span.start : span.stop, 0, : span.rank].to(kind) @ case.rows(span).to(kind)
+            return product * case.seen(span, 9, 72, kind)
+
+        close(y[span.start : span.stop], plain, dtype)
     assert (y[case.total - 21 :] == 0).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_swiglu_and_its_gradients(dtype: torch.dtype) -> None:
-    features = 80
-    case = Case((0, 1, 17, 129), width=3 * features, dtype=dtype, tail=30)
-    gate_up, dact = case.tokens(2 * features), case.tokens(features)
-    s, ds = case.shrunk(2), case.shrunk(1)
-    columns, a_column = (0, features), 2 * features
-    act = swiglu(gate_up, s, case.weights, columns, case.table)
-    dgu = swiglu_backward(gate_up.clone(), dact, s, ds, case.weights, columns, a_column, case.table)
-    tail = case.total - 30
-    for span in [*case.spans, None]:
-        part = slice(span.start, span.stop) if span else slice(tail, case.total)
-        wide = gate_up[part].double()
-        gate, up = wide[:, :features].clone(), wide[:, features:].clone()
-        down = dact[part].double()
+@dataclass(frozen=True)
+class Swiglu:
+    """What one part of the axis gives in one precision: act, down's S, the gradient of gate and up, and the adapter's own."""
+
+    act: torch.Tensor
+    s_down: torch.Tensor
+    dgu: torch.Tensor
+    grads: torch.Tensor
+
+
+class SwigluCase:
+    """A step of SwiGLU with adapters on gate, up and down, and the same in plain PyTorch."""
+
+    FEATURES = 80
+    AT = SwigluColumns(0, FEATURES, 2 * FEATURES, down=6)
+
+    def __init__(self, dtype: torch.dtype, dropout: float) -> None:
+        lengths = (17, 1, 40) if dropout else (0, 1, 17, 129)  # the mask is dear to interpret, and knows no lengths
+        self.case = Case(lengths, width=3 * self.FEATURES, dtype=dtype, tail=30, dropout=dropout)
+        self.gate_up, self.dact = self.case.tokens(2 * self.FEATURES), self.case.tokens(self.FEATURES)
+        self.s, self.ds = self.case.shrunk(2), self.case.shrunk(1)
+
+    def plain(self, kind: torch.dtype, part: slice, span: Span | None) -> Swiglu:
+        features = self.FEATURES
+        wide = self.gate_up[part].to(kind)
+        gate, up, dact = wide[:, :features].clone(), wide[:, features:].clone(), self.dact[part].to(kind)
+        s_gate, s_up, ds, seen = (torch.zeros(len(wide), 0, dtype=kind, device=DEVICE) for _ in range(4))
+        b_gate, b_up, a_down = (torch.zeros(0, features, dtype=kind, device=DEVICE) for _ in range(3))
         if span:
-            rows = case.rows(span).double()
-            gate += s[part, 0, : span.rank].double() @ rows[:, :features]
-            up += s[part, 1, : span.rank].double() @ rows[:, features : 2 * features]
-            down = down + ds[part, 0, : span.rank].double() @ rows[:, a_column:]
-        gate.requires_grad_()
-        up.requires_grad_()
-        want = torch.nn.functional.silu(gate) * up
-        want.backward(down)
-        assert gate.grad is not None
-        assert up.grad is not None
-        close(act[part], want.detach(), dtype)
-        close(dgu[part], torch.cat([gate.grad, up.grad], 1), dtype)
+            b_gate, b_up, a_down = self.case.rows(span).to(kind).split(features, 1)
+            s_gate, s_up = (self.s[part, mat, : span.rank].to(kind) for mat in range(2))
+            ds, seen = self.ds[part, 0, : span.rank].to(kind), self.case.seen(span, self.AT.down, features, kind)
+            gate, up, dact = gate + s_gate @ b_gate, up + s_up @ b_up, dact + (ds @ a_down) * seen
+        sigmoid = torch.sigmoid(gate)
+        act = gate * sigmoid * up
+        fed = act * seen if span else act
+        dgate, dup = dact * up * sigmoid * (1 + gate * (1 - sigmoid)), dact * gate * sigmoid
+        s_down = (fed @ a_down.T) * (span.kept_scale if span else 0.0)
+        return Swiglu(act, s_down, torch.cat([dgate, dup], 1), torch.cat([s_gate.T @ dgate, s_up.T @ dup, ds.T @ fed], 1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_swiglu_downs_s_and_all_gradients(dtype: torch.dtype, dropout: float) -> None:
+    it = SwigluCase(dtype, dropout)
+    case = it.case
+    act, s_down = swiglu(it.gate_up, it.s, case.weights, it.AT, case.table)
+    assert s_down is not None
+    grad = torch.full(case.weights.shape, 7.0, device=DEVICE)
+    dgu = swiglu_backward(it.gate_up.clone(), it.dact, it.s, it.ds, case.weights, grad, it.AT, case.table)
+    untouched = torch.ones(len(grad), dtype=torch.bool)
+    for span in [*case.spans, None]:
+        part = slice(span.start, span.stop) if span else slice(case.total - 30, case.total)
+        close(act[part], lambda kind, part=part, span=span: it.plain(kind, part, span).act, dtype)
+        close(dgu[part], lambda kind, part=part, span=span: it.plain(kind, part, span).dgu, dtype)
+        if span and span.stop > span.start:
+            rows = slice(span.row, span.row + span.rank)
+            close(s_down[part, 0, : span.rank], lambda kind, part=part, span=span: it.plain(kind, part, span).s_down, dtype)
+            close(grad[rows], lambda kind, part=part, span=span: it.plain(kind, part, span).grads, dtype)
+            untouched[rows] = False
+    assert (grad[untouched.to(DEVICE)] == 7.0).all()
+
+
+def test_swiglu_sums_downs_s_over_pieces_and_without_adapters_is_plain() -> None:
+    features = CHUNK + 72
+    case = Case((17, 3), width=3 * features, dtype=torch.float32)
+    gate_up, s, at = case.tokens(2 * features), case.shrunk(2), SwigluColumns(0, features, 2 * features)
+    act, s_down = swiglu(gate_up, s, case.weights, at, case.table)
+    assert s_down is not None
+    for span in case.spans:
+        want = span.scale * own(act, span) @ case.rows(span)[:, 2 * features :].double().T
+        close(s_down[span.start : span.stop, 0, : span.rank], lambda kind, want=want: want.to(kind), torch.float32)
+    bare, none = swiglu(gate_up, None, case.weights, at, case.table)
+    assert none is None
+    gate, up = gate_up.double().chunk(2, 1)
+    close(bare, lambda kind: (torch.nn.functional.silu(gate) * up).to(kind), torch.float32)
