@@ -1,7 +1,7 @@
 """Arena: one flat buffer that holds every adapter on a backbone, one row per rank. Knows no jobs, no steps and no learning.
 
 Attach and detach allocate rows and move no pointer of a neighbour; a checkpoint or a park is one copy of a slice.
-Row-major, W columns a row (layout.py): `master`, `grad`, `exp_avg`, `exp_avg_sq` are float32 [rows, W].
+Row-major, W columns a row (layout.py): `master` and `grad` are float32 [rows, W], `moments` lie beside them (moments.py).
 """
 
 from collections.abc import Iterable
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from worker.model.layout import Layout, Target
+from worker.model.moments import CodedMoments, Moments, PlainMoments
 
 ROW_MULTIPLE = 8  # storage of a rank is rounded up to this; the rows beyond the rank stay zero
 
@@ -55,13 +56,23 @@ def rows_for(rank: int) -> int:
 
 class Arena:
     def __init__(
-        self, targets: Iterable[Target], rows: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+        self,
+        targets: Iterable[Target],
+        rows: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        coded: bool = False,
     ) -> None:
+        """coded: keep the moments as 8-bit codes."""
         self.layout = Layout(targets)
         self.master = torch.zeros(rows, self.layout.width, device=device, dtype=dtype)
         self.grad = torch.zeros_like(self.master)
-        self.exp_avg = torch.zeros_like(self.master)
-        self.exp_avg_sq = torch.zeros_like(self.master)
+        width, layers = self.layout.width, len(self.layout.layers)
+        self.moments: Moments = PlainMoments(rows, width, device, dtype)
+        if coded:
+            if width % layers:
+                raise ValueError(f"layers of different shapes share a row of {width} columns; 8-bit moments need them equal")
+            self.moments = CodedMoments(rows, layers, width // layers, device)
         self._slots: list[Slot] = []  # in row order
 
     @property
@@ -74,8 +85,8 @@ class Arena:
 
     @property
     def bytes_per_row(self) -> int:
-        """Memory of one row in all four buffers."""
-        return 4 * self.layout.width * self.master.element_size()
+        """Memory of one row in all buffers."""
+        return 2 * self.layout.width * self.master.element_size() + self.moments.bytes_per_row
 
     def attach(self, rank: int, alpha: float) -> Slot:
         """Take the first run of free rows that holds `rank`; the adapter is zero. Raises ArenaFullError."""
@@ -102,19 +113,21 @@ class Arena:
     def detach(self, slot: Slot) -> None:
         """Give the rows back, zeroed in all buffers, so that nothing reaches the next owner."""
         self._own(slot)
-        for buffer in (self.master, self.grad, self.exp_avg, self.exp_avg_sq):
+        for buffer in (self.master, self.grad):
             buffer[slot.stored].zero_()
+        self.moments.zero(slot.stored)
         self._slots.remove(slot)
 
     def grow(self, rows: int) -> None:
         """Enlarge to `rows`; slots keep their places and contents."""
         if rows < self.rows:
             raise ValueError(f"the arena has {self.rows} rows and cannot shrink to {rows}")
-        for name in ("master", "grad", "exp_avg", "exp_avg_sq"):
+        for name in ("master", "grad"):
             old: Tensor = getattr(self, name)
             new = torch.zeros(rows, self.layout.width, device=old.device, dtype=old.dtype)
             new[: old.shape[0]] = old
             setattr(self, name, new)
+        self.moments.grow(rows)
 
     def snapshot(self, slot: Slot, moments: bool = True) -> AdapterState:
         """Copy an adapter to the host."""
@@ -122,7 +135,8 @@ class Arena:
         weights = self.master[slot.used].cpu().clone()
         if not moments:
             return AdapterState(weights)
-        return AdapterState(weights, self.exp_avg[slot.used].cpu().clone(), self.exp_avg_sq[slot.used].cpu().clone())
+        exp_avg, exp_avg_sq = self.moments.read(slot.used)
+        return AdapterState(weights, exp_avg.cpu().clone(), exp_avg_sq.cpu().clone())
 
     def restore(self, slot: Slot, state: AdapterState) -> None:
         """Write a snapshot back into a slot of the same rank. Without moments they start at zero; the gradient always does."""
@@ -132,11 +146,10 @@ class Arena:
             raise ValueError(f"the state has shape {tuple(state.weights.shape)}, the slot {shape}")
         self.master[slot.used] = state.weights.to(self.master.device)
         self.grad[slot.stored].zero_()
-        for buffer, saved in ((self.exp_avg, state.exp_avg), (self.exp_avg_sq, state.exp_avg_sq)):
-            if saved is None:
-                buffer[slot.stored].zero_()
-            else:
-                buffer[slot.used] = saved.to(buffer.device)
+        if state.exp_avg is None or state.exp_avg_sq is None:
+            self.moments.zero(slot.stored)
+        else:
+            self.moments.restore(slot.used, state.exp_avg, state.exp_avg_sq)
 
     def weights(self, slot: Slot) -> dict[str, tuple[Tensor, Tensor]]:
         """Views of the live adapter: {target name: (A [r, in], B [out, r])}."""

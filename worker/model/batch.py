@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from grouped_lora.dropout import token_keys
 from grouped_lora.frozen import whole_rows
 from numpy.typing import NDArray
 from torch import Tensor
@@ -36,15 +37,42 @@ class Example:
     def labels(self) -> int:
         return int(self.loss_mask.sum())
 
+    @property
+    def length(self) -> int:
+        """Tokens it takes on the axis: those that a label depends on."""
+        places = np.flatnonzero(self.loss_mask)
+        return int(places[-1]) if len(places) else 0
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """What a pass's dropout is drawn from, beside each token's place: the probability, the job's seed, its optimizer step, and
+    which of the step's rows the pass begins with. So a row is masked alike however the step is cut."""
+
+    probability: float
+    seed: int
+    step: int
+    first: int = 0
+
+    def keys(self, examples: Sequence[Example]) -> NDArray[np.uint32]:
+        """The keys of the tokens that these rows lay out."""
+        return token_keys(self.seed, self.step, range(self.first, self.first + len(examples)), [e.length for e in examples])
+
 
 @dataclass(frozen=True)
 class Segment:
     """The rows of one job in a pass. slot None: the base alone. weight: what each label's -log p counts in the gradient
-    (1 / the label count of the job's step, so that micro-batches add up to the mean)."""
+    (1 / the label count of the job's step, so that micro-batches add up to the mean). dropout: None while evaluating."""
 
     slot: Slot | None
     examples: Sequence[Example]
     weight: float = 1.0
+    dropout: Dropout | None = None
+
+    @property
+    def drops(self) -> float:
+        """The probability that its adapter does not see a feature."""
+        return self.dropout.probability if self.dropout is not None and self.slot is not None else 0.0
 
 
 @dataclass(frozen=True)
@@ -56,6 +84,7 @@ class FlatBatch:
     pieces: all rows, tail included, cut where a segment ends and every PIECE_ROWS from its start.
     label_rows, label_tokens: int64 [L], the row each label is predicted from and the label itself, segment by segment.
     label_bounds: per segment its labels, [segments + 1].
+    keys: uint32 [T], dropout's key of each token (0 where nothing drops); None where nothing drops at all.
     """
 
     segments: Sequence[Segment]
@@ -67,6 +96,7 @@ class FlatBatch:
     label_rows: Tensor
     label_tokens: Tensor
     label_bounds: tuple[int, ...]
+    keys: NDArray[np.uint32] | None = None
 
     @property
     def size(self) -> int:
@@ -112,11 +142,22 @@ class FlatBatch:
             label_rows=_flat(rows, device),
             label_tokens=_flat(labels, device),
             label_bounds=tuple(label_bounds),
+            keys=_keys(segments, ranges, bounds[-1] + tail),
         )
 
 
 def _pieces(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple((at, min(at + PIECE_ROWS, stop)) for start, stop in ranges for at in range(start, stop, PIECE_ROWS))
+
+
+def _keys(segments: Sequence[Segment], ranges: Sequence[tuple[int, int]], size: int) -> NDArray[np.uint32] | None:
+    if not any(segment.drops for segment in segments):
+        return None
+    keys = np.zeros(size, np.uint32)
+    for segment, (start, stop) in zip(segments, ranges, strict=True):
+        if segment.dropout is not None and segment.drops:
+            keys[start:stop] = segment.dropout.keys(segment.examples)
+    return keys
 
 
 def _flat(pieces: Sequence[NDArray[np.int32] | NDArray[np.int64]], device: torch.device | str) -> Tensor:

@@ -18,8 +18,10 @@ from worker.model.layout import Target
 class DeviceArena(Arena):
     """`copy`: the compute copy [rows, W]. A slot in `written` has a gradient; any other slot's gradient rows hold leftovers."""
 
-    def __init__(self, targets: Iterable[Target], rows: int, device: torch.device | str, dtype: torch.dtype) -> None:
-        super().__init__(targets, rows, device)
+    def __init__(
+        self, targets: Iterable[Target], rows: int, device: torch.device | str, dtype: torch.dtype, coded: bool = False
+    ) -> None:
+        super().__init__(targets, rows, device, coded=coded)
         self.copy = torch.zeros(self.master.shape, device=device, dtype=dtype)
         self.written: WeakSet[Slot] = WeakSet()
         self._fresh: WeakSet[Slot] = WeakSet()
@@ -29,7 +31,7 @@ class DeviceArena(Arena):
         return super().bytes_per_row + self.layout.width * self.copy.element_size()
 
     def layered(self, buffer: Tensor) -> Tensor:
-        """A view [L, rows, C] of a buffer [rows, W]."""
+        """A view [L, rows, C] of a buffer of the arena or of its moments."""
         layers = len(self.layout.layers)
         return buffer.view(buffer.shape[0], layers, -1).transpose(0, 1)
 

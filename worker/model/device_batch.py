@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from grouped_lora import Span
 from grouped_lora.attention import SequenceTable, sequence_blocks
-from grouped_lora.work import HostTable, WorkTable, host_table
+from grouped_lora.work import SPAN_COLUMNS, HostTable, WorkTable, host_table
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -31,17 +31,24 @@ def bucket(count: int, steps: int, least: int) -> int:
 
 
 _STEPS = 32  # token buckets an octave: a tail of 1/64 on average of the octave's upper half, less below
+
+
+def token_bucket(tokens: int) -> int:
+    """How long the axis is for a batch of so many tokens, the ownerless tail included."""
+    return bucket(tokens, _STEPS, 32)
+
+
 _SPANS, _BLOCKS = 4, 16  # work tables grow in these
 
 
 def tables(batch: FlatBatch, spans: tuple[Span, ...], accumulate: tuple[bool, ...]) -> HostTable:
     """The work table of a batch on its bucket of tokens. accumulate[i]: span i's gradient adds to what is there."""
-    return host_table(spans, bucket(batch.size, _STEPS, 32), accumulate, _SPANS, _BLOCKS)
+    return host_table(spans, token_bucket(batch.size), accumulate, _SPANS, _BLOCKS)
 
 
 @dataclass(frozen=True)
 class BatchShape:
-    """What a pass's launches depend on. rank: the rank class (0: no adapters)."""
+    """What a pass's launches depend on. rank: the rank class (0: no adapters). drops: whether an adapter has dropout."""
 
     tokens: int
     labels: int
@@ -50,18 +57,20 @@ class BatchShape:
     spans: int
     blocks: int
     rank: int
+    drops: bool = False
 
     @classmethod
     def of(cls, batch: FlatBatch, table: HostTable) -> "BatchShape":
         """The bucket of a batch: tokens and labels in 32 sizes an octave, segments and sequences in powers of two."""
         return cls(
-            tokens=bucket(batch.size, _STEPS, 32),
+            tokens=token_bucket(batch.size),
             labels=bucket(batch.label_bounds[-1], _STEPS, 64),
             segments=_power(len(batch.ranges)),
             sequences=_power(len(batch.bounds)),
             spans=table.spans.shape[0],
             blocks=table.blocks.shape[0],
             rank=table.max_rank,
+            drops=batch.keys is not None,
         )
 
     @property
@@ -77,10 +86,11 @@ class BatchShape:
             "label_tokens": (self.labels,),
             "label_weights": (self.labels,),
             "label_bounds": (self.segments + 1,),
-            "spans": (self.spans, 5),
+            "spans": (self.spans, SPAN_COLUMNS),
             "scales": (self.spans,),
             "blocks": (self.blocks, 3),
             "attention": (self.attention_blocks, 3),
+            "keys": (self.tokens if self.drops else 0,),
         }
 
     def places(self) -> tuple[dict[str, int], int]:
@@ -118,6 +128,8 @@ def fill(shape: BatchShape, batch: FlatBatch, table: HostTable) -> NDArray[np.in
     put("blocks", table.blocks)
     tail = (*batch.bounds, shape.tokens) if shape.tokens > batch.size else batch.bounds
     put("attention", sequence_blocks(tail, shape.attention_blocks))
+    if batch.keys is not None:
+        put("keys", batch.keys[: batch.size].view(np.int32))
     return flat
 
 
@@ -129,7 +141,8 @@ def unpack(shape: BatchShape, flat: Tensor) -> tuple[DeviceBatch, Labels]:
         size = shape.pieces()[name]
         return flat[starts[name] : starts[name] + int(np.prod(size))].view(size)
 
-    table = WorkTable(piece("spans"), piece("scales").view(torch.float32), piece("blocks"), shape.rank)
+    keys = piece("keys") if shape.drops else None
+    table = WorkTable(piece("spans"), piece("scales").view(torch.float32), piece("blocks"), shape.rank, keys)
     labels = Labels(
         piece("label_rows"), piece("label_tokens"), piece("label_weights").view(torch.float32), piece("label_bounds")
     )

@@ -5,7 +5,7 @@ large ones are launched one by one (docs/NUMERICS.md has where the two meet).
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from worker.model.device_arena import DeviceArena
 from worker.model.device_batch import BatchShape, fill, tables, unpack
 from worker.model.fused_pass import FusedPass, PassResult
 from worker.model.optimizer import BETAS, EPS, RowUpdate
-from worker.model.trainer import LossSum, Trainer
+from worker.model.trainer import LossSum, OutOfMemory, Trainer
 
 GRAPH_TOKENS = 4096  # passes of more tokens keep the chip busy while the host launches
 MAX_GRAPHS = 24
@@ -42,6 +42,7 @@ class DeviceTrainer(Trainer):
     def __init__(self, backbone: Backbone, arena: DeviceArena, checkpoint: bool = False) -> None:
         super().__init__(backbone, arena)
         self._fused = FusedPass(backbone, arena.layout, backbone.max_positions)
+        self.graph_tokens = GRAPH_TOKENS
         self._checkpoint = checkpoint
         self._graphs: OrderedDict[tuple[BatchShape, bool], _Graph] = OrderedDict()
         self._buffers: tuple[int, int] = (0, 0)
@@ -56,6 +57,10 @@ class DeviceTrainer(Trainer):
 
     def evaluate(self, segments: Sequence[Segment]) -> list[LossSum]:
         return self._run(segments, grad=False)
+
+    def forget(self, slots: Iterable[Slot]) -> None:
+        for slot in slots:
+            self.arena.written.discard(slot)
 
     def update(self, updates: Sequence[RowUpdate]) -> list[Tensor]:
         if not updates:
@@ -73,10 +78,10 @@ class DeviceTrainer(Trainer):
         ]
         on = [self._up(part) for part in (rows, owner, firsts)]
         table = RowTable(on[0], on[1], on[2], self._up(np.array(rates, np.float32)))
-        master, grad, m, v, copy = (
-            arena.layered(buffer) for buffer in (arena.master, arena.grad, arena.exp_avg, arena.exp_avg_sq, arena.copy)
+        master, grad, copy, *moments = (
+            arena.layered(buffer) for buffer in (arena.master, arena.grad, arena.copy, *arena.moments.buffers)
         )
-        norms = adamw(master, grad, (m, v), copy, table, BETAS, EPS)
+        norms = adamw(master, grad, tuple(moments), copy, table, BETAS, EPS)
         return list(norms[:, 0])
 
     def _up(self, values: np.ndarray) -> Tensor:
@@ -85,16 +90,27 @@ class DeviceTrainer(Trainer):
         return torch.from_numpy(narrow).pin_memory().to(self.backbone.device, non_blocking=True)
 
     def _run(self, segments: Sequence[Segment], grad: bool) -> list[LossSum]:
+        try:
+            return self._attempt(segments, grad)
+        except torch.OutOfMemoryError:
+            pass  # left here, so that the tensors of the pass, which its frames hold, are free for what follows
+        torch.cuda.synchronize(self.backbone.device)
+        self._graphs.clear()
+        torch.cuda.empty_cache()
+        if grad:
+            self.forget(segment.slot for segment in segments if segment.slot is not None)
+        raise OutOfMemory(sum(example.length for segment in segments for example in segment.examples))
+
+    def _attempt(self, segments: Sequence[Segment], grad: bool) -> list[LossSum]:
         order = sorted(range(len(segments)), key=lambda place: _owner(segments[place].slot))
         batch = FlatBatch.of([segments[place] for place in order])
-        slots = [segment.slot for segment in batch.segments]
-        spans, owners = spans_of(slots, batch.ranges)
+        spans, owners = spans_of(batch.segments, batch.ranges)
         self.arena.refresh(owners)
         adds = tuple(slot in self.arena.written for slot in owners)
         table = tables(batch, spans, adds)
         shape = BatchShape.of(batch, table)
         host = torch.from_numpy(fill(shape, batch, table)).pin_memory()
-        if shape.tokens <= GRAPH_TOKENS:
+        if shape.tokens <= self.graph_tokens:
             result = self._replay(shape, host, grad)
         else:
             result = self._launch(shape, host.to(self.backbone.device, non_blocking=True), grad)
@@ -142,7 +158,8 @@ class DeviceTrainer(Trainer):
             run()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # Other threads of the process (checkpoints, uploads) may use the device meanwhile: only this one's calls are captured.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             result = run()
         return _Graph(graph, inputs, result)
 
@@ -151,16 +168,27 @@ def _owner(slot: Slot | None) -> int:
     return -1 if slot is None else slot.row
 
 
-def spans_of(slots: Sequence[Slot | None], ranges: Sequence[tuple[int, int]]) -> tuple[tuple[Span, ...], list[Slot]]:
-    """One span per slot: neighbouring segments of one slot are one span, since a span's gradient is written once."""
+def spans_of(segments: Sequence[Segment], ranges: Sequence[tuple[int, int]]) -> tuple[tuple[Span, ...], list[Slot]]:
+    """One span per slot: neighbouring segments of one slot are one span, since a span's gradient is written once.
+
+    Raises ValueError where segments of one slot differ in their dropout's probability.
+    """
     owners: list[Slot] = []
+    drops: list[float] = []
     edges: list[list[int]] = []
-    for slot, (start, stop) in zip(slots, ranges, strict=True):
+    for segment, (start, stop) in zip(segments, ranges, strict=True):
+        slot = segment.slot
         if slot is None or stop == start:
             continue
         if owners and owners[-1] is slot:
+            if segment.drops != drops[-1]:
+                raise ValueError(
+                    f"the slot at row {slot.row} has dropout {drops[-1]} in one segment and {segment.drops} in another"
+                )
             edges[-1][1] = stop
         else:
             owners.append(slot)
+            drops.append(segment.drops)
             edges.append([start, stop])
-    return tuple(Span(a, b, s.row, s.rank, s.scale) for s, (a, b) in zip(owners, edges, strict=True)), owners
+    placed = zip(owners, edges, drops, strict=True)
+    return tuple(Span(a, b, s.row, s.rank, s.scale, drop) for s, (a, b), drop in placed), owners

@@ -13,19 +13,19 @@ import torch
 from grouped_lora.attention import SequenceTable, attention, attention_backward
 from grouped_lora.expand import expand
 from grouped_lora.norm import norm_backward, residual_norm
-from grouped_lora.outer import outer
 from grouped_lora.rotary import rotary, rotary_backward
-from grouped_lora.shrink import shrink
-from grouped_lora.swiglu import swiglu, swiglu_backward
+from grouped_lora.swiglu import SwigluColumns, swiglu, swiglu_backward
 from grouped_lora.work import WorkTable
 from torch import Tensor
 
+from worker.model.aside import Aside, Gradient
 from worker.model.block import BlockWeights
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Numbers every layer shares. columns: where A and B of each matrix start within one layer's part of an arena row."""
+    """Numbers every layer shares. columns: where A and B of each matrix start within one layer's part of an arena row, the
+    matrices in the order that numbers them for dropout."""
 
     heads: int
     kv_heads: int
@@ -48,6 +48,14 @@ class Shape:
 
     def b(self, *kinds: str) -> tuple[int, ...]:
         return tuple(self.columns[kind][1] for kind in kinds)
+
+    def matrix(self, layer: int, kind: str) -> int:
+        """Its number among all matrices of the model."""
+        return layer * len(self.columns) + list(self.columns).index(kind)
+
+    def swiglu(self, layer: int) -> SwigluColumns:
+        gate, up = self.b("gate_proj", "up_proj")
+        return SwigluColumns(gate, up, self.columns["down_proj"][0], self.matrix(layer, "down_proj"))
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,6 @@ class Kept:
     rstd_mid: Tensor
     h_mid: Tensor
     gate_up: Tensor
-    act: Tensor
     s: dict[str, Tensor | None]
 
 
@@ -95,17 +102,6 @@ class Pending:
     s: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class Gradient:
-    """One product for `outer`: dA from dS and X, or dB from S and dY."""
-
-    s: Tensor
-    y: Tensor
-    columns: tuple[int, ...]
-    widths: tuple[int, ...]
-    y_columns: tuple[int, ...] | None = None
-
-
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
 
@@ -117,8 +113,7 @@ class FusedStack:
         self.layers, self.final_norm, self.shape = layers, final_norm, shape
         self.cos, self.sin = cos, sin
         self.scale = shape.head_size**-0.5
-        # dA and dB are nobody's input within a pass: they fill what the chip leaves idle beside the path to dx.
-        self._aside = torch.cuda.Stream(cos.device) if cos.is_cuda else None
+        self._aside = Aside(cos.device)
 
     def forward(
         self, x: Tensor, batch: DeviceBatch, adapters: Tensor, traces: list[Trace] | None, checkpoint: bool = False
@@ -147,26 +142,30 @@ class FusedStack:
         lora = table.max_rank > 0
 
         def shrunk(source: Tensor, *kinds: str) -> Tensor | None:
-            widths = (source.shape[1],) * len(kinds)
-            return shrink(source, own, table, sh.a(*kinds), widths) if lora else None
+            if not lora:
+                return None
+            widths, matrix = (source.shape[1],) * len(kinds), sh.matrix(index, kinds[0])
+            return self._aside.shrink(source, own, table, sh.a(*kinds), widths, matrix=matrix)
 
         x, h, rstd = self._arrive(p, adapters, index - 1, w.norm_attention, table)
         s_qkv = shrunk(h, "q_proj", "k_proj", "v_proj")
         qkv = _linear(h, w.w_qkv, w.b_qkv)
         b_qkv = (sh.columns["q_proj"][1], sh.columns["k_proj"][1], sh.columns["v_proj"][1])
+        self._aside.join()
         raw = rotary(
             qkv, s_qkv, own, b_qkv, self.cos, self.sin, batch.positions, (sh.heads, sh.kv_heads), table, self._norms(w)
         )
         attended, lse = attention(qkv, batch.sequences, (sh.heads, sh.kv_heads), self.scale, w.window)
         s_o = shrunk(attended, "o_proj")
         y = _linear(attended, w.w_o, w.b_o)
+        self._aside.join()
         x_mid, h_mid, rstd_mid = residual_norm(x, y, s_o, own, sh.columns["o_proj"][1], w.norm_mlp, sh.eps, table)
         s_gu = shrunk(h_mid, "gate_proj", "up_proj")
         gate_up = _linear(h_mid, w.w_gate_up, w.b_gate_up)
-        act = swiglu(gate_up, s_gu, own, (sh.columns["gate_proj"][1], sh.columns["up_proj"][1]), table)
-        s_down = shrunk(act, "down_proj")
+        self._aside.join()
+        act, s_down = swiglu(gate_up, s_gu, own, sh.swiglu(index), table)
         s = {"qkv": s_qkv, "o": s_o, "gate_up": s_gu, "down": s_down}
-        trace = Trace(x, Kept(rstd, h, qkv, raw, attended, lse, x_mid, rstd_mid, h_mid, gate_up, act, s))
+        trace = Trace(x, Kept(rstd, h, qkv, raw, attended, lse, x_mid, rstd_mid, h_mid, gate_up, s))
         return Pending(x_mid, _linear(act, w.w_down, w.b_down), s_down), trace
 
     def _norms(self, w: BlockWeights) -> tuple[Tensor, Tensor, float] | None:
@@ -174,73 +173,55 @@ class FusedStack:
 
     def backward(self, dx: Tensor, batch: DeviceBatch, adapters: Tensor, grad: Tensor, traces: list[Trace]) -> None:
         """dx [T, D]: the gradient of the residual stream after the last layer. Writes the adapters' gradients."""
-        held: list[Gradient] = []
         for index in range(len(self.layers) - 1, -1, -1):
             x, kept = (trace := traces.pop()).x, trace.kept
             if kept is None:
                 kept = self._layer(index, Pending(x), batch, adapters)[1].kept
                 assert kept is not None
             gradients: list[Gradient] = []
-            dx = self._mlp_backward(index, dx, batch, adapters[index], gradients, kept)
+            dx = self._mlp_backward(index, dx, batch, adapters[index], grad[index], gradients, kept)
             dx = self._attention_backward(index, dx, batch, adapters[index], gradients, x, kept)
-            held = self._hand_over(gradients, held, grad[index], batch.table)
-        self._hand_over([], held, grad[0], batch.table)
-
-    def _hand_over(self, gradients: list[Gradient], held: list[Gradient], grad: Tensor, table: WorkTable) -> list[Gradient]:
-        """Start a layer's dA and dB beside the path to dx, after waiting for the layer before it, whose tensors are
-        then free."""
-        if self._aside is None:
-            for gradient in gradients:
-                outer(gradient.s, gradient.y, grad, table, gradient.columns, gradient.widths, gradient.y_columns)
-            return []
-        main = torch.cuda.current_stream(grad.device)
-        if held:
-            main.wait_stream(self._aside)
-            held.clear()
-        if gradients:
-            self._aside.wait_stream(main)
-            with torch.cuda.stream(self._aside):
-                for gradient in gradients:
-                    outer(gradient.s, gradient.y, grad, table, gradient.columns, gradient.widths, gradient.y_columns)
-        return gradients
+            self._aside.write(gradients, grad[index], batch.table)
+        self._aside.write([], grad[0], batch.table)
 
     def _mlp_backward(
-        self, index: int, dx: Tensor, batch: DeviceBatch, own: Tensor, gradients: list[Gradient], t: Kept
+        self, index: int, dx: Tensor, batch: DeviceBatch, own: Tensor, grad: Tensor, gradients: list[Gradient], t: Kept
     ) -> Tensor:
         sh, table, w = self.shape, batch.table, self.layers[index]
-        lora = table.max_rank > 0
-        b_gu = (sh.columns["gate_proj"][1], sh.columns["up_proj"][1])
+        lora, kinds = table.max_rank > 0, ("gate_proj", "up_proj")
+        matrix = sh.matrix(index, "gate_proj")
         ds_down = ds_gu = None
         if lora:
             assert t.s["down"] is not None
-            ds_down = shrink(dx, own, table, sh.b("down_proj"), (sh.hidden,))
+            ds_down = self._aside.shrink(dx, own, table, sh.b("down_proj"), (sh.hidden,))
             gradients.append(Gradient(t.s["down"], dx, sh.b("down_proj"), (sh.hidden,)))
         dact = torch.mm(dx, w.w_down)
-        dgu = swiglu_backward(t.gate_up, dact, t.s["gate_up"], ds_down, own, b_gu, sh.columns["down_proj"][0], table)
+        self._aside.join()
+        dgu = swiglu_backward(t.gate_up, dact, t.s["gate_up"], ds_down, own, grad, sh.swiglu(index), table)
+        del dact
         if lora:
-            assert t.s["gate_up"] is not None
-            assert ds_down is not None
-            gradients.append(Gradient(ds_down, t.act, sh.a("down_proj"), (sh.ffn,)))
-            gradients.append(Gradient(t.s["gate_up"], dgu, b_gu, (sh.ffn, sh.ffn), (0, sh.ffn)))
-            ds_gu = shrink(dgu, own, table, b_gu, (sh.ffn, sh.ffn), x_columns=(0, sh.ffn))
-            gradients.append(Gradient(ds_gu, t.h_mid, sh.a("gate_proj", "up_proj"), (sh.hidden,) * 2))
+            ds_gu = self._aside.shrink(dgu, own, table, sh.b(*kinds), (sh.ffn, sh.ffn), x_columns=(0, sh.ffn))
+            gradients.append(Gradient(ds_gu, t.h_mid, sh.a(*kinds), (sh.hidden,) * 2, matrix=matrix))
         dh = torch.mm(dgu, w.w_gate_up)
-        return norm_backward(dh, ds_gu, own, sh.a("gate_proj", "up_proj"), t.x_mid, t.rstd_mid, w.norm_mlp, dx, table)
+        s_gu = t.s["gate_up"]
+        self._aside.join()
+        return norm_backward(dh, ds_gu, s_gu, own, sh.a(*kinds), t.x_mid, t.rstd_mid, w.norm_mlp, dx, table, matrix)
 
     def _attention_backward(
         self, index: int, dx: Tensor, batch: DeviceBatch, own: Tensor, gradients: list[Gradient], x: Tensor, t: Kept
     ) -> Tensor:
         sh, table, w = self.shape, batch.table, self.layers[index]
-        lora = table.max_rank > 0
+        lora, matrix = table.max_rank > 0, sh.matrix(index, "o_proj")
         ds_qkv = None
         if lora:
             assert t.s["o"] is not None
-            ds_o = shrink(dx, own, table, sh.b("o_proj"), (sh.hidden,))
+            ds_o = self._aside.shrink(dx, own, table, sh.b("o_proj"), (sh.hidden,))
             gradients.append(Gradient(t.s["o"], dx, sh.b("o_proj"), (sh.hidden,)))
-            gradients.append(Gradient(ds_o, t.attended, sh.a("o_proj"), (sh.q_width,)))
-            dout = expand(ds_o, own, sh.columns["o_proj"][0], sh.q_width, table).addmm_(dx, w.w_o)
-        else:
-            dout = torch.mm(dx, w.w_o)
+            gradients.append(Gradient(ds_o, t.attended, sh.a("o_proj"), (sh.q_width,), matrix=matrix))
+        dout = torch.mm(dx, w.w_o)
+        if lora:
+            self._aside.join()
+            expand(ds_o, own, sh.columns["o_proj"][0], sh.q_width, table, matrix, out=dout)
         heads = (sh.heads, sh.kv_heads)
         dqkv = attention_backward(dout, t.qkv, t.attended, t.lse, batch.sequences, heads, self.scale, w.window)
         rotary_backward(dqkv, self.cos, self.sin, batch.positions, heads, t.raw, self._norms(w))
@@ -248,14 +229,16 @@ class FusedStack:
         if lora:
             assert t.s["qkv"] is not None
             widths, starts = (sh.q_width, sh.kv_width, sh.kv_width), (0, sh.q_width, sh.q_width + sh.kv_width)
-            ds_qkv = shrink(dqkv, own, table, sh.b(*kinds), widths, x_columns=starts)
+            ds_qkv = self._aside.shrink(dqkv, own, table, sh.b(*kinds), widths, x_columns=starts)
             gradients.append(Gradient(t.s["qkv"], dqkv, sh.b(*kinds), widths, starts))
-            gradients.append(Gradient(ds_qkv, t.h, sh.a(*kinds), (sh.hidden,) * 3))
+            gradients.append(Gradient(ds_qkv, t.h, sh.a(*kinds), (sh.hidden,) * 3, matrix=sh.matrix(index, "q_proj")))
         if index == 0:
             return dx  # nothing below the first layer learns
         dh = torch.mm(dqkv, w.w_qkv)
-        return norm_backward(dh, ds_qkv, own, sh.a(*kinds), x, t.rstd, w.norm_attention, dx, table)
+        self._aside.join()
+        matrix = sh.matrix(index, "q_proj")
+        return norm_backward(dh, ds_qkv, t.s["qkv"], own, sh.a(*kinds), x, t.rstd, w.norm_attention, dx, table, matrix)
 
     def final_backward(self, dh: Tensor, x: Tensor, rstd: Tensor, batch: DeviceBatch) -> Tensor:
         """Through the final norm: dx [T, D] of dh [T, D]."""
-        return norm_backward(dh, None, dh, (), x, rstd, self.final_norm, None, batch.table)
+        return norm_backward(dh, None, None, dh, (), x, rstd, self.final_norm, None, batch.table)

@@ -22,6 +22,7 @@ GROUPS = {
     "gate_up": ("gate_proj", "up_proj"),
     "down": ("down_proj",),
 }
+KINDS = tuple(kind for kinds in GROUPS.values() for kind in kinds)  # in the order that counts matrices for dropout
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +59,20 @@ class Layout:
             by_layer.setdefault(target.layer, {})[target.kind] = target
         self.width = 0
         for layer in range(len(by_layer)):
-            self.layers.append({name: self._place([by_layer[layer][kind] for kind in kinds]) for name, kinds in GROUPS.items()})
+            groups = {}
+            for name, kinds in GROUPS.items():
+                groups[name] = self._place(
+                    [by_layer[layer][kind] for kind in kinds], layer * len(KINDS) + KINDS.index(kinds[0])
+                )
+            self.layers.append(groups)
 
-    def _place(self, members: list[Target]) -> Group:
+    def _place(self, members: list[Target], matrix: int) -> Group:
         in_features = members[0].in_features
         start, pitch = self.width, _aligned(in_features)
         cursor = start + pitch * len(members)
         parts, y = [], 0
         for place, target in enumerate(members):
-            parts.append(Part(b=cursor, y=y, width=target.out_features))
+            parts.append(Part(b=cursor, y=y, width=target.out_features, matrix=matrix + place))
             self.columns[target.name] = Columns(start + place * pitch, cursor)
             cursor += _aligned(target.out_features)
             y += target.out_features

@@ -34,9 +34,8 @@ class RowUpdate:
 def update_rows(arena: Arena, update: RowUpdate) -> Tensor:
     """Clip, step and zero the gradient of one adapter. Returns its gradient norm before clipping, a scalar on the device."""
     rows = update.slot.used
-    weights, grad, exp_avg, exp_avg_sq = (
-        buffer[rows] for buffer in (arena.master, arena.grad, arena.exp_avg, arena.exp_avg_sq)
-    )
+    weights, grad = arena.master[rows], arena.grad[rows]
+    exp_avg, exp_avg_sq = arena.moments.read(rows)
     norm = torch.linalg.vector_norm(grad)
     grad.mul_((update.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
     weights.mul_(1 - update.learning_rate * update.weight_decay)
@@ -44,5 +43,6 @@ def update_rows(arena: Arena, update: RowUpdate) -> Tensor:
     exp_avg_sq.mul_(BETAS[1]).addcmul_(grad, grad, value=1 - BETAS[1])
     spread = exp_avg_sq.sqrt().div_(math.sqrt(1 - BETAS[1] ** update.step)).add_(EPS)
     weights.addcdiv_(exp_avg, spread, value=-update.learning_rate / (1 - BETAS[0] ** update.step))
+    arena.moments.write(rows, exp_avg, exp_avg_sq)
     grad.zero_()
     return norm

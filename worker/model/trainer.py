@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -29,7 +29,18 @@ class LossSum:
     labels: int
 
 
+class OutOfMemory(RuntimeError):
+    """The device had no memory for a pass. Nothing of it counts, and every gradient of its step is void: the step may be done
+    anew in smaller micro-batches."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(f"the device has no memory for a pass of {tokens} tokens")
+        self.tokens = tokens
+
+
 class Trainer:
+    """`train` and `evaluate` raise OutOfMemory where the device has no memory for the pass."""
+
     def __init__(self, backbone: Backbone, arena: Arena) -> None:
         self.backbone = backbone
         self.arena = arena
@@ -79,14 +90,19 @@ class Trainer:
         with torch.no_grad():
             return [update_rows(self.arena, update) for update in updates]
 
+    def forget(self, slots: Iterable[Slot]) -> None:
+        """Void what these adapters' gradients hold, as before the first pass of a step."""
+        for slot in slots:
+            self.arena.grad[slot.used].zero_()
+
     def adapters(self, batch: FlatBatch, grad: Tensor | None) -> Adapters:
         """Which tokens of the batch belong to which rows of the arena. grad: where gradients go, None for a pass without."""
         spans = tuple(
-            Span(start, stop, slot.row, slot.rank, slot.scale)
-            for (start, stop), slot in zip(batch.ranges, (segment.slot for segment in batch.segments), strict=True)
-            if slot is not None and stop > start
+            Span(start, stop, segment.slot.row, segment.slot.rank, segment.slot.scale, segment.drops)
+            for (start, stop), segment in zip(batch.ranges, batch.segments, strict=True)
+            if segment.slot is not None and stop > start
         )
-        return Adapters(self.arena.master, grad, spans, self._anchor)
+        return Adapters(self.arena.master, grad, spans, self._anchor, batch.keys)
 
 
 def _weights(batch: FlatBatch) -> Tensor:

@@ -76,7 +76,7 @@ def _train(config: PreTrainedConfig, jobs: list[Job], poison: Job | None = None)
     assert trainer.forwards == STEPS
     arena = trainer.arena
     return {
-        job: Outcome(losses[job], arena.master[slot.used].clone(), arena.exp_avg_sq[slot.used].clone())
+        job: Outcome(losses[job], arena.master[slot.used].clone(), arena.moments.buffers[1][slot.used].clone())
         for job, slot in slots.items()
     }
 

@@ -7,16 +7,20 @@ from hypothesis import strategies as st
 
 from worker.model.arena import AdapterState, Arena, ArenaFullError, Slot, rows_for
 from worker.model.layout import ALIGN, Layout, Target
+from worker.model.optimizer import RowUpdate, update_rows
 
-BUFFERS = ("master", "grad", "exp_avg", "exp_avg_sq")
 SIZES = {"q_proj": (20, 36), "k_proj": (20, 18), "v_proj": (20, 18), "o_proj": (36, 20)}
 SIZES |= {"gate_proj": (20, 33), "up_proj": (20, 33), "down_proj": (33, 20)}
 TARGETS = [Target(f"layers.{layer}.{kind}", layer, kind, *size) for layer in range(2) for kind, size in SIZES.items()]
 
 
+def _buffers(arena: Arena) -> list[torch.Tensor]:
+    return [arena.master, arena.grad, *arena.moments.buffers]
+
+
 def _fill(arena: Arena, slot: Slot, value: float) -> None:
-    for place, name in enumerate(BUFFERS):
-        getattr(arena, name)[slot.used] = value + place
+    for place, buffer in enumerate(_buffers(arena)):
+        buffer[slot.used] = value + place
 
 
 def test_columns_of_a_row_are_apart_aligned_and_all_there() -> None:
@@ -58,9 +62,9 @@ def test_a_detached_slot_leaves_zeros_and_is_refused() -> None:
     _fill(arena, gone, 1.0)
     _fill(arena, stays, 5.0)
     arena.detach(gone)
-    for name in BUFFERS:
-        assert not getattr(arena, name)[gone.stored].any()
-        assert getattr(arena, name)[stays.used].all()
+    for buffer in _buffers(arena):
+        assert not buffer[gone.stored].any()
+        assert buffer[stays.used].all()
     for use in (arena.detach, arena.snapshot, arena.weights):
         with pytest.raises(ValueError, match="not attached"):
             use(gone)
@@ -77,11 +81,11 @@ def test_a_snapshot_is_a_copy_and_comes_back_elsewhere() -> None:
     arena.grad[other.used] = 3.0
     arena.restore(other, state)
     assert (arena.master[other.used] == 1.0).all()
-    assert (arena.exp_avg[other.used] == 3.0).all()
-    assert (arena.exp_avg_sq[other.used] == 4.0).all()
+    assert (arena.moments.buffers[0][other.used] == 3.0).all()
+    assert (arena.moments.buffers[1][other.used] == 4.0).all()
     assert not arena.grad[other.stored].any()
     arena.restore(other, AdapterState(state.weights))
-    assert not arena.exp_avg[other.stored].any()
+    assert not arena.moments.buffers[0][other.stored].any()
     assert arena.snapshot(one, moments=False).exp_avg is None
     with pytest.raises(ValueError, match="shape"):
         arena.restore(arena.attach(6, 6), state)
@@ -120,7 +124,7 @@ def test_any_coming_and_going_keeps_owners_apart(moves: list[tuple[bool, int]]) 
     for number, (come, size) in enumerate(moves, start=1):
         if come and arena.fits(size):
             slot = arena.attach(size, 1.0)
-            assert not any(getattr(arena, name)[slot.stored].any() for name in BUFFERS)
+            assert not any(buffer[slot.stored].any() for buffer in _buffers(arena))
             held[slot] = float(number)
             _fill(arena, slot, held[slot])
         elif come:
@@ -134,3 +138,38 @@ def test_any_coming_and_going_keeps_owners_apart(moves: list[tuple[bool, int]]) 
         for slot, value in held.items():
             assert (arena.master[slot.used] == value).all()
             assert not arena.master[slot.row + slot.rank : slot.row + slot.rows].any()
+
+
+def _learn(arena: Arena, slot: Slot, steps: range) -> None:
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        arena.grad[slot.used] = torch.randn(arena.grad[slot.used].shape, generator=generator) ** 3
+        update_rows(arena, RowUpdate(slot, 1e-2, 0.0, step, 1e9))
+
+
+def test_eight_bit_moments_take_a_quarter_and_follow_the_full_ones() -> None:
+    plain, coded = Arena(TARGETS, 16), Arena(TARGETS, 16, coded=True)
+    assert coded.moments.bytes_per_row < 0.27 * plain.moments.bytes_per_row
+    slots = [arena.attach(6, 6) for arena in (plain, coded)]
+    for arena, slot in zip((plain, coded), slots, strict=True):
+        _learn(arena, slot, range(1, 20))
+    for got, want in zip(coded.moments.read(slots[1].used), plain.moments.read(slots[0].used), strict=True):
+        assert (got - want).norm() / want.norm() < 0.06
+    moved, wanted = coded.master[slots[1].used], plain.master[slots[0].used]
+    assert (moved - wanted).norm() / wanted.norm() < 0.1
+    assert not coded.master[8:].any()
+
+
+def test_eight_bit_moments_come_back_from_a_snapshot_to_the_same_codes() -> None:
+    arena = Arena(TARGETS, 32, coded=True)
+    one, other = arena.attach(5, 5), arena.attach(5, 5)
+    _learn(arena, one, range(1, 6))
+    arena.restore(other, arena.snapshot(one))
+    for codes in arena.moments.buffers[:2]:
+        assert torch.equal(codes[other.used], codes[one.used])
+    for scales in arena.moments.buffers[2:]:
+        torch.testing.assert_close(scales[other.used], scales[one.used], rtol=1e-6, atol=0.0)
+    arena.grow(48)
+    assert arena.moments.buffers[0][one.used].any()
+    arena.detach(one)
+    assert not arena.moments.read(one.stored)[0].any()

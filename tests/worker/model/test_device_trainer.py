@@ -1,5 +1,7 @@
 """The trainer on a GPU against the plain one in float64: losses, gradients, updates, graphs, neighbours, a growing arena."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,11 +9,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Co
 
 from worker.model.arena import Arena, Slot
 from worker.model.backbone import Backbone
-from worker.model.batch import Example, Segment
+from worker.model.batch import Dropout, Example, Segment
 from worker.model.device_arena import DeviceArena
 from worker.model.device_trainer import DeviceTrainer
-from worker.model.optimizer import RowUpdate
-from worker.model.trainer import Trainer
+from worker.model.optimizer import RowUpdate, update_rows
+from worker.model.trainer import OutOfMemory, Trainer
 
 pytestmark = pytest.mark.gpu
 
@@ -170,3 +172,64 @@ def test_checkpointing_gives_the_same_gradient_to_rounding() -> None:
         trainer.train([Segment(slot, examples(index), 0.01) for index, slot in enumerate(slots)])
         grads.append(torch.cat([arena.grad[slot.used] for slot in slots]))
     assert error(grads[1], grads[0]) < 5e-3
+
+
+def test_a_pass_without_memory_says_so_and_the_step_is_done_anew_in_smaller_ones() -> None:
+    trainer = device_trainer(llama())
+    slots = fill_slots(trainer)
+    small = [Segment(slot, examples(index), 0.01) for index, slot in enumerate(slots)]
+    trainer.train(small)
+    wanted = [trainer.arena.grad[slot.used].clone() for slot in slots]
+    trainer.forget(slots)
+    large = [Segment(slot, examples(index, 400), 0.01) for index, slot in enumerate(slots)]
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**28) / total)
+    try:
+        with pytest.raises(OutOfMemory, match="no memory for a pass of"):
+            trainer.train(large)
+        trainer.train(small)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert all(torch.equal(trainer.arena.grad[slot.used], grad) for slot, grad in zip(slots, wanted, strict=True))
+
+
+def test_dropout_is_the_plain_paths_to_the_bit_of_its_mask_and_alike_however_a_step_is_cut() -> None:
+    results = []
+    for trainer in (plain_trainer(llama(), torch.float64, "cpu"), plain_trainer(llama(), torch.bfloat16, "cuda"),
+                    device_trainer(llama())):  # fmt: skip
+        slots = fill_slots(trainer)
+        drops = [Dropout(0.1 * index, 2**40 + index, 7) for index in range(len(slots))]
+        segments = [Segment(slot, examples(index, 3), 0.01, drops[index]) for index, slot in enumerate(slots)]
+        losses = torch.stack([loss.total.double().cpu() for loss in trainer.train(segments)])
+        results.append((losses, torch.cat([trainer.arena.grad[slot.used].double().cpu() for slot in slots])))
+    truth, plain, ours = results
+    assert error(ours[0], truth[0]) <= 1.5 * error(plain[0], truth[0]) + 1e-4
+    assert error(ours[1], truth[1]) <= 1.5 * error(plain[1], truth[1])
+    trainer.forget(slots)
+    for first, last in ((0, 1), (1, 3)):
+        parts = [replace(s, examples=s.examples[first:last], dropout=replace(s.dropout, first=first)) for s in segments]
+        trainer.train(parts)
+    cut = torch.cat([trainer.arena.grad[slot.used].double().cpu() for slot in slots])
+    assert error(cut, ours[1]) < 5e-3
+
+
+def test_eight_bit_moments_follow_the_plain_path() -> None:
+    model, moved = llama(), []
+    backbone = Backbone.of(model.to(torch.bfloat16), "cuda")
+    for arena in (
+        DeviceArena(backbone.targets, 16, "cuda", torch.bfloat16, coded=True),
+        Arena(backbone.targets, 16, coded=True),
+    ):
+        slot = arena.attach(8, 16.0)
+        generator = torch.Generator().manual_seed(0)
+        for step in range(1, 6):
+            arena.grad[slot.used] = torch.randn(arena.grad[slot.used].shape, generator=generator).to(arena.grad.device)
+            if isinstance(arena, DeviceArena):
+                arena.written.add(slot)
+                DeviceTrainer(backbone, arena).update([RowUpdate(slot, 1e-3, 0.0, step, 1e9)])
+            else:
+                update_rows(arena, RowUpdate(slot, 1e-3, 0.0, step, 1e9))
+        moved.append((arena.master[slot.used].cpu(), *(part.cpu() for part in arena.moments.read(slot.used))))
+    for got, want in zip(*moved, strict=True):
+        assert error(got, want) < 1e-3

@@ -59,11 +59,15 @@ def test_a_broken_gradient_stays_with_its_adapter(broken: float) -> None:
     sick, healthy = arena.attach(8, 8), arena.attach(8, 8)
     arena.grad[sick.used] = broken
     arena.grad[healthy.used] = 0.1
-    untouched = [b[healthy.used].clone() for b in (arena.master, arena.grad, arena.exp_avg, arena.exp_avg_sq)]
+    untouched = [
+        b[healthy.used].clone() for b in (arena.master, arena.grad, arena.moments.buffers[0], arena.moments.buffers[1])
+    ]
     update_rows(arena, RowUpdate(sick, 1e-2, 0.1, 1, 1.0))
     assert not arena.master[sick.used].isfinite().any()
     assert not arena.grad[sick.used].any()
-    for buffer, before in zip((arena.master, arena.grad, arena.exp_avg, arena.exp_avg_sq), untouched, strict=True):
+    for buffer, before in zip(
+        (arena.master, arena.grad, arena.moments.buffers[0], arena.moments.buffers[1]), untouched, strict=True
+    ):
         assert torch.equal(buffer[healthy.used], before)
 
 

@@ -1,15 +1,20 @@
 """The trainer against PEFT, adapter by adapter: losses, gradients, micro-batches, isolation, and what is counted."""
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import peft
 import pytest
 import torch
+from grouped_lora.dropout import keep_mask, threshold
+from numpy.typing import NDArray
 
 from tests.worker.model import tiny
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
-from worker.model.batch import Segment
+from worker.model.batch import Dropout, Segment
+from worker.model.layout import KINDS
 from worker.model.optimizer import RowUpdate
 from worker.model.trainer import Trainer
 
@@ -35,6 +40,21 @@ def _segments(trainer: Trainer) -> list[Segment]:
     return segments
 
 
+class Masked(torch.nn.Module):
+    """Stands where PEFT has its dropout: our mask, PEFT's factor."""
+
+    keys: NDArray[np.uint32]  # of the row that is being read
+
+    def __init__(self, matrix: int, probability: float) -> None:
+        super().__init__()
+        self.matrix, self.probability = matrix, probability
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones(x.shape[1:], dtype=torch.bool)  # a row's last token is nobody's label: it has no key
+        mask[: len(self.keys)] = keep_mask(self.keys, self.matrix, x.shape[2], threshold(self.probability))
+        return x * mask / (1 - self.probability)
+
+
 def _peft_gradients(name: str, trainer: Trainer, segment: Segment) -> tuple[torch.Tensor, torch.Tensor]:
     """PEFT's loss sum and gradients of weight * loss, laid out as one adapter's rows."""
     assert segment.slot is not None
@@ -50,8 +70,14 @@ def _peft_gradients(name: str, trainer: Trainer, segment: Segment) -> tuple[torc
         factors[target] = (module.lora_A["default"].weight, module.lora_B["default"].weight)
         for weight, value in zip(factors[target], (a, b), strict=True):
             weight.data.copy_(value)
+        if segment.dropout is not None:
+            place = next(t for t in layout.targets if t.name == target)
+            number = place.layer * len(KINDS) + KINDS.index(place.kind)
+            module.lora_dropout["default"] = Masked(number, segment.drops)
     total = torch.zeros(())
-    for row in segment.examples:
+    for at, row in enumerate(segment.examples):
+        if segment.dropout is not None:
+            Masked.keys = replace(segment.dropout, first=segment.dropout.first + at).keys([row])
         total = total + tiny.label_nll(wrapped(tiny.token_rows(row)).logits, row)
     (total * segment.weight).backward()
     rows = torch.zeros(slot.rank, layout.width)
@@ -78,6 +104,42 @@ def test_packed_losses_and_gradients_equal_peft_one_by_one(name: str) -> None:
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
         untouched[segment.slot.used] = False
     assert not trainer.arena.grad[untouched].any()
+
+
+@pytest.mark.parametrize("name", ["llama3_rope", "qwen3"])
+def test_dropout_equals_peft_with_the_same_mask_forward_and_backward(name: str) -> None:
+    trainer = _trainer(name)
+    dropped = [
+        replace(segment, dropout=Dropout(probability=0.15 * place, seed=2**33 + place, step=4 + place, first=place))
+        for place, segment in enumerate(_segments(trainer))
+    ]
+    plain = [loss.total for loss in trainer.evaluate([replace(segment, dropout=None) for segment in dropped])]
+    losses = trainer.train(dropped)
+    assert torch.equal(losses[0].total, plain[0])
+    for segment, loss, undropped in zip(dropped, losses, plain, strict=True):
+        if segment.slot is None or not segment.drops:
+            continue
+        assert loss.total != undropped
+        total, expected = _peft_gradients(name, trainer, segment)
+        torch.testing.assert_close(loss.total, total, rtol=1e-5, atol=1e-5)
+        ours = trainer.arena.grad[segment.slot.used]
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+
+
+def test_dropout_is_the_same_alone_packed_and_however_the_step_is_cut() -> None:
+    packed, alone = _trainer("mistral"), _trainer("mistral")
+    segments, again = ([replace(s, dropout=Dropout(0.4, 11, 2)) for s in _segments(t)] for t in (packed, alone))
+    losses = packed.train(segments)
+    parts = [
+        alone.train([replace(again[0], examples=[row], dropout=Dropout(0.4, 11, 2, first=at))])[0].total
+        for at, row in enumerate(again[0].examples)
+    ]
+    torch.testing.assert_close(sum(parts, torch.zeros(())), losses[0].total)
+    slot, other = segments[0].slot, again[0].slot
+    assert slot is not None
+    assert other is not None
+    ours = packed.arena.grad[slot.used]
+    torch.testing.assert_close(alone.arena.grad[other.used], ours, rtol=1e-4, atol=1e-6 * float(ours.abs().max()))
 
 
 def test_evaluate_gives_the_training_losses_and_leaves_no_trace() -> None:
