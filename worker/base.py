@@ -36,8 +36,11 @@ class Base:
         return self.trainer.backbone.max_positions
 
 
-def load_base(ref: BaseModelRef, device: torch.device) -> Base:
-    """Check the revision and read the weights. Raises BaseError."""
+def load_base(ref: BaseModelRef, device: torch.device, coded: bool = False, recompute: bool = False) -> Base:
+    """Check the revision and read the weights. Raises BaseError.
+
+    coded: keep moments in 8 bits. recompute: on a GPU, compute activations again in backward instead of keeping them.
+    """
     source = Path(ref.source)
     try:
         found = revision_of(source)
@@ -49,17 +52,17 @@ def load_base(ref: BaseModelRef, device: torch.device) -> Base:
             "bring the folder back, or register the new weights and submit again"
         )
     try:
-        trainer = _trainer(source, device)
+        trainer = _trainer(source, device, coded, recompute)
         reader = RowReader(AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False))
     except (UnsupportedModelError, RowError, OSError, ValueError) as error:
         raise BaseError(f"base model {ref.name}: {error}") from None
     return Base(ref, trainer, reader)
 
 
-def _trainer(source: Path, device: torch.device) -> Trainer:
+def _trainer(source: Path, device: torch.device, coded: bool, recompute: bool) -> Trainer:
     """float32 on a CPU; on a GPU bfloat16 under float32 adapters. The arena grows as jobs come."""
     if device.type != "cuda":
         backbone = Backbone.load(source, device, torch.float32)
-        return Trainer(backbone, Arena(backbone.targets, 8, device))
+        return Trainer(backbone, Arena(backbone.targets, 8, device, coded=coded))
     backbone = Backbone.load(source, device, torch.bfloat16)
-    return DeviceTrainer(backbone, DeviceArena(backbone.targets, 8, device, torch.bfloat16))
+    return DeviceTrainer(backbone, DeviceArena(backbone.targets, 8, device, torch.bfloat16, coded), recompute)

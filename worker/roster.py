@@ -135,7 +135,7 @@ class Roster:
     def _load(self, ref: BaseModelRef, device: torch.device) -> Base:
         if self._loaded is None or self._loaded.ref != ref:
             self._loaded = None  # its memory is needed
-            self._loaded = load_base(ref, device)
+            self._loaded = load_base(ref, device, self._settings.worker_moments == "8bit", self._settings.worker_recompute)
         return self._loaded
 
     def _open(self, task: TaskRun, prepared: Prepared) -> None:

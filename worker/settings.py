@@ -48,6 +48,8 @@ class Settings(BaseSettings):
     worker_memory_bytes: Count | None = None  # what an executor may use; left out, what is free, shared among the slots
     worker_step_tokens: Count | None = None  # of one micro-batch; left out, 4,096 on a CPU and 16,384 on a GPU
     worker_checkpoint_seconds: Seconds = 30
+    worker_moments: Literal["fp32", "8bit"] = "fp32"  # AdamW's: 8 bits take a quarter of the memory
+    worker_recompute: bool = False  # on a GPU, activations are computed again in backward instead of kept
 
     @property
     def scratch(self) -> Path:

@@ -24,9 +24,8 @@ class Inside:
             api_url=fleet.url,
             join_token=JOIN_TOKEN,
             worker_dir=folder,
-            worker_device="cpu",
             worker_threads=1,
-            **{"worker_checkpoint_seconds": 3600, "worker_step_tokens": 4096, **settings},
+            **{"worker_device": "cpu", "worker_checkpoint_seconds": 3600, "worker_step_tokens": 4096, **settings},
         )
 
     def run(self, *placements: wire.Placement, prepare: Callable[[Executor], None] = lambda executor: None) -> list[Reported]:
