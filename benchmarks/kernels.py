@@ -24,6 +24,7 @@ from torch import Tensor
 from benchmarks.gate import run_gate
 from benchmarks.llama import LLAMA_1B, LlamaShape, Rows, attach, feed, random_backbone
 from benchmarks.result import median_ms, write_result
+from benchmarks.roofline import COPY_BYTES_PER_S
 from worker.model.batch import FlatBatch
 from worker.model.device_arena import DeviceArena
 from worker.model.device_batch import BatchShape, fill, tables, unpack
@@ -31,7 +32,6 @@ from worker.model.device_trainer import DeviceTrainer, spans_of
 from worker.model.fused_pass import FusedPass
 
 SETS = 3  # buffers in turn, so that no input is in the cache from the call before
-COPY_BYTES_PER_S = 3.0e12  # an H100's device-to-device copy, read and written bytes counted
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def calls() -> list[Measured]:
     trainer = DeviceTrainer(backbone, arena)
     fed = feed(attach(trainer, 32), Rows(1024), 1)
     flat = FlatBatch.of(fed)
-    spans, slots = spans_of([segment.slot for segment in fed], flat.ranges)
+    spans, slots = spans_of(fed, flat.ranges)
     arena.refresh(slots)
     table = tables(flat, spans, (False,) * 32)
     shape = BatchShape.of(flat, table)
@@ -72,11 +72,10 @@ def calls() -> list[Measured]:
     gate_up, trio, widths, starts = sh.b("gate_proj", "up_proj"), ("q_proj", "k_proj", "v_proj"), (d, 512, 512), (0, d, d + 512)
     cos, sin, at = fused.stack.cos, fused.stack.sin, batch.positions
     tokens, row = 2 * t, 2 * ranks  # bytes of one column of activations, and of one column of the compute copy
-    own = (gate_up[0], gate_up[1])
+    own = sh.swiglu(0)
     b_qkv = (sh.b("q_proj")[0], sh.b("k_proj")[0], sh.b("v_proj")[0])
     return [
         Measured("shrink, q k v", lambda i: shrink(h[i], copy[i], work, sh.a(*trio), (d,) * 3), tokens * d + row * 3 * d),
-        Measured("shrink, down", lambda i: shrink(act[i], copy[i], work, sh.a("down_proj"), (f,)), tokens * f + row * f),
         Measured(
             "shrink, dS of gate and up", lambda i: shrink(gu[i], copy[i], work, gate_up, (f, f), (0, f)), 2 * f * (tokens + row)
         ),
@@ -85,16 +84,6 @@ def calls() -> list[Measured]:
         ),
         Measured(
             "outer, dA of q k v", lambda i: outer(s[3][i], h[i], grad[i], work, sh.a(*trio), (d,) * 3), d * (tokens + 6 * row)
-        ),
-        Measured(
-            "outer, dB of gate and up",
-            lambda i: outer(s[2][i], gu[i], grad[i], work, gate_up, (f, f), (0, f)),
-            2 * f * (tokens + 2 * row),
-        ),
-        Measured(
-            "outer, dA of down",
-            lambda i: outer(s[1][i], act[i], grad[i], work, sh.a("down_proj"), (f,)),
-            f * (tokens + 2 * row),
         ),
         Measured("outer, dA of o", lambda i: outer(s[1][i], h[i], grad[i], work, sh.a("o_proj"), (d,)), d * (tokens + 2 * row)),
         Measured("expand, o", lambda i: expand(s[1][i], copy[i], sh.a("o_proj")[0], d, work), d * (tokens + row)),
@@ -106,15 +95,15 @@ def calls() -> list[Measured]:
         Measured(
             "norm backward, gate and up",
             lambda i: norm_backward(
-                h[i], s[2][i], copy[i], sh.a("gate_proj", "up_proj"), h[i - 1], lse[0], weight, h[i - 2], work
+                h[i], s[2][i], s[2][i - 1], copy[i], sh.a("gate_proj", "up_proj"), h[i - 1], lse[0], weight, h[i - 2], work
             ),
-            d * (5 * tokens + 2 * row),
+            d * (4 * tokens + 2 * row),
         ),
-        Measured("swiglu", lambda i: swiglu(gu[i], s[2][i], copy[i], own, work), f * (3 * tokens + 2 * row)),
+        Measured("swiglu and S of down", lambda i: swiglu(gu[i], s[2][i], copy[i], own, work), f * (3 * tokens + 3 * row)),
         Measured(
-            "swiglu backward",
-            lambda i: swiglu_backward(gu[i], act[i], s[2][i], s[1][i], copy[i], own, sh.a("down_proj")[0], work),
-            f * (5 * tokens + 3 * row),
+            "swiglu backward, dB of gate and up, dA of down",
+            lambda i: swiglu_backward(gu[i], act[i], s[2][i], s[1][i], copy[i], grad[i], own, work),
+            f * (5 * tokens + 9 * row),
         ),
         Measured(
             "rotary", lambda i: rotary(qkv[i], s[3][i], copy[i], b_qkv, cos, sin, at, heads, work), wide * (2 * tokens + row)

@@ -92,10 +92,17 @@ class Rows:
         for _ in range(count):
             if not self._order:
                 self._order = list(self._random.permutation(len(self._lengths)))
-            question, answer = self._lengths[self._order.pop()]
-            tokens = self._random.integers(0, self._vocabulary, question + answer, dtype=np.int32)
-            made.append(Example(tokens, np.arange(question + answer) >= question))
+            made.append(self._row(self._order.pop()))
         return made
+
+    def all(self) -> list[Example]:
+        """Every row of the file."""
+        return [self._row(place) for place in range(len(self._lengths))]
+
+    def _row(self, place: int) -> Example:
+        question, answer = self._lengths[place]
+        tokens = self._random.integers(0, self._vocabulary, question + answer, dtype=np.int32)
+        return Example(tokens, np.arange(question + answer) >= question)
 
 
 def attach(trainer: DeviceTrainer, adapters: int) -> list[Segment]:

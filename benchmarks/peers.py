@@ -15,7 +15,7 @@ from grouped_lora import Span
 from grouped_lora.attention import attention, attention_backward
 from grouped_lora.norm import norm_backward, residual_norm
 from grouped_lora.rotary import rotary, rotary_backward
-from grouped_lora.swiglu import swiglu, swiglu_backward
+from grouped_lora.swiglu import SwigluColumns, swiglu, swiglu_backward
 from torch import Tensor
 
 from worker.model.fused import DeviceBatch
@@ -150,7 +150,7 @@ class PeerPass:
             x_mid, h_mid, rstd_mid = residual_norm(x, y, None, none, 0, w.norm_mlp, sh.eps, table)
             gate_up = torch.mm(h_mid, w.w_gate_up.t())
             self._apply(h_mid, gate_up, layer, "gate_up")
-            act = swiglu(gate_up, None, none, (0, 0), table)
+            act, _ = swiglu(gate_up, None, none, SwigluColumns(0, 0, 0), table)
             y = torch.mm(act, w.w_down.t())
             self._apply(act, y, layer, "down")
             kept.append((x, h, rstd, qkv, out, lse, x_mid, h_mid, rstd_mid, gate_up, act))
@@ -164,15 +164,15 @@ class PeerPass:
             x, h, rstd, qkv, out, lse, x_mid, h_mid, rstd_mid, gate_up, act = kept.pop()
             dact = torch.mm(dx, w.w_down)
             self._undo(act, dx, dact, layer, "down")
-            dgu = swiglu_backward(gate_up, dact, None, None, none, (0, 0), 0, table)
+            dgu = swiglu_backward(gate_up, dact, None, None, none, none, SwigluColumns(0, 0, 0), table)
             dh = torch.mm(dgu, w.w_gate_up)
             self._undo(h_mid, dgu, dh, layer, "gate_up")
-            dx = norm_backward(dh, None, none, (), x_mid, rstd_mid, w.norm_mlp, dx, table)
+            dx = norm_backward(dh, None, None, none, (), x_mid, rstd_mid, w.norm_mlp, dx, table)
             dout = torch.mm(dx, w.w_o)
             self._undo(out, dx, dout, layer, "o")
             dqkv = attention_backward(dout, qkv, out, lse, base.sequences, heads, stack.scale)
             rotary_backward(dqkv, stack.cos, stack.sin, base.positions, heads)
             dh = torch.mm(dqkv, w.w_qkv)
             self._undo(h, dqkv, dh, layer, "qkv")
-            dx = norm_backward(dh, None, none, (), x, rstd, w.norm_attention, dx, table)
+            dx = norm_backward(dh, None, None, none, (), x, rstd, w.norm_attention, dx, table)
         return sums

@@ -36,6 +36,25 @@ def median_ms(run: Callable[[], object], repeats: int = 10, warmup: int = 3) -> 
     return times[len(times) // 2], times[0], times[-1]
 
 
+def in_turns(calls: dict[str, Callable[[], object]], rounds: int, warmup: int = 3) -> dict[str, tuple[float, float, float]]:
+    """(median, least, most) milliseconds of each call, one of each in every round: all are measured by the same rule, under the
+    same clocks."""
+    for _ in range(warmup):
+        for run in calls.values():
+            run()
+    marks: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, run in calls.items():
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            run()
+            end.record()
+            marks[name].append((begin, end))
+    torch.cuda.synchronize()
+    times = {name: sorted(begin.elapsed_time(end) for begin, end in pairs) for name, pairs in marks.items()}
+    return {name: (each[len(each) // 2], each[0], each[-1]) for name, each in times.items()}
+
+
 def _commit() -> str:
     """The commit this was measured at, "+" where the tree had changes; unknown outside a checkout."""
     try:

@@ -1,0 +1,94 @@
+"""The README's table of a training step and its plot, docs/step.svg, made from the result file of an H100.
+
+    python -m benchmarks.plot [FILE]
+
+Measures nothing. The table stands between two comments in the README and is replaced.
+"""
+
+import json
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.result import RESULTS
+
+ROOT = Path(__file__).parent.parent
+BEGIN, END = "<!-- made by benchmarks.plot: begin -->", "<!-- made by benchmarks.plot: end -->"
+CONTESTANTS = (
+    ("PEFT, one adapter after another", "sequential PEFT", "#b8b8b8"),
+    ("PyTorch loop over adapters", "forward + backward, PyTorch loop", "#9a9a9a"),
+    ("torch grouped_mm, padded ranks", "forward + backward, torch grouped_mm, padded", "#7f8fb0"),
+    ("Motet", "forward + backward, ours", "#1f5fbf"),
+    ("the frozen base alone", "forward + backward, base alone", "#d08a2e"),
+)
+WIDTH, ROW, LEFT, RIGHT = 760, 26, 230, 70
+
+
+def milliseconds(rows: list[dict[str, Any]], what: str, batch: int) -> float | None:
+    found = [row["ms"] for row in rows if row["what"] == what and row.get("batch") == batch and row.get("model", "1B") == "1B"]
+    return found[0] if found else None
+
+
+def table(result: dict[str, Any]) -> str:
+    """Milliseconds of every contestant at batch 1, 2 and 4, as Markdown."""
+    lines = [
+        "32 adapters of ranks 16, 32, 64 on Llama-3.2-1B's shape, GSM8K's row lengths, forward and backward in milliseconds\n"
+        f"on one {result['device']} (torch {result['versions']['torch']}, commit {result['commit']}, {result['date'][:10]}):\n",
+        "| | batch 1 | batch 2 | batch 4 |",
+        "|---|---|---|---|",
+    ]
+    for name, what, _ in CONTESTANTS:
+        cells = [milliseconds(result["rows"], what, batch) for batch in (1, 2, 4)]
+        lines.append(f"| {name} | " + " | ".join("" if ms is None else f"{ms:,.0f}" for ms in cells) + " |")
+    f = result["figures"]
+    lines += [
+        "",
+        f"The executor's whole step (upload, losses, clipping and AdamW included) takes {f['step_ms_bs1']:.1f}, "
+        f"{f['step_ms_bs2']:.1f} and {f['step_ms_bs4']:.1f} ms:\n{f['tokens_per_s_bs1']:,.0f} tokens a second at batch 1. "
+        f"32 adapters cost {f['lora_tax_bs1']:.1%}, {f['lora_tax_bs2']:.1%} and {f['lora_tax_bs4']:.1%} over the frozen base "
+        "(aims: 15 % at\nbatch 1, 10 % at batch 4). 32 adapters on Llama-3.1-8B's shape with checkpointing and 8-bit moments "
+        f"peak at {f['peak_gb_8b_32']:.0f} GB.\nAll figures and how they were taken: `benchmarks/results/step-h100.json`.",
+    ]
+    return "\n".join(lines)
+
+
+def plot(result: dict[str, Any]) -> str:
+    """Bars of batch 1 on a logarithmic axis, as SVG."""
+    bars = [(name, milliseconds(result["rows"], what, 1), colour) for name, what, colour in CONTESTANTS]
+    known = [(name, ms, colour) for name, ms, colour in bars if ms is not None]
+    decades = math.log10(max(ms for _, ms, _ in known)) - 1  # the axis begins at 10 ms
+    span = WIDTH - LEFT - RIGHT
+
+    def reach(ms: float) -> float:
+        return span * (math.log10(ms) - 1) / decades
+
+    height = ROW * (len(known) + 2)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="13">',
+        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+        '<text x="8" y="18">One pass over 32 adapters, batch 1: milliseconds (logarithmic)</text>',
+    ]
+    for place, (name, ms, colour) in enumerate(known):
+        y = ROW * (place + 1)
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 18}" text-anchor="end">{name}</text>')
+        parts.append(f'<rect x="{LEFT}" y="{y + 4}" width="{reach(ms):.1f}" height="{ROW - 8}" fill="{colour}"/>')
+        parts.append(f'<text x="{LEFT + reach(ms) + 6:.1f}" y="{y + 18}">{ms:,.0f}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def main() -> None:
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS / "step-h100.json"
+    result = json.loads(path.read_text())
+    (ROOT / "docs" / "step.svg").write_text(plot(result))
+    readme = ROOT / "README.md"
+    made = f"{BEGIN}\n\n![One pass over 32 adapters](docs/step.svg)\n\n{table(result)}\n\n{END}"
+    text, count = re.subn(re.escape(BEGIN) + ".*?" + re.escape(END), lambda _: made, readme.read_text(), flags=re.S)
+    if count != 1:
+        raise SystemExit(f"README.md must hold {BEGIN} and {END} once")
+    readme.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

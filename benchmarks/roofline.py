@@ -1,0 +1,45 @@
+"""What the adapters' products must move through memory at the least, beside what the base moves anyway: the floor of their tax.
+
+Counted per pass from shapes alone: every row of the compute copy once forward and once backward, every gradient row once, S and
+dS, and the activations that a sum over features or tokens has to read once more because no kernel has them at hand.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.llama import LlamaShape
+
+COPY_BYTES_PER_S = 3.0e12  # an H100's device-to-device copy, read and written bytes counted
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Bytes of one forward and backward."""
+
+    weights: int
+    gradients: int
+    ranks: int
+    activations: int
+
+    @property
+    def bytes(self) -> int:
+        return self.weights + self.gradients + self.ranks + self.activations
+
+    @property
+    def ms(self) -> float:
+        return self.bytes / COPY_BYTES_PER_S * 1e3
+
+
+def adapter_floor(shape: LlamaShape, ranks: Sequence[int], tokens: int) -> Floor:
+    """bf16 activations, compute copy and S; fp32 gradients. `tokens` are shared evenly."""
+    q, kv = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+    columns = 3 * shape.hidden + q + 2 * kv + q + shape.hidden + 2 * shape.hidden + 2 * shape.ffn + shape.ffn + shape.hidden
+    rows = sum(ranks)
+    # S and dS of seven matrices, written and read.
+    narrow = 2 * 7 * 2 * 2 * tokens * rows // max(len(ranks), 1)
+    # Read once more: forward h, attended, h_mid for S; backward dx twice, dgu and dqkv for dS; and the same but for dgu, with
+    # h, attended and h_mid, for dA and dB. SwiGLU's own kernels have the rest at hand.
+    wide = 2 * tokens * (2 * shape.hidden + q + 2 * shape.hidden + 2 * shape.ffn + q + 2 * kv)
+    wide += 2 * tokens * (2 * shape.hidden + q + 2 * kv + 2 * shape.hidden + q)
+    layers = shape.layers
+    return Floor(layers * 2 * 2 * rows * columns, layers * 4 * rows * columns, layers * narrow, layers * wide)
