@@ -52,11 +52,13 @@ def cell(
         OURS: lambda: afresh(trainer, fed),
         BASE: lambda: trainer.train(base),
     }
+    peaks = {name: _peak_gb(run) for name, run in contestants.items()}  # before the peers have tensors of their own
     peers, difference = _peers(trainer, fed)
     contestants[GROUPED] = peers[GROUPED]
     times = in_turns(contestants, 11)
     if loop:
         times[LOOP] = median_ms(peers[LOOP], 3, 1)
+    peaks |= {name: _peak_gb(peers[name]) for name in times if name not in peaks}
     ranks = [segment.slot.rank for segment in fed if segment.slot is not None]
     tokens = sum(e.length for s in fed for e in s.examples)
     labels = sum(e.labels for s in fed for e in s.examples)
@@ -65,8 +67,7 @@ def cell(
     for name, (median, least, most) in times.items():
         row = {
             "what": f"forward + backward, {name}", "model": model, "batch": batch, "adapters": len(fed), "ms": median,
-            "least_ms": least, "most_ms": most, "tokens": tokens, "labels": labels,
-            "peak_gb": torch.cuda.max_memory_allocated() / 1e9,
+            "least_ms": least, "most_ms": most, "tokens": tokens, "labels": labels, "peak_gb": peaks[name],
         }  # fmt: skip
         if name == OURS:
             row |= {"adapter_floor_ms": floor.ms, "adapter_floor_gb": floor.bytes / 1e9, "tax_floor": floor.ms / times[BASE][0]}
@@ -74,6 +75,15 @@ def cell(
             row["gradient_difference"] = difference
         rows.append(row)
     return rows
+
+
+def _peak_gb(run: Callable[[], object]) -> float:
+    """What one call holds at its peak, the base and the arena and what other contestants keep included."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() / 1e9
 
 
 def _peers(trainer: DeviceTrainer, fed: list[Segment]) -> tuple[dict[str, Callable[[], object]], float]:

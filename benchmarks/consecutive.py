@@ -14,8 +14,9 @@ from benchmarks.llama import RANKS, Rows
 from contract.spec import JobConfig, Schedule, TaskSpec
 from worker.data import DataSet
 from worker.job_run import JobRun, Stage
+from worker.model.device_arena import DeviceArena
 from worker.model.device_batch import token_bucket
-from worker.model.device_trainer import DeviceTrainer
+from worker.model.trainer import Trainer
 from worker.step import step
 
 STEPS = 64
@@ -29,7 +30,7 @@ def count_compilations(*_: Any, **found: Any) -> None:
     compiled.append(str(found.get("repr", "")))
 
 
-def job_runs(trainer: DeviceTrainer, rows: Rows, batch: int, adapters: int) -> list[JobRun]:
+def job_runs(trainer: Trainer, rows: Rows, batch: int, adapters: int) -> list[JobRun]:
     """Jobs of ranks 16, 32, 64 in turn over the same rows, each in its own order, with adapters whose B is not zero."""
     data = DataSet(rows.all(), rows.take(1), 0, 0)
     spec = TaskSpec.model_validate(
@@ -43,27 +44,28 @@ def job_runs(trainer: DeviceTrainer, rows: Rows, batch: int, adapters: int) -> l
     return [_run(trainer, data, spec, batch, index) for index in range(adapters)]
 
 
-def _run(trainer: DeviceTrainer, data: DataSet, spec: TaskSpec, batch: int, index: int) -> JobRun:
+def _run(trainer: Trainer, data: DataSet, spec: TaskSpec, batch: int, index: int) -> JobRun:
     rank = RANKS[index % len(RANKS)]
     config = JobConfig(learning_rate=1e-4, rank=rank, alpha=2.0 * rank, batch_size=batch, seed=index)
     schedule = Schedule.of(spec, config, len(data.train))
     run = JobRun("gsm8k", f"job-{index}", index, config, spec, data, schedule, Stage.TRAINING, True)
     run.slot = trainer.arena.attach(rank, config.alpha)
     trainer.arena.master[run.slot.used].normal_(std=0.02)
-    trainer.arena.touched(run.slot)
+    if isinstance(trainer.arena, DeviceArena):
+        trainer.arena.touched(run.slot)
     return run
 
 
-def consecutive_steps(trainer: DeviceTrainer, rows: Rows, batch: int, adapters: int) -> dict[str, Any]:
-    """STEPS optimizer steps of every job; midway one adapter leaves and another takes its place."""
+def consecutive_steps(trainer: Trainer, rows: Rows, batch: int, adapters: int, steps: int = STEPS) -> dict[str, Any]:
+    """Optimizer steps of every job, one after another; midway one adapter leaves and another takes its place."""
     runs = job_runs(trainer, rows, batch, adapters)
     for _ in range(4):
         _once(trainer, runs)
-    torch.cuda.synchronize()
+    _settle()
     compiled.clear()
     times, tokens, labels, tail = [], 0, 0, 0
-    for index in range(STEPS):
-        if index == STEPS // 2:
+    for index in range(steps):
+        if index == steps // 2:
             gone = runs[3]
             assert gone.slot is not None
             trainer.arena.detach(gone.slot)
@@ -76,18 +78,23 @@ def consecutive_steps(trainer: DeviceTrainer, rows: Rows, batch: int, adapters: 
         own = sum(example.length for example in picked)
         tokens, labels = tokens + own, labels + sum(example.labels for example in picked)
         tail += token_bucket(own) - own
-    torch.cuda.synchronize()
+    _settle()
     each = sorted(times)
     return {
-        "what": "the executor's step, consecutive batches", "batch": batch, "adapters": adapters, "steps": STEPS,
-        "step_ms": each[STEPS // 2], "least_ms": each[0], "most_ms": each[-1], "tokens_per_step": tokens / STEPS,
-        "epochs": STEPS * batch / len(runs[0].data.train), "label_fraction": labels / tokens, "tail_fraction": tail / tokens,
+        "what": "the executor's step, consecutive batches", "batch": batch, "adapters": adapters, "steps": steps,
+        "step_ms": each[steps // 2], "least_ms": each[0], "most_ms": each[-1], "tokens_per_step": tokens / steps,
+        "epochs": steps * batch / len(runs[0].data.train), "label_fraction": labels / tokens, "tail_fraction": tail / tokens,
         "compilations": len(compiled), "tokens_per_s": tokens / float(np.sum(times)) * 1e3,
         "peak_gb": torch.cuda.max_memory_allocated() / 1e9,
     }  # fmt: skip
 
 
-def _once(trainer: DeviceTrainer, runs: list[JobRun]) -> None:
+def _settle() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _once(trainer: Trainer, runs: list[JobRun]) -> None:
     done = step(trainer, runs, BUDGET, lambda: None)
     for run, loss in done.losses.items():
         run.learned(loss)

@@ -78,16 +78,20 @@ def plot(result: dict[str, Any]) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
+def page(readme: str, result: dict[str, Any]) -> str:
+    """The README with its table made anew. Raises ValueError where the two comments are not there once."""
+    made = f"{BEGIN}\n\n![One pass over 32 adapters](docs/step.svg)\n\n{table(result)}\n\n{END}"
+    text, count = re.subn(re.escape(BEGIN) + ".*?" + re.escape(END), lambda _: made, readme, flags=re.S)
+    if count != 1:
+        raise ValueError(f"README.md must hold {BEGIN} and {END} once")
+    return text
+
+
 def main() -> None:
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS / "step-h100.json"
-    result = json.loads(path.read_text())
+    result = json.loads((Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS / "step-h100.json").read_text())
     (ROOT / "docs" / "step.svg").write_text(plot(result))
     readme = ROOT / "README.md"
-    made = f"{BEGIN}\n\n![One pass over 32 adapters](docs/step.svg)\n\n{table(result)}\n\n{END}"
-    text, count = re.subn(re.escape(BEGIN) + ".*?" + re.escape(END), lambda _: made, readme.read_text(), flags=re.S)
-    if count != 1:
-        raise SystemExit(f"README.md must hold {BEGIN} and {END} once")
-    readme.write_text(text)
+    readme.write_text(page(readme.read_text(), result))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.llama import LLAMA_1B, RANKS
 from worker.model.batch import Example
 
-PADDED = 512  # the compiled run pads to one length, so that it compiles once
+PAD_TO = 64  # the compiled run pads all rows to one length, a multiple of this, so that it compiles once
 
 
 def _model(rank: int) -> torch.nn.Module:
@@ -38,12 +38,14 @@ def _inputs(example: Example, length: int) -> tuple[Tensor, Tensor]:
 
 
 def sequential_ms(examples: list[Example], compiled: bool) -> Iterator[dict[str, Any]]:
-    """Wall milliseconds to train 32 adapters one step each, one after another."""
+    """Wall milliseconds to train one adapter a row one step each, one after another; then the same compiled."""
     for name, compile_it in (("sequential PEFT", False), ("sequential PEFT, torch.compile", True))[: 2 if compiled else 1]:
+        torch.cuda.reset_peak_memory_stats()
         model = _model(RANKS[1])
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4, fused=True)
         run = torch.compile(model) if compile_it else model
-        fed = [_inputs(example, PADDED if compile_it else len(example.tokens)) for example in examples]
+        longest = -(-max(len(example.tokens) for example in examples) // PAD_TO) * PAD_TO
+        fed = [_inputs(example, longest if compile_it else len(example.tokens)) for example in examples]
 
         def once(run: Any = run, fed: Any = fed, optimizer: Any = optimizer) -> None:
             for tokens, labels in fed:
@@ -59,6 +61,9 @@ def sequential_ms(examples: list[Example], compiled: bool) -> Iterator[dict[str,
             once()
             torch.cuda.synchronize()
             times.append((time.perf_counter() - began) * 1e3)
-        yield {"what": name, "batch": 1, "ms": sorted(times)[1], "least_ms": min(times), "most_ms": max(times)}
+        peak = torch.cuda.max_memory_allocated() / 1e9
+        yield {
+            "what": name, "batch": 1, "ms": sorted(times)[1], "least_ms": min(times), "most_ms": max(times), "peak_gb": peak
+        }  # fmt: skip
         del model, optimizer, run, once
         torch.cuda.empty_cache()

@@ -22,7 +22,7 @@ def _tile(s_ptr, w_ptr, s_stride, w_stride, w_column, start, end, row0, rank, co
 
 
 @triton.jit
-def _expand(s_ptr, w_ptr, y_ptr, keys_ptr, spans_ptr, blocks_ptr, s_stride, w_stride, w_column, width, matrix,
+def _expand(s_ptr, w_ptr, y_ptr, keys_ptr, spans_ptr, blocks_ptr, s_stride, w_stride, y_stride, w_column, width, matrix,
             BT: tl.constexpr, BN: tl.constexpr, ADD: tl.constexpr, DROP: tl.constexpr, RMAX: tl.constexpr):  # fmt: skip
     block = tl.program_id(0)
     span = tl.load(blocks_ptr + block * 3)
@@ -48,8 +48,8 @@ def _expand(s_ptr, w_ptr, y_ptr, keys_ptr, spans_ptr, blocks_ptr, s_stride, w_st
         limit = tl.load(spans_ptr + span * 6 + 5)
         y = tl.where(kept(load_keys(keys_ptr, start, end, BT), matrix, columns, limit), y, 0.0)
     if ADD:
-        y += load_tokens(y_ptr, start, end, width, columns, width, BT).to(tl.float32)
-    store_tokens(y_ptr, start, end, width, columns, width, y, BT)
+        y += load_tokens(y_ptr, start, end, y_stride, columns, width, BT).to(tl.float32)
+    store_tokens(y_ptr, start, end, y_stride, columns, width, y, BT)
 
 
 def expand(
@@ -69,8 +69,8 @@ def expand(
     y = torch.empty((s.shape[0], width), dtype=s.dtype, device=s.device) if out is None else out
     cfg = config("expand")
     _expand[(table.blocks.shape[0], -(-width // cfg.block_n))](
-        s, adapters, y, table.keys if drop else s, table.spans, table.blocks, s.stride(0), adapters.stride(0), column, width,
-        matrix or 0, BT=BLOCK_T, BN=cfg.block_n, ADD=out is not None, DROP=drop,
+        s, adapters, y, table.keys if drop else s, table.spans, table.blocks, s.stride(0), adapters.stride(0),
+        y.stride(0), column, width, matrix or 0, BT=BLOCK_T, BN=cfg.block_n, ADD=out is not None, DROP=drop,
         RMAX=table.max_rank, num_warps=cfg.warps, num_stages=cfg.stages,
     )  # fmt: skip
     return y

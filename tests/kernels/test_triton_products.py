@@ -114,6 +114,35 @@ def test_an_adapters_numbers_are_bitwise_the_same_alone_packed_and_again(dtype: 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_views_with_strides_of_their_own_are_read_and_written_as_such(dtype: torch.dtype) -> None:
+    case = Case((17, 0, 5), width=64, dtype=dtype)
+    wide_x, wide_w = (
+        torch.full((part.shape[0], part.shape[1] + 27), float("nan"), dtype=dtype, device=DEVICE)
+        for part in (case.tokens(64), case.weights)
+    )
+    x, weights = wide_x[:, 11:75], wide_w[:, 3:67]  # neighbours on both sides, no start on 16 bytes
+    x.copy_(case.tokens(64))
+    weights.copy_(case.weights)
+    wide_grad = torch.full((case.weights.shape[0], 80), 7.0, device=DEVICE)
+    s = shrink(x, weights, case.table, (0,), (64,))
+    outer(s, x, wide_grad[:, 5:69], case.table, (0,), (64,))
+    plain_s = shrink(x.contiguous(), case.weights, case.table, (0,), (64,))
+    plain_grad = torch.full(case.weights.shape, 7.0, device=DEVICE)
+    outer(plain_s, x.contiguous(), plain_grad, case.table, (0,), (64,))
+    for span in case.spans:
+        assert torch.equal(s[span.start : span.stop, 0, : span.rank], plain_s[span.start : span.stop, 0, : span.rank])
+    assert torch.equal(wide_grad[:, 5:69], plain_grad)
+    assert (wide_grad[:, :5] == 7.0).all()
+    assert (wide_grad[:, 69:] == 7.0).all()
+    y = torch.full((case.total, 80), 3.0, dtype=dtype, device=DEVICE)
+    expand(s, weights, 0, 64, case.table, out=y[:, 9:73])
+    plain_y = torch.full((case.total, 64), 3.0, dtype=dtype, device=DEVICE)
+    assert torch.equal(y[:, 9:73], expand(s, case.weights, 0, 64, case.table, out=plain_y))
+    assert (y[:, :9] == 3.0).all()
+    assert (y[:, 73:] == 3.0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dropout", [0.0, 0.25])
 def test_expand_writes_zero_where_there_is_no_adapter(dtype: torch.dtype, dropout: float) -> None:
     case = Case((17, 1, 66), width=72, dtype=dtype, tail=21, dropout=dropout)

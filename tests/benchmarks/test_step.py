@@ -1,0 +1,64 @@
+"""The step's benchmark as far as it needs no GPU: its steps on a tiny base, its figures' names, the README's table."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cells import BASE, GROUPED, LOOP, OURS
+from benchmarks.consecutive import consecutive_steps
+from benchmarks.llama import Rows
+from benchmarks.plot import page, plot
+from benchmarks.result import RESULTS
+from benchmarks.step import STEP, figures
+from tests.worker.model import tiny
+from worker.model.arena import Arena
+from worker.model.backbone import Backbone
+from worker.model.trainer import Trainer
+
+ROOT = Path(__file__).parents[2]
+NAMES = (
+    "step_ms_bs1 step_ms_bs2 step_ms_bs4 lora_tax_bs1 lora_tax_bs4 base_ms_bs1 x_sequential_bs1 x_sequential_compiled_bs1 "
+    "x_loop_bs1 ms_1x1 ms_4x1 ms_12x1 label_fraction tail_fraction x_grouped_mm_min mfu_bs4 peak_gb_8b_32 optimizer_ms_fp32 "
+    "optimizer_ms_8bit tokens_per_s_bs1"
+)
+
+
+def test_steps_of_real_jobs_with_an_adapter_that_leaves_and_one_that_comes() -> None:
+    backbone = Backbone.of(tiny.model(tiny.configs()["llama"]))
+    trainer = Trainer(backbone, Arena(backbone.targets, 300))
+    row = consecutive_steps(trainer, Rows(tiny.VOCAB), batch=1, adapters=4, steps=4)
+    assert row["what"] == STEP
+    assert trainer.forwards == 8
+    assert row["tokens_per_step"] > 4 * 50
+    assert 0.3 < row["label_fraction"] < 0.7
+
+
+def test_every_figure_is_made_from_rows() -> None:
+    rows = [
+        {"what": f"forward + backward, {name}", "model": model, "batch": batch, "ms": ms, "tokens": 6000, "labels": 3000}
+        for model, batches in (("1B", (1, 2, 4)), ("8B", (1,)))
+        for batch in batches
+        for name, ms in ((OURS, 60.0), (BASE, 50.0), (GROUPED, 90.0), (LOOP, 900.0))
+    ]
+    rows += [
+        {"what": STEP, "batch": b, "step_ms": 70.0, "label_fraction": 0.5, "tail_fraction": 0.01, "tokens_per_s": 8e4}
+        for b in (1, 2, 4)
+    ]
+    rows += [{"what": "forward + backward, few adapters", "adapters": n, "ms": 6.0} for n in (1, 4, 12)]
+    rows += [{"what": f"optimizer, {kind} moments", "ms": 9.0} for kind in ("fp32", "8-bit")]
+    rows += [{"what": name, "ms": 3500.0} for name in ("sequential PEFT", "sequential PEFT, torch.compile")]
+    rows.append({"what": "step on the 8B shape, 32 adapters, 8-bit moments, checkpointing", "ms": 500.0, "peak_gb": 57.0})
+    found = figures(rows)
+    assert set(NAMES.split()) <= set(found)
+    assert found["lora_tax_bs1"] == pytest.approx(0.2)
+    assert found["x_grouped_mm_min"] == pytest.approx(1.5)
+    assert found["x_sequential_bs1"] == pytest.approx(50.0)
+    assert found["lora_tax_8b_16"] == pytest.approx(0.2)
+
+
+def test_the_readmes_table_and_plot_are_those_of_the_result_file() -> None:
+    result = json.loads((RESULTS / "step-h100.json").read_text())
+    readme = (ROOT / "README.md").read_text()
+    assert page(readme, result) == readme, "make them anew: python -m benchmarks.plot"
+    assert plot(result) == (ROOT / "docs" / "step.svg").read_text(), "make it anew: python -m benchmarks.plot"
