@@ -36,9 +36,11 @@ class ExitReason(StrEnum):
 
 
 class RequeueReason(StrEnum):
-    """Why a running task went back to the queue."""
+    """Why a running task was taken off its node."""
 
+    PAUSED = "paused"
     PREEMPTED = "preempted"
+    NODE_DRAINED = "node_drained"
     NODE_LOST = "node_lost"
     EXECUTOR_LOST = "executor_lost"
 

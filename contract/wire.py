@@ -137,6 +137,7 @@ class Placement(Message):
     spec: TaskSpec
     jobs: list[JobAssignment]
     base_val_loss: float | None = None  # known when an earlier placement measured it
+    leave: bool = False  # to be let go: a last checkpoint of all jobs, then Detached; nothing more is trained
     next_seq: int = 1  # the first report this placement still owes
 
 

@@ -8,6 +8,7 @@ from fastapi import Depends, Request
 from service.db import Database
 from service.grants import UploadGrants
 from service.hints import Hints
+from service.parts import Parts
 from service.queue import Queue
 from service.settings import Settings
 from service.storage import LocalStorage, Storage
@@ -67,6 +68,11 @@ def _grants(request: Request) -> UploadGrants:
     return state_of(request).grants
 
 
+def _parts(request: Request) -> Parts:
+    state = state_of(request)
+    return Parts(state.settings, state.db, state.storage, state.queue, state.hints)
+
+
 def _watcher(request: Request) -> Watcher:
     return state_of(request).watcher
 
@@ -77,4 +83,5 @@ Wakes = Annotated[Queue, Depends(_queue)]
 NodeHints = Annotated[Hints, Depends(_hints)]
 Store = Annotated[Storage, Depends(_storage)]
 Grants = Annotated[UploadGrants, Depends(_grants)]
+Works = Annotated[Parts, Depends(_parts)]
 Watch = Annotated[Watcher, Depends(_watcher)]

@@ -26,6 +26,7 @@ class Held:
     progress_at: float
     phase: Phase = "loading"
     detaching_since: float | None = None
+    leaving: bool = False  # asked to bring its jobs to safety and go
 
 
 @dataclass(eq=False)

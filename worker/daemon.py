@@ -179,6 +179,7 @@ class Daemon:
     def _reconcile(self, member: Membership) -> float | None:
         """Detach what should not run, attach what should. Returns when to look again, on the boot clock."""
         now = boot_now()
+        self._see_off(member)
         overdue = [self._detach(hand, now) for hand in self._crew.hands]
         started = [
             self._attach(placement, deadline, now)
@@ -189,6 +190,20 @@ class Daemon:
             self._pulse(member)
         times = [*overdue, self._crew.settle(now)]
         return min((time for time in times if time is not None), default=None)
+
+    def _see_off(self, member: Membership) -> None:
+        """Have placements that are asked to leave bring their jobs to safety. Their leases, no longer renewed, end it if
+        they do not. One that is not here has nothing to bring."""
+        for placement_id, (placement, _) in self._wanted.items():
+            if not placement.leave or placement_id in self._over:
+                continue
+            hand = self._crew.holder(placement_id)
+            if hand is None:
+                self._over.add(placement_id)
+                self._lose(member, [placement], RequeueReason.PREEMPTED, "it was asked to leave before it had come")
+            elif not hand.held[placement_id].leaving:
+                hand.held[placement_id].leaving = True
+                hand.child.send(Detach(placement_id=placement_id, keep=True))
 
     def _detach(self, hand: Hand, now: float) -> float | None:
         """Ask for what has ended to be let go, and kill an executor that does not. Returns its deadline, if it has one."""

@@ -139,14 +139,14 @@ class Executor:
     # ---- decide ----------------------------------------------------------------------------------------------------
 
     def _active(self) -> list[JobRun]:
-        return [run for task in self._roster.open for run in task.runs if run.slot is not None]
+        return [run for task in self._roster.training for run in task.runs if run.slot is not None]
 
     def _admit(self, slots: Slots) -> None:
         """Give slots to the jobs that the policy lets in."""
         if not self._vacant:
             return
         self._vacant = False
-        waiting = {run: task for task in self._roster.open for run in task.runs if run.waits}
+        waiting = {run: task for task in self._roster.training for run in task.runs if run.waits}
         chosen = admit([run.demand for run in self._active()], [run.demand for run in waiting], slots.capacity)
         keys = {demand.key for demand in chosen}
         runs = [run for run in waiting if run in keys]
@@ -232,9 +232,9 @@ class Executor:
         task.ended(run, AdapterKept(job=run.index, manifest=manifest), closing)
 
     def _release(self) -> None:
-        """Let go of placements whose jobs are all over."""
+        """Let go of placements whose jobs are all over, or all safe where they were asked to leave."""
         for task in self._roster.open:
-            if task.over and not task.finishing:
+            if not task.finishing and (task.over or (task.leaving and task.safe)):
                 self._roster.finish(task)
 
     def _stop(self, seconds: float) -> None:

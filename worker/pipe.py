@@ -35,10 +35,14 @@ class Renew(Message):
 
 
 class Detach(Message):
-    """Let the placement go: it has ended, and whatever is still said about it is in vain."""
+    """Let the placement go. Unless `keep`, it has ended, and whatever is still said about it is in vain.
+
+    With `keep` it still stands: its jobs are brought to safety and all is told first, for as long as its lease lasts.
+    """
 
     kind: Literal["detach"] = "detach"
     placement_id: str
+    keep: bool = False
 
 
 class Stop(Message):

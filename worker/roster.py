@@ -60,8 +60,13 @@ class Roster:
 
     @property
     def open(self) -> list[TaskRun]:
-        """Those whose jobs can be scheduled."""
+        """Those whose data is here."""
         return [task for task in self._tasks.values() if task.data is not None]
+
+    @property
+    def training(self) -> list[TaskRun]:
+        """Those whose jobs can be scheduled."""
+        return [task for task in self.open if not task.leaving]
 
     def __getitem__(self, key: str) -> TaskRun:
         return self._tasks[key]
@@ -139,7 +144,7 @@ class Roster:
         return self._loaded
 
     def _open(self, task: TaskRun, prepared: Prepared) -> None:
-        if task.key in self._tasks:
+        if task.key in self._tasks and not task.finishing:
             task.open(prepared.data, {index: progress for index, (_, progress) in prepared.checkpoints.items()})
             self._opened(task, prepared)
             self.progress(now=True)
@@ -152,13 +157,21 @@ class Roster:
         task.reporter.finish(lambda: self._hand_over(partial(self.leave, task, False, "done")))
 
     def _fail(self, task: TaskRun, error: str) -> None:
-        if task.key in self._tasks:
+        if task.key in self._tasks and not task.finishing:
             log.error("placement %s cannot go on: %s", task.key, error)
             task.record(PlacementFailed(error=error[:2000]))
             task.reporter.finish(lambda: self._hand_over(partial(self.leave, task, False, error)))
 
     def detach(self, message: Detach) -> None:
-        self._leave(message.placement_id, False, "the service has ended it")
+        """Let it go at once, or with `keep` have it train no more; one that is still prepared has nothing to keep."""
+        task = self._tasks.get(message.placement_id)
+        if not message.keep:
+            self._leave(message.placement_id, False, "the service has ended it")
+        elif task is not None and not task.finishing:
+            log.info("placement %s was asked to leave", task.key)
+            task.leaving = True
+            if task.data is None:
+                self.finish(task)
 
     def expire(self) -> None:
         """Let go of placements whose lease ran out."""
@@ -191,4 +204,6 @@ class Roster:
 
 
 def _phase(task: TaskRun) -> Phase:
-    return "loading" if task.data is None else "training"
+    if task.data is None:
+        return "loading"
+    return "detaching" if task.leaving else "training"

@@ -24,10 +24,13 @@ class Safeguard:
         task.checkpoint_due = boot_now() + self._seconds
 
     def take(self, tasks: Iterable[TaskRun], slots: Slots, now: bool = False) -> None:
-        """Take the checkpoints that are due, or all with anything new if `now`. The copies are made before it returns."""
+        """Take the checkpoints that are due, those of tasks that leave, or all with anything new if `now`.
+
+        The copies are made before it returns.
+        """
         for task in tasks:
             began = boot_now()
-            if task.checkpointing or not (now or began >= task.checkpoint_due):
+            if task.checkpointing or not (now or task.leaving or began >= task.checkpoint_due):
                 continue
             snapshots = [Snapshot(run.index, run.progress, slots.tensors(run)) for run in task.runs if run.changed]
             ended = boot_now()

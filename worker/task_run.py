@@ -37,6 +37,7 @@ class TaskRun:
         self.base_val_loss = placement.base_val_loss
         self.checkpoint_due = 0.0
         self.checkpointing = False
+        self.leaving = False  # trains no more, and goes once its jobs are safe
         self.finishing = False
         self._done, self._said_at = _NOTHING, boot_now()
 
@@ -48,6 +49,11 @@ class TaskRun:
     def over(self) -> bool:
         """Whether every job's end has been recorded."""
         return self.data is not None and all(run.stage is Stage.OVER for run in self.runs)
+
+    @property
+    def safe(self) -> bool:
+        """Whether storage holds all there is of it: no job has moved since its checkpoint, none is on its way there."""
+        return not self.checkpointing and not any(run.changed or run.stage is Stage.ENDING for run in self.runs)
 
     def open(self, data: DataSet, checkpoints: dict[int, Progress]) -> None:
         """The data is here: the jobs can be scheduled."""

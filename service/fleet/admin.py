@@ -6,15 +6,17 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
 from contract.base import Strict
 from contract.wire import Device
 from service.answers import problems
+from service.db import Database
 from service.errors import NotFound, shown
-from service.fleet import catalog, models
+from service.fleet import catalog, drain, models
 from service.pages import Cursor, Limit, Page, page
 from service.scheduler.models import Plan
-from service.state import Db
+from service.state import Db, Works
 from service.tenants.auth import Admin, Reader
 
 router = APIRouter(prefix="/v1", responses=problems(401, 403, 422))
@@ -64,6 +66,11 @@ class NodeResource(BaseModel):
     running: list[RunningTask]
     joined_at: datetime
     heartbeat_at: datetime
+    drained_at: datetime | None = Field(description="Since when it takes nothing new")
+
+
+class Draining(Strict):
+    evict: bool = Field(default=False, description="Its tasks leave too, each once its jobs are safe; left out, they end there")
 
 
 class PlanResource(BaseModel):
@@ -120,22 +127,56 @@ def allow_model(new: NewModel, admin: Admin, db: Db) -> ModelResource:
         return ModelResource.of(catalog.allow(session, found))
 
 
+@router.post(
+    "/admin/nodes/{node_id}/drain",
+    tags=["admin"],
+    operation_id="drain_node",
+    summary="Let a node take nothing new",
+    description="It stays drained, through any restart, until it is undrained.",
+    responses=problems(404),
+)
+def drain_node(node_id: str, admin: Admin, db: Db, parts: Works, how: Draining | None = None) -> NodeResource:
+    drain.drain(parts, node_id, evict=how is not None and how.evict)
+    return _found(db, node_id)
+
+
+@router.post(
+    "/admin/nodes/{node_id}/undrain",
+    tags=["admin"],
+    operation_id="undrain_node",
+    summary="Let a node take tasks again",
+    responses=problems(404),
+)
+def undrain_node(node_id: str, admin: Admin, db: Db, parts: Works) -> NodeResource:
+    drain.undrain(parts, node_id)
+    return _found(db, node_id)
+
+
 @router.get("/admin/nodes", tags=["admin"], operation_id="list_nodes", summary="List the fleet's nodes by name")
 def list_nodes(admin: Admin, db: Db) -> Page[NodeResource]:
     with db.begin() as session:
         nodes = list(session.scalars(select(models.Node).order_by(func.lower(models.Node.name))))
-        live = session.scalars(select(models.Placement).where(models.Placement.ended_at.is_(None)))
-        running: dict[str, list[RunningTask]] = {node.id: [] for node in nodes}
-        for one in live:
-            said = RunningTask(task_id=one.task_id, device_indexes=one.device_indexes, since=one.created_at)
-            running.setdefault(one.node_id, []).append(said)
-        return Page(data=[_node(node, running[node.id]) for node in nodes], next_cursor=None)
+        return Page(data=_nodes(session, nodes), next_cursor=None)
 
 
 @router.get("/admin/plans", tags=["admin"], operation_id="list_plans", summary="List the scheduler's plans, the newest first")
 def list_plans(admin: Admin, db: Db, cursor: Cursor = None, limit: Limit = 20) -> Page[PlanResource]:
     with db.begin() as session:
         return page(session, select(Plan), Plan, cursor, limit, lambda rows: [PlanResource.of(plan) for plan in rows])
+
+
+def _found(db: Database, node_id: str) -> NodeResource:
+    with db.begin() as session:
+        return _nodes(session, [session.get_one(models.Node, node_id)])[0]
+
+
+def _nodes(session: Session, nodes: list[models.Node]) -> list[NodeResource]:
+    ids = [node.id for node in nodes]
+    live = select(models.Placement).where(models.Placement.ended_at.is_(None), models.Placement.node_id.in_(ids))
+    running: dict[str, list[RunningTask]] = {node.id: [] for node in nodes}
+    for one in session.scalars(live):
+        running[one.node_id].append(RunningTask(task_id=one.task_id, device_indexes=one.device_indexes, since=one.created_at))
+    return [_node(node, running[node.id]) for node in nodes]
 
 
 def _node(node: models.Node, running: list[RunningTask]) -> NodeResource:
@@ -149,4 +190,5 @@ def _node(node: models.Node, running: list[RunningTask]) -> NodeResource:
         running=running,
         joined_at=node.joined_at,
         heartbeat_at=node.heartbeat_at,
+        drained_at=node.drained_at,
     )

@@ -44,6 +44,7 @@ def _placement(session: Session, settings: Settings, placement: Placement, task:
         jobs=[_job(job) for job in task.jobs],
         base_val_loss=task.base_val_loss,
         next_seq=placement.last_seq + 1,
+        leave=placement.leaving is not None,
     )
 
 

@@ -36,10 +36,14 @@ class Node(Base):
     tokens_per_second: Mapped[dict[str, float]] = mapped_column(JSONB, default=dict)  # measured, by base model
     joined_at: Mapped[Now]
     heartbeat_at: Mapped[Now]
+    drained_at: Mapped[At | None]  # since when it takes nothing new; outlives a new boot
 
 
 class Placement(Base):
-    """One task on one node's devices. Live while `ended_at` is null; `lease_until` is on the database's clock."""
+    """One task on one node's devices. Live while `ended_at` is null; `lease_until` is on the database's clock.
+
+    The lease of one that is `leaving` is no longer renewed: what is left of it is its grace.
+    """
 
     __tablename__ = "placements"
 
@@ -54,6 +58,8 @@ class Placement(Base):
     heartbeat_at: Mapped[At | None]
     lease_until: Mapped[At]
     expected_seconds: Mapped[float | None]  # of remaining work, as the plan saw it
+    leaving: Mapped[str | None] = mapped_column(String(16))  # a RequeueReason: it was asked to bring its jobs to safety and go
+    leave_detail: Mapped[str | None] = mapped_column(Text)
     ended_at: Mapped[At | None]
     end_reason: Mapped[str | None] = mapped_column(String(32))
     # sums of the throughput events

@@ -72,7 +72,10 @@ def _welcome(session: Session, node: Node, said: NodeRegistration, credential_ha
 
 
 def heartbeat(parts: Parts, node_id: str, bearer: str | None, said: Heartbeat) -> HeartbeatAnswer:
-    """Renew the leases of the placements that pulse, acknowledge new ones, and take tasks off executors that stall."""
+    """Renew the leases of the placements that pulse, acknowledge new ones, and take tasks off executors that stall.
+
+    The lease of one that was asked to leave is told, and no longer renewed.
+    """
     with parts.db.begin() as session:
         node = check_node(session, node_id, bearer)
         if node.boot_id != said.boot_id:
@@ -84,8 +87,10 @@ def heartbeat(parts: Parts, node_id: str, bearer: str | None, said: Heartbeat) -
                 stalled.append((placement.id, f"no progress for {pulse.progress_age:.0f} s"))
             else:
                 placement.acknowledged_at = placement.acknowledged_at or now
-                placement.heartbeat_at, placement.lease_until = now, lease_until(now, parts.settings)
-                leases.append(_grant(parts.settings, placement))
+                placement.heartbeat_at = now
+                if placement.leaving is None:
+                    placement.lease_until = lease_until(now, parts.settings)
+                leases.append(_grant(parts.settings, placement, now))
         session.flush()
         version = _beat(session, node, now)
     for placement_id, detail in stalled:
@@ -107,11 +112,11 @@ def _stalls(settings: Settings, placement: Placement, pulse: Pulse) -> bool:
     return pulse.phase != "loading" and pulse.progress_age > max(settings.stall_seconds, _STALL_STEPS * per_step)
 
 
-def _grant(settings: Settings, placement: Placement) -> LeaseGrant:
+def _grant(settings: Settings, placement: Placement, now: datetime) -> LeaseGrant:
     return LeaseGrant(
         placement_id=placement.id,
         fence=placement.fence,
-        seconds=settings.lease_seconds,
+        seconds=max(0.0, (placement.lease_until - now).total_seconds()),
         token=placement_token(settings, placement.id, placement.fence),
     )
 

@@ -3,7 +3,7 @@
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from contract.states import TASK_TERMINAL, RequeueReason
+from contract.states import TASK_TERMINAL, RequeueReason, TaskStatus
 from service.db import after_commit, clock
 from service.fleet.models import Node, Placement
 from service.hints import Hints
@@ -44,11 +44,36 @@ def end_placement(session: Session, hints: Hints, placement: Placement, reason: 
     touch_node(session, hints, placement.node_id)
 
 
+def ask_to_leave(
+    session: Session,
+    parts: Parts,
+    task: Task,
+    placement: Placement,
+    reason: RequeueReason,
+    detail: str,
+    then: TaskStatus = TaskStatus.QUEUED,
+) -> None:
+    """Have a live placement bring its jobs to safety and go, upon which its task becomes `then`. Its lease bounds the grace.
+
+    One that no node has acknowledged has nothing to bring, and ends at once. The caller holds the locks of `lock_placement`.
+    """
+    task.desired_status = then
+    placement.leaving, placement.leave_detail = reason, detail
+    if placement.acknowledged_at is None:
+        release(session, parts, task, placement, reason, detail)
+    else:
+        touch_node(session, parts.hints, placement.node_id)
+        touch(session, task)
+
+
 def release(session: Session, parts: Parts, task: Task, placement: Placement, reason: RequeueReason, detail: str = "") -> None:
     """Take a running task off its node, in one transaction: fence, placement, jobs, curves, queue, plan request.
 
-    The caller holds the locks of `lock_placement` and has seen that the placement is live.
+    One that was asked to leave leaves for that reason, however it went. The caller holds the locks of `lock_placement` and
+    has seen that the placement is live.
     """
+    if placement.leaving is not None:
+        reason, detail = RequeueReason(placement.leaving), placement.leave_detail or ""
     rewind(session, task, reason, detail)
     end_placement(session, parts.hints, placement, reason)
     touch(session, task)

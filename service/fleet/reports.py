@@ -4,12 +4,12 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from contract import wire
-from contract.states import TASK_TERMINAL
+from contract.states import TASK_TERMINAL, RequeueReason
 from service.errors import FieldError
 from service.fleet.credentials import check_placement
 from service.fleet.errors import FenceStale, PlacementTokenRefused, ReportRefused, SeqGap
 from service.fleet.models import Node, Placement
-from service.fleet.placements import end_placement, lock_placement
+from service.fleet.placements import end_placement, lock_placement, release
 from service.parts import Parts
 from service.scheduler.estimate import measured_rate
 from service.scheduler.requests import request_plan
@@ -49,6 +49,12 @@ def accept(parts: Parts, placement_id: str, bearer: str | None, said: wire.Repor
         for event in said.events:
             if isinstance(event, wire.Throughput):
                 _count(session, parts, task, placement, event)
+        if (
+            placement.ended_at is None
+            and placement.leaving is not None
+            and any(isinstance(event, wire.Detached) for event in said.events)
+        ):
+            release(session, parts, task, placement, RequeueReason(placement.leaving))
         return wire.ReportAck(seq=said.seq)
 
 

@@ -14,8 +14,7 @@ from service.fleet import nodes, reports
 from service.fleet.credentials import check_join, check_node
 from service.fleet.desired import desired_state
 from service.fleet.errors import ObjectUnknown
-from service.parts import Parts
-from service.state import State, state_of
+from service.state import State, Works, state_of
 from service.storage import ObjectMismatch
 
 router = APIRouter(prefix="/internal/v1", include_in_schema=False)
@@ -28,44 +27,39 @@ def _bearer(authorization: Annotated[str | None, Header()] = None) -> str | None
     return token if scheme.lower() == "bearer" and token else None
 
 
-def _parts(state: Annotated[State, Depends(state_of)]) -> Parts:
-    return Parts(state.settings, state.db, state.storage, state.queue, state.hints)
-
-
 Bearer = Annotated[str | None, Depends(_bearer)]
-Own = Annotated[Parts, Depends(_parts)]
 
 
 @router.post("/nodes", status_code=201)
-def register(said: wire.NodeRegistration, bearer: Bearer, parts: Own) -> wire.NodeWelcome:
+def register(said: wire.NodeRegistration, bearer: Bearer, parts: Works) -> wire.NodeWelcome:
     check_join(parts.settings, bearer)
     return nodes.register(parts, said)
 
 
 @router.post("/nodes/{node_id}/heartbeats")
-def heartbeat(node_id: str, said: wire.Heartbeat, bearer: Bearer, parts: Own) -> wire.HeartbeatAnswer:
+def heartbeat(node_id: str, said: wire.Heartbeat, bearer: Bearer, parts: Works) -> wire.HeartbeatAnswer:
     return nodes.heartbeat(parts, node_id, bearer, said)
 
 
 @router.get("/nodes/{node_id}/desired")
-def desired(node_id: str, bearer: Bearer, parts: Own) -> wire.DesiredState:
+def desired(node_id: str, bearer: Bearer, parts: Works) -> wire.DesiredState:
     with parts.db.begin() as session:
         session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
         return desired_state(session, parts.settings, check_node(session, node_id, bearer))
 
 
 @router.post("/nodes/{node_id}/lost", status_code=204)
-def lost(node_id: str, said: wire.PlacementsLost, bearer: Bearer, parts: Own) -> None:
+def lost(node_id: str, said: wire.PlacementsLost, bearer: Bearer, parts: Works) -> None:
     nodes.report_lost(parts, node_id, bearer, said)
 
 
 @router.post("/placements/{placement_id}/reports")
-def report(placement_id: str, said: wire.Report, bearer: Bearer, parts: Own) -> wire.ReportAck:
+def report(placement_id: str, said: wire.Report, bearer: Bearer, parts: Works) -> wire.ReportAck:
     return reports.accept(parts, placement_id, bearer, said)
 
 
 @router.get("/placements/{placement_id}/files/{file_id}")
-def file(placement_id: str, file_id: str, bearer: Bearer, parts: Own, request: Request) -> Response:
+def file(placement_id: str, file_id: str, bearer: Bearer, parts: Works, request: Request) -> Response:
     """A data set of the placement's task."""
     with parts.db.begin() as session:
         task, _ = reports.own_placement(session, parts.settings, placement_id, bearer)
@@ -76,7 +70,7 @@ def file(placement_id: str, file_id: str, bearer: Bearer, parts: Own, request: R
 
 
 @router.get("/placements/{placement_id}/objects/{sha256}")
-def checkpoint(placement_id: str, sha256: str, bearer: Bearer, parts: Own, request: Request) -> Response:
+def checkpoint(placement_id: str, sha256: str, bearer: Bearer, parts: Works, request: Request) -> Response:
     """A checkpoint of one of the placement's jobs."""
     with parts.db.begin() as session:
         task, _ = reports.own_placement(session, parts.settings, placement_id, bearer)
@@ -86,7 +80,7 @@ def checkpoint(placement_id: str, sha256: str, bearer: Bearer, parts: Own, reque
 
 
 @router.post("/placements/{placement_id}/uploads")
-def upload(placement_id: str, said: wire.UploadRequest, bearer: Bearer, parts: Own) -> wire.UploadGrant:
+def upload(placement_id: str, said: wire.UploadRequest, bearer: Bearer, parts: Works) -> wire.UploadGrant:
     """Where the placement may put one object."""
     if said.bytes > MAX_OBJECT_BYTES:
         raise invalid_field("bytes", "too_large", f"an object may have {MAX_OBJECT_BYTES} bytes, not {said.bytes}")

@@ -144,7 +144,7 @@ def _place(session: Session, parts: Parts, task: Task, start: Start) -> bool:
     taken = select(func.unnest(Placement.device_indexes)).where(Placement.node_id == node.id, Placement.ended_at.is_(None))
     busy = set(session.scalars(taken))
     free = sorted(int(str(device["index"])) for device in node.devices if device["index"] not in busy)
-    if node.status != "ready" or len(free) < task.gpus:
+    if node.status != "ready" or node.drained_at is not None or len(free) < start.gpus:
         return False
     now = clock(session)
     task.fence += 1
@@ -155,7 +155,7 @@ def _place(session: Session, parts: Parts, task: Task, start: Start) -> bool:
             id=new_id("placement"),
             task_id=task.id,
             node_id=node.id,
-            device_indexes=free[: task.gpus],
+            device_indexes=free[: start.gpus],
             fence=task.fence,
             created_at=now,
             lease_until=lease_until(now, parts.settings),

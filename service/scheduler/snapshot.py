@@ -59,6 +59,7 @@ def read(session: Session) -> Snapshot:
         for placed, task in live
     ]
     now, planned = clock(session), _planned(session)
+    fleet = tuple(p.Node(node.id, len(node.devices), node.drained_at is not None) for node in nodes)
     waiting = [
         p.Queued(
             task.id,
@@ -72,7 +73,7 @@ def read(session: Session) -> Snapshot:
     return Snapshot(
         at=now,
         requests=requests,
-        problem=p.Problem(tuple(p.Node(n.id, len(n.devices)) for n in nodes), tuple(running), tuple(waiting)),
+        problem=p.Problem(fleet, tuple(running), tuple(waiting)),
         tasks={task.id: task for task in queued},
         nodes=by_id,
         needs={task.id: work.bytes_per_gpu(task) for task in queued},

@@ -1,4 +1,4 @@
-"""What tenants do with tasks: make, find and cancel them. Every face of the API calls these; they know no HTTP."""
+"""What tenants do with tasks: make, find, pause, resume, cancel them. Every face of the API calls these; they know no HTTP."""
 
 from collections.abc import Iterable
 
@@ -6,11 +6,12 @@ from sqlalchemy import Select, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from contract.spec import TaskSpec
-from contract.states import JOB_TERMINAL, TASK_TERMINAL, JobStatus, TaskStatus, check_task
-from service.db import after_commit, new_id
+from contract.states import JOB_TERMINAL, TASK_TERMINAL, JobStatus, RequeueReason, TaskStatus, check_task
+from service.db import after_commit, clock, new_id
 from service.errors import Conflict
-from service.fleet.placements import end_placement, live_placement
+from service.fleet.placements import ask_to_leave, end_placement, live_placement
 from service.hints import Hints
+from service.parts import Parts
 from service.queue import Queue, QueueJob
 from service.scheduler.requests import request_plan
 from service.tasks.models import Job, Task
@@ -80,7 +81,7 @@ def cancel(session: Session, queue: Queue, hints: Hints, principal: Principal, t
     task.status = check_task(TaskStatus(task.status), TaskStatus.CANCELLED)
     task.fence += 1
     now = session.scalars(select(func.clock_timestamp())).one()
-    task.ended_at, task.waiting = now, None
+    task.ended_at, task.waiting, task.desired_status = now, None, None
     session.execute(
         update(Job)
         .where(Job.task_id == task.id, Job.status.in_(_UNFINISHED))
@@ -91,4 +92,49 @@ def cancel(session: Session, queue: Queue, hints: Hints, principal: Principal, t
         end_placement(session, hints, placement, "cancelled")
     touch(session, task)
     request_plan(session, queue, "task_cancelled")
+    return task
+
+
+def pause(session: Session, parts: Parts, principal: Principal, task_id: str) -> Task:
+    """Take the task out of the queue, or off its node once its jobs are safe (`desired_status` is `paused` until then).
+
+    One that is paused already stays so. Raises NotFound, TaskEnded.
+    """
+    task = find(session, Task, task_id, principal, "task", lock=True)
+    if task.status in TASK_TERMINAL:
+        raise TaskEnded(f"The task has already {task.status}; there is nothing left to pause.", task_status=task.status)
+    if TaskStatus.PAUSED in (task.status, task.desired_status):
+        return task
+    placement = live_placement(session, task.id)
+    if placement is not None:
+        ask_to_leave(session, parts, task, placement, RequeueReason.PAUSED, "its owner paused it", TaskStatus.PAUSED)
+        return task
+    if task.status == TaskStatus.QUEUED:
+        task.status = check_task(TaskStatus.QUEUED, TaskStatus.PAUSED)
+        task.fence += 1
+        task.waiting = None
+        request_plan(session, parts.queue, "task_paused")
+    else:  # its files are still being checked
+        task.desired_status = TaskStatus.PAUSED
+    touch(session, task)
+    return task
+
+
+def resume(session: Session, parts: Parts, principal: Principal, task_id: str) -> Task:
+    """Put a paused task back into the queue; one that is still on its way to a pause gets there instead.
+
+    One that is not paused stays as it is. Raises NotFound, TaskEnded.
+    """
+    task = find(session, Task, task_id, principal, "task", lock=True)
+    if task.status in TASK_TERMINAL:
+        raise TaskEnded(f"The task has already {task.status}; there is nothing left to resume.", task_status=task.status)
+    if task.status == TaskStatus.PAUSED:
+        task.status = check_task(TaskStatus.PAUSED, TaskStatus.QUEUED)
+        task.queued_at, task.waiting = clock(session), None
+        request_plan(session, parts.queue, "task_resumed")
+    elif task.desired_status == TaskStatus.PAUSED:
+        task.desired_status = TaskStatus.QUEUED if task.status == TaskStatus.RUNNING else None
+    else:
+        return task
+    touch(session, task)
     return task

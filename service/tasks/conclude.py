@@ -34,7 +34,7 @@ def conclude(session: Session, task: Task, error: str | None = None) -> bool:
     else:
         task.status = check_task(TaskStatus(task.status), TaskStatus.FAILED)
         task.error = error or _why(task.jobs)
-    task.waiting, task.ended_at = None, clock(session)
+    task.waiting, task.desired_status, task.ended_at = None, None, clock(session)
     return True
 
 

@@ -37,7 +37,9 @@ class Task(Base):
     validation_rows: Mapped[int | None]
     truncated_rows: Mapped[int | None]
     skipped_rows: Mapped[int | None]
-    requeue_reason: Mapped[str | None] = mapped_column(String(16))  # why it was last taken off a node
+    desired_status: Mapped[str | None] = mapped_column(String(16))  # what it becomes once its placement has let it go
+    requeue_reason: Mapped[str | None] = mapped_column(String(16))  # why it was last taken off a node,
+    requeue_detail: Mapped[str | None] = mapped_column(Text)  # in words
     losses: Mapped[int] = mapped_column(default=0)  # executors lost in a row without a new checkpoint or a job's end
     waiting: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))  # why, its place, expected start and end
     created_at: Mapped[Now]

@@ -92,7 +92,9 @@ class TaskResource(BaseModel):
     samples: Samples
     winner: Winner | None
     waiting: dict[str, Any] | None = Field(description="Why a queued task waits, its place, its expected start and end")
+    desired_status: TaskStatus | None = Field(description="What a running task becomes once its jobs are safe: paused, queued")
     requeue_reason: RequeueReason | None = Field(description="Why it was last taken off a node")
+    requeue_detail: str | None = Field(description="The same in words")
     placement: PlacementResource | None
 
 
@@ -200,6 +202,8 @@ def _render(task: Task, sums: Sequence[Row[Any]], winner: Winner | None, placeme
         samples=_count_samples(sums),
         winner=winner,
         waiting=task.waiting,
+        desired_status=TaskStatus(task.desired_status) if task.desired_status else None,
+        requeue_detail=task.requeue_detail,
         requeue_reason=RequeueReason(task.requeue_reason) if task.requeue_reason else None,
         placement=placement,
     )

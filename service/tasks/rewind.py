@@ -18,7 +18,7 @@ MAX_LOSSES = 5
 
 
 def rewind(session: Session, task: Task, reason: RequeueReason, detail: str = "") -> None:
-    """Raise the fence and put the running task back in the queue, its jobs at their checkpoints.
+    """Raise the fence and take the running task to its desired status (else the queue), its jobs at their checkpoints.
 
     A task that loses MAX_LOSSES executors in a row, with no checkpoint and no job's end between, is failed instead: it
     would go on taking executors down for ever.
@@ -38,8 +38,10 @@ def rewind(session: Session, task: Task, reason: RequeueReason, detail: str = ""
     for job in task.jobs:
         if job.status not in JOB_TERMINAL:
             _back(session, job, boundary, task.fence)
-    task.status = check_task(TaskStatus(task.status), TaskStatus.QUEUED)
-    task.requeue_reason, task.queued_at = reason, clock(session)
+    task.status = check_task(TaskStatus(task.status), TaskStatus(task.desired_status or TaskStatus.QUEUED))
+    task.desired_status, task.requeue_reason, task.requeue_detail = None, reason, detail or None
+    if task.status == TaskStatus.QUEUED:
+        task.queued_at = clock(session)
 
 
 def _back(session: Session, job: Job, selects: bool, fence: int) -> None:

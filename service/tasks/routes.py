@@ -13,7 +13,7 @@ from service.answers import problems
 from service.db import Database
 from service.downloads import matches
 from service.pages import Cursor, Limit, Page, page
-from service.state import Db, NodeHints, Wakes, Watch
+from service.state import Db, NodeHints, Wakes, Watch, Works
 from service.tasks import actions
 from service.tasks.jobs import JobResource, find_job, jobs_of_task
 from service.tasks.metrics import Metrics, Series, Window, curves
@@ -109,6 +109,33 @@ def _etag(task: TaskResource) -> str:
 def cancel_task(task_id: str, writer: Writer, db: Db, queue: Wakes, hints: NodeHints) -> TaskResource:
     with db.begin() as session:
         return render(session, [actions.cancel(session, queue, hints, writer, task_id)])[0]
+
+
+@router.post(
+    "/tasks/{task_id}/pause",
+    operation_id="pause_task",
+    summary="Pause a task",
+    description=(
+        "A queued task is paused at once. A running one first brings its jobs to safety: until then it stays `running` with "
+        "`desired_status` `paused`, and loses no step. Pausing twice is pausing once."
+    ),
+    responses=problems(404, 409),
+)
+def pause_task(task_id: str, writer: Writer, db: Db, parts: Works) -> TaskResource:
+    with db.begin() as session:
+        return render(session, [actions.pause(session, parts, writer, task_id)])[0]
+
+
+@router.post(
+    "/tasks/{task_id}/resume",
+    operation_id="resume_task",
+    summary="Resume a paused task",
+    description="It is `queued` again and goes on from where it stood. One that is not paused stays as it is.",
+    responses=problems(404, 409),
+)
+def resume_task(task_id: str, writer: Writer, db: Db, parts: Works) -> TaskResource:
+    with db.begin() as session:
+        return render(session, [actions.resume(session, parts, writer, task_id)])[0]
 
 
 @router.get(

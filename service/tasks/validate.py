@@ -74,6 +74,8 @@ def _settle(session: Session, queue: Queue, task_id: str, errors: list[str]) -> 
     else:
         task.status = check_task(TaskStatus.VALIDATING, TaskStatus.QUEUED)
         task.queued_at = session.scalars(select(func.clock_timestamp())).one()
+        if task.desired_status is not None:  # paused before it could be queued
+            task.status, task.desired_status = check_task(TaskStatus.QUEUED, TaskStatus(task.desired_status)), None
         request_plan(session, queue, "task_arrived")
     touch(session, task)
     return True

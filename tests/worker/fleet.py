@@ -157,6 +157,11 @@ class Fleet:
             self.reported[placement_id].live = False
             self.version += 1
 
+    def ask_to_leave(self, placement_id: str) -> None:
+        with self.lock:
+            self.desired = [p.model_copy(update={"leave": p.leave or p.placement_id == placement_id}) for p in self.desired]
+            self.version += 1
+
     def until(self, holds: Callable[[], Any], seconds: float = 120.0) -> Any:
         """Wait until `holds()`, asked after every request."""
         with self.lock:
@@ -241,7 +246,7 @@ class Fleet:
             for event in report.events:
                 reported.apply(event, self.objects)
             reported.last_seq = report.seq
-            if all(status in JOB_TERMINAL for status in reported.status.values()):
+            if all(status in JOB_TERMINAL for status in reported.status.values()) or reported.of(wire.Detached):
                 self.desired = [p for p in self.desired if p.placement_id != placement_id]
                 self.version += 1
             self.on_report(reported, report)

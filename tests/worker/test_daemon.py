@@ -220,6 +220,22 @@ class TestOneNode:
         first, second = fleet.registrations
         assert first.boot_id != second.boot_id
 
+    def test_a_placement_that_is_asked_to_leave_is_safe_before_it_goes(self, fleet, placing, node):
+        reported, stays = fleet.place(placing(SPACE, **LONG)), fleet.place(placing(SPACE, **LONG))
+        fleet.until(lambda: trains(reported)() and trains(stays)())
+        fleet.ask_to_leave(reported.placement.placement_id)
+        fleet.until(lambda: reported.of(wire.Detached))
+        assert reported.checkpoints[0].step == reported.step[0]
+        step = stays.step[0]
+        fleet.until(lambda: stays.step[0] > step)
+        assert fleet.lost == []
+
+    def test_one_that_is_to_leave_before_it_came_is_given_back(self, fleet, placing, node):
+        placement = placing(SPACE, **LONG).model_copy(update={"leave": True})
+        fleet.place(placement)
+        fleet.until(lambda: fleet.lost)
+        assert [(lost.reason, lost.fences) for lost in fleet.lost] == [(RequeueReason.PREEMPTED, {placement.placement_id: 1})]
+
     def test_asked_to_stop_it_brings_its_work_to_safety(self, fleet, placing, node):
         reported = fleet.place(placing(SPACE, **LONG))
         fleet.until(trains(reported))
