@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, StrictBool, field_validator, model_validator
+from pydantic import AwareDatetime, Field, StrictBool, field_validator, model_validator
 
 from contract.base import NO_BOOL, STORABLE, Strict
 
@@ -163,7 +163,17 @@ class TaskSpec(Strict):
     early_exit: EarlyExitPolicy = EarlyExitPolicy()
     gpus: Annotated[int, Field(ge=1, le=64, strict=True)] = Field(default=1, description="GPUs of one node.")
     priority: Annotated[int, Field(ge=1, le=100, strict=True)] = Field(default=1, description="Weight in the queue.")
+    not_before: AwareDatetime | None = Field(default=None, description="The task starts no earlier.")
+    deadline: AwareDatetime | None = Field(
+        default=None, description="When the task should have ended; it counts for more near it, and is told if it will be late."
+    )
     labels: Annotated[dict[Name, Annotated[str, Field(max_length=512), STORABLE]], Field(max_length=16)] = Field(default={})
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.deadline is not None and self.not_before is not None and self.deadline <= self.not_before:
+            raise ValueError("'deadline' does not lie after 'not_before'")
+        return self
 
     def jobs(self) -> list[JobConfig]:
         """The task's jobs in index order."""

@@ -11,6 +11,7 @@ import service.adapters.routes
 import service.files.routes
 import service.fleet.admin
 import service.fleet.routes
+import service.scheduler.routes
 import service.tasks.routes
 import service.tenants.routes
 from service import health, openapi, problems
@@ -20,6 +21,7 @@ from service.state import State
 
 _ROUTERS = (
     service.files.routes.router,
+    service.scheduler.routes.router,
     service.tasks.routes.router,
     service.adapters.routes.router,
     service.fleet.admin.router,

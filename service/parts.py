@@ -1,25 +1,27 @@
 """The parts that work on tasks without serving HTTP: the fleet's actions, the planner, the queue worker, the reconciler."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import service.tenants.models  # noqa: F401  (other rooms' tables refer to it)
 from service.db import Database
 from service.grants import UploadGrants
 from service.hints import Hints
 from service.queue import Queue
+from service.scheduler.memo import Memo
 from service.settings import Settings
 from service.storage import LocalStorage, Storage
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Truth (`db`, `storage`) and hints (`queue`, `hints`) of one process."""
+    """Truth (`db`, `storage`) and hints (`queue`, `hints`) of one process, and what its planner need not work out again."""
 
     settings: Settings
     db: Database
     storage: Storage
     queue: Queue
     hints: Hints
+    memo: Memo = field(default_factory=Memo)
 
     @classmethod
     def of(cls, settings: Settings) -> "Parts":

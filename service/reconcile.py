@@ -8,10 +8,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 
-from sqlalchemy import func, select
+from sqlalchemy import DateTime, delete, func, select
+from sqlalchemy import cast as sql_cast
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
 
 from contract.states import TASK_TERMINAL, RequeueReason, TaskStatus
 from service.db import clock
@@ -21,8 +23,9 @@ from service.fleet.placements import end_placement, live_placement, lock_placeme
 from service.parts import Parts
 from service.queue import QueueJob
 from service.scheduler.loop import replan
-from service.scheduler.models import PlanRequest
+from service.scheduler.models import Plan, PlanRequest
 from service.scheduler.requests import request_plan
+from service.scheduler.waiting import NOT_BEFORE
 from service.settings import Settings
 from service.tasks.models import Task
 from service.tasks.rewind import rewind
@@ -32,6 +35,9 @@ from service.tasks.watch import touch
 log = logging.getLogger(__name__)
 
 _SWEEP_SECONDS = 600.0
+_OUTLASTED = timedelta(seconds=15)
+_LOOKED_AT = timedelta(seconds=30)
+_PLANS_KEPT = 1000
 
 
 def run(settings: Settings) -> None:
@@ -138,11 +144,48 @@ def plan_the_forgotten(parts: Parts) -> None:
         replan(parts)
 
 
+def plan_what_time_has_changed(parts: Parts) -> None:
+    """A task whose spec let it start by now, and a running one that has outlasted its expected end, ask for a new plan."""
+    with parts.db.begin() as session:
+        now = clock(session)
+        released = select(Task.id).where(
+            Task.status == TaskStatus.QUEUED,
+            Task.waiting["code"].astext == NOT_BEFORE,
+            sql_cast(Task.waiting["expected_start"].astext, DateTime(timezone=True)) <= now,
+        )
+        outlasted = select(Placement.id).where(Placement.ended_at.is_(None), Placement.expected_end < now - _OUTLASTED)
+        waits = select(Task.id).where(Task.status == TaskStatus.QUEUED)
+        if session.scalar(select(released.exists())):
+            request_plan(session, parts.queue, "task_released")
+        elif session.scalar(select(outlasted.exists() & waits.exists())):
+            request_plan(session, parts.queue, "end_outlasted")
+        elif _bound_passed(session, parts.settings, now):
+            request_plan(session, parts.queue, "bound_passed")
+
+
+def _bound_passed(session: Session, settings: Settings, now: datetime) -> bool:
+    """Whether somebody waits longer than tenants should that are owed GPUs, others run, and no plan has looked at it lately."""
+    long_ago = now - timedelta(seconds=settings.preempt_after_seconds)
+    overdue = select(Task.id).where(Task.status == TaskStatus.QUEUED, Task.queued_at < long_ago)
+    tenants = select(func.count(Task.tenant_id.distinct())).where(Task.status.in_([TaskStatus.QUEUED, TaskStatus.RUNNING]))
+    lately = select(Plan.id).where(Plan.created_at > now - _LOOKED_AT)
+    return bool(session.scalar(select(overdue.exists() & (tenants.scalar_subquery() > 1) & ~lately.exists())))
+
+
+def forget_old_plans(parts: Parts) -> None:
+    """Of plans, the newest are kept."""
+    with parts.db.begin() as session:
+        oldest = select(Plan.id).order_by(Plan.id.desc()).offset(_PLANS_KEPT).limit(1).scalar_subquery()
+        session.execute(delete(Plan).where(Plan.id <= oldest))
+
+
 STEPS: tuple[Callable[[Parts], None], ...] = (
     give_up_silent_nodes,
     end_expired_leases,
     requeue_running_without_placement,
     end_placements_of_ended_tasks,
     validate_the_forgotten,
+    plan_what_time_has_changed,
     plan_the_forgotten,
+    forget_old_plans,
 )

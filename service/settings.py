@@ -67,6 +67,8 @@ class Settings(BaseSettings):
     lease_seconds: Seconds = 90
     reconcile_seconds: Seconds = 5
     stall_seconds: Seconds = 120
+    fair_share_half_life_seconds: Seconds = 4 * 3600  # after which use counts half
+    preempt_after_seconds: Seconds = 600  # a tenant under its share waits so long before it takes GPUs back
 
     webhook_networks: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_listed)] = ()  # reached though not public
 

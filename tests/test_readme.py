@@ -116,6 +116,6 @@ def test_the_python(running: dict[str, str], folder: Path) -> None:
 
 def test_every_motet_command_is_there(running: dict[str, str], folder: Path) -> None:
     named = set(re.findall(r"^motet ([a-z]+)", "".join(blocks("text")), re.MULTILINE))
-    assert len(named) == 7
+    assert len(named) == 10
     for name in named:
         run([sys.executable, "-c", "from motet.cli import main; main()", name, "--help"], folder, running)

@@ -20,7 +20,7 @@ from motet.narrator import Narrator
 from motet.resources import Task
 from motet.specfile import SpecError, read
 from motet.submit import submit as submit_spec
-from motet.tables import jobs_table, nodes_table, tasks_table
+from motet.tables import jobs_table, nodes_table, running_table, tasks_table, waiting_table
 from motet.up import up as run_up
 from motet.view import View
 from motet.watch import outcome
@@ -166,6 +166,35 @@ def nodes() -> None:
     with Client() as client:
         found = list(client.admin.nodes())
     _narrator().say(nodes_table(found) if found else "no node has joined yet")
+
+
+@app.command()
+def schedule() -> None:
+    """What runs where and until when; what waits, why, and when it is expected to start."""
+    narrator = _narrator()
+    with Client() as client:
+        found = client.schedule()
+    narrator.say(running_table(found) if found.nodes else "no node is ready")
+    if found.waiting:
+        narrator.say("")
+        narrator.say(waiting_table(found))
+
+
+@app.command()
+def pause(task: TaskId) -> None:
+    """Take a task off its node, once its jobs are safe, until it is resumed."""
+    with Client() as client:
+        found = client.tasks.pause(_resolve(client, task))
+    paused = found.status == TaskStatus.PAUSED
+    _narrator().say(f"{found.id} is paused" if paused else f"{found.id} pauses once its jobs are safe")
+
+
+@app.command()
+def resume(task: TaskId) -> None:
+    """Put a paused task back into the queue; it goes on where it stood."""
+    with Client() as client:
+        found = client.tasks.resume(_resolve(client, task))
+    _narrator().say(f"{found.id} is {found.status.value}")
 
 
 @app.command()

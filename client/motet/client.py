@@ -20,7 +20,7 @@ from contract.states import TaskStatus
 from motet import credentials
 from motet.download import download
 from motet.errors import MotetError, NoCredentials, TaskNotDone
-from motet.resources import Adapter, Curve, File, Job, Model, Node, Task
+from motet.resources import Adapter, Curve, File, Job, Model, Node, PlanChange, Schedule, Task
 from motet.transport import Transport
 
 _LONGEST_WAIT = 50.0  # seconds one request may wait for a change
@@ -74,6 +74,18 @@ class Tasks:
     def cancel(self, task_id: str) -> Task:
         """Final at once; what was committed stays downloadable."""
         return Task.model_validate(self._transport.post(f"/v1/tasks/{task_id}/cancel").json())
+
+    def pause(self, task_id: str) -> Task:
+        """Take it out of the queue, or off its node once its jobs are safe; nothing that was trained is lost."""
+        return Task.model_validate(self._transport.post(f"/v1/tasks/{task_id}/pause").json())
+
+    def resume(self, task_id: str) -> Task:
+        """Put a paused task back into the queue."""
+        return Task.model_validate(self._transport.post(f"/v1/tasks/{task_id}/resume").json())
+
+    def plan_history(self, task_id: str) -> Iterator[PlanChange]:
+        """What was planned for the task, the newest first."""
+        return map(PlanChange.model_validate, self._transport.pages(f"/v1/tasks/{task_id}/plan-history"))
 
     def follow(self, task_id: str, every: float = 30.0) -> Iterator[Task]:
         """The task now, then whenever it changes, and at least every `every` seconds, until it has ended.
@@ -175,6 +187,10 @@ class Client:
         self.tasks = Tasks(self._transport)
         self.adapters = Adapters(self._transport)
         self.models = Models(self._transport)
+
+    def schedule(self) -> Schedule:
+        """What runs where and until when, what waits and why; other tenants' tasks have no names."""
+        return Schedule.model_validate(self._transport.get("/v1/schedule").json())
 
     @property
     def admin(self) -> Admin:

@@ -70,11 +70,17 @@ class Placement(Message):
 
 
 class Waiting(Message):
-    """Why a queued task waits, in one sentence."""
+    """Why a queued task waits, in one sentence; where and when it is expected to start and end."""
 
     code: str = ""
     sentence: str = ""
     place: int | None = None
+    node: str | None = None
+    expected_start: datetime | None = None
+    expected_end: datetime | None = None
+    expected_start_interval: tuple[datetime, datetime] | None = None
+    expected_end_interval: tuple[datetime, datetime] | None = None
+    late_seconds: float | None = None
 
 
 class Task(Message):
@@ -102,7 +108,9 @@ class Task(Message):
     samples: Samples = Samples()
     winner: Winner | None = None
     waiting: Waiting | None = None
+    desired_status: TaskStatus | None = None
     requeue_reason: RequeueReason | None = None
+    requeue_detail: str | None = None
     placement: Placement | None = None
 
     @property
@@ -200,3 +208,59 @@ class Node(Message):
     tokens_per_second: dict[str, float] = Field(default={})
     running: list[RunningTask] = Field(default=[])
     heartbeat_at: datetime | None = None
+    drained_at: datetime | None = None
+
+
+class ScheduledTask(Message):
+    """A task that runs on a node; one of another tenant has no id."""
+
+    task_id: str | None = None
+    name: str | None = None
+    gpus: int
+    since: datetime
+    leaving: bool = False
+    expected_end: datetime | None = None
+    expected_end_interval: tuple[datetime, datetime] | None = None
+
+
+class ScheduledNode(Message):
+    """A node of the fleet and what runs there."""
+
+    name: str
+    device_type: str
+    gpus: int
+    free: int
+    drained: bool = False
+    running: list[ScheduledTask] = Field(default=[])
+
+
+class WaitingTask(Message):
+    """A task in the queue; one of another tenant has neither id nor reason."""
+
+    task_id: str | None = None
+    name: str | None = None
+    gpus: int
+    place: int | None = None
+    node: str | None = None
+    code: str | None = None
+    sentence: str | None = None
+    expected_start: datetime | None = None
+    expected_end: datetime | None = None
+
+
+class Schedule(Message):
+    """What runs where and until when, what waits and why."""
+
+    planned_at: datetime | None = None
+    nodes: list[ScheduledNode]
+    waiting: list[WaitingTask]
+    waiting_total: int = 0
+
+
+class PlanChange(Message):
+    """Something that was planned for a task: `kind` is waits, placed or left."""
+
+    id: str
+    kind: str
+    said: dict[str, Any] = Field(default={})
+    created_at: datetime

@@ -7,14 +7,16 @@ from datetime import UTC, datetime
 from rich.table import Table
 from rich.text import Text
 
-from motet.resources import Job, Node, Task
+from motet.resources import Job, Node, Schedule, Task
 from motet.view import View, why
 
+OTHERS = "(another tenant's)"
 _WIDE = 110  # columns from which a job's line says why it ended
 
 
 def tasks_table(tasks: Iterable[Task]) -> Table:
-    table = _table("task", "name", "status", "steps", "jobs", "best validation loss", "created")
+    """With a line of its own for why a task waits."""
+    table = _table("task", "name", "status", "steps", "jobs", "best validation loss", "created", "why it waits")
     for task in tasks:
         progress = task.progress
         table.add_row(
@@ -25,6 +27,38 @@ def tasks_table(tasks: Iterable[Task]) -> Table:
             str(sum(task.jobs.values())),
             f"{task.winner.val_loss:.4f}" if task.winner is not None else "",
             _ago(task.created_at),
+            Text(_waits(task), overflow="fold"),
+        )
+    return table
+
+
+def running_table(schedule: Schedule) -> Table:
+    """Each node with what runs there and until when."""
+    table = _table("node", "GPUs", "free", "runs", "until")
+    for node in schedule.nodes:
+        name = f"{node.name} (drained)" if node.drained else node.name
+        gpus = f"{node.gpus} x {node.device_type}"
+        table.add_row(
+            name,
+            gpus,
+            str(node.free),
+            "\n".join(f"{one.task_id or OTHERS} on {one.gpus}{' (leaving)' if one.leaving else ''}" for one in node.running),
+            "\n".join(_in(one.expected_end) for one in node.running),
+        )
+    return table
+
+
+def waiting_table(schedule: Schedule) -> Table:
+    """The queue in the order in which tasks are expected to start."""
+    table = _table("place", "task", "GPUs", "starts", "ends", "why")
+    for one in schedule.waiting:
+        table.add_row(
+            str(one.place or ""),
+            one.task_id or OTHERS,
+            str(one.gpus),
+            _in(one.expected_start),
+            _in(one.expected_end),
+            Text(one.sentence or "", overflow="fold"),
         )
     return table
 
@@ -72,6 +106,24 @@ def nodes_table(nodes: Iterable[Node]) -> Table:
 def _why(job: Job) -> Text:
     """As it stands: an error may hold what looks like markup."""
     return Text(why(job.exit) if job.exit is not None else job.error or "", overflow="fold")
+
+
+def _waits(task: Task) -> str:
+    if task.waiting is None or task.ended:
+        return ""
+    start = f" (expected to start {_in(task.waiting.expected_start)})" if task.waiting.expected_start is not None else ""
+    return task.waiting.sentence + start
+
+
+def _in(moment: datetime | None) -> str:
+    """How far ahead."""
+    if moment is None:
+        return ""
+    seconds = max(0.0, (moment - datetime.now(UTC)).total_seconds())
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"in {seconds / size:.0f} {unit}"
+    return f"in {seconds:.0f} s"
 
 
 def _ago(moment: datetime) -> str:

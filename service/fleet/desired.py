@@ -1,5 +1,8 @@
 """Everything a node should run, read from the rows in one snapshot. Knows no HTTP, and changes nothing."""
 
+import logging
+
+from pydantic import ValidationError
 from sqlalchemy import select
 from sqlalchemy.orm import Session, selectinload
 
@@ -13,9 +16,14 @@ from service.fleet.models import BaseModel, Node, Placement
 from service.settings import Settings
 from service.tasks.models import Job, Task
 
+log = logging.getLogger(__name__)
+
 
 def desired_state(session: Session, settings: Settings, node: Node) -> wire.DesiredState:
-    """The node's live placements with all that their executors need. The session's transaction should be repeatable read."""
+    """The node's live placements with all that their executors need. The session's transaction should be repeatable read.
+
+    One whose stored spec cannot be read is left out: the planner sets its task aside.
+    """
     rows = session.execute(
         select(Placement, Task)
         .join(Task, Task.id == Placement.task_id)
@@ -23,11 +31,18 @@ def desired_state(session: Session, settings: Settings, node: Node) -> wire.Desi
         .options(selectinload(Task.jobs))
         .order_by(Placement.id)
     ).all()
-    placements = [_placement(session, settings, placement, task) for placement, task in rows]
+    placements = []
+    for placement, task in rows:
+        try:
+            spec = TaskSpec.model_validate(task.spec)
+        except ValidationError as error:
+            log.error("task %s has a spec that cannot be read: %s", task.id, error)
+            continue
+        placements.append(_placement(session, settings, placement, task, spec))
     return wire.DesiredState(version=node.desired_version, placements=placements)
 
 
-def _placement(session: Session, settings: Settings, placement: Placement, task: Task) -> wire.Placement:
+def _placement(session: Session, settings: Settings, placement: Placement, task: Task, spec: TaskSpec) -> wire.Placement:
     base = session.get_one(BaseModel, task.base_model)
     left = (placement.lease_until - clock(session)).total_seconds()
     return wire.Placement(
@@ -40,7 +55,7 @@ def _placement(session: Session, settings: Settings, placement: Placement, task:
         base=wire.BaseModelRef(name=base.name, source=base.source, revision=task.base_revision),
         train_file=_file(session, task.train_file_id),
         validation_file=_file(session, task.validation_file_id) if task.validation_file_id else None,
-        spec=TaskSpec.model_validate(task.spec),
+        spec=spec,
         jobs=[_job(job) for job in task.jobs],
         base_val_loss=task.base_val_loss,
         next_seq=placement.last_seq + 1,

@@ -60,6 +60,11 @@ class Placement(Base):
     expected_seconds: Mapped[float | None]  # of remaining work, as the plan saw it
     leaving: Mapped[str | None] = mapped_column(String(16))  # a RequeueReason: it was asked to bring its jobs to safety and go
     leave_detail: Mapped[str | None] = mapped_column(Text)
+    promised_to: Mapped[str | None] = mapped_column(String(40))  # the task that its GPUs were taken back for
+    waited_seconds: Mapped[float | None]  # its task, since it was last queued
+    expected_end: Mapped[At | None]  # as the last plan saw it, and the interval that probably holds it
+    expected_low: Mapped[At | None]
+    expected_high: Mapped[At | None]
     ended_at: Mapped[At | None]
     end_reason: Mapped[str | None] = mapped_column(String(32))
     # sums of the throughput events
@@ -74,4 +79,6 @@ class Placement(Base):
     __table_args__ = (
         Index("uq_placements_live_task", "task_id", unique=True, postgresql_where=text("ended_at IS NULL")),
         Index("ix_placements_live_node", "node_id", postgresql_where=text("ended_at IS NULL")),
+        Index("ix_placements_ended", "ended_at"),
+        Index("ix_placements_promised", "promised_to", postgresql_where=text("promised_to IS NOT NULL")),
     )

@@ -8,6 +8,7 @@ from service.db import after_commit, clock
 from service.fleet.models import Node, Placement
 from service.hints import Hints
 from service.parts import Parts
+from service.scheduler.history import note
 from service.scheduler.requests import request_plan
 from service.tasks.models import Task
 from service.tasks.rewind import rewind
@@ -75,6 +76,7 @@ def release(session: Session, parts: Parts, task: Task, placement: Placement, re
     if placement.leaving is not None:
         reason, detail = RequeueReason(placement.leaving), placement.leave_detail or ""
     rewind(session, task, reason, detail)
+    note(session, task, "left", {"reason": reason, "detail": detail or None, "status": task.status})
     end_placement(session, parts.hints, placement, reason)
     touch(session, task)
     request_plan(session, parts.queue, "task_ended" if task.status in TASK_TERMINAL else reason)

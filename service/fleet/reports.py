@@ -4,6 +4,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from contract import wire
+from contract.spec import TaskSpec
 from contract.states import TASK_TERMINAL, RequeueReason
 from service.errors import FieldError
 from service.fleet.credentials import check_placement
@@ -11,14 +12,19 @@ from service.fleet.errors import FenceStale, PlacementTokenRefused, ReportRefuse
 from service.fleet.models import Node, Placement
 from service.fleet.placements import end_placement, lock_placement, release
 from service.parts import Parts
+from service.scheduler import learned
 from service.scheduler.estimate import measured_rate
+from service.scheduler.moved import end_moved
 from service.scheduler.requests import request_plan
+from service.scheduler.shares import kind_of
+from service.scheduler.survival import shape_class
+from service.scheduler.workload import PRECISION, progress_of
 from service.settings import Settings
 from service.tasks.models import Task
 from service.tasks.record import EventRefused, Record
 from service.tasks.watch import touch
 
-_MOVED_A_LOT = 2.0  # a rate that changes by this factor moves expected ends enough to plan again
+_ENDS = (wire.JobCompleted, wire.JobExited, wire.JobFailed)
 
 
 def accept(parts: Parts, placement_id: str, bearer: str | None, said: wire.Report) -> wire.ReportAck:
@@ -42,19 +48,8 @@ def accept(parts: Parts, placement_id: str, bearer: str | None, said: wire.Repor
             raise ReportRefused([FieldError(field="events", code="event_refused", message=str(error))]) from None
         placement.last_seq = said.seq
         touch(session, task)
-        if task.status in TASK_TERMINAL and placement.ended_at is None:
-            end_placement(session, parts.hints, placement, "finished")
-            request_plan(session, parts.queue, "task_ended")
         session.flush()
-        for event in said.events:
-            if isinstance(event, wire.Throughput):
-                _count(session, parts, task, placement, event)
-        if (
-            placement.ended_at is None
-            and placement.leaving is not None
-            and any(isinstance(event, wire.Detached) for event in said.events)
-        ):
-            release(session, parts, task, placement, RequeueReason(placement.leaving))
+        _applied(session, parts, task, placement, said.events)
         return wire.ReportAck(seq=said.seq)
 
 
@@ -75,8 +70,30 @@ def stale(placement: Placement) -> FenceStale:
     return FenceStale(f"Placement {placement.id} is over ({why}); nothing was changed.")
 
 
-def _count(session: Session, parts: Parts, task: Task, placement: Placement, done: wire.Throughput) -> None:
-    """Add to the placement's sums, and to what is known of the node's speed with this base."""
+def _applied(session: Session, parts: Parts, task: Task, placement: Placement, events: list[wire.Event]) -> None:
+    """What follows from a report for the placement, for what is known of speeds and lives, and for the plan."""
+    measured = [_count(session, task, placement, event) for event in events if isinstance(event, wire.Throughput)]
+    told = any(isinstance(event, _ENDS) for event in events) or any(number & (number - 1) == 0 for number in measured if number)
+    if task.status in TASK_TERMINAL:
+        if placement.ended_at is None:
+            end_placement(session, parts.hints, placement, "finished")
+            request_plan(session, parts.queue, "task_ended")
+            _learn(session, task)
+    elif placement.leaving is not None and any(isinstance(event, wire.Detached) for event in events):
+        release(session, parts, task, placement, RequeueReason(placement.leaving))
+    elif told and end_moved(session, task, placement):
+        request_plan(session, parts.queue, "end_moved")
+
+
+def _learn(session: Session, task: Task) -> None:
+    """What the jobs of an ended task have lived tells about others like it."""
+    spec = TaskSpec.model_validate(task.spec)
+    known = [job for job in task.jobs if job.total_steps is not None and job.warmup_steps is not None]
+    learned.note_ended(session, shape_class(spec), [progress_of(spec, job, 1) for job in known])
+
+
+def _count(session: Session, task: Task, placement: Placement, done: wire.Throughput) -> int:
+    """Add to the placement's sums, and to what is known of the node's speed with this base; how often that was measured."""
     placement.steps += done.steps
     placement.tokens += done.tokens
     placement.train_seconds += done.seconds
@@ -86,10 +103,8 @@ def _count(session: Session, parts: Parts, task: Task, placement: Placement, don
     placement.evaluation_seconds += done.evaluation_seconds
     session.flush()
     node = session.scalars(select(Node).where(Node.id == placement.node_id).with_for_update()).one()
-    before = node.tokens_per_second.get(task.base_model)
-    rate = measured_rate(before, done.tokens, done.seconds + done.evaluation_seconds, len(placement.device_indexes))
-    if rate is None:
-        return
-    node.tokens_per_second = node.tokens_per_second | {task.base_model: rate}
-    if before is None or not 1 / _MOVED_A_LOT < rate / before < _MOVED_A_LOT:
-        request_plan(session, parts.queue, "rate_measured")
+    before, gpus = node.tokens_per_second.get(task.base_model), len(placement.device_indexes)
+    rate = measured_rate(before, done.tokens, done.seconds + done.evaluation_seconds, gpus)
+    if rate is not None:
+        node.tokens_per_second = node.tokens_per_second | {task.base_model: rate}
+    return learned.note_steps(session, task.base_model, PRECISION, kind_of(node), gpus, done)

@@ -6,7 +6,6 @@ and the end is that of the last survivor, not of the average one.
 """
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -16,9 +15,8 @@ from numpy.typing import NDArray
 
 from contract.spec import EarlyExitPolicy
 from contract.states import JOB_TERMINAL
-from service.scheduler.hardware import hardware
 from service.scheduler.survival import NOTHING, JobProgress, Lives, belief, hazards, lived, promotion, unranked
-from service.scheduler.throughput import FLOPS_PER_WEIGHT, NEWEST, Model, speed
+from service.scheduler.throughput import NEWEST, Model, speed
 
 INSIDE = 0.8  # of the true ends lie within the stated interval
 BYTES_PER_TOKEN = 3.5  # of JSONL; the service has no tokenizer
@@ -190,25 +188,9 @@ def _interval(spent: Numbers, any_alive: Numbers, deviation: float) -> tuple[flo
     return float(ends[order[low]]), float(ends[order[min(high, len(order) - 1)]])
 
 
-def expected_tokens(jobs: Iterable[JobProgress], policy: EarlyExitPolicy, tokens_per_row: float) -> float:
-    """Training tokens still to come, before any class has learned anything."""
-    work = Work(tuple(jobs), policy, tokens_per_row)
-    return estimate(work, Model(1, 1, hardware("cpu")), 1).tokens
-
-
-def assumed_rate(device_type: str, parameters: int) -> float:
-    """Tokens per second of one device that nothing has been measured on."""
-    return hardware(device_type).flops / (FLOPS_PER_WEIGHT * max(1, parameters))
-
-
 def measured_rate(before: float | None, tokens: int, seconds: float, gpus: int) -> float | None:
     """The moving average of trained tokens per second and device, after one more measurement; evaluations cost time too."""
     if tokens <= 0 or seconds <= 0:
         return before
     rate = tokens / seconds / gpus
     return rate if before is None else (1 - NEWEST) * before + NEWEST * rate
-
-
-def seconds_for(tokens: float, rate: float, gpus: int) -> int:
-    """Whole seconds on `gpus` devices of `rate` tokens per second each, loading included."""
-    return round(max(SHORTEST_SECONDS, LOADING_SECONDS + tokens / (rate * gpus)))

@@ -1,6 +1,6 @@
-"""Why a plan is due, the plans that were made, and whose turn it is to plan."""
+"""Why a plan is due, the plans that were made, what they changed for each task, and what the fleet has learned."""
 
-from sqlalchemy import Double, String, Text
+from sqlalchemy import Double, ForeignKey, Index, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.db import At, Base, Big, Id, Json, Now
@@ -38,7 +38,53 @@ class Plan(Base):
     solver_status: Mapped[str | None] = mapped_column(String(16))
     objective: Mapped[float | None] = mapped_column(Double)
     bound: Mapped[float | None] = mapped_column(Double)
-    seconds: Mapped[float] = mapped_column(Double)
+    seconds: Mapped[float] = mapped_column(Double)  # of solving
+    latency_seconds: Mapped[float | None] = mapped_column(
+        Double
+    )  # from the oldest request that it answers to its being written
     problem: Mapped[Json]
     decision: Mapped[Json]
     note: Mapped[str | None] = mapped_column(Text)
+
+
+class PlanChange(Base):
+    """What changed for one task: it waits for another reason or time, was placed, or left its node. Its history, in order."""
+
+    __tablename__ = "plan_changes"
+
+    id: Mapped[Id]
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    task_id: Mapped[str] = mapped_column(ForeignKey("tasks.id"))
+    kind: Mapped[str] = mapped_column(String(16))  # waits, placed, or left
+    said: Mapped[Json]  # waits: as in tasks.waiting
+    created_at: Mapped[Now]
+
+    __table_args__ = (Index("ix_plan_changes_task", "task_id", "created_at", "id"),)
+
+
+class ThroughputProfile(Base):
+    """A moving average of a base's steps on a device type; throughput.Key and throughput.Profile as a row."""
+
+    __tablename__ = "throughput_profiles"
+
+    base_model: Mapped[str] = mapped_column(String(128), primary_key=True)
+    precision: Mapped[str] = mapped_column(String(16), primary_key=True)
+    device_type: Mapped[str] = mapped_column(String(128), primary_key=True)
+    tokens: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)  # of a step and device, up to a power of two
+    rows: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)  # adapter rows, likewise; 0: not told
+    mean_tokens: Mapped[float] = mapped_column(Double)
+    log_seconds: Mapped[float] = mapped_column(Double)
+    variance: Mapped[float] = mapped_column(Double)
+    measured: Mapped[int]
+
+
+class SurvivalRow(Base):
+    """What the jobs of a shape class have lived; survival.Lives as a row."""
+
+    __tablename__ = "survivals"
+
+    shape_class: Mapped[str] = mapped_column(String(255), primary_key=True)
+    warm_exits: Mapped[float] = mapped_column(Double)
+    warm_lived: Mapped[float] = mapped_column(Double)
+    late_exits: Mapped[float] = mapped_column(Double)
+    late_lived: Mapped[float] = mapped_column(Double)

@@ -1,49 +1,75 @@
-"""What the planner sees: the fleet, what runs, what waits, read from Postgres at one moment and turned into a Problem.
+"""What the planner sees: the fleet, what runs, what waits, who is owed what; read from Postgres at one moment, as a Problem.
 
 Decides nothing. The fences it read go back into the writing, which drops every task that has moved on.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from contract.spec import JobConfig, Schedule, TaskSpec
-from contract.states import JobStatus, TaskStatus
+from contract.states import TaskStatus
 from service.db import clock
-from service.files.models import File
-from service.fleet.models import BaseModel, Node, Placement
+from service.fleet.models import Node, Placement
+from service.parts import Parts
 from service.scheduler import problem as p
-from service.scheduler.estimate import assumed_rate, expected_tokens, seconds_for, tokens_per_row
+from service.scheduler.fair_share import Ask, Share, standing, weights
+from service.scheduler.intervals import Spread
+from service.scheduler.memo import Memo
 from service.scheduler.models import Plan, PlanRequest
-from service.scheduler.survival import JobProgress
+from service.scheduler.promises import Promise, kept, promises
+from service.scheduler.shares import capacity, kind_of, limits, shares
+from service.scheduler.workload import Workload
 from service.tasks.models import Job, Task
 
-_WEIGHT = 100  # of priority 1 on arrival; weights are whole numbers
-_AGING_SECONDS = 3600  # a task that has waited this long weighs twice, so that nobody starves
-_WEIGHT_BYTES = 2  # of one parameter, at the least
+LEAVING_SECONDS = 10  # what a task that was asked to leave is expected to take over it
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A queued task that no row stands for, and its jobs."""
+
+    task: Task
+    jobs: Sequence[Job]
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """`tasks` are the queued ones by id, with their specs' base model; `needs` the bytes a GPU must have for each."""
+    """`tasks` are the queued and running ones that can be planned, by id; `broken` those whose spec cannot be read, and why.
+
+    `later` wait for a moment that their specs name. `promised` are starts that are due, on GPUs taken back for them.
+    """
 
     at: datetime
     requests: tuple[int, ...]
+    oldest: datetime | None  # of the requests
     problem: p.Problem
     tasks: dict[str, Task]
     nodes: dict[str, Node]
-    needs: dict[str, int]
+    placements: dict[str, Placement]  # live, by task
+    shares: tuple[Share, ...]
+    standing: dict[str, float]
+    needs: dict[str, int]  # bytes of each GPU, by queued task
+    waited: dict[str, float]  # seconds of each queued task, all queueings together
+    spreads: dict[str, Spread]
+    work: Workload
+    broken: dict[str, str] = field(default_factory=dict)
+    later: dict[str, datetime] = field(default_factory=dict)
+    promised: tuple[p.Start, ...] = ()
+    awaited: dict[str, Promise] = field(default_factory=dict)  # promises whose GPUs are still being given back
 
 
-def read(session: Session) -> Snapshot:
-    """The present moment. The session's transaction must be repeatable read and new."""
+def read(session: Session, parts: Parts, promised: Sequence[Promise] = (), asked: Asked | None = None) -> Snapshot:
+    """The present moment, with what is `promised` beside the rows, and with a task that is only `asked` about.
+
+    The session's transaction must be repeatable read and new.
+    """
     session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
-    requests = tuple(session.scalars(select(PlanRequest.id).order_by(PlanRequest.id)))
+    requests = list(session.execute(select(PlanRequest.id, PlanRequest.created_at).order_by(PlanRequest.id)))
+    now = clock(session)
     nodes = list(session.scalars(select(Node).where(Node.status == "ready").order_by(Node.id)))
     live = session.execute(
         select(Placement, Task)
@@ -51,90 +77,129 @@ def read(session: Session) -> Snapshot:
         .where(Placement.ended_at.is_(None), Placement.node_id.in_([node.id for node in nodes]))
         .order_by(Placement.id)
     ).all()
-    queued = list(session.scalars(select(Task).where(Task.status == TaskStatus.QUEUED).order_by(Task.created_at, Task.id)))
-    work = _Work(session, [task for _, task in live] + queued)
-    by_id = {node.id: node for node in nodes}
-    running = [
-        p.Running(task.id, placed.node_id, len(placed.device_indexes), work.seconds(task, by_id[placed.node_id]))
-        for placed, task in live
-    ]
-    now, planned = clock(session), _planned(session)
-    fleet = tuple(p.Node(node.id, len(node.devices), node.drained_at is not None) for node in nodes)
-    waiting = [
-        p.Queued(
-            task.id,
-            task.gpus,
-            _weight(task, now),
-            tuple(work.seconds(task, node) if work.fits(task, node) else None for node in nodes),
-            planned.get(task.id),
+    queued = list(session.scalars(select(Task).where(Task.status == TaskStatus.QUEUED).order_by(Task.queued_at, Task.id)))
+    unsaved = {}
+    if asked is not None:
+        asked.task.queued_at = now
+        queued.append(asked.task)
+        unsaved[asked.task.id] = asked.jobs
+    work = Workload(session, [task for _, task in live] + queued, parts.memo if asked is None else Memo(), unsaved)
+    seen = _Seen(session, parts, now, nodes, [(placed, task) for placed, task in live], queued, work, promised)
+    return seen.snapshot(tuple(row.id for row in requests), min((row.created_at for row in requests), default=None))
+
+
+class _Seen:
+    """The rows of one moment, on their way to a Snapshot."""
+
+    def __init__(
+        self,
+        session: Session,
+        parts: Parts,
+        now: datetime,
+        nodes: list[Node],
+        live: list[tuple[Placement, Task]],
+        queued: list[Task],
+        work: Workload,
+        promised: Sequence[Promise],
+    ) -> None:
+        self._promised = promised
+        self._session, self._parts, self._now, self._work = session, parts, now, work
+        self._nodes = {node.id: node for node in nodes}
+        self._live = [(placed, task) for placed, task in live if task.id not in work.broken]
+        self._sound = sound = [task for task in queued if task.id not in work.broken]
+        self._later = {
+            task.id: moment for task in sound if (moment := work.specs[task.id].not_before) is not None and moment > now
+        }
+        self._queued = [task for task in sound if task.id not in self._later]
+        self._spreads: dict[str, Spread] = {}
+        self._waited: dict[str, float] = {}
+
+    def snapshot(self, requests: tuple[int, ...], oldest: datetime | None) -> Snapshot:
+        fleet = tuple(p.Node(node.id, len(node.devices), node.drained_at is not None) for node in self._nodes.values())
+        running = [self._running(placed, task) for placed, task in self._live]
+        shared, gpus = self._shares(), capacity(self._nodes.values())
+        waiting = self._waiting(shared, gpus)
+        given = kept([*promises(self._session, self._now), *self._promised], fleet, running, waiting)
+        return Snapshot(
+            at=self._now,
+            requests=requests,
+            oldest=oldest,
+            problem=p.Problem(fleet, given.running, given.queued, limits(self._session, {task.tenant for task in waiting})),
+            tasks={task.id: task for task in [*self._sound, *(task for _, task in self._live)]},
+            nodes=self._nodes,
+            placements={task.id: placed for placed, task in self._live},
+            shares=tuple(shared),
+            standing=standing(shared, gpus) if shared else {},
+            needs={task.id: self._work.bytes_per_gpu(task) for task in self._queued},
+            waited=self._waited,
+            spreads=self._spreads,
+            work=self._work,
+            broken=self._work.broken,
+            later=self._later,
+            promised=given.due,
+            awaited=given.awaited,
         )
-        for task in queued
-    ]
-    return Snapshot(
-        at=now,
-        requests=requests,
-        problem=p.Problem(fleet, tuple(running), tuple(waiting)),
-        tasks={task.id: task for task in queued},
-        nodes=by_id,
-        needs={task.id: work.bytes_per_gpu(task) for task in queued},
-    )
+
+    def _running(self, placed: Placement, task: Task) -> p.Running:
+        node, gpus = self._nodes[placed.node_id], len(placed.device_indexes)
+        if placed.leaving is not None:
+            seconds = LEAVING_SECONDS
+        else:
+            found = self._work.estimate(task, kind_of(node), gpus)
+            self._spreads[task.id] = Spread(found.low / found.seconds, found.high / found.seconds)
+            seconds = max(1, round(found.seconds))
+        return p.Running(task.id, node.id, gpus, seconds, task.tenant_id)
+
+    def _waiting(self, shared: Sequence[Share], gpus: Mapping[str, int]) -> list[p.Queued]:
+        nodes = list(self._nodes.values())
+        seconds = {task.id: self._work.seconds(task, nodes) for task in self._queued}
+        before, planned = _waited_before(self._session, self._queued), _planned(self._session)
+        asks = []
+        for task in self._queued:
+            waited = (self._now - (task.queued_at or task.created_at)).total_seconds() + before.get(task.id, 0.0)
+            self._waited[task.id] = max(0.0, waited)
+            shortest = min((s for s in seconds[task.id] if s is not None), default=1)
+            asks.append(Ask(task.id, task.tenant_id, task.gpus, shortest, task.priority, self._waited[task.id]))
+        weigh = weights(asks, shared, gpus)
+        return [self._queueing(task, weigh[task.id], seconds[task.id], planned.get(task.id)) for task in self._queued]
+
+    def _queueing(self, task: Task, weight: int, seconds: tuple[int | None, ...], planned: str | None) -> p.Queued:
+        kind = next((kind_of(node) for node, s in zip(self._nodes.values(), seconds, strict=True) if s is not None), None)
+        if kind is not None:
+            found = self._work.estimate(task, kind, task.gpus)
+            self._spreads[task.id] = Spread(found.low / found.seconds, found.high / found.seconds)
+        deadline = self._work.specs[task.id].deadline
+        return p.Queued(
+            id=task.id,
+            gpus=task.gpus,
+            weight=weight,
+            seconds=seconds,
+            planned=planned,
+            tenant=task.tenant_id,
+            deadline=None if deadline is None else round((deadline - self._now).total_seconds()),
+        )
+
+    def _shares(self) -> Sequence[Share]:
+        held: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        for placed, task in self._live:
+            held[task.tenant_id][kind_of(self._nodes[placed.node_id])] += len(placed.device_indexes)
+        waiting = Counter[str]()
+        for task in self._queued:
+            waiting[task.tenant_id] += task.gpus
+        half_life = self._parts.settings.fair_share_half_life_seconds
+        return shares(self._session, self._now, half_life, held, waiting) if len(waiting.keys() | held.keys()) > 1 else ()
 
 
-def memory_of(node: Node) -> int:
-    """Bytes of the node's smallest device."""
-    return min(int(str(device["memory_bytes"])) for device in node.devices)
-
-
-def _weight(task: Task, now: datetime) -> int:
-    waited = max(0.0, (now - task.created_at).total_seconds())
-    return round(_WEIGHT * task.priority * (1 + waited / _AGING_SECONDS))
+def _waited_before(session: Session, tasks: Iterable[Task]) -> dict[str, float]:
+    """What tasks that were taken off a node had waited in earlier queueings, seconds."""
+    came_back = [task.id for task in tasks if task.requeue_reason is not None]
+    if not came_back:
+        return {}
+    sums = select(Placement.task_id, func.sum(Placement.waited_seconds)).where(Placement.task_id.in_(came_back))
+    return {task: float(seconds or 0.0) for task, seconds in session.execute(sums.group_by(Placement.task_id))}
 
 
 def _planned(session: Session) -> dict[str, str]:
     """The node that the last plan meant each waiting task for."""
-    last = session.scalar(select(Plan.decision).order_by(Plan.id.desc()).limit(1))
-    return {start["task"]: start["node"] for start in (last or {}).get("starts", ()) if start["start"] > 0}
-
-
-class _Work:
-    """How much the tasks still have to do."""
-
-    def __init__(self, session: Session, tasks: Iterable[Task]) -> None:
-        tasks = list(tasks)
-        self._bases = {base.name: base for base in session.scalars(select(BaseModel))}
-        files = {id for task in tasks for id in (task.train_file_id, task.validation_file_id) if id}
-        self._files = {file.id: file for file in session.scalars(select(File).where(File.id.in_(files)))}
-        jobs: dict[str, list[Any]] = defaultdict(list)
-        columns = (Job.task_id, Job.status, Job.step, Job.total_steps, Job.warmup_steps, Job.config, Job.promoted)
-        for row in session.execute(select(*columns).where(Job.task_id.in_([task.id for task in tasks]))):
-            jobs[row.task_id].append(row)
-        self._tokens = {task.id: self._expected(task, jobs[task.id]) for task in tasks}
-
-    def bytes_per_gpu(self, task: Task) -> int:
-        """What the base's weights take of each GPU, at the least."""
-        return self._bases[task.base_model].parameters * _WEIGHT_BYTES // task.gpus
-
-    def fits(self, task: Task, node: Node) -> bool:
-        return task.gpus <= len(node.devices) and self.bytes_per_gpu(task) <= memory_of(node)
-
-    def seconds(self, task: Task, node: Node) -> int:
-        rate = node.tokens_per_second.get(task.base_model)
-        if rate is None:
-            rate = assumed_rate(str(node.devices[0]["type"]), self._bases[task.base_model].parameters)
-        return seconds_for(self._tokens[task.id], rate, task.gpus)
-
-    def _expected(self, task: Task, jobs: list[Any]) -> float:
-        spec, file = TaskSpec.model_validate(task.spec), self._files[task.train_file_id]
-        held_out = 0.0 if task.validation_file_id else spec.dataset.validation_fraction
-        rows = task.train_rows or max(1, round(file.rows * (1 - held_out)))
-        known = [_progress(spec, job, rows) for job in jobs]
-        return expected_tokens(known, spec.early_exit, tokens_per_row(file.bytes, file.rows, spec.training.max_seq_len))
-
-
-def _progress(spec: TaskSpec, job: Any, rows: int) -> JobProgress:
-    config = JobConfig.model_validate(job.config)
-    total, warmup = job.total_steps, job.warmup_steps
-    if total is None or warmup is None:
-        calendar = Schedule.of(spec, config, rows)
-        total, warmup = calendar.total_steps, calendar.warmup_steps
-    return JobProgress(JobStatus(job.status), job.step, total, warmup, config.batch_size, job.promoted)
+    last = session.scalar(select(Plan.decision["starts"]).order_by(Plan.id.desc()).limit(1))
+    return {start["task"]: start["node"] for start in (last or ()) if start["start"] > 0}

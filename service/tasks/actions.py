@@ -13,6 +13,7 @@ from service.fleet.placements import ask_to_leave, end_placement, live_placement
 from service.hints import Hints
 from service.parts import Parts
 from service.queue import Queue, QueueJob
+from service.scheduler import waiting
 from service.scheduler.requests import request_plan
 from service.tasks.models import Job, Task
 from service.tasks.preflight import preflight
@@ -112,7 +113,7 @@ def pause(session: Session, parts: Parts, principal: Principal, task_id: str) ->
     if task.status == TaskStatus.QUEUED:
         task.status = check_task(TaskStatus.QUEUED, TaskStatus.PAUSED)
         task.fence += 1
-        task.waiting = None
+        task.waiting = waiting.paused()
         request_plan(session, parts.queue, "task_paused")
     else:  # its files are still being checked
         task.desired_status = TaskStatus.PAUSED

@@ -6,10 +6,10 @@ Callers hold the task's row lock and have ended its placement. Ended jobs keep t
 from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
-from contract.spec import TaskSpec
 from contract.states import JOB_REWINDS, JOB_TERMINAL, IllegalTransition, JobStatus, RequeueReason, TaskStatus, check_task
 from service.adapters.models import Adapter
 from service.db import clock
+from service.scheduler import waiting
 from service.tasks.conclude import conclude, fail_unfinished
 from service.tasks.curves import best_point, hide_after
 from service.tasks.models import Job, Task
@@ -34,7 +34,7 @@ def rewind(session: Session, task: Task, reason: RequeueReason, detail: str = ""
         fail_unfinished(task, error)
         conclude(session, task, error)
         return
-    boundary = TaskSpec.model_validate(task.spec).early_exit.policy != "none"
+    boundary = task.spec.get("early_exit", {}).get("policy") != "none"  # a spec that cannot be read any more must not stay here
     for job in task.jobs:
         if job.status not in JOB_TERMINAL:
             _back(session, job, boundary, task.fence)
@@ -42,6 +42,8 @@ def rewind(session: Session, task: Task, reason: RequeueReason, detail: str = ""
     task.desired_status, task.requeue_reason, task.requeue_detail = None, reason, detail or None
     if task.status == TaskStatus.QUEUED:
         task.queued_at = clock(session)
+    else:
+        task.waiting = waiting.paused()
 
 
 def _back(session: Session, job: Job, selects: bool, fence: int) -> None:

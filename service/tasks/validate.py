@@ -13,6 +13,7 @@ from contract.states import TaskStatus, check_task
 from service.db import Database
 from service.files.models import File
 from service.queue import Queue
+from service.scheduler import waiting
 from service.scheduler.requests import request_plan
 from service.storage import BLOCK, ObjectMissing, Storage
 from service.tasks.conclude import conclude, fail_unfinished
@@ -76,6 +77,7 @@ def _settle(session: Session, queue: Queue, task_id: str, errors: list[str]) -> 
         task.queued_at = session.scalars(select(func.clock_timestamp())).one()
         if task.desired_status is not None:  # paused before it could be queued
             task.status, task.desired_status = check_task(TaskStatus.QUEUED, TaskStatus(task.desired_status)), None
+            task.waiting = waiting.paused()
         request_plan(session, queue, "task_arrived")
     touch(session, task)
     return True

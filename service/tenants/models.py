@@ -13,6 +13,7 @@ class Tenant(Base):
     id: Mapped[Id]
     name: Mapped[str] = mapped_column(String(128), unique=True)
     weight: Mapped[float] = mapped_column(default=1.0, server_default="1")  # of its fair share
+    max_running_gpus: Mapped[int | None]  # its quota; none without one
     created_at: Mapped[Now]
 
 

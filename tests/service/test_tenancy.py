@@ -7,6 +7,8 @@ import pytest
 from fastapi.routing import APIRoute
 from sqlalchemy import select, update
 
+from contract.states import TaskStatus
+from service.tasks.models import Task
 from service.tenants.keys import Scope
 from service.tenants.models import ApiKey
 from tests.service.api import Caller, jsonl
@@ -15,6 +17,7 @@ from tests.service.made import adapter, chunk, jobs_of
 FILES = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"}
 ADMINS = ("/v1/admin/",)
 OPEN = {"/livez", "/readyz", "/openapi.json"}
+READING_POSTS = {"/v1/tasks/estimate"}
 SHARED = ("/v1/models",)  # the allow-list is everybody's
 
 
@@ -71,9 +74,21 @@ def test_no_list_shows_another_tenants_things(app, tenant, belongings):
         for method, path in public_routes(app.routes)
         if method == "GET" and "{" not in path and path not in OPEN and not path.startswith(ADMINS + SHARED)
     ]
-    assert set(lists) == {"/v1/tasks", "/v1/files", "/v1/adapters"}
-    for path in lists:
+    assert set(lists) == {"/v1/tasks", "/v1/files", "/v1/adapters", "/v1/schedule"}
+    for path in set(lists) - {"/v1/schedule"}:
         assert tenant.get(path).json()["data"] == []
+
+
+def test_the_schedule_counts_another_tenants_tasks_without_naming_them(tenant, new_tenant, database):
+    other = new_tenant()
+    id = other.task()["id"]
+    with database.begin() as session:
+        session.execute(update(Task).where(Task.id == id).values(status=TaskStatus.QUEUED, queued_at=datetime.now(UTC)))
+    (theirs,) = [waiting for waiting in other.get("/v1/schedule").json()["waiting"] if waiting["task_id"] == id]
+    assert theirs["gpus"] == 1
+    seen = tenant.get("/v1/schedule").json()
+    assert seen["waiting_total"] >= 1
+    assert {(waiting["task_id"], waiting["name"], waiting["sentence"]) for waiting in seen["waiting"]} == {(None, None, None)}
 
 
 def test_a_foreign_cursor_leads_nowhere(tenant, new_tenant):
@@ -97,7 +112,8 @@ def test_every_route_wants_its_scope(app, new_tenant):
     for method, path in public_routes(app.routes):
         if path in OPEN:
             continue
-        needed = Scope.ADMIN if path.startswith(ADMINS) else Scope.READ if method == "GET" else Scope.WRITE
+        reads = method == "GET" or path in READING_POSTS
+        needed = Scope.ADMIN if path.startswith(ADMINS) else Scope.READ if reads else Scope.WRITE
         for scope, caller in callers.items():
             response = caller.request(method, re.sub(r"{.*?}", "x", path))
             refused = response.status_code == 403 and response.json()["code"] == "scope_missing"

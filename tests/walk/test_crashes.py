@@ -88,6 +88,28 @@ def test_redis_flushed_and_stopped_only_makes_it_later(
     assert motet.curves(task_id) == unbroken
 
 
+def test_pauses_and_an_eviction_lose_no_step(motet: House, unbroken: dict[tuple[int, str], dict[int, float | None]]) -> None:
+    task_id = start(motet)
+    for at in (6, 30):
+        motet.until(task_id, lambda task, at=at: task["status"] == "running" and steps(task) >= at)
+        assert motet.http.post(f"/v1/tasks/{task_id}/pause").status_code == 200
+        paused = motet.until(task_id, lambda task: task["status"] == "paused")
+        assert motet.task(task_id)["progress"] == paused["progress"]
+        assert motet.http.post(f"/v1/tasks/{task_id}/resume").json()["status"] == "queued"
+    done = steps(motet.until(task_id, lambda task: task["status"] == "running" and steps(task) >= 60))
+    (node,) = motet.as_admin("GET", "/v1/admin/nodes")["data"]
+    motet.as_admin("POST", f"/v1/admin/nodes/{node['id']}/drain", json={"evict": True})
+    waits = motet.until(task_id, lambda task: task["status"] == "queued" and task["waiting"] is not None)
+    assert (waits["requeue_reason"], waits["waiting"]["code"]) == ("node_drained", "node_drained")
+    assert steps(waits) >= done, "what was trained is kept"
+    motet.as_admin("POST", f"/v1/admin/nodes/{node['id']}/undrain")
+    assert motet.ended(task_id)["status"] == "succeeded"
+    assert motet.curves(task_id) == unbroken
+    kinds = [change["kind"] for change in motet.http.get(f"/v1/tasks/{task_id}/plan-history").json()["data"]]
+    assert kinds.count("placed") == 4
+    assert kinds.count("left") == 3
+
+
 def everything(url: str) -> dict[str, list[tuple[Any, ...]]]:
     """All rows that a late worker could spoil."""
     tables = ("tasks", "jobs", "point_chunks", "adapters", "placements")

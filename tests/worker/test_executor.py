@@ -218,39 +218,46 @@ def test_a_placement_that_was_ended_leaves_and_others_stay(fleet, placing, tmp_p
     assert cut.ended == {}
 
 
-@pytest.mark.parametrize("at", [0, 3, 6, 11])
-def test_asked_to_leave_it_loses_no_step_and_goes_on_elsewhere_bit_for_bit(fleet, placing, tmp_path, at):
-    """In warmup, at its boundary, behind it: the jobs' states are stored at one moment, all is told, and then it goes."""
-    spec = {"training": {"epochs": 2}, "early_exit": {"warmup_fraction": 0.3, "keep_fraction": 0.5, "tau_gap": 10.0}}
+def test_asked_to_leave_it_loses_no_step_and_goes_on_elsewhere_bit_for_bit(fleet, placing, tmp_path):
+    """In warmup, near its boundary, behind it: the jobs' states are stored at one moment, all is told, and then it goes."""
+    spec = {"training": {"epochs": 12}, "early_exit": {"warmup_fraction": 0.3, "keep_fraction": 0.5, "tau_gap": 10.0}}
     narrow = {"worker_step_tokens": 300}
     placement = placing(SPACE, **spec)
     (unbroken,) = Inside(fleet, tmp_path / "unbroken", **narrow).run(placement)
-    whole = placement.model_copy(update={"placement_id": "whole", "token": "token-whole"})
-    leaving = Inside(fleet, tmp_path / "leaving", **narrow)
+    curves, manifests = {}, {}
+    for at in (0, 25, 60):
+        key = f"leaves{at}"
+        placement = placement.model_copy(update={"placement_id": key, "token": f"token-{key}"})
+        leaving = Inside(fleet, tmp_path / key, **narrow)
 
-    def leave_soon(executor):
-        def on_report(reported, report):
-            if max(reported.step.values()) >= at:
-                executor.obey(Detach(placement_id="whole", keep=True))
+        def leave_soon(executor, key=key, at=at):
+            def on_report(reported, report):
+                if max(reported.step.values()) >= at:
+                    executor.obey(Detach(placement_id=key, keep=True))
 
-        fleet.on_report = on_report
+            fleet.on_report = on_report
 
-    (left,) = leaving.run(whole, prepare=leave_soon)
-    assert [(e.placement_id, e.lost) for e in leaving.ended] == [("whole", False)]
-    assert isinstance(left.events[-1], wire.Detached)
-    unfinished = {job for job in left.status if job not in left.ended}
-    assert unfinished, "it left before its end"
-    assert {job: left.checkpoints[job].step for job in left.checkpoints if job in unfinished} == {
-        job: left.step[job] for job in unfinished if left.step[job]
-    }
+        (left,) = leaving.run(placement, prepare=leave_soon)
+        assert [(e.placement_id, e.lost) for e in leaving.ended] == [(key, False)]
+        assert isinstance(left.events[-1], wire.Detached)
+        unfinished = {job for job in left.status if job not in left.ended}
+        assert unfinished, "it left before its end"
+        kept = {job: ref.step for job, ref in left.checkpoints.items() if job in unfinished}
+        assert kept == {job: left.step[job] for job in unfinished if left.step[job]}
+        _merge(curves, manifests, left)
+        placement = resumed(left, "rest")
     fleet.on_report = lambda reported, report: None
-    (rest,) = Inside(fleet, tmp_path / "rest", **narrow).run(resumed(left, "rest"))
-    curves = {key: dict(points) for key, points in left.curves.items()}
-    for key, points in rest.curves.items():
-        curves.setdefault(key, {}).update(points)
+    (rest,) = Inside(fleet, tmp_path / "rest", **narrow).run(placement)
+    _merge(curves, manifests, rest)
     assert curves == unbroken.curves
-    manifests = left.manifests | rest.manifests
     assert {job: m.files for job, m in manifests.items()} == {job: m.files for job, m in unbroken.manifests.items()}
+
+
+def _merge(curves, manifests, reported):
+    for key, points in reported.curves.items():
+        assert not curves.get(key, {}).keys() & points.keys(), "no step is trained twice"
+        curves.setdefault(key, {}).update(points)
+    manifests.update(reported.manifests)
 
 
 def test_asked_to_leave_while_it_is_prepared_it_goes_at_once_and_its_neighbour_stays(fleet, placing, tmp_path):

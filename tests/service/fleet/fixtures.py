@@ -12,7 +12,10 @@ from service.tasks.validate import validate_due
 from tests.service.fleet.scripted import ScriptedNode
 
 _numbers = itertools.count(1)
-_TABLES = ("placements", "adapters", "point_chunks", "jobs", "tasks", "nodes", "plans", "plan_requests", "planner_lease")
+_TABLES = (
+    *("placements", "adapters", "point_chunks", "jobs", "plan_changes", "tasks", "nodes"),
+    *("plans", "plan_requests", "planner_lease", "throughput_profiles", "survivals"),
+)
 
 
 @pytest.fixture

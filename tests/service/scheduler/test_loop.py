@@ -16,12 +16,13 @@ from service.fleet.models import Node, Placement
 from service.hints import Hints, stream_of
 from service.parts import Parts
 from service.reconcile import plan_the_forgotten
-from service.scheduler import loop
+from service.scheduler import loop, turn
 from service.scheduler.greedy import easy_wsap
-from service.scheduler.loop import LeaseLost, plan_once, replan
-from service.scheduler.models import Plan, PlannerLease, PlanRequest
+from service.scheduler.loop import plan_once, replan
+from service.scheduler.models import Plan, PlannerLease, PlanRequest, ThroughputProfile
 from service.scheduler.problem import Problem, objective
 from service.scheduler.requests import request_plan
+from service.scheduler.turn import LeaseLost
 from service.tasks.models import Task
 from tests.service.fleet.scripted import completed, moved, throughput
 
@@ -66,17 +67,22 @@ def test_every_waiting_task_says_why_its_place_and_when(tenant, new_node, plan, 
     running = [task for task in waiting.values() if task["status"] == "running"]
     queued = sorted((task for task in waiting.values() if task["status"] == "queued"), key=lambda t: t["waiting"]["place"])
     assert len(running) == 1
-    assert [task["waiting"]["code"] for task in queued] == ["capacity", "capacity", "no_node_fits"]
+    assert [task["waiting"]["code"] for task in queued] == [*["waiting_for_capacity"] * 2, "no_node_fits"]
     assert [task["waiting"]["place"] for task in queued] == [1, 2, 3]
     assert queued[0]["waiting"]["expected_end"] == queued[1]["waiting"]["expected_start"]
-    assert "asks for 4 GPUs of one node, but the largest node, lonely, has 1" in queued[2]["waiting"]["sentence"]
+    assert "asks for 4 GPUs of one node, but the largest has 1" in queued[2]["waiting"]["sentence"]
+    assert f"planned for lonely, held by {running[0]['id']}." in queued[0]["waiting"]["sentence"]
+    for task in queued[:2]:
+        for name in ("expected_start", "expected_end"):
+            low, high = task["waiting"][f"{name}_interval"]
+            assert low <= task["waiting"][name] <= high
     assert queued[2]["waiting"]["expected_start"] is None
 
 
 def test_without_a_node_tasks_wait_for_one_and_start_when_it_joins(tenant, new_node, plan):
     task = tenant.task()
     plan()
-    assert tenant.get(f"/v1/tasks/{task['id']}").json()["waiting"]["code"] == "no_node"
+    assert tenant.get(f"/v1/tasks/{task['id']}").json()["waiting"]["code"] == "no_node_fits"
     node = new_node()
     plan()
     assert node.take(task["id"]).given.task_id == task["id"]
@@ -97,11 +103,12 @@ def test_where_the_rules_are_not_optimal_the_stored_plan_is(database, parts, adm
     """Four tasks on one node of 3 GPUs, for which the rules' order with one reservation is not the best."""
     node = new_node(slots=3)
     with database.begin() as session:
-        session.execute(update(Node).values(tokens_per_second={"small": 50.0}))
-    for jobs, gpus, priority in ((2, 2, 1), (4, 2, 3), (3, 1, 1), (1, 3, 1)):
+        measured = {"base_model": "small", "precision": "bf16", "device_type": "cpu", "tokens": 128, "rows": 0}
+        session.add(ThroughputProfile(**measured, mean_tokens=100.0, log_seconds=0.7, variance=0.0, measured=8))
+    for jobs, gpus in ((2, 2), (4, 2), (3, 1), (1, 3)):
         space = {"learning_rate": [1e-4 * at for at in range(1, jobs + 1)], "batch_size": [4]}
         policy = {"policy": "none"}
-        validated(parts, admin, search_space=space, gpus=gpus, priority=priority, early_exit=policy)
+        validated(parts, admin, search_space=space, gpus=gpus, early_exit=policy)
     replan(parts)
     (kept,) = admin.get("/v1/admin/plans").json()["data"]
     problem = Problem.from_json(kept["problem"])
@@ -169,14 +176,14 @@ def test_a_plan_under_a_lost_lease_is_rejected_whole(parts, tenant, new_node, da
     new_node()
     validated(parts, tenant)
     with database.begin() as session:
-        session.add(PlannerLease(id=1, token="another", until=func.clock_timestamp() + loop.LEASE))
+        session.add(PlannerLease(id=1, token="another", until=func.clock_timestamp() + turn.LEASE))
     requests = len(rows(database, PlanRequest))
     with pytest.raises(LeaseLost):
         plan_once(parts, "mine")
     assert (live(database), rows(database, Plan), len(rows(database, PlanRequest))) == ([], [], requests)
     assert replan(parts) == 0  # its holder will see to the requests
     with database.begin() as session:
-        session.execute(update(PlannerLease).values(until=func.clock_timestamp() - loop.LEASE))
+        session.execute(update(PlannerLease).values(until=func.clock_timestamp() - turn.LEASE))
     assert replan(parts) >= 1  # a lease that ran out is taken over
     assert len(live(database)) == 1
 
@@ -260,11 +267,11 @@ def test_a_planner_killed_between_writing_and_hinting_has_lost_nothing(killed_pl
     # the dead planner's lease keeps others out only until it runs out
     waiting = validated(parts, tenant)
     with database.begin() as session:
-        session.execute(update(PlannerLease).values(until=func.clock_timestamp() - loop.LEASE))
-        session.execute(update(PlanRequest).values(created_at=func.clock_timestamp() - loop.LEASE))
+        session.execute(update(PlannerLease).values(until=func.clock_timestamp() - turn.LEASE))
+        session.execute(update(PlanRequest).values(created_at=func.clock_timestamp() - turn.LEASE))
     plan_the_forgotten(parts)
     assert rows(database, PlanRequest) == []
-    assert tenant.get(f"/v1/tasks/{waiting}").json()["waiting"]["code"] == "capacity"
+    assert tenant.get(f"/v1/tasks/{waiting}").json()["waiting"]["code"] == "waiting_for_capacity"
 
 
 def test_a_planner_killed_before_it_wrote_leaves_the_request(killed_planner, parts, tenant, new_node, database):
@@ -274,7 +281,7 @@ def test_a_planner_killed_before_it_wrote_leaves_the_request(killed_planner, par
     assert live(database) == []
     assert rows(database, PlanRequest) != []
     with database.begin() as session:
-        session.execute(update(PlannerLease).values(until=func.clock_timestamp() - loop.LEASE))
+        session.execute(update(PlannerLease).values(until=func.clock_timestamp() - turn.LEASE))
     replan(parts)
     assert node.take(task)
 

@@ -1,0 +1,129 @@
+"""A node that trains nothing: a daemon's side of the real fleet API over real HTTP and Redis, with a clock for an executor.
+
+What it says of a task is what a worker would: acknowledged, attached, trained, adapter stored, completed. Measures nothing.
+"""
+
+import hashlib
+import queue
+import secrets
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from contract import wire
+from contract.adapter import AdapterFile, AdapterManifest, Lineage
+from contract.states import JobStatus
+from worker.desired import Desired, DesiredStates, NodeForgotten
+from worker.hints import Hints
+from worker.link import NodeLink, PlacementLink
+
+_GIB = 2**30
+_FILES = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"nothing was trained"}
+
+
+class FakeNode:
+    """`seconds` is how long each placement takes; `taken` is called with a task's id when this node has heard of it."""
+
+    def __init__(
+        self, api_url: str, redis_url: str, join_token: str, name: str, slots: int, seconds: float, taken: Callable[[str], None]
+    ) -> None:
+        self._seconds, self._taken = seconds, taken
+        self._link, self._placement_link = NodeLink(api_url), PlacementLink(api_url)
+        devices = [wire.Device(index=at, type="cpu", memory_bytes=8 * _GIB) for at in range(slots)]
+        self._boot_id = secrets.token_hex(8)
+        said = wire.NodeRegistration(name=name, boot_id=self._boot_id, devices=devices)
+        self.welcome = self._link.register(join_token, said)
+        self._held: dict[str, wire.Placement] = {}
+        self._over: set[str] = set()
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._desired = DesiredStates(self._link, self.welcome, lambda news: self._inbox.put(partial(self._heed, news)))
+        self._hints = Hints(redis_url, self.welcome.stream, self._desired.want)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._hints.close()
+        self._desired.close()
+        self._inbox.put(None)
+        self._thread.join()
+        self._link.close()
+        self._placement_link.close()
+
+    def _run(self) -> None:
+        beat_at = 0.0
+        while True:
+            try:
+                act = self._inbox.get(timeout=max(0.0, beat_at - time.monotonic()))
+                if act is None:
+                    return
+                act()
+            except queue.Empty:
+                self._beat()
+                beat_at = time.monotonic() + self.welcome.heartbeat_seconds
+
+    def _beat(self) -> None:
+        pulses = [
+            wire.Pulse(placement_id=key, fence=held.fence, phase="training", progress_age=0.0)
+            for key, held in self._held.items()
+        ]
+        said = wire.Heartbeat(boot_id=self._boot_id, pulses=pulses)
+        self._link.heartbeat(self.welcome.node_id, self.welcome.credential, said)
+
+    def _heed(self, news: Desired | NodeForgotten) -> None:
+        if isinstance(news, NodeForgotten):
+            raise RuntimeError("the service forgot a node that beats")
+        wanted = {placement.placement_id: placement for placement in news.state.placements}
+        new = [key for key in wanted if key not in self._held and key not in self._over]
+        for key in new:
+            self._taken(wanted[key].task_id)
+            self._held[key] = wanted[key]
+        if new:
+            self._beat()
+        for key in new:
+            threading.Timer(self._seconds, self._inbox.put, [partial(self._finish, wanted[key])]).start()
+
+    def _finish(self, placement: wire.Placement) -> None:
+        jobs = [job.index for job in placement.jobs]
+        started: list[wire.Event] = [
+            wire.Attached(
+                train_rows=18, validation_rows=2, truncated_rows=0, skipped_rows=0,
+                total_steps=dict.fromkeys(jobs, 5), warmup_steps=dict.fromkeys(jobs, 5),
+            )
+        ]  # fmt: skip
+        for job in jobs:
+            started.append(wire.JobMoved(job=job, status=JobStatus.WARMUP, step=0))
+            started.append(wire.JobMoved(job=job, status=JobStatus.TRAINING, step=0))
+            started.append(wire.Points(job=job, series="train_loss", steps=[1, 2, 3, 4, 5], values=[2.0, 1.8, 1.6, 1.5, 1.4]))
+            started.append(wire.Points(job=job, series="val_loss", steps=[5], values=[1.5]))
+        tokens = 5 * 100 * len(jobs)
+        started.append(wire.Throughput(steps=5, tokens=tokens, seconds=self._seconds, micro_batches=5, forwards=5))
+        ended: list[wire.Event] = []
+        for job in placement.jobs:
+            ended.append(wire.AdapterKept(job=job.index, manifest=self._manifest(placement, job)))
+            ended.append(wire.JobCompleted(job=job.index, step=5, best_step=5, best_val_loss=1.5))
+        self._over.add(placement.placement_id)
+        del self._held[placement.placement_id]
+        report = wire.Report(fence=placement.fence, seq=1, events=[*started, *ended])
+        self._placement_link.report(placement.placement_id, placement.token, report)
+
+    def _manifest(self, placement: wire.Placement, job: wire.JobAssignment) -> AdapterManifest:
+        files = [self._upload(placement, path, content) for path, content in _FILES.items()]
+        lineage = Lineage(
+            task_id=placement.task_id, job_id=job.job_id, base_model=placement.base.name,
+            base_revision=placement.base.revision, dataset_sha256=placement.train_file.sha256, config=job.config,
+        )  # fmt: skip
+        return AdapterManifest(files=files, step=5, val_loss=1.5, lineage=lineage)
+
+    def _upload(self, placement: wire.Placement, path: str, content: bytes) -> AdapterFile:
+        sha256 = hashlib.sha256(content).hexdigest()
+        request = wire.UploadRequest(fence=placement.fence, sha256=sha256, bytes=len(content))
+        grant = self._placement_link.grant(placement.placement_id, placement.token, request)
+        if not grant.exists:
+            with tempfile.NamedTemporaryFile() as file:
+                file.write(content)
+                file.flush()
+                self._placement_link.put(grant, Path(file.name))
+        return AdapterFile(path=path, sha256=sha256, bytes=len(content))

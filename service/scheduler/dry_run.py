@@ -1,0 +1,143 @@
+"""What a task would take, told before there is one: tokens, GPU seconds, when it would start and end, which rows are cut.
+
+Stores nothing. The start is by the rules alone (greedy.py), since a request must not wait for a solver.
+"""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Literal
+
+from pydantic import BaseModel, Field
+from sqlalchemy.orm import Session
+
+from contract.spec import TaskSpec
+from contract.states import JobStatus, TaskStatus
+from service.errors import FieldError
+from service.parts import Parts
+from service.scheduler import snapshot, waiting
+from service.scheduler.estimate import BYTES_PER_TOKEN, Estimate
+from service.scheduler.greedy import easy_wsap, start_all
+from service.scheduler.intervals import intervals
+from service.scheduler.problem import Start
+from service.scheduler.reasons import reasons
+from service.scheduler.shares import kind_of
+from service.scheduler.snapshot import Asked, Snapshot
+from service.scheduler.told import priorities, scene
+from service.storage import Storage
+from service.tasks.models import Job, Task
+from service.tasks.preflight import Pinned
+
+_ID = "task_asked_about"
+_LISTED = 50  # rows
+
+
+class Between(BaseModel):
+    """The expected value, and the interval that holds the true one most of the time."""
+
+    expected: float
+    low: float
+    high: float
+
+
+class EstimateResource(BaseModel):
+    """What the task would take if it were posted now."""
+
+    object: Literal["estimate"] = "estimate"
+    jobs: int
+    tokens: float = Field(description="Expected to be trained; early exit is counted in")
+    full_tokens: float = Field(description="If every job trained to its end")
+    gpu_seconds: Between
+    device_type: str | None = Field(description="The estimate is for this one, the fleet's fastest that it fits")
+    expected_start: datetime | None = Field(description="Null where no node has room for it")
+    expected_end: datetime | None
+    expected_start_interval: list[datetime] | None
+    expected_end_interval: list[datetime] | None
+    waiting: str | None = Field(description="Why it would not start at once")
+    problems: list[FieldError] = Field(description="Rows of its files that will be cut or left out")
+
+
+def dry_run(session: Session, parts: Parts, tenant_id: str, spec: TaskSpec, pinned: Pinned) -> EstimateResource:
+    """For a tenant whose spec has passed preflight. The session's transaction must be new and see all tenants' rows."""
+    asked = _task(tenant_id, spec, pinned)
+    seen = snapshot.read(session, parts, asked=asked)
+    starts = start_all(seen.problem) or easy_wsap(seen.problem)
+    start = next((start for start in starts if start.task == _ID), None)
+    kinds = {kind_of(node): node for node in seen.nodes.values() if seen.work.fits(asked.task, node)}
+    found = {kind: seen.work.estimate(asked.task, kind, spec.gpus) for kind in kinds} or {
+        "": seen.work.estimate(asked.task, "an accelerator", spec.gpus)
+    }
+    kind, best = min(found.items(), key=lambda item: item[1].seconds)
+    return EstimateResource(
+        jobs=spec.search_space.size,
+        tokens=best.tokens,
+        full_tokens=seen.work.full_tokens(asked.task),
+        gpu_seconds=_gpu_seconds(best, spec.gpus),
+        device_type=kind or None,
+        **_moments(seen, starts, start),
+        waiting=_why(seen, starts, start),
+        problems=list(_rows(parts.storage, spec, pinned)),
+    )
+
+
+def _task(tenant_id: str, spec: TaskSpec, pinned: Pinned) -> Asked:
+    task = Task(
+        id=_ID,
+        tenant_id=tenant_id,
+        spec=spec.model_dump(mode="json"),
+        status=TaskStatus.QUEUED,
+        fence=0,
+        base_model=pinned.model.name,
+        train_file_id=pinned.train.id,
+        validation_file_id=pinned.validation.id if pinned.validation else None,
+        gpus=spec.gpus,
+        priority=spec.priority,
+    )
+    jobs = [
+        Job(status=JobStatus.PENDING, step=0, config=config.model_dump(mode="json"), promoted=False)
+        for config in spec.search_space.expand()
+    ]
+    return Asked(task, jobs)
+
+
+def _gpu_seconds(found: Estimate, gpus: int) -> Between:
+    return Between(expected=found.seconds * gpus, low=found.low * gpus, high=found.high * gpus)
+
+
+def _moments(seen: Snapshot, starts: tuple[Start, ...], start: Start | None) -> dict[str, datetime | list[datetime] | None]:
+    names = ("expected_start", "expected_end", "expected_start_interval", "expected_end_interval")
+    if start is None:
+        return dict.fromkeys(names)
+    between = intervals(seen.problem.running, starts, seen.spreads)[_ID]
+
+    def moment(seconds: float) -> datetime:
+        return seen.at + timedelta(seconds=seconds)
+
+    told = (moment(start.start), moment(start.end), [*map(moment, between.start)], [*map(moment, between.end)])
+    return dict(zip(names, told, strict=True))
+
+
+def _why(seen: Snapshot, starts: tuple[Start, ...], start: Start | None) -> str | None:
+    if _ID in seen.later:
+        return str(waiting.not_before(seen.later[_ID])["sentence"])
+    if start is not None and start.start == 0:
+        return None
+    found = {reason.task: reason for reason in reasons(seen.problem, starts, seen.standing or None, priorities(seen))}
+    return str(waiting.tell(found[_ID], scene(seen, starts), seen.at)["sentence"])
+
+
+def _rows(storage: Storage, spec: TaskSpec, pinned: Pinned) -> Iterator[FieldError]:
+    """Rows that seem longer than max_seq_len, judged by their bytes: the service has no tokenizer."""
+    most = spec.training.max_seq_len
+    for field, file in (("dataset.file_id", pinned.train), ("dataset.validation_file_id", pinned.validation)):
+        if file is None:
+            continue
+        listed = 0
+        with storage.open(file.sha256) as lines:
+            for number, line in enumerate(lines, 1):
+                tokens = round(len(line) / BYTES_PER_TOKEN)
+                if tokens > most:
+                    listed += 1
+                    message = f"has about {tokens} tokens, training.max_seq_len is {most}; it will be cut"
+                    yield FieldError(field=field, line=number, code="row_truncated", message=message)
+                if listed == _LISTED:
+                    break

@@ -1,0 +1,62 @@
+"""The schedule, a task's history of plans, and estimates, over HTTP."""
+
+from fastapi import APIRouter
+from sqlalchemy import select
+
+from contract.spec import TaskSpec
+from service.answers import problems
+from service.pages import Cursor, Limit, Page, page
+from service.scheduler.dry_run import EstimateResource, dry_run
+from service.scheduler.history import PlanChangeResource
+from service.scheduler.models import PlanChange
+from service.scheduler.schedule import Schedule, schedule
+from service.state import Db, Works
+from service.tasks.models import Task
+from service.tasks.preflight import preflight
+from service.tenants.auth import Reader
+from service.tenants.scope import find, scoped
+
+router = APIRouter(prefix="/v1", responses=problems(401, 403))
+
+
+@router.get(
+    "/schedule",
+    tags=["schedule"],
+    operation_id="get_schedule",
+    summary="Get what runs where, what waits, why, and until when",
+    description="Your own tasks are named; others are only counted.",
+)
+def get_schedule(reader: Reader, parts: Works) -> Schedule:
+    with parts.db.begin() as session:
+        return schedule(session, reader.tenant_id)
+
+
+@router.get(
+    "/tasks/{task_id}/plan-history",
+    tags=["tasks"],
+    operation_id="list_task_plan_history",
+    summary="List what was planned for a task, the newest first",
+    responses=problems(404, 422),
+)
+def list_plan_history(
+    task_id: str, reader: Reader, db: Db, cursor: Cursor = None, limit: Limit = 20
+) -> Page[PlanChangeResource]:
+    with db.begin() as session:
+        find(session, Task, task_id, reader, "task")
+        changes = scoped(select(PlanChange).where(PlanChange.task_id == task_id), PlanChange, reader)
+        return page(session, changes, PlanChange, cursor, limit, lambda rows: [PlanChangeResource.of(row) for row in rows])
+
+
+@router.post(
+    "/tasks/estimate",
+    tags=["tasks"],
+    operation_id="estimate_task",
+    summary="Estimate a task without making it",
+    description="Says what the task would take and when it would start and end if it were posted now. Nothing is stored.",
+    responses=problems(400, 413, 422),
+)
+def estimate_task(spec: TaskSpec, reader: Reader, db: Db, parts: Works) -> EstimateResource:
+    with db.begin() as session:
+        pinned = preflight(session, reader, spec)
+    with parts.db.begin() as session:
+        return dry_run(session, parts, reader.tenant_id, spec, pinned)

@@ -1,0 +1,46 @@
+"""What a plan says to the owners of the tasks that wait: planner's reasons, joined with names. Touches no rows."""
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from service.scheduler import waiting
+from service.scheduler.intervals import Between
+from service.scheduler.problem import Start
+from service.scheduler.reasons import Code, reasons
+from service.scheduler.snapshot import LEAVING_SECONDS, Snapshot
+from service.scheduler.solve import Decision
+from service.scheduler.workload import memory_of
+
+
+def reasons_of(seen: Snapshot, decision: Decision, between: Mapping[str, Between]) -> dict[str, dict[str, Any]]:
+    """For every queued task that does not start now, JSON-ready."""
+    shown = scene(seen, decision.starts)
+    late = {miss.task: float(miss.end - miss.deadline) for miss in decision.late}
+    found = {
+        reason.task: waiting.tell(reason, shown, seen.at, between.get(reason.task), late.get(reason.task))
+        for reason in reasons(seen.problem, decision.starts, seen.standing or None, priorities(seen))
+    }
+    for id, promise in seen.awaited.items():
+        room = f"GPUs of {seen.nodes[promise.node].name} are being given back for it; it starts once the tasks there are safe."
+        soon = (seen.at + timedelta(seconds=LEAVING_SECONDS)).isoformat()
+        found[id] = waiting.plain(Code.WAITING_FOR_CAPACITY, room) | {"expected_start": soon}
+    return found | {id: waiting.not_before(moment) for id, moment in seen.later.items()}
+
+
+def changed(seen: Snapshot, told: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Those reasons that differ from what the tasks' owners were told before."""
+    return {id: said for id, said in told.items() if waiting.differs(seen.tasks[id].waiting, said, seen.at)}
+
+
+def scene(seen: Snapshot, starts: Sequence[Start]) -> waiting.Scene:
+    """What the sentences may speak of, once the starts at 0 are made."""
+    offers = {id: waiting.Offer(node.name, len(node.devices), memory_of(node)) for id, node in seen.nodes.items()}
+    owners = {id: task.tenant_id for id, task in seen.tasks.items()}
+    running = {run.id: run.node for run in seen.problem.running if run.id in seen.placements}
+    running |= {start.task: start.node for start in starts if start.start == 0}
+    return waiting.Scene(offers, owners, seen.needs, running)
+
+
+def priorities(seen: Snapshot) -> dict[str, float]:
+    return {id: float(task.priority) for id, task in seen.tasks.items()}

@@ -1,0 +1,171 @@
+"""How long tasks will take on which nodes, from the rows: their jobs, the files they train on, what was measured and learned.
+
+The arithmetic is estimate.py's. A task whose stored spec cannot be read any more is `broken`, and has no estimate.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from contract.spec import JobConfig, Schedule, TaskSpec
+from contract.states import ExitReason, JobStatus, TaskStatus
+from service.files.models import File
+from service.fleet.models import BaseModel, Node
+from service.scheduler import learned
+from service.scheduler.estimate import Estimate, Work, estimate, tokens_per_row
+from service.scheduler.hardware import hardware
+from service.scheduler.memo import Memo
+from service.scheduler.shares import kind_of
+from service.scheduler.survival import JobProgress, shape_class
+from service.scheduler.throughput import Model, relevant
+from service.tasks.models import Job, Task
+
+BYTES_PER_WEIGHT = 2  # of one parameter, at the least
+PRECISION = "bf16"  # the one that bases are held in
+
+
+class Workload:
+    """The given tasks, read at one moment. `memo` keeps what is known of those that lie still (queued ones).
+
+    `unsaved` are the jobs of tasks that no row stands for.
+    """
+
+    def __init__(
+        self, session: Session, tasks: Iterable[Task], memo: Memo, unsaved: Mapping[str, Sequence[Job]] | None = None
+    ) -> None:
+        self._memo = memo
+        self.broken: dict[str, str] = {}
+        self.specs: dict[str, TaskSpec] = {}
+        tasks = list(tasks)
+        for task in tasks:
+            try:
+                self.specs[task.id] = memo.get(("spec", task.id), lambda task=task: TaskSpec.model_validate(task.spec))  # type: ignore[misc]
+            except ValidationError as error:
+                self.broken[task.id] = _why(error)
+        sound = [task for task in tasks if task.id in self.specs]
+        self._bases = {base.name: base for base in session.scalars(select(BaseModel))}
+        files = {id for task in sound for id in (task.train_file_id, task.validation_file_id) if id}
+        self._files = {file.id: file for file in session.scalars(select(File).where(File.id.in_(files)))}
+        self._profiles = learned.profiles(session, {task.base_model for task in sound})
+        self._lives = learned.lives(session, {shape_class(spec) for spec in self.specs.values()})
+        self._models: dict[tuple[str, str], Model] = {}
+        self._alike: dict[str, tuple[str, int, int]] = {}  # of each node, what tells it from others
+        self._jobs = self._read(session, sound, unsaved or {})
+
+    def bytes_per_gpu(self, task: Task) -> int:
+        """What the base's weights take of each GPU, at the least."""
+        return self._bases[task.base_model].parameters * BYTES_PER_WEIGHT // task.gpus
+
+    def fits(self, task: Task, node: Node) -> bool:
+        return task.gpus <= len(node.devices) and self.bytes_per_gpu(task) <= memory_of(node)
+
+    def estimate(self, task: Task, kind: str, gpus: int) -> Estimate:
+        """What the task still takes on `gpus` devices of a type."""
+        jobs, model = self._jobs[task.id], self._model(task.base_model, kind)
+        spec, of_class = self.specs[task.id], self._lives[shape_class(self.specs[task.id])]
+        file = self._files[task.train_file_id]
+        _, validation = rows_of(task, spec, file, self._files.get(task.validation_file_id or ""))
+        tokens = tokens_per_row(file.bytes, file.rows, spec.training.max_seq_len)
+
+        def work_out() -> Estimate:
+            return estimate(Work(jobs, spec.early_exit, tokens, validation, of_class), model, gpus)
+
+        if task.status != TaskStatus.QUEUED:
+            return work_out()
+        return self._memo.get(("estimate", task.id, task.fence, model, of_class, gpus), work_out)
+
+    def full_tokens(self, task: Task) -> float:
+        """What its jobs would train without any exit."""
+        spec, file = self.specs[task.id], self._files[task.train_file_id]
+        tokens = tokens_per_row(file.bytes, file.rows, spec.training.max_seq_len)
+        return sum(job.total_steps * job.batch_size * tokens for job in self._jobs[task.id])
+
+    def seconds(self, task: Task, nodes: Iterable[Node]) -> tuple[int | None, ...]:
+        """For each node, how long; None where it does not fit."""
+        known: dict[tuple[str, int, int], int | None] = {}
+        found = []
+        for node in nodes:
+            alike = self._alike.get(node.id) or self._alike.setdefault(
+                node.id, (kind_of(node), len(node.devices), memory_of(node))
+            )
+            if alike not in known:
+                fits = self.fits(task, node)
+                known[alike] = max(1, round(self.estimate(task, alike[0], task.gpus).seconds)) if fits else None
+            found.append(known[alike])
+        return tuple(found)
+
+    def _model(self, base: str, kind: str) -> Model:
+        if (base, kind) not in self._models:
+            parameters = self._bases[base].parameters
+            known = relevant(self._profiles, base, PRECISION, kind)
+            self._models[base, kind] = Model(parameters, parameters * BYTES_PER_WEIGHT, hardware(kind), known)
+        return self._models[base, kind]
+
+    def _read(
+        self, session: Session, tasks: list[Task], unsaved: Mapping[str, Sequence[Job]]
+    ) -> dict[str, tuple[JobProgress, ...]]:
+        """All jobs of each task. While a task is queued, they change only with its fence."""
+        keys = {task.id: ("jobs", task.id, task.fence) for task in tasks if task.status == TaskStatus.QUEUED}
+        moved = [task.id for task in tasks if keys.get(task.id) not in self._memo]
+        rows: dict[str, list[Any]] = defaultdict(list, {id: list(jobs) for id, jobs in unsaved.items()})
+        if moved:
+            columns = (Job.task_id, Job.status, Job.step, Job.total_steps, Job.warmup_steps, Job.config, Job.promoted)
+            asked = select(*columns, Job.exit_reason).where(Job.task_id.in_(moved)).order_by(Job.task_id, Job.index)
+            for row in session.execute(asked):
+                rows[row.task_id].append(row)
+        found: dict[str, tuple[JobProgress, ...]] = {}
+        for task in tasks:
+            train, _ = rows_of(
+                task, self.specs[task.id], self._files[task.train_file_id], self._files.get(task.validation_file_id or "")
+            )
+
+            def read(task: Task = task, train: int = train) -> tuple[JobProgress, ...]:
+                return tuple(progress_of(self.specs[task.id], job, train) for job in rows[task.id])
+
+            found[task.id] = self._memo.get(keys[task.id], read) if task.id in keys else read()
+        return found
+
+
+def memory_of(node: Node) -> int:
+    """Bytes of the node's smallest device."""
+    return min(int(str(device["memory_bytes"])) for device in node.devices)
+
+
+def rows_of(task: Task, spec: TaskSpec, file: File, held_out: File | None) -> tuple[int, int]:
+    """Rows that train and that validate: as a worker counted them, else as the files and the spec suggest."""
+    if task.train_rows is not None and task.validation_rows is not None:
+        return task.train_rows, task.validation_rows
+    most = spec.dataset.max_validation_rows
+    if held_out is not None:
+        return file.rows, min(most, held_out.rows)
+    validation = min(most, max(1, round(file.rows * spec.dataset.validation_fraction)))
+    return max(1, file.rows - validation), validation
+
+
+def progress_of(spec: TaskSpec, job: Any, rows: int) -> JobProgress:
+    """A job's row as estimates see it. `rows` train, which tells its calendar before a worker has counted them."""
+    config = JobConfig.model_validate(job.config)
+    total, warmup = job.total_steps, job.warmup_steps
+    if total is None or warmup is None:
+        calendar = Schedule.of(spec, config, rows)
+        total, warmup = calendar.total_steps, calendar.warmup_steps
+    return JobProgress(
+        JobStatus(job.status),
+        job.step,
+        total,
+        warmup,
+        config.batch_size,
+        job.promoted,
+        ExitReason(job.exit_reason) if job.exit_reason else None,
+        config.rank,
+    )
+
+
+def _why(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"the task's stored spec cannot be read by this version of the service: {where}: {first['msg']}; submit it again"

@@ -1,0 +1,39 @@
+"""The placement benchmark in small: real processes, fake nodes; and its judge, which must be able to say no."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.placement import Placed, Run, figures, gate, idle_while, measure
+
+
+def test_a_small_run_places_every_task_once_and_leaves_no_device_idle() -> None:
+    run = measure(tasks=16, nodes=4, slots=1, rate=6.0, seconds=0.3)
+    judged = gate(run, 16)
+    assert judged["passed"], judged
+    assert len({one.device for one in run.placed}) > 1
+    found = figures(run)
+    assert (
+        0 < found["queued_to_placement_ms_p50"] < found["arrival_to_placement_ms_p50"] <= found["arrival_to_placement_ms_p99"]
+    )
+
+
+FIRST = Placed("first", 0.0, 0.1, 0.2, 5.0, "n/0")
+SECOND = Placed("second", 1.0, 1.1, 5.2, 6.0, "n/0")
+
+
+def test_idle_time_is_what_was_free_while_a_task_waited() -> None:
+    assert idle_while(SECOND, [FIRST, SECOND], 1) == pytest.approx(0.2)
+    assert idle_while(SECOND, [FIRST, SECOND], 2) == pytest.approx(4.1)
+    assert idle_while(FIRST, [FIRST, SECOND], 1) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    "flaw",
+    [{"statuses": {"succeeded": 1, "failed": 1}}, {"overfull": 1}, {"idle": [0.1, 0.6]}, {"placed": [FIRST]}],
+    ids=["failed", "overfull", "idle", "lost"],
+)
+def test_the_gate_refuses(flaw: dict[str, object]) -> None:
+    good = Run([FIRST, SECOND], [0.3], [0.01], [0.5, 0.5], {"succeeded": 2}, 0, [0.1, 0.2])
+    assert gate(good, 2)["passed"]
+    assert not gate(replace(good, **flaw), 2)["passed"]

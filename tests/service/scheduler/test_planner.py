@@ -1,0 +1,396 @@
+"""The planner on real rows: quotas, fair share and preemption, drains, releases and deadlines, specs that cannot be read."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import select, text, update
+
+from contract.states import TaskStatus
+from service.db import clock
+from service.fleet.models import Placement
+from service.reconcile import plan_what_time_has_changed
+from service.scheduler.fair_share import decayed, entered
+from service.scheduler.loop import replan
+from service.scheduler.models import Plan, PlanRequest, SurvivalRow, ThroughputProfile
+from service.scheduler.requests import request_plan
+from service.scheduler.shares import ENTRY_SECONDS, shares
+from service.tasks.models import Task
+from service.tenants.models import Tenant
+from tests.service.fleet.rows import dump
+from tests.service.fleet.scripted import completed, exited, moved, points, throughput
+
+
+@pytest.fixture
+def set_rows(database):
+    """Write straight into rows: `set_rows(Task, task_id, name="x")`."""
+
+    def write(model, id, **values):
+        with database.begin() as session:
+            session.execute(update(model).where(model.id == id).values(**values))
+
+    return write
+
+
+@pytest.fixture
+def again(parts, plan):
+    """Plan once more, whatever has changed."""
+
+    def turn():
+        with parts.db.begin() as session:
+            request_plan(session, parts.queue, "test")
+        return plan()
+
+    return turn
+
+
+@pytest.fixture
+def ago(database):
+    """A moment of the database's clock that lies so many seconds back."""
+
+    def moment(seconds):
+        with database.begin() as session:
+            return clock(session) - timedelta(seconds=seconds)
+
+    return moment
+
+
+def waits(caller, task_id):
+    return caller.get(f"/v1/tasks/{task_id}").json()["waiting"]
+
+
+def start(node, task_id, attached=True):
+    placement = node.take(task_id)
+    node.leases(placement.pulse())
+    if attached:
+        placement.report(placement.attached(), moved(0, "warmup"), moved(1, "warmup"))
+    return placement
+
+
+# ---- quotas ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_quota_of_running_gpus_holds_and_says_so(tenant, new_node, plan, set_rows, again):
+    node = new_node(slots=4)
+    set_rows(Tenant, tenant.tenant_id, max_running_gpus=2)
+    tasks = [tenant.task()["id"] for _ in range(3)] + [tenant.task(gpus=3)["id"]]
+    plan()
+    running = [placement.task_id for placement in node.desired().placements]
+    assert len(running) == 2
+    (third,) = set(tasks[:3]) - set(running)
+    assert waits(tenant, third)["code"] == waits(tenant, tasks[3])["code"] == "waiting_for_quota"
+    assert all(task in waits(tenant, third)["sentence"] for task in running)
+    assert waits(tenant, tasks[3])["expected_start"] is None
+    set_rows(Tenant, tenant.tenant_id, max_running_gpus=None)
+    again()
+    assert third in [placement.task_id for placement in node.desired().placements]
+
+
+# ---- fair share ------------------------------------------------------------------------------------------------------
+
+
+def test_use_is_the_sum_that_the_arithmetic_says(database, tenant, new_node, plan, set_rows, ago):
+    """Placements of known times, against `decayed` and `entered` step by step."""
+    node, half_life = new_node(slots=4), 3600.0
+    spans = [(7000.0, 3000.0, 1), (2500.0, 500.0, 2)]
+    for began, ended, gpus in spans:
+        task = tenant.task(gpus=gpus)["id"]
+        plan()
+        placement = node.take(task).id
+        set_rows(Placement, placement, created_at=ago(began), ended_at=ago(ended))
+        set_rows(Task, task, status=TaskStatus.FAILED)
+    use = 0.0
+    for (began, ended, gpus), following in zip(spans, [2500.0, 0.0], strict=True):
+        use = decayed(entered(use, gpus, ENTRY_SECONDS, half_life), gpus, began - ended, half_life)
+        use = decayed(use, 0, ended - following, half_life)
+    with database.begin() as session:
+        (share,) = shares(session, clock(session), half_life, {}, {tenant.tenant_id: 1})
+    assert share.use["cpu"] == pytest.approx(use, rel=1e-3)
+
+
+def test_who_has_used_less_goes_first_and_the_other_is_told(new_tenant, new_node, plan, again):
+    node, heavy, light = new_node(slots=1), new_tenant(), new_tenant()
+    first = heavy.task()["id"]
+    plan()
+    placement = start(node, first)
+    second = heavy.task()["id"]
+    plan()
+    theirs = light.task()["id"]
+    plan()
+    said = waits(heavy, second)
+    assert (said["code"], said["place"]) == ("fair_share", 2)
+    assert theirs not in said["sentence"]
+    assert waits(light, theirs)["place"] == 1
+    placement.report(completed(0, loss=None, best_step=None), completed(1, loss=None, best_step=None))
+    again()
+    assert [placed.task_id for placed in node.desired().placements] == [theirs]
+
+
+@pytest.fixture
+def borrowed(new_tenant, new_node, plan, set_rows):
+    """A node of four GPUs that one tenant holds alone, and a task of another that is owed two of them."""
+    node, borrower, owner = new_node(slots=4), new_tenant(), new_tenant()
+    tasks = []
+    for priority in (5, 1, 3, 2):
+        tasks.append(borrower.task(priority=priority)["id"])
+        plan()
+    held = {task: start(node, task) for task in tasks}
+    claim = owner.task(gpus=2)["id"]
+    plan()
+    return node, borrower, owner, held, claim, tasks
+
+
+def test_a_tenant_under_its_share_takes_gpus_back_from_the_biggest_borrower(
+    borrowed, set_rows, again, plan, ago, database, new_tenant
+):
+    node, borrower, owner, held, claim, tasks = borrowed
+    assert not any(placement.leave for placement in node.desired().placements), "not before the bound"
+    set_rows(Task, claim, queued_at=ago(10_000))
+    again()
+    leaving = {placement.task_id for placement in node.desired().placements if placement.leave}
+    assert leaving == {tasks[1], tasks[3]}, "the lowest priorities"
+    said = waits(owner, claim)
+    assert said["code"] == "waiting_for_capacity"
+    assert f"GPUs of {node.name} are being given back for it" in said["sentence"]
+    again()
+    assert {placement.task_id for placement in node.desired().placements if placement.leave} == leaving, "nobody else meanwhile"
+    third = new_tenant().task()["id"]  # owed GPUs too, and yet not those that were promised
+    plan()
+    for task in leaving:
+        held[task].report(points(0, [1, 2]), points(1, [1, 2]), held[task].checkpoint({0: 2, 1: 2}), {"kind": "detached"})
+        plan()
+    assert {placement.task_id for placement in node.desired().placements} == {tasks[0], tasks[2], claim}
+    victim = borrower.get(f"/v1/tasks/{tasks[1]}").json()
+    assert (victim["status"], victim["requeue_reason"], victim["progress"]["steps_done"]) == ("queued", "preempted", 4)
+    assert "Preempted for another tenant's task, which needs 2 GPUs" in victim["requeue_detail"]
+    assert "your tenant held 4 GPUs of the 2 it is owed" in victim["requeue_detail"]
+    assert claim not in str(victim)
+    assert third not in {placement.task_id for placement in node.desired().placements}
+
+
+def test_a_borrower_that_says_nothing_loses_its_gpus_with_its_lease(borrowed, set_rows, again, plan, ago, parts):
+    node, _, _, held, claim, tasks = borrowed
+    set_rows(Task, claim, queued_at=ago(10_000))
+    again()
+    for task in (tasks[1], tasks[3]):
+        assert node.lost(held[task]).status_code == 204
+    plan()
+    assert claim in {placement.task_id for placement in node.desired().placements}
+
+
+def test_what_is_borrowed_is_left_alone_while_nobody_is_owed_it(borrowed, set_rows, again, ago):
+    node, borrower, _, _, _, _ = borrowed
+    mine = borrower.task()["id"]
+    again()
+    set_rows(Task, mine, queued_at=ago(10_000))
+    again()
+    assert not any(placement.leave for placement in node.desired().placements)
+
+
+# ---- moments ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_starts_no_earlier_than_it_asks_to(tenant, new_node, plan, parts, database, set_rows):
+    node = new_node()
+    moment = datetime.now(UTC) + timedelta(hours=1)
+    task = tenant.task(not_before=moment.isoformat())["id"]
+    plan()
+    assert node.desired().placements == []
+    said = waits(tenant, task)
+    assert (said["code"], datetime.fromisoformat(said["expected_start"])) == ("not_before", moment)
+    plan_what_time_has_changed(parts)
+    assert plan() == 0, "nothing has changed"
+    past = (datetime.now(UTC) - timedelta(seconds=1)).isoformat()
+    with database.begin() as session:
+        row = session.get_one(Task, task)
+        row.spec, row.waiting = row.spec | {"not_before": past}, row.waiting | {"expected_start": past}
+    parts.memo.clear()
+    plan_what_time_has_changed(parts)
+    assert plan() >= 1
+    assert node.take(task)
+
+
+def test_a_deadline_that_will_be_missed_is_foretold(tenant, new_node, plan):
+    node, first = new_node(), tenant.task()["id"]
+    plan()
+    node.take(first)
+    soon = (datetime.now(UTC) + timedelta(seconds=2)).isoformat()
+    late = tenant.task(deadline=soon)["id"]
+    plan()
+    said = waits(tenant, late)
+    assert said["late_seconds"] > 0
+    assert "after its deadline" in said["sentence"]
+
+
+def test_a_spec_whose_moments_are_in_disorder_is_refused(tenant):
+    now = datetime.now(UTC)
+    spec = tenant.spec(tenant.file(), not_before=(now + timedelta(hours=2)).isoformat(), deadline=now.isoformat())
+    answer = tenant.post("/v1/tasks", json=spec)
+    assert answer.status_code == 422
+    assert "'deadline' does not lie after 'not_before'" in answer.text
+
+
+# ---- robustness ------------------------------------------------------------------------------------------------------
+
+
+def test_a_spec_that_cannot_be_read_stops_nobody_else(tenant, new_node, plan, database, parts):
+    node = new_node(slots=2)
+    runs, waits_, sound = tenant.task()["id"], tenant.task(gpus=2)["id"], tenant.task()["id"]
+    plan()
+    with database.begin() as session:
+        for id in (runs, waits_):
+            session.execute(
+                text('UPDATE tasks SET spec = spec || \'{"objective": {"type": "gone"}}\' WHERE id = :id'), {"id": id}
+            )
+    parts.memo.clear()
+    assert [placement.task_id for placement in node.desired().placements] == [sound]
+    later = tenant.task()["id"]
+    plan()
+    for id in (runs, waits_):
+        task = tenant.get(f"/v1/tasks/{id}").json()
+        assert task["status"] == "failed"
+        assert "stored spec cannot be read by this version of the service: objective" in task["error"]
+    assert {placement.task_id for placement in node.desired().placements} == {sound, later}
+
+
+def test_a_node_drained_while_the_plan_was_made_takes_nothing(parts, admin, tenant, new_node, plan, monkeypatch):
+    node = new_node()
+    task = tenant.task()["id"]
+    thinking = replan.__globals__["solve"]
+
+    def meanwhile(problem):
+        admin.post(f"/v1/admin/nodes/{node.id}/drain")
+        return thinking(problem)
+
+    monkeypatch.setitem(replan.__globals__, "solve", meanwhile)
+    plan()
+    assert node.desired().placements == []
+    assert waits(tenant, task)["code"] == "node_drained"
+
+
+def test_latencies_are_kept(tenant, new_node, plan, database):
+    new_node()
+    task = tenant.task()["id"]
+    plan()
+    with database.begin() as session:
+        kept = session.scalars(select(Plan)).one()
+        placed = session.scalars(select(Placement).where(Placement.task_id == task)).one()
+        assert kept.latency_seconds > 0
+        assert 0 < placed.waited_seconds < 60
+        assert placed.expected_low <= placed.expected_end <= placed.expected_high
+
+
+# ---- what is learned -------------------------------------------------------------------------------------------------
+
+
+def test_an_exit_wave_that_moves_the_end_asks_for_a_plan_and_a_small_one_does_not(tenant, new_node, plan, database):
+    node = new_node()
+    space = {"learning_rate": [1e-4 * at for at in range(1, 9)], "batch_size": [4]}
+    task = tenant.task(search_space=space, early_exit={"policy": "none"})["id"]
+    plan()
+    placement = node.take(task)
+    jobs = range(8)
+    placement.report(placement.attached(steps=20_000, warmup=10_000), *(moved(job, "warmup") for job in jobs))
+    placement.report(throughput(steps=1, tokens=8 * 100, seconds=2.0))
+    plan()
+
+    def asked():
+        with database.begin() as session:
+            return [row.reason for row in session.scalars(select(PlanRequest))]
+
+    placement.report(points(0, [1]))
+    assert asked() == []
+    placement.report(*(exited(job, 1, "overfitting") for job in range(7)))
+    assert asked() == ["end_moved"]
+    before = tenant.get("/v1/schedule").json()["nodes"][0]["running"][0]["expected_end"]
+    plan()
+    assert tenant.get("/v1/schedule").json()["nodes"][0]["running"][0]["expected_end"] < before
+
+
+def test_finished_tasks_teach_speeds_and_lives(tenant, new_node, plan, database):
+    node = new_node()
+    task = tenant.task()["id"]
+    plan()
+    placement = start(node, task)
+    placement.report(points(0, [1, 2, 3]), throughput(steps=10, tokens=1000, seconds=5.0), throughput(steps=10, tokens=1000))
+    placement.report(exited(0, 3, "diverging"), placement.adapter(1, 1.0), completed(1))
+    with database.begin() as session:
+        profile = session.scalars(select(ThroughputProfile)).one()
+        lived = session.scalars(select(SurvivalRow)).one()
+    assert (profile.base_model, profile.device_type, profile.tokens, profile.measured) == ("small", "cpu", 128, 2)
+    assert (lived.late_exits, lived.warm_exits) == (0.5, 0.0)  # of a task, jobs behind the boundary count together
+    assert lived.warm_lived == 2.0
+    placement.send({"kind": "detached"})
+    with database.begin() as session:
+        assert session.scalars(select(SurvivalRow)).one().warm_lived == 2.0, "once"
+
+
+# ---- what is shown ---------------------------------------------------------------------------------------------------
+
+
+def test_the_schedule_names_own_tasks_alone(new_tenant, new_node, plan):
+    node, mine, theirs = new_node(slots=1), new_tenant(), new_tenant()
+    runs = mine.task(name="secret")["id"]
+    plan()
+    waits_ = theirs.task()["id"]
+    plan()
+    own, foreign = mine.get("/v1/schedule").json(), theirs.get("/v1/schedule").json()
+    (seen,) = own["nodes"]
+    assert (seen["name"], seen["free"], seen["running"][0]["task_id"], seen["running"][0]["name"]) == (
+        node.name,
+        0,
+        runs,
+        "secret",
+    )
+    assert own["waiting"][0]["task_id"] is None
+    assert own["waiting"][0]["sentence"] is None
+    assert own["waiting"][0]["expected_start"] is not None
+    assert foreign["waiting"][0]["task_id"] == waits_
+    assert foreign["waiting"][0]["code"] in ("waiting_for_capacity", "fair_share")
+    assert runs not in str(foreign)
+    assert "secret" not in str(foreign)
+    assert waits_ not in str(own)
+
+
+def test_a_tasks_history_tells_each_change(tenant, new_tenant, new_node, plan):
+    task = tenant.task()["id"]
+    plan()
+    node = new_node()
+    plan()
+    placement = start(node, task)
+    tenant.post(f"/v1/tasks/{task}/pause")
+    placement.report(placement.checkpoint({0: 0, 1: 0}), {"kind": "detached"})
+    changes = tenant.get(f"/v1/tasks/{task}/plan-history").json()["data"]
+    assert [change["kind"] for change in changes] == ["left", "placed", "waits"]
+    left, placed, waited = (change["said"] for change in changes)
+    assert (left["reason"], left["status"]) == ("paused", "paused")
+    assert placed["node"] == node.name
+    assert waited["code"] == "no_node_fits"
+    assert new_tenant().get(f"/v1/tasks/{task}/plan-history").status_code == 404
+    page = tenant.get(f"/v1/tasks/{task}/plan-history?limit=2").json()
+    assert [c["kind"] for c in tenant.get(f"/v1/tasks/{task}/plan-history?cursor={page['next_cursor']}").json()["data"]] == [
+        "waits"
+    ]
+
+
+def test_an_estimate_says_what_a_task_would_take_and_stores_nothing(tenant, new_node, plan, database):
+    node = new_node()
+    first = tenant.task()["id"]
+    plan()
+    node.take(first)
+    rows = [{"prompt": "x" * (2000 if at == 3 else 20), "completion": "y"} for at in range(20)]
+    spec = tenant.spec(tenant.file(rows))
+    before = dump(database)
+    answer = tenant.post("/v1/tasks/estimate", json=spec)
+    assert answer.status_code == 200, answer.text
+    said = answer.json()
+    assert dump(database) == before
+    assert said["jobs"] == 2
+    assert 0 < said["tokens"] < said["full_tokens"]
+    assert 0 < said["gpu_seconds"]["low"] <= said["gpu_seconds"]["expected"] <= said["gpu_seconds"]["high"]
+    assert first in said["waiting"]
+    assert said["expected_start_interval"][0] <= said["expected_start"] <= said["expected_start_interval"][1]
+    assert [(p["field"], p["line"], p["code"]) for p in said["problems"]] == [("dataset.file_id", 4, "row_truncated")]
+    assert tenant.post("/v1/tasks/estimate", json=spec | {"gpus": 8}).json()["expected_start"] is None
+    refused = tenant.post("/v1/tasks/estimate", json=spec | {"base_model": "smal"})
+    assert refused.status_code == 422
+    assert "did you mean 'small'" in refused.text
