@@ -1,0 +1,115 @@
+"""The whole fused pass over the kernels against the plain path, and the benchmark's peers against both: the wiring, in fp32."""
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
+
+from benchmarks.peers import GroupedLora, LoopLora, Lora, PeerPass
+from tests.kernels.triton_case import DEVICE, error
+from tests.worker.model import tiny
+from worker.model.backbone import Backbone
+from worker.model.batch import Dropout, FlatBatch, Segment
+from worker.model.device_arena import DeviceArena
+from worker.model.device_batch import BatchShape, fill, tables, unpack
+from worker.model.device_trainer import spans_of
+from worker.model.fused import DeviceBatch
+from worker.model.fused_head import Labels
+from worker.model.fused_pass import FusedPass
+from worker.model.trainer import Trainer
+
+CLOSE = 2e-5
+SIZES = {  # as few heads and blocks as show everything: the interpreter is slow
+    "vocab_size": tiny.VOCAB,
+    "hidden_size": 36,
+    "num_hidden_layers": 2,
+    "intermediate_size": 40,
+    "max_position_embeddings": 256,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
+NARROW = Qwen3Config(**SIZES)
+
+
+class Step:
+    """Two adapters and rows of the base itself, as the plain path sees them and as one upload."""
+
+    def __init__(self, config: PreTrainedConfig, dropout: float) -> None:
+        self.backbone = Backbone.of(tiny.model(config), DEVICE)
+        self.arena = DeviceArena(self.backbone.targets, 40, DEVICE, torch.float32)
+        self.plain = Trainer(self.backbone, self.arena)
+        slots = [self.arena.attach(rank, 2.0 * rank) for rank in (8, 20)]
+        self.segments = [
+            Segment(slot, tiny.examples([17, 9], seed=place), 0.3 + place, Dropout(dropout * place, 5, 2))
+            for place, slot in enumerate(slots)
+        ]
+        tiny.randomise(self.plain, self.segments)
+        self.arena.refresh(slots)
+        self.segments.insert(0, Segment(None, tiny.examples([4])))
+        self.flat = FlatBatch.of(self.segments)
+        self.spans, _ = spans_of(self.segments, self.flat.ranges)
+        self.fused = FusedPass(self.backbone, self.arena.layout, self.backbone.max_positions)
+
+    def upload(self, adapters: bool) -> tuple[DeviceBatch, Labels]:
+        spans = self.spans if adapters else ()
+        table = tables(self.flat, spans, (False,) * len(spans))
+        shape = BatchShape.of(self.flat, table)
+        return unpack(shape, torch.from_numpy(fill(shape, self.flat, table)).to(DEVICE))
+
+    def truth(self) -> tuple[Tensor, Tensor]:
+        """Sums of log-probabilities, and the gradient [rows, W]."""
+        sums = torch.stack([loss.total for loss in self.plain.train(self.segments)]).neg()
+        grad = self.arena.grad.clone()
+        self.arena.grad.fill_(float("nan"))
+        return sums, grad
+
+    def off(self, want: Tensor) -> float:
+        """Relative error of the adapters' gradients in the arena against `want` [rows, W].
+
+        What only aligns a row's parts is nobody's, and is written by nobody.
+        """
+        ours, truth = (torch.cat([g[s.row : s.row + s.rank] for s in self.spans]) for g in (self.arena.grad, want))
+        assert torch.equal(ours.isnan(), truth == 0)
+        return error(ours[truth != 0], truth[truth != 0])
+
+
+@pytest.mark.parametrize(
+    ("config", "dropout", "recompute"),
+    [
+        pytest.param(NARROW, 0.3, False, id="narrow"),
+        pytest.param(NARROW, 0.0, True, id="recomputed", marks=pytest.mark.slow),
+        pytest.param(tiny.configs()["llama3_rope"], 0.0, False, id="llama", marks=pytest.mark.slow),
+        pytest.param(tiny.configs()["qwen2_window"], 0.0, False, id="qwen2", marks=pytest.mark.slow),
+    ],
+)
+def test_a_pass_equals_the_plain_path(config: PreTrainedConfig, dropout: float, recompute: bool) -> None:
+    step = Step(config, dropout)
+    sums, grad = step.truth()
+    batch, labels = step.upload(adapters=True)
+    layered = step.arena.layered
+    result = step.fused.train(batch, labels, layered(step.arena.copy), layered(step.arena.grad), recompute)
+    assert error(result.sums[: len(sums)], sums) < CLOSE
+    assert step.off(grad) < CLOSE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["loop", "grouped"])
+def test_the_peers_of_the_benchmark_compute_the_same(kind: str) -> None:
+    step = Step(LlamaConfig(**SIZES), 0.0)
+    sums, grad = step.truth()
+    batch, labels = step.upload(adapters=False)
+    copy, columns = step.arena.layered(step.arena.copy), step.fused.stack.shape.columns
+    widths = {target.kind: (target.in_features, target.out_features) for target in step.arena.layout.targets[:7]}
+    found = step.arena.layered(step.arena.grad)
+    lora: Lora = LoopLora(copy, found, step.spans, columns)
+    if kind == "grouped":
+        lora = GroupedLora(copy, batch.tokens.shape[0], step.spans, columns, widths)
+    result = PeerPass(step.fused, lora).train(batch, labels)
+    if isinstance(lora, GroupedLora):
+        for (layer, matrix), factors in lora.grads.items():
+            for at, width, part in zip(columns[matrix], widths[matrix], factors, strict=True):
+                for place, span in enumerate(step.spans):
+                    found[layer, span.row : span.row + span.rank, at : at + width] = part[place, : span.rank]
+    assert error(result[: len(sums)], sums) < CLOSE
+    assert step.off(grad) < CLOSE
