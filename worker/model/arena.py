@@ -68,11 +68,11 @@ class Arena:
         self.master = torch.zeros(rows, self.layout.width, device=device, dtype=dtype)
         self.grad = torch.zeros_like(self.master)
         width, layers = self.layout.width, len(self.layout.layers)
-        self.moments: Moments = PlainMoments(rows, width, device, dtype)
-        if coded:
-            if width % layers:
-                raise ValueError(f"layers of different shapes share a row of {width} columns; 8-bit moments need them equal")
-            self.moments = CodedMoments(rows, layers, width // layers, device)
+        if coded and width % layers:
+            raise ValueError(f"layers of different shapes share a row of {width} columns; 8-bit moments need them equal")
+        self.moments: Moments = (
+            CodedMoments(rows, layers, width // layers, device) if coded else PlainMoments(rows, width, device, dtype)
+        )
         self._slots: list[Slot] = []  # in row order
 
     @property
