@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 
 from contract.base import Message, Sha256
-from contract.spec import JobConfig
+from contract.search import JobConfig
 
 
 class AdapterFile(Message):

@@ -1,27 +1,18 @@
-"""TaskSpec: what a tenant asks for, and how a search space becomes jobs.
+"""TaskSpec: what a tenant asks for, and the calendar of each of its jobs.
 
 Knows nothing of who trains, where, or how a file is stored: it holds names and numbers, checked hard.
 """
 
 import math
-import random
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AwareDatetime, Field, StrictBool, field_validator, model_validator
+from pydantic import AwareDatetime, Field, ValidationInfo, field_validator, model_validator
 
 from contract.base import NO_BOOL, STORABLE, Strict
+from contract.search import Decay, JobConfig, PositiveFloat, SearchSpace
 
-MAX_JOBS = 1024
-MAX_RANK = 256
-MAX_BATCH_SIZE = 1024
-MAX_VALUES = 256  # of one dimension of a search space
-MAX_SEED = 2**31 - 1
+DPO_BETA = 0.1  # where a search space gives none (Rafailov et al. 2023, section 6)
 
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False), NO_BOOL]
-Rank = Annotated[int, Field(ge=1, le=MAX_RANK, strict=True)]
-BatchSize = Annotated[int, Field(ge=1, le=MAX_BATCH_SIZE, strict=True)]
-Seed = Annotated[int, Field(ge=0, le=MAX_SEED, strict=True)]
 Name = Annotated[str, Field(min_length=1, max_length=128), STORABLE]
 
 
@@ -34,92 +25,20 @@ class Dataset(Strict):
     max_validation_rows: Annotated[int, Field(ge=1, le=4096, strict=True)] = 512
 
 
-class SftObjective(Strict):
-    """Supervised fine-tuning: mean cross entropy over completion tokens (every assistant turn of a chat row)."""
+class Objective(Strict):
+    """What is learned. `sft`: mean cross entropy over completion tokens. `dpo`: direct preference optimisation over pairs of
+    answers (Rafailov et al. 2023), against the base, or the adapter that the task starts from."""
 
-    type: Literal["sft"] = "sft"
-
-
-Objective = SftObjective
-
-
-class JobConfig(Strict):
-    """One point of a search space: one adapter to train."""
-
-    learning_rate: PositiveFloat
-    rank: Rank
-    alpha: PositiveFloat
-    batch_size: BatchSize  # sequences in one optimizer step
-    seed: Seed  # draws the adapter's first weights and the order of its data
-
-
-class SearchSpace(Strict):
-    """Values to try in each dimension. `grid` takes every combination; `random` draws `n` distinct ones with `seed`."""
-
-    method: Literal["grid", "random"] = "grid"
-    n: Annotated[int, Field(ge=1, le=MAX_JOBS, strict=True)] | None = Field(
-        default=None, description="How many combinations `random` draws; not used by `grid`."
+    type: Literal["sft", "dpo"] = "sft"
+    turns: Literal["all", "last"] = Field(
+        default="all", description="Of chat rows under sft: which turns of the assistant are learned."
     )
-    draw_seed: Seed = Field(default=0, description="Seed of the random draw itself.")
-    learning_rate: Annotated[list[PositiveFloat], Field(min_length=1, max_length=MAX_VALUES)]
-    rank: Annotated[list[Rank], Field(min_length=1, max_length=MAX_VALUES)] = Field(default=[16])
-    alpha: Annotated[list[PositiveFloat], Field(min_length=1, max_length=MAX_VALUES)] | None = Field(
-        default=None, description="The adapter's scale is alpha / rank. Left out, alpha is twice the rank."
-    )
-    batch_size: Annotated[list[BatchSize], Field(min_length=1, max_length=MAX_VALUES)] = Field(default=[4])
-    seed: Annotated[list[Seed], Field(min_length=1, max_length=MAX_VALUES)] = Field(default=[0])
 
-    @field_validator("learning_rate", "rank", "alpha", "batch_size", "seed")
-    @classmethod
-    def _distinct(cls, values: list[float] | None) -> list[float] | None:
-        if values is not None and len(set(values)) != len(values):
-            twice = sorted({v for v in values if values.count(v) > 1})
-            raise ValueError(f"holds {twice[0]} more than once; every value would be trained again")
-        return values
 
-    @model_validator(mode="after")
-    def _sized(self) -> Self:
-        if self.method == "random" and self.n is None:
-            raise ValueError("method 'random' needs 'n', the number of combinations to draw")
-        if self.method == "grid" and self.n is not None:
-            raise ValueError("'n' belongs to method 'random'; a grid takes every combination")
-        if self.method == "random" and self.n is not None and self.n > self.combinations:
-            raise ValueError(f"'n' is {self.n}, but the space has only {self.combinations} combinations")
-        if self.method == "grid" and self.combinations > MAX_JOBS:
-            raise ValueError(
-                f"the grid has {self.combinations} combinations, the limit is {MAX_JOBS}; "
-                "shorten a list, or use method 'random' with 'n'"
-            )
-        return self
+class WarmStart(Strict):
+    """The adapter that every job starts from: one that an earlier task made, or one that was uploaded."""
 
-    @property
-    def combinations(self) -> int:
-        return math.prod(len(values) for values in self._axes().values())
-
-    @property
-    def size(self) -> int:
-        """How many jobs the space expands to."""
-        return self.n if self.n is not None else self.combinations
-
-    def _axes(self) -> dict[str, Sequence[float]]:
-        axes = {name: getattr(self, name) for name in ("learning_rate", "rank", "alpha", "batch_size", "seed")}
-        return {name: values for name, values in axes.items() if values is not None}
-
-    def _at(self, number: int) -> JobConfig:
-        """The combination with this number, counting with the last axis fastest (as itertools.product does)."""
-        picked: dict[str, float] = {}
-        for name, values in reversed(self._axes().items()):
-            number, place = divmod(number, len(values))
-            picked[name] = values[place]
-        picked.setdefault("alpha", 2.0 * picked["rank"])
-        return JobConfig.model_validate(picked)
-
-    def expand(self) -> Iterator[JobConfig]:
-        """Yield the jobs' configurations in job-index order. The same space always gives the same list."""
-        numbers: list[int] | range = range(self.combinations)
-        if self.method == "random":
-            numbers = random.Random(self.draw_seed).sample(numbers, self.size)
-        return map(self._at, numbers)
+    adapter_id: Name
 
 
 class Training(Strict):
@@ -130,14 +49,19 @@ class Training(Strict):
         default=None, description="An upper bound on each job's optimizer steps."
     )
     max_seq_len: Annotated[int, Field(ge=8, le=131072, strict=True)] = 1024
-    weight_decay: Annotated[float, Field(ge=0, le=1), NO_BOOL] = 0.01
+    weight_decay: Decay = Field(default=0.01, description="Of jobs whose search space gives none.")
     max_grad_norm: PositiveFloat = Field(default=1.0, description="Each adapter's gradient is clipped to this global norm.")
 
 
 class EarlyExitPolicy(Strict):
-    """When a job is stopped. Names and defaults are ALTO's (Algorithm 1, section 5); `none` trains every job to its end."""
+    """When a job is stopped. The numbers' names and defaults are ALTO's (Algorithm 1, section 5).
 
-    policy: Literal["alto", "none"] = "alto"
+    `alto` is Algorithm 1 to the letter. `alto_guarded`, the default, believes its patterns only once a job's validation loss
+    has stopped improving, as the paper's text has it. `asha` ranks each job at rungs, where it stops unless it is among the
+    best 1 / `reduction_factor` that have come so far (Li et al. 2020, the stopping form). `none` trains every job to its end.
+    """
+
+    policy: Literal["alto", "alto_guarded", "asha", "none"] = "alto_guarded"
     warmup_fraction: Annotated[float, Field(gt=0, le=1), NO_BOOL] = 0.05
     keep_fraction: Annotated[float, Field(gt=0, le=1), NO_BOOL] = 0.25
     ema_alpha: Annotated[float, Field(gt=0, le=1), NO_BOOL] = 0.1
@@ -146,8 +70,21 @@ class EarlyExitPolicy(Strict):
     patience_overfitting: Annotated[int, Field(ge=1, le=100, strict=True)] = 2
     tau_slope: Annotated[float, Field(ge=0), NO_BOOL] = 0.001
     tau_gap: Annotated[float, Field(gt=0), NO_BOOL] = 0.1
+    guard_patience: Annotated[int, Field(ge=0, le=1000, strict=True)] = Field(
+        default=8, description="Of alto_guarded: evaluations without a new lowest validation loss before a pattern ends a job."
+    )
+    reduction_factor: Annotated[int, Field(ge=2, le=64, strict=True)] = Field(
+        default=4, description="Of asha, whose first rung is where warmup ends; each next one is so many times as far."
+    )
     eval_every: Annotated[int, Field(ge=1, strict=True)] | None = Field(
         default=None, description="Steps between evaluations; left out, max(1, steps // 60)."
+    )
+    max_evaluation_share: Annotated[float, Field(gt=0, le=10), NO_BOOL] | None = Field(
+        default=0.1,
+        description=(
+            "Validation rows are left out, down to 32, until a job's evaluations take at most this part of the tokens that "
+            "it trains on; null: none is left out."
+        ),
     )
 
 
@@ -157,8 +94,12 @@ class TaskSpec(Strict):
     name: Name | None = None
     base_model: Name
     dataset: Dataset
-    objective: Objective = SftObjective()
+    objective: Objective = Objective()
     search_space: SearchSpace
+    precision: Literal["bf16", "nf4"] = Field(
+        default="bf16", description="Of the frozen base. nf4: its matrices in 4 bits (QLoRA, Dettmers et al. 2023)."
+    )
+    warm_start: WarmStart | None = None
     training: Training = Training()
     early_exit: EarlyExitPolicy = EarlyExitPolicy()
     gpus: Annotated[int, Field(ge=1, le=64, strict=True)] = Field(default=1, description="GPUs of one node.")
@@ -169,6 +110,14 @@ class TaskSpec(Strict):
     )
     labels: Annotated[dict[Name, Annotated[str, Field(max_length=512), STORABLE]], Field(max_length=16)] = Field(default={})
 
+    @field_validator("search_space")
+    @classmethod
+    def _beta_of_dpo(cls, space: SearchSpace, info: ValidationInfo) -> SearchSpace:
+        objective = info.data.get("objective")
+        if objective is not None and objective.type != "dpo" and space.says("beta"):
+            raise ValueError("gives 'beta', which only objective dpo has; leave it out, or set objective.type to 'dpo'")
+        return space
+
     @model_validator(mode="after")
     def _in_order(self) -> Self:
         if self.deadline is not None and self.not_before is not None and self.deadline <= self.not_before:
@@ -177,7 +126,10 @@ class TaskSpec(Strict):
 
     def jobs(self) -> list[JobConfig]:
         """The task's jobs in index order."""
-        return list(self.search_space.expand())
+        shared: dict[str, Any] = {"weight_decay": self.training.weight_decay}
+        if self.objective.type == "dpo":
+            shared["beta"] = DPO_BETA
+        return list(self.search_space.expand(shared))
 
 
 class Schedule(Strict):
@@ -186,7 +138,12 @@ class Schedule(Strict):
     total_steps: int
     warmup_steps: int
     eval_every: int
-    boundary: StrictBool  # whether warmup ends before training does, so that a selection takes place
+    rungs: tuple[int, ...]  # the steps after which the job is ranked among its task's; none where warmup is all there is
+
+    @property
+    def boundary(self) -> bool:
+        """Whether warmup ends before training does, so that a selection takes place."""
+        return bool(self.rungs)
 
     @classmethod
     def of(cls, spec: TaskSpec, config: JobConfig, train_rows: int) -> Self:
@@ -203,9 +160,28 @@ class Schedule(Strict):
             total_steps=total,
             warmup_steps=warmup,
             eval_every=min(eval_every, total),
-            boundary=policy.policy != "none" and warmup < total,
+            rungs=tuple(_rungs(policy, warmup, total)),
         )
 
     def evaluates_at(self, step: int) -> bool:
         """Whether validation runs after this step (1-based)."""
-        return step % self.eval_every == 0 or step == self.total_steps or (self.boundary and step == self.warmup_steps)
+        return step % self.eval_every == 0 or step == self.total_steps or step in self.rungs
+
+    @property
+    def evaluations(self) -> int:
+        """How often validation runs, if the job trains to its end."""
+        extra = sum(step % self.eval_every != 0 for step in {*self.rungs, self.total_steps})
+        return self.total_steps // self.eval_every + extra
+
+
+def _rungs(policy: EarlyExitPolicy, warmup: int, total: int) -> list[int]:
+    """Where jobs are ranked: once under ALTO, under ASHA ever further apart."""
+    if policy.policy == "none":
+        return []
+    rungs, step = [], warmup
+    while step < total:
+        rungs.append(step)
+        if policy.policy != "asha":
+            break
+        step *= policy.reduction_factor
+    return rungs

@@ -9,9 +9,10 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from contract.adapter import AdapterManifest
+from contract.adapter import AdapterFile, AdapterManifest
 from contract.base import Message, Sha256
-from contract.spec import JobConfig, TaskSpec
+from contract.search import JobConfig
+from contract.spec import TaskSpec
 from contract.states import ExitReason, JobStatus, RequeueReason
 
 PROTOCOL = 1
@@ -91,6 +92,7 @@ class BaseModelRef(Message):
     name: str
     source: str
     revision: Sha256
+    precision: Literal["bf16", "nf4"] = "bf16"  # on a CPU float32 stands for bf16
 
 
 class FileRef(Message):
@@ -109,15 +111,23 @@ class CheckpointRef(Message):
     bytes: int
 
 
+class WarmStartRef(Message):
+    """The adapter that all jobs start from: the files of a PEFT folder, objects of storage."""
+
+    adapter_id: str
+    files: list[AdapterFile]
+
+
 class JobAssignment(Message):
-    """A job as Postgres knows it. An ended job comes along because its warmup loss still counts in the ranking."""
+    """A job as Postgres knows it. An ended job comes along because its losses at the rungs still count in the ranking."""
 
     job_id: str
     index: int
     config: JobConfig
     status: JobStatus
     exit_reason: ExitReason | None = None
-    warmup_val_loss: float | None = None  # set once the job finished warmup
+    warmup_val_loss: float | None = None  # set once the job finished warmup, which is its first rung
+    rung_losses: list[float] = Field(default=[])  # of an ended job under asha: validation losses at the rungs it reached
     promoted: bool = False  # passed the warmup boundary; never ranked again
     checkpoint: CheckpointRef | None = None
 
@@ -138,6 +148,7 @@ class Placement(Message):
     jobs: list[JobAssignment]
     base_val_loss: float | None = None  # known when an earlier placement measured it
     leave: bool = False  # to be let go: a last checkpoint of all jobs, then Detached; nothing more is trained
+    warm_start: WarmStartRef | None = None
     next_seq: int = 1  # the first report this placement still owes
 
 
@@ -159,6 +170,7 @@ class Attached(Message):
     validation_rows: int
     truncated_rows: int  # longer than max_seq_len, cut
     skipped_rows: int  # nothing left to train on after truncation
+    unused_validation_rows: int = 0  # held out, but left out of evaluations by early_exit.max_evaluation_share
     total_steps: dict[int, int]
     warmup_steps: dict[int, int]
 
@@ -178,12 +190,16 @@ class JobMoved(Message):
     warmup_val_loss: Loss = None  # with status parked, and with training when it was never parked
 
 
+# Of dpo besides the losses: the part of the pairs whose chosen answer has the higher reward, and the mean difference.
+Series = Literal["train_loss", "val_loss", "train_accuracy", "train_margin", "val_accuracy", "val_margin"]
+
+
 class Points(Message):
-    """Loss points of one series of one job; `steps` ascend strictly, and no step is ever reported twice."""
+    """Points of one series of one job; `steps` ascend strictly, and no step of a series is ever reported twice."""
 
     kind: Literal["points"] = "points"
     job: int
-    series: Literal["train_loss", "val_loss"]
+    series: Series
     steps: Annotated[list[int], Field(min_length=1, max_length=256)]
     values: Annotated[list[Loss], Field(min_length=1, max_length=256)]
 
@@ -199,6 +215,41 @@ class Throughput(Message):
     forwards: int
     evaluation_tokens: int = 0
     evaluation_seconds: float = 0.0
+
+
+class MemoryFit(Message):
+    """Peak bytes of a step = fixed + per_token x tokens of a micro-batch + per_row x adapter rows."""
+
+    fixed: float
+    per_token: float
+    per_row: float
+    residual: float  # the largest miss of the fit over what was measured, as a part of the measurement
+    usable_bytes: int
+
+
+class StepTime(Message):
+    """A packed step that was timed: the tokens and adapter rows in it, and how long it took, updates included."""
+
+    tokens: int
+    rows: int
+    seconds: float
+
+
+class Profiled(Message):
+    """What an executor measured of its base: how much fits, and how fast it goes. Sent once the first steps were timed.
+
+    A step takes about seconds_fixed + seconds_per_token x tokens + seconds_per_row x rows.
+    """
+
+    kind: Literal["profiled"] = "profiled"
+    device_type: str
+    precision: Literal["bf16", "nf4"]
+    checkpointing: bool
+    memory: MemoryFit
+    steps: Annotated[list[StepTime], Field(min_length=1, max_length=256)]
+    seconds_fixed: float
+    seconds_per_token: float
+    seconds_per_row: float
 
 
 class Checkpointed(Message):
@@ -262,6 +313,7 @@ Event = Annotated[
     | JobMoved
     | Points
     | Throughput
+    | Profiled
     | Checkpointed
     | AdapterKept
     | JobCompleted

@@ -36,7 +36,7 @@ STORES = {"sqlalchemy", "psycopg", "alembic", "rq", "fastapi"}
 NEVER = {"service": TENSORS, "worker": STORES}
 # third-party packages of houses that live on few
 LIVES_ON = {
-    "contract": {"pydantic"},
+    "contract": {"pydantic", "pydantic_core"},  # the latter is where pydantic keeps its errors
     "grouped_lora": {"torch", "triton", "numpy"},  # numpy fills its work tables on the host
     "motet": {"httpx", "typer", "rich", "yaml", "pydantic"},
 }

@@ -13,10 +13,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from contract.spec import TaskSpec
 from contract.states import TaskStatus
+from contract.wire import Series
 from motet import credentials
 from motet.download import download
 from motet.errors import MotetError, NoCredentials, TaskNotDone
@@ -24,7 +25,6 @@ from motet.resources import Adapter, Curve, File, Job, Model, Node, PlanChange, 
 from motet.transport import Transport
 
 _LONGEST_WAIT = 50.0  # seconds one request may wait for a change
-Series = Literal["train_loss", "val_loss"]
 
 
 class Files:

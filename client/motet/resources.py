@@ -7,7 +7,7 @@ from pydantic import Field
 
 from contract.adapter import AdapterFile, Lineage
 from contract.base import Message
-from contract.spec import JobConfig
+from contract.search import JobConfig
 from contract.states import TASK_TERMINAL, ExitReason, JobStatus, RequeueReason, TaskStatus
 
 

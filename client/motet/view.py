@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from contract.spec import JobConfig
+from contract.search import JobConfig
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus, TaskStatus
 from motet.client import Client
 from motet.resources import Exit, Job, Task
@@ -54,6 +54,13 @@ class View:
             "alpha": f"alpha {config.alpha:g}",
             "batch_size": f"batch {config.batch_size}",
             "seed": f"seed {config.seed}",
+            "dropout": f"dropout {config.dropout:g}",
+            "weight_decay": f"decay {config.weight_decay:g}",
+            "schedule": config.schedule,
+            "lr_warmup_ratio": f"lr warmup {config.lr_warmup_ratio:.0%}",
+            "target_modules": "+".join(module.removesuffix("_proj") for module in config.target_modules),
+            "rslora": "rsLoRA" if config.rslora else "LoRA",
+            "beta": f"beta {config.beta:g}" if config.beta is not None else "",
         }
         return ", ".join(word for name, word in words.items() if name in self.axes)
 

@@ -1,7 +1,10 @@
-"""One line of a data set, judged: chat or prompt and completion. Pure; knows neither the file nor its other lines.
+"""One line of a data set, judged: a chat, a prompt and its completion, a text, or a preference. Pure; knows neither the file
+nor its other lines.
 
 A chat row is {"messages": [{"role", "content"}, ...]}: a system message may only come first, and at least one turn must be the
-assistant's, since those are what is learned. A completion row is {"prompt", "completion"}; the prompt may be empty.
+assistant's, since those are what is learned. A completion row is {"prompt", "completion"}; the prompt may be empty. A text row
+is {"text"}. A preference row is OpenAI's {"input": {"messages"}, "preferred_output", "non_preferred_output"}, each output a
+list with one turn of the assistant, or {"prompt", "chosen", "rejected"}.
 """
 
 import json
@@ -16,12 +19,21 @@ _ROLES = ("system", "user", "assistant")
 class Format(StrEnum):
     CHAT = "chat"
     COMPLETION = "completion"
+    TEXT = "text"
+    PREFERENCE = "preference"
 
 
 _SHAPES = {
     Format.CHAT: 'a chat row is {"messages": [...]}',
     Format.COMPLETION: 'a completion row is {"prompt": "...", "completion": "..."}',
+    Format.TEXT: 'a text row is {"text": "..."}',
+    Format.PREFERENCE: (
+        'a preference row is {"input": {"messages": [...]}, "preferred_output": [...], "non_preferred_output": [...]} '
+        'or {"prompt": "...", "chosen": "...", "rejected": "..."}'
+    ),
 }
+_OUTPUTS = ("preferred_output", "non_preferred_output")
+_ANSWERS = ("chosen", "rejected")
 
 
 @dataclass(frozen=True)
@@ -48,7 +60,13 @@ def check_row(line: bytes) -> tuple[Format | None, list[RowError]]:
     if not isinstance(row, dict):
         return None, [RowError(None, "not_an_object", f"holds {_kind(row)}; a row is a JSON object")]
     if "messages" in row:
-        return Format.CHAT, [*_unknown(row, ("messages",), Format.CHAT), *_messages(row["messages"])]
+        return Format.CHAT, [*_unknown(row, ("messages",), Format.CHAT), *_messages("messages", row["messages"])]
+    if "input" in row or any(name in row for name in _OUTPUTS):
+        return Format.PREFERENCE, [*_unknown(row, ("input", *_OUTPUTS), Format.PREFERENCE), *_preference(row)]
+    if any(name in row for name in _ANSWERS):
+        return Format.PREFERENCE, [*_unknown(row, ("prompt", *_ANSWERS), Format.PREFERENCE), *_answers(row)]
+    if "text" in row:
+        return Format.TEXT, [*_unknown(row, ("text",), Format.TEXT), *_text("text", row, "text")]
     if "prompt" in row or "completion" in row:
         return Format.COMPLETION, [*_unknown(row, ("prompt", "completion"), Format.COMPLETION), *_completion(row)]
     return None, [RowError(None, "format_unknown", f"has no known format: {'; '.join(_SHAPES.values())}")]
@@ -95,14 +113,44 @@ def _unknown(row: dict[str, Any], known: Sequence[str], format: Format) -> Itera
             yield RowError(name, "unknown_field", f"is not part of the format: {_SHAPES[format]}; remove it")
 
 
-def _messages(messages: Any) -> Iterator[RowError]:
+def _messages(path: str, messages: Any, learned: bool = True) -> Iterator[RowError]:
+    """`learned`: an assistant's turn is asked for, which is what is learned."""
     if not isinstance(messages, list) or not messages:
-        yield RowError("messages", "no_messages", 'must be a list of at least one {"role", "content"}')
+        yield RowError(path, "no_messages", 'must be a list of at least one {"role", "content"}')
         return
     for index, message in enumerate(messages):
-        yield from _message(f"messages[{index}]", index, message)
-    if not any(isinstance(message, dict) and message.get("role") == "assistant" for message in messages):
-        yield RowError("messages", "no_assistant_turn", "has no turn of the assistant, so there is nothing to learn from it")
+        yield from _message(f"{path}[{index}]", index, message)
+    if learned and not any(isinstance(message, dict) and message.get("role") == "assistant" for message in messages):
+        yield RowError(path, "no_assistant_turn", "has no turn of the assistant, so there is nothing to learn from it")
+
+
+def _preference(row: dict[str, Any]) -> Iterator[RowError]:
+    asked = row.get("input")
+    if not isinstance(asked, dict):
+        yield RowError("input", "missing" if "input" not in row else "not_an_object", 'must be {"messages": [...]}')
+    else:
+        for name in asked:
+            if name != "messages":
+                yield RowError(f"input.{name}", "unknown_field", "is not part of an input, which has messages; remove it")
+        yield from _messages("input.messages", asked.get("messages"), learned=False)
+    for name in _OUTPUTS:
+        output = row.get(name)
+        if not isinstance(output, list) or len(output) != 1:
+            yield RowError(name, "not_one_answer", 'must be a list of one turn, {"role": "assistant", "content": "..."}')
+            continue
+        yield from _message(f"{name}[0]", 1, output[0])
+        if isinstance(output[0], dict) and output[0].get("role") in ("system", "user"):
+            yield RowError(f"{name}[0].role", "wrong_role", "must be assistant")
+    if not any(name not in row for name in _OUTPUTS) and row[_OUTPUTS[0]] == row[_OUTPUTS[1]]:
+        yield RowError(_OUTPUTS[1], "same_answers", "equals preferred_output, so nothing is preferred")
+
+
+def _answers(row: dict[str, Any]) -> Iterator[RowError]:
+    yield from _text("prompt", row, "prompt", may_be_empty=True)
+    for name in _ANSWERS:
+        yield from _text(name, row, name)
+    if row.get("chosen") is not None and row.get("chosen") == row.get("rejected"):
+        yield RowError("rejected", "same_answers", "equals chosen, so nothing is preferred")
 
 
 def _message(path: str, index: int, message: Any) -> Iterator[RowError]:

@@ -7,13 +7,17 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session, selectinload
 
 from contract import wire
-from contract.spec import JobConfig, TaskSpec
+from contract.adapter import AdapterManifest
+from contract.search import JobConfig
+from contract.spec import Schedule, TaskSpec
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus
+from service.adapters.models import Adapter
 from service.db import clock
 from service.files.models import File
 from service.fleet.credentials import placement_token
 from service.fleet.models import BaseModel, Node, Placement
 from service.settings import Settings
+from service.tasks.curves import values_at
 from service.tasks.models import Job, Task
 
 log = logging.getLogger(__name__)
@@ -52,15 +56,26 @@ def _placement(session: Session, settings: Settings, placement: Placement, task:
         lease_seconds=max(0.0, left),
         task_id=task.id,
         device_indexes=placement.device_indexes,
-        base=wire.BaseModelRef(name=base.name, source=base.source, revision=task.base_revision),
+        base=wire.BaseModelRef(name=base.name, source=base.source, revision=task.base_revision, precision=spec.precision),
         train_file=_file(session, task.train_file_id),
         validation_file=_file(session, task.validation_file_id) if task.validation_file_id else None,
         spec=spec,
-        jobs=[_job(job) for job in task.jobs],
+        jobs=[_job(session, spec, task, job) for job in task.jobs],
         base_val_loss=task.base_val_loss,
+        warm_start=warm_start(session, task),
         next_seq=placement.last_seq + 1,
         leave=placement.leaving is not None,
     )
+
+
+def warm_start(session: Session, task: Task) -> wire.WarmStartRef | None:
+    """The adapter that the task starts from, which stays its tenant's own; None also where it is there no more."""
+    wanted = TaskSpec.model_validate(task.spec).warm_start
+    adapter = session.get(Adapter, wanted.adapter_id) if wanted is not None else None
+    if adapter is None or adapter.tenant_id != task.tenant_id:
+        return None
+    files = AdapterManifest.model_validate(adapter.manifest).files
+    return wire.WarmStartRef(adapter_id=adapter.id, files=files)
 
 
 def _file(session: Session, file_id: str) -> wire.FileRef:
@@ -68,15 +83,19 @@ def _file(session: Session, file_id: str) -> wire.FileRef:
     return wire.FileRef(file_id=file.id, sha256=file.sha256, rows=file.rows)
 
 
-def _job(job: Job) -> wire.JobAssignment:
-    ended = job.status in JOB_TERMINAL
+def _job(session: Session, spec: TaskSpec, task: Task, job: Job) -> wire.JobAssignment:
+    ended, config = job.status in JOB_TERMINAL, JobConfig.model_validate(job.config)
+    rungs: list[float] = []
+    if ended and spec.early_exit.policy == "asha" and task.train_rows:
+        rungs = values_at(session, job.id, "val_loss", Schedule.of(spec, config, task.train_rows).rungs)
     return wire.JobAssignment(
         job_id=job.id,
         index=job.index,
-        config=JobConfig.model_validate(job.config),
+        config=config,
         status=JobStatus(job.status),
         exit_reason=ExitReason(job.exit_reason) if job.exit_reason else None,
         warmup_val_loss=job.warmup_val_loss,
+        rung_losses=rungs,
         promoted=job.promoted,
         checkpoint=wire.CheckpointRef.model_validate(job.checkpoint) if job.checkpoint and not ended else None,
     )

@@ -12,7 +12,7 @@ from service.errors import invalid_field
 from service.files.models import File
 from service.fleet import nodes, reports
 from service.fleet.credentials import check_join, check_node
-from service.fleet.desired import desired_state
+from service.fleet.desired import desired_state, warm_start
 from service.fleet.errors import ObjectUnknown
 from service.state import State, Works, state_of
 from service.storage import ObjectMismatch
@@ -71,11 +71,13 @@ def file(placement_id: str, file_id: str, bearer: Bearer, parts: Works, request:
 
 @router.get("/placements/{placement_id}/objects/{sha256}")
 def checkpoint(placement_id: str, sha256: str, bearer: Bearer, parts: Works, request: Request) -> Response:
-    """A checkpoint of one of the placement's jobs."""
+    """A checkpoint of one of the placement's jobs, or a file of the adapter that they start from."""
     with parts.db.begin() as session:
         task, _ = reports.own_placement(session, parts.settings, placement_id, bearer)
-        if sha256 not in {job.checkpoint["sha256"] for job in task.jobs if job.checkpoint}:
-            raise ObjectUnknown(f"No job of task {task.id} has a checkpoint {sha256}.")
+        start = warm_start(session, task)
+        served = {job.checkpoint["sha256"] for job in task.jobs if job.checkpoint}
+        if sha256 not in served | {file.sha256 for file in (start.files if start else [])}:
+            raise ObjectUnknown(f"No job of task {task.id} has a checkpoint {sha256}, nor starts from it.")
     return send_object(request, parts.storage, sha256, sha256, "application/octet-stream")
 
 

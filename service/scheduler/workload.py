@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from contract.spec import JobConfig, Schedule, TaskSpec
+from contract.search import JobConfig
+from contract.spec import Schedule, TaskSpec
 from contract.states import ExitReason, JobStatus, TaskStatus
 from service.files.models import File
 from service.fleet.models import BaseModel, Node

@@ -57,7 +57,7 @@ def create(session: Session, queue: Queue, principal: Principal, spec: TaskSpec)
             "index": index,
             "config": config.model_dump(mode="json"),
         }
-        for index, config in enumerate(spec.search_space.expand())
+        for index, config in enumerate(spec.jobs())
     ]
     session.execute(insert(Job), jobs)
     session.refresh(task)

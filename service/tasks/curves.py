@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import bindparam, func, insert, select, tuple_, update
+from sqlalchemy import Subquery, bindparam, func, insert, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from service.tasks.models import PointChunk
@@ -105,15 +105,23 @@ def hide_after(session: Session, job_id: str, step: int, fence: int) -> None:
 
 def best_point(session: Session, job_id: str, series: str) -> tuple[int, float] | None:
     """The step and value of the lowest finite visible point, the earliest of equals."""
-    step, value = func.unnest(PointChunk.steps).label("step"), func.unnest(PointChunk.values).label("value")
-    points = (
-        select(step, value)
-        .where(PointChunk.job_id == job_id, PointChunk.series == series, PointChunk.hidden_by.is_(None))
-        .subquery()
-    )
+    points = _points(job_id, series)
     finite = select(points.c.step, points.c.value).where(points.c.value < float("inf"), points.c.value > float("-inf"))
     found = session.execute(finite.order_by(points.c.value, points.c.step).limit(1)).one_or_none()
     return (found.step, found.value) if found else None
+
+
+def values_at(session: Session, job_id: str, series: str, steps: Sequence[int]) -> list[float]:
+    """The visible values at those of `steps`, ascending, that have one."""
+    points = _points(job_id, series)
+    return list(session.scalars(select(points.c.value).where(points.c.step.in_(steps)).order_by(points.c.step)))
+
+
+def _points(job_id: str, series: str) -> Subquery:
+    """The visible points of a series: columns step and value."""
+    step, value = func.unnest(PointChunk.steps).label("step"), func.unnest(PointChunk.values).label("value")
+    visible = (PointChunk.job_id == job_id, PointChunk.series == series, PointChunk.hidden_by.is_(None))
+    return select(step, value).where(*visible).subquery()
 
 
 def _chunk(job_id: str, series: str, steps: list[int], values: list[float]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from contract.spec import JobConfig
+from contract.search import JobConfig
 from contract.states import ExitReason, JobStatus
 from service.adapters.models import Adapter
 from service.tasks.models import Job

@@ -9,14 +9,13 @@ from pydantic import BaseModel, Field
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from contract.wire import Series
 from service.errors import Invalid
 from service.tasks.models import Job, PointChunk
 from service.tenants.keys import Principal
 from service.tenants.scope import Rows, scoped
 
 MAX_POINTS = 500_000
-
-Series = Literal["train_loss", "val_loss"]
 
 
 class Curve(BaseModel):

@@ -10,12 +10,16 @@ from dataclasses import dataclass
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from contract.adapter import AdapterManifest
 from contract.spec import TaskSpec
+from service.adapters.models import Adapter
 from service.errors import FieldError, Invalid
 from service.files import actions as files
 from service.files.models import File
+from service.files.rows import Format
 from service.fleet.models import BaseModel
 from service.tenants.keys import Principal
+from service.tenants.scope import scoped
 
 _LISTED = 20  # models that a refusal names
 
@@ -46,6 +50,7 @@ def preflight(session: Session, principal: Principal, spec: TaskSpec) -> Pinned:
         *_files(spec, train, validation),
         *(_model_unknown(session, spec) if model is None else _model(spec, model)),
         *(() if train is None else _sizes(spec, train)),
+        *(() if model is None else _start(session, principal, spec, model)),
     ]
     if errors:
         raise SpecRefused(errors)
@@ -58,6 +63,12 @@ def _files(spec: TaskSpec, train: File | None, validation: File | None) -> Itera
     wanted = spec.dataset
     if train is None:
         yield _unknown("dataset.file_id", wanted.file_id)
+    else:
+        pairs = train.format == Format.PREFERENCE
+        if pairs != (spec.objective.type == "dpo"):
+            kind = "preference rows" if spec.objective.type == "dpo" else "chat, completion or text rows"
+            message = f"is a {train.format} file, but objective {spec.objective.type} learns from {kind}"
+            yield FieldError(field="dataset.file_id", code="format_of_other_objective", message=message)
     if wanted.validation_file_id is None:
         return
     field = "dataset.validation_file_id"
@@ -96,11 +107,34 @@ def _model(spec: TaskSpec, model: BaseModel) -> Iterator[FieldError]:
         yield FieldError(field="training.max_seq_len", code="beyond_model", message=message)
 
 
+def _start(session: Session, principal: Principal, spec: TaskSpec, model: BaseModel) -> Iterator[FieldError]:
+    """The adapter to start from must be the tenant's own and of the very base."""
+    if spec.warm_start is None:
+        return
+    field, wanted = "warm_start.adapter_id", spec.warm_start.adapter_id
+    adapter = session.scalar(scoped(select(Adapter).where(Adapter.id == wanted), Adapter, principal))
+    if adapter is None:
+        message = f"there is no adapter {wanted!r} that this key could see; GET /v1/adapters lists them"
+        yield FieldError(field=field, code="adapter_unknown", message=message)
+        return
+    lineage = AdapterManifest.model_validate(adapter.manifest).lineage
+    if lineage.base_revision != model.revision:
+        message = (
+            f"was trained on {lineage.base_model} of another revision than {model.name} has now; its weights would not fit"
+        )
+        yield FieldError(field=field, code="adapter_of_other_base", message=message)
+
+
 def _sizes(spec: TaskSpec, train: File) -> Iterator[FieldError]:
     if spec.dataset.validation_file_id is None and train.rows < 2:
         message = "has one row, and none would be left to validate on; add rows, or name a validation_file_id"
         yield FieldError(field="dataset.file_id", code="too_few_rows", message=message)
-    for index, size in enumerate(spec.search_space.batch_size):
+    listed = spec.search_space.jobs
+    if listed is None:
+        sizes = [(f"batch_size[{index}]", size) for index, size in enumerate(spec.search_space.batch_size)]
+    else:
+        sizes = [(f"jobs[{index}].batch_size", job.batch_size) for index, job in enumerate(listed)]
+    for field, size in sizes:
         if size > train.rows:
             message = f"is {size}, but the training file has only {train.rows} rows"
-            yield FieldError(field=f"search_space.batch_size[{index}]", code="beyond_rows", message=message)
+            yield FieldError(field=f"search_space.{field}", code="beyond_rows", message=message)

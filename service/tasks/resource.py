@@ -10,7 +10,7 @@ from sqlalchemy import BigInteger, Row, case, func, select
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.orm import Session
 
-from contract.spec import JobConfig
+from contract.search import JobConfig
 from contract.states import JOB_TERMINAL, TASK_TERMINAL, JobStatus, RequeueReason, TaskStatus
 from service.adapters.models import Adapter
 from service.fleet.models import Node, Placement

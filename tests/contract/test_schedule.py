@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.spec import JobConfig, Schedule, TaskSpec
+from contract.search import JobConfig
+from contract.spec import Schedule, TaskSpec
 
 
 def spec(training: dict | None = None, early_exit: dict | None = None) -> TaskSpec:
@@ -45,6 +46,13 @@ def test_a_warmup_as_long_as_the_training_selects_nothing():
     assert not Schedule.of(spec(early_exit={"warmup_fraction": 1}), config(1), 100).boundary
 
 
+def test_asha_ranks_at_rungs_ever_further_apart():
+    made = Schedule.of(spec({"epochs": 1}, {"policy": "asha", "warmup_fraction": 0.02, "reduction_factor": 3}), config(1), 100)
+    assert made.rungs == (2, 6, 18, 54)
+    assert all(made.evaluates_at(step) for step in made.rungs)
+    assert Schedule.of(spec(), config(1), 100).rungs == (15,)
+
+
 def test_no_rows_no_calendar():
     with pytest.raises(ValueError, match="no rows"):
         Schedule.of(spec(), config(1), 0)
@@ -54,16 +62,18 @@ def test_no_rows_no_calendar():
     rows=st.integers(1, 100_000),
     batch_size=st.integers(1, 1024),
     epochs=st.integers(1, 100),
-    max_steps=st.none() | st.integers(1, 10_000),
+    max_steps=st.integers(1, 10_000),
     eval_every=st.none() | st.integers(1, 10_000),
     warmup=st.floats(0.001, 1),
+    policy=st.sampled_from(["alto", "alto_guarded", "asha"]),
 )
-def test_every_calendar_holds_together(rows, batch_size, epochs, max_steps, eval_every, warmup):
-    early_exit = {"eval_every": eval_every, "warmup_fraction": warmup}
+def test_every_calendar_holds_together(rows, batch_size, epochs, max_steps, eval_every, warmup, policy):
+    early_exit = {"eval_every": eval_every, "warmup_fraction": warmup, "policy": policy}
     made = Schedule.of(spec({"epochs": epochs, "max_steps": max_steps}, early_exit), config(batch_size), rows)
     assert 1 <= made.warmup_steps <= made.total_steps
     assert 1 <= made.eval_every <= made.total_steps
     assert made.boundary == (made.warmup_steps < made.total_steps)
+    assert made.evaluations == sum(made.evaluates_at(step) for step in range(1, made.total_steps + 1))
     assert made.evaluates_at(made.total_steps)
     assert made.evaluates_at(made.eval_every)
     assert not made.boundary or made.evaluates_at(made.warmup_steps)

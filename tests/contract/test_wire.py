@@ -48,6 +48,7 @@ def points(draw) -> dict[str, Any]:
 by_job = st.dictionaries(count, count, max_size=3)
 evidence = count | st.text(max_size=8) | st.lists(loss, max_size=3)
 best = {"best_step": st.none() | count, "best_val_loss": loss}
+seconds = st.floats(0, 1e6)
 EVENTS = {
     "attached": event(
         "attached",
@@ -65,6 +66,17 @@ EVENTS = {
     "points": points(),
     "throughput": event(
         "throughput", steps=count, tokens=count, seconds=st.floats(0, 1e6), micro_batches=count, forwards=count
+    ),
+    "profiled": event(
+        "profiled",
+        device_type=st.text(max_size=20),
+        precision=st.sampled_from(["bf16", "nf4"]),
+        checkpointing=st.booleans(),
+        memory=st.just({"fixed": 1e6, "per_token": 10.0, "per_row": 3.0, "residual": 0.01, "usable_bytes": 10**9}),
+        steps=st.lists(st.just({"tokens": 9, "rows": 8, "seconds": 0.5}), min_size=1, max_size=3),
+        seconds_fixed=seconds,
+        seconds_per_token=seconds,
+        seconds_per_row=seconds,
     ),
     "checkpointed": event("checkpointed", jobs=st.dictionaries(count, checkpoints, max_size=3)),
     "adapter_kept": event("adapter_kept", job=count, manifest=st.just(MANIFEST)),

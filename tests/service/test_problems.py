@@ -86,7 +86,7 @@ def test_every_field_is_named_and_a_near_name_is_offered(tenant):
         "search_space.learning_rate[0]": "should be greater than 0, got -1",
         "search_space.rnk": "is not a known field; did you mean 'rank'?",
         "lables": "is not a known field; did you mean 'labels'?",
-        "early_exit.policy": "should be 'alto' or 'none', got 'alto!'",
+        "early_exit.policy": "should be 'alto', 'alto_guarded', 'asha' or 'none', got 'alto!'",
     }
 
 

@@ -42,7 +42,7 @@ BAD = [
     (PAIR | {"completion": " "}, "completion", "empty"),
     (PAIR | {"completion": 4}, "completion", "not_a_text"),
     (PAIR | {"id": 7}, "id", "unknown_field"),
-    ({"text": "x"}, None, "format_unknown"),
+    ({"words": "x"}, None, "format_unknown"),
     ([CHAT], None, "not_an_object"),
     ("x", None, "not_an_object"),
     (None, None, "not_an_object"),
