@@ -12,7 +12,8 @@ from random import Random
 from contract.spec import EarlyExitPolicy
 from contract.states import ExitReason, JobStatus
 from service.scheduler.survival import JobProgress
-from worker.policy.early_exit import History, Standing, Verdict, policy_of, smooth
+from worker.policy.early_exit import policy_of
+from worker.policy.verdict import History, Standing, Verdict, smooth
 
 _EVALUATIONS = 60
 Observe = Callable[[History, float, float], tuple[History, Verdict | None]]
@@ -60,7 +61,7 @@ def draw_lives(rows: int, epochs: int, count: int, nature: Nature, policy: Early
     begun = [_Job(rows, epochs, nature, policy, draw) for _ in range(count)]
     for job in begun:
         job.train(judge.observe, job.warmup)
-    settled = judge.settle(Standing(at, job.losses[-1]) for at, job in enumerate(begun) if job.reason is None)
+    settled = judge.settle(Standing(at, (job.losses[-1],)) for at, job in enumerate(begun) if job.reason is None)
     for at, verdict in settled.items():
         if verdict is None:
             begun[at].train(judge.observe, begun[at].total)

@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 
 from contract.spec import EarlyExitPolicy
 from contract.states import ExitReason
-from worker.policy.early_exit import Alto, History, Standing, TrainToEnd, policy_of, slope, smooth
+from worker.policy.alto import Alto, GuardedAlto
+from worker.policy.asha import Asha
+from worker.policy.early_exit import TrainToEnd, policy_of
+from worker.policy.verdict import History, Standing, slope, smooth
 
 # Sixty-fourths are exact in binary, and so are their slopes over these windows but for one division at the end.
 LOSSES = st.integers(1, 40).map(lambda n: n / 64)
@@ -21,11 +24,15 @@ PARAMETERS = st.builds(
     patience_overfitting=st.integers(1, 4),
     tau_slope=st.sampled_from([0.0, 0.001, 1 / 32, 1 / 16]),
     tau_gap=st.sampled_from([0.05, 0.1, 0.5, 3.0]),
+    guard_patience=st.integers(0, 5),
 )
 
 
-def transcription(p: EarlyExitPolicy, trains: list[float], vals: list[float]) -> list[str | None]:
-    """The paper's lines 1-14 with whole loss lists, once per evaluation, in exact arithmetic."""
+def transcription(p: EarlyExitPolicy, trains: list[float], vals: list[float], guarded: bool) -> list[str | None]:
+    """The paper's lines 1-14 with whole loss lists, once per evaluation, in exact arithmetic.
+
+    guarded: what is found ends the job only where none of the last `guard_patience` losses is lower than all before.
+    """
 
     def linreg_slope(ys: list[float]) -> Fraction:
         n, exact = len(ys), [Fraction(y) for y in ys]
@@ -35,25 +42,29 @@ def transcription(p: EarlyExitPolicy, trains: list[float], vals: list[float]) ->
 
     answers: list[str | None] = []
     cnt_div = cnt_ovf = 0
+    lowest_at = 1
     for t in range(1, len(vals) + 1):
         l_train, l_val = trains[:t], vals[:t]
+        if l_val[-1] < vals[lowest_at - 1]:
+            lowest_at = t
+        believed = not guarded or t - lowest_at >= p.guard_patience
         if len(l_train) >= p.window and len(l_val) >= p.window:
             s_train, s_val = linreg_slope(l_train[-p.window :]), linreg_slope(l_val[-p.window :])
             cnt_div = cnt_div + 1 if s_train >= Fraction(p.tau_slope) and s_val >= Fraction(p.tau_slope) else 0
             if cnt_div >= p.patience_divergence:
-                answers.append("diverging")
+                answers.append("diverging" if believed else None)
                 continue
         g = (Fraction(l_val[-1]) - Fraction(l_train[-1])) / Fraction(l_train[-1])
         cnt_ovf = cnt_ovf + 1 if g > Fraction(p.tau_gap) else 0
-        answers.append("overfitting" if cnt_ovf >= p.patience_overfitting else None)
+        answers.append("overfitting" if cnt_ovf >= p.patience_overfitting and believed else None)
     return answers
 
 
-@given(PARAMETERS, st.lists(st.tuples(LOSSES, LOSSES), min_size=1, max_size=30))
-def test_equals_the_literal_transcription(p, points):
+@given(PARAMETERS, st.lists(st.tuples(LOSSES, LOSSES), min_size=1, max_size=30), st.booleans())
+def test_equals_the_literal_transcription(p, points, guarded):
     trains, vals = [t for t, _ in points], [v for _, v in points]
-    expected = transcription(p, trains, vals)
-    history, policy = History(), Alto(p)
+    expected = transcription(p, trains, vals, guarded)
+    history, policy = History(), (GuardedAlto if guarded else Alto)(p)
     for train, val, answer in zip(trains, vals, expected, strict=True):
         history, verdict = policy.observe(history, train, val)
         assert (verdict.reason.value if verdict else None) == answer
@@ -61,8 +72,8 @@ def test_equals_the_literal_transcription(p, points):
             return
 
 
-def observe_all(p: EarlyExitPolicy, points: list[tuple[float, float]]):
-    history, policy = History(), Alto(p)
+def observe_all(p: EarlyExitPolicy, points: list[tuple[float, float]], policy_class=Alto):
+    history, policy = History(), policy_class(p)
     for number, (train, val) in enumerate(points):
         history, verdict = policy.observe(history, train, val)
         if verdict:
@@ -88,10 +99,33 @@ def test_overfitting_is_the_gap_ratio_twice_in_a_row():
     assert number == 2
     assert verdict.reason is ExitReason.OVERFITTING
     assert verdict.evidence["gap"] == pytest.approx(0.25 / 0.8)
+    assert verdict.evidence["train_window"] == [0.9, 0.8]
+    assert verdict.evidence["train_slope"] == pytest.approx(-0.1)
+    assert verdict.evidence["val_slope"] == 0
+
+
+def test_the_guard_lets_a_job_go_on_while_its_validation_loss_still_falls():
+    wide = [(1.0, 2.0), (0.9, 1.9), (0.8, 1.8), (0.7, 1.85), (0.6, 1.7), (0.5, 1.7), (0.4, 1.71)]
+    p = EarlyExitPolicy(guard_patience=2)
+    assert observe_all(p, wide)[0] == 1
+    number, verdict = observe_all(p, wide, GuardedAlto)
+    assert number == 6  # one rise is forgiven by a new lowest; then two come in a row
+    assert verdict.evidence["evaluations_since_best"] == 2
+    assert verdict.evidence["best_val_loss"] == 1.7
+    assert observe_all(p, wide[:6], GuardedAlto) is None
+
+
+def test_the_guard_holds_for_divergence_too():
+    rising = [(1.0 + n / 10, 1.0 + n / 10) for n in range(12)]
+    p = EarlyExitPolicy(guard_patience=5)
+    assert observe_all(p, rising)[0] == 2
+    assert observe_all(p, rising, GuardedAlto)[0] == 5
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("policy", [Alto(EarlyExitPolicy()), TrainToEnd()])
+@pytest.mark.parametrize(
+    "policy", [Alto(EarlyExitPolicy()), GuardedAlto(EarlyExitPolicy()), Asha(EarlyExitPolicy()), TrainToEnd()]
+)
 def test_a_validation_loss_that_is_not_finite_diverges_at_once(policy, broken):
     _, verdict = policy.observe(History(), 1.0, broken)
     assert verdict.reason is ExitReason.DIVERGING
@@ -120,6 +154,10 @@ def test_smoothing_starts_at_the_first_loss():
     assert ema == 2.5
 
 
+def standing(job: int, loss: float | None) -> Standing:
+    return Standing(job, () if loss is None else (loss,))
+
+
 def ranking(keep: float, losses: dict[int, float]) -> set[int]:
     """Lines 15-21: those who go on, when all who are alive at the boundary have arrived."""
     ranked = sorted(losses, key=lambda job: (losses[job], job))
@@ -145,7 +183,7 @@ def test_early_verdicts_never_contradict_the_full_ranking(keep, values, leaving,
             del alive[job]  # diverged before it finished its warmup
         else:
             alive[job] = losses[job]
-        settled = policy.settle([Standing(j, loss) for j, loss in alive.items()])
+        settled = policy.settle([standing(j, loss) for j, loss in alive.items()])
         for decided, verdict in settled.items():
             assert told.setdefault(decided, verdict is None) == (verdict is None)
             assert (verdict is None) == (decided in kept)
@@ -157,7 +195,7 @@ def test_early_verdicts_never_contradict_the_full_ranking(keep, values, leaving,
 def test_what_is_certain_is_told_at_once(keep, values):
     """The rule holds back nothing: an unsettled job could still end on either side of the cut."""
     losses = {job: None if value is None else float(value) for job, value in enumerate(values)}
-    settled = Alto(EarlyExitPolicy(keep_fraction=keep)).settle([Standing(j, loss) for j, loss in losses.items()])
+    settled = Alto(EarlyExitPolicy(keep_fraction=keep)).settle([standing(j, loss) for j, loss in losses.items()])
     finished = {job: loss for job, loss in losses.items() if loss is not None}
     open_ = len(losses) - len(finished)
     for job in finished:
@@ -173,9 +211,34 @@ def test_what_is_certain_is_told_at_once(keep, values):
 
 def test_the_evidence_of_underperforming_names_the_cut():
     policy = Alto(EarlyExitPolicy(keep_fraction=0.25))
-    standings = [Standing(0, 2.0), Standing(1, 1.0), Standing(2, 3.0), Standing(3, 1.5), Standing(4, 1.2)]
+    standings = [standing(job, loss) for job, loss in enumerate([2.0, 1.0, 3.0, 1.5, 1.2])]
     settled = policy.settle(standings)
     assert [job for job, verdict in settled.items() if verdict is None] == [1, 4]  # ceil(0.25 x 5)
     evidence = settled[2].evidence
     assert (evidence["rank"], evidence["kept"], evidence["alive"], evidence["finished"]) == (5, 2, 5, 5)
     assert (evidence["val_loss"], evidence["last_kept_val_loss"]) == (3.0, 1.2)
+
+
+@given(
+    st.integers(2, 5),
+    st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=4), min_size=1, max_size=12),
+    st.randoms(use_true_random=False),
+)
+def test_asha_equals_its_literal_transcription(eta, curves, order: random.Random):
+    """Jobs come to their rungs one by one, in any order; each is judged among those that came to that rung before it."""
+    policy = Asha(EarlyExitPolicy(policy="asha", reduction_factor=eta))
+    waiting = {job: list(curve) for job, curve in enumerate(curves)}
+    came: dict[int, tuple[float, ...]] = {job: () for job in waiting}
+    while waiting:
+        job = order.choice(sorted(waiting))
+        rung = len(came[job])
+        came[job] = (*came[job], float(waiting[job].pop(0)))
+        at_rung = sorted((losses[rung], other) for other, losses in came.items() if len(losses) > rung)
+        top = at_rung[: max(1, len(at_rung) // eta)]
+        verdict = policy.settle([Standing(j, losses) for j, losses in came.items()])[job]
+        assert (verdict is None) == ((came[job][rung], job) in top)
+        if verdict is not None:
+            assert verdict.reason is ExitReason.UNDERPERFORMING
+            assert (verdict.evidence["rung"], verdict.evidence["reached"]) == (rung, len(at_rung))
+        if verdict is not None or not waiting[job]:
+            del waiting[job]

@@ -1,0 +1,50 @@
+"""Asynchronous successive halving (Li et al. 2020), in the form that stops rather than promotes: no job ever waits.
+
+Pure: knows neither tensors nor steps. Rungs are far apart by the spec's calendar; here they are places in a list.
+"""
+
+from collections.abc import Iterable
+
+from contract.spec import EarlyExitPolicy
+from contract.states import ExitReason
+from worker.policy.verdict import History, Standing, Verdict, not_finite
+
+
+class Asha:
+    """At a rung a job stops unless it is among the best 1 / eta that have reached the rung up to then."""
+
+    def __init__(self, parameters: EarlyExitPolicy) -> None:
+        self._eta = parameters.reduction_factor
+
+    def observe(self, history: History, train_loss: float, val_loss: float) -> tuple[History, Verdict | None]:
+        return history, not_finite("train_loss", train_loss) or not_finite("val_loss", val_loss)
+
+    def settle(self, standings: Iterable[Standing]) -> dict[int, Verdict | None]:
+        """Judges every job at the last rung it reached; at least one goes on from a rung, ties to the lower job."""
+        came = list(standings)
+        settled: dict[int, Verdict | None] = {}
+        for rung in range(max((len(s.losses) for s in came), default=0)):
+            ranked = sorted((s.losses[rung], s.job) for s in came if len(s.losses) > rung)
+            cut = max(1, len(ranked) // self._eta)
+            last = {s.job for s in came if len(s.losses) == rung + 1}
+            for better, (loss, job) in enumerate(ranked):
+                if job in last:
+                    settled[job] = (
+                        None if better < cut else self._behind(rung, loss, ranked[cut - 1][0], better, cut, len(ranked))
+                    )
+        return settled
+
+    def _behind(self, rung: int, loss: float, last_kept: float, better: int, cut: int, reached: int) -> Verdict:
+        return Verdict(
+            ExitReason.UNDERPERFORMING,
+            {
+                "pattern": "not among the best that reached the rung so far",
+                "rung": rung,
+                "val_loss": loss,
+                "last_kept_val_loss": last_kept,
+                "rank": better + 1,
+                "kept": cut,
+                "reached": reached,
+                "reduction_factor": self._eta,
+            },
+        )

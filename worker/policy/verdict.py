@@ -1,0 +1,72 @@
+"""What early-exit policies are asked and what they answer, and the sums they share. Holds no policy.
+
+Pure: losses and counts in, verdicts with their evidence out. Knows neither tensors nor steps nor who trains.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from contract.states import ExitReason
+
+Evidence = dict[str, float | int | str | list[float | None] | None]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A job ends, for this reason and on these numbers."""
+
+    reason: ExitReason
+    evidence: Evidence
+
+
+@dataclass(frozen=True)
+class History:
+    """What a policy remembers of a job from one evaluation to the next: the windows, the patience counters, the lowest."""
+
+    train: tuple[float, ...] = ()  # smoothed training losses sampled at evaluations, the last `window`
+    val: tuple[float, ...] = ()  # validation losses, the last `window`
+    diverging: int = 0
+    overfitting: int = 0
+    best: float | None = None  # the lowest validation loss so far
+    stale: int = 0  # evaluations since then
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A job among its task's: its validation losses at the rungs it has reached, none while its warmup still runs."""
+
+    job: int
+    losses: tuple[float, ...]
+
+
+class Policy(Protocol):
+    """What an executor asks: after each evaluation of a job, and whenever the standings have changed.
+
+    `settle` answers for jobs whose place at their last rung is certain: None goes on, a verdict ends the job, and one that
+    is absent from the answer must wait for others.
+    """
+
+    def observe(self, history: History, train_loss: float, val_loss: float) -> tuple[History, Verdict | None]: ...
+
+    def settle(self, standings: Iterable[Standing]) -> dict[int, Verdict | None]: ...
+
+
+def smooth(before: float | None, loss: float, alpha: float) -> float:
+    """One step of the exponential moving average (ALTO 5.1); the first loss starts it."""
+    return loss if before is None else alpha * loss + (1 - alpha) * before
+
+
+def slope(values: Sequence[float]) -> float:
+    """Least-squares slope of `values` over their indexes 0, 1, …; at least two values."""
+    middle = (len(values) - 1) / 2
+    rise = sum((place - middle) * value for place, value in enumerate(values))
+    return rise / sum((place - middle) ** 2 for place in range(len(values)))
+
+
+def not_finite(series: str, loss: float) -> Verdict | None:
+    """A loss that is not a finite number is a divergence at once, under every policy: nothing finite follows it."""
+    if math.isfinite(loss):
+        return None
+    return Verdict(ExitReason.DIVERGING, {"pattern": "loss is not finite", "series": series, "value": str(loss)})
