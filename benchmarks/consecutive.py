@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from benchmarks.llama import RANKS, Rows
-from contract.spec import JobConfig, Schedule, TaskSpec
-from worker.data import DataSet
+from contract.search import JobConfig
+from contract.spec import Schedule, TaskSpec
+from worker import data as sets
 from worker.job_run import JobRun, Stage
 from worker.model.device_arena import DeviceArena
 from worker.model.device_batch import token_bucket
@@ -32,7 +33,7 @@ def count_compilations(*_: Any, **found: Any) -> None:
 
 def job_runs(trainer: Trainer, rows: Rows, batch: int, adapters: int) -> list[JobRun]:
     """Jobs of ranks 16, 32, 64 in turn over the same rows, each in its own order, with adapters whose B is not zero."""
-    data = DataSet(rows.all(), rows.take(1), 0, 0)
+    data = sets.DataSet(sets.Rows(rows.all()), sets.Rows(rows.take(1)), 0, 0)
     spec = TaskSpec.model_validate(
         {
             "base_model": "random",
@@ -44,7 +45,7 @@ def job_runs(trainer: Trainer, rows: Rows, batch: int, adapters: int) -> list[Jo
     return [_run(trainer, data, spec, batch, index) for index in range(adapters)]
 
 
-def _run(trainer: Trainer, data: DataSet, spec: TaskSpec, batch: int, index: int) -> JobRun:
+def _run(trainer: Trainer, data: sets.DataSet, spec: TaskSpec, batch: int, index: int) -> JobRun:
     rank = RANKS[index % len(RANKS)]
     config = JobConfig(learning_rate=1e-4, rank=rank, alpha=2.0 * rank, batch_size=batch, seed=index)
     schedule = Schedule.of(spec, config, len(data.train))
@@ -71,7 +72,7 @@ def consecutive_steps(trainer: Trainer, rows: Rows, batch: int, adapters: int, s
             trainer.arena.detach(gone.slot)
             runs[3] = _run(trainer, gone.data, gone.spec, batch, gone.index)
             runs[3].step = gone.step
-        picked = [run.data.train[row] for run in runs for row in run.order.batch(run.step)]
+        picked = [run.data.train.sequences[row] for run in runs for row in run.order.batch(run.step)]
         began = time.perf_counter()
         _once(trainer, runs)
         times.append((time.perf_counter() - began) * 1e3)

@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from worker.model.arena import AdapterState
-from worker.policy.early_exit import History
+from worker.policy.verdict import History
 
-_FORMAT = 1
+_FORMAT = 2
 _KEY = "motet_checkpoint"
 
 
@@ -39,7 +39,7 @@ class Progress:
     ema: float | None = None
     history: History = field(default_factory=History)
     best: Best | None = None
-    warmup_val_loss: float | None = None
+    rung_losses: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ def load_progress(path: Path) -> Progress:
         raise CheckpointError(f"{path.name} is not a checkpoint: {error}") from None
     if said.pop("format", None) != _FORMAT:
         raise CheckpointError(f"{path.name} is a checkpoint of another format; this worker reads format {_FORMAT}")
-    history, best = said.pop("history"), said.pop("best")
-    seen = History(tuple(history["train"]), tuple(history["val"]), history["diverging"], history["overfitting"])
-    return Progress(**said, history=seen, best=Best(**best) if best else None)
+    history, best, rungs = said.pop("history"), said.pop("best"), said.pop("rung_losses")
+    seen = History(**{**history, "train": tuple(history["train"]), "val": tuple(history["val"])})
+    return Progress(**said, history=seen, best=Best(**best) if best else None, rung_losses=tuple(rungs))
 
 
 def load_tensors(path: Path) -> Tensors:

@@ -6,19 +6,21 @@ all jobs validate on the same rows and a resumed job reads on where it stopped.
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from contract.spec import TaskSpec
+from contract.spec import Objective, Schedule, TaskSpec
 from worker.model.batch import Example
 from worker.rows import RowError, RowReader
 
 _ROWS_AT_ONCE = 256
+_LEAST_VALIDATION = 32  # rows; fewer would rank jobs by chance, whatever they cost
 
 
 class DataError(ValueError):
@@ -26,32 +28,52 @@ class DataError(ValueError):
 
 
 @dataclass(frozen=True)
-class DataSet:
-    """Examples of one task, tokenised once and shared by its jobs."""
+class Rows:
+    """Rows as sequences of tokens: one a row, or of preference rows two, the chosen answer's and then the rejected one's."""
 
-    train: list[Example]
-    validation: list[Example]
-    truncated: int  # rows longer than max_seq_len, cut
-    skipped: int  # rows with nothing left to learn after the cut
+    sequences: list[Example]
+    per_row: int = 1
 
-    @cached_property
-    def train_lengths(self) -> list[int]:
-        """How many tokens each example takes on the axis."""
-        return [axis_length(e) for e in self.train]
+    def __len__(self) -> int:
+        return len(self.sequences) // self.per_row
 
     @cached_property
-    def validation_lengths(self) -> list[int]:
-        return [axis_length(e) for e in self.validation]
+    def lengths(self) -> list[int]:
+        """How many tokens each sequence takes on the axis."""
+        return [axis_length(example) for example in self.sequences]
 
     @cached_property
     def longest(self) -> int:
-        """Tokens of the longest example, trained or validated."""
-        return max(*self.train_lengths, *self.validation_lengths)
+        return max(self.lengths)
 
     @cached_property
     def mean_length(self) -> float:
-        """Tokens of a training example on average."""
-        return sum(self.train_lengths) / len(self.train_lengths)
+        """Tokens of a row on average."""
+        return sum(self.lengths) / len(self)
+
+    def places(self, rows: Iterable[int]) -> list[int]:
+        """Where the sequences of these rows are."""
+        return [int(row) * self.per_row + part for row in rows for part in range(self.per_row)]
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Rows of one task, tokenised once and shared by its jobs."""
+
+    train: Rows
+    validation: Rows
+    truncated: int  # rows longer than max_seq_len, cut
+    skipped: int  # rows with nothing left to learn after the cut
+    unused: int = 0  # validation rows that no evaluation reads
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, trained or validated."""
+        return max(self.train.longest, self.validation.longest)
+
+    @property
+    def sequences(self) -> Iterator[Example]:
+        return chain(self.train.sequences, self.validation.sequences)
 
 
 def axis_length(example: Example) -> int:
@@ -60,10 +82,10 @@ def axis_length(example: Example) -> int:
 
 
 @dataclass
-class _Rows:
+class _Read:
     """Rows of one file that can be learned from, and the sha256 of each row's bytes."""
 
-    examples: list[Example] = field(default_factory=list)
+    rows: list[tuple[Example, ...]] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     truncated: int = 0
     skipped: int = 0
@@ -73,17 +95,17 @@ def load(
     spec: TaskSpec, train_file: Path, validation_file: Path | None, reader: RowReader, tick: Callable[[], None] = lambda: None
 ) -> DataSet:
     """Read, tokenise, cut to `max_seq_len` and split. `tick` is called as the work goes on. Raises DataError."""
-    rows = _read(train_file, reader, spec.training.max_seq_len, tick)
+    read = _read(train_file, reader, spec, tick)
     if validation_file is not None:
-        held = _read(validation_file, reader, spec.training.max_seq_len, tick)
-        train, validation = rows.examples, held.examples
-        truncated, skipped = rows.truncated + held.truncated, rows.skipped + held.skipped
+        held = _read(validation_file, reader, spec, tick)
+        train, validation, hashes = read.rows, held.rows, held.hashes
+        truncated, skipped = read.truncated + held.truncated, read.skipped + held.skipped
     else:
-        out = held_out(rows.hashes, spec.dataset.validation_fraction, spec.dataset.max_validation_rows)
-        hidden = {rows.hashes[place] for place in out}
-        validation = [rows.examples[place] for place in sorted(out)]
-        train = [example for example, digest in zip(rows.examples, rows.hashes, strict=True) if digest not in hidden]
-        truncated, skipped = rows.truncated, rows.skipped
+        out = sorted(held_out(read.hashes, spec.dataset.validation_fraction, spec.dataset.max_validation_rows))
+        hidden = {read.hashes[place] for place in out}
+        validation, hashes = [read.rows[place] for place in out], [read.hashes[place] for place in out]
+        train = [row for row, digest in zip(read.rows, read.hashes, strict=True) if digest not in hidden]
+        truncated, skipped = read.truncated, read.skipped
     for name, kept in (("training", train), ("validation", validation)):
         if not kept:
             raise DataError(
@@ -91,7 +113,27 @@ def load(
                 f"{spec.training.max_seq_len}, {len(train) + len(validation)} others remain in all; "
                 "raise training.max_seq_len or bring more distinct rows"
             )
-    return DataSet(train, validation, truncated, skipped)
+    trained = _rows(train)
+    size = _affordable(spec, trained, _rows(validation))
+    read_rows = [validation[place] for place in sorted(_lowest(hashes, size))]
+    return DataSet(trained, _rows(read_rows), truncated, skipped, len(validation) - size)
+
+
+def _rows(rows: list[tuple[Example, ...]]) -> Rows:
+    return Rows([example for row in rows for example in row], len(rows[0]) if rows else 1)
+
+
+def _affordable(spec: TaskSpec, train: Rows, validation: Rows) -> int:
+    """How many validation rows keep every job's evaluations within their share of the tokens it trains on; at least 32."""
+    share = spec.early_exit.max_evaluation_share
+    if share is None:
+        return len(validation)
+    row_budgets = []
+    for config in {config.batch_size: config for config in spec.jobs()}.values():
+        calendar = Schedule.of(spec, config, len(train))
+        trained = calendar.total_steps * min(config.batch_size, len(train)) * train.mean_length
+        row_budgets.append(share * trained / calendar.evaluations / validation.mean_length)
+    return min(len(validation), max(_LEAST_VALIDATION, int(min(row_budgets))))
 
 
 def held_out(hashes: list[bytes], fraction: float, at_most: int) -> set[int]:
@@ -100,6 +142,10 @@ def held_out(hashes: list[bytes], fraction: float, at_most: int) -> set[int]:
     Rows that equal a held-out row must leave training too, which is the caller's part.
     """
     size = min(at_most, max(1, int(len(hashes) * fraction + 0.5)))
+    return _lowest(hashes, size)
+
+
+def _lowest(hashes: list[bytes], size: int) -> set[int]:
     return set(sorted(range(len(hashes)), key=lambda place: (hashes[place], place))[:size])
 
 
@@ -112,7 +158,7 @@ class Order:
         self._epoch, self._permutation = -1, np.empty(0, dtype=np.int64)
 
     def batch(self, step: int) -> np.ndarray:
-        """Row numbers, int64[<= batch_size], of the optimizer step number `step`, counted from 0."""
+        """Row numbers, int64 [<= batch_size], of the optimizer step number `step`, counted from 0."""
         epoch, place = divmod(step, self._per_epoch)
         if epoch != self._epoch:
             # RandomState's streams are frozen for good, which a resume under another numpy needs.
@@ -121,29 +167,29 @@ class Order:
         return self._permutation[place * self._batch_size : (place + 1) * self._batch_size]
 
 
-def _read(path: Path, reader: RowReader, max_seq_len: int, tick: Callable[[], None]) -> _Rows:
+def _read(path: Path, reader: RowReader, spec: TaskSpec, tick: Callable[[], None]) -> _Read:
     lines = path.read_bytes().split(b"\n")
     if lines[-1] == b"":
         lines.pop()
-    rows = _Rows()
+    read = _Read()
     for first in range(0, len(lines), _ROWS_AT_ONCE):
         tick()
         some = lines[first : first + _ROWS_AT_ONCE]
         parsed = [_parse(line, first + place + 1) for place, line in enumerate(some)]
-        for line, example in zip(some, _examples(parsed, first + 1, reader), strict=True):
-            _keep(rows, line, example, max_seq_len)
-    return rows
+        for line, row in zip(some, _examples(parsed, first + 1, reader, spec.objective), strict=True):
+            _keep(read, line, row, spec.training.max_seq_len)
+    return read
 
 
-def _keep(rows: _Rows, line: bytes, example: Example, max_seq_len: int) -> None:
-    if len(example.tokens) > max_seq_len:
-        example = Example(example.tokens[:max_seq_len], example.loss_mask[:max_seq_len])
-        rows.truncated += 1
-    if not example.loss_mask.any():
-        rows.skipped += 1
+def _keep(read: _Read, line: bytes, row: tuple[Example, ...], max_seq_len: int) -> None:
+    if any(len(example.tokens) > max_seq_len for example in row):
+        row = tuple(Example(example.tokens[:max_seq_len], example.loss_mask[:max_seq_len]) for example in row)
+        read.truncated += 1
+    if not all(example.loss_mask.any() for example in row):
+        read.skipped += 1
         return
-    rows.examples.append(example)
-    rows.hashes.append(hashlib.sha256(line).digest())
+    read.rows.append(row)
+    read.hashes.append(hashlib.sha256(line).digest())
 
 
 def _parse(line: bytes, number: int) -> dict[str, Any]:
@@ -151,19 +197,21 @@ def _parse(line: bytes, number: int) -> dict[str, Any]:
         row = json.loads(line)
     except ValueError as error:
         raise DataError(f"line {number} is not JSON: {error}") from None
-    if not isinstance(row, dict) or not ("messages" in row or {"prompt", "completion"} <= row.keys()):
-        raise DataError(f"line {number} is neither a chat row (messages) nor a completion row (prompt, completion)")
+    if not isinstance(row, dict):
+        raise DataError(f"line {number} is not a JSON object")
     return row
 
 
-def _examples(rows: list[dict[str, Any]], first_line: int, reader: RowReader) -> list[Example]:
+def _examples(
+    rows: list[dict[str, Any]], first_line: int, reader: RowReader, objective: Objective
+) -> list[tuple[Example, ...]]:
     """The examples of some rows; on an error, row by row once more, to name the line that is to blame."""
     try:
-        return reader.read(rows)
+        return reader.read(rows, objective)
     except RowError:
         for number, row in enumerate(rows, first_line):
             try:
-                reader.read([row])
+                reader.read([row], objective)
             except RowError as error:
                 raise DataError(f"line {number}: {error}") from None
         raise

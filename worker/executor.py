@@ -17,9 +17,9 @@ from functools import partial
 from transformers.utils.logging import disable_progress_bar
 
 from contract.adapter import AdapterManifest
-from contract.wire import AdapterKept, BaseEvaluated, JobCompleted, JobExited, Placement
+from contract.wire import AdapterKept, JobCompleted, JobExited, Placement
 from worker.clock import boot_now
-from worker.evaluate import Examinee, evaluate
+from worker.evaluate import Examined, evaluate
 from worker.job_run import JobRun, Stage
 from worker.keeper import Keeper
 from worker.lease import Lease
@@ -29,7 +29,7 @@ from worker.logs import log_to_stderr
 from worker.model.memory import keep_freed_blocks
 from worker.pipe import COMMANDS, Attach, Detach, Ended, Progress, Renew, Stop, Writer, take_stdout
 from worker.policy.admission import admit, refusal
-from worker.policy.early_exit import Verdict, not_finite
+from worker.policy.verdict import Verdict, not_finite
 from worker.preparation import Prepared
 from worker.roster import Act, Roster
 from worker.safeguard import Safeguard
@@ -38,6 +38,7 @@ from worker.settings import Settings
 from worker.slots import Slots
 from worker.step import Stepped, step
 from worker.task_run import TaskRun, keeps_adapter
+from worker.yardstick import set_yardstick
 
 _IDLE_SECONDS = 1.0  # between looks at the leases while nothing trains
 _TERMINATION_SECONDS = 5.0
@@ -114,16 +115,14 @@ class Executor:
             self._slots = Slots(base, prepared.capacity, self._scratch)
         self._slots.widen(prepared.capacity)
         for run in task.runs:
+            run.start = prepared.start
             if run.index in prepared.checkpoints:
                 self._slots.adopt(run, prepared.checkpoints[run.index][0])
             why = refusal(run.demand, self._slots.capacity)
             if why is not None:
                 self._slots.forget(run)
                 task.failed(run, why)
-        if task.base_val_loss is None:
-            examinee = Examinee(task, None, prepared.data)
-            for result in evaluate(base.trainer, [examinee], self._slots.capacity.step_tokens, self._roster.progress):
-                task.record(BaseEvaluated(val_loss=result.loss))
+        set_yardstick(self._slots, task, prepared, self._scratch, self._roster.progress)
         self._safeguard.expect(task)
         self._vacant = True
         self._unsettled[task.key] = task
@@ -160,6 +159,10 @@ class Executor:
         for run in runs:
             loss, task = stepped.losses[run], self._roster[run.group]
             task.reporter.point(run.index, "train_loss", run.step + 1, loss)
+            said = stepped.preferences.get(run)
+            if said is not None and math.isfinite(loss):
+                task.reporter.point(run.index, "train_accuracy", run.step + 1, said.accuracy)
+                task.reporter.point(run.index, "train_margin", run.step + 1, said.margin)
             broken = not_finite("train_loss", loss)
             if broken is None:
                 run.learned(loss)
@@ -173,18 +176,19 @@ class Executor:
 
     def _judge(self, slots: Slots, due: list[JobRun]) -> None:
         """Evaluate the jobs that are due, all in one pass, and run Algorithm 1 on each as its loss is known."""
-        runs = dict(enumerate(due))
-        examinees = [Examinee(place, run.slot, run.data) for place, run in runs.items()]
-        began = time.monotonic()
-        for result in evaluate(slots.base.trainer, examinees, slots.capacity.step_tokens, self._roster.progress):
-            run, now = runs[result.key], time.monotonic()
+        began, budget = time.monotonic(), slots.capacity.step_tokens
+        for run, result in evaluate(slots.base.trainer, {run: run.examinee for run in due}, budget, self._roster.progress):
+            now = time.monotonic()
             self._roster[run.group].evaluated(now - began, result.tokens)
             began = now
-            self._judge_one(slots, run, result.loss)
+            self._judge_one(slots, run, result)
 
-    def _judge_one(self, slots: Slots, run: JobRun, loss: float) -> None:
-        task, finite = self._roster[run.group], math.isfinite(loss)
+    def _judge_one(self, slots: Slots, run: JobRun, result: Examined) -> None:
+        task, loss, finite = self._roster[run.group], result.loss, math.isfinite(result.loss)
         task.reporter.point(run.index, "val_loss", run.step, loss)
+        if finite and result.accuracy is not None and result.margin is not None:
+            task.reporter.point(run.index, "val_accuracy", run.step, result.accuracy)
+            task.reporter.point(run.index, "val_margin", run.step, result.margin)
         if finite and (run.best is None or loss < run.best.val_loss):
             slots.note_best(run, loss)
         verdict = run.observe(task.policy, loss)
@@ -192,12 +196,11 @@ class Executor:
             self._end(slots, run, None)
         elif verdict is not None:
             self._end(slots, run, verdict)
-        elif run.schedule.boundary and run.step == run.schedule.warmup_steps:
-            run.warmup_val_loss = loss
+        elif run.reached_rung(loss):
             self._unsettled[task.key] = task
 
     def _settle(self, slots: Slots) -> None:
-        """At the warmup boundary: let go on or exit whose place is certain, and park who must wait."""
+        """At the warmup boundary, and later rungs: let go on or exit whose place is certain, and park who must wait."""
         tasks, self._unsettled = self._unsettled, {}
         for task in tasks.values():
             for run, verdict in task.settle():

@@ -1,6 +1,6 @@
 """An adapter as a PEFT folder: adapter_config.json and adapter_model.safetensors. Knows tensors and names; no jobs, no storage.
 
-PEFT and vLLM read it as it is: LoRA (Hu et al. 2021) on the listed modules, no bias, scale alpha / r.
+PEFT and vLLM read it as it is: LoRA (Hu et al. 2021) on the listed modules, no bias, scale alpha / r or alpha / sqrt(r).
 """
 
 import json
@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from contract.search import JobConfig
 from worker.model.layout import Target
 
 CONFIG_FILE = "adapter_config.json"
@@ -22,15 +23,16 @@ def export_peft(
     targets: Iterable[Target],
     weights: Mapping[str, tuple[Tensor, Tensor]],
     *,
-    rank: int,
-    alpha: float,
+    config: JobConfig,
     base_model: str,
 ) -> list[Path]:
     """Write `weights`, {target name: (A [r, in], B [out, r])}, to `folder` (made if missing); returns the files, written whole.
 
-    `base_model` is the name PEFT notes as the base. Raises ValueError where a target is missing or has another shape.
+    Only the targets of `config` are written. `base_model` is the name PEFT notes as the base. Raises ValueError where a
+    target is missing or has another shape.
     """
-    targets = list(targets)
+    targets = [target for target in targets if target.kind in config.target_modules]
+    rank = config.rank
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
     for target in targets:
@@ -42,7 +44,7 @@ def export_peft(
         tensors[f"base_model.model.{target.name}.lora_A.weight"] = _plain(a_RK)
         tensors[f"base_model.model.{target.name}.lora_B.weight"] = _plain(b_NR)
     config_path, weights_path = folder / CONFIG_FILE, folder / WEIGHTS_FILE
-    config_path.write_text(json.dumps(_config(targets, rank, alpha, base_model), indent=2, sort_keys=True) + "\n")
+    config_path.write_text(json.dumps(_config(targets, config, base_model), indent=2, sort_keys=True) + "\n")
     save_file(tensors, weights_path, metadata={"format": "pt"})
     return [config_path, weights_path]
 
@@ -57,19 +59,19 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
 
 
-def _config(targets: list[Target], rank: int, alpha: float, base_model: str) -> dict[str, object]:
+def _config(targets: list[Target], config: JobConfig, base_model: str) -> dict[str, object]:
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_model,
-        "r": rank,
-        "lora_alpha": int(alpha) if float(alpha).is_integer() else alpha,
-        "lora_dropout": 0.0,
+        "r": config.rank,
+        "lora_alpha": int(config.alpha) if config.alpha.is_integer() else config.alpha,
+        "lora_dropout": config.dropout,
         "target_modules": sorted({target.kind for target in targets}),
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
-        "use_rslora": False,
+        "use_rslora": config.rslora,
         "use_dora": False,
         "modules_to_save": None,
         "layers_to_transform": None,

@@ -5,14 +5,18 @@ from enum import StrEnum
 
 from torch import Tensor
 
-from contract.spec import JobConfig, Schedule, TaskSpec
+from contract.search import JobConfig
+from contract.spec import Schedule, TaskSpec
 from contract.states import JobStatus
 from contract.wire import CheckpointRef, JobAssignment
 from worker.checkpoint import Best, Progress
 from worker.data import DataSet, Order
+from worker.evaluate import Examinee
 from worker.model.arena import Slot, rows_for
 from worker.policy.admission import Demand
-from worker.policy.early_exit import History, Policy, Verdict, smooth
+from worker.policy.verdict import History, Policy, Verdict, smooth
+from worker.reference import Reference
+from worker.warm_start import WarmStart
 
 
 class Stage(StrEnum):
@@ -52,7 +56,10 @@ class JobRun:
     ema: float | None = None
     history: History = field(default_factory=History)
     best: Best | None = None
-    warmup_val_loss: float | None = None
+    rung_losses: list[float] = field(default_factory=list)  # validation losses at the rungs it has reached
+    settled: int = 0  # how many of those rungs it has been judged at
+    start: WarmStart | None = None  # what its first weights are made from
+    reference: Reference | None = None  # under dpo
     slot: Slot | None = None
     best_weights: Tensor | None = None  # float32 [rank, W] on the host, while it has a slot
     checkpoint: CheckpointRef | None = None  # the last that the service was told of
@@ -77,13 +84,26 @@ class JobRun:
         if progress is not None:
             run.step, run.ema, run.history, run.best = progress.step, progress.ema, progress.history, progress.best
             run.checkpoint = assigned.checkpoint
-        run.warmup_val_loss = assigned.warmup_val_loss
+            run.rung_losses = list(progress.rung_losses)
+        if assigned.warmup_val_loss is not None:  # also of a job that went back to before its boundary
+            run.rung_losses[:1] = [assigned.warmup_val_loss]
+        run.settled = max(1, len(run.rung_losses)) if run.promoted else 0
         return run
 
     @property
     def progress(self) -> Progress:
         """Its state as a checkpoint keeps it."""
-        return Progress(self.step, self.ema, self.history, self.best, self.warmup_val_loss)
+        return Progress(self.step, self.ema, self.history, self.best, tuple(self.rung_losses))
+
+    @property
+    def warmup_val_loss(self) -> float | None:
+        """Its validation loss where its warmup ended, once it has."""
+        return self.rung_losses[0] if self.rung_losses else None
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether it stands at a rung and waits to be judged there."""
+        return self.unfinished and len(self.rung_losses) > self.settled
 
     @property
     def ranked(self) -> bool:
@@ -113,13 +133,28 @@ class JobRun:
     def demand(self) -> Demand:
         """What it needs of the executor while it trains."""
         size = min(self.config.batch_size, len(self.data.train))
-        tokens = round(size * self.data.mean_length)
+        tokens = round(size * self.data.train.mean_length)
+        size *= self.data.train.per_row
         return Demand(self, self.group, size, tokens, self.data.longest, rows_for(self.config.rank), _TURNS.get(self.stage, 0))
+
+    @property
+    def examinee(self) -> Examinee:
+        """Whose validation loss is wanted when it is evaluated."""
+        reference = self.reference.validation if self.reference is not None else ()
+        return Examinee(self.slot, self.data.validation, self.config.beta, reference)
 
     def learned(self, loss: float) -> None:
         """It took an optimizer step, on a batch of this loss."""
         self.step += 1
         self.ema = smooth(self.ema, loss, self.spec.early_exit.ema_alpha)
+
+    def reached_rung(self, loss: float) -> bool:
+        """Whether the step it just took is a rung, with this validation loss, at which it is still to be judged."""
+        if self.step not in self.schedule.rungs:
+            return False
+        rung = self.schedule.rungs.index(self.step)
+        self.rung_losses[rung : rung + 1] = [loss]
+        return rung >= self.settled
 
     def observe(self, policy: Policy, val_loss: float) -> Verdict | None:
         """It was evaluated; what the policy says to that."""

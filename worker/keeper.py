@@ -80,9 +80,7 @@ class Keeper:
         layout, config = base.trainer.arena.layout, run.config
         folder = Path(tempfile.mkdtemp(prefix="export-", dir=self._scratch.folder))
         try:
-            paths = export_peft(
-                folder, layout.targets, layout.split(weights), rank=config.rank, alpha=config.alpha, base_model=base.ref.name
-            )
+            paths = export_peft(folder, layout.targets, layout.split(weights), config=config, base_model=base.ref.name)
             kept = {path.name: self._scratch.keep(partial(_copy, path)) for path in paths}
         finally:
             shutil.rmtree(folder)

@@ -17,6 +17,11 @@ from worker.profile import measure
 from worker.retry import persist
 from worker.scratch import Scratch, WrongBytes
 from worker.settings import Settings
+from worker.warm_start import WarmStart, WarmStartError, read_peft
+
+
+class CannotTrain(ValueError):
+    """This worker cannot train what the task asks for; no other try would change that."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,7 @@ class Prepared:
     capacity: Capacity
     data: DataSet
     checkpoints: dict[int, tuple[Path, Progress]]
+    start: WarmStart | None = None  # the adapter that all jobs start from
 
 
 class Preparation:
@@ -38,7 +44,9 @@ class Preparation:
         self._settings = settings
 
     def prepare(self, load_base: Callable[[], Base]) -> Prepared:
-        """Raises BaseError, DataError, CheckpointError, LeaseOver, and Refused where the service will not serve a file."""
+        """Raises CannotTrain, BaseError, DataError, CheckpointError, LeaseOver, and Refused where the service will not serve a
+        file."""
+        _check_able(self._placement)
         train = self._file(self._placement.train_file)
         held_out = self._placement.validation_file
         validation = self._file(held_out) if held_out is not None else None
@@ -46,7 +54,25 @@ class Preparation:
         data = load(self._placement.spec, train, validation, base.reader, self._lease.check)
         _check_fits(data, base)
         checkpoints = {index: (path, load_progress(path)) for index, path in self._checkpoints().items()}
-        return Prepared(base, measure(base.trainer, self._settings, data.longest), data, checkpoints)
+        start = self._start(base)
+        return Prepared(base, measure(base.trainer, self._settings, data.longest), data, checkpoints, start)
+
+    def _start(self, base: Base) -> WarmStart | None:
+        """The adapter that the task starts from, checked against the base and every job. Raises CannotTrain."""
+        ref, link = self._placement.warm_start, self._link
+        if ref is None:
+            if self._placement.spec.warm_start is not None:
+                raise CannotTrain(f"adapter {self._placement.spec.warm_start.adapter_id} to start from was not handed over")
+            return None
+        fetch = partial(link.object, self._lease.placement_id)
+        files = {file.path: self._fetch(file.sha256, partial(fetch, sha256=file.sha256)) for file in ref.files}
+        try:
+            start = read_peft(files, base.trainer.arena.layout)
+            for job in self._placement.jobs:
+                start.check(job.config)
+        except WarmStartError as error:
+            raise CannotTrain(f"warm_start.adapter_id {ref.adapter_id}: {error}") from None
+        return start
 
     def _checkpoints(self) -> dict[int, Path]:
         link, key = self._link, self._lease.placement_id
@@ -70,13 +96,22 @@ class Preparation:
         return persist(self._lease, "a download", attempt)
 
 
+def _check_able(placement: Placement) -> None:
+    spec, configs = placement.spec, [job.config for job in placement.jobs]
+    dropping = next((config for config in configs if config.dropout > 0), None)
+    if dropping is not None:
+        raise CannotTrain(f"search_space.dropout asks for {dropping.dropout:g}, but this worker trains without dropout; take 0")
+    if spec.precision != "bf16":
+        raise CannotTrain(f"precision is {spec.precision!r}, but this worker holds bases in bf16 alone")
+
+
 def _check_fits(data: DataSet, base: Base) -> None:
     if data.longest > base.max_positions:
         raise DataError(
             f"rows of {data.longest + 1} tokens are left within training.max_seq_len, but base model {base.ref.name} has "
             f"{base.max_positions} positions; set training.max_seq_len to at most {base.max_positions}"
         )
-    largest = max(int(example.tokens.max()) for example in (*data.train, *data.validation))
+    largest = max(int(example.tokens.max()) for example in data.sequences)
     if largest >= base.vocabulary:
         raise DataError(
             f"the tokenizer of base model {base.ref.name} makes token {largest}, but the model knows {base.vocabulary}; "

@@ -8,9 +8,8 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Literal
 
-from contract.wire import Event, Points, Report, Throughput
+from contract.wire import Event, Points, Report, Series, Throughput
 from worker.lease import Lease, LeaseOver
 from worker.link import FenceStale, PlacementLink, Refused, SeqGap
 from worker.retry import persist
@@ -21,8 +20,6 @@ _GATHER_SECONDS = 0.5
 _MAX_EVENTS = 512  # of a report
 _MAX_POINTS = 256  # of an event
 _REMEMBERED = 64  # acknowledged reports that could be said again
-
-Series = Literal["train_loss", "val_loss"]
 
 
 class Reporter:

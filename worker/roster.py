@@ -20,7 +20,7 @@ from worker.data import DataError
 from worker.lease import Lease, LeaseOver
 from worker.link import FenceStale, PlacementLink, Refused
 from worker.pipe import Attach, Detach, Ended, Phase, Progress, Renew
-from worker.preparation import Preparation, Prepared
+from worker.preparation import CannotTrain, Preparation, Prepared
 from worker.reporter import Reporter
 from worker.scratch import Scratch
 from worker.settings import Settings
@@ -114,7 +114,7 @@ class Roster:
             prepared = Preparation(self._link, self._scratch, placement, task.lease, self._settings).prepare(
                 lambda: self._load(placement.base, device)
             )
-        except (BaseError, DataError, CheckpointError) as error:
+        except (CannotTrain, BaseError, DataError, CheckpointError) as error:
             self._hand_over(partial(self._fail, task, str(error)))
         except FenceStale:
             self._hand_over(partial(self.leave, task, False, "the service has ended it"))

@@ -1,8 +1,10 @@
 """One row of a data set as tokens, and which of them are learned. Knows neither files nor splits nor training.
 
-A chat row is rendered whole by the model's own template. Learned is every turn of the assistant: from where the template's
-generation prompt ends to where the turn closes, closing mark included. A completion row learns its completion and the end
-of sequence after it. A token is a label if all its characters are learned; white space in front of them may be part of it.
+A chat row is rendered whole by the model's own template. Learned is every turn of the assistant, or the last: from where the
+template's generation prompt ends to where the turn closes, closing mark included. A completion row learns its completion, a
+row of plain text all of it, and each the end of sequence after it. A preference row is two: the same conversation with the
+preferred and with the other answer, of which the answer is learned. A token is a label if all its characters are learned;
+white space in front of them may be part of it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,9 +14,11 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from contract.spec import Objective
 from worker.model.batch import Example
 
 Messages = list[dict[str, str]]
+SFT = Objective()
 
 # Two texts that share neither their first nor their last character: where their renderings part, a turn's content begins.
 _MARKS = ("Amber", "Tulip")
@@ -46,17 +50,41 @@ class RowReader:
         bos = tokenizer.bos_token_id
         self._lead: list[int] = [bos] if bos is not None and self._ids("", special=True)[:1] == [bos] else []
 
-    def read(self, rows: Sequence[dict[str, Any]]) -> list[Example]:
-        """The rows' examples, whole (nothing is cut here), in order. Raises RowError."""
-        chats = [self.render(row["messages"]) for row in rows if "messages" in row]
+    def read(self, rows: Sequence[dict[str, Any]], objective: Objective = SFT) -> list[tuple[Example, ...]]:
+        """The rows' examples, whole (nothing is cut here), in order: one a row, under dpo two. Raises RowError."""
+        kinds = [_kind(row, objective) for row in rows]
+        chats = [chat for row, kind in zip(rows, kinds, strict=True) for chat in self._chats(row, kind, objective)]
         encoded = iter(self._encode_chats(chats))
-        return [next(encoded) if "messages" in row else self._encode_completion(row) for row in rows]
+        read: list[tuple[Example, ...]] = []
+        for row, kind in zip(rows, kinds, strict=True):
+            match kind:
+                case "chat":
+                    read.append((next(encoded),))
+                case "completion":
+                    read.append((self._encode_completion(row["prompt"], row["completion"]),))
+                case "text":
+                    read.append((self._encode_completion("", row["text"]),))
+                case "preferred":
+                    read.append((next(encoded), next(encoded)))
+                case _:
+                    read.append(tuple(self._encode_completion(row["prompt"], row[name]) for name in ("chosen", "rejected")))
+        return read
 
-    def render(self, messages: Messages) -> Rendered:
-        """The conversation as the template writes it. Raises RowError if the template hides what the assistant said."""
+    def _chats(self, row: dict[str, Any], kind: str, objective: Objective) -> list[Rendered]:
+        if kind == "chat":
+            return [self.render(row["messages"], last=objective.turns == "last")]
+        if kind == "preferred":
+            asked: Messages = row["input"]["messages"]
+            answers = (row["preferred_output"], row["non_preferred_output"])
+            return [self.render([*asked, *answer], after=len(asked)) for answer in answers]
+        return []
+
+    def render(self, messages: Messages, after: int = 0, last: bool = False) -> Rendered:
+        """The conversation as the template writes it, learned from message `after` on, every turn of the assistant or its
+        last. Raises RowError if the template hides what the assistant said."""
         whole = self._template(messages)
-        turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-        return Rendered(whole, tuple(self._span(messages, place, whole) for place in turns))
+        turns = [place for place, message in enumerate(messages) if message["role"] == "assistant" and place >= after]
+        return Rendered(whole, tuple(self._span(messages, place, whole) for place in (turns[-1:] if last else turns)))
 
     def _span(self, messages: Messages, place: int, whole: str) -> tuple[int, int]:
         """Where the assistant's turn number `place` is learned, also in templates that write earlier turns differently."""
@@ -97,16 +125,36 @@ class RowReader:
         for chat, ids, offsets in zip(chats, encoded["input_ids"], encoded["offset_mapping"], strict=True):
             yield _example(ids, [_is_learned(chat, start, end) for start, end in offsets])
 
-    def _encode_completion(self, row: dict[str, Any]) -> Example:
-        prompt, both = self._ids(row["prompt"]), self._ids(row["prompt"] + row["completion"])
+    def _encode_completion(self, asked: str, answer: str) -> Example:
+        prompt, both = self._ids(asked), self._ids(asked + answer)
         # Tokens that span the seam do not exist when the model is asked: then the completion is encoded by itself.
-        completion = both[len(prompt) :] if both[: len(prompt)] == prompt else self._ids(row["completion"])
+        completion = both[len(prompt) :] if both[: len(prompt)] == prompt else self._ids(answer)
         ending = [] if completion[-1:] == [self._tokenizer.eos_token_id] else [self._tokenizer.eos_token_id]
         told, learned = [*self._lead, *prompt], [*completion, *ending]
         return _example([*told, *learned], [False] * len(told) + [True] * len(learned))
 
     def _ids(self, text: str, special: bool = False) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
+
+
+_KINDS: dict[str, frozenset[str]] = {
+    "chat": frozenset({"messages"}),
+    "completion": frozenset({"prompt", "completion"}),
+    "text": frozenset({"text"}),
+    "preferred": frozenset({"input", "preferred_output", "non_preferred_output"}),
+    "chosen": frozenset({"prompt", "chosen", "rejected"}),
+}
+_OF = {"sft": ("chat", "completion", "text"), "dpo": ("preferred", "chosen")}
+
+
+def _kind(row: dict[str, Any], objective: Objective) -> str:
+    """Which kind of row it is, by its fields. Raises RowError where the objective has no use for it."""
+    found = next((kind for kind, names in _KINDS.items() if names <= row.keys()), None)
+    if found in _OF[objective.type]:
+        return found
+    wanted = " or ".join(f"{{{', '.join(sorted(_KINDS[kind]))}}}" for kind in _OF[objective.type])
+    has = ", ".join(row) or "nothing"
+    raise RowError(f"objective {objective.type} learns from rows of {wanted}; this one has {has}")
 
 
 def _is_learned(chat: Rendered, start: int, end: int) -> bool:

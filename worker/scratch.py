@@ -1,4 +1,5 @@
-"""The worker's own folder of objects, named by the sha256 of their bytes. Everything in it can be fetched or made again.
+"""The worker's own folder of objects, named by the sha256 of their bytes, or of what they were computed from. Everything in it
+can be fetched or made again.
 
 An object appears whole or not at all: written beside, synced, hashed, then renamed. Knows no leases and no network.
 """
@@ -35,8 +36,8 @@ class Scratch:
         self.folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def find(self, sha256: str) -> Path | None:
-        path = self.folder / sha256
+    def find(self, name: str) -> Path | None:
+        path = self.folder / name
         return path if path.exists() else None
 
     def fetch(self, sha256: str, blocks: Callable[[], Iterable[bytes]]) -> Path:
@@ -57,24 +58,24 @@ class Scratch:
             raise WrongBytes(f"fetched {kept.bytes} bytes with sha256 {kept.sha256}; asked was for {sha256}")
         return kept.path
 
-    def keep(self, write: Callable[[Path], None]) -> Kept:
-        """Make an object of what `write` writes to the path it is given."""
-        descriptor, name = tempfile.mkstemp(prefix="new-", dir=self.folder)
+    def keep(self, write: Callable[[Path], None], name: str | None = None) -> Kept:
+        """Make an object of what `write` writes to the path it is given. `name`: instead of the sha256 of its bytes."""
+        descriptor, new = tempfile.mkstemp(prefix="new-", dir=self.folder)
         os.close(descriptor)
         try:
-            write(Path(name))
+            write(Path(new))
             digest, size = hashlib.sha256(), 0
-            with open(name, "r+b") as file:
+            with open(new, "r+b") as file:
                 os.fsync(file.fileno())
                 while block := file.read(_BLOCK):
                     digest.update(block)
                     size += len(block)
-            path = self.folder / digest.hexdigest()
-            os.rename(name, path)
+            path = self.folder / (name or digest.hexdigest())
+            os.rename(new, path)
         finally:
             with suppress(FileNotFoundError):
-                os.unlink(name)
-        return Kept(path, path.name, size)
+                os.unlink(new)
+        return Kept(path, digest.hexdigest(), size)
 
     def drop(self, sha256: str) -> None:
         with suppress(FileNotFoundError):

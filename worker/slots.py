@@ -7,11 +7,12 @@ from pathlib import Path
 from worker.base import Base
 from worker.checkpoint import Best, Tensors
 from worker.job_run import JobRun
-from worker.model.arena import rows_for
+from worker.model.arena import AdapterState, Slot, rows_for
 from worker.parking import ParkingLot
 from worker.policy.admission import Capacity
 from worker.profile import park_bytes
 from worker.scratch import Scratch
+from worker.warm_start import WarmStart
 
 log = logging.getLogger(__name__)
 
@@ -37,16 +38,28 @@ class Slots:
         """The job's adapter is in this file, and stays there until it gets a slot."""
         self._lot.adopt(run, checkpoint)
 
+    def start(self, start: WarmStart) -> Slot:
+        """A slot of its own for the adapter that a task starts from, as it is."""
+        arena = self.base.trainer.arena
+        if not arena.fits(start.rank):
+            arena.grow(arena.rows + rows_for(start.rank))
+        slot = arena.attach(start.rank, start.scale * start.rank)
+        arena.restore(slot, AdapterState(start.rows))
+        return slot
+
     def give(self, runs: Sequence[JobRun]) -> None:
         """Give each job rows of the arena, which grows if it must, with what it had or with its first weights."""
         arena, trainer = self.base.trainer.arena, self.base.trainer
         for run in runs:
             if not arena.fits(run.config.rank):
                 arena.grow(arena.rows + sum(rows_for(r.config.rank) for r in runs if r.slot is None))
-            run.slot = arena.attach(run.config.rank, run.config.alpha)
+            run.slot = arena.attach(run.config.rank, run.config.plain_alpha)
             tensors = self._lot.take(run)
             if tensors is None:
-                trainer.init_adapter(run.slot, run.config.seed)
+                trainer.init_adapter(run.slot, run.config.seed, run.config.target_modules)
+                if run.start is not None:
+                    fresh = arena.snapshot(run.slot, moments=False).weights
+                    arena.restore(run.slot, AdapterState(run.start.onto(fresh, run.slot.scale)))
             else:
                 arena.restore(run.slot, tensors.adapter)
                 run.best_weights = tensors.best

@@ -3,16 +3,17 @@
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from worker.evaluate import Sequences, log_probabilities, segments_of
 from worker.job_run import JobRun
-from worker.model.batch import Example, Segment
 from worker.model.optimizer import RowUpdate
 from worker.model.trainer import LossSum, Trainer
 from worker.policy.packing import pack
+from worker.preference import Preference, judge
 
 
 @dataclass
@@ -26,40 +27,81 @@ class Work:
 
 @dataclass
 class Stepped:
-    """losses: mean nats per label of each job's batch, before its update. A job whose loss is not finite was not updated."""
+    """losses: mean nats per label of each job's batch, before its update; under dpo the pairs' mean loss.
+
+    A job whose loss is not finite was not updated. preferences: what a job's pairs said, under dpo.
+    """
 
     losses: dict[JobRun, float]
     seconds: float
     work: dict[str, Work] = field(default_factory=lambda: defaultdict(Work))
+    preferences: dict[JobRun, Preference] = field(default_factory=dict)
 
 
 def step(trainer: Trainer, runs: Sequence[JobRun], budget: int, tick: Callable[[], None]) -> Stepped:
     """Train `runs` by one optimizer step each, in micro-batches of `budget` tokens. `tick` is called after each of them."""
     began = time.monotonic()
-    rows = {run: run.order.batch(run.step) for run in runs}
-    batches: dict[JobRun, list[Example]] = {run: [run.data.train[row] for row in rows[run]] for run in runs}
-    weights = {run: 1 / sum(example.labels for example in examples) for run, examples in batches.items()}
-    lengths = {run: [run.data.train_lengths[row] for row in rows[run]] for run in runs}
+    places = {run: run.data.train.places(run.order.batch(run.step)) for run in runs}
+    batches = {run: _sequences(run, places[run]) for run in runs}
     stepped = Stepped({}, 0.0)
+    stepped.preferences = _judged(trainer, batches, places, budget, tick)
+    ruined = {run for run, said in stepped.preferences.items() if not math.isfinite(said.loss)}
+    weights = {run: _weights(batch, stepped.preferences.get(run)) for run, batch in batches.items()}
     sums: list[tuple[JobRun, LossSum]] = []
-    for held in pack(lengths, budget):
-        before = trainer.forwards
-        done = trainer.train([Segment(c.job.slot, batches[c.job][c.first : c.last], weights[c.job]) for c in held])
-        sums.extend(zip((chunk.job for chunk in held), done, strict=True))
+    for held in pack({run: batch.lengths for run, batch in batches.items() if run not in ruined}, budget):
+        before, segments, owners = trainer.forwards, [], []
+        for chunk in held:
+            run = chunk.job
+            for part in segments_of(batches[run], chunk.first, chunk.last, run in stepped.preferences, weights[run]):
+                segments.append(part)
+                owners.append(run)
+            stepped.work[run.group].tokens += chunk.tokens
+        sums.extend(zip(owners, trainer.train(segments), strict=True))
         for group in {chunk.job.group for chunk in held}:
             stepped.work[group].micro_batches += 1
             stepped.work[group].forwards += trainer.forwards - before
-        for chunk in held:
-            stepped.work[chunk.job.group].tokens += chunk.tokens
         tick()
-    stepped.losses = _means(sums)
-    trainer.update([_update(run) for run, loss in stepped.losses.items() if math.isfinite(loss)])
+    preferred = {run: said.loss for run, said in stepped.preferences.items()}
+    stepped.losses = {**_means([(run, loss) for run, loss in sums if run not in preferred]), **preferred}
+    trainer.update([_update(run) for run in runs if math.isfinite(stepped.losses[run])])
     stepped.seconds = time.monotonic() - began
     return stepped
 
 
+def _sequences(run: JobRun, places: list[int]) -> Sequences:
+    rows = run.data.train
+    return Sequences(run.slot, [rows.sequences[place] for place in places], [rows.lengths[place] for place in places])
+
+
+def _judged(
+    trainer: Trainer,
+    batches: Mapping[JobRun, Sequences],
+    places: Mapping[JobRun, list[int]],
+    budget: int,
+    tick: Callable[[], None],
+) -> dict[JobRun, Preference]:
+    """What the pairs of the jobs under dpo say, before the step: a forward of its own, since what an answer counts in the
+    gradient depends on both."""
+    pairs = {run: batch for run, batch in batches.items() if run.reference is not None}
+    said = {}
+    for run, log_p in log_probabilities(trainer, pairs, budget, tick).items():
+        assert run.reference is not None, "only jobs with a reference are under dpo"
+        assert run.config.beta is not None, "the spec gives every job under dpo a beta"
+        said[run] = judge(run.config.beta, log_p, [run.reference.train[place] for place in places[run]])
+    return said
+
+
+def _weights(batch: Sequences, said: Preference | None) -> list[float]:
+    """What each sequence's -log p counts in the gradient."""
+    if said is not None:
+        return said.weights
+    return [1 / sum(example.labels for example in batch.examples)] * len(batch.examples)
+
+
 def _means(sums: list[tuple[JobRun, LossSum]]) -> dict[JobRun, float]:
     """Each job's mean loss; its micro-batches are added in their order, in double precision, and read at once."""
+    if not sums:
+        return {}
     totals, labels = defaultdict[JobRun, float](float), defaultdict[JobRun, int](int)
     read = torch.stack([loss.total for _, loss in sums]).tolist()
     for (run, loss), total in zip(sums, read, strict=True):
@@ -70,5 +112,5 @@ def _means(sums: list[tuple[JobRun, LossSum]]) -> dict[JobRun, float]:
 
 def _update(run: JobRun) -> RowUpdate:
     assert run.slot is not None, "only jobs with a slot train"
-    training = run.spec.training
-    return RowUpdate(run.slot, run.config.learning_rate, training.weight_decay, run.step + 1, training.max_grad_norm)
+    rate = run.config.rate_at(run.step, run.schedule.total_steps)
+    return RowUpdate(run.slot, rate, run.config.weight_decay, run.step + 1, run.spec.training.max_grad_norm)

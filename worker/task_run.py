@@ -20,7 +20,8 @@ from worker.clock import boot_now
 from worker.data import DataSet
 from worker.job_run import JobRun, Stage
 from worker.lease import Lease
-from worker.policy.early_exit import Standing, Verdict, policy_of
+from worker.policy.early_exit import policy_of
+from worker.policy.verdict import Standing, Verdict
 from worker.reporter import Reporter
 from worker.step import Work
 
@@ -69,6 +70,7 @@ class TaskRun:
                 validation_rows=len(data.validation),
                 truncated_rows=data.truncated,
                 skipped_rows=data.skipped,
+                unused_validation_rows=data.unused,
                 total_steps={run.index: run.schedule.total_steps for run in self.runs},
                 warmup_steps={run.index: run.schedule.warmup_steps for run in self.runs},
             )
@@ -93,7 +95,10 @@ class TaskRun:
         self._move(run, Stage.PARKED, event)
 
     def promoted(self, run: JobRun) -> None:
-        """The job goes on past its boundary."""
+        """The job goes on past its rung; at the first, which ends its warmup, it enters training."""
+        run.settled = len(run.rung_losses)
+        if run.stage is Stage.TRAINING:
+            return
         loss = None if run.stage is Stage.PARKED else run.warmup_val_loss
         run.promoted = True
         event = JobMoved(job=run.index, status=JobStatus.TRAINING, step=run.step, warmup_val_loss=loss)
@@ -136,23 +141,23 @@ class TaskRun:
     # ---- the boundary --------------------------------------------------------------------------------------------
 
     def settle(self) -> list[tuple[JobRun, Verdict | None]]:
-        """Jobs at the boundary whose place has become certain: None goes on. What was once decided is not asked again."""
+        """Jobs at a rung whose place there has become certain: None goes on. What was once decided is not asked again."""
         settled = self.policy.settle(self._standings())
-        at_boundary = [*self.arrived(), *(run for run in self.runs if run.stage is Stage.PARKED)]
-        return [(run, settled[run.index]) for run in at_boundary if run.index in settled]
+        return [(run, settled[run.index]) for run in self.runs if run.unsettled and run.index in settled]
 
     def arrived(self) -> list[JobRun]:
         """Jobs that have finished their warmup and still hold their slot."""
-        return [r for r in self.runs if r.stage is Stage.WARMUP and r.ranked and r.warmup_val_loss is not None]
+        return [run for run in self.runs if run.stage is Stage.WARMUP and run.unsettled]
 
     def _standings(self) -> list[Standing]:
         """All jobs alive at the boundary: who finished warmup, whatever came later, and who may yet."""
-        ended = [j for j in self.placement.jobs if j.status in JOB_TERMINAL and j.warmup_val_loss is not None]
-        here = [run for run in self.runs if run.schedule.boundary and (run.warmup_val_loss is not None or run.unfinished)]
-        return [
-            *(Standing(job.index, job.warmup_val_loss) for job in ended),
-            *(Standing(run.index, run.warmup_val_loss) for run in here),
+        ended = [
+            Standing(job.index, tuple(job.rung_losses or [job.warmup_val_loss]))
+            for job in self.placement.jobs
+            if job.status in JOB_TERMINAL and job.warmup_val_loss is not None
         ]
+        here = [run for run in self.runs if run.schedule.boundary and (run.warmup_val_loss is not None or run.unfinished)]
+        return [*ended, *(Standing(run.index, tuple(run.rung_losses)) for run in here)]
 
     # ---- throughput ----------------------------------------------------------------------------------------------
 

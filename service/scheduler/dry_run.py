@@ -93,8 +93,7 @@ def _task(tenant_id: str, spec: TaskSpec, pinned: Pinned) -> Asked:
         priority=spec.priority,
     )
     jobs = [
-        Job(status=JobStatus.PENDING, step=0, config=config.model_dump(mode="json"), promoted=False)
-        for config in spec.jobs()
+        Job(status=JobStatus.PENDING, step=0, config=config.model_dump(mode="json"), promoted=False) for config in spec.jobs()
     ]
     return Asked(task, jobs)
 

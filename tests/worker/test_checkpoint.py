@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from worker.checkpoint import Best, CheckpointError, Progress, Tensors, load_progress, load_tensors, save
 from worker.model.arena import AdapterState
 from worker.parking import ParkingLot
-from worker.policy.early_exit import History
+from worker.policy.verdict import History
 from worker.scratch import Scratch, WrongBytes
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -21,9 +21,9 @@ PROGRESS = st.builds(
     Progress,
     step=st.integers(0, 10**6),
     ema=st.none() | FINITE,
-    history=st.builds(History, WINDOWS, WINDOWS, st.integers(0, 9), st.integers(0, 9)),
+    history=st.builds(History, WINDOWS, WINDOWS, st.integers(0, 9), st.integers(0, 9), st.none() | FINITE),
     best=st.none() | st.builds(Best, st.integers(1, 99), FINITE),
-    warmup_val_loss=st.none() | FINITE,
+    rung_losses=st.lists(FINITE, max_size=3).map(tuple),
 )
 
 

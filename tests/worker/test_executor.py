@@ -58,6 +58,18 @@ def test_a_search_from_its_first_step_to_its_adapters(fleet, placing, tmp_path):
     assert (evidence["rank"], evidence["kept"], evidence["alive"]) == (4, 2, 4)
 
 
+def test_asha_stops_jobs_at_their_rungs(fleet, placing, tmp_path):
+    asha = {"policy": "asha", "warmup_fraction": 0.2, "reduction_factor": 2}
+    (reported,) = Inside(fleet, tmp_path).run(placing(SPACE, training={"epochs": 4}, early_exit=asha))
+    ended = reported.ended.values()
+    assert sorted(e.step for e in ended) == [8, 8, 16, 36], (
+        "all four come at once: two stay, then one, which has nobody to beat"
+    )
+    assert [e.evidence["rung"] for e in sorted(ended, key=lambda e: e.step)[:3]] == [0, 0, 1]
+    at_16 = {job: curve[16] for (job, series), curve in reported.curves.items() if series == "val_loss" and 16 in curve}
+    assert min(at_16, key=at_16.get) == next(e.job for e in ended if e.kind == "job_completed")
+
+
 def test_a_forward_is_for_a_micro_batch_and_not_for_a_job(fleet, placing, tmp_path):
     placement = placing(SPACE, early_exit=CALM, training={"epochs": 1})
     (reported,) = Inside(fleet, tmp_path).run(placement)

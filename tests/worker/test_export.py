@@ -8,14 +8,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from contract.search import JobConfig
 from tests.worker.model import tiny
 from worker.export import export_peft
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
 from worker.model.batch import Segment
+from worker.model.optimizer import RowUpdate
 from worker.model.trainer import Trainer
 
 CONFIGS = tiny.configs()
+
+
+def config(rank: int, alpha: float, **changes: object) -> JobConfig:
+    return JobConfig.model_validate(
+        {"learning_rate": 1e-3, "rank": rank, "alpha": alpha, "batch_size": 1, "seed": 0, **changes}
+    )
 
 
 def _exported(name: str, rank: int, alpha: float, folder: Path) -> tuple[Trainer, Segment]:
@@ -25,7 +33,9 @@ def _exported(name: str, rank: int, alpha: float, folder: Path) -> tuple[Trainer
     segment = Segment(trainer.arena.attach(rank, alpha), tiny.examples([23, 2, 40]))
     tiny.randomise(trainer, [segment])
     assert segment.slot is not None
-    export_peft(folder, backbone.targets, trainer.arena.weights(segment.slot), rank=rank, alpha=alpha, base_model="team/base")
+    export_peft(
+        folder, backbone.targets, trainer.arena.weights(segment.slot), config=config(rank, alpha), base_model="team/base"
+    )
     return trainer, segment
 
 
@@ -67,6 +77,30 @@ def test_the_folder_says_what_vllm_and_peft_ask_for(tmp_path: Path) -> None:
     assert torch.equal(tensors["base_model.model.model.layers.1.mlp.down_proj.lora_B.weight"], b)
 
 
+@pytest.mark.parametrize("changes", [{"rslora": True}, {"target_modules": ["v_proj", "q_proj", "down_proj"]}])
+def test_peft_gives_the_logits_of_rank_stabilised_and_partial_adapters(changes: dict, tmp_path: Path) -> None:
+    asked = config(6, 9.0, **changes)
+    backbone = Backbone.of(tiny.model(CONFIGS["llama"]))
+    trainer = Trainer(backbone, Arena(backbone.targets, 8))
+    segment = Segment(trainer.arena.attach(asked.rank, asked.plain_alpha), tiny.examples([23, 9]))
+    assert segment.slot is not None
+    trainer.init_adapter(segment.slot, 3, asked.target_modules)
+    for step in range(1, 4):
+        trainer.train([segment])
+        trainer.update([RowUpdate(segment.slot, 0.05, 0.01, step, 1.0)])
+    weights = trainer.arena.weights(segment.slot)
+    idle = [weights[t.name] for t in backbone.targets if t.kind not in asked.target_modules]
+    assert all(not a.any() and not b.any() for a, b in idle), "what is no target stays without an adapter"
+    export_peft(tmp_path, backbone.targets, weights, config=asked, base_model="b")
+    loaded = peft.PeftModel.from_pretrained(tiny.model(CONFIGS["llama"]), tmp_path)
+    with torch.no_grad():
+        theirs = torch.cat(
+            [loaded(tiny.token_rows(r)).logits[0, torch.from_numpy(r.loss_mask).nonzero()[:, 0] - 1] for r in segment.examples]
+        )
+    torch.testing.assert_close(tiny.label_logits(trainer, [segment]), theirs, rtol=0, atol=1e-4)
+    trainer.arena.detach(segment.slot)
+
+
 def test_missing_or_misshapen_weights_are_named(tmp_path: Path) -> None:
     backbone = Backbone.of(tiny.model(CONFIGS["llama"]))
     arena = Arena(backbone.targets, 8)
@@ -74,7 +108,7 @@ def test_missing_or_misshapen_weights_are_named(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"A of model\.layers\.0\.self_attn\.q_proj has shape \(4, 60\); it should have \(5, 60\)"
     ):
-        export_peft(tmp_path, backbone.targets, weights, rank=5, alpha=4, base_model="b")
+        export_peft(tmp_path, backbone.targets, weights, config=config(5, 4), base_model="b")
     del weights["model.layers.1.mlp.up_proj"]
     with pytest.raises(ValueError, match=r"no weights for model\.layers\.1\.mlp\.up_proj"):
-        export_peft(tmp_path, backbone.targets, weights, rank=4, alpha=4, base_model="b")
+        export_peft(tmp_path, backbone.targets, weights, config=config(4, 4), base_model="b")

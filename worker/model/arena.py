@@ -80,6 +80,11 @@ class Arena:
         return self.master.shape[0]
 
     @property
+    def slots(self) -> tuple[Slot, ...]:
+        """Every attached adapter's place, in row order."""
+        return tuple(self._slots)
+
+    @property
     def rows_used(self) -> int:
         return sum(slot.rows for slot in self._slots)
 

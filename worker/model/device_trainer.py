@@ -5,7 +5,7 @@ large ones are launched one by one (docs/NUMERICS.md has where the two meet).
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ from worker.model.batch import FlatBatch, Segment
 from worker.model.device_arena import DeviceArena
 from worker.model.device_batch import BatchShape, fill, tables, unpack
 from worker.model.fused_pass import FusedPass, PassResult
+from worker.model.layout import KINDS
 from worker.model.optimizer import BETAS, EPS, RowUpdate
 from worker.model.trainer import LossSum, OutOfMemory, Trainer
 
@@ -47,8 +48,8 @@ class DeviceTrainer(Trainer):
         self._graphs: OrderedDict[tuple[BatchShape, bool], _Graph] = OrderedDict()
         self._buffers: tuple[int, int] = (0, 0)
 
-    def init_adapter(self, slot: Slot, seed: int) -> None:
-        super().init_adapter(slot, seed)
+    def init_adapter(self, slot: Slot, seed: int, modules: Collection[str] = KINDS) -> None:
+        super().init_adapter(slot, seed, modules)
         self.arena.touched(slot)
 
     def train(self, segments: Sequence[Segment]) -> list[LossSum]:

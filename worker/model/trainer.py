@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -17,6 +17,7 @@ from worker.model.arena import Arena, Slot
 from worker.model.backbone import Backbone
 from worker.model.batch import Example, FlatBatch, Segment
 from worker.model.head import label_loss
+from worker.model.layout import KINDS
 from worker.model.memory import peak_bytes
 from worker.model.optimizer import RowUpdate, update_rows
 
@@ -47,11 +48,14 @@ class Trainer:
         self.forwards = 0  # training forwards of the backbone since the start
         self._anchor = torch.zeros((), device=backbone.device, requires_grad=True)
 
-    def init_adapter(self, slot: Slot, seed: int) -> None:
-        """A ~ U(-1/sqrt(in), 1/sqrt(in)), B = 0, as PEFT does. Drawn on the host, target by target, from the seed alone."""
+    def init_adapter(self, slot: Slot, seed: int, modules: Collection[str] = KINDS) -> None:
+        """A ~ U(-1/sqrt(in), 1/sqrt(in)), B = 0, as PEFT does. Drawn on the host, target by target, from the seed alone.
+
+        Matrices that are not among `modules` get A = 0 too, and so stay without an adapter: neither factor has a gradient.
+        """
         generator = torch.Generator().manual_seed(seed)
         for target, (a_RK, b_NR) in zip(self.arena.layout.targets, self.arena.weights(slot).values(), strict=True):
-            bound = 1 / math.sqrt(target.in_features)
+            bound = 1 / math.sqrt(target.in_features) if target.kind in modules else 0.0
             a_RK.copy_(torch.empty(a_RK.shape).uniform_(-bound, bound, generator=generator))
             b_NR.zero_()
 

@@ -1,0 +1,43 @@
+"""Direct preference optimisation in numbers (Rafailov et al. 2023, equation 7): losses, rewards, and what each answer's
+-log p counts in the gradient. Knows no tensors and no model: log-probabilities in, numbers out.
+
+Sequences come in pairs, the chosen answer before the rejected one; a log-probability is a sequence's sum over its labels.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+
+@dataclass(frozen=True)
+class Preference:
+    """Of some pairs. loss: mean of -log sigmoid(margin). accuracy: the part whose chosen answer has the higher reward.
+
+    margin: mean difference of the rewards, beta (log p - log p of the reference). weights: per sequence, the derivative of
+    the loss by its -log p.
+    """
+
+    loss: float
+    accuracy: float
+    margin: float
+    weights: list[float]
+
+
+def judge(beta: float, log_p: Sequence[float], reference: Sequence[float]) -> Preference:
+    """What the pairs say. A log-probability that is not finite makes the loss so."""
+    rewards = [beta * (own - base) for own, base in zip(log_p, reference, strict=True)]
+    margins = [chosen - rejected for chosen, rejected in zip(rewards[::2], rewards[1::2], strict=True)]
+    if not all(math.isfinite(margin) for margin in margins):
+        return Preference(math.nan, math.nan, math.nan, [math.nan] * len(rewards))
+    slopes = [beta * _sigmoid(-margin) / len(margins) for margin in margins]
+    return Preference(
+        loss=fmean(max(-margin, 0.0) + math.log1p(math.exp(-abs(margin))) for margin in margins),
+        accuracy=fmean(margin > 0 for margin in margins),
+        margin=fmean(margins),
+        weights=[weight for slope in slopes for weight in (slope, -slope)],
+    )
+
+
+def _sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
