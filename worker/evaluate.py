@@ -1,14 +1,14 @@
 """Validation losses of many jobs in one pass over the flat axis, each over its own task's held-out rows. Judges none."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
 
 from worker.data import Rows
 from worker.model.arena import Slot
-from worker.model.batch import Example, Segment
+from worker.model.batch import Dropout, Example, Segment
 from worker.model.trainer import LossSum, Trainer
 from worker.policy.packing import cut, pack
 from worker.preference import judge
@@ -39,11 +39,12 @@ class Examined:
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequences to be read with an adapter; lengths: tokens of each on the axis."""
+    """Sequences to be read with an adapter; lengths: tokens of each on the axis. dropout: of the first; without, none."""
 
     slot: Slot | None
     examples: Sequence[Example]
     lengths: Sequence[int]
+    dropout: Dropout | None = None
 
 
 def evaluate(
@@ -93,7 +94,8 @@ def segments_of(
     """Sequences `first` to `last - 1` as one segment, or each as its own. weights: per sequence, equal unless `apart`."""
     step = 1 if apart else last - first
     for at in range(first, last, step):
-        yield Segment(read.slot, read.examples[at : at + step], 1.0 if weights is None else weights[at])
+        dropout = None if read.dropout is None else replace(read.dropout, first=read.dropout.first + at)
+        yield Segment(read.slot, read.examples[at : at + step], 1.0 if weights is None else weights[at], dropout)
 
 
 def _totals(sums: Sequence[LossSum]) -> list[float]:

@@ -27,6 +27,7 @@ from worker.leash import put_on_leash
 from worker.link import PlacementLink
 from worker.logs import log_to_stderr
 from worker.model.memory import keep_freed_blocks
+from worker.model.trainer import OutOfMemory
 from worker.pipe import COMMANDS, Attach, Detach, Ended, Progress, Renew, Stop, Writer, take_stdout
 from worker.policy.admission import admit, refusal
 from worker.policy.verdict import Verdict, not_finite
@@ -67,9 +68,7 @@ class Executor:
             self._admit(self._slots)
             runs = self._active()
             if runs:
-                tokens = self._slots.capacity.step_tokens
-                stepped = step(self._slots.base.trainer, runs, tokens, self._roster.progress)
-                self._record(self._slots, runs, stepped)
+                self._record(self._slots, runs, self._step(self._slots, runs))
                 self._judge(self._slots, [run for run in runs if run.slot is not None and run.due])
             self._settle(self._slots)
             self._release()
@@ -152,6 +151,14 @@ class Executor:
         slots.give(runs)
         for run in runs:
             waiting[run].started(run)
+
+    def _step(self, slots: Slots, runs: list[JobRun]) -> Stepped:
+        """One step of these jobs; where the device has no memory for it, the same step anew in smaller passes."""
+        while True:
+            try:
+                return step(slots.base.trainer, runs, slots.capacity.step_tokens, self._roster.progress)
+            except OutOfMemory as error:
+                slots.tighten(error, runs)
 
     # ---- record ----------------------------------------------------------------------------------------------------
 

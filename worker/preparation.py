@@ -97,12 +97,9 @@ class Preparation:
 
 
 def _check_able(placement: Placement) -> None:
-    spec, configs = placement.spec, [job.config for job in placement.jobs]
-    dropping = next((config for config in configs if config.dropout > 0), None)
-    if dropping is not None:
-        raise CannotTrain(f"search_space.dropout asks for {dropping.dropout:g}, but this worker trains without dropout; take 0")
-    if spec.precision != "bf16":
-        raise CannotTrain(f"precision is {spec.precision!r}, but this worker holds bases in bf16 alone")
+    precision = placement.spec.precision
+    if precision != "bf16":
+        raise CannotTrain(f"precision is {precision!r}, but this worker holds bases in bf16 alone")
 
 
 def _check_fits(data: DataSet, base: Base) -> None:

@@ -2,14 +2,16 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from worker.base import Base
 from worker.checkpoint import Best, Tensors
 from worker.job_run import JobRun
 from worker.model.arena import AdapterState, Slot, rows_for
+from worker.model.trainer import OutOfMemory
 from worker.parking import ParkingLot
-from worker.policy.admission import Capacity
+from worker.policy.admission import Capacity, refitted
 from worker.profile import park_bytes
 from worker.scratch import Scratch
 from worker.warm_start import WarmStart
@@ -26,13 +28,26 @@ class Slots:
 
     def widen(self, capacity: Capacity) -> None:
         """A task came whose rows may cost more memory: the dearer measure counts for all."""
-        self.capacity = max(self.capacity, capacity, key=lambda c: c.model.per_token)
+        dearer = max(self.capacity, capacity, key=lambda c: c.model.per_token)
+        self.capacity = replace(dearer, step_tokens=min(self.capacity.step_tokens, capacity.step_tokens))
         model = self.capacity.model
         log.info(
             "memory: %d MiB + %.3f MiB a token + %.2f MiB a row, of %d MiB; steps of %d tokens",
             *(model.fixed // 2**20, model.per_token / 2**20, model.per_row / 2**20),
             *(self.capacity.usable_bytes // 2**20, self.capacity.step_tokens),
         )
+
+    def tighten(self, error: OutOfMemory, runs: Sequence[JobRun]) -> None:
+        """A pass of these jobs found no memory: smaller micro-batches from now on. Their gradients are void.
+
+        Raises the error again where no smaller pass is possible.
+        """
+        if error.tokens <= max(run.demand.longest for run in runs):
+            raise error
+        slots = [run.slot for run in runs if run.slot is not None]
+        self.base.trainer.forget(slots)
+        self.capacity = refitted(self.capacity, error.tokens, sum(slot.rows for slot in slots))
+        log.warning("%s; steps are cut to %d tokens from now on", error, self.capacity.step_tokens)
 
     def adopt(self, run: JobRun, checkpoint: Path) -> None:
         """The job's adapter is in this file, and stays there until it gets a slot."""

@@ -10,6 +10,7 @@ import torch
 
 from worker.evaluate import Sequences, log_probabilities, segments_of
 from worker.job_run import JobRun
+from worker.model.batch import Dropout
 from worker.model.optimizer import RowUpdate
 from worker.model.trainer import LossSum, Trainer
 from worker.policy.packing import pack
@@ -69,8 +70,10 @@ def step(trainer: Trainer, runs: Sequence[JobRun], budget: int, tick: Callable[[
 
 
 def _sequences(run: JobRun, places: list[int]) -> Sequences:
-    rows = run.data.train
-    return Sequences(run.slot, [rows.sequences[place] for place in places], [rows.lengths[place] for place in places])
+    rows, config = run.data.train, run.config
+    dropout = Dropout(config.dropout, config.seed, run.step) if config.dropout else None
+    examples, lengths = [rows.sequences[place] for place in places], [rows.lengths[place] for place in places]
+    return Sequences(run.slot, examples, lengths, dropout)
 
 
 def _judged(

@@ -65,6 +65,10 @@ class Aside:
             torch.cuda.current_stream(self._soon.device).wait_stream(self._soon)
             self._begun = False
 
+    def abandon(self) -> None:
+        """A pass ended in an error: let go of its tensors. The device is idle."""
+        self._held, self._begun = [], False
+
     def write(self, gradients: list[Gradient], grad: Tensor, table: WorkTable) -> None:
         """Begin a layer's dA and dB, after those begun before, whose tensors are then free. The last call brings none."""
         if self._late is None:

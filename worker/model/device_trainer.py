@@ -6,7 +6,7 @@ large ones are launched one by one (docs/NUMERICS.md has where the two meet).
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -57,7 +57,15 @@ class DeviceTrainer(Trainer):
         return self._run(segments, grad=True)
 
     def evaluate(self, segments: Sequence[Segment]) -> list[LossSum]:
-        return self._run(segments, grad=False)
+        """A pass that finds no memory is done in two halves, and those in halves, down to single rows."""
+        try:
+            return self._run(segments, grad=False)
+        except OutOfMemory:
+            count = sum(len(segment.examples) for segment in segments)
+            if count < 2:
+                raise
+            first, second = (self.evaluate(part) for part in _halved(segments, count // 2))
+        return [LossSum(a.total + b.total, a.labels + b.labels) for a, b in zip(first, second, strict=True)]
 
     def forget(self, slots: Iterable[Slot]) -> None:
         for slot in slots:
@@ -97,6 +105,7 @@ class DeviceTrainer(Trainer):
             pass  # left here, so that the tensors of the pass, which its frames hold, are free for what follows
         torch.cuda.synchronize(self.backbone.device)
         self._graphs.clear()
+        self._fused.stack.abandon()
         torch.cuda.empty_cache()
         if grad:
             self.forget(segment.slot for segment in segments if segment.slot is not None)
@@ -163,6 +172,17 @@ class DeviceTrainer(Trainer):
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             result = run()
         return _Graph(graph, inputs, result)
+
+
+def _halved(segments: Sequence[Segment], count: int) -> tuple[list[Segment], list[Segment]]:
+    """The same segments twice: with the first `count` rows among them, and with the others."""
+    first, second = [], []
+    for segment in segments:
+        kept = min(count, len(segment.examples))
+        count -= kept
+        first.append(replace(segment, examples=segment.examples[:kept]))
+        second.append(replace(segment, examples=segment.examples[kept:]))
+    return first, second
 
 
 def _owner(slot: Slot | None) -> int:

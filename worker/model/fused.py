@@ -168,6 +168,10 @@ class FusedStack:
         trace = Trace(x, Kept(rstd, h, qkv, raw, attended, lse, x_mid, rstd_mid, h_mid, gate_up, s))
         return Pending(x_mid, _linear(act, w.w_down, w.b_down), s_down), trace
 
+    def abandon(self) -> None:
+        """A pass ended in an error, and the device is idle: nothing of it is kept."""
+        self._aside.abandon()
+
     def _norms(self, w: BlockWeights) -> tuple[Tensor, Tensor, float] | None:
         return (w.q_norm, w.k_norm, self.shape.eps) if w.q_norm is not None and w.k_norm is not None else None
 

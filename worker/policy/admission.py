@@ -5,7 +5,7 @@ Pure: numbers in, choices out. Knows neither how memory is measured nor what a j
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,15 @@ class Demand:
     longest: int  # tokens of its longest sequence, which no cut makes shorter
     rows: int
     turn: int = 0
+
+
+def refitted(capacity: Capacity, tokens: int, rows: int) -> Capacity:
+    """What is left after a pass of `tokens` tokens over `rows` adapter rows found no memory: the model goes through that point,
+    and micro-batches hold half as many tokens."""
+    model = capacity.model
+    seen = (capacity.memory_bytes - model.fixed - model.per_row * rows) / tokens
+    model = replace(model, per_token=max(model.per_token, seen))
+    return replace(capacity, model=model, step_tokens=max(1, min(capacity.step_tokens, tokens) // 2))
 
 
 def peak(demands: Sequence[Demand], capacity: Capacity) -> int:

@@ -189,9 +189,13 @@ def test_a_pass_without_memory_says_so_and_the_step_is_done_anew_in_smaller_ones
         with pytest.raises(OutOfMemory, match="no memory for a pass of"):
             trainer.train(large)
         trainer.train(small)
+        trainer.graph_tokens = 0
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**26) / total)
+        halved = torch.stack([loss.total for loss in trainer.evaluate(large)])
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert all(torch.equal(trainer.arena.grad[slot.used], grad) for slot, grad in zip(slots, wanted, strict=True))
+    assert error(halved, torch.stack([loss.total for loss in trainer.evaluate(large)])) < 1e-3
 
 
 def test_dropout_is_the_plain_paths_to_the_bit_of_its_mask_and_alike_however_a_step_is_cut() -> None:

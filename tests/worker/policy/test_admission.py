@@ -5,7 +5,7 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.policy.admission import Capacity, Demand, MemoryModel, admit, peak, refusal
+from worker.policy.admission import Capacity, Demand, MemoryModel, admit, peak, refitted, refusal
 
 MIB = 2**20
 
@@ -99,3 +99,14 @@ def test_a_job_that_never_fits_says_so_with_numbers():
 def test_a_thousand_jobs_are_judged_quickly():
     jobs = [demand(n, batch_size=1 + n % 5) for n in range(1024)]
     assert len(admit([], jobs, capacity(memory_mib=100_000, step_tokens=400 * 64))) == 64
+
+
+def test_what_found_no_memory_is_not_expected_to_fit_again():
+    has = capacity(memory_mib=1000, step_tokens=4000)
+    tried = [demand(key, batch_size=8, longest=500) for key in range(2)]
+    assert peak(tried, has) < has.usable_bytes
+    less = refitted(has, tokens=4000, rows=32)
+    assert less.step_tokens == 2000
+    assert less.model.predict(4000, 32) == has.memory_bytes
+    assert refitted(less, tokens=10, rows=0).step_tokens == 5
+    assert refitted(less, tokens=1, rows=0).step_tokens == 1

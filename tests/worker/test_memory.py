@@ -1,0 +1,69 @@
+"""A device without memory for a pass: the step is done anew in smaller ones, and no job notices. And dropout, which is drawn
+from places, not from the way a step is cut."""
+
+import pytest
+
+from tests.worker.inside import Inside
+from worker.model.trainer import OutOfMemory, Trainer
+
+CALM = {"policy": "none", "eval_every": 4}
+SPACE = {"learning_rate": [1e-2, 1e-3, 3e-3], "rank": [8], "batch_size": [4]}
+
+
+@pytest.fixture
+def small_device(monkeypatch):
+    """Passes of more than 150 tokens find no memory, and leave ruins in the gradient as a device would."""
+    refused = []
+    train = Trainer.train
+
+    def within(self, segments):
+        tokens = sum(example.length for segment in segments for example in segment.examples)
+        if tokens > 150:
+            refused.append(tokens)
+            for segment in segments:
+                self.arena.grad[segment.slot.used].fill_(float("nan"))
+            raise OutOfMemory(tokens)
+        return train(self, segments)
+
+    monkeypatch.setattr(Trainer, "train", within)
+    return refused
+
+
+def test_a_step_without_memory_is_done_anew_in_smaller_passes(fleet, placing, tmp_path, request):
+    placement = placing({**SPACE, "dropout": [0.2]}, early_exit=CALM, training={"epochs": 1})
+    (wanted,) = Inside(fleet, tmp_path / "large").run(placement)
+    refused = request.getfixturevalue("small_device")
+    again = placement.model_copy(update={"placement_id": "p2", "token": "token-p2"})
+    (reported,) = Inside(fleet, tmp_path / "small").run(again)
+    assert refused
+    assert len(refused) < 8, "the smaller size is kept"
+    assert [event.kind for event in reported.ended.values()] == ["job_completed"] * 3
+    for key, curve in wanted.curves.items():
+        assert list(reported.curves[key]) == list(curve), "every point once"
+        assert list(reported.curves[key].values()) == pytest.approx(list(curve.values()), rel=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # its reporter finds the link closed
+def test_a_row_that_is_too_long_by_itself_ends_the_executor_with_its_reason(fleet, placing, tmp_path, monkeypatch):
+    def none(self, segments):
+        raise OutOfMemory(sum(example.length for segment in segments for example in segment.examples))
+
+    monkeypatch.setattr(Trainer, "train", none)
+    with pytest.raises(OutOfMemory, match="no memory for a pass of"):
+        Inside(fleet, tmp_path).run(placing(SPACE, early_exit=CALM, training={"epochs": 1}))
+
+
+def test_dropout_changes_a_job_and_is_the_same_alone_and_packed(fleet, placing, tmp_path):
+    curves = {}
+    for name, dropout in (("packed", [0.3, 0.0]), ("alone", [0.3]), ("none", [0.0])):
+        space = {"learning_rate": [3e-3], "rank": [8], "batch_size": [4], "dropout": dropout}
+        placement = placing(space, early_exit=CALM, training={"epochs": 1})
+        placement = placement.model_copy(update={"placement_id": name, "token": f"token-{name}"})
+        (reported,) = Inside(fleet, tmp_path / name).run(placement)
+        for job in reported.placement.jobs:
+            curves[name, job.config.dropout] = reported.curves[job.index, "train_loss"]
+    assert curves["packed", 0.3] == curves["alone", 0.3]
+    assert curves["packed", 0.0] == curves["none", 0.0]
+    first, last = min(curves["none", 0.0]), max(curves["none", 0.0])
+    assert curves["packed", 0.3][first] == curves["none", 0.0][first], "B is 0: nothing to drop yet"
+    assert curves["packed", 0.3][last] != curves["none", 0.0][last]
