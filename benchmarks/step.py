@@ -18,7 +18,7 @@ from benchmarks.consecutive import consecutive_steps, count_compilations
 from benchmarks.gate import run_gate
 from benchmarks.llama import LLAMA_1B, LLAMA_8B, RANKS, Rows, attach, feed, random_backbone
 from benchmarks.result import median_ms, write_result
-from benchmarks.sequential import sequential_ms
+from benchmarks.sequential import COMPILED, SEQUENTIAL, sequential_ms
 from worker.model.backbone import Backbone
 from worker.model.batch import Segment
 from worker.model.optimizer import RowUpdate
@@ -109,8 +109,10 @@ def figures(rows: list[dict[str, Any]]) -> dict[str, float]:
         "optimizer_ms_8bit": first(rows, "optimizer, 8-bit moments")["ms"],
         "tokens_per_s_bs1": steps[1]["tokens_per_s"],
     }  # fmt: skip
-    for name, what in (("", "sequential PEFT"), ("_compiled", "sequential PEFT, torch.compile")):
-        found |= {f"x_sequential{name}_bs1": row["ms"] / steps[1]["step_ms"] for row in rows if row["what"] == what}
+    for name, what in (("", SEQUENTIAL), ("_compiled", COMPILED)):
+        for row in rows:
+            if row["what"] == what:
+                found[f"x_sequential{name}_bs{row['batch']}"] = row["ms"] / steps[row["batch"]]["step_ms"]
     for row in rows:
         if row["what"].startswith("step on the 8B"):
             found["peak_gb_8b_32"] = row["peak_gb"]
@@ -150,9 +152,11 @@ def main() -> None:
     if "eight_b" not in skip:
         note(*eight_billion())
     if "sequential" not in skip:
-        for row in sequential_ms(reader.take(32), "compiled" not in skip):
-            note(row)
-            write_result("step", gate, figures(rows), rows, options.commit)  # compiling may take longer than all else
+        for batch in (1, 2, 4):
+            note(sequential_ms([reader.take(batch) for _ in range(32)]))
+        write_result("step", gate, figures(rows), rows, options.commit)  # compiling may take longer than all else
+        if "compiled" not in skip:
+            note(sequential_ms([reader.take(1) for _ in range(32)], compiled=True))
     print(write_result("step", gate, figures(rows), rows, options.commit))
     print(figures(rows))
 

@@ -10,6 +10,7 @@ from benchmarks.consecutive import consecutive_steps
 from benchmarks.llama import Rows
 from benchmarks.plot import page, plot
 from benchmarks.result import RESULTS
+from benchmarks.sequential import COMPILED, SEQUENTIAL, inputs
 from benchmarks.step import STEP, figures
 from tests.worker.model import tiny
 from worker.model.arena import Arena
@@ -47,7 +48,7 @@ def test_every_figure_is_made_from_rows() -> None:
     ]
     rows += [{"what": "forward + backward, few adapters", "adapters": n, "ms": 6.0} for n in (1, 4, 12)]
     rows += [{"what": f"optimizer, {kind} moments", "ms": 9.0} for kind in ("fp32", "8-bit")]
-    rows += [{"what": name, "ms": 3500.0} for name in ("sequential PEFT", "sequential PEFT, torch.compile")]
+    rows += [{"what": name, "batch": 1, "ms": 3500.0} for name in (SEQUENTIAL, COMPILED)]
     rows.append({"what": "step on the 8B shape, 32 adapters, 8-bit moments, checkpointing", "ms": 500.0, "peak_gb": 57.0})
     found = figures(rows)
     assert set(NAMES.split()) <= set(found)
@@ -55,6 +56,16 @@ def test_every_figure_is_made_from_rows() -> None:
     assert found["x_grouped_mm_min"] == pytest.approx(1.5)
     assert found["x_sequential_bs1"] == pytest.approx(50.0)
     assert found["lora_tax_8b_16"] == pytest.approx(0.2)
+
+
+def test_sequential_peft_sees_the_same_rows() -> None:
+    rows = tiny.examples([9, 4])
+    tokens, labels = inputs(rows, 12)
+    for place, row in enumerate(rows):
+        length = len(row.tokens)
+        assert tokens[place, :length].tolist() == row.tokens.tolist()
+        assert (labels[place, :length] != -100).tolist() == row.loss_mask.tolist()
+        assert (labels[place, length:] == -100).all()
 
 
 def test_the_readmes_table_and_plot_are_those_of_the_result_file() -> None:
