@@ -3,14 +3,13 @@
 A command loads its own parts and no others: the solver alone takes a second and a hundred megabytes.
 """
 
-import logging
 import pkgutil
 import sys
 
 from psycopg import OperationalError as ConnectionFailed
 from sqlalchemy.exc import OperationalError
 
-from service import schema
+from service import logs, schema
 from service.settings import Settings, SettingsError, complain
 
 # each takes the settings and returns when its work is done
@@ -33,15 +32,16 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1 or arguments[0] not in _COMMANDS:
         complain(f"usage: python -m service {' | '.join([*_COMMANDS, 'openapi'])}")
         return 2
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        _run(arguments[0], Settings.load())
+        settings = Settings.load()
+        logs.configure(settings.secrets)
+        _run(arguments[0], settings)
     except (SettingsError, schema.SchemaBehind) as error:
         complain(str(error))
         return 1
     except (OperationalError, ConnectionFailed) as error:
         cause = error.orig if isinstance(error, OperationalError) else error
-        complain(f"cannot reach the database at MOTET_DATABASE_URL: {str(cause).strip().splitlines()[0]}")
+        complain(f"cannot reach the database: {str(cause).strip().splitlines()[0]}")
         return 1
     return 0
 

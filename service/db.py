@@ -7,10 +7,11 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol, Self
 
-from sqlalchemy import BigInteger, DateTime, MetaData, String, create_engine, func, select
+from sqlalchemy import BigInteger, DateTime, MetaData, QueuePool, String, create_engine, func, select
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine import Engine
 from sqlalchemy.orm import DeclarativeBase, Session, mapped_column
@@ -43,7 +44,9 @@ class Base(DeclarativeBase):
     )
 
 
+POOL_SIZE = 20
 _AFTER_COMMIT = "after_commit"
+_NAME_TENANT = "SELECT set_config('motet.tenant', %s, true)"  # SET LOCAL takes no parameters
 
 
 def after_commit(session: Session, act: Callable[[], None]) -> None:
@@ -56,10 +59,20 @@ def clock(session: Session) -> datetime:
     return session.scalars(select(func.clock_timestamp())).one()
 
 
-class Database:
-    """One engine and its sessions. `pool_size` is also how many requests may hold a connection at once."""
+class Noted(Protocol):
+    """What watches a session's transaction."""
 
-    def __init__(self, url: str, pool_size: int = 20) -> None:
+    def open(self, session: Session) -> None: ...
+    def close(self, session: Session) -> None: ...
+
+
+class Database:
+    """One engine and its sessions. `pool_size` is also how many requests may hold a connection at once.
+
+    Under the app role a session sees the rows of `tenant_id` alone, and without one no tenant's rows at all.
+    """
+
+    def __init__(self, url: str, pool_size: int = POOL_SIZE) -> None:
         self.engine: Engine = create_engine(
             url,
             pool_size=pool_size,
@@ -69,12 +82,33 @@ class Database:
             # a server that is gone is noticed within seconds, not when the kernel gives up
             connect_args={"connect_timeout": 5, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3},
         )
+        self._tenant_id: str | None = None
+        self._note: Noted | None = None
+
+    def of(self, tenant_id: str | None, note: "Noted | None" = None) -> Self:
+        """The same engine, for this tenant: each transaction says so to row-level security. `note` sees each one begin and
+        has the last word before it commits."""
+        made = copy(self)
+        made._tenant_id, made._note = tenant_id, note
+        return made
+
+    @property
+    def in_use(self) -> int:
+        """Connections that are being used now."""
+        pool = self.engine.pool
+        return pool.checkedout() if isinstance(pool, QueuePool) else 0
 
     @contextmanager
     def begin(self) -> Iterator[Session]:
         """A session in one transaction: committed on the way out, rolled back on any error."""
         with Session(self.engine, expire_on_commit=False) as session:
             with session.begin():
+                if self._tenant_id is not None:
+                    session.connection().exec_driver_sql(_NAME_TENANT, (self._tenant_id,))
+                if self._note is not None:
+                    self._note.open(session)
                 yield session
+                if self._note is not None:
+                    self._note.close(session)
             for act in session.info.pop(_AFTER_COMMIT, ()):
                 act()

@@ -8,7 +8,7 @@ from sqlalchemy.exc import OperationalError
 
 from service import schema
 from service.errors import ProblemBody, Unavailable
-from service.state import Db
+from service.state import SystemDb
 
 router = APIRouter(tags=["health"])
 
@@ -32,7 +32,7 @@ def livez() -> Health:
     summary="Whether requests can be served",
     responses={503: {"model": ProblemBody, "description": "The database is away, or behind this code's migrations"}},
 )
-def readyz(db: Db) -> Health:
+def readyz(db: SystemDb) -> Health:
     try:
         schema.check(db.engine)
     except OperationalError:

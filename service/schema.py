@@ -1,4 +1,4 @@
-"""The database's schema: bringing it to the newest revision, and refusing to serve on one that is behind.
+"""The database's schema: bringing it to the newest revision, guarded, and refusing to serve on one that is behind.
 
 `metadata` holds every room's tables; migrations/ holds how they came to be.
 """
@@ -10,21 +10,24 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Engine
+from sqlalchemy import Engine, NullPool, create_engine, text
 
 import migrations
 import service.adapters.models
+import service.audit.models
 import service.files.models
 import service.fleet.models
 import service.scheduler.models
 import service.tasks.models
-import service.tenants.models  # noqa: F401  (these six declare the tables)
+import service.tenants.models  # noqa: F401  (these seven declare the tables)
+from service import protection, roles
 from service.db import Base, Database
-from service.settings import Settings, say
+from service.settings import Settings, SettingsError, say
 
 log = logging.getLogger(__name__)
 
 metadata = Base.metadata
+_LOCK = 0x67756172  # "guar"; an advisory lock of this database
 
 
 class SchemaBehind(RuntimeError):
@@ -39,14 +42,25 @@ def config(database_url: str) -> Config:
     return made
 
 
-def upgrade(database_url: str) -> None:
-    """Bring the database to the newest revision. Two that start at once take turns, and the second finds nothing to do."""
-    command.upgrade(config(database_url), "head")
+def upgrade(owner_url: str) -> None:
+    """Bring the database to the newest revision, each table guarded. Two that start at once take turns, and the second finds
+    nothing to do."""
+    engine = create_engine(owner_url, poolclass=NullPool, connect_args={"connect_timeout": 5})
+    with engine.begin() as connection:
+        roles.ensure(connection)
+    command.upgrade(config(owner_url), "head")
+    with engine.begin() as connection:
+        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+        protection.protect(connection, metadata)
 
 
 def migrate(settings: Settings) -> None:
-    """The command of that name."""
-    upgrade(settings.database_url)
+    """The command of that name. The roles that serve can log in afterwards."""
+    if settings.owner_database_url is None:
+        raise SettingsError("MOTET_OWNER_DATABASE_URL is not set: migrations run as the database's owner")
+    upgrade(settings.owner_database_url)
+    roles.admit(settings.owner_database_url, roles.SYSTEM, settings.database_url)
+    roles.admit(settings.owner_database_url, roles.APP, settings.app_database_url)
     say(f"the database is at revision {head()}")
 
 
@@ -72,9 +86,15 @@ def check(engine: Engine) -> None:
 
 
 def require(settings: Settings) -> None:
-    """`check` for a process that is about to begin its work."""
+    """Raise unless a process may begin its work: `check`, every table guarded, and roles that cannot do too much."""
     db = Database(settings.database_url, pool_size=1)
     try:
         check(db.engine)
+        with db.engine.connect() as connection:
+            open_ones = protection.unprotected(connection, metadata)
     finally:
         db.engine.dispose()
+    if open_ones:
+        raise SchemaBehind(f"row-level security does not guard {', '.join(open_ones)}; run: python -m service migrate")
+    roles.check(settings.database_url, roles.SYSTEM)
+    roles.check(settings.app_database_url, roles.APP)

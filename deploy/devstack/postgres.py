@@ -18,6 +18,7 @@ from psycopg import sql
 from deploy.devstack.account import Account
 from deploy.devstack.folder import private_file, private_folder, socket_folder
 from deploy.devstack.process import Process, spawn
+from deploy.devstack.roles import password_of
 from deploy.devstack.trouble import StackError, died, trouble_of
 
 _USER = "motet"
@@ -59,10 +60,16 @@ class Postgres:
         account.give(self._sockets)
         self._bin = self._reachable_install() / "bin"
 
-    def url(self, database: str = _USER) -> str:
-        """An SQLAlchemy URL."""
+    def url(self, database: str = _USER, role: str | None = None) -> str:
+        """An SQLAlchemy URL, of the owner or of another role, which need not be there yet."""
         place = f"host={quote(str(self._sockets), safe='')}&port={_PORT}"
-        return f"postgresql+psycopg://{_USER}:{quote(self._password)}@/{database}?{place}"
+        password = self._password if role is None else password_of(role, self._password)
+        return f"postgresql+psycopg://{role or _USER}:{quote(password)}@/{database}?{place}"
+
+    def environment(self) -> dict[str, str]:
+        """What makes PostgreSQL's own programs speak to this server as its owner."""
+        names = {"PGHOST": str(self._sockets), "PGPORT": _PORT, "PGUSER": _USER, "PGDATABASE": _USER}
+        return names | {"PGPASSWORD": self._password}
 
     def connect(self, database: str = "postgres") -> psycopg.Connection:
         return psycopg.connect(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.devstack import kin
-from deploy.devstack.account import choose_account
+from deploy.devstack.account import Account, choose_account
 from deploy.devstack.folder import private_folder
 from deploy.devstack.postgres import Postgres
 from deploy.devstack.program import Keeper, Module
@@ -46,9 +46,7 @@ class Stack:
         folder = state.folder
         private_folder(folder, 0o711 if account.stranger else 0o700)
         private_folder(folder / "storage")
-        # named after the secret too: a state folder that was removed and made anew finds no data with another password
-        elsewhere = _ELSEWHERE / hashlib.sha256(f"{folder} {self._secrets.postgres}".encode()).hexdigest()[:16]
-        self._postgres = Postgres(folder / "postgres", elsewhere, state.logs / "postgres.log", self._secrets.postgres, account)
+        self._postgres = postgres_of(state, account)
         self._valkey = Valkey(folder / "valkey", state.logs / "valkey.log", self._secrets.valkey)
 
     @property
@@ -62,8 +60,8 @@ class Stack:
         supervisor.await_ready(self._valkey, _SERVER_SECONDS)
         supervisor.await_ready(self._postgres, _SERVER_SECONDS)
         self._postgres.create_database()
-        supervisor.run(self._service("migrate"))
-        api = self._service("api", self._port.number)
+        supervisor.run(self._service("migrate", MOTET_OWNER_DATABASE_URL=self._postgres.url()))
+        api = self._service("api")
         supervisor.start(api, self._service("queue"), self._service("reconcile"))
         supervisor.start(*(self._worker(number) for number in range(1, self._options.workers + 1)))
         supervisor.run(self._service("bootstrap"))
@@ -73,10 +71,11 @@ class Stack:
         """End what stopped programs left running."""
         kin.kill(self._mark)
 
-    def _service(self, word: str, port: int | None = None) -> Module:
-        env = {
-            "MOTET_DATABASE_URL": self._postgres.url(),
-            "MOTET_REDIS_URL": self._valkey.url(),
+    def _service(self, word: str, **more: str) -> Module:
+        env = more | {
+            "MOTET_DATABASE_URL": self._postgres.url(role="motet_system"),
+            "MOTET_APP_DATABASE_URL": self._postgres.url(role="motet_app"),
+            "MOTET_REDIS_URL": self._valkey.url("service"),
             "MOTET_SECRET_KEY": self._secrets.secret_key,
             "MOTET_JOIN_TOKEN": self._secrets.join_token,
             "MOTET_STORAGE_DIR": str(self._state.folder / "storage"),
@@ -84,13 +83,14 @@ class Stack:
             "MOTET_HOST": self._options.host,
             "MOTET_PORT": str(self._port.number),
         }
+        port = self._port.number if word == "api" else None
         return Module(word, ["service", word], self._state.logs / f"{word}.log", env, self._mark, port)
 
     def _worker(self, number: int) -> Module:
         name = "worker" if number == 1 else f"worker-{number}"
         env = {
             "MOTET_API_URL": self.api_url,
-            "MOTET_REDIS_URL": self._valkey.url(),
+            "MOTET_REDIS_URL": self._valkey.url("node"),
             "MOTET_JOIN_TOKEN": self._secrets.join_token,
             "MOTET_WORKER_DIR": str(private_folder(self._state.folder / "worker")),
         }
@@ -102,6 +102,14 @@ class Stack:
         if self._options.device is not None:
             env["MOTET_WORKER_DEVICE"] = self._options.device
         return Module(name, ["worker"], self._state.logs / f"{name}.log", env, self._mark, patience=_WORKER_PATIENCE)
+
+
+def postgres_of(state: State, account: Account) -> Postgres:
+    """The database server of this state folder, running or not."""
+    secret = state.secrets().postgres
+    # named after the secret too: a state folder that was removed and made anew finds no data with another password
+    elsewhere = _ELSEWHERE / hashlib.sha256(f"{state.folder} {secret}".encode()).hexdigest()[:16]
+    return Postgres(state.folder / "postgres", elsewhere, state.logs / "postgres.log", secret, account)
 
 
 class Port:

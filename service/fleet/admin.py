@@ -1,5 +1,6 @@
 """Base models for everyone; models, nodes and plans for admins."""
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -16,8 +17,8 @@ from service.errors import NotFound, shown
 from service.fleet import catalog, drain, models
 from service.pages import Cursor, Limit, Page, page
 from service.scheduler.models import Plan
-from service.state import Db, Works
-from service.tenants.auth import Admin, Reader
+from service.state import Works
+from service.tenants.auth import AdminDb, Db, Reader
 
 router = APIRouter(prefix="/v1", responses=problems(401, 403, 422))
 
@@ -121,7 +122,7 @@ def get_model(name: str, reader: Reader, db: Db) -> ModelResource:
     description="Reads and pins the folder's weights. Again for the same name: brings the entry up to date.",
     responses=problems(409),
 )
-def allow_model(new: NewModel, admin: Admin, db: Db) -> ModelResource:
+def allow_model(new: NewModel, db: AdminDb) -> ModelResource:
     found = catalog.read_folder(new.name, new.source)
     with db.begin() as session:
         return ModelResource.of(catalog.allow(session, found))
@@ -135,8 +136,8 @@ def allow_model(new: NewModel, admin: Admin, db: Db) -> ModelResource:
     description="It stays drained, through any restart, until it is undrained.",
     responses=problems(404),
 )
-def drain_node(node_id: str, admin: Admin, db: Db, parts: Works, how: Draining | None = None) -> NodeResource:
-    drain.drain(parts, node_id, evict=how is not None and how.evict)
+def drain_node(node_id: str, db: AdminDb, parts: Works, how: Draining | None = None) -> NodeResource:
+    drain.drain(replace(parts, db=db), node_id, evict=how is not None and how.evict)
     return _found(db, node_id)
 
 
@@ -147,20 +148,20 @@ def drain_node(node_id: str, admin: Admin, db: Db, parts: Works, how: Draining |
     summary="Let a node take tasks again",
     responses=problems(404),
 )
-def undrain_node(node_id: str, admin: Admin, db: Db, parts: Works) -> NodeResource:
-    drain.undrain(parts, node_id)
+def undrain_node(node_id: str, db: AdminDb, parts: Works) -> NodeResource:
+    drain.undrain(replace(parts, db=db), node_id)
     return _found(db, node_id)
 
 
 @router.get("/admin/nodes", tags=["admin"], operation_id="list_nodes", summary="List the fleet's nodes by name")
-def list_nodes(admin: Admin, db: Db) -> Page[NodeResource]:
+def list_nodes(db: AdminDb) -> Page[NodeResource]:
     with db.begin() as session:
         nodes = list(session.scalars(select(models.Node).order_by(func.lower(models.Node.name))))
         return Page(data=_nodes(session, nodes), next_cursor=None)
 
 
 @router.get("/admin/plans", tags=["admin"], operation_id="list_plans", summary="List the scheduler's plans, the newest first")
-def list_plans(admin: Admin, db: Db, cursor: Cursor = None, limit: Limit = 20) -> Page[PlanResource]:
+def list_plans(db: AdminDb, cursor: Cursor = None, limit: Limit = 20) -> Page[PlanResource]:
     with db.begin() as session:
         return page(session, select(Plan), Plan, cursor, limit, lambda rows: [PlanResource.of(plan) for plan in rows])
 

@@ -75,6 +75,7 @@ class Placement(Base):
     forwards: Mapped[Big] = mapped_column(default=0)
     evaluation_tokens: Mapped[Big] = mapped_column(default=0)
     evaluation_seconds: Mapped[float] = mapped_column(default=0.0)
+    gpu_seconds: Mapped[float] = mapped_column(default=0.0, server_default="0")  # of each device, shared steps divided
 
     __table_args__ = (
         Index("uq_placements_live_task", "task_id", unique=True, postgresql_where=text("ended_at IS NULL")),

@@ -41,6 +41,7 @@ class Task(Base):
     requeue_reason: Mapped[str | None] = mapped_column(String(16))  # why it was last taken off a node,
     requeue_detail: Mapped[str | None] = mapped_column(Text)  # in words
     losses: Mapped[int] = mapped_column(default=0)  # executors lost in a row without a new checkpoint or a job's end
+    request_id: Mapped[str | None] = mapped_column(String(64))  # of the call that made it; in the logs of all that work on it
     waiting: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))  # why, its place, expected start and end
     created_at: Mapped[Now]
     queued_at: Mapped[At | None]
@@ -104,5 +105,6 @@ class PointChunk(Base):
         Index(
             "uq_point_chunks_visible", "job_id", "series", "first_step", unique=True, postgresql_where=text("hidden_by IS NULL")
         ),
+        Index("ix_point_chunks_hidden", "job_id", postgresql_where=text("hidden_by IS NOT NULL")),
         CheckConstraint("cardinality(steps) = cardinality(values)", name="paired"),
     )

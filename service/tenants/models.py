@@ -1,10 +1,12 @@
-"""Tenants and their API keys. A key is stored as its SHA-256 alone."""
+"""Tenants with their quotas, and their API keys. A key is stored as its SHA-256 alone."""
 
-from sqlalchemy import ForeignKey, LargeBinary, String
+from sqlalchemy import BigInteger, ForeignKey, LargeBinary, String
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.db import At, Base, Id, Now
+
+QUEUED_TASKS = 1000  # what a new tenant may have waiting
 
 
 class Tenant(Base):
@@ -13,8 +15,12 @@ class Tenant(Base):
     id: Mapped[Id]
     name: Mapped[str] = mapped_column(String(128), unique=True)
     weight: Mapped[float] = mapped_column(default=1.0, server_default="1")  # of its fair share
-    max_running_gpus: Mapped[int | None]  # its quota; none without one
     created_at: Mapped[Now]
+    # quotas; null is no limit
+    running_gpus_quota: Mapped[int | None]
+    queued_tasks_quota: Mapped[int | None] = mapped_column(default=QUEUED_TASKS, server_default=str(QUEUED_TASKS))
+    stored_bytes_quota: Mapped[int | None] = mapped_column(BigInteger)
+    month_tokens_quota: Mapped[int | None] = mapped_column(BigInteger)
 
 
 class ApiKey(Base):
@@ -28,3 +34,4 @@ class ApiKey(Base):
     created_at: Mapped[Now]
     expires_at: Mapped[At | None]
     revoked_at: Mapped[At | None]
+    requests_per_minute: Mapped[int | None]  # null: what the settings say

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from pydantic_settings import BaseSettings
 
+from deploy.devstack import valkey
 from service.settings import Settings as ServiceSettings
 from worker.settings import Settings as WorkerSettings
 
@@ -86,7 +87,10 @@ def test_every_secret_must_be_set_and_none_has_a_default() -> None:
     text = (ROOT / "docker-compose.yml").read_text()
     asked = re.findall(r"\$\{(\w+)([^}]*)\}", text)
     secrets = {(name, rest) for name, rest in asked if re.search("PASSWORD|SECRET|TOKEN", name)}
-    assert {name for name, _ in secrets} == {"POSTGRES_PASSWORD", "VALKEY_PASSWORD", "MOTET_SECRET_KEY", "MOTET_JOIN_TOKEN"}
+    assert {name for name, _ in secrets} == {
+        *("POSTGRES_PASSWORD", "POSTGRES_SYSTEM_PASSWORD", "POSTGRES_APP_PASSWORD", "VALKEY_PASSWORD", "VALKEY_NODE_PASSWORD"),
+        *("MOTET_SECRET_KEY", "MOTET_JOIN_TOKEN"),
+    }
     assert all(rest.startswith(":?set ") for _, rest in secrets)
     assert not re.search(r"(?<!\$)\$\w", text), "a variable without braces has no error of its own"
 
@@ -144,6 +148,20 @@ def test_an_image_runs_as_an_ordinary_user_and_holds_every_package(target: str) 
     pip = [" ".join(words) for words in found[f"build-{target}"] if "install" in words]
     assert all("--constraint constraints.txt" in line for line in pip)
     assert any("torch" in line for line in pip) == (target == "worker")
+
+
+def test_only_migrations_know_the_owner_of_the_database() -> None:
+    knowing = [name for name, service in SERVICES.items() if "${POSTGRES_PASSWORD" in str(service["environment"])]
+    assert knowing == ["postgres", "migrate"]
+    users = {name: re.findall(r"//(\w+):", service["environment"].get("MOTET_REDIS_URL", "")) for name, service in OURS.items()}
+    assert {name: user for name, (user,) in users.items()} == {name: "service" for name in OURS} | {"worker": "node"}
+
+
+def test_the_roles_of_valkey_are_those_of_the_stack() -> None:
+    config = " ".join(SERVICES["valkey"]["command"]).replace("%%", "%")
+    assert "user default off resetpass" in config
+    for role, rights in valkey.USERS.items():
+        assert f"user {role} on >%s {rights}\\n" in config
 
 
 def test_the_worker_reserves_gpus() -> None:

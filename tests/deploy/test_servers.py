@@ -40,6 +40,51 @@ def test_no_entry_without_the_password(stack):
         redis.Redis.from_url(stack.redis_url.replace(":v", ":wrong")).ping()
 
 
+def denied(call, *words: str) -> None:
+    with pytest.raises(redis.exceptions.NoPermissionError):
+        call(*words)
+
+
+def test_the_service_reaches_its_own_keys_and_runs_nothing(stack):
+    with redis.Redis.from_url(stack.valkey.url("service")) as client:
+        assert client.set("motet:x", "1")
+        assert client.set("rq:x", "1")
+        assert client.eval("return redis.call('get', KEYS[1])", 1, "motet:x") == b"1"
+        denied(client.set, "other", "1")
+        with pytest.raises(redis.ResponseError, match="No permissions to access a key"):
+            client.eval("return redis.call('set', 'other', 1)", 0)
+        for command in (
+            "FLUSHALL",
+            "KEYS *",
+            "CONFIG GET *",
+            "ACL LIST",
+            "SHUTDOWN",
+            "MODULE LIST",
+            "CLIENT LIST",
+            "MONITOR",
+        ):
+            denied(client.execute_command, *command.split())
+        client.delete("motet:x", "rq:x")
+
+
+def test_a_node_reads_a_stream_that_it_can_name_and_does_nothing_else(stack):
+    with redis.Redis.from_url(stack.redis_url) as admin:
+        admin.xadd("motet:node:abc", {"kind": "desired"})
+        admin.set("rq:queue:x", "1")
+    with redis.Redis.from_url(stack.valkey.url("node")) as node:
+        assert node.ping()
+        assert len(node.xread({"motet:node:abc": "0"})[0][1]) == 1
+        denied(node.xread, {"motet:limits:x": "0"})
+        denied(node.xadd, "motet:node:abc", {"kind": "forged"})
+        denied(node.get, "rq:queue:x")
+        denied(node.lpush, "rq:queue:motet", "forged")
+        denied(node.publish, "rq:pubsub:x", "stop")
+        for command in ("SCAN 0", "KEYS *", "RANDOMKEY", "FLUSHALL", "EVAL return 0", "CLIENT LIST", "ACL WHOAMI", "INFO"):
+            denied(node.execute_command, *command.split())
+    with redis.Redis.from_url(stack.redis_url) as admin:
+        admin.delete("motet:node:abc", "rq:queue:x")
+
+
 @pytest.mark.parametrize("module", [postgres, valkey])
 def test_a_missing_binary_is_named_with_its_fix(monkeypatch, module):
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from pydantic import SecretStr
 from starlette.testclient import TestClient
 
-from service import schema
+from service import roles, schema
 from service.app import create_app
 from service.db import Database
 from service.fleet.models import BaseModel
@@ -31,7 +31,14 @@ def template(stack) -> str:
     """The name of a database at the newest revision, with no rows. Nobody may keep it open."""
     url = stack.new_database()
     schema.upgrade(url)
-    return url.rpartition("/")[2].partition("?")[0]
+    for role in (roles.APP, roles.SYSTEM):
+        roles.admit(url, role, stack.postgres.url(role=role))
+    return name_of(url)
+
+
+def name_of(database_url: str) -> str:
+    """The database's name in its URL."""
+    return database_url.rpartition("/")[2].partition("?")[0]
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +74,16 @@ def free_port() -> Callable[[], int]:
 
 
 @pytest.fixture(scope="session")
-def settings_for(stack) -> Callable[..., Settings]:
+def settings_for(stack, template) -> Callable[..., Settings]:
     """Make settings of a service on a database, with its files below a folder: `settings_for(url, folder, port=1234)`."""
 
     def make(url: str, folder: Path, **changes: object) -> Settings:
+        name = name_of(url)
         values: dict[str, object] = {
-            "database_url": url,
-            "redis_url": stack.redis_url,
+            "database_url": stack.postgres.url(name, roles.SYSTEM),
+            "app_database_url": stack.postgres.url(name, roles.APP),
+            "owner_database_url": url,
+            "redis_url": stack.valkey.url("service"),
             "secret_key": SecretStr(secrets.token_hex(32)),
             "join_token": SecretStr(secrets.token_hex(32)),
             "storage_dir": folder / "storage",
@@ -138,7 +148,7 @@ def serve() -> Iterator[Callable[[Settings], Caller]]:
         def start(settings: Settings) -> Caller:
             app = create_app(settings)
             started = stack.enter_context(TestClient(app, raise_server_exceptions=False))
-            return Caller(started, *_tenant_with_key(app.state.motet.db, tuple(Scope)))
+            return Caller(started, *_tenant_with_key(app.state.motet.system, tuple(Scope)))
 
         yield start
 

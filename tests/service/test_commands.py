@@ -72,15 +72,16 @@ def test_settings_that_are_missing_are_named_together():
 
 @pytest.mark.parametrize("command", ["migrate", "api"])
 def test_no_database_is_said_in_one_line(run, command):
-    ended = run(command, MOTET_DATABASE_URL="postgresql+psycopg://motet@127.0.0.1:1/motet")
+    nowhere = "postgresql+psycopg://motet@127.0.0.1:1/motet"
+    ended = run(command, MOTET_DATABASE_URL=nowhere, MOTET_OWNER_DATABASE_URL=nowhere)
     assert ended.returncode == 1
-    assert ended.stderr.startswith("motet: cannot reach the database at MOTET_DATABASE_URL: ")
+    assert ended.stderr.startswith("motet: cannot reach the database: ")
     assert len(ended.stderr.splitlines()) == 1, ended.stderr
 
 
 @pytest.mark.parametrize("command", ["api", "queue"])
-def test_a_database_that_is_behind_is_refused(run, settings, command):
-    with create_engine(settings.database_url).begin() as connection:
+def test_a_database_that_is_behind_is_refused(run, new_database_url, command):
+    with create_engine(new_database_url).begin() as connection:
         connection.execute(text("DELETE FROM alembic_version"))
     ended = run(command)
     assert ended.returncode == 1

@@ -15,7 +15,7 @@ from tests.service.api import Caller, jsonl
 from tests.service.made import adapter, chunk, jobs_of
 
 FILES = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"}
-ADMINS = ("/v1/admin/",)
+ADMINS = ("/v1/admin/", "/metrics")
 OPEN = {"/livez", "/readyz", "/openapi.json"}
 READING_POSTS = {"/v1/tasks/estimate"}
 SHARED = ("/v1/models",)  # the allow-list is everybody's
@@ -74,9 +74,11 @@ def test_no_list_shows_another_tenants_things(app, tenant, belongings):
         for method, path in public_routes(app.routes)
         if method == "GET" and "{" not in path and path not in OPEN and not path.startswith(ADMINS + SHARED)
     ]
-    assert set(lists) == {"/v1/tasks", "/v1/files", "/v1/adapters", "/v1/schedule"}
-    for path in set(lists) - {"/v1/schedule"}:
-        assert tenant.get(path).json()["data"] == []
+    assert set(lists) >= {"/v1/tasks", "/v1/files", "/v1/adapters", "/v1/audit", "/v1/usage", "/v1/schedule"}
+    for path in lists:
+        answer = tenant.get(path).text
+        assert '"data":[]' in answer or '"data"' not in answer, f"{path}: {answer}"
+        assert not [id for id in belongings.values() if id in answer], path
 
 
 def test_the_schedule_counts_another_tenants_tasks_without_naming_them(tenant, new_tenant, database):
@@ -159,7 +161,7 @@ def test_an_admin_makes_tenants_and_keys(admin: Caller, client):
     assert (refused.status_code, refused.json()["reason"]) == (401, "revoked")
 
 
-def test_a_key_expires(admin: Caller, client, database):
+def test_a_key_expires(app, admin: Caller, client, database):
     path = f"/v1/admin/tenants/{admin.tenant_id}/keys"
     past = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
     refused = admin.post(path, json={"expires_at": past})
@@ -172,6 +174,7 @@ def test_a_key_expires(admin: Caller, client, database):
         session.execute(
             update(ApiKey).where(ApiKey.id == key["id"]).values(expires_at=datetime.now(UTC) - timedelta(seconds=1))
         )
+    app.state.motet.keys.forget()  # as happens by itself within seconds
     assert caller.get("/v1/tasks").json()["reason"] == "expired"
 
 

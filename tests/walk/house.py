@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import httpx
+import redis
 
 ROOT = Path(__file__).parents[2]
 BASE_MODEL = ROOT / "examples" / "base-model"
@@ -159,8 +161,11 @@ class House:
         return self.environment("api")["MOTET_DATABASE_URL"]
 
     @property
-    def redis_url(self) -> str:
-        return self.environment("api")["MOTET_REDIS_URL"]
+    def valkey(self) -> redis.Redis:
+        """Valkey, as the role that may do everything."""
+        socket = urlsplit(self.environment("api")["MOTET_REDIS_URL"]).path
+        password = json.loads((self.state / "secrets.json").read_text())["valkey"]
+        return redis.Redis(unix_socket_path=unquote(socket), password=password)
 
     def log(self, name: str) -> Path:
         return self.state / "logs" / f"{name}.log"

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 import sqlalchemy
 
 from tests.walk.house import House, gsm8k, house
@@ -81,7 +80,7 @@ def test_redis_flushed_and_stopped_only_makes_it_later(
 ) -> None:
     task_id = start(motet)
     motet.until(task_id, lambda task: steps(task) >= 5)
-    with redis.from_url(motet.redis_url) as valkey:
+    with motet.valkey as valkey:
         valkey.flushall()
     os.kill(motet.pids["valkey"], signal.SIGKILL)
     assert motet.ended(task_id)["status"] == "succeeded"

@@ -252,7 +252,7 @@ class TestOneNode:
 def test_hints_bring_what_no_heartbeat_would_and_survive_redis(tiny_base, tmp_path, stack):
     with (
         house(tiny_base, tmp_path, heartbeat_seconds=3600.0) as (fleet, placing),
-        running(fleet, tmp_path, MOTET_REDIS_URL=stack.redis_url) as node,
+        running(fleet, tmp_path, MOTET_REDIS_URL=stack.valkey.url("node")) as node,
     ):
         fleet.until(lambda: fleet.heartbeats)
         first = fleet.place(placing(SPACE, **SHORT))
