@@ -150,6 +150,7 @@ class Placement(Message):
     leave: bool = False  # to be let go: a last checkpoint of all jobs, then Detached; nothing more is trained
     warm_start: WarmStartRef | None = None
     next_seq: int = 1  # the first report this placement still owes
+    request_id: str | None = None  # of the call that made the task, for logs
 
 
 class DesiredState(Message):
@@ -205,7 +206,11 @@ class Points(Message):
 
 
 class Throughput(Message):
-    """Work done since the last record. `forwards` counts backbone training forwards, `micro_batches` what was packed."""
+    """Work done since the last record. `forwards` counts backbone training forwards, `micro_batches` what was packed.
+
+    `seconds` are those of every step that the placement had a part in; `share_seconds` are its part of them, by tokens. They
+    differ where tasks share steps. A worker that does not know shares leaves them out.
+    """
 
     kind: Literal["throughput"] = "throughput"
     steps: int
@@ -215,6 +220,12 @@ class Throughput(Message):
     forwards: int
     evaluation_tokens: int = 0
     evaluation_seconds: float = 0.0
+    share_seconds: float | None = None
+
+    @property
+    def own_seconds(self) -> float:
+        """Seconds of a device that were spent for this placement alone."""
+        return (self.seconds if self.share_seconds is None else self.share_seconds) + self.evaluation_seconds
 
 
 class MemoryFit(Message):

@@ -176,8 +176,9 @@ class Executor:
             else:
                 run.step += 1
                 self._end(slots, run, broken)
+        tokens = sum(work.tokens for work in stepped.work.values())
         for group, work in stepped.work.items():
-            self._roster[group].worked(stepped.seconds, work)
+            self._roster[group].worked(stepped.seconds, work.tokens / tokens, work)
 
     # ---- judge -----------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from worker.reporter import Reporter
 from worker.step import Work
 
 _THROUGHPUT_SECONDS = 1.0
-_NOTHING = Throughput(steps=0, tokens=0, seconds=0.0, micro_batches=0, forwards=0)
+_NOTHING = Throughput(steps=0, tokens=0, seconds=0.0, micro_batches=0, forwards=0, share_seconds=0.0)
 
 
 class TaskRun:
@@ -161,8 +161,8 @@ class TaskRun:
 
     # ---- throughput ----------------------------------------------------------------------------------------------
 
-    def worked(self, seconds: float, work: Work) -> None:
-        """A packed step of `seconds` in which this placement had a part."""
+    def worked(self, seconds: float, share: float, work: Work) -> None:
+        """A packed step of `seconds` in which this placement had a part: `share` of them, by tokens."""
         self._done = self._done.model_copy(
             update={
                 "steps": self._done.steps + 1,
@@ -170,6 +170,7 @@ class TaskRun:
                 "seconds": self._done.seconds + seconds,
                 "micro_batches": self._done.micro_batches + work.micro_batches,
                 "forwards": self._done.forwards + work.forwards,
+                "share_seconds": (self._done.share_seconds or 0.0) + seconds * share,
             }
         )
         if boot_now() - self._said_at >= _THROUGHPUT_SECONDS:

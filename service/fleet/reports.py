@@ -101,6 +101,7 @@ def _count(session: Session, task: Task, placement: Placement, done: wire.Throug
     placement.forwards += done.forwards
     placement.evaluation_tokens += done.evaluation_tokens
     placement.evaluation_seconds += done.evaluation_seconds
+    placement.gpu_seconds += done.own_seconds
     session.flush()
     node = session.scalars(select(Node).where(Node.id == placement.node_id).with_for_update()).one()
     before, gpus = node.tokens_per_second.get(task.base_model), len(placement.device_indexes)
