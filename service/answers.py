@@ -7,12 +7,13 @@ from service.errors import MEDIA_TYPE, ProblemBody
 _MEANINGS = {
     400: "The body cannot be read",
     401: "The API key is missing, unknown, revoked or expired",
-    403: "The key lacks the scope this needs",
+    403: "The key lacks the scope this needs, or the tenant the quota",
     404: "There is no such thing, or it belongs to another tenant",
     409: "The present state does not allow this; `detail` says why",
     413: "The body is larger than the limit",
     416: "The range lies outside the object",
     422: "The request is wrong; `errors` names each field",
+    429: "The key has sent too many requests; `Retry-After` says when to go on",
     503: "The database is away; nothing was changed",
 }
 

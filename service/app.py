@@ -5,16 +5,22 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 
+from anyio import to_thread
 from fastapi import FastAPI
 
 import service.adapters.routes
+import service.audit.routes
 import service.files.routes
 import service.fleet.admin
 import service.fleet.routes
+import service.metrics.routes
 import service.scheduler.routes
 import service.tasks.routes
 import service.tenants.routes
+import service.usage.routes
 from service import health, openapi, problems
+from service.db import POOL_SIZE
+from service.metrics.api import ApiMetrics
 from service.requests import BodyLimit, RequestLog
 from service.settings import Settings
 from service.state import State
@@ -26,19 +32,23 @@ _ROUTERS = (
     service.adapters.routes.router,
     service.fleet.admin.router,
     service.tenants.routes.router,
+    service.usage.routes.router,
+    service.audit.routes.router,
     service.fleet.routes.router,
+    service.metrics.routes.router,
     health.router,
 )
 
 
 def create_app(settings: Settings) -> FastAPI:
     """The service as these settings want it. Nothing connects before it starts."""
-    app = routes()
-    app.state.motet = State.of(settings)
+    metrics = ApiMetrics()
+    app = routes(metrics)
+    app.state.motet = State.of(settings, metrics)
     return app
 
 
-def routes() -> FastAPI:
+def routes(metrics: ApiMetrics | None = None) -> FastAPI:
     """The app without its parts: enough to describe it, not to run it."""
     app = FastAPI(
         title="Motet",
@@ -49,7 +59,7 @@ def routes() -> FastAPI:
         lifespan=_lifespan,
     )
     app.add_middleware(BodyLimit)
-    app.add_middleware(RequestLog)
+    app.add_middleware(RequestLog, metrics=metrics or ApiMetrics())
     problems.install(app)
     for router in _ROUTERS:
         app.include_router(router)
@@ -65,9 +75,12 @@ def openapi_yaml() -> str:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state: State = app.state.motet
+    # as many threads as connections: a request that has a thread never waits for a connection that others hold
+    to_thread.current_default_thread_limiter().total_tokens = POOL_SIZE
     state.watcher.start(asyncio.get_running_loop())
     try:
         yield
     finally:
         await asyncio.to_thread(state.watcher.stop)
         state.db.engine.dispose()
+        state.system.engine.dispose()

@@ -63,7 +63,7 @@ class Outbound:
         backend = _Judged(addresses, until)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         where = httpcore.URL(scheme=parts.scheme, host=_ascii(parts.hostname or ""), port=parts.port, target=target)
-        sent: dict[bytes | str, bytes | str] = {"Host": _host_header(parts), "Connection": "close", **headers}
+        sent = [("Host", _host_header(parts)), ("Connection", "close"), *headers.items()]
         try:
             with httpcore.ConnectionPool(ssl_context=self._tls, network_backend=backend, max_connections=1) as pool:
                 timeout = dict.fromkeys(("connect", "read", "write", "pool"), self._seconds)

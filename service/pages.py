@@ -41,20 +41,22 @@ def page(
     """One page of the statement's rows, newest first; they have `id` and `created_at`. `render` is given all at once."""
     key = model.__table__.c.created_at, model.__table__.c.id
     if cursor is not None:
-        created_at, id = _read(cursor)
+        created_at, id = read_cursor(cursor)
         statement = statement.where(tuple_(*key) < tuple_(created_at, id))
     statement = statement.order_by(*(column.desc() for column in key)).limit(limit + 1)
     rows: list[Any] = list(session.scalars(statement))
     more, rows = len(rows) > limit, rows[:limit]
-    return Page(data=render(rows), next_cursor=_write(rows[-1]) if more else None)
+    return Page(data=render(rows), next_cursor=write_cursor(rows[-1]) if more else None)
 
 
-def _write(row: Any) -> str:
+def write_cursor(row: Any) -> str:
+    """The cursor of the page after this row, which has `created_at` and `id`."""
     said = json.dumps([row.created_at.isoformat(), row.id], separators=(",", ":"))
     return base64.urlsafe_b64encode(said.encode()).decode().rstrip("=")
 
 
-def _read(cursor: str) -> tuple[datetime, str]:
+def read_cursor(cursor: str) -> tuple[datetime, str]:
+    """The `created_at` and `id` after which the page begins. Raises Invalid."""
     try:
         at, id = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
         moment = datetime.fromisoformat(at)

@@ -8,35 +8,49 @@ from fastapi import Depends, Request
 from service.db import Database
 from service.grants import UploadGrants
 from service.hints import Hints
+from service.metrics.api import ApiMetrics
 from service.parts import Parts
 from service.queue import Queue
 from service.settings import Settings
 from service.storage import LocalStorage, Storage
 from service.tasks.watch import Watcher
+from service.tenants.keyring import KeyRing
+from service.tenants.rates import Rates
 
 
 @dataclass(frozen=True)
 class State:
+    """`db` is bound by row-level security: a tenant must be named to see its rows. `system` sees all."""
+
     settings: Settings
     db: Database
+    system: Database
     queue: Queue
     hints: Hints
     storage: Storage
     grants: UploadGrants
     watcher: Watcher
+    keys: KeyRing
+    rates: Rates
+    metrics: ApiMetrics
 
     @classmethod
-    def of(cls, settings: Settings) -> "State":
+    def of(cls, settings: Settings, metrics: ApiMetrics) -> "State":
         """The parts as the settings want them. Nothing connects yet."""
         grants = UploadGrants(settings.secret_key.get_secret_value())
+        system = Database(settings.database_url)
         return cls(
             settings=settings,
-            db=Database(settings.database_url),
+            db=Database(settings.app_database_url),
+            system=system,
             queue=Queue(settings.redis_url),
             hints=Hints(settings.redis_url),
             storage=LocalStorage(settings.storage_dir, grants),
             grants=grants,
-            watcher=Watcher(settings.database_url),
+            watcher=Watcher(settings.app_database_url),
+            keys=KeyRing(system),
+            rates=Rates(settings.redis_url),
+            metrics=metrics,
         )
 
 
@@ -44,41 +58,47 @@ def state_of(request: Request) -> State:
     return cast(State, request.app.state.motet)
 
 
-def _settings(request: Request) -> Settings:
+async def _service(request: Request) -> State:
+    return state_of(request)
+
+
+async def _settings(request: Request) -> Settings:
     return state_of(request).settings
 
 
-def _db(request: Request) -> Database:
-    return state_of(request).db
+async def _system(request: Request) -> Database:
+    return state_of(request).system
 
 
-def _queue(request: Request) -> Queue:
+async def _queue(request: Request) -> Queue:
     return state_of(request).queue
 
 
-def _hints(request: Request) -> Hints:
+async def _hints(request: Request) -> Hints:
     return state_of(request).hints
 
 
-def _storage(request: Request) -> Storage:
+async def _storage(request: Request) -> Storage:
     return state_of(request).storage
 
 
-def _grants(request: Request) -> UploadGrants:
+async def _grants(request: Request) -> UploadGrants:
     return state_of(request).grants
 
 
-def _parts(request: Request) -> Parts:
+async def _parts(request: Request) -> Parts:
     state = state_of(request)
-    return Parts(state.settings, state.db, state.storage, state.queue, state.hints)
+    return Parts(state.settings, state.system, state.storage, state.queue, state.hints)
 
 
-def _watcher(request: Request) -> Watcher:
+async def _watcher(request: Request) -> Watcher:
     return state_of(request).watcher
 
 
+# async, though nothing is awaited: FastAPI would hand each of them to a thread of its own
+Service = Annotated[State, Depends(_service)]
 Config = Annotated[Settings, Depends(_settings)]
-Db = Annotated[Database, Depends(_db)]
+SystemDb = Annotated[Database, Depends(_system)]  # every tenant's rows: for keys, admins and the fleet
 Wakes = Annotated[Queue, Depends(_queue)]
 NodeHints = Annotated[Hints, Depends(_hints)]
 Store = Annotated[Storage, Depends(_storage)]

@@ -17,10 +17,10 @@ from service.answers import bytes_of, problems
 from service.downloads import ObjectLost, attachment, matches, send_object
 from service.errors import Conflict, NotFound
 from service.pages import Cursor, Limit, Page, page
-from service.state import Db, Store
+from service.state import Store
 from service.storage import ObjectMissing, Storage
 from service.tasks.models import Task
-from service.tenants.auth import Reader
+from service.tenants.auth import Db, NotedDb, Reader
 from service.tenants.scope import find, scoped
 
 router = APIRouter(prefix="/v1", tags=["adapters"], responses=problems(401, 403))
@@ -56,7 +56,7 @@ def list_adapters(
 
 
 @router.get("/adapters/{adapter_id}", operation_id="get_adapter", summary="Get an adapter's manifest", responses=problems(404))
-def get_adapter(adapter_id: str, reader: Reader, db: Db) -> AdapterResource:
+def get_adapter(adapter_id: str, reader: Reader, db: NotedDb) -> AdapterResource:
     with db.begin() as session:
         return AdapterResource.of(find(session, Adapter, adapter_id, reader, "adapter"))
 
@@ -69,7 +69,7 @@ def get_adapter(adapter_id: str, reader: Reader, db: Db) -> AdapterResource:
     response_class=Response,
     responses=bytes_of("application/octet-stream", "The file's bytes") | problems(404, 416),
 )
-def get_adapter_file(adapter_id: str, path: str, reader: Reader, db: Db, storage: Store, request: Request) -> Response:
+def get_adapter_file(adapter_id: str, path: str, reader: Reader, db: NotedDb, storage: Store, request: Request) -> Response:
     with db.begin() as session:
         adapter = find(session, Adapter, adapter_id, reader, "adapter")
     files = {file.path: file for file in AdapterManifest.model_validate(adapter.manifest).files}
@@ -86,7 +86,7 @@ def get_adapter_file(adapter_id: str, path: str, reader: Reader, db: Db, storage
     response_class=Response,
     responses=_ARCHIVE | problems(404),
 )
-def get_adapter_archive(adapter_id: str, reader: Reader, db: Db, storage: Store, request: Request) -> Response:
+def get_adapter_archive(adapter_id: str, reader: Reader, db: NotedDb, storage: Store, request: Request) -> Response:
     with db.begin() as session:
         adapter = find(session, Adapter, adapter_id, reader, "adapter")
     return _archive(request, storage, adapter)
@@ -99,7 +99,7 @@ def get_adapter_archive(adapter_id: str, reader: Reader, db: Db, storage: Store,
     response_class=Response,
     responses=_ARCHIVE | problems(404, 409),
 )
-def get_task_adapter(task_id: str, reader: Reader, db: Db, storage: Store, request: Request) -> Response:
+def get_task_adapter(task_id: str, reader: Reader, db: NotedDb, storage: Store, request: Request) -> Response:
     with db.begin() as session:
         task = find(session, Task, task_id, reader, "task")
         if task.status not in TASK_TERMINAL:

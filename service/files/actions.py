@@ -12,6 +12,7 @@ from service.files.intake import DataSet
 from service.files.models import File
 from service.tasks.models import Task
 from service.tenants.keys import Principal
+from service.tenants.quotas import admit_bytes
 from service.tenants.scope import missing, scoped
 
 _OPEN = [status for status in TaskStatus if status not in TASK_TERMINAL]
@@ -25,7 +26,8 @@ class FileInUse(Conflict):
 
 
 def keep(session: Session, principal: Principal, name: str, data: DataSet) -> File:
-    """Add a file of the caller's tenant for a data set that is in storage."""
+    """Add a file of the caller's tenant for a data set that is in storage. Raises QuotaExceeded."""
+    admit_bytes(session, principal, data.stored.bytes)
     file = File(
         id=new_id("file"),
         tenant_id=principal.tenant_id,

@@ -9,8 +9,8 @@ from service.files.models import File
 from service.files.resource import FileResource
 from service.files.upload import Received
 from service.pages import Cursor, Limit, Page, page
-from service.state import Db, Store
-from service.tenants.auth import Reader, Writer
+from service.state import Store
+from service.tenants.auth import Db, Reader, Writer
 
 router = APIRouter(prefix="/v1/files", tags=["files"], responses=problems(401, 403))
 

@@ -13,10 +13,13 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.concurrency import run_in_threadpool
 
 from service.bodies import blocks
+from service.db import Database
 from service.errors import BadRequest, invalid_field
 from service.files.intake import FileTooLarge, Intake, Limits
 from service.state import Config, Store
-from service.tenants.auth import Writer
+from service.tenants.auth import Db, Writer
+from service.tenants.keys import Principal
+from service.tenants.quotas import admit_bytes
 
 MAX_NAME = 255
 _MAX_HEADER = 8192  # bytes of one header of a part
@@ -122,9 +125,10 @@ class Parts:
         self.complete = True
 
 
-async def received(request: Request, writer: Writer, settings: Config, storage: Store) -> AsyncIterator[Upload]:
+async def received(request: Request, writer: Writer, settings: Config, storage: Store, db: Db) -> AsyncIterator[Upload]:
     """The uploaded file. What was written of it goes away again unless the route finishes the intake."""
     limits = Limits.of(settings)
+    await run_in_threadpool(_must_have_room, db, writer)
     refusal = FileTooLarge.bytes(limits.bytes)
     boundary = _boundary(request)
     parts = Parts(boundary, Intake(await run_in_threadpool(storage.receive), limits))
@@ -138,6 +142,12 @@ async def received(request: Request, writer: Writer, settings: Config, storage: 
         yield Upload(parts.intake, parts.name or _sane(parts.filename or "data.jsonl"))
     finally:
         await run_in_threadpool(parts.intake.abandon)
+
+
+def _must_have_room(db: Database, writer: Principal) -> None:
+    """Raise QuotaExceeded before a byte is read, where not even an empty file could be kept. How large it is shows later."""
+    with db.begin() as session:
+        admit_bytes(session, writer, 1)
 
 
 Received = Annotated[Upload, Depends(received)]

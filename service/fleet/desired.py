@@ -65,6 +65,7 @@ def _placement(session: Session, settings: Settings, placement: Placement, task:
         warm_start=warm_start(session, task),
         next_seq=placement.last_seq + 1,
         leave=placement.leaving is not None,
+        request_id=task.request_id,
     )
 
 

@@ -14,7 +14,7 @@ from service.fleet import nodes, reports
 from service.fleet.credentials import check_join, check_node
 from service.fleet.desired import desired_state, warm_start
 from service.fleet.errors import ObjectUnknown
-from service.state import State, Works, state_of
+from service.state import Service, Works
 from service.storage import ObjectMismatch
 
 router = APIRouter(prefix="/internal/v1", include_in_schema=False)
@@ -22,7 +22,7 @@ router = APIRouter(prefix="/internal/v1", include_in_schema=False)
 MAX_OBJECT_BYTES = 16 * 2**30  # of one upload; a checkpoint of a large adapter has a few hundred megabytes
 
 
-def _bearer(authorization: Annotated[str | None, Header()] = None) -> str | None:
+async def _bearer(authorization: Annotated[str | None, Header()] = None) -> str | None:
     scheme, _, token = (authorization or "").partition(" ")
     return token if scheme.lower() == "bearer" and token else None
 
@@ -94,7 +94,7 @@ def upload(placement_id: str, said: wire.UploadRequest, bearer: Bearer, parts: W
 
 
 @router.put("/objects/{token}", status_code=204)
-async def put_object(token: str, request: Request, state: Annotated[State, Depends(state_of)]) -> None:
+async def put_object(token: str, request: Request, state: Service) -> None:
     """The bytes of a granted upload. Those of an object that is already there replace it, byte for byte the same."""
     granted = state.grants.verify(token)
     incoming = await run_in_threadpool(state.storage.receive)

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from sqlalchemy import Select, func, insert, select, update
 from sqlalchemy.orm import Session
+from structlog.contextvars import get_contextvars
 
 from contract.spec import TaskSpec
 from contract.states import JOB_TERMINAL, TASK_TERMINAL, JobStatus, RequeueReason, TaskStatus, check_task
@@ -19,6 +20,7 @@ from service.tasks.models import Job, Task
 from service.tasks.preflight import preflight
 from service.tasks.watch import touch
 from service.tenants.keys import Principal
+from service.tenants.quotas import admit_task
 from service.tenants.scope import find, scoped
 
 _UNFINISHED = [status for status in JobStatus if status not in JOB_TERMINAL]
@@ -31,7 +33,8 @@ class TaskEnded(Conflict):
 
 
 def create(session: Session, queue: Queue, principal: Principal, spec: TaskSpec) -> Task:
-    """Make the task and all its jobs, and wake a validator once they are committed. Raises SpecRefused."""
+    """Make the task and all its jobs, and wake a validator once they are committed. Raises SpecRefused, QuotaExceeded."""
+    admit_task(session, principal)
     pinned = preflight(session, principal, spec)
     task = Task(
         id=new_id("task"),
@@ -46,6 +49,7 @@ def create(session: Session, queue: Queue, principal: Principal, spec: TaskSpec)
         gpus=spec.gpus,
         priority=spec.priority,
         labels=dict(spec.labels),
+        request_id=get_contextvars().get("request_id"),
     )
     session.add(task)
     session.flush()

@@ -98,13 +98,13 @@ class TaskResource(BaseModel):
     placement: PlacementResource | None
 
 
-_batch = sql_cast(Job.config["batch_size"].astext, BigInteger)
-_steps_per_epoch = (Task.train_rows + _batch - 1) // _batch
+batch_size = sql_cast(Job.config["batch_size"].astext, BigInteger)
+_steps_per_epoch = (Task.train_rows + batch_size - 1) // batch_size
 
 
-def _samples(steps: Any) -> Any:
+def rows_in(steps: Any) -> Any:
     """Rows trained in `steps` steps; the last step of an epoch may be short."""
-    return (steps // _steps_per_epoch) * Task.train_rows + func.least((steps % _steps_per_epoch) * _batch, Task.train_rows)
+    return (steps // _steps_per_epoch) * Task.train_rows + func.least((steps % _steps_per_epoch) * batch_size, Task.train_rows)
 
 
 _ended = Job.status.in_(sorted(JOB_TERMINAL))
@@ -115,8 +115,8 @@ _sums = (
         func.count().label("count"),
         func.sum(Job.step).label("done"),
         func.sum(case((_ended, Job.step), else_=Job.total_steps)).label("total"),
-        func.coalesce(func.sum(_samples(Job.step)), 0).label("trained"),
-        func.sum(_samples(Job.total_steps)).label("full"),
+        func.coalesce(func.sum(rows_in(Job.step)), 0).label("trained"),
+        func.sum(rows_in(Job.total_steps)).label("full"),
     )
     .join(Task, Task.id == Job.task_id)
     .group_by(Job.task_id, Job.status)

@@ -13,13 +13,13 @@ from service.answers import problems
 from service.db import Database
 from service.downloads import matches
 from service.pages import Cursor, Limit, Page, page
-from service.state import Db, NodeHints, Wakes, Watch, Works
+from service.state import NodeHints, Wakes, Watch, Works
 from service.tasks import actions
 from service.tasks.jobs import JobResource, find_job, jobs_of_task
 from service.tasks.metrics import Metrics, Series, Window, curves
 from service.tasks.models import Task
 from service.tasks.resource import TaskResource, render
-from service.tenants.auth import Reader, Writer
+from service.tenants.auth import Db, Reader, Writer
 from service.tenants.keys import Principal
 from service.tenants.scope import find
 

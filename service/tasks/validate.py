@@ -67,9 +67,10 @@ def _settle(session: Session, queue: Queue, task_id: str, errors: list[str]) -> 
     task = session.scalar(select(Task).where(Task.id == task_id).with_for_update())
     if task is None or task.status != TaskStatus.VALIDATING:
         return False  # cancelled meanwhile
+    of_request = {"request_id": task.request_id}
     if errors:
         error = "; ".join(errors)
-        log.error("task %s cannot run: %s", task_id, error)
+        log.error("task %s cannot run: %s", task_id, error, extra=of_request)
         fail_unfinished(task, error)
         conclude(session, task, error)
     else:
@@ -79,5 +80,6 @@ def _settle(session: Session, queue: Queue, task_id: str, errors: list[str]) -> 
             task.status, task.desired_status = check_task(TaskStatus.QUEUED, TaskStatus(task.desired_status)), None
             task.waiting = waiting.paused()
         request_plan(session, queue, "task_arrived")
+        log.info("task %s is queued", task_id, extra=of_request)
     touch(session, task)
     return True

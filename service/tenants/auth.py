@@ -1,17 +1,24 @@
-"""Who may call a route: dependencies that turn the Authorization header into a Principal with the scope the route needs."""
+"""Who may call a route, and which rows it may see: dependencies that turn the Authorization header into a Principal with the
+scope the route needs, and into a database that shows this tenant's rows alone."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 
-from fastapi import Depends
+from fastapi import Depends, Request
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.concurrency import run_in_threadpool
 
+from service.audit.note import Note
+from service.db import Database
 from service.errors import Forbidden, Unauthorized
-from service.state import Db
-from service.tenants.keys import Principal, Scope, check_key
+from service.requests import answer_with, request_id
+from service.state import Service
+from service.tenants.keys import Principal, Scope
 
 _bearer = HTTPBearer(scheme_name="ApiKey", description="An API key, `mk_...`", auto_error=False)
-_Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+_READS = ("GET", "HEAD")
 
 _FIXES = {
     "unknown": "The API key is not known here; check that it is whole and belongs to this service.",
@@ -32,23 +39,35 @@ class ScopeMissing(Forbidden):
     code = "scope_missing"
 
 
-def authenticate(bearer: _Bearer, db: Db) -> Principal:
-    """The caller. Raises KeyMissing or KeyRefused."""
+async def authenticate(request: Request, bearer: Bearer, state: Service) -> Principal:
+    """The caller, whose request is counted. Raises KeyMissing, KeyRefused or RateLimitExceeded."""
     if bearer is None:
         raise KeyMissing("This needs an API key: send the header `Authorization: Bearer mk_...`.")
-    with db.begin() as session:
-        check = check_key(session, bearer.credentials)
-    if check.principal is None:
-        raise KeyRefused(_FIXES[check.reason], reason=check.reason)
-    return check.principal
+    principal = state.keys.remembered(bearer.credentials)
+    if principal is None:
+        check = await run_in_threadpool(state.keys.check, bearer.credentials)
+        if check.principal is None:
+            raise KeyRefused(_FIXES[check.reason], reason=check.reason)
+        principal = check.principal
+    per_minute = principal.requests_per_minute or state.settings.requests_per_minute
+    answer_with(request.scope, (await state.rates.take(principal.key_id, per_minute)).headers)
+    return principal
 
 
-def _needs(scope: Scope) -> Callable[[Principal], Principal]:
-    def allowed(principal: Annotated[Principal, Depends(authenticate)]) -> Principal:
-        if scope not in principal.scopes:
-            held = ", ".join(sorted(principal.scopes)) or "none"
-            raise ScopeMissing(f"This needs a key with the scope '{scope}'; this key has: {held}.", needs=scope.value)
-        return principal
+_Caller = Annotated[Principal, Depends(authenticate)]
+
+
+def must_have(scope: Scope, principal: Principal) -> Principal:
+    """The principal. Raises ScopeMissing unless its key has the scope."""
+    if scope not in principal.scopes:
+        held = ", ".join(sorted(principal.scopes)) or "none"
+        raise ScopeMissing(f"This needs a key with the scope '{scope}'; this key has: {held}.", needs=scope.value)
+    return principal
+
+
+def _needs(scope: Scope) -> Callable[[Principal], Awaitable[Principal]]:
+    async def allowed(principal: _Caller) -> Principal:
+        return must_have(scope, principal)
 
     return allowed
 
@@ -56,3 +75,29 @@ def _needs(scope: Scope) -> Callable[[Principal], Principal]:
 Reader = Annotated[Principal, Depends(_needs(Scope.READ))]
 Writer = Annotated[Principal, Depends(_needs(Scope.WRITE))]
 Admin = Annotated[Principal, Depends(_needs(Scope.ADMIN))]
+
+
+def _note(request: Request, principal: Principal, reading: bool = False) -> Note | None:
+    if request.method in _READS and not reading:
+        return None
+    route: APIRoute = request.scope["route"]
+    targets = [str(value) for value in request.path_params.values()]
+    return Note(principal, route.operation_id or route.name, targets, request_id(request.scope), reading)
+
+
+async def _db(request: Request, caller: _Caller, state: Service) -> Database:
+    return state.db.of(caller.tenant_id, _note(request, caller))
+
+
+async def _read_db(request: Request, caller: _Caller, state: Service) -> Database:
+    return state.db.of(caller.tenant_id, _note(request, caller, reading=True))
+
+
+async def _admin_db(request: Request, admin: Admin, state: Service) -> Database:
+    return state.system.of(None, _note(request, admin))
+
+
+# What a request writes through these is in the audit log, and what it reads through NotedDb too.
+Db = Annotated[Database, Depends(_db)]  # the caller's rows alone
+NotedDb = Annotated[Database, Depends(_read_db)]
+AdminDb = Annotated[Database, Depends(_admin_db)]  # every tenant's rows; needs the scope admin

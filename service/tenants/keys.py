@@ -28,6 +28,7 @@ class Principal:
     tenant_id: str
     key_id: str
     scopes: frozenset[Scope]
+    requests_per_minute: int | None = None  # None: what the settings say
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,17 @@ class KeyCheck:
     """What was found under a secret. A key that is revoked or expired has no principal."""
 
     principal: Principal | None
-    reason: str  # why there is none: unknown, revoked or expired
+    reason: str = ""  # why there is none: unknown, revoked or expired
+    seconds_left: float | None = None  # until the key expires
 
 
 def mint_key(
-    session: Session, tenant_id: str, name: str, scopes: tuple[Scope, ...], expires_at: datetime | None = None
+    session: Session,
+    tenant_id: str,
+    name: str,
+    scopes: tuple[Scope, ...],
+    expires_at: datetime | None = None,
+    requests_per_minute: int | None = None,
 ) -> tuple[ApiKey, str]:
     """Add a key to the tenant. Returns its row and the secret, which nobody can read again."""
     secret = _PREFIX + secrets.token_urlsafe(32)
@@ -50,6 +57,7 @@ def mint_key(
         hash=hash_of(secret),
         scopes=[s.value for s in Scope if s in scopes],
         expires_at=expires_at,
+        requests_per_minute=requests_per_minute,
     )
     session.add(key)
     session.flush()
@@ -59,16 +67,19 @@ def mint_key(
 
 def check_key(session: Session, secret: str) -> KeyCheck:
     """Find the key of this secret. Expiry is judged by the database's clock."""
-    expired = (ApiKey.expires_at <= func.clock_timestamp()).label("expired")
-    found = session.execute(select(ApiKey, expired).where(ApiKey.hash == hash_of(secret))).one_or_none()
+    left = func.extract("epoch", ApiKey.expires_at - func.clock_timestamp()).label("left")
+    found = session.execute(select(ApiKey, left).where(ApiKey.hash == hash_of(secret))).one_or_none()
     if found is None:
         return KeyCheck(None, "unknown")
     key = found.ApiKey
     if key.revoked_at is not None:
         return KeyCheck(None, "revoked")
-    if found.expired:
+    left_seconds = None if found.left is None else float(found.left)
+    if left_seconds is not None and left_seconds <= 0:
         return KeyCheck(None, "expired")
-    return KeyCheck(Principal(key.tenant_id, key.id, frozenset(Scope(s) for s in key.scopes)), "")
+    scopes = frozenset(Scope(s) for s in key.scopes)
+    principal = Principal(key.tenant_id, key.id, scopes, key.requests_per_minute)
+    return KeyCheck(principal, seconds_left=left_seconds)
 
 
 def hash_of(secret: str) -> bytes:

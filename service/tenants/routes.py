@@ -14,13 +14,17 @@ from service.answers import problems
 from service.db import new_id
 from service.errors import Conflict, NotFound, invalid_field
 from service.pages import Cursor, Limit, Page, page
-from service.state import Db
-from service.tenants.auth import Admin
+from service.scheduler.requests import request_plan
+from service.state import Service, Wakes
+from service.tenants.auth import AdminDb
 from service.tenants.keys import Scope, mint_key
-from service.tenants.models import ApiKey, Tenant
+from service.tenants.models import QUEUED_TASKS, ApiKey, Tenant
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], responses=problems(401, 403, 422))
 
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Amount = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Weight = Annotated[float, Field(gt=0, le=1000)]
 Label = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f]*$")]
 
 
@@ -28,15 +32,43 @@ class NameTaken(Conflict):
     code = "name_taken"
 
 
+class QuotaLimits(Strict):
+    """Null is no limit."""
+
+    running_gpus: Count | None = Field(default=None, description="Devices at once; tasks beyond them wait")
+    queued_tasks: Count | None = Field(default=QUEUED_TASKS, description="Tasks that have neither ended nor a node")
+    stored_bytes: Amount | None = Field(default=None, description="Files and adapters")
+    month_tokens: Amount | None = Field(default=None, description="Trained since the first of the month, in UTC")
+
+    @classmethod
+    def of(cls, tenant: Tenant) -> "QuotaLimits":
+        return cls(**{name: getattr(tenant, f"{name}_quota") for name in cls.model_fields})
+
+    def give(self, tenant: Tenant) -> None:
+        for name in type(self).model_fields:
+            setattr(tenant, f"{name}_quota", getattr(self, name))
+
+
 class NewTenant(Strict):
     name: Label
-    weight: Annotated[float, Field(gt=0, le=1000)] = Field(default=1.0, description="Of its fair share")
+    weight: Weight = Field(default=1.0, description="Of its fair share")
+    quotas: QuotaLimits = QuotaLimits()
+
+
+class TenantChange(Strict):
+    """What is left out stays."""
+
+    weight: Weight | None = Field(default=None, description="Of its fair share")
+    quotas: QuotaLimits | None = Field(default=None, description="All four; one that is left out gets its default")
 
 
 class NewKey(Strict):
     name: Label = Field(default="key", description="To tell the key from others")
     scopes: Annotated[list[Scope], Field(min_length=1, max_length=3)] = Field(default=[Scope.READ, Scope.WRITE])
     expires_at: AwareDatetime | None = Field(default=None, description="Left out, the key works until it is revoked")
+    requests_per_minute: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
+        default=None, description="Left out, the service's own limit"
+    )
 
 
 class TenantResource(BaseModel):
@@ -44,11 +76,13 @@ class TenantResource(BaseModel):
     id: str
     name: str
     weight: float
+    quotas: QuotaLimits
     created_at: datetime
 
     @classmethod
     def of(cls, tenant: Tenant) -> "TenantResource":
-        return cls(id=tenant.id, name=tenant.name, weight=tenant.weight, created_at=tenant.created_at)
+        quotas = QuotaLimits.of(tenant)
+        return cls(id=tenant.id, name=tenant.name, weight=tenant.weight, quotas=quotas, created_at=tenant.created_at)
 
 
 class KeyResource(BaseModel):
@@ -60,6 +94,7 @@ class KeyResource(BaseModel):
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
+    requests_per_minute: int | None
     secret: str | None = Field(default=None, description="The key itself; shown in the answer that makes it and never again")
 
     @classmethod
@@ -72,13 +107,15 @@ class KeyResource(BaseModel):
             created_at=key.created_at,
             expires_at=key.expires_at,
             revoked_at=key.revoked_at,
+            requests_per_minute=key.requests_per_minute,
             secret=secret,
         )
 
 
 @router.post("/tenants", status_code=201, operation_id="create_tenant", summary="Make a tenant", responses=problems(409))
-def create_tenant(new: NewTenant, admin: Admin, db: Db) -> TenantResource:
+def create_tenant(new: NewTenant, db: AdminDb) -> TenantResource:
     tenant = Tenant(id=new_id("tenant"), name=new.name, weight=new.weight)
+    new.quotas.give(tenant)
     try:
         with db.begin() as session:
             session.add(tenant)
@@ -90,9 +127,27 @@ def create_tenant(new: NewTenant, admin: Admin, db: Db) -> TenantResource:
 
 
 @router.get("/tenants", operation_id="list_tenants", summary="List tenants, the newest first")
-def list_tenants(admin: Admin, db: Db, cursor: Cursor = None, limit: Limit = 20) -> Page[TenantResource]:
+def list_tenants(db: AdminDb, cursor: Cursor = None, limit: Limit = 20) -> Page[TenantResource]:
     with db.begin() as session:
         return page(session, select(Tenant), Tenant, cursor, limit, lambda rows: [TenantResource.of(t) for t in rows])
+
+
+@router.patch(
+    "/tenants/{tenant_id}",
+    operation_id="change_tenant",
+    summary="Change a tenant's weight or quotas",
+    description="A quota below what is used takes nothing away: it keeps more from coming.",
+    responses=problems(404),
+)
+def change_tenant(tenant_id: str, change: TenantChange, db: AdminDb, queue: Wakes) -> TenantResource:
+    with db.begin() as session:
+        tenant = _tenant(session, tenant_id, lock=True)
+        if change.weight is not None:
+            tenant.weight = change.weight
+        if change.quotas is not None:
+            change.quotas.give(tenant)
+        request_plan(session, queue, "tenant_changed")
+    return TenantResource.of(tenant)
 
 
 @router.post(
@@ -103,12 +158,12 @@ def list_tenants(admin: Admin, db: Db, cursor: Cursor = None, limit: Limit = 20)
     description="The answer holds the key in `secret`. It is not stored and cannot be shown again.",
     responses=problems(404),
 )
-def create_key(tenant_id: str, new: NewKey, admin: Admin, db: Db) -> KeyResource:
+def create_key(tenant_id: str, new: NewKey, db: AdminDb) -> KeyResource:
     with db.begin() as session:
-        _require_tenant(session, tenant_id)
+        _tenant(session, tenant_id)
         if new.expires_at is not None and new.expires_at <= session.scalars(select(func.clock_timestamp())).one():
             raise invalid_field("expires_at", "in_the_past", "lies in the past")
-        key, secret = mint_key(session, tenant_id, new.name, tuple(new.scopes), new.expires_at)
+        key, secret = mint_key(session, tenant_id, new.name, tuple(new.scopes), new.expires_at, new.requests_per_minute)
     return KeyResource.of(key, secret)
 
 
@@ -118,9 +173,9 @@ def create_key(tenant_id: str, new: NewKey, admin: Admin, db: Db) -> KeyResource
     summary="List a tenant's keys, the newest first",
     responses=problems(404),
 )
-def list_keys(tenant_id: str, admin: Admin, db: Db, cursor: Cursor = None, limit: Limit = 20) -> Page[KeyResource]:
+def list_keys(tenant_id: str, db: AdminDb, cursor: Cursor = None, limit: Limit = 20) -> Page[KeyResource]:
     with db.begin() as session:
-        _require_tenant(session, tenant_id)
+        _tenant(session, tenant_id)
         keys = select(ApiKey).where(ApiKey.tenant_id == tenant_id)
         return page(session, keys, ApiKey, cursor, limit, lambda rows: [KeyResource.of(k) for k in rows])
 
@@ -128,20 +183,23 @@ def list_keys(tenant_id: str, admin: Admin, db: Db, cursor: Cursor = None, limit
 @router.delete(
     "/keys/{key_id}",
     operation_id="revoke_key",
-    summary="Revoke a key at once",
-    description="A key that is revoked already stays as it is.",
+    summary="Revoke a key",
+    description="Every process of the service refuses it within seconds. A key that is revoked already stays as it is.",
     responses=problems(404),
 )
-def revoke_key(key_id: str, admin: Admin, db: Db) -> KeyResource:
+def revoke_key(key_id: str, db: AdminDb, service: Service) -> KeyResource:
     with db.begin() as session:
         key = session.get(ApiKey, key_id, with_for_update=True)
         if key is None:
             raise NotFound(f"There is no key {key_id!r}.")
         if key.revoked_at is None:
             key.revoked_at = session.scalars(select(func.clock_timestamp())).one()
+    service.keys.forget()
     return KeyResource.of(key)
 
 
-def _require_tenant(session: Session, tenant_id: str) -> None:
-    if session.get(Tenant, tenant_id) is None:
+def _tenant(session: Session, tenant_id: str, *, lock: bool = False) -> Tenant:
+    tenant = session.get(Tenant, tenant_id, with_for_update=lock)
+    if tenant is None:
         raise NotFound(f"There is no tenant {tenant_id!r}.")
+    return tenant

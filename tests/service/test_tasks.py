@@ -281,7 +281,7 @@ def test_a_task_that_is_in_another_validators_hands_is_left_to_it(tenant, databa
 def test_no_redis_no_matter(new_database_url, settings_for, tmp_path, serve):
     made = settings_for(new_database_url, tmp_path, redis_url="redis://127.0.0.1:1")
     caller = serve(made)
-    with caller.client.app.state.motet.db.begin() as session:
+    with caller.client.app.state.motet.system.begin() as session:
         session.add(
             BaseModel(
                 name="small", source="/s", revision="a" * 64, architecture="x", parameters=1, max_position=2048, enabled=True

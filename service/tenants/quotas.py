@@ -1,0 +1,87 @@
+"""How much a tenant may have at once, and train in a month; counted from rows whenever it matters. Knows no HTTP.
+
+Limits stand in the tenant's row; none means no limit. GPUs in use are the planner's to keep: a task beyond them waits.
+"""
+
+from sqlalchemy import BigInteger, column, func, select, text, true
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import Session
+
+from contract.states import TaskStatus
+from service.adapters.models import Adapter
+from service.errors import Forbidden
+from service.files.models import File
+from service.fleet.models import Placement
+from service.tasks.models import Task
+from service.tenants.keys import Principal
+from service.tenants.models import Tenant
+from service.tenants.scope import scoped
+from service.usage.queries import month_of, trained_tokens
+
+_WAITING = [TaskStatus.VALIDATING, TaskStatus.QUEUED, TaskStatus.PAUSED]
+_NEAR = 100  # tasks; more than are ever being made at once
+
+
+class QuotaExceeded(Forbidden):
+    """Trying again does not help. `quota` names it, with its `limit` and what is `used`."""
+
+    code, title = "quota_exceeded", "The tenant's quota does not allow this"
+
+    @classmethod
+    def of(cls, quota: str, limit: int, used: int, way_out: str) -> "QuotaExceeded":
+        detail = f"The quota of {quota.replace('_', ' ')} is {limit}, and {used} are used; {way_out}, or ask an admin for more."
+        return cls(detail, quota=quota, limit=limit, used=used)
+
+
+def admit_task(session: Session, principal: Principal) -> None:
+    """Raise QuotaExceeded where the tenant may not queue another task now."""
+    tenant = session.get_one(Tenant, principal.tenant_id)
+    limit = tenant.queued_tasks_quota
+    if limit is not None:
+        used = queued_tasks(session, principal)
+        if used + _NEAR >= limit:  # close enough for two at once to pass together: they take turns
+            _take_turn(session, principal)
+            used = queued_tasks(session, principal)
+        if used >= limit:
+            raise QuotaExceeded.of("queued_tasks", limit, used, "wait until some have started, or cancel some")
+    limit = tenant.month_tokens_quota
+    if limit is not None and (used := trained_tokens(session, principal, month_of(session))) >= limit:
+        raise QuotaExceeded.of("month_tokens", limit, used, "the count begins anew on the first of the month")
+
+
+def admit_bytes(session: Session, principal: Principal, more: int) -> None:
+    """Raise QuotaExceeded where the tenant may not store so many more bytes."""
+    limit = session.get_one(Tenant, principal.tenant_id).stored_bytes_quota
+    if limit is None:
+        return
+    _take_turn(session, principal)
+    used = stored_bytes(session, principal)
+    if used + more > limit:
+        raise QuotaExceeded.of("stored_bytes", limit, used, "delete files that no task needs any more")
+
+
+def running_gpus(session: Session, principal: Principal) -> int:
+    """Devices that the tenant's tasks hold now."""
+    devices = select(func.coalesce(func.sum(func.cardinality(Placement.device_indexes)), 0))
+    held = devices.join(Task, Task.id == Placement.task_id).where(Placement.ended_at.is_(None))
+    return int(session.scalars(scoped(held, Task, principal)).one())
+
+
+def queued_tasks(session: Session, principal: Principal) -> int:
+    """Tasks that have neither ended nor a node."""
+    waiting = select(func.count()).select_from(Task).where(Task.status.in_(_WAITING))
+    return session.scalars(scoped(waiting, Task, principal)).one()
+
+
+def stored_bytes(session: Session, principal: Principal) -> int:
+    """Bytes of the files that are not deleted, and of all adapters."""
+    files = scoped(select(func.coalesce(func.sum(File.bytes), 0)).where(File.deleted_at.is_(None)), File, principal)
+    entry = func.jsonb_array_elements(Adapter.manifest["files"]).table_valued(column("value", JSONB)).render_derived()
+    size = func.coalesce(func.sum(entry.c.value["bytes"].astext.cast(BigInteger)), 0)
+    adapters = scoped(select(size).select_from(Adapter).join(entry, true()), Adapter, principal)
+    return int(session.scalars(files).one()) + int(session.scalars(adapters).one())
+
+
+def _take_turn(session: Session, principal: Principal) -> None:
+    """Let no other request of the tenant count until this transaction ends."""
+    session.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:whose, 1))"), {"whose": principal.tenant_id})

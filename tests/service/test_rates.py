@@ -1,0 +1,99 @@
+"""Rates: each key's own, told in headers, counted for all processes together, and never in the way while Redis is away."""
+
+import asyncio
+
+import pytest
+
+from service.tenants.rates import RateLimitExceeded, Rates
+from tests.service.api import Caller
+
+
+@pytest.fixture
+def limited(admin, client):
+    """A key of a few requests a minute."""
+
+    def make(per_minute: int) -> Caller:
+        body = {"requests_per_minute": per_minute}
+        key = admin.post(f"/v1/admin/tenants/{admin.tenant_id}/keys", json=body).json()
+        assert key["requests_per_minute"] == per_minute
+        return Caller(client, admin.tenant_id, key["secret"])
+
+    return make
+
+
+def test_a_key_that_calls_too_often_is_told_when_to_go_on(limited, tenant):
+    caller = limited(3)
+    answers = [caller.get("/v1/quotas") for _ in range(5)]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 429]
+    assert [answer.headers["ratelimit-remaining"] for answer in answers] == ["2", "1", "0", "0", "0"]
+    assert {answer.headers["ratelimit-limit"] for answer in answers} == {"3"}
+    refused = answers[-1]
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    assert (refused.json()["code"], refused.json()["limit"]) == ("rate_limit_exceeded", 3)
+    assert tenant.get("/v1/quotas").status_code == 200  # another key is not held up
+
+
+def test_an_error_carries_the_headers_too(limited):
+    answer = limited(10).get("/v1/tasks/none")
+    assert (answer.status_code, answer.headers["ratelimit-remaining"]) == (404, "9")
+
+
+def test_a_key_without_a_limit_has_the_services(tenant, settings):
+    answer = tenant.get("/v1/quotas")
+    assert answer.headers["ratelimit-limit"] == str(settings.requests_per_minute)
+    assert int(answer.headers["ratelimit-remaining"]) < settings.requests_per_minute
+
+
+async def take(rates: Rates, key: str, per_minute: int, times: int) -> int:
+    """How many of so many requests pass."""
+    passed = 0
+    for _ in range(times):
+        try:
+            await rates.take(key, per_minute)
+            passed += 1
+        except RateLimitExceeded:
+            continue
+    return passed
+
+
+@pytest.mark.parametrize("per_minute", [7, 2000])
+def test_processes_count_together(settings, per_minute):
+    """Slices are a two-hundredth of the limit: what two processes hold unused is no more than that."""
+
+    async def both() -> int:
+        one, two = Rates(settings.redis_url), Rates(settings.redis_url)
+        passed = 0
+        for _ in range(per_minute):
+            passed += await take(one, f"shared {per_minute}", per_minute, 1)
+            passed += await take(two, f"shared {per_minute}", per_minute, 1)
+        return passed
+
+    assert asyncio.run(both()) == per_minute
+
+
+def test_most_requests_ask_nobody(settings, monkeypatch):
+    asked = []
+
+    async def many() -> int:
+        rates = Rates(settings.redis_url)
+        ask = rates._ask
+        monkeypatch.setattr(rates, "_ask", lambda *given: asked.append(given) or ask(*given))
+        return await take(rates, "a busy poller", 30_000, 1000)
+
+    assert asyncio.run(many()) == 1000
+    assert len(asked) <= 8  # slices of 150
+
+
+def test_without_redis_each_process_counts_alone(stack, settings):
+    rates = Rates(settings.redis_url)
+
+    async def while_away() -> tuple[int, int]:
+        return await take(rates, "away", 5, 8), await take(Rates(settings.redis_url), "away", 5, 8)
+
+    stack.stop_valkey()
+    try:
+        assert asyncio.run(while_away()) == (5, 5)
+    finally:
+        stack.start_valkey()
+    rates._away_until = 0.0  # as comes by itself within seconds
+    assert asyncio.run(take(rates, "back", 5, 8)) == 5
