@@ -24,6 +24,8 @@ def run(settings: Settings) -> None:
         port=settings.port,
         access_log=False,  # service.requests writes a line with the request's id
         log_config=None,
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=[str(network) for network in settings.trusted_proxies],
         timeout_graceful_shutdown=_GRACE_SECONDS,
     )
     _Server(config, app.state.motet).run()

@@ -229,10 +229,11 @@ class Daemon:
         if hand is None:
             return False
         log.info(
-            "placement %s of task %s (fence %d) goes to executor %d",
+            "placement %s of task %s (fence %d, request %s) goes to executor %d",
             placement.placement_id,
             placement.task_id,
             placement.fence,
+            placement.request_id,
             hand.child.pid,
         )
         hand.child.send(Attach(placement=placement, deadline=deadline))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from contract.spec import Objective
@@ -22,6 +23,10 @@ SFT = Objective()
 
 # Two texts that share neither their first nor their last character: where their renderings part, a turn's content begins.
 _MARKS = ("Amber", "Tulip")
+
+
+# what a template that is wrong or hostile ends with in Jinja's sandbox, where transformers renders it
+_FROM_TEMPLATES = (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class RowError(ValueError):
@@ -106,7 +111,7 @@ class RowReader:
         )
         before, after = _common(one, other), _common(one[::-1], other[::-1])
         start, end = before, len(whole) - after
-        if start > end or not whole.startswith(one[:before]) or not whole.endswith(one[len(one) - after :]):
+        if one == other or start > end or not whole.startswith(one[:before]) or not whole.endswith(one[len(one) - after :]):
             raise RowError(f"messages[{place}]: the base model's chat template does not write this turn as it stands")
         return start, end
 
@@ -115,7 +120,12 @@ class RowReader:
             raise RowError("the base model has no chat template; use rows of prompt and completion")
         if not messages and not add_generation_prompt:
             return ""
-        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt))
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
+            )
+        except _FROM_TEMPLATES as error:
+            raise RowError(f"the base model's chat template fails: {type(error).__name__}: {error}") from None
 
     def _encode_chats(self, chats: list[Rendered]) -> Iterator[Example]:
         if not chats:

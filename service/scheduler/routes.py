@@ -10,10 +10,10 @@ from service.scheduler.dry_run import EstimateResource, dry_run
 from service.scheduler.history import PlanChangeResource
 from service.scheduler.models import PlanChange
 from service.scheduler.schedule import Schedule, schedule
-from service.state import Db, Works
+from service.state import Works
 from service.tasks.models import Task
 from service.tasks.preflight import preflight
-from service.tenants.auth import Reader
+from service.tenants.auth import Db, Reader
 from service.tenants.scope import find, scoped
 
 router = APIRouter(prefix="/v1", responses=problems(401, 403))

@@ -81,5 +81,5 @@ def _use(session: Session, now: datetime, half_life: float) -> dict[str, dict[st
 
 def limits(session: Session, tenants: Iterable[str]) -> tuple[Limit, ...]:
     """The quotas of running GPUs of those tenants that have one."""
-    rows = session.execute(select(Tenant.id, Tenant.max_running_gpus).where(Tenant.id.in_(list(tenants))).order_by(Tenant.id))
+    rows = session.execute(select(Tenant.id, Tenant.running_gpus_quota).where(Tenant.id.in_(list(tenants))).order_by(Tenant.id))
     return tuple(Limit(tenant, gpus) for tenant, gpus in rows if gpus is not None)

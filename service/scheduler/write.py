@@ -128,6 +128,7 @@ def _place(session: Session, parts: Parts, task: Task, start: Start, between: Be
     touch_node(session, parts.hints, node.id)
     touch(session, task)
     note(session, task, "placed", _placed(placement, node))
+    log.info("task %s is placed on node %s", task.id, node.name, extra={"request_id": task.request_id})
     return True
 
 

@@ -197,6 +197,36 @@ def test_a_preference_is_the_conversation_with_either_answer(tokenizer):
     assert [learned(reader, tokenizer, e) for e in (right, wrong)] == [" 5." + tokenizer.eos_token, " 6." + tokenizer.eos_token]
 
 
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.__init__.__globals__['os'].system('touch /tmp/motet-was-here') }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ self._TemplateReference__context.parent }}",
+        "{% set x = messages.clear() %}",
+        "{% for i in range(10 ** 9) %}x{% endfor %}",
+        "{{ messages[0].content.format_map(messages[0].__class__) }}",
+        "{% include '/etc/passwd' %}",
+        "{{ nothing.at.all }}",
+        "{{ 1 / 0 }}",
+        "{{ messages + 1 }}",
+        "{% for m in messages %}",
+    ],
+)
+def test_a_hostile_template_reaches_nothing_and_is_an_error_of_its_row(tokenizer, hostile):
+    chat = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+    with pytest.raises(RowError, match="chat template"):
+        with_template(tokenizer, hostile).read([chat])
+    assert len(chat["messages"]) == 2
+
+
+def test_what_people_write_is_never_a_template(tokenizer):
+    said = "{{ 7 * 7 }}{% for %}{{ ''.__class__ }}"
+    rendered = RowReader(tokenizer).render([{"role": "user", "content": said}, {"role": "assistant", "content": said}])
+    assert rendered.text.count(said) == 2
+
+
 def test_templates_and_tokenizers_that_cannot_work_say_so(tokenizer):
     chat = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
     with pytest.raises(RowError, match="has no chat template"):

@@ -1,5 +1,6 @@
 """The service as real processes on real sockets: a task reaches its node and its end, whatever is killed or flushed."""
 
+import json
 from collections.abc import Iterator
 
 import httpx
@@ -72,6 +73,22 @@ def test_a_posted_task_is_hinted_to_its_node_by_itself(stack, caller, node):
     assert fields == {b"kind": b"desired"}
     carry_out(node, task["id"])
     assert ended(caller, task["id"]) == "succeeded"
+
+
+def test_one_request_id_leads_from_the_call_to_the_node_and_no_secret_does(service, settings, caller, node):
+    made = caller.post("/v1/tasks", json=caller.spec(caller.file()), headers={"x-request-id": "walk-1"}).json()
+    until(lambda: bool(node.desired().placements))
+    assert [placement.request_id for placement in node.desired().placements] == ["walk-1"]
+    carry_out(node, made["id"])
+    said = "".join(service.said(name) for name in ("api", "queue", "reconcile"))
+    lines = [json.loads(line) for line in said.splitlines()]
+    assert {(line["logger"], line["event"]) for line in lines if line.get("request_id") == "walk-1"} >= {
+        ("service.requests", "request"),
+        ("service.tasks.validate", f"task {made['id']} is queued"),
+        ("service.scheduler.write", f"task {made['id']} is placed on node wired"),
+    }
+    for secret in (caller.key, node.credential, *settings.secrets):
+        assert secret not in said
 
 
 def test_without_valkey_a_task_only_takes_longer(stack, caller, node):

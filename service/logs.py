@@ -1,0 +1,75 @@
+"""Log lines: one JSON object each on standard error, with the request they belong to, and without a secret in them.
+
+Rooms log with the standard library; what they give as `extra` becomes a member of the line. Knows no rooms.
+"""
+
+import logging
+import re
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import structlog
+from structlog.types import EventDict, Processor, WrappedLogger
+
+_HIDDEN = "…"
+_NAMES = re.compile(r"(?i)authorization|password|secret|credential|(^|_)token$|api_key")
+_SHAPES: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"\b(mk|nc|pt|whsec)_[A-Za-z0-9_+/=-]{8,}"), rf"\1_{_HIDDEN}"),  # keys, credentials, webhook secrets
+    (re.compile(r"(?i)\b(bearer|basic) [A-Za-z0-9._~+/=-]{8,}"), rf"\1 {_HIDDEN}"),
+    (re.compile(r"(://[^/\s:@]*:)[^/\s@]+@"), rf"\1{_HIDDEN}@"),  # a password in a URL
+    (re.compile(r"\b[0-9a-f]{64}\.\d+\.\d+\.[A-Za-z0-9_-]{20,}"), _HIDDEN),  # an upload grant
+)
+_SHORTEST = 8  # characters of a secret that is looked for by its value
+
+
+class Redaction:
+    """Takes secrets out of a line: by the name of a member, by their shape, and those of this process by their value."""
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        self._secrets = sorted({secret for secret in secrets if len(secret) >= _SHORTEST}, key=len, reverse=True)
+
+    def __call__(self, logger: WrappedLogger, method: str, line: EventDict) -> EventDict:
+        return {name: _HIDDEN if _NAMES.search(name) else self._clean(value) for name, value in line.items()}
+
+    def text(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, _HIDDEN)
+        for shape, instead in _SHAPES:
+            text = shape.sub(instead, text)
+        return text
+
+    def _clean(self, value: Any) -> Any:
+        match value:
+            case str():
+                return self.text(value)
+            case dict():
+                return {name: _HIDDEN if _NAMES.search(str(name)) else self._clean(one) for name, one in value.items()}
+            case list() | tuple():
+                return [self._clean(one) for one in value]
+            case int() | float() | None:
+                return value
+        return self.text(str(value))
+
+
+def configure(secrets: Iterable[str] = ()) -> None:
+    """Send all records of this process to standard error. `secrets`: values that no line may show, wherever they turn up."""
+    begun: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.ExtraAdder(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    ended: list[Processor] = [
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        structlog.processors.format_exc_info,
+        Redaction(secrets),
+        structlog.processors.JSONRenderer(ensure_ascii=False),
+    ]
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=begun, processors=ended))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.INFO)
+    logging.captureWarnings(True)  # libraries' too are lines, not loose text

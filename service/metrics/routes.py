@@ -1,0 +1,46 @@
+"""/metrics for Prometheus. A key with the scope admin may read it, or the token that is made for this alone."""
+
+import hmac
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_1_0_0 as TEXT
+
+from service.answers import problems
+from service.metrics.house import HouseMetrics
+from service.state import Service, SystemDb
+from service.tenants.auth import Bearer, authenticate, must_have
+from service.tenants.keys import Scope
+
+router = APIRouter(tags=["health"])
+
+_TEXT: dict[int | str, dict[str, Any]] = {
+    200: {"description": "Prometheus' text format", "content": {"text/plain": {"schema": {"type": "string"}}}}
+}
+
+
+async def _scraper(request: Request, bearer: Bearer, service: Service) -> None:
+    """Raise unless the caller may read the measurements."""
+    token = service.settings.metrics_token
+    given = bearer.credentials if bearer is not None else ""
+    if token is None or not hmac.compare_digest(given.encode(), token.get_secret_value().encode()):
+        must_have(Scope.ADMIN, await authenticate(request, bearer, service))
+
+
+@router.get(
+    "/metrics",
+    operation_id="metrics",
+    summary="Measurements for Prometheus",
+    dependencies=[Depends(_scraper)],
+    response_class=Response,
+    responses=_TEXT | problems(401, 403, 503),
+)
+def metrics(service: Service, db: SystemDb) -> Response:
+    for role, database in (("app", service.db), ("system", service.system)):
+        service.metrics.connections.labels(role).set(database.in_use)
+    registry = CollectorRegistry()
+    with db.begin() as session:
+        registry.register(HouseMetrics(session))
+        house = generate_latest(registry)
+    return Response(generate_latest(service.metrics.registry) + house, media_type=TEXT)

@@ -1,0 +1,36 @@
+"""What log lines may not say. (That one request id leads through them is seen in queue/test_processes.py.)"""
+
+import pytest
+
+from service.logs import Redaction
+
+SECRETS = [
+    ("mk_0123456789abcdefghijklmnopqrstuvwxyzABCDEFG", "mk_…"),
+    ("nc_0123456789abcdefghijklmnopqrstuvwxyzABCDEFG", "nc_…"),
+    ("pt_0123456789abcdefghijklmnopqrstuvwxyzABCDEFG", "pt_…"),
+    ("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_…"),
+    ("Authorization: Bearer abcdefghijklmnop", "Authorization: Bearer …"),
+    ("postgresql://motet:hunter2hunter2@db/motet", "postgresql://motet:…@db/motet"),
+    ("redis://:hunter2hunter2@valkey:6379/0", "redis://:…@valkey:6379/0"),
+    ("PUT /internal/v1/objects/" + "a" * 64 + ".12.1700000000.abcdefghijklmnopqrstuvwxyz", "PUT /internal/v1/objects/…"),
+    ("said the-very-secret twice: the-very-secret", "said … twice: …"),
+]
+
+
+@pytest.mark.parametrize(("said", "kept"), SECRETS, ids=[kept for _, kept in SECRETS])
+def test_a_secret_is_known_by_its_shape_or_its_value(said, kept):
+    redact = Redaction(["the-very-secret"])
+    line = redact(None, "info", {"event": said, "inside": {"deep": [said]}, "exception": ValueError(said)})
+    assert line == {"event": kept, "inside": {"deep": [kept]}, "exception": kept}
+
+
+@pytest.mark.parametrize(
+    "name", ["authorization", "password", "secret", "webhook_secret", "token", "api_key", "credential_hash"]
+)
+def test_a_secret_is_known_by_its_name(name):
+    assert Redaction()(None, "info", {name: "x", "of": {name: b"x"}}) == {name: "…", "of": {name: "…"}}
+
+
+def test_what_is_no_secret_stays():
+    line = {"event": "task task_01 is placed", "tokens": 12, "tokens_per_second": 1.5, "none": None, "path": "/v1/tasks?x=1"}
+    assert Redaction(["short"])(None, "info", line) == line
