@@ -5,12 +5,14 @@ import os
 import sys
 from pathlib import Path
 from typing import Annotated, Self
+from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 MIN_SECRET = 32  # characters; 256 bits as base64 or hex are longer
 MIB = 2**20
+_DIFFERENT = 10  # characters that a random secret of that length has at the very least
 
 
 class SettingsError(RuntimeError):
@@ -32,11 +34,20 @@ def _psycopg(url: str) -> str:
     return url
 
 
+def is_loopback(host: str) -> bool:
+    """Whether what listens on this address can be reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _listed(value: object) -> object:
     """A variable's text, separated by commas."""
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
+DatabaseUrl = Annotated[str, AfterValidator(_psycopg)]
 Secret = Annotated[SecretStr, AfterValidator(_long_enough)]
 Seconds = Annotated[float, Field(gt=0)]
 Limit = Annotated[int, Field(ge=1)]
@@ -53,15 +64,20 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="MOTET_", frozen=True, extra="ignore")
 
-    database_url: Annotated[str, AfterValidator(_psycopg)]
+    database_url: DatabaseUrl  # as the role motet_system
+    app_database_url: DatabaseUrl  # as the role motet_app, which row-level security binds
+    owner_database_url: DatabaseUrl | None = None  # for `migrate` alone
     redis_url: Annotated[str, Field(pattern=r"^(redis|rediss|unix)://")]
     secret_key: Secret  # signs placement tokens and upload grants, seals the secrets that must be read back
     secret_keys_before: Annotated[tuple[Secret, ...], NoDecode, BeforeValidator(_listed)] = ()  # they open what they sealed
     join_token: Secret  # with it a worker node registers
+    metrics_token: Secret | None = None  # what Prometheus says to read /metrics, where it has no admin's key
     storage_dir: Path
     state_dir: Path = Field(default_factory=_state_home)
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8321
+
+    trusted_proxies: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_listed)] = ()  # their X-Forwarded-For counts
 
     heartbeat_seconds: Seconds = 10
     lease_seconds: Seconds = 90
@@ -70,6 +86,7 @@ class Settings(BaseSettings):
     fair_share_half_life_seconds: Seconds = 4 * 3600  # after which use counts half
     preempt_after_seconds: Seconds = 600  # a tenant under its share waits so long before it takes GPUs back
 
+    requests_per_minute: Limit = 30_000  # of each key that has no limit of its own
     webhook_networks: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_listed)] = ()  # reached though not public
 
     max_file_bytes: Limit = 1024 * MIB
@@ -85,6 +102,23 @@ class Settings(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _safe_beyond_this_machine(self) -> Self:
+        """Whoever listens to others must stand behind a proxy that ends TLS, and hold secrets that nobody could guess."""
+        if is_loopback(self.host):
+            return self
+        wrong = []
+        if not self.trusted_proxies:
+            wrong.append("MOTET_TRUSTED_PROXIES must name the networks of the proxy that ends TLS, such as 10.0.0.0/8")
+        if not self.redis_url.startswith("unix://") and not urlsplit(self.redis_url).password:
+            wrong.append("MOTET_REDIS_URL needs a password")
+        for name, secret in (("MOTET_SECRET_KEY", self.secret_key), ("MOTET_JOIN_TOKEN", self.join_token)):
+            if len(set(secret.get_secret_value())) < _DIFFERENT:
+                wrong.append(f"{name} looks made up; make one with: python -c 'import secrets; print(secrets.token_hex(32))'")
+        if wrong:
+            raise ValueError(f"MOTET_HOST is {self.host}, which others can reach: {'; '.join(wrong)}")
+        return self
+
     @classmethod
     def load(cls) -> Self:
         """The settings of this process's environment. Raises SettingsError with one line for each wrong variable."""
@@ -92,6 +126,14 @@ class Settings(BaseSettings):
             return cls()
         except ValidationError as error:
             raise SettingsError("\n".join(_sentence(e["loc"], e["type"], e["msg"]) for e in error.errors())) from None
+
+    @property
+    def secrets(self) -> list[str]:
+        """Every value in here that no log may show."""
+        kept = [self.secret_key, self.join_token, self.metrics_token, *self.secret_keys_before]
+        urls = [self.database_url, self.app_database_url, self.owner_database_url or "", self.redis_url]
+        passwords = [urlsplit(url).password for url in urls]
+        return [secret.get_secret_value() for secret in kept if secret] + [unquote(one) for one in passwords if one]
 
     @property
     def api_url(self) -> str:
