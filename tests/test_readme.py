@@ -80,6 +80,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         for name in ("MOTET_API_URL", "MOTET_API_KEY", "MOTET_ADMIN_KEY", "MOTET_PORT"):
             patch.delenv(name, raising=False)
         patch.setenv("MOTET_STATE_DIR", str(state))
+        patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
         with Stack(["--device", "cpu"]) as stack:
             assert any(ready_of(event) for event in stack.events())
             with Client() as client:
@@ -103,8 +104,23 @@ def test_the_walk_with_curl(running: dict[str, str], folder: Path) -> None:
     said = run(["bash", "-c", "set -euo pipefail\n" + "\n".join(blocks("bash"))], folder, running)
     assert "succeeded" in said
     assert "adapter_model.safetensors" in said
-    problem = json.loads(said.splitlines()[-1])
-    assert "search_space.rank[0]" in {error["field"] for error in problem["errors"]}
+    assert '"field":"search_space.rank[0]"' in said
+    assert 'motet_tasks{status="succeeded"} 1.0' in said
+    assert (folder / "my-backup" / "database.dump").is_file()
+    restored_and_runs(folder / "restored", running)
+
+
+def restored_and_runs(state: Path, environment: dict[str, str]) -> None:
+    """What was restored is a stack with the same task, the same adapter and the same keys."""
+    credentials = json.loads((Path(environment["MOTET_STATE_DIR"]) / "credentials.json").read_text())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MOTET_STATE_DIR", str(state))
+        with Stack(["--device", "cpu", "--workers", "0"]) as stack:
+            ready = next(found for event in stack.events() if (found := ready_of(event)))
+            with Client(api_url=ready.api_url, key=credentials["demo_key"]) as client:
+                (task,) = client.tasks.list()
+                assert task.status == "succeeded"
+                assert client.adapters.download(task.winner.adapter_id, state / "adapter").is_dir()
 
 
 def test_the_python(running: dict[str, str], folder: Path) -> None:

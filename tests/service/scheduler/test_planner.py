@@ -15,7 +15,6 @@ from service.scheduler.models import Plan, PlanRequest, SurvivalRow, ThroughputP
 from service.scheduler.requests import request_plan
 from service.scheduler.shares import ENTRY_SECONDS, shares
 from service.tasks.models import Task
-from service.tenants.models import Tenant
 from tests.service.fleet.rows import dump
 from tests.service.fleet.scripted import completed, exited, moved, points, throughput
 
@@ -69,9 +68,9 @@ def start(node, task_id, attached=True):
 # ---- quotas ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_quota_of_running_gpus_holds_and_says_so(tenant, new_node, plan, set_rows, again):
+def test_a_quota_of_running_gpus_holds_and_says_so(tenant, admin, new_node, plan):
     node = new_node(slots=4)
-    set_rows(Tenant, tenant.tenant_id, max_running_gpus=2)
+    admin.request("PATCH", f"/v1/admin/tenants/{tenant.tenant_id}", json={"quotas": {"running_gpus": 2}})
     tasks = [tenant.task()["id"] for _ in range(3)] + [tenant.task(gpus=3)["id"]]
     plan()
     running = [placement.task_id for placement in node.desired().placements]
@@ -80,8 +79,8 @@ def test_a_quota_of_running_gpus_holds_and_says_so(tenant, new_node, plan, set_r
     assert waits(tenant, third)["code"] == waits(tenant, tasks[3])["code"] == "waiting_for_quota"
     assert all(task in waits(tenant, third)["sentence"] for task in running)
     assert waits(tenant, tasks[3])["expected_start"] is None
-    set_rows(Tenant, tenant.tenant_id, max_running_gpus=None)
-    again()
+    admin.request("PATCH", f"/v1/admin/tenants/{tenant.tenant_id}", json={"quotas": {}})
+    plan()
     assert third in [placement.task_id for placement in node.desired().placements]
 
 
