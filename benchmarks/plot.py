@@ -1,21 +1,21 @@
-"""The README's table of a training step and its plot, docs/step.svg, made from the result file of an H100.
+"""The README's tables of a training step and of early exit, and docs/step.svg, made from result files.
 
-    python -m benchmarks.plot [FILE]
+    python -m benchmarks.plot
 
-Measures nothing. The table stands between two comments in the README and is replaced.
+Measures nothing. Each table stands between two comments in the README and is replaced.
 """
 
 import json
 import math
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.quality import table as quality
 from benchmarks.result import RESULTS
 
 ROOT = Path(__file__).parent.parent
-BEGIN, END = "<!-- made by benchmarks.plot: begin -->", "<!-- made by benchmarks.plot: end -->"
+STEP, QUALITY = "step-h100.json", "quality-h200.json"
 CONTESTANTS = (
     ("PEFT, one adapter after another", "sequential PEFT", "#b8b8b8"),
     ("PyTorch loop over adapters", "forward + backward, PyTorch loop", "#9a9a9a"),
@@ -78,20 +78,31 @@ def plot(result: dict[str, Any]) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-def page(readme: str, result: dict[str, Any]) -> str:
-    """The README with its table made anew. Raises ValueError where the two comments are not there once."""
-    made = f"{BEGIN}\n\n![One pass over 32 adapters](docs/step.svg)\n\n{table(result)}\n\n{END}"
-    text, count = re.subn(re.escape(BEGIN) + ".*?" + re.escape(END), lambda _: made, readme, flags=re.S)
-    if count != 1:
-        raise ValueError(f"README.md must hold {BEGIN} and {END} once")
-    return text
+def page(readme: str) -> str:
+    """The README with its tables made anew. Raises ValueError where one's two comments are not there once."""
+    made = {
+        "step": f"![One pass over 32 adapters](docs/step.svg)\n\n{table(read(STEP))}",
+        "quality": quality.table(read(QUALITY), QUALITY),
+    }
+    for name, text in made.items():
+        begin, end = (f"<!-- made by benchmarks.plot: {name} {edge} -->" for edge in ("begin", "end"))
+        between = re.escape(begin) + ".*?" + re.escape(end)
+        block = f"{begin}\n\n{text}\n\n{end}"
+        readme, count = re.subn(between, lambda _, block=block: block, readme, flags=re.S)
+        if count != 1:
+            raise ValueError(f"README.md must hold {begin} and {end} once")
+    return readme
+
+
+def read(file: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((RESULTS / file).read_text())
+    return result
 
 
 def main() -> None:
-    result = json.loads((Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS / "step-h100.json").read_text())
-    (ROOT / "docs" / "step.svg").write_text(plot(result))
+    (ROOT / "docs" / "step.svg").write_text(plot(read(STEP)))
     readme = ROOT / "README.md"
-    readme.write_text(page(readme.read_text(), result))
+    readme.write_text(page(readme.read_text()))
 
 
 if __name__ == "__main__":
