@@ -68,8 +68,9 @@ class Executor:
             self._admit(self._slots)
             runs = self._active()
             if runs:
-                self._record(self._slots, runs, self._step(self._slots, runs))
-                self._judge(self._slots, [run for run in runs if run.slot is not None and run.due])
+                stepped = self._step(self._slots, runs)
+                self._record(self._slots, stepped)
+                self._judge(self._slots, [run for run in stepped.losses if run.slot is not None and run.due])
             self._settle(self._slots)
             self._release()
             self._safeguard.take(self._roster.open, self._slots)
@@ -121,7 +122,13 @@ class Executor:
             if why is not None:
                 self._slots.forget(run)
                 task.failed(run, why)
-        set_yardstick(self._slots, task, prepared, self._scratch, self._roster.progress)
+        runs = [run for run in task.runs if run.unfinished]
+        while runs:
+            try:
+                set_yardstick(self._slots, task, prepared, self._scratch, self._roster.progress)
+                break
+            except OutOfMemory as error:
+                runs = self._relieve(self._slots, runs, error.tokens)
         self._safeguard.expect(task)
         self._vacant = True
         self._unsettled[task.key] = task
@@ -152,19 +159,36 @@ class Executor:
         for run in runs:
             waiting[run].started(run)
 
+    # ---- do --------------------------------------------------------------------------------------------------------
+
     def _step(self, slots: Slots, runs: list[JobRun]) -> Stepped:
-        """One step of these jobs; where the device has no memory for it, the same step anew in smaller passes."""
+        """A step of these jobs, in shorter passes where the device had no memory; without those for which none is short
+        enough."""
         while True:
             try:
                 return step(slots.base.trainer, runs, slots.capacity.step_tokens, self._roster.progress)
             except OutOfMemory as error:
-                slots.tighten(error, runs)
+                runs = self._relieve(slots, runs, error.tokens)
+
+    def _relieve(self, slots: Slots, runs: list[JobRun], tokens: int) -> list[JobRun]:
+        """A pass of `tokens` tokens of these jobs found no memory. The jobs that go on."""
+        hopeless = slots.tighten(tokens, runs)
+        for run in hopeless:
+            slots.forget(run)
+            self._roster[run.group].failed(
+                run,
+                f"its sequences are up to {run.data.longest} tokens long, and the device had no memory for a pass of {tokens}; "
+                "take a lower max_seq_len, or a worker with more memory",
+            )
+            self._vacant = True
+            self._unsettled[run.group] = self._roster[run.group]
+        return [run for run in runs if run not in hopeless]
 
     # ---- record ----------------------------------------------------------------------------------------------------
 
-    def _record(self, slots: Slots, runs: list[JobRun], stepped: Stepped) -> None:
-        for run in runs:
-            loss, task = stepped.losses[run], self._roster[run.group]
+    def _record(self, slots: Slots, stepped: Stepped) -> None:
+        for run, loss in stepped.losses.items():
+            task = self._roster[run.group]
             task.reporter.point(run.index, "train_loss", run.step + 1, loss)
             said = stepped.preferences.get(run)
             if said is not None and math.isfinite(loss):
@@ -184,12 +208,18 @@ class Executor:
 
     def _judge(self, slots: Slots, due: list[JobRun]) -> None:
         """Evaluate the jobs that are due, all in one pass, and run Algorithm 1 on each as its loss is known."""
-        began, budget = time.monotonic(), slots.capacity.step_tokens
-        for run, result in evaluate(slots.base.trainer, {run: run.examinee for run in due}, budget, self._roster.progress):
-            now = time.monotonic()
-            self._roster[run.group].evaluated(now - began, result.tokens)
-            began = now
-            self._judge_one(slots, run, result)
+        began, left = time.monotonic(), {run: run.examinee for run in due}
+        while left:
+            try:
+                for run, result in evaluate(slots.base.trainer, left, slots.capacity.step_tokens, self._roster.progress):
+                    now = time.monotonic()
+                    self._roster[run.group].evaluated(now - began, result.tokens)
+                    began = now
+                    self._judge_one(slots, run, result)
+                    due.remove(run)
+            except OutOfMemory as error:
+                due = self._relieve(slots, due, error.tokens)
+            left = {run: left[run] for run in due}
 
     def _judge_one(self, slots: Slots, run: JobRun, result: Examined) -> None:
         task, loss, finite = self._roster[run.group], result.loss, math.isfinite(result.loss)

@@ -9,7 +9,6 @@ from worker.base import Base
 from worker.checkpoint import Best, Tensors
 from worker.job_run import JobRun
 from worker.model.arena import AdapterState, Slot, rows_for
-from worker.model.trainer import OutOfMemory
 from worker.parking import ParkingLot
 from worker.policy.admission import Capacity, refitted
 from worker.profile import park_bytes
@@ -37,17 +36,16 @@ class Slots:
             *(self.capacity.usable_bytes // 2**20, self.capacity.step_tokens),
         )
 
-    def tighten(self, error: OutOfMemory, runs: Sequence[JobRun]) -> None:
-        """A pass of these jobs found no memory: smaller micro-batches from now on. Their gradients are void.
+    def tighten(self, tokens: int, runs: Sequence[JobRun]) -> list[JobRun]:
+        """A pass of `tokens` tokens of these jobs found no memory: smaller micro-batches from now on. Their gradients are void.
 
-        Raises the error again where no smaller pass is possible.
+        Returns the jobs for which no pass is small enough: they have a sequence of that length.
         """
-        if error.tokens <= max(run.demand.longest for run in runs):
-            raise error
         slots = [run.slot for run in runs if run.slot is not None]
         self.base.trainer.forget(slots)
-        self.capacity = refitted(self.capacity, error.tokens, sum(slot.rows for slot in slots))
-        log.warning("%s; steps are cut to %d tokens from now on", error, self.capacity.step_tokens)
+        self.capacity = refitted(self.capacity, tokens, sum(slot.rows for slot in slots))
+        log.warning("no memory for a pass of %d tokens; steps are cut to %d from now on", tokens, self.capacity.step_tokens)
+        return [run for run in runs if run.data.longest >= tokens]
 
     def adopt(self, run: JobRun, checkpoint: Path) -> None:
         """The job's adapter is in this file, and stays there until it gets a slot."""

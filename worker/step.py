@@ -22,6 +22,7 @@ class Work:
     """What a placement's jobs had done for them. A micro-batch counts for every placement in it."""
 
     tokens: int = 0
+    rows: int = 0
     micro_batches: int = 0
     forwards: int = 0
 
@@ -40,7 +41,10 @@ class Stepped:
 
 
 def step(trainer: Trainer, runs: Sequence[JobRun], budget: int, tick: Callable[[], None]) -> Stepped:
-    """Train `runs` by one optimizer step each, in micro-batches of `budget` tokens. `tick` is called after each of them."""
+    """Train `runs` by one optimizer step each, in micro-batches of `budget` tokens. `tick` is called after each of them.
+
+    Raises OutOfMemory where a pass finds no memory; then nobody was updated, and gradients are for the caller to void.
+    """
     began = time.monotonic()
     places = {run: run.data.train.places(run.order.batch(run.step)) for run in runs}
     batches = {run: _sequences(run, places[run]) for run in runs}
@@ -57,13 +61,15 @@ def step(trainer: Trainer, runs: Sequence[JobRun], budget: int, tick: Callable[[
                 segments.append(part)
                 owners.append(run)
             stepped.work[run.group].tokens += chunk.tokens
+            stepped.work[run.group].rows += run.config.rank if chunk.first == 0 else 0
         sums.extend(zip(owners, trainer.train(segments), strict=True))
         for group in {chunk.job.group for chunk in held}:
             stepped.work[group].micro_batches += 1
             stepped.work[group].forwards += trainer.forwards - before
         tick()
     preferred = {run: said.loss for run, said in stepped.preferences.items()}
-    stepped.losses = {**_means([(run, loss) for run, loss in sums if run not in preferred]), **preferred}
+    found = {**_means([(run, loss) for run, loss in sums if run not in preferred]), **preferred}
+    stepped.losses = {run: found[run] for run in runs}
     trainer.update([_update(run) for run in runs if math.isfinite(stepped.losses[run])])
     stepped.seconds = time.monotonic() - began
     return stepped
@@ -84,7 +90,7 @@ def _judged(
     tick: Callable[[], None],
 ) -> dict[JobRun, Preference]:
     """What the pairs of the jobs under dpo say, before the step: a forward of its own, since what an answer counts in the
-    gradient depends on both."""
+    gradient depends on both. It drops what the step drops."""
     pairs = {run: batch for run, batch in batches.items() if run.reference is not None}
     said = {}
     for run, log_p in log_probabilities(trainer, pairs, budget, tick).items():

@@ -20,7 +20,7 @@ from worker.model.trainer import Trainer
 from worker.preference import judge
 
 DPO = Objective(type="dpo").model_dump()
-CALM = {"policy": "none", "eval_every": 3}
+CALM = {"policy": "none", "eval_every": 6}
 PAIRS = [
     {
         "input": {"messages": [{"role": "user", "content": f"how many {what}, {n}?"}]},
@@ -40,8 +40,8 @@ def test_a_search_under_dpo_learns_what_is_preferred(fleet, placing, tmp_path, m
     computed = []
     real = reference.log_probabilities
     monkeypatch.setattr(reference, "log_probabilities", lambda *given: computed.append(given) or real(*given))
-    space = {"learning_rate": [3e-3], "rank": [8], "batch_size": [4], "beta": [0.1, 0.5]}
-    (reported,) = Inside(fleet, tmp_path).run(dpo(placing, space, training={"epochs": 4}))
+    space = {"learning_rate": [1e-2], "rank": [8], "batch_size": [4], "beta": [0.1, 0.5]}
+    (reported,) = Inside(fleet, tmp_path).run(dpo(placing, space, training={"epochs": 2}))
     assert {event.kind for event in reported.ended.values()} == {"job_completed"}
     for job in (0, 1):
         assert reported.curves[job, "train_loss"][1] == pytest.approx(math.log(2), abs=1e-6), "at first it is its reference"
@@ -55,18 +55,20 @@ def test_a_search_under_dpo_learns_what_is_preferred(fleet, placing, tmp_path, m
     assert base.val_loss == pytest.approx(math.log(2))
     assert len(computed) == 1, "once for both jobs"
 
-    (again,) = Inside(fleet, tmp_path).run(dpo(placing, space, training={"epochs": 4}))
-    assert again.curves == reported.curves
+    (again,) = Inside(fleet, tmp_path).run(dpo(placing, space, training={"max_steps": 4}))
+    for job in (0, 1):
+        assert again.curves[job, "train_loss"].items() <= reported.curves[job, "train_loss"].items()
     assert len(computed) == 1, "and never again on this node"
 
 
 def test_jobs_under_dpo_do_not_touch_each_other(fleet, placing, tmp_path):
-    space = {"method": "list", "jobs": [{"learning_rate": rate, "rank": 4} for rate in (1e-3, 1e6, 3e-3)]}
-    (packed,) = Inside(fleet, tmp_path / "packed").run(dpo(placing, space))
+    space = {"method": "list", "jobs": [{"learning_rate": rate, "rank": 4, "dropout": 0.1} for rate in (1e-3, 1e6, 3e-3)]}
+    short = {"max_steps": 8}
+    (packed,) = Inside(fleet, tmp_path / "packed").run(dpo(placing, space, training=short))
     assert packed.ended[1].kind in ("job_exited", "job_completed")
     for job, rate in ((0, 1e-3), (2, 3e-3)):
-        alone = {"learning_rate": [rate], "rank": [4]}
-        (solo,) = Inside(fleet, tmp_path / f"solo{job}").run(dpo(placing, alone))
+        alone = {"learning_rate": [rate], "rank": [4], "dropout": [0.1]}
+        (solo,) = Inside(fleet, tmp_path / f"solo{job}").run(dpo(placing, alone, training=short))
         for series in ("train_loss", "val_loss", "train_margin", "val_accuracy"):
             assert solo.curves[0, series] == packed.curves[job, series]
         assert {f.path: f.sha256 for f in solo.manifests[0].files} == {f.path: f.sha256 for f in packed.manifests[job].files}

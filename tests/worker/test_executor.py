@@ -116,14 +116,15 @@ def test_parked_jobs_that_do_not_fit_in_memory_come_back_from_disk_the_same(flee
 def test_packed_equals_solo_bit_for_bit(fleet, placing, tmp_path):
     """The same job alone, and beside seven others of which some belong to another task: the same curve, the same adapter."""
     data, other_data = rows(40), rows(30, seed=7)
-    job = {"learning_rate": [3e-3], "rank": [12], "batch_size": [4], "seed": [5]}
+    job = {"learning_rate": [3e-3], "rank": [12], "batch_size": [4], "seed": [5], "dropout": [0.2]}
     spec = {"early_exit": CALM, "training": {"epochs": 2}}
     (solo,) = Inside(fleet, tmp_path).run(placing(job, data, **spec))
-    neighbours = {"learning_rate": [3e-3, 1e-2, 1e-4, 0.3], "rank": [12], "batch_size": [4], "seed": [5]}
+    neighbours = job | {"learning_rate": [3e-3, 1e-2, 1e-4, 0.3], "dropout": [0.2, 0.0]}
     strangers = {"learning_rate": [1e-3], "rank": [3, 40], "batch_size": [1, 16]}
     packed, stranger = Inside(fleet, tmp_path).run(placing(neighbours, data, **spec), placing(strangers, other_data, **spec))
     assert sum(w.micro_batches for w in packed.of(wire.Throughput)) < 4 * len(solo.curves[0, "train_loss"])
     assert len(stranger.ended) == 4
+    assert packed.curves[0, "train_loss"] != packed.curves[1, "train_loss"], "dropout does something"
     assert packed.curves[0, "train_loss"] == solo.curves[0, "train_loss"]
     assert packed.curves[0, "val_loss"] == solo.curves[0, "val_loss"]
     assert adapter(packed) == adapter(solo)

@@ -3,6 +3,8 @@ from places, not from the way a step is cut."""
 
 import pytest
 
+from contract import wire
+from tests.worker.corpus import rows
 from tests.worker.inside import Inside
 from worker.model.trainer import OutOfMemory, Trainer
 
@@ -12,20 +14,23 @@ SPACE = {"learning_rate": [1e-2, 1e-3, 3e-3], "rank": [8], "batch_size": [4]}
 
 @pytest.fixture
 def small_device(monkeypatch):
-    """Passes of more than 150 tokens find no memory, and leave ruins in the gradient as a device would."""
+    """Passes of more than 150 tokens find no memory, and training ones leave ruins in the gradient as a device would."""
     refused = []
-    train = Trainer.train
 
-    def within(self, segments):
-        tokens = sum(example.length for segment in segments for example in segment.examples)
-        if tokens > 150:
-            refused.append(tokens)
-            for segment in segments:
-                self.arena.grad[segment.slot.used].fill_(float("nan"))
-            raise OutOfMemory(tokens)
-        return train(self, segments)
+    def small(real, trains):
+        def within(self, segments):
+            tokens = sum(example.length for segment in segments for example in segment.examples)
+            if tokens > 150:
+                refused.append(tokens)
+                for segment in segments if trains else ():
+                    self.arena.grad[segment.slot.used].fill_(float("nan"))
+                raise OutOfMemory(tokens)
+            return real(self, segments)
 
-    monkeypatch.setattr(Trainer, "train", within)
+        return within
+
+    monkeypatch.setattr(Trainer, "train", small(Trainer.train, True))
+    monkeypatch.setattr(Trainer, "evaluate", small(Trainer.evaluate, False))
     return refused
 
 
@@ -43,14 +48,16 @@ def test_a_step_without_memory_is_done_anew_in_smaller_passes(fleet, placing, tm
         assert list(reported.curves[key].values()) == pytest.approx(list(curve.values()), rel=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # its reporter finds the link closed
-def test_a_row_that_is_too_long_by_itself_ends_the_executor_with_its_reason(fleet, placing, tmp_path, monkeypatch):
-    def none(self, segments):
-        raise OutOfMemory(sum(example.length for segment in segments for example in segment.examples))
-
-    monkeypatch.setattr(Trainer, "train", none)
-    with pytest.raises(OutOfMemory, match="no memory for a pass of"):
-        Inside(fleet, tmp_path).run(placing(SPACE, early_exit=CALM, training={"epochs": 1}))
+def test_a_job_whose_rows_never_fit_fails_with_its_numbers_and_its_neighbour_goes_on(fleet, placing, tmp_path, small_device):
+    spec = {"early_exit": CALM, "training": {"max_steps": 3, "max_seq_len": 200}}
+    long = [{"prompt": f"{n}", "completion": " sheep" * 150} for n in range(6)]
+    (alone,) = Inside(fleet, tmp_path / "alone").run(placing(SPACE, long, **spec))
+    assert "had no memory for a pass of" in alone.of(wire.JobFailed)[0].error
+    short, other = Inside(fleet, tmp_path / "beside").run(placing(SPACE, rows(16), **spec), placing(SPACE, long, **spec))
+    assert {event.kind for event in short.ended.values()} == {"job_completed"}
+    for reported in (alone, other):
+        assert {event.kind for event in reported.ended.values()} == {"job_failed"}
+        assert "up to 199 tokens" in reported.of(wire.JobFailed)[0].error
 
 
 def test_dropout_changes_a_job_and_is_the_same_alone_and_packed(fleet, placing, tmp_path):

@@ -65,6 +65,15 @@ def peak(demands: Sequence[Demand], capacity: Capacity) -> int:
     return capacity.model.predict(max(longest, min(worst, capacity.step_tokens)), sum(d.rows for d in demands))
 
 
+def shrunk(capacity: Capacity, tokens: int, rows: int) -> Capacity:
+    """The capacity refitted, after a pass of `tokens` tokens beside `rows` adapter rows found no memory: a token costs at least
+    what makes that pass too large, and micro-batches are at most half as long."""
+    model = capacity.model
+    explained = (capacity.memory_bytes - model.fixed - model.per_row * rows) / tokens
+    refitted = replace(model, per_token=max(model.per_token, explained))
+    return replace(capacity, model=refitted, step_tokens=max(1, min(tokens, capacity.step_tokens) // 2))
+
+
 def refusal(demand: Demand, capacity: Capacity) -> str | None:
     """Why the job could never run here, even alone; None if it can."""
     need = peak([demand], capacity)
