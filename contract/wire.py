@@ -206,7 +206,8 @@ class Points(Message):
 
 
 class Throughput(Message):
-    """Work done since the last record. `forwards` counts backbone training forwards, `micro_batches` what was packed.
+    """Work done since the last record. `forwards` counts backbone training forwards, `micro_batches` what was packed, `rows`
+    the adapter rows that were trained, summed over the steps.
 
     `seconds` are those of every step that the placement had a part in; `share_seconds` are its part of them, by tokens. They
     differ where tasks share steps. A worker that does not know shares leaves them out.
@@ -218,6 +219,7 @@ class Throughput(Message):
     seconds: float
     micro_batches: int
     forwards: int
+    rows: int = 0
     evaluation_tokens: int = 0
     evaluation_seconds: float = 0.0
     share_seconds: float | None = None
@@ -226,41 +228,6 @@ class Throughput(Message):
     def own_seconds(self) -> float:
         """Seconds of a device that were spent for this placement alone."""
         return (self.seconds if self.share_seconds is None else self.share_seconds) + self.evaluation_seconds
-
-
-class MemoryFit(Message):
-    """Peak bytes of a step = fixed + per_token x tokens of a micro-batch + per_row x adapter rows."""
-
-    fixed: float
-    per_token: float
-    per_row: float
-    residual: float  # the largest miss of the fit over what was measured, as a part of the measurement
-    usable_bytes: int
-
-
-class StepTime(Message):
-    """A packed step that was timed: the tokens and adapter rows in it, and how long it took, updates included."""
-
-    tokens: int
-    rows: int
-    seconds: float
-
-
-class Profiled(Message):
-    """What an executor measured of its base: how much fits, and how fast it goes. Sent once the first steps were timed.
-
-    A step takes about seconds_fixed + seconds_per_token x tokens + seconds_per_row x rows.
-    """
-
-    kind: Literal["profiled"] = "profiled"
-    device_type: str
-    precision: Literal["bf16", "nf4"]
-    checkpointing: bool
-    memory: MemoryFit
-    steps: Annotated[list[StepTime], Field(min_length=1, max_length=256)]
-    seconds_fixed: float
-    seconds_per_token: float
-    seconds_per_row: float
 
 
 class Checkpointed(Message):
@@ -324,7 +291,6 @@ Event = Annotated[
     | JobMoved
     | Points
     | Throughput
-    | Profiled
     | Checkpointed
     | AdapterKept
     | JobCompleted

@@ -167,6 +167,7 @@ class TaskRun:
             update={
                 "steps": self._done.steps + 1,
                 "tokens": self._done.tokens + work.tokens,
+                "rows": self._done.rows + work.rows,
                 "seconds": self._done.seconds + seconds,
                 "micro_batches": self._done.micro_batches + work.micro_batches,
                 "forwards": self._done.forwards + work.forwards,

@@ -41,7 +41,7 @@ def note_steps(session: Session, base: str, precision: str, kind: str, gpus: int
     if done.steps <= 0 or done.tokens <= 0 or done.seconds <= 0:
         return 0
     tokens, seconds = done.tokens / done.steps / gpus, done.seconds / done.steps
-    key = throughput.key_of(base, precision, kind, tokens)
+    key = throughput.key_of(base, precision, kind, tokens, done.rows / done.steps / gpus)
     own = {"base_model": base, "precision": precision, "device_type": kind, "tokens": key.tokens, "rows": key.rows}
     blank = {"mean_tokens": 0.0, "log_seconds": 0.0, "variance": 0.0, "measured": 0}
     session.execute(insert(ThroughputProfile).values(**own, **blank).on_conflict_do_nothing())

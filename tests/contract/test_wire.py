@@ -65,18 +65,7 @@ EVENTS = {
     ),
     "points": points(),
     "throughput": event(
-        "throughput", steps=count, tokens=count, seconds=st.floats(0, 1e6), micro_batches=count, forwards=count
-    ),
-    "profiled": event(
-        "profiled",
-        device_type=st.text(max_size=20),
-        precision=st.sampled_from(["bf16", "nf4"]),
-        checkpointing=st.booleans(),
-        memory=st.just({"fixed": 1e6, "per_token": 10.0, "per_row": 3.0, "residual": 0.01, "usable_bytes": 10**9}),
-        steps=st.lists(st.just({"tokens": 9, "rows": 8, "seconds": 0.5}), min_size=1, max_size=3),
-        seconds_fixed=seconds,
-        seconds_per_token=seconds,
-        seconds_per_row=seconds,
+        "throughput", steps=count, tokens=count, seconds=st.floats(0, 1e6), micro_batches=count, forwards=count, rows=count
     ),
     "checkpointed": event("checkpointed", jobs=st.dictionaries(count, checkpoints, max_size=3)),
     "adapter_kept": event("adapter_kept", job=count, manifest=st.just(MANIFEST)),

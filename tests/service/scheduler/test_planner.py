@@ -310,12 +310,14 @@ def test_finished_tasks_teach_speeds_and_lives(tenant, new_node, plan, database)
     task = tenant.task()["id"]
     plan()
     placement = start(node, task)
-    placement.report(points(0, [1, 2, 3]), throughput(steps=10, tokens=1000, seconds=5.0), throughput(steps=10, tokens=1000))
+    done = {"steps": 10, "tokens": 1000, "rows": 300}
+    placement.report(points(0, [1, 2, 3]), throughput(**done, seconds=5.0), throughput(**done))
     placement.report(exited(0, 3, "diverging"), placement.adapter(1, 1.0), completed(1))
     with database.begin() as session:
         profile = session.scalars(select(ThroughputProfile)).one()
         lived = session.scalars(select(SurvivalRow)).one()
-    assert (profile.base_model, profile.device_type, profile.tokens, profile.measured) == ("small", "cpu", 128, 2)
+    assert (profile.base_model, profile.device_type, profile.measured) == ("small", "cpu", 2)
+    assert (profile.tokens, profile.rows) == (128, 32)  # of a step, rounded up
     assert (lived.late_exits, lived.warm_exits) == (0.5, 0.0)  # of a task, jobs behind the boundary count together
     assert lived.warm_lived == 2.0
     placement.send({"kind": "detached"})
