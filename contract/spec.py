@@ -96,9 +96,7 @@ class TaskSpec(Strict):
     dataset: Dataset
     objective: Objective = Objective()
     search_space: SearchSpace
-    precision: Literal["bf16", "nf4"] = Field(
-        default="bf16", description="Of the frozen base. nf4: its matrices in 4 bits (QLoRA, Dettmers et al. 2023)."
-    )
+    precision: Literal["bf16"] = Field(default="bf16", description="Of the frozen base; on a CPU float32 stands for it.")
     warm_start: WarmStart | None = None
     training: Training = Training()
     early_exit: EarlyExitPolicy = EarlyExitPolicy()

@@ -92,7 +92,7 @@ class BaseModelRef(Message):
     name: str
     source: str
     revision: Sha256
-    precision: Literal["bf16", "nf4"] = "bf16"  # on a CPU float32 stands for bf16
+    precision: Literal["bf16"] = "bf16"  # on a CPU float32 stands for bf16
 
 
 class FileRef(Message):

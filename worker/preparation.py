@@ -46,7 +46,6 @@ class Preparation:
     def prepare(self, load_base: Callable[[], Base]) -> Prepared:
         """Raises CannotTrain, BaseError, DataError, CheckpointError, LeaseOver, and Refused where the service will not serve a
         file."""
-        _check_able(self._placement)
         train = self._file(self._placement.train_file)
         held_out = self._placement.validation_file
         validation = self._file(held_out) if held_out is not None else None
@@ -94,12 +93,6 @@ class Preparation:
                 raise Unreachable(str(error)) from None
 
         return persist(self._lease, "a download", attempt)
-
-
-def _check_able(placement: Placement) -> None:
-    precision = placement.spec.precision
-    if precision != "bf16":
-        raise CannotTrain(f"precision is {precision!r}, but this worker holds bases in bf16 alone")
 
 
 def _check_fits(data: DataSet, base: Base) -> None:
