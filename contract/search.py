@@ -178,7 +178,9 @@ class SearchSpace(Strict):
     @model_validator(mode="after")
     def _of_one_method(self) -> Self:
         if self.method == "list":
-            given = [name for name in ("n", *_AXES) if name in self.model_fields_set]
+            # a space that was stored says its defaults too
+            known = type(self).model_fields
+            given = [name for name in ("n", *_AXES) if getattr(self, name) != known[name].default]
             if self.jobs is None:
                 raise ValueError("method 'list' needs 'jobs', the configurations themselves")
             if len(set(self.jobs)) != len(self.jobs):

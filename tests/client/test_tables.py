@@ -6,7 +6,9 @@ from motet.resources import Schedule, Task
 from motet.tables import running_table, tasks_table, waiting_table
 from rich.console import Console
 
-SOON = datetime.now(UTC) + timedelta(minutes=10, seconds=20)
+
+def soon() -> str:
+    return (datetime.now(UTC) + timedelta(minutes=10, seconds=20)).isoformat()
 
 
 def printed(table) -> str:
@@ -30,7 +32,7 @@ def task(**changes):
 
 
 def test_a_waiting_task_says_why_and_until_when():
-    why = {"code": "waiting_for_capacity", "sentence": "It needs 1 GPU.", "expected_start": SOON.isoformat()}
+    why = {"code": "waiting_for_capacity", "sentence": "It needs 1 GPU.", "expected_start": soon()}
     assert "It needs 1 GPU. (expected to start in 10 min)" in printed(tasks_table([task(waiting=why)]))
     assert "It needs" not in printed(tasks_table([task(waiting=why, status="cancelled")]))
     assert printed(tasks_table([task()]))
@@ -38,13 +40,13 @@ def test_a_waiting_task_says_why_and_until_when():
 
 def test_the_schedule_shows_nodes_what_runs_there_and_the_queue():
     since = datetime.now(UTC).isoformat()
-    own = {"task_id": "task_1", "gpus": 2, "since": since, "expected_end": SOON.isoformat(), "leaving": True}
+    own = {"task_id": "task_1", "gpus": 2, "since": since, "expected_end": soon(), "leaving": True}
     nodes = [
         {"name": "n1", "device_type": "cpu", "gpus": 4, "free": 1, "running": [own, {"gpus": 1, "since": since}]},
         {"name": "n2", "device_type": "cpu", "gpus": 4, "free": 4, "drained": True},
     ]
     waiting = [
-        {"task_id": "task_2", "gpus": 1, "place": 1, "sentence": "Because.", "expected_start": SOON.isoformat()},
+        {"task_id": "task_2", "gpus": 1, "place": 1, "sentence": "Because.", "expected_start": soon()},
         {"gpus": 8, "place": 2},
     ]
     schedule = Schedule.model_validate({"nodes": nodes, "waiting": waiting, "waiting_total": 2})

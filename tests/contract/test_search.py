@@ -144,3 +144,10 @@ def test_a_rate_rises_to_its_highest_then_never_again(steps, ratio, schedule):
 def test_all_modules_is_what_is_left_out():
     (config,) = SearchSpace(learning_rate=[1e-3]).expand()
     assert config.target_modules == MODULES
+
+
+def test_a_space_of_every_method_reads_itself_back():
+    rates = {"learning_rate": [1e-4, 2e-4]}
+    for said in (rates, rates | {"method": "random", "n": 1}, {"method": "list", "jobs": [{"learning_rate": 1e-4, "seed": 3}]}):
+        space = SearchSpace.model_validate(said)
+        assert SearchSpace.model_validate(space.model_dump(mode="json")) == space
