@@ -1,6 +1,7 @@
-"""What tenants do with tasks: make, find, pause, resume, cancel them. Every face of the API calls these; they know no HTTP."""
+"""What tenants do with tasks, from making them to deleting them. Every face of the API calls these; they know no HTTP."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from sqlalchemy import Select, func, insert, select, update
 from sqlalchemy.orm import Session
@@ -16,6 +17,7 @@ from service.parts import Parts
 from service.queue import Queue, QueueJob
 from service.scheduler import waiting
 from service.scheduler.requests import request_plan
+from service.tasks.events import tell_status
 from service.tasks.models import Job, Task
 from service.tasks.preflight import preflight
 from service.tasks.watch import touch
@@ -24,6 +26,12 @@ from service.tenants.quotas import admit_task
 from service.tenants.scope import find, scoped
 
 _UNFINISHED = [status for status in JobStatus if status not in JOB_TERMINAL]
+
+
+class TaskOpen(Conflict):
+    """The task has not ended. `task_status` says where it is."""
+
+    code, title = "task_open", "The task has not ended"
 
 
 class TaskEnded(Conflict):
@@ -64,15 +72,26 @@ def create(session: Session, queue: Queue, principal: Principal, spec: TaskSpec)
         for index, config in enumerate(spec.jobs())
     ]
     session.execute(insert(Job), jobs)
+    tell_status(session, task)
+    session.flush()
     session.refresh(task)
     after_commit(session, lambda: queue.wake(QueueJob.VALIDATE))
     return task
 
 
-def tasks_of(principal: Principal, statuses: Iterable[TaskStatus] = ()) -> Select[Task]:
-    """The caller's tasks, of these statuses if any are given."""
+def tasks_of(
+    principal: Principal,
+    statuses: Iterable[TaskStatus] = (),
+    labels: Mapping[str, str] = MappingProxyType({}),
+    archived: bool | None = None,
+) -> Select[Task]:
+    """The caller's tasks, of these statuses if any are given, with all of these labels, archived or not (None: all)."""
     wanted = list(statuses)
-    tasks = scoped(select(Task), Task, principal)
+    tasks = scoped(select(Task).where(Task.deleted_at.is_(None)), Task, principal)
+    if archived is not None:
+        tasks = tasks.where(Task.archived_at.is_not(None) if archived else Task.archived_at.is_(None))
+    if labels:
+        tasks = tasks.where(Task.labels.contains(dict(labels)))
     return tasks.where(Task.status.in_(wanted)) if wanted else tasks
 
 
@@ -142,4 +161,29 @@ def resume(session: Session, parts: Parts, principal: Principal, task_id: str) -
     else:
         return task
     touch(session, task)
+    return task
+
+
+def archive(session: Session, principal: Principal, task_id: str, archived: bool) -> Task:
+    """Leave an ended task out of lists, or list it again. Twice is once. Raises NotFound, TaskOpen."""
+    task = _ended(session, principal, task_id, "archived")
+    if archived != (task.archived_at is not None):
+        task.archived_at = clock(session) if archived else None
+        touch(session, task)
+    return task
+
+
+def delete(session: Session, principal: Principal, task_id: str) -> None:
+    """Take an ended task away with all that it holds; the collector removes it later. Raises NotFound, TaskOpen."""
+    task = _ended(session, principal, task_id, "deleted")
+    task.deleted_at = clock(session)
+    touch(session, task)
+
+
+def _ended(session: Session, principal: Principal, task_id: str, done: str) -> Task:
+    task = find(session, Task, task_id, principal, "task", lock=True)
+    if task.status not in TASK_TERMINAL:
+        raise TaskOpen(
+            f"The task is {task.status}; cancel it or wait for its end before it is {done}.", task_status=task.status
+        )
     return task

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Subquery, bindparam, func, insert, select, tuple_, update
+from sqlalchemy import Subquery, bindparam, func, insert, select, text, update
 from sqlalchemy.orm import Session
 
 from service.tasks.models import PointChunk
@@ -35,22 +35,21 @@ class _Tail:
 
 
 class Curves:
-    """Appends to the curves of some jobs; `flush` writes them in two statements, however many series there are."""
+    """Appends to some curves, named by job id and series; `flush` writes them in two statements, however many there are."""
 
-    def __init__(self, session: Session, job_ids: Iterable[str]) -> None:
+    def __init__(self, session: Session, keys: Iterable[_Key]) -> None:
         self._session = session
-        self._tails: dict[_Key, _Tail] = {}
-        visible = (PointChunk.job_id.in_(list(job_ids)), PointChunk.hidden_by.is_(None))
-        newest = select(PointChunk.job_id, PointChunk.series, func.max(PointChunk.first_step)).where(*visible)
-        newest = newest.group_by(PointChunk.job_id, PointChunk.series)
-        key = tuple_(PointChunk.job_id, PointChunk.series, PointChunk.first_step)
-        last = select(PointChunk.job_id, PointChunk.series, PointChunk.id, PointChunk.last_step, _POINTS)
-        for job_id, series, chunk_id, last_step, points in session.execute(last.where(*visible, key.in_(newest))):
-            self._tails[job_id, series] = _Tail(chunk_id, CHUNK - points, last_step)
+        wanted = sorted(set(keys))
+        self._tails = {key: _Tail() for key in wanted}
+        if not wanted:
+            return
+        jobs, series = [job_id for job_id, _ in wanted], [name for _, name in wanted]
+        for job_id, name, chunk_id, last_step, points in session.execute(_NEWEST, {"jobs": jobs, "series": series}):
+            self._tails[job_id, name] = _Tail(chunk_id, CHUNK - points, last_step)
 
     def append(self, job_id: str, series: str, steps: Sequence[int], values: Sequence[float]) -> None:
         """Add points; NaN is a value. Raises StepRepeated where the steps do not ascend beyond the last one kept."""
-        tail = self._tails.setdefault((job_id, series), _Tail())
+        tail = self._tails[job_id, series]
         last = tail.last_step
         for step in steps:
             if last is not None and step <= last:
@@ -78,7 +77,15 @@ class Curves:
             self._session.execute(insert(PointChunk), made)
 
 
-_POINTS = func.cardinality(PointChunk.steps)
+# one step down the index of each curve, however long it has become
+_NEWEST = text(
+    """SELECT k.job_id, k.series, c.id, c.last_step, cardinality(c.steps)
+    FROM unnest(CAST(:jobs AS varchar[]), CAST(:series AS varchar[])) AS k(job_id, series)
+    CROSS JOIN LATERAL (
+        SELECT id, last_step, steps FROM point_chunks p
+        WHERE p.job_id = k.job_id AND p.series = k.series AND p.hidden_by IS NULL ORDER BY p.first_step DESC LIMIT 1
+    ) AS c"""
+)
 _GROW = (
     update(PointChunk.__table__)  # type: ignore[arg-type]
     .where(PointChunk.id == bindparam("chunk"))

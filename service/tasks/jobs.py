@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from contract.search import JobConfig
 from contract.states import ExitReason, JobStatus
 from service.adapters.models import Adapter
-from service.tasks.models import Job
+from service.tasks.models import Job, Task
 from service.tenants.keys import Principal
 from service.tenants.scope import missing, scoped
 
@@ -59,7 +59,8 @@ def find_job(session: Session, principal: Principal, job_id: str) -> JobResource
 
 
 def _jobs(session: Session, principal: Principal, which: Any) -> Iterator[JobResource]:
-    jobs = scoped(select(Job, Adapter.id).outerjoin(Adapter, Adapter.job_id == Job.id).where(which), Job, principal)
+    there = select(Job, Adapter.id).join(Task, Task.id == Job.task_id).where(Task.deleted_at.is_(None))
+    jobs = scoped(there.outerjoin(Adapter, Adapter.job_id == Job.id).where(which), Job, principal)
     for job, adapter_id in session.execute(jobs.order_by(Job.index)):
         yield _of(job, adapter_id)
 

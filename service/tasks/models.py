@@ -1,4 +1,4 @@
-"""Tasks, their jobs, and the jobs' loss points: the heart of the truth.
+"""Tasks, their jobs, the jobs' loss points, and what happened in order: the heart of the truth.
 
 `fence` rises with every placement, pause, cancel and preemption; a write that carries an older one changes nothing.
 """
@@ -23,6 +23,8 @@ class Task(Base):
     status: Mapped[TaskStatus] = mapped_column(String(16))
     fence: Mapped[Big] = mapped_column(default=0)
     version: Mapped[Big] = mapped_column(default=1)  # rises with every change a poller can see; its ETag
+    last_event: Mapped[Big] = mapped_column(default=0)  # the number of its newest TaskEvent
+    told_status: Mapped[str] = mapped_column(String(16), default="")  # the status that its events told last
     error: Mapped[str | None] = mapped_column(Text)
     base_model: Mapped[str] = mapped_column(String(128))
     base_revision: Mapped[str] = mapped_column(String(64))  # pinned when the task was made
@@ -47,6 +49,8 @@ class Task(Base):
     queued_at: Mapped[At | None]
     started_at: Mapped[At | None]  # of the first placement
     ended_at: Mapped[At | None]
+    archived_at: Mapped[At | None]  # from then on lists leave it out
+    deleted_at: Mapped[At | None]  # from then on it is not there for its tenant; what it was billed for stays
 
     jobs: Mapped[list["Job"]] = relationship(order_by="Job.index", back_populates="task")
 
@@ -108,3 +112,34 @@ class PointChunk(Base):
         Index("ix_point_chunks_hidden", "job_id", postgresql_where=text("hidden_by IS NOT NULL")),
         CheckConstraint("cardinality(steps) = cardinality(values)", name="paired"),
     )
+
+
+class CurveSummary(Base):
+    """A whole series of a job that has ended, in buckets of `width` steps: bucket n begins at step n * width.
+
+    `means`, `mins` and `maxs` are over the bucket's finite points; a bucket that has none counts 0.
+    """
+
+    __tablename__ = "curve_summaries"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    series: Mapped[str] = mapped_column(String(16), primary_key=True)
+    width: Mapped[int]
+    buckets: Mapped[list[int]] = mapped_column(ARRAY(Integer))
+    counts: Mapped[list[int]] = mapped_column(ARRAY(Integer))
+    means: Mapped[list[float]] = mapped_column(ARRAY(Double))
+    mins: Mapped[list[float]] = mapped_column(ARRAY(Double))
+    maxs: Mapped[list[float]] = mapped_column(ARRAY(Double))
+
+
+class TaskEvent(Base):
+    """Something that happened to a task: numbered from 1 without gaps, under the task's row lock."""
+
+    __tablename__ = "task_events"
+
+    task_id: Mapped[str] = mapped_column(ForeignKey("tasks.id"), primary_key=True)
+    number: Mapped[Big] = mapped_column(primary_key=True, autoincrement=False)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    kind: Mapped[str] = mapped_column(String(16))
+    data: Mapped[Json]
+    created_at: Mapped[Now]

@@ -17,7 +17,9 @@ from service.db import clock, new_id
 from service.storage import ObjectMissing, Storage
 from service.tasks.conclude import conclude, fail_unfinished
 from service.tasks.curves import Curves, StepRepeated
+from service.tasks.events import Kind, News
 from service.tasks.models import Job, Task
+from service.tasks.summaries import summarise
 
 
 class EventRefused(ValueError):
@@ -30,22 +32,26 @@ class Record:
     def __init__(self, session: Session, storage: Storage, task: Task) -> None:
         self._session, self._storage, self._task = session, storage, task
         self._jobs = {job.index: job for job in task.jobs}
-        self._curves: Curves | None = None
+        self._news = News(session, task)
         self._failure: str | None = None
-        self.ended = False  # a job ended
+        self._ended: list[str] = []
 
     def apply(self, events: Sequence[wire.Event]) -> None:
         """Apply all events. Raises EventRefused, which names the event, and leaves the rollback to the caller."""
+        points = [event for event in events if isinstance(event, wire.Points) and event.job in self._jobs]
+        self._curves = Curves(self._session, ((self._jobs[event.job].id, event.series) for event in points))
         for at, event in enumerate(events):
             try:
                 self._apply(event)
             except (EventRefused, IllegalTransition, StepRepeated) as error:
                 raise EventRefused(f"events[{at}] ({event.kind}): {error}") from None
-        if self._curves is not None:
-            self._curves.flush()
+        self._curves.flush()
+        self._news.flush()
+        for job_id in self._ended:
+            summarise(self._session, job_id)
         if self._failure is not None:
             fail_unfinished(self._task, self._failure)
-        if self.ended or self._failure is not None:
+        if self._ended or self._failure is not None:
             conclude(self._session, self._task, self._failure)
 
     def _apply(self, event: wire.Event) -> None:
@@ -54,6 +60,7 @@ class Record:
                 self._attached(event)
             case wire.BaseEvaluated():
                 self._task.base_val_loss = event.val_loss
+                self._news.add(Kind.BASE, {"val_loss": event.val_loss})
             case wire.JobMoved():
                 self._moved(event)
             case wire.Points():
@@ -65,10 +72,11 @@ class Record:
             case wire.JobCompleted():
                 self._end(event, JobStatus.COMPLETED)
             case wire.JobExited():
-                job = self._end(event, JobStatus.EXITED)
-                job.exit_reason, job.exit_evidence = event.reason, dict(event.evidence)
+                self._unfinished(event.job).exit_reason = event.reason
+                self._end(event, JobStatus.EXITED).exit_evidence = dict(event.evidence)
             case wire.JobFailed():
-                self._end(event, JobStatus.FAILED).error = event.error
+                self._unfinished(event.job).error = event.error
+                self._end(event, JobStatus.FAILED)
             case wire.PlacementFailed():
                 self._failure = event.error
             case wire.Throughput() | wire.Detached():
@@ -103,15 +111,15 @@ class Record:
         job.promoted = job.promoted or event.status == JobStatus.TRAINING
         if event.warmup_val_loss is not None:
             job.warmup_val_loss = event.warmup_val_loss
+        self._news.job(job)
 
     def _points(self, event: wire.Points) -> None:
         if len(event.steps) != len(event.values):
             raise EventRefused(f"{len(event.steps)} steps, but {len(event.values)} values")
         job = self._unfinished(event.job)
-        if self._curves is None:
-            self._curves = Curves(self._session, [job.id for job in self._jobs.values() if job.status not in JOB_TERMINAL])
         values = [math.nan if value is None else value for value in event.values]
         self._curves.append(job.id, event.series, event.steps, values)
+        self._news.points(event.job, event.series, event.steps, values)
         job.step = max(job.step, event.steps[-1])
         if event.series == "val_loss":
             for step, value in zip(event.steps, values, strict=True):
@@ -140,17 +148,18 @@ class Record:
         adapter = self._session.scalar(select(Adapter).where(Adapter.job_id == job.id))
         if adapter is not None:
             raise EventRefused(f"job {index} already has its adapter {adapter.id}")
-        self._session.add(
-            Adapter(
-                id=new_id("adapter"),
-                tenant_id=self._task.tenant_id,
-                task_id=self._task.id,
-                job_id=job.id,
-                step=manifest.step,
-                val_loss=manifest.val_loss,
-                manifest=manifest.model_dump(mode="json"),
-            )
+        kept = Adapter(
+            id=new_id("adapter"),
+            tenant_id=self._task.tenant_id,
+            task_id=self._task.id,
+            job_id=job.id,
+            step=manifest.step,
+            val_loss=manifest.val_loss,
+            manifest=manifest.model_dump(mode="json"),
         )
+        self._session.add(kept)
+        told = {"job": index, "adapter_id": kept.id, "step": kept.step, "val_loss": kept.val_loss}
+        self._news.add(Kind.ADAPTER, told)
         self._session.flush()
 
     def _end(self, event: wire.JobCompleted | wire.JobExited | wire.JobFailed, status: JobStatus) -> Job:
@@ -160,7 +169,9 @@ class Record:
         if not isinstance(event, wire.JobFailed):
             job.best_step, job.best_val_loss = event.best_step, event.best_val_loss
         job.ended_at, job.checkpoint = clock(self._session), None
-        self._task.losses, self.ended = 0, True
+        self._task.losses = 0
+        self._ended.append(job.id)
+        self._news.job(job)
         return job
 
     def _must_hold(self, sha256: str, size: int, what: str) -> None:

@@ -85,6 +85,7 @@ class TaskResource(BaseModel):
     queued_at: datetime | None
     started_at: datetime | None
     ended_at: datetime | None
+    archived_at: datetime | None
     base_val_loss: float | None = Field(description="Of the base model alone, over the same rows")
     rows: Rows
     jobs: dict[JobStatus, int] = Field(description="How many jobs stand at each status")
@@ -190,6 +191,7 @@ def _render(task: Task, sums: Sequence[Row[Any]], winner: Winner | None, placeme
         queued_at=task.queued_at,
         started_at=task.started_at,
         ended_at=task.ended_at,
+        archived_at=task.archived_at,
         base_val_loss=task.base_val_loss,
         rows=Rows(
             train=task.train_rows,

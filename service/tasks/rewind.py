@@ -12,6 +12,7 @@ from service.db import clock
 from service.scheduler import waiting
 from service.tasks.conclude import conclude, fail_unfinished
 from service.tasks.curves import best_point, hide_after
+from service.tasks.events import Kind, record
 from service.tasks.models import Job, Task
 
 MAX_LOSSES = 5
@@ -37,7 +38,8 @@ def rewind(session: Session, task: Task, reason: RequeueReason, detail: str = ""
     boundary = task.spec.get("early_exit", {}).get("policy") != "none"  # a spec that cannot be read any more must not stay here
     for job in task.jobs:
         if job.status not in JOB_TERMINAL:
-            _back(session, job, boundary, task.fence)
+            step = _back(session, job, boundary, task.fence)
+            record(session, task, Kind.REWIND, {"job": job.index, "step": step, "status": job.status})
     task.status = check_task(TaskStatus(task.status), TaskStatus(task.desired_status or TaskStatus.QUEUED))
     task.desired_status, task.requeue_reason, task.requeue_detail = None, reason, detail or None
     if task.status == TaskStatus.QUEUED:
@@ -46,12 +48,14 @@ def rewind(session: Session, task: Task, reason: RequeueReason, detail: str = ""
         task.waiting = waiting.paused()
 
 
-def _back(session: Session, job: Job, selects: bool, fence: int) -> None:
+def _back(session: Session, job: Job, selects: bool, fence: int) -> int:
+    """The step after which nothing counts any more; -1 where nothing does."""
     step = job.checkpoint["step"] if job.checkpoint else None
     status = status_at(job, step, selects)
     if status not in JOB_REWINDS[JobStatus(job.status)]:
         raise IllegalTransition(JobStatus(job.status), status)
-    hide_after(session, job.id, -1 if step is None else step, fence)
+    kept = -1 if step is None else step
+    hide_after(session, job.id, kept, fence)
     session.execute(delete(Adapter).where(Adapter.job_id == job.id))  # kept by an end that was never reported
     job.status, job.step = status, step or 0
     if status == JobStatus.PENDING:
@@ -60,6 +64,7 @@ def _back(session: Session, job: Job, selects: bool, fence: int) -> None:
         job.warmup_val_loss = None
     best = best_point(session, job.id, "val_loss")
     job.best_step, job.best_val_loss = best if best else (None, None)
+    return kept
 
 
 def status_at(job: Job, step: int | None, selects: bool) -> JobStatus:

@@ -1,10 +1,12 @@
 """Tasks and their jobs over HTTP. All is sync but one route: whoever waits for a task to change holds no thread meanwhile."""
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import Field
+from sqlalchemy import select
 from starlette.concurrency import run_in_threadpool
 
 from contract.spec import TaskSpec
@@ -12,23 +14,33 @@ from contract.states import TASK_TERMINAL, TaskStatus
 from service.answers import problems
 from service.db import Database
 from service.downloads import matches
+from service.once import Once
 from service.pages import Cursor, Limit, Page, page
-from service.state import NodeHints, Wakes, Watch, Works
+from service.state import Events, NodeHints, Wakes, Watch, Works
 from service.tasks import actions
 from service.tasks.jobs import JobResource, find_job, jobs_of_task
-from service.tasks.metrics import Metrics, Series, Window, curves
+from service.tasks.metrics import MAX_RESOLUTION, Metrics, Series, Window, coarse_curves, curves
 from service.tasks.models import Task
 from service.tasks.resource import TaskResource, render
+from service.tasks.watch import Watcher
 from service.tenants.auth import Db, Reader, Writer
 from service.tenants.keys import Principal
-from service.tenants.scope import find
+from service.tenants.scope import find, missing, scoped
 
 MAX_WAIT = 60.0
+_BIG = 2**63 - 1
 
 router = APIRouter(prefix="/v1", tags=["tasks"], responses=problems(401, 403))
 
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT, description="Seconds to wait for a change, if there is none yet")]
 Step = Annotated[int, Query(ge=0, le=2**31 - 1)]
+Label = Annotated[str, Field(pattern=r"^[^=\x00]{1,128}=[^\x00]{0,512}$")]
+Resolution = Annotated[int | None, Query(ge=1, le=MAX_RESOLUTION, description="About how many points a curve may have")]
+
+_EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The events", "content": {"text/event-stream": {"schema": {"type": "string"}}}},
+    204: {"description": "The task has ended, and all its events were read"},
+}
 
 
 @router.post(
@@ -37,13 +49,14 @@ Step = Annotated[int, Query(ge=0, le=2**31 - 1)]
     operation_id="create_task",
     summary="Train a search space",
     description="Every configuration of the search space becomes a job. The answer is the task, which is `validating`.",
-    responses=problems(400, 413, 422),
+    responses=problems(400, 409, 413, 422),
 )
-def create_task(spec: TaskSpec, writer: Writer, db: Db, queue: Wakes, response: Response) -> TaskResource:
+def create_task(spec: TaskSpec, writer: Writer, db: Db, queue: Wakes, claim: Once, response: Response) -> TaskResource:
     with db.begin() as session:
         resource = render(session, [actions.create(session, queue, writer, spec)])[0]
-    response.headers["Location"] = f"/v1/tasks/{resource.id}"
-    response.headers["ETag"] = _etag(resource)
+        headers = {"Location": f"/v1/tasks/{resource.id}", "ETag": _etag(resource)}
+        claim.keep(session, 201, resource, headers)
+    response.headers.update(headers)
     return resource
 
 
@@ -52,11 +65,15 @@ def list_tasks(
     reader: Reader,
     db: Db,
     status: Annotated[list[TaskStatus], Query(description="Only these; may be repeated")] = [],  # noqa: B006  (FastAPI copies it)
+    label: Annotated[list[Label], Query(description="Only those with `key=value`; may be repeated", max_length=16)] = [],  # noqa: B006
+    archived: Annotated[bool | None, Query(description="Only archived ones, or (false) only others; left out, all")] = None,
     cursor: Cursor = None,
     limit: Limit = 20,
 ) -> Page[TaskResource]:
+    labels = dict(one.split("=", 1) for one in label)
     with db.begin() as session:
-        return page(session, actions.tasks_of(reader, status), Task, cursor, limit, lambda tasks: render(session, tasks))
+        tasks = actions.tasks_of(reader, status, labels, archived)
+        return page(session, tasks, Task, cursor, limit, lambda rows: render(session, rows))
 
 
 @router.get(
@@ -72,22 +89,42 @@ def list_tasks(
 )
 async def get_task(task_id: str, reader: Reader, db: Db, watcher: Watch, request: Request, wait: Wait = 0) -> Response:
     known = request.headers.get("if-none-match")
+    if known is not None or wait > 0:
+        etag = await _changed(db, reader, task_id, watcher, known, wait)
+        if matches(known, etag):
+            return Response(status_code=304, headers=_headers(etag))
+    task = await run_in_threadpool(_load, db, reader, task_id)
+    return Response(task.model_dump_json(), headers=_headers(_etag(task)), media_type="application/json")
+
+
+async def _changed(db: Database, principal: Principal, task_id: str, watcher: Watcher, known: str | None, wait: float) -> str:
+    """The task's ETag once it is another than `known` (None: than it is now), has ended, or `wait` seconds have passed.
+
+    Reads the version alone: most polls meet a task that has not changed.
+    """
     loop = asyncio.get_running_loop()
     until = loop.time() + wait
     with watcher.watch(task_id) as changed:
-        task = await run_in_threadpool(_load, db, reader, task_id)
-        seen = known if known is not None else _etag(task)
-        while matches(seen, _etag(task)) and task.status not in TASK_TERMINAL and not watcher.released:
+        etag, ended = await run_in_threadpool(_version, db, principal, task_id)
+        seen = known if known is not None else etag
+        while matches(seen, etag) and not ended and not watcher.released:
             try:
                 await asyncio.wait_for(changed.wait(), until - loop.time())
             except TimeoutError:
                 break
             changed.clear()
-            task = await run_in_threadpool(_load, db, reader, task_id)
-    headers = {"ETag": _etag(task), "Cache-Control": "private, no-cache"}
-    if matches(known, _etag(task)):
-        return Response(status_code=304, headers=headers)
-    return JSONResponse(task.model_dump(mode="json"), headers=headers)
+            etag, ended = await run_in_threadpool(_version, db, principal, task_id)
+    return etag
+
+
+def _version(db: Database, principal: Principal, task_id: str) -> tuple[str, bool]:
+    """The task's ETag, and whether it has ended. Raises NotFound."""
+    own = scoped(select(Task.version, Task.status).where(Task.id == task_id), Task, principal)
+    with db.begin() as session:
+        found = session.execute(own).one_or_none()
+    if found is None:
+        raise missing("task", task_id)
+    return f'"{found.version}"', found.status in TASK_TERMINAL
 
 
 def _load(db: Database, principal: Principal, task_id: str) -> TaskResource:
@@ -97,6 +134,10 @@ def _load(db: Database, principal: Principal, task_id: str) -> TaskResource:
 
 def _etag(task: TaskResource) -> str:
     return f'"{task.version}"'
+
+
+def _headers(etag: str) -> dict[str, str]:
+    return {"ETag": etag, "Cache-Control": "private, no-cache"}
 
 
 @router.post(
@@ -138,6 +179,31 @@ def resume_task(task_id: str, writer: Writer, db: Db, parts: Works) -> TaskResou
         return render(session, [actions.resume(session, parts, writer, task_id)])[0]
 
 
+@router.post(
+    "/tasks/{task_id}/archive",
+    operation_id="archive_task",
+    summary="Put an ended task out of sight, or back",
+    description="Lists that ask for `archived=false` leave it out. Nothing of it is lost.",
+    responses=problems(404, 409, 422),
+)
+def archive_task(task_id: str, writer: Writer, db: Db, archived: bool = True) -> TaskResource:
+    with db.begin() as session:
+        return render(session, [actions.archive(session, writer, task_id, archived)])[0]
+
+
+@router.delete(
+    "/tasks/{task_id}",
+    status_code=204,
+    operation_id="delete_task",
+    summary="Delete an ended task for good, with its jobs, curves and adapters",
+    description="It is gone at once; what storage holds of it is removed when the retention is over. Usage keeps counting it.",
+    responses=problems(404, 409),
+)
+def delete_task(task_id: str, writer: Writer, db: Db) -> None:
+    with db.begin() as session:
+        actions.delete(session, writer, task_id)
+
+
 @router.get(
     "/tasks/{task_id}/jobs",
     operation_id="list_task_jobs",
@@ -154,6 +220,7 @@ def list_task_jobs(task_id: str, reader: Reader, db: Db) -> Page[JobResource]:
     "/tasks/{task_id}/metrics",
     operation_id="get_task_metrics",
     summary="Get a task's loss curves",
+    description="With `resolution`, in buckets of steps: the mean, the least and the greatest loss of each.",
     responses=problems(404, 422),
 )
 def get_task_metrics(
@@ -164,10 +231,45 @@ def get_task_metrics(
     series: Annotated[list[Series], Query(description="May be repeated")] = [],  # noqa: B006
     from_step: Step = 0,
     to_step: Step | None = None,
+    resolution: Annotated[
+        int | None, Query(ge=1, le=MAX_RESOLUTION, description="About how many points a curve may have")
+    ] = None,
 ) -> Metrics:
+    window = Window(job, series, from_step, to_step)
     with db.begin() as session:
         find(session, Task, task_id, reader, "task")
-        return curves(session, reader, task_id, Window(job, series, from_step, to_step))
+        if resolution is not None:
+            return coarse_curves(session, reader, task_id, window, resolution)
+        return curves(session, reader, task_id, window)
+
+
+@router.get(
+    "/tasks/{task_id}/events",
+    operation_id="stream_task_events",
+    summary="Follow what happens to a task",
+    description=(
+        "Server-sent events from the task's first one on, or from after the number in Last-Event-ID (or `after`). They have "
+        "no gaps, so a reader that comes again misses nothing. Types: status, base, job, curves, adapter, rewind (points of "
+        "`job` beyond `step` do not count any more). The stream ends with the task; asked for more, the answer is 204."
+    ),
+    response_class=Response,
+    responses=_EVENTS | problems(404, 422),
+)
+async def stream_task_events(
+    task_id: str,
+    reader: Reader,
+    db: Db,
+    feed: Events,
+    last_event_id: Annotated[
+        int | None, Header(ge=0, le=2**63 - 1, description="Number of the last event that was read")
+    ] = None,
+    after: Annotated[int, Query(ge=0, le=2**63 - 1, description="The same, for readers that cannot send headers")] = 0,
+) -> Response:
+    first = await feed.after(db, reader, task_id, after if last_event_id is None else last_event_id)
+    if first.over and not first.text:
+        return Response(status_code=204)
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # proxies must not gather it
+    return StreamingResponse(feed.stream(db, reader, task_id, first), 200, headers, "text/event-stream")
 
 
 @router.get("/jobs/{job_id}", operation_id="get_job", summary="Get a job", responses=problems(404))

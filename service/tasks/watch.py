@@ -15,6 +15,7 @@ import psycopg
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from service.tasks.events import tell_status
 from service.tasks.models import Task
 
 log = logging.getLogger(__name__)
@@ -24,8 +25,12 @@ _RETRY_SECONDS = 1.0
 
 
 def touch(session: Session, task: Task) -> None:
-    """Count a change of the task that a poller can see, and tell the waiting ones once it has committed."""
+    """Count a change of the task that a poller can see, and tell the waiting ones once it has committed.
+
+    The caller holds the task's row lock.
+    """
     task.version += 1
+    tell_status(session, task)
     session.execute(select(func.pg_notify(CHANNEL, task.id)))
 
 

@@ -19,8 +19,11 @@ def scoped(statement: Rows, model: type[Base], principal: Principal) -> Rows:
 
 
 def find(session: Session, model: type[Row], id: str, principal: Principal, noun: str, *, lock: bool = False) -> Row:
-    """The caller's row with this id, locked for update if asked. Raises NotFound, also where it is another tenant's."""
+    """The caller's row with this id, locked for update if asked. Raises NotFound, also where it is another tenant's, or
+    deleted."""
     statement = scoped(select(model).where(model.__table__.c.id == id), model, principal)
+    if "deleted_at" in model.__table__.c:
+        statement = statement.where(model.__table__.c.deleted_at.is_(None))
     row = session.scalar(statement.with_for_update() if lock else statement)
     if row is None:
         raise missing(noun, id)

@@ -289,3 +289,16 @@ def test_no_redis_no_matter(new_database_url, settings_for, tmp_path, serve):
         )
     task = caller.task()
     assert caller.post(f"/v1/tasks/{task['id']}/cancel").status_code == 200
+
+
+def test_tasks_are_found_by_their_labels(tenant):
+    blue, red = (tenant.task(labels={"team": team, "run": "1"})["id"] for team in ("blue", "red"))
+
+    def found(*labels: str) -> list[str]:
+        return [task["id"] for task in tenant.get("/v1/tasks", params={"label": labels}).json()["data"]]
+
+    assert found("team=blue") == [blue]
+    assert found("run=1") == [red, blue]
+    assert found("run=1", "team=red") == [red]
+    assert found("team=") == []
+    assert tenant.get("/v1/tasks", params={"label": "team"}).status_code == 422

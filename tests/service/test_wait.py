@@ -1,49 +1,14 @@
 """GET /v1/tasks/{id}?wait=: answered when the task changes, by a real server, however many wait and even if nobody listened."""
 
 import asyncio
-import threading
 from collections.abc import Iterator
 
 import httpx
 import pytest
-import uvicorn
 
-from service.app import create_app
-from service.settings import Settings
-from service.state import State
 from service.tasks.models import Task
 from service.tasks.watch import touch
-
-PATIENCE = 45.0  # seconds after which a test gives up; every wait below asks for longer
-
-
-class Server(uvicorn.Server):
-    """An app in a thread of this process, on a free port."""
-
-    def __init__(self, settings: Settings) -> None:
-        app = create_app(settings)
-        super().__init__(uvicorn.Config(app, port=0, log_level="warning"))
-        self.state: State = app.state.motet
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.servers[0].sockets[0].getsockname()[1]}"
-
-
-@pytest.fixture(scope="module")
-def server(settings) -> Iterator[Server]:
-    made = Server(settings)
-    thread = threading.Thread(target=made.run)
-    thread.start()
-    try:
-        while not made.started:
-            assert thread.is_alive()
-            threading.Event().wait(0.01)
-        assert made.state.watcher.listening.wait(PATIENCE)
-        yield made
-    finally:
-        made.should_exit = True
-        thread.join()
+from tests.service.live import PATIENCE, until
 
 
 @pytest.fixture
@@ -94,16 +59,6 @@ async def waiting(url: str, headers: dict[str, str], task_id: str, count: int, t
         ]
         await asyncio.to_thread(then)
         return await asyncio.gather(*requests)
-
-
-def until(condition) -> None:
-    """Wait for something another thread does and tells nobody."""
-    pause = threading.Event()
-    for _ in range(int(PATIENCE / 0.02)):
-        if condition():
-            return
-        pause.wait(0.02)
-    raise AssertionError("it did not come to pass")
 
 
 def test_more_may_wait_than_there_are_threads_and_connections(server, http, tenant):

@@ -13,7 +13,7 @@ from tests.service.fleet.scripted import ScriptedNode
 
 _numbers = itertools.count(1)
 _TABLES = (
-    *("placements", "adapters", "point_chunks", "jobs", "plan_changes", "tasks", "nodes"),
+    *("placements", "adapters", "point_chunks", "curve_summaries", "task_events", "jobs", "plan_changes", "tasks", "nodes"),
     *("plans", "plan_requests", "planner_lease", "throughput_profiles", "survivals"),
 )
 

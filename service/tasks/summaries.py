@@ -1,0 +1,90 @@
+"""Curves in fewer points: buckets of steps with the mean, least and greatest of their losses. Pure, but for `summarise`.
+
+A bucket of width w holds the steps from n * w up to the next one, whatever the curve's length: it stays where it is while the
+curve grows, and wider buckets are made of narrower ones.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from service.tasks.models import CurveSummary, PointChunk
+
+BUCKETS = 512  # at most, of a stored summary
+
+
+@dataclass
+class Bucket:
+    """`number` times the width is its first step. A loss that is not finite is in no mean and is no extreme."""
+
+    number: int
+    count: int = 0
+    mean: float = 0.0
+    least: float = math.inf
+    greatest: float = -math.inf
+
+    def add(self, count: int, mean: float, least: float, greatest: float) -> None:
+        """Take in the losses of a part of the bucket."""
+        if count:
+            self.count += count
+            self.mean += (mean - self.mean) * count / self.count
+            self.least, self.greatest = min(self.least, least), max(self.greatest, greatest)
+
+
+@dataclass
+class Buckets:
+    """One series in buckets of `width` steps, in ascending order; points and narrower buckets are added in order."""
+
+    width: int
+    made: list[Bucket] = field(default_factory=list)
+
+    def at(self, step: int) -> Bucket:
+        number = step // self.width
+        if not self.made or self.made[-1].number != number:
+            self.made.append(Bucket(number))
+        return self.made[-1]
+
+    def points(self, steps: Iterable[int], values: Iterable[float]) -> None:
+        for step, value in zip(steps, values, strict=True):
+            self.at(step).add(int(math.isfinite(value)), value, value, value)
+
+    def narrower(self, stored: CurveSummary) -> None:
+        """Take in a summary whose width is no greater, and divides ours."""
+        numbers = zip(stored.buckets, stored.counts, stored.means, stored.mins, stored.maxs, strict=True)
+        for number, count, mean, least, greatest in numbers:
+            self.at(number * stored.width).add(count, mean, least, greatest)
+
+
+def width_for(steps: int, buckets: int) -> int:
+    """The least power of two of which so many buckets hold so many steps: powers of two divide one another."""
+    return 1 << max(0, math.ceil(steps / buckets) - 1).bit_length()
+
+
+def summarise(session: Session, job_id: str) -> None:
+    """Keep a summary of each series of a job that has ended; nothing is added to its curves any more."""
+    chunks = select(PointChunk).where(PointChunk.job_id == job_id, PointChunk.hidden_by.is_(None))
+    series: dict[str, list[PointChunk]] = {}
+    for chunk in session.scalars(chunks.order_by(PointChunk.series, PointChunk.first_step)):
+        series.setdefault(chunk.series, []).append(chunk)
+    session.execute(delete(CurveSummary).where(CurveSummary.job_id == job_id))
+    for name, parts in series.items():
+        curve = Buckets(width_for(parts[-1].last_step + 1, BUCKETS))
+        for part in parts:
+            curve.points(part.steps, part.values)
+        session.add(_stored(job_id, name, curve))
+
+
+def _stored(job_id: str, series: str, curve: Buckets) -> CurveSummary:
+    return CurveSummary(
+        job_id=job_id,
+        series=series,
+        width=curve.width,
+        buckets=[bucket.number for bucket in curve.made],
+        counts=[bucket.count for bucket in curve.made],
+        means=[bucket.mean for bucket in curve.made],
+        mins=[bucket.least for bucket in curve.made],
+        maxs=[bucket.greatest for bucket in curve.made],
+    )
