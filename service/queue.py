@@ -29,6 +29,7 @@ class QueueJob(StrEnum):
     REPLAN = "replan"
     VALIDATE = "validate"
     SWEEP = "sweep"
+    DELIVER = "deliver"
 
 
 class ClosedJob(Job):

@@ -31,6 +31,8 @@ from service.tasks.models import Task
 from service.tasks.rewind import rewind
 from service.tasks.validate import validate_due
 from service.tasks.watch import touch
+from service.webhooks.courier import Courier
+from service.webhooks.parts import box_of, outbound_of
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +48,11 @@ def run(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     parts = Parts.of(settings)
+    courier = Courier(parts.db, outbound_of(settings), box_of(settings))
     swept = time.monotonic()
     while not stop.wait(settings.reconcile_seconds):
         once(parts)
+        courier.wake()  # in a thread of its own: receivers may take their time
         if time.monotonic() - swept > _SWEEP_SECONDS:
             parts.queue.wake(QueueJob.SWEEP)
             swept = time.monotonic()

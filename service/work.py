@@ -4,6 +4,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from types import FrameType
 from typing import Any
 
@@ -22,6 +23,8 @@ from service.scheduler.loop import replan
 from service.settings import Settings
 from service.sweep import sweep
 from service.tasks.validate import validate_due
+from service.webhooks.courier import Courier
+from service.webhooks.parts import box_of, outbound_of
 
 log = logging.getLogger(__name__)
 
@@ -32,17 +35,19 @@ _TTL_SECONDS = 20  # RQ then looks up from an empty queue every 5 s
 def assemble(settings: Settings) -> Mapping[QueueJob, Callable[[], None]]:
     """What a worker of these settings does for each queue job. Each finds its own work, and may find none."""
     parts = Parts.of(settings)
+    courier = Courier(parts.db, outbound_of(settings), box_of(settings))
 
     def plan() -> None:
         replan(parts)
+        courier.wake()  # whatever asks for a plan may be what a webhook is told
 
     def validate() -> None:
         validate_due(parts.db, parts.storage, parts.queue)
 
     def collect() -> None:
-        sweep(parts.db, parts.storage)
+        sweep(parts.db, parts.storage, timedelta(days=settings.retention_days))
 
-    return {QueueJob.REPLAN: plan, QueueJob.VALIDATE: validate, QueueJob.SWEEP: collect}
+    return {QueueJob.REPLAN: plan, QueueJob.VALIDATE: validate, QueueJob.SWEEP: collect, QueueJob.DELIVER: courier.wake}
 
 
 class _Worker(rq.SimpleWorker):

@@ -1,0 +1,101 @@
+"""What tenants do with webhooks: make, change, rotate, test, replay. Secrets are stored sealed. Knows no HTTP."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from sqlalchemy import Select, func, select, update
+from sqlalchemy.orm import Session
+
+from service.db import after_commit, clock, new_id
+from service.errors import Invalid, invalid_field
+from service.outbound import Outbound, Refused
+from service.queue import Queue, QueueJob
+from service.secrets import SecretBox
+from service.tenants.keys import Principal
+from service.tenants.scope import find, missing, scoped
+from service.webhooks.messages import EventType, send
+from service.webhooks.models import Delivery, Webhook
+from service.webhooks.signing import new_secret
+
+MOST = 50  # webhooks of a tenant
+_BOTH_SIGN = timedelta(hours=24)  # after a rotation
+
+
+class TooManyWebhooks(Invalid):
+    code, title = "too_many_webhooks", "The tenant has as many webhooks as it may"
+
+
+def create(
+    session: Session, box: SecretBox, principal: Principal, url: str, events: Sequence[EventType], description: str | None
+) -> tuple[Webhook, str]:
+    """A new webhook and its secret, which nobody can read again. The caller has checked the URL. Raises TooManyWebhooks."""
+    count = session.scalar(scoped(select(func.count(Webhook.id)), Webhook, principal)) or 0
+    if count >= MOST:
+        raise TooManyWebhooks([], f"There are {count} webhooks, the limit is {MOST}; delete one.")
+    secret = new_secret()
+    webhook = Webhook(
+        id=new_id("webhook"),
+        tenant_id=principal.tenant_id,
+        url=url,
+        description=description,
+        events=list(dict.fromkeys(events)),
+        secret=box.seal(secret),
+    )
+    session.add(webhook)
+    session.flush()
+    session.refresh(webhook)
+    return webhook, secret
+
+
+def check_url(outbound: Outbound, url: str) -> None:
+    """Raise Invalid for a URL that is never called. Asks the name server: not within a transaction."""
+    try:
+        outbound.check(url)
+    except Refused as refused:
+        raise invalid_field("url", "url_refused", str(refused)) from None
+
+
+def find_webhook(session: Session, principal: Principal, id: str, *, lock: bool = False) -> Webhook:
+    return find(session, Webhook, id, principal, "webhook", lock=lock)
+
+
+def rotate(session: Session, box: SecretBox, webhook: Webhook) -> str:
+    """A new secret; for a day both sign, so that the receiver can change over in peace."""
+    secret = new_secret()
+    webhook.secret_before, webhook.secret_before_until = webhook.secret, clock(session) + _BOTH_SIGN
+    webhook.secret = box.seal(secret)
+    return secret
+
+
+def set_enabled(session: Session, webhook: Webhook, enabled: bool) -> None:
+    """While a webhook is disabled nothing is added for it, and what waits goes on waiting."""
+    webhook.disabled = None if enabled else webhook.disabled or "by_hand"
+
+
+def deliveries_of(principal: Principal, webhook_id: str) -> Select[Delivery]:
+    return scoped(select(Delivery).where(Delivery.webhook_id == webhook_id), Delivery, principal)
+
+
+def test(session: Session, queue: Queue, webhook: Webhook) -> Delivery:
+    """A message that tells nothing, to see whether messages arrive."""
+    made = send(session, webhook, EventType.TEST, {"id": webhook.id, "webhook_id": webhook.id}, clock(session))
+    session.flush()
+    after_commit(session, lambda: queue.wake(QueueJob.DELIVER))
+    return made
+
+
+def replay(session: Session, queue: Queue, principal: Principal, webhook_id: str, delivery_id: str) -> Delivery:
+    """Send a message once more, with its id, whatever became of it, and try again from the beginning. Raises NotFound."""
+    delivery = session.scalar(deliveries_of(principal, webhook_id).where(Delivery.id == delivery_id).with_for_update())
+    if delivery is None:
+        raise missing("delivery", delivery_id)
+    delivery.status, delivery.attempts, delivery.next_at = "pending", 0, clock(session)
+    delivery.delivered_at = None
+    after_commit(session, lambda: queue.wake(QueueJob.DELIVER))
+    return delivery
+
+
+def give_up_waiting(session: Session, webhook_id: str, why: str) -> None:
+    """Fail every message that waits for the webhook."""
+    waiting = update(Delivery).where(Delivery.webhook_id == webhook_id, Delivery.status == "pending")
+    session.execute(waiting.values(status="failed", last_error=why))

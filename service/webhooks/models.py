@@ -1,0 +1,46 @@
+"""Webhooks and what is to be delivered to them."""
+
+from sqlalchemy import ForeignKey, Index, LargeBinary, String, Text, text
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.db import At, Base, Id, Now
+
+
+class Webhook(Base):
+    __tablename__ = "webhooks"
+
+    id: Mapped[Id]
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), index=True)
+    url: Mapped[str] = mapped_column(Text)
+    description: Mapped[str | None] = mapped_column(String(128))
+    events: Mapped[list[str]] = mapped_column(ARRAY(String(32)))
+    secret: Mapped[bytes] = mapped_column(LargeBinary)  # sealed
+    secret_before: Mapped[bytes | None] = mapped_column(LargeBinary)  # sealed; signs too until `secret_before_until`
+    secret_before_until: Mapped[At | None]
+    disabled: Mapped[str | None] = mapped_column(String(16))  # why nothing is sent: by_hand or gone
+    created_at: Mapped[Now]
+
+
+class Delivery(Base):
+    """One message for one webhook. `payload` is the very text that is signed and sent, at every try."""
+
+    __tablename__ = "webhook_deliveries"
+
+    id: Mapped[Id]
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    webhook_id: Mapped[str] = mapped_column(ForeignKey("webhooks.id", ondelete="CASCADE"))
+    type: Mapped[str] = mapped_column(String(32))
+    payload: Mapped[str] = mapped_column(Text)
+    status: Mapped[str] = mapped_column(String(16), default="pending")  # pending, delivered or failed
+    attempts: Mapped[int] = mapped_column(default=0)
+    next_at: Mapped[At]  # when it is tried next; while it is being tried, when that is given up for lost
+    last_status: Mapped[int | None]  # of HTTP
+    last_error: Mapped[str | None] = mapped_column(Text)
+    created_at: Mapped[Now]
+    delivered_at: Mapped[At | None]
+
+    __table_args__ = (
+        Index("ix_webhook_deliveries_due", "next_at", postgresql_where=text("status = 'pending'")),
+        Index("ix_webhook_deliveries_webhook", "webhook_id", text("created_at DESC"), text("id DESC")),
+    )

@@ -1,0 +1,213 @@
+"""Webhooks over HTTP."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel, Field
+from sqlalchemy import select
+
+from contract.base import STORABLE, Strict
+from service.answers import problems
+from service.outbound import MAX_URL, Outbound
+from service.pages import Cursor, Limit, Page, page
+from service.secrets import SecretBox
+from service.state import Config, Wakes
+from service.tenants.auth import Db, Reader, Writer
+from service.tenants.scope import scoped
+from service.webhooks import actions
+from service.webhooks.messages import WANTED
+from service.webhooks.models import Delivery, Webhook
+from service.webhooks.parts import box_of, outbound_of
+
+router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"], responses=problems(401, 403))
+
+Url = Annotated[str, Field(min_length=1, max_length=MAX_URL), STORABLE]
+Description = Annotated[str, Field(max_length=128), STORABLE]
+Wanted = Annotated[list[Literal[WANTED]], Field(min_length=1, max_length=len(WANTED))]  # type: ignore[valid-type]
+
+
+class NewWebhook(Strict):
+    url: Url = Field(description="https, and a host whose every address is public")
+    events: Wanted
+    description: Description | None = None
+
+
+class WebhookChange(Strict):
+    """What is left out stays as it is."""
+
+    url: Url | None = None
+    events: Wanted | None = None
+    description: Description | None = None
+    enabled: bool | None = None
+
+
+class WebhookResource(BaseModel):
+    object: Literal["webhook"] = "webhook"
+    id: str
+    url: str
+    description: str | None
+    events: list[str]
+    enabled: bool
+    disabled_because: str | None = Field(description="by_hand, or gone: the receiver answered 410")
+    created_at: datetime
+    secret: str | None = Field(default=None, description="Shown in the answer that makes it and never again")
+
+    @classmethod
+    def of(cls, webhook: Webhook, secret: str | None = None) -> "WebhookResource":
+        return cls(
+            id=webhook.id,
+            url=webhook.url,
+            description=webhook.description,
+            events=webhook.events,
+            enabled=webhook.disabled is None,
+            disabled_because=webhook.disabled,
+            created_at=webhook.created_at,
+            secret=secret,
+        )
+
+
+class DeliveryResource(BaseModel):
+    object: Literal["webhook_delivery"] = "webhook_delivery"
+    id: str = Field(description="The message's webhook-id, the same at every try")
+    webhook_id: str
+    type: str
+    status: Literal["pending", "delivered", "failed"]
+    attempts: int
+    next_at: datetime | None = Field(description="When it is tried again")
+    last_status: int | None = Field(description="Of HTTP, at the last try")
+    last_error: str | None
+    created_at: datetime
+    delivered_at: datetime | None
+
+    @classmethod
+    def of(cls, delivery: Delivery) -> "DeliveryResource":
+        names = ("id", "webhook_id", "type", "status", "attempts", "last_status", "last_error", "created_at", "delivered_at")
+        said: dict[str, Any] = {name: getattr(delivery, name) for name in names}
+        return cls(**said, next_at=delivery.next_at if delivery.status == "pending" else None)
+
+
+def _box(settings: Config) -> SecretBox:
+    return box_of(settings)
+
+
+def _outbound(settings: Config) -> Outbound:
+    return outbound_of(settings)
+
+
+Box = Annotated[SecretBox, Depends(_box)]
+Out = Annotated[Outbound, Depends(_outbound)]
+
+
+@router.post(
+    "",
+    status_code=201,
+    operation_id="create_webhook",
+    summary="Be told what happens to tasks",
+    description=(
+        "Messages are signed by Standard Webhooks under `secret`, which is shown in this answer alone. A message that is not "
+        "answered with 2xx is tried again for three days; an answer of 410 disables the webhook."
+    ),
+    responses=problems(400, 422),
+)
+def create_webhook(new: NewWebhook, writer: Writer, db: Db, box: Box, outbound: Out) -> WebhookResource:
+    actions.check_url(outbound, new.url)
+    with db.begin() as session:
+        webhook, secret = actions.create(session, box, writer, new.url, new.events, new.description)
+    return WebhookResource.of(webhook, secret)
+
+
+@router.get("", operation_id="list_webhooks", summary="List webhooks, the newest first", responses=problems(422))
+def list_webhooks(reader: Reader, db: Db, cursor: Cursor = None, limit: Limit = 20) -> Page[WebhookResource]:
+    with db.begin() as session:
+        own = scoped(select(Webhook), Webhook, reader)
+        return page(session, own, Webhook, cursor, limit, lambda rows: [WebhookResource.of(w) for w in rows])
+
+
+@router.get("/{webhook_id}", operation_id="get_webhook", summary="Get a webhook", responses=problems(404))
+def get_webhook(webhook_id: str, reader: Reader, db: Db) -> WebhookResource:
+    with db.begin() as session:
+        return WebhookResource.of(actions.find_webhook(session, reader, webhook_id))
+
+
+@router.patch("/{webhook_id}", operation_id="change_webhook", summary="Change a webhook", responses=problems(400, 404, 422))
+def change_webhook(webhook_id: str, change: WebhookChange, writer: Writer, db: Db, outbound: Out) -> WebhookResource:
+    with db.begin() as session:
+        actions.find_webhook(session, writer, webhook_id)
+    if change.url is not None:
+        actions.check_url(outbound, change.url)
+    with db.begin() as session:
+        webhook = actions.find_webhook(session, writer, webhook_id, lock=True)
+        webhook.url = change.url or webhook.url
+        webhook.events = change.events or webhook.events
+        if "description" in change.model_fields_set:
+            webhook.description = change.description
+        if change.enabled is not None:
+            actions.set_enabled(session, webhook, change.enabled)
+        return WebhookResource.of(webhook)
+
+
+@router.delete(
+    "/{webhook_id}",
+    status_code=204,
+    operation_id="delete_webhook",
+    summary="Delete a webhook and its deliveries",
+    responses=problems(404),
+)
+def delete_webhook(webhook_id: str, writer: Writer, db: Db) -> None:
+    with db.begin() as session:
+        session.delete(actions.find_webhook(session, writer, webhook_id, lock=True))
+
+
+@router.post(
+    "/{webhook_id}/rotate",
+    operation_id="rotate_webhook",
+    summary="Give a webhook a new secret",
+    description="For 24 hours messages are signed under both secrets. The new one is shown in this answer alone.",
+    responses=problems(404),
+)
+def rotate_webhook(webhook_id: str, writer: Writer, db: Db, box: Box) -> WebhookResource:
+    with db.begin() as session:
+        webhook = actions.find_webhook(session, writer, webhook_id, lock=True)
+        return WebhookResource.of(webhook, actions.rotate(session, box, webhook))
+
+
+@router.post(
+    "/{webhook_id}/test",
+    status_code=202,
+    operation_id="test_webhook",
+    summary="Send a webhook a message of type webhook.test",
+    responses=problems(404),
+)
+def test_webhook(webhook_id: str, writer: Writer, db: Db, queue: Wakes) -> DeliveryResource:
+    with db.begin() as session:
+        webhook = actions.find_webhook(session, writer, webhook_id)
+        return DeliveryResource.of(actions.test(session, queue, webhook))
+
+
+@router.get(
+    "/{webhook_id}/deliveries",
+    operation_id="list_deliveries",
+    summary="List what was sent to a webhook, the newest first",
+    responses=problems(404, 422),
+)
+def list_deliveries(
+    webhook_id: str, reader: Reader, db: Db, cursor: Cursor = None, limit: Limit = 20
+) -> Page[DeliveryResource]:
+    with db.begin() as session:
+        actions.find_webhook(session, reader, webhook_id)
+        own = actions.deliveries_of(reader, webhook_id)
+        return page(session, own, Delivery, cursor, limit, lambda rows: [DeliveryResource.of(d) for d in rows])
+
+
+@router.post(
+    "/{webhook_id}/deliveries/{delivery_id}/replay",
+    status_code=202,
+    operation_id="replay_delivery",
+    summary="Send a message once more",
+    responses=problems(404),
+)
+def replay_delivery(webhook_id: str, delivery_id: str, writer: Writer, db: Db, queue: Wakes) -> DeliveryResource:
+    with db.begin() as session:
+        actions.find_webhook(session, writer, webhook_id)
+        return DeliveryResource.of(actions.replay(session, queue, writer, webhook_id, delivery_id))
