@@ -17,9 +17,11 @@ import service.adapters.models
 import service.audit.models
 import service.files.models
 import service.fleet.models
+import service.kept
 import service.scheduler.models
 import service.tasks.models
-import service.tenants.models  # noqa: F401  (these seven declare the tables)
+import service.tenants.models
+import service.webhooks.models  # noqa: F401  (these nine declare the tables)
 from service import protection, roles
 from service.db import Base, Database
 from service.settings import Settings, SettingsError, say

@@ -87,6 +87,8 @@ class Settings(BaseSettings):
     preempt_after_seconds: Seconds = 600  # a tenant under its share waits so long before it takes GPUs back
 
     requests_per_minute: Limit = 30_000  # of each key that has no limit of its own
+    retention_days: Annotated[float, Field(ge=0)] = 30  # how long storage keeps what a tenant has deleted
+
     webhook_networks: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_listed)] = ()  # reached though not public
 
     max_file_bytes: Limit = 1024 * MIB
