@@ -2,7 +2,7 @@
 
 import tarfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 
 from contract.adapter import AdapterFile
@@ -12,8 +12,10 @@ _GZIP = 16 + zlib.MAX_WBITS
 _LEVEL = 1  # weights hardly shrink; more effort only costs time
 
 
-def tar_gz(storage: Storage, folder: str, files: Sequence[AdapterFile], mtime: int) -> Iterator[bytes]:
-    """The archive, block by block: all files within `folder`, dated `mtime` (Unix seconds).
+def tar_gz(
+    storage: Storage, folder: str, files: Sequence[AdapterFile], mtime: int, texts: Mapping[str, bytes]
+) -> Iterator[bytes]:
+    """The archive, block by block: all files within `folder`, and `texts` by their names, dated `mtime` (Unix seconds).
 
     Raises ObjectMissing before the first block.
     """
@@ -25,6 +27,10 @@ def tar_gz(storage: Storage, folder: str, files: Sequence[AdapterFile], mtime: i
             while block := source.read(BLOCK):
                 yield squeeze.compress(block)
             yield squeeze.compress(b"\0" * (-file.bytes % tarfile.BLOCKSIZE))
+        for name, text in texts.items():
+            yield squeeze.compress(
+                _header(f"{folder}/{name}", len(text), mtime) + text + b"\0" * (-len(text) % tarfile.BLOCKSIZE)
+            )
         yield squeeze.compress(b"\0" * (2 * tarfile.BLOCKSIZE))  # the end of a tar
         yield squeeze.flush()
 

@@ -1,17 +1,20 @@
 """Adapters over HTTP: list, describe, and download file by file or as an archive; and a task's winner."""
 
-import hashlib
+from collections.abc import Mapping
+from hashlib import sha256
 from itertools import chain
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
-from sqlalchemy import select
+from sqlalchemy import Select, select
+from sqlalchemy.orm import Session
 
 from contract.adapter import AdapterManifest
 from contract.states import TASK_TERMINAL, TaskStatus
 from service.adapters.archive import tar_gz
 from service.adapters.models import Adapter
+from service.adapters.readme import NAME, readme
 from service.adapters.resource import AdapterResource
 from service.answers import bytes_of, problems
 from service.downloads import ObjectLost, attachment, matches, send_object
@@ -19,9 +22,12 @@ from service.errors import Conflict, NotFound
 from service.pages import Cursor, Limit, Page, page
 from service.state import Store
 from service.storage import ObjectMissing, Storage
+from service.tasks.jobs import jobs_of_task
+from service.tasks.metrics import MAX_RESOLUTION, Window, coarse_curves
 from service.tasks.models import Task
 from service.tenants.auth import Db, NotedDb, Reader
-from service.tenants.scope import find, scoped
+from service.tenants.keys import Principal
+from service.tenants.scope import find, missing, scoped
 
 router = APIRouter(prefix="/v1", tags=["adapters"], responses=problems(401, 403))
 
@@ -49,7 +55,7 @@ def list_adapters(
     limit: Limit = 20,
 ) -> Page[AdapterResource]:
     with db.begin() as session:
-        adapters = scoped(select(Adapter), Adapter, reader)
+        adapters = _adapters(reader)
         if task_id is not None:
             adapters = adapters.where(Adapter.task_id == task_id)
         return page(session, adapters, Adapter, cursor, limit, lambda rows: [AdapterResource.of(a) for a in rows])
@@ -58,7 +64,7 @@ def list_adapters(
 @router.get("/adapters/{adapter_id}", operation_id="get_adapter", summary="Get an adapter's manifest", responses=problems(404))
 def get_adapter(adapter_id: str, reader: Reader, db: NotedDb) -> AdapterResource:
     with db.begin() as session:
-        return AdapterResource.of(find(session, Adapter, adapter_id, reader, "adapter"))
+        return AdapterResource.of(_find(session, reader, adapter_id))
 
 
 @router.get(
@@ -71,8 +77,11 @@ def get_adapter(adapter_id: str, reader: Reader, db: NotedDb) -> AdapterResource
 )
 def get_adapter_file(adapter_id: str, path: str, reader: Reader, db: NotedDb, storage: Store, request: Request) -> Response:
     with db.begin() as session:
-        adapter = find(session, Adapter, adapter_id, reader, "adapter")
+        adapter = _find(session, reader, adapter_id)
+        texts = carried(session, reader, adapter) if path == NAME else {}
     files = {file.path: file for file in AdapterManifest.model_validate(adapter.manifest).files}
+    if path in texts:
+        return Response(texts[path], media_type="text/markdown")
     if path not in files:
         raise NotFound(f"The adapter has no file {path!r}; it has {', '.join(sorted(files))}.")
     media_type = "application/json" if path.endswith(".json") else "application/octet-stream"
@@ -88,8 +97,9 @@ def get_adapter_file(adapter_id: str, path: str, reader: Reader, db: NotedDb, st
 )
 def get_adapter_archive(adapter_id: str, reader: Reader, db: NotedDb, storage: Store, request: Request) -> Response:
     with db.begin() as session:
-        adapter = find(session, Adapter, adapter_id, reader, "adapter")
-    return _archive(request, storage, adapter)
+        adapter = _find(session, reader, adapter_id)
+        texts = carried(session, reader, adapter)
+    return send_archive(request, storage, adapter, texts)
 
 
 @router.get(
@@ -108,7 +118,21 @@ def get_task_adapter(task_id: str, reader: Reader, db: NotedDb, storage: Store, 
         if task.winner_job_id is None:
             raise NoAdapter(_why_none(task), task_status=task.status)
         adapter = session.scalars(scoped(select(Adapter).where(Adapter.job_id == task.winner_job_id), Adapter, reader)).one()
-    return _archive(request, storage, adapter)
+        texts = carried(session, reader, adapter)
+    return send_archive(request, storage, adapter, texts)
+
+
+def _adapters(principal: Principal) -> Select[Adapter]:
+    """The caller's adapters whose task is not deleted."""
+    there = select(Adapter).join(Task, Task.id == Adapter.task_id).where(Task.deleted_at.is_(None))
+    return scoped(there, Adapter, principal)
+
+
+def _find(session: Session, principal: Principal, adapter_id: str) -> Adapter:
+    adapter = session.scalar(_adapters(principal).where(Adapter.id == adapter_id))
+    if adapter is None:
+        raise missing("adapter", adapter_id)
+    return adapter
 
 
 def _why_none(task: Task) -> str:
@@ -117,10 +141,26 @@ def _why_none(task: Task) -> str:
     return f"The task was cancelled before it had a winner; GET /v1/adapters?task_id={task.id} lists what its jobs had kept."
 
 
-def _archive(request: Request, storage: Storage, adapter: Adapter) -> Response:
+def carried(session: Session, principal: Principal, adapter: Adapter) -> dict[str, bytes]:
+    """What an archive holds beside the adapter's files: a README, once the task has ended and nothing in it can change.
+
+    An adapter that was uploaded with a README of its own keeps that.
+    """
+    task = session.get_one(Task, adapter.task_id)
+    if task.status not in TASK_TERMINAL or any(file["path"] == NAME for file in adapter.manifest["files"]):
+        return {}
+    jobs = jobs_of_task(session, principal, task.id)
+    own = next(job.index for job in jobs if job.id == adapter.job_id)
+    found = coarse_curves(session, principal, task.id, Window([own], ["val_loss"]), MAX_RESOLUTION).data
+    return {NAME: readme(task, adapter, jobs, found[0] if found else None).encode()}
+
+
+def send_archive(request: Request, storage: Storage, adapter: Adapter, texts: Mapping[str, bytes]) -> Response:
+    """The adapter's folder as a tar.gz, `texts` in it by their names, or 304 if the caller has it."""
     files = AdapterManifest.model_validate(adapter.manifest).files
-    identity = "\n".join([adapter.id, *(f"{file.path} {file.sha256}" for file in files)])
-    etag = f'"{hashlib.sha256(identity.encode()).hexdigest()}"'
+    named = [*(f"{file.path} {file.sha256}" for file in files), *(f"{n} {sha256(t).hexdigest()}" for n, t in texts.items())]
+    identity = "\n".join([adapter.id, *named])
+    etag = f'"{sha256(identity.encode()).hexdigest()}"'
     headers = {
         "ETag": etag,
         "Content-Disposition": attachment(f"{adapter.id}.tar.gz"),
@@ -128,7 +168,7 @@ def _archive(request: Request, storage: Storage, adapter: Adapter) -> Response:
     }
     if matches(request.headers.get("if-none-match"), etag):
         return Response(status_code=304, headers=headers)
-    blocks = tar_gz(storage, adapter.id, files, int(adapter.created_at.timestamp()))
+    blocks = tar_gz(storage, adapter.id, files, int(adapter.created_at.timestamp()), texts)
     try:
         first = next(blocks)
     except ObjectMissing:

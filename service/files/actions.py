@@ -1,6 +1,7 @@
 """What can be done with files: keep, find, pin and delete them. Every face of the API calls these; they know no HTTP."""
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from sqlalchemy import Select, func, or_, select
 from sqlalchemy.orm import Session
@@ -25,7 +26,7 @@ class FileInUse(Conflict):
     code, title = "file_in_use", "Tasks still need the file"
 
 
-def keep(session: Session, principal: Principal, name: str, data: DataSet) -> File:
+def keep(session: Session, principal: Principal, name: str, data: DataSet, expires_at: datetime | None = None) -> File:
     """Add a file of the caller's tenant for a data set that is in storage. Raises QuotaExceeded."""
     admit_bytes(session, principal, data.stored.bytes)
     file = File(
@@ -36,6 +37,7 @@ def keep(session: Session, principal: Principal, name: str, data: DataSet) -> Fi
         bytes=data.stored.bytes,
         rows=data.rows,
         sha256=data.stored.sha256,
+        expires_at=expires_at,
     )
     session.add(file)
     session.flush()
@@ -44,8 +46,9 @@ def keep(session: Session, principal: Principal, name: str, data: DataSet) -> Fi
 
 
 def files_of(principal: Principal) -> Select[File]:
-    """The caller's files that are not deleted."""
-    return scoped(select(File).where(File.deleted_at.is_(None)), File, principal)
+    """The caller's files that are neither deleted nor expired."""
+    expires = or_(File.expires_at.is_(None), File.expires_at > func.clock_timestamp())
+    return scoped(select(File).where(File.deleted_at.is_(None), expires), File, principal)
 
 
 def find_file(session: Session, principal: Principal, file_id: str) -> File:

@@ -17,4 +17,5 @@ class File(Base):
     rows: Mapped[int]
     sha256: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[Now]
+    expires_at: Mapped[At | None]  # from then on it is as if deleted
     deleted_at: Mapped[At | None]

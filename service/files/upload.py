@@ -1,9 +1,9 @@
-"""POST /v1/files as it comes in: multipart parts are split while they arrive, and the file's bytes go straight to the intake.
+"""An upload as it comes in: multipart parts are split while they arrive, and the file's bytes go straight to the intake.
 
 Knows no rows of a data set and no database.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from service.bodies import blocks
 from service.db import Database
-from service.errors import BadRequest, invalid_field
+from service.errors import BadRequest, invalid_field, shown
 from service.files.intake import FileTooLarge, Intake, Limits
 from service.state import Config, Store
 from service.tenants.auth import Db, Writer
@@ -32,21 +32,26 @@ class NotMultipart(BadRequest):
 
 @dataclass
 class Upload:
-    """A file that has come in whole and is not judged yet."""
+    """A file that has come in whole and is not judged yet, and the texts that came with it."""
 
     intake: Intake
     name: str
+    texts: Mapping[str, str]
 
 
 class Parts:
-    """The multipart body's state: which part is coming in, and what the parts held. `feed` may be called from any thread."""
+    """The multipart body's state: which part is coming in, and what the parts held. `feed` may be called from any thread.
 
-    def __init__(self, boundary: bytes, intake: Intake) -> None:
+    `known` names the parts there may be beside the file.
+    """
+
+    def __init__(self, boundary: bytes, intake: Intake, known: Sequence[str]) -> None:
         self.intake = intake
         self.seen: set[str] = set()
         self.filename: str | None = None
         self.complete = False
-        self._name = bytearray()
+        self._known = known
+        self._texts: dict[str, bytearray] = {}
         self._part = ""
         self._header, self._value = bytearray(), bytearray()
         self._disposition: bytes = b""
@@ -69,15 +74,9 @@ class Parts:
         except MultipartParseError as error:
             raise NotMultipart(f"The multipart body is broken: {error}.") from None
 
-    @property
-    def name(self) -> str | None:
-        """The `name` part, if there was one. Raises Invalid if it is no name."""
-        if "name" not in self.seen:
-            return None
-        try:
-            return _sane(self._name.decode())
-        except UnicodeDecodeError:
-            raise invalid_field("name", "not_utf8", "is not UTF-8") from None
+    def texts(self) -> dict[str, str]:
+        """What the parts beside the file say. Raises Invalid."""
+        return {part: _decoded(part, bytes(held)) for part, held in self._texts.items()}
 
     def _part_begins(self) -> None:
         self._disposition = b""
@@ -103,45 +102,54 @@ class Parts:
     def _headers_end(self) -> None:
         _, options = parse_options_header(self._disposition)
         self._part = options.get(b"name", b"").decode(errors="backslashreplace")
-        if self._part not in ("file", "name"):
-            raise invalid_field(
-                self._part or "(unnamed part)", "unknown_field", "is not a part of an upload: file and name are"
-            )
+        if self._part != "file" and self._part not in self._known:
+            message = f"is not a part of an upload: {', '.join(('file', *self._known))} are"
+            raise invalid_field(shown(self._part) or "(unnamed part)", "unknown_field", message)
         if self._part in self.seen:
             raise invalid_field(self._part, "repeated", "was sent twice; upload one file at a time")
         self.seen.add(self._part)
-        if self._part == "file" and b"filename" in options:
+        if self._part != "file":
+            self._texts[self._part] = bytearray()
+        elif b"filename" in options:
             self.filename = options[b"filename"].decode(errors="replace")
 
     def _data(self, data: bytes, start: int, end: int) -> None:
         if self._part == "file":
             self.intake.feed(data[start:end])
             return
-        self._name += data[start:end]
-        if len(self._name) > 4 * MAX_NAME:  # UTF-8 has up to four bytes a character
-            raise invalid_field("name", "too_long", f"has more than {MAX_NAME} characters")
+        held = self._texts[self._part]
+        held += data[start:end]
+        if len(held) > 4 * MAX_NAME:  # UTF-8 has up to four bytes a character
+            raise invalid_field(self._part, "too_long", f"has more than {MAX_NAME} characters")
 
     def _ends(self) -> None:
         self.complete = True
 
 
-async def received(request: Request, writer: Writer, settings: Config, storage: Store, db: Db) -> AsyncIterator[Upload]:
-    """The uploaded file. What was written of it goes away again unless the route finishes the intake."""
-    limits = Limits.of(settings)
-    await run_in_threadpool(_must_have_room, db, writer)
-    refusal = FileTooLarge.bytes(limits.bytes)
-    boundary = _boundary(request)
-    parts = Parts(boundary, Intake(await run_in_threadpool(storage.receive), limits))
-    try:
-        async for block in blocks(request, limits.bytes + _OVERHEAD, refusal):
-            await run_in_threadpool(parts.feed, block)
-        if not parts.complete:
-            raise NotMultipart("The multipart body ends before its last boundary.")
-        if "file" not in parts.seen:
-            raise invalid_field("file", "missing", "is required: the data set, as a part called file")
-        yield Upload(parts.intake, parts.name or _sane(parts.filename or "data.jsonl"))
-    finally:
-        await run_in_threadpool(parts.intake.abandon)
+def receiving(*known: str) -> Callable[..., AsyncIterator[Upload]]:
+    """A dependency that takes an upload with these parts beside the file. What was written of it goes away again unless the
+    route finishes the intake."""
+
+    async def received(request: Request, writer: Writer, settings: Config, storage: Store, db: Db) -> AsyncIterator[Upload]:
+        limits = Limits.of(settings)
+        await run_in_threadpool(_must_have_room, db, writer)
+        refusal = FileTooLarge.bytes(limits.bytes)
+        boundary = _boundary(request)
+        parts = Parts(boundary, Intake(await run_in_threadpool(storage.receive), limits), known)
+        try:
+            async for block in blocks(request, limits.bytes + _OVERHEAD, refusal):
+                await run_in_threadpool(parts.feed, block)
+            if not parts.complete:
+                raise NotMultipart("The multipart body ends before its last boundary.")
+            if "file" not in parts.seen:
+                raise invalid_field("file", "missing", "is required: the data set, as a part called file")
+            texts = parts.texts()
+            name = texts.get("name", parts.filename or "data.jsonl")
+            yield Upload(parts.intake, _sane(name), texts)
+        finally:
+            await run_in_threadpool(parts.intake.abandon)
+
+    return received
 
 
 def _must_have_room(db: Database, writer: Principal) -> None:
@@ -150,7 +158,7 @@ def _must_have_room(db: Database, writer: Principal) -> None:
         admit_bytes(session, writer, 1)
 
 
-Received = Annotated[Upload, Depends(received)]
+Received = Annotated[Upload, Depends(receiving("name"))]
 
 
 def _boundary(request: Request) -> bytes:
@@ -158,6 +166,13 @@ def _boundary(request: Request) -> bytes:
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         raise NotMultipart("An upload is multipart/form-data with a part called file: curl -F file=@train.jsonl ...")
     return options[b"boundary"]
+
+
+def _decoded(part: str, held: bytes) -> str:
+    try:
+        return held.decode()
+    except UnicodeDecodeError:
+        raise invalid_field(part, "not_utf8", "is not UTF-8") from None
 
 
 def _sane(name: str) -> str:

@@ -5,12 +5,15 @@ import hashlib
 import io
 import os
 import tarfile
+from datetime import timedelta
 
 import pytest
 from sqlalchemy import update
 
+from service.adapters.models import Adapter
+from service.sweep import sweep
 from service.tasks.models import Task
-from tests.service.made import adapter, jobs_of
+from tests.service.made import adapter, chunk, jobs_of
 
 FILES = {"adapter_config.json": b'{"r": 8}', "adapter_model.safetensors": os.urandom(3_000_001), "README.md": b""}
 
@@ -118,3 +121,54 @@ def test_an_object_that_storage_lost_is_our_fault_and_said_before_the_first_byte
     for path in (f"/v1/tasks/{task_id}/adapter", f"/v1/adapters/{adapter_id}/files/adapter_config.json"):
         lost = tenant.get(path)
         assert (lost.status_code, lost.json()["code"]) == (500, "object_lost")
+
+
+def test_an_archive_carries_a_readme_once_the_task_has_ended(tenant, database, storage):
+    task_id = tenant.task()["id"]
+    with database.begin() as session:
+        job = jobs_of(session, task_id)[1]
+        chunk(session, job, "val_loss", list(range(10, 400, 10)), [2.0 - step / 400 for step in range(10, 400, 10)])
+        bare = {path: content for path, content in FILES.items() if path != "README.md"}
+        adapter_id = adapter(session, storage, job, bare, val_loss=0.75).id
+    path = f"/v1/adapters/{adapter_id}"
+    assert tenant.get(f"{path}/files/README.md").status_code == 404
+    before = tenant.get(f"{path}/archive")
+    assert f"{adapter_id}/README.md" not in unpack(before.content)
+    tenant.post(f"/v1/tasks/{task_id}/cancel")
+    after = tenant.get(f"{path}/archive")
+    assert after.headers["etag"] != before.headers["etag"]
+    told = unpack(after.content)[f"{adapter_id}/README.md"].decode()
+    assert tenant.get(f"{path}/files/README.md").text == told
+    assert tenant.get(f"{path}/archive").content == after.content
+    for said in ("0.7500 after step 7", "| 1 (this one) |", "| 0 |", "vllm serve BASE", "--max-lora-rank 16", "PeftModel"):
+        assert said in told
+    assert "     390    1.0250" in told  # the curve's last point
+
+
+def test_a_deleted_task_takes_everything_along_and_the_collector_follows(tenant, won, database, storage):
+    task_id, adapter_id = won
+    job_id = tenant.get(f"/v1/tasks/{task_id}/jobs").json()["data"][0]["id"]
+    assert tenant.delete(f"/v1/tasks/{task_id}").status_code == 204
+    paths = (f"tasks/{task_id}", f"tasks/{task_id}/metrics", f"jobs/{job_id}", f"adapters/{adapter_id}")
+    for path in (*paths, f"tasks/{task_id}/adapter", f"adapters/{adapter_id}/archive", f"tasks/{task_id}/events"):
+        assert tenant.get(f"/v1/{path}").status_code == 404, path
+    assert tenant.get("/v1/tasks").json()["data"] == tenant.get("/v1/adapters").json()["data"] == []
+    assert tenant.delete(f"/v1/tasks/{task_id}").status_code == 404
+    sweep(database, storage)
+    with database.begin() as session:
+        assert session.get(Adapter, adapter_id) is not None  # the retention is not over
+    sweep(database, storage, timedelta(0))
+    with database.begin() as session:
+        assert session.get(Adapter, adapter_id) is None
+        assert session.get(Task, task_id) is not None  # usage counts it
+
+
+def test_a_task_that_has_not_ended_is_neither_deleted_nor_archived(tenant):
+    task_id = tenant.task()["id"]
+    for refused in (tenant.delete(f"/v1/tasks/{task_id}"), tenant.post(f"/v1/tasks/{task_id}/archive")):
+        assert (refused.status_code, refused.json()["code"]) == (409, "task_open")
+    tenant.post(f"/v1/tasks/{task_id}/cancel")
+    assert tenant.post(f"/v1/tasks/{task_id}/archive").json()["archived_at"]
+    assert tenant.get("/v1/tasks", params={"archived": False}).json()["data"] == []
+    assert [task["id"] for task in tenant.get("/v1/tasks", params={"archived": True}).json()["data"]] == [task_id]
+    assert tenant.post(f"/v1/tasks/{task_id}/archive", params={"archived": False}).json()["archived_at"] is None
