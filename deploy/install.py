@@ -1,7 +1,8 @@
 """Installs Motet and all it needs into .venv, and shows that it is alive meanwhile. Standard library alone.
 
 torch comes first and by its exact pin, from TORCH_INDEX too where that is set; then everything else under constraints.txt.
-pip's own words go to .venv/install.log.
+pip's own words go to .venv/install.log. Older versions of the `openai` SDK lie apart in .venv/sdk/VERSION, for the tests that
+hold our face against each of them.
 """
 
 import os
@@ -18,6 +19,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LOG = VENV / "install.log"
 STAMP = VENV / "installed"
+OLDER_SDKS = ("1.109.1", "2.54.0")
 _NEWS = re.compile(rb"(Collecting|Downloading|Installing|Preparing|Building) ([^ (\n]+)")
 _TAIL_LINES = 15
 
@@ -63,7 +65,7 @@ class Ticker:
             print(f"\r\033[K{line}" if self._terminal else line, end="" if self._terminal else "\n", flush=True)
 
 
-def pip_install(title: str, *words: str) -> None:
+def pip_install(title: str, *words: str, constrained: bool = True) -> None:
     """Run pip; on failure show its last lines and leave."""
     env = {**os.environ, "PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     command = [
@@ -74,8 +76,7 @@ def pip_install(title: str, *words: str) -> None:
         "--no-input",
         "--progress-bar",
         "off",
-        "--constraint",
-        "constraints.txt",
+        *(["--constraint", "constraints.txt"] if constrained else []),
         *words,
     ]
     with LOG.open("ab") as log, Ticker(title) as ticker:
@@ -99,6 +100,9 @@ def main() -> None:
     index = os.environ.get("TORCH_INDEX")
     pip_install("torch", pin_of("torch"), "setuptools", *(["--extra-index-url", index] if index else []))
     pip_install("motet and the rest", "--no-build-isolation", "--editable", ".[dev]")
+    for version in OLDER_SDKS:
+        apart = ("--upgrade", "--no-deps", "--target", str(VENV / "sdk" / version), f"openai=={version}", "distro==1.9.0")
+        pip_install(f"openai {version}", *apart, constrained=False)
     STAMP.touch()
 
 

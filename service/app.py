@@ -14,11 +14,15 @@ import service.files.routes
 import service.fleet.admin
 import service.fleet.routes
 import service.metrics.routes
+import service.openai.catalogue
+import service.openai.files
+import service.openai.jobs
 import service.scheduler.routes
 import service.tasks.routes
 import service.tenants.routes
 import service.usage.routes
-from service import health, openapi, problems
+import service.webhooks.routes
+from service import health, once, openapi, problems
 from service.db import POOL_SIZE
 from service.metrics.api import ApiMetrics
 from service.requests import BodyLimit, RequestLog
@@ -30,12 +34,16 @@ _ROUTERS = (
     service.scheduler.routes.router,
     service.tasks.routes.router,
     service.adapters.routes.router,
+    service.webhooks.routes.router,
     service.fleet.admin.router,
     service.tenants.routes.router,
     service.usage.routes.router,
     service.audit.routes.router,
     service.fleet.routes.router,
     service.metrics.routes.router,
+    service.openai.files.router,
+    service.openai.jobs.router,
+    service.openai.catalogue.router,
     health.router,
 )
 
@@ -61,6 +69,7 @@ def routes(metrics: ApiMetrics | None = None) -> FastAPI:
     app.add_middleware(BodyLimit)
     app.add_middleware(RequestLog, metrics=metrics or ApiMetrics())
     problems.install(app)
+    once.install(app)
     for router in _ROUTERS:
         app.include_router(router)
     openapi.install(app)

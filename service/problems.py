@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from service.errors import MEDIA_TYPE, BadRequest, FieldError, Invalid, Problem, Unavailable, shown, summary
+from service.openai import errors as openai
 from service.requests import request_id
 
 log = logging.getLogger(__name__)
@@ -56,9 +57,11 @@ def install(app: FastAPI) -> None:
 
 
 def respond(request: Request, problem: Problem) -> JSONResponse:
-    """The problem as a response."""
+    """The problem as a response, in the words of the face that was called."""
     id = request_id(request.scope)
     headers = problem.headers | {"x-request-id": id}
+    if request.url.path.startswith(openai.PREFIX):
+        return openai.respond(problem, headers)
     return JSONResponse(problem.body(id), problem.status, headers, media_type=MEDIA_TYPE)
 
 

@@ -18,7 +18,11 @@ from service.metrics.api import ApiMetrics
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 16 * 2**20
-_STREAMED = ("/v1/files", "/internal/v1/objects/")  # these read their body in blocks and bound it themselves
+_STREAMED = (
+    "/v1/files",
+    "/openai/v1/files",
+    "/internal/v1/objects/",
+)  # these read their body in blocks and bound it themselves
 _HEARD_OUT_BYTES, _HEARD_OUT_SECONDS = 4 * 2**20, 2.0
 _HEADER = "x-request-id"
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")

@@ -13,6 +13,7 @@ from service.parts import Parts
 from service.queue import Queue
 from service.settings import Settings
 from service.storage import LocalStorage, Storage
+from service.tasks.stream import Feed
 from service.tasks.watch import Watcher
 from service.tenants.keyring import KeyRing
 from service.tenants.rates import Rates
@@ -30,6 +31,7 @@ class State:
     storage: Storage
     grants: UploadGrants
     watcher: Watcher
+    feed: Feed
     keys: KeyRing
     rates: Rates
     metrics: ApiMetrics
@@ -38,6 +40,7 @@ class State:
     def of(cls, settings: Settings, metrics: ApiMetrics) -> "State":
         """The parts as the settings want them. Nothing connects yet."""
         grants = UploadGrants(settings.secret_key.get_secret_value())
+        watcher = Watcher(settings.app_database_url)
         system = Database(settings.database_url)
         return cls(
             settings=settings,
@@ -47,7 +50,8 @@ class State:
             hints=Hints(settings.redis_url),
             storage=LocalStorage(settings.storage_dir, grants),
             grants=grants,
-            watcher=Watcher(settings.app_database_url),
+            watcher=watcher,
+            feed=Feed(watcher),
             keys=KeyRing(system),
             rates=Rates(settings.redis_url),
             metrics=metrics,
@@ -95,6 +99,10 @@ async def _watcher(request: Request) -> Watcher:
     return state_of(request).watcher
 
 
+async def _feed(request: Request) -> Feed:
+    return state_of(request).feed
+
+
 # async, though nothing is awaited: FastAPI would hand each of them to a thread of its own
 Service = Annotated[State, Depends(_service)]
 Config = Annotated[Settings, Depends(_settings)]
@@ -105,3 +113,4 @@ Store = Annotated[Storage, Depends(_storage)]
 Grants = Annotated[UploadGrants, Depends(_grants)]
 Works = Annotated[Parts, Depends(_parts)]
 Watch = Annotated[Watcher, Depends(_watcher)]
+Events = Annotated[Feed, Depends(_feed)]

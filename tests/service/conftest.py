@@ -22,6 +22,7 @@ from service.storage import Storage
 from service.tenants.keys import Scope, mint_key
 from service.tenants.models import Tenant
 from tests.service.api import Caller
+from tests.service.live import Server, live
 
 _numbers = itertools.count(1)
 
@@ -200,3 +201,10 @@ def small_model(database) -> str:
             )
         )
     return "small"
+
+
+@pytest.fixture(scope="module")
+def server(settings) -> Iterator[Server]:
+    """The module's app on a socket."""
+    with live(settings) as made:
+        yield made

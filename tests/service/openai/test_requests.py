@@ -1,0 +1,148 @@
+"""A fine-tuning job's request as a task's spec, and the face's own errors and lists."""
+
+import pytest
+
+from service.openai.requests import JobRequest
+
+FILE = {"model": "small", "training_file": "file_1"}
+
+
+def space(**said) -> dict:
+    return JobRequest.model_validate(FILE | said).spec().search_space.model_dump(exclude_defaults=True)
+
+
+def supervised(**hyperparameters) -> dict:
+    return {"method": {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}}}
+
+
+def test_what_is_auto_is_searched():
+    assert space() == {"learning_rate": [5e-5, 2e-4, 1e-3]}
+    assert space(**supervised(learning_rate_multiplier="auto", batch_size="auto")) == space()
+
+
+@pytest.mark.parametrize("how", [lambda h: {"hyperparameters": h}, lambda h: supervised(**h)])
+def test_what_is_said_is_not(how):
+    said = how({"learning_rate_multiplier": 2, "batch_size": 8, "n_epochs": 5})
+    assert space(**said, seed=7) == {"learning_rate": [2e-4], "batch_size": [8], "seed": [7]}
+    assert JobRequest.model_validate(FILE | said).spec().training.epochs == 5
+
+
+def test_preferences_have_a_beta_of_their_own():
+    asked = {"method": {"type": "dpo", "dpo": {"hyperparameters": {"beta": 0.2, "n_epochs": 2}}}}
+    spec = JobRequest.model_validate(FILE | asked).spec()
+    assert (spec.objective.type, spec.search_space.beta, spec.training.epochs) == ("dpo", [0.2], 2)
+    assert JobRequest.model_validate(FILE | {"method": {"type": "dpo"}}).spec().search_space.beta is None
+
+
+def test_a_search_space_is_taken_as_it_is():
+    wanted = {"learning_rate": [1e-4, 3e-4], "rank": [8, 64]}
+    assert space(search_space=wanted) == wanted
+
+
+def test_the_rest_of_a_request_lands_in_the_spec():
+    said = {"validation_file": "file_2", "suffix": "mine", "metadata": {"a": "b"}, "gpus": 2, "priority": 3}
+    spec = JobRequest.model_validate(FILE | said).spec()
+    assert (spec.dataset.file_id, spec.dataset.validation_file_id, spec.name) == ("file_1", "file_2", "mine")
+    assert (spec.labels, spec.gpus, spec.priority) == ({"a": "b"}, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"search_space": {"learning_rate": [1e-4]}, "hyperparameters": {"batch_size": 8}},
+        {"search_space": {"learning_rate": [1e-4]}, "seed": 1},
+        {"training": {"epochs": 1}, "hyperparameters": {"n_epochs": 2}},
+        {"hyperparameters": {"learning_rate_multiplier": 0}},
+        {"hyperparameters": {"learning_rate_multiplier": True}},
+        {"method": {"type": "reinforcement"}},
+        {"method": {"type": "supervised", "dpo": {"hyperparameters": {"beta": 0.2}}}},
+        {"method": {"type": "dpo", "dpo": {"hyperparameters": {"beta": 0}}}},
+        {"method": {"type": "dpo", "dpo": {"hyperparameters": {"beta": 0.2}}}, "search_space": {"learning_rate": [1e-4]}},
+        {"metadata": {"": "x"}},
+        {"integrations": [{"type": "wandb"}]},
+        {"suffix": "a:b"},
+    ],
+)
+def test_what_contradicts_itself_is_refused(tenant, said):
+    response = tenant.post("/openai/v1/fine_tuning/jobs", json=FILE | said)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+
+
+def test_a_mistyped_field_is_told_with_what_was_meant(tenant):
+    error = tenant.post("/openai/v1/fine_tuning/jobs", json=FILE | {"training_fil": "x"}).json()["error"]
+    assert (error["param"], error["message"]) == (
+        "training_fil",
+        "training_fil: is not a known field; did you mean 'training_file'?",
+    )
+
+
+def test_errors_of_every_kind_have_openais_form(tenant, client):
+    for response, status, kind in (
+        (client.get("/openai/v1/models"), 401, "authentication_error"),
+        (tenant.get("/openai/v1/nothing"), 404, "not_found_error"),
+        (tenant.post("/openai/v1/fine_tuning/jobs", content=b"{"), 400, "invalid_request_error"),
+        (tenant.get("/openai/v1/files?after=file_0"), 400, "invalid_request_error"),
+        (tenant.delete("/openai/v1/models"), 405, "invalid_request_error"),
+    ):
+        assert (response.status_code, response.json()["error"]["type"]) == (status, kind), response.text
+
+
+def test_a_job_is_made_once_under_its_key(tenant):
+    body = {"model": "small", "training_file": tenant.file()}
+    headers = {"idempotency-key": "k"}
+    first, again = (tenant.post("/openai/v1/fine_tuning/jobs", json=body, headers=headers) for _ in range(2))
+    assert first.status_code == 200, first.text
+    assert again.json() == first.json()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "purpose"),
+        ({"purpose": "batch"}, "purpose"),
+        ({"purpose": "fine-tune", "expires_after[anchor]": "now"}, "expires_after[anchor]"),
+        ({"purpose": "fine-tune", "expires_after[anchor]": "created_at"}, "expires_after[seconds]"),
+        (
+            {"purpose": "fine-tune", "expires_after[anchor]": "created_at", "expires_after[seconds]": "60"},
+            "expires_after[seconds]",
+        ),
+        ({"purpose": "fine-tune", "porpoise": "x"}, "porpoise"),
+    ],
+)
+def test_an_uploads_mistakes_name_their_part(tenant, fields, param):
+    rows = b'{"prompt": "a", "completion": "b"}\n'
+    response = tenant.post("/openai/v1/files", files={"file": ("f.jsonl", rows)}, data=fields)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+def test_a_job_is_paused_and_resumed(tenant, plan):
+    job = tenant.post("/openai/v1/fine_tuning/jobs", json={"model": "small", "training_file": tenant.file()}).json()
+    plan()
+    said = []
+    for act in ("pause", "resume"):
+        response = tenant.post(f"/openai/v1/fine_tuning/jobs/{job['id']}/{act}")
+        assert response.status_code == 200, response.text
+        said.append(response.json()["status"])
+    assert said == ["paused", "queued"]
+    told = tenant.get(f"/openai/v1/fine_tuning/jobs/{job['id']}/events").json()["data"]
+    assert [event["data"]["status"] for event in told[:2]] == ["queued", "paused"]
+    tenant.post(f"/openai/v1/fine_tuning/jobs/{job['id']}/cancel")
+    assert tenant.post(f"/openai/v1/fine_tuning/jobs/{job['id']}/pause").status_code == 400
+
+
+def test_a_job_of_preferences_and_a_list_say_what_they_are(tenant):
+    pair = b'{"prompt": "2 + 3?", "chosen": "5", "rejected": "6"}\n'
+    pairs = tenant.post("/v1/files", files={"file": ("pairs.jsonl", pair * 20)}).json()["id"]
+    listed = {"method": "list", "jobs": [{"learning_rate": 1e-4}, {"learning_rate": 2e-4, "seed": 3}]}
+    asked = ({"method": {"type": "dpo"}}, {"method": {"type": "dpo"}, "search_space": listed})
+    said = [
+        tenant.post("/openai/v1/fine_tuning/jobs", json={"model": "small", "training_file": pairs, **more}).json()
+        for more in asked
+    ]
+    assert all("method" in job for job in said), said
+    assert [job["method"]["dpo"]["hyperparameters"]["beta"] for job in said] == [0.1, 0.1]
+    assert [job["hyperparameters"]["batch_size"] for job in said] == [4, 4]
+    assert {job["hyperparameters"]["learning_rate_multiplier"] for job in said} == {"auto"}
