@@ -4,6 +4,7 @@ Exit codes: 0 done; 1 it did not work out (a refusal, a failed task); 2 a mistak
 to talk to; 130 interrupted.
 """
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -15,10 +16,11 @@ from contract.states import TaskStatus
 from motet import invocation
 from motet.client import Client
 from motet.demo import demo as run_demo
+from motet.doctor import examine
 from motet.errors import ApiError, MotetError, NoCredentials, Unreachable
 from motet.narrator import Narrator
 from motet.resources import Task
-from motet.specfile import SpecError, read
+from motet.specfile import SpecError, json_schema, read
 from motet.submit import submit as submit_spec
 from motet.tables import jobs_table, nodes_table, running_table, tasks_table, waiting_table
 from motet.up import up as run_up
@@ -202,6 +204,25 @@ def cancel(task: TaskId) -> None:
     """Stop a task for good; adapters committed so far stay."""
     with Client() as client:
         _narrator().say(f"{client.tasks.cancel(_resolve(client, task)).id} is cancelled")
+
+
+@app.command()
+def doctor() -> None:
+    """What is running, what is wrong, and how to mend it."""
+    narrator, well = _narrator(), True
+    for finding in examine():
+        well = well and finding.well
+        narrator.say(f"{'well ' if finding.well else 'WRONG'}  {finding.what}")
+        if finding.mend:
+            narrator.say(f"       {finding.mend}")
+    if not well:
+        raise typer.Exit(1)
+
+
+@app.command()
+def schema() -> None:
+    """The JSON Schema of a spec, for editors: the first line `# yaml-language-server: $schema=spec.schema.json` names it."""
+    sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")
 
 
 def main() -> None:

@@ -199,6 +199,10 @@ class Client:
             raise NoCredentials("this needs an admin key: set MOTET_ADMIN_KEY, or use the machine where `motet up` runs")
         return Admin(self._admin)
 
+    def ready(self) -> None:
+        """Return if the service can answer requests. Raises Unreachable, or ApiError with what it misses."""
+        self._transport.get("/readyz")
+
     def close(self) -> None:
         self._transport.close()
         if self._admin is not None:

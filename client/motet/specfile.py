@@ -84,6 +84,18 @@ def read(path: Path) -> SpecFile:
     return draft
 
 
+def json_schema() -> dict[str, Any]:
+    """What a spec may hold, as JSON Schema (draft 2020-12): a TaskSpec with paths beside the ids of uploads."""
+    made = TaskSpec.model_json_schema()
+    dataset = made["$defs"]["Dataset"]
+    for path, field in _PATHS.items():
+        told = f"Path of a JSONL file, relative to the spec's folder; uploaded, it becomes {field}"
+        dataset["properties"][path] = {"type": "string", "minLength": 1, "description": told}
+    dataset["required"] = [name for name in dataset["required"] if name not in _PATHS.values()]
+    dataset["oneOf"] = [{"required": ["file"]}, {"required": ["file_id"]}]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
+
+
 def _parse(path: Path, text: str) -> tuple[yaml.Node, dict[str, Any]]:
     try:
         loader = _Loader(text)

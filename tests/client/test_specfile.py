@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import jsonschema_rs
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from motet.specfile import SpecError, read
+from motet.specfile import SpecError, json_schema, read
 
 ROOT = Path(__file__).parents[2]
 
@@ -102,3 +104,13 @@ def test_no_text_is_a_traceback(tmp_path_factory: pytest.TempPathFactory, text: 
     path.write_text(text, encoding="utf-8", errors="replace")
     with pytest.raises(SpecError):
         read(path)
+
+
+def test_the_json_schema_takes_what_the_reader_takes():
+    schema = jsonschema_rs.validator_for(json_schema())
+    example = yaml.safe_load((ROOT / "examples" / "spec.yaml").read_text())
+    example["search_space"]["learning_rate"] = [1e-5]  # YAML's own numbers have a dot in them
+    assert schema.is_valid(example)
+    assert schema.is_valid(example | {"dataset": {"file_id": "file_1"}})
+    for wrong in ({"dataset": {}}, {"dataset": {"file": "a", "file_id": "b"}}, {"serch_space": {}}, {"gpus": 0}):
+        assert not schema.is_valid(example | wrong), wrong
