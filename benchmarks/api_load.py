@@ -1,0 +1,207 @@
+"""The API under load on one machine, everything at once: pollers, a storm of submissions, event streams, and a worker's points.
+
+`python -m benchmarks.api_load [--seconds 20] [--without-100m]` starts a Motet of its own without a trainer, puts load on it
+from this process beside it, restarts the API under open streams, then fills in a hundred million points and asks about them.
+
+The gate: every acknowledged point is stored once, every stream saw every event once and in order, through the restart too, and
+every request was answered as it should be.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+from motet.stack import Event, Stack, ready_of
+
+from benchmarks.hundred_million import JOBS, ask, fill
+from benchmarks.load import POLLERS, REPORT_SECONDS, SERIES, STREAMS, SUBMISSIONS, SUBMITTERS, Load, Placed, quantile, spread
+from benchmarks.result import write_result
+from tests.service.fleet.scripted import ScriptedNode, moved
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass
+class Running:
+    """A Motet that runs, and what the load needs of it."""
+
+    events: Iterator[Event]
+    http: httpx.Client
+    key: str
+    pid: int
+    database_url: str
+    join_token: str
+    spec: dict[str, Any]
+
+    @classmethod
+    def of(cls, stack: Stack) -> "Running":
+        events = stack.events()
+        event = next(event for event in events if ready_of(event))
+        keys = json.loads((Path(event["state_dir"]) / "credentials.json").read_text())
+        http = httpx.Client(base_url=event["api_url"], headers={"Authorization": f"Bearer {keys['demo_key']}"}, timeout=60)
+        model = {"name": "base", "source": str(ROOT / "examples" / "base-model")}
+        made = http.post("/v1/admin/models", json=model, headers={"Authorization": f"Bearer {keys['admin_key']}"})
+        assert made.is_success, made.text
+        with (ROOT / "examples" / "gsm8k" / "validation.jsonl").open("rb") as rows:
+            file_id = http.post("/v1/files", files={"file": rows}).json()["id"]
+        pid = event["pids"]["api"]
+        lines = Path(f"/proc/{pid}/environ").read_text().split("\0")
+        environment = dict(line.split("=", 1) for line in lines if "=" in line)
+        url = environment["MOTET_DATABASE_URL"].replace("+psycopg", "")
+        spec = {"base_model": "base", "dataset": {"file_id": file_id}}
+        return cls(events, http, keys["demo_key"], pid, url, environment["MOTET_JOIN_TOKEN"], spec)
+
+    def sized(self, jobs: int) -> dict[str, Any]:
+        """A task's spec with so many jobs."""
+        rates = [1e-4 * (1 + n / 1000) for n in range(jobs)]
+        return self.spec | {"search_space": {"learning_rate": rates, "batch_size": [4]}}
+
+    def task(self, jobs: int) -> str:
+        answer = self.http.post("/v1/tasks", json=self.sized(jobs))
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["id"])
+
+    def placed(self) -> Placed:
+        """A task of SERIES jobs, placed on a node of ours and begun."""
+        node = ScriptedNode(self.http, self.join_token, "loader").register()
+        task_id, until = self.task(SERIES), time.monotonic() + 60
+        while task_id not in {placement.task_id for placement in node.desired().placements}:
+            assert time.monotonic() < until, "the planner placed nothing"
+            time.sleep(0.1)
+        taken = node.take(task_id)
+        taken.report(taken.attached(steps=10**6), *(moved(job, "warmup") for job in range(SERIES)))
+        return Placed(taken.id, task_id, taken.given.token, taken.given.fence)
+
+    def rss(self) -> float:
+        """MiB of the API process."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    def restart(self) -> float:
+        """Tell the API to stop, and wait for the next one; seconds until it had stopped."""
+        began = time.monotonic()
+        os.kill(self.pid, signal.SIGTERM)
+        while Path(f"/proc/{self.pid}").exists():
+            time.sleep(0.01)
+        stopped = time.monotonic() - began
+        self.pid = next(event for event in self.events if event["event"] == "restarted" and event["name"] == "api")["pid"]
+        while not _answers(self.http):
+            time.sleep(0.05)
+        return stopped
+
+    def stored(self, task_id: str) -> dict[str, float]:
+        """What the database holds of the task's points."""
+        own = "FROM point_chunks p JOIN jobs j ON j.id = p.job_id WHERE j.task_id = %s AND p.hidden_by IS NULL"
+        with psycopg.connect(self.database_url) as connection:
+            points, chunks = connection.execute(f"SELECT sum(cardinality(steps)), count(*) {own}", [task_id]).fetchone() or (
+                0,
+                0,
+            )
+            (last,) = connection.execute("SELECT last_event FROM tasks WHERE id = %s", [task_id]).fetchone() or (0,)
+            (size,) = connection.execute("SELECT pg_total_relation_size('point_chunks')").fetchone() or (0,)
+        return {"points": int(points), "chunks": chunks, "last_event": last, "table_bytes": size}
+
+
+def _answers(http: httpx.Client) -> bool:
+    try:
+        return http.get("/readyz").is_success
+    except httpx.TransportError:
+        return False
+
+
+async def put(load: Load, running: Running, placed: Placed, polled: list[str], seconds: float) -> dict[str, Any]:
+    """All of the load at once, then the restart under open streams; seconds and MiB that they took."""
+    waiting, spec, memory = list(range(SUBMISSIONS)), json.dumps(running.sized(2)).encode(), []
+    readers = [asyncio.ensure_future(load.follow(number, placed.task_id)) for number in range(STREAMS)]
+    work = [load.poll(number, polled[number % len(polled)], seconds) for number in range(POLLERS)]
+    work += [load.submit(spec, waiting) for _ in range(SUBMITTERS)]
+    reporting = load.report(placed, int(seconds / REPORT_SECONDS))
+    at_once = asyncio.gather(reporting, *work)
+    while not at_once.done():
+        memory.append(running.rss())
+        await asyncio.wait([at_once], timeout=0.5)
+    in_time = {"report_seconds": at_once.result()[0], "points_in_time": load.points}
+    stopped = await asyncio.to_thread(running.restart)
+    await load.report(placed, 2)
+    last = running.stored(placed.task_id)["last_event"]
+    until = time.monotonic() + 30
+    while not all(seen and seen[-1] >= last for seen in load.streams) and time.monotonic() < until:
+        await asyncio.sleep(0.05)
+    load.over = True
+    for reader in readers:
+        reader.cancel()
+    await asyncio.gather(*readers, return_exceptions=True)
+    return in_time | {"shutdown_seconds": stopped, "memory_mb": memory}
+
+
+def judge(load: Load, stored: dict[str, float]) -> dict[str, Any]:
+    """The gate."""
+    whole = list(range(1, int(stored["last_event"]) + 1))
+    compared = {
+        "points lost": load.points - stored["points"],
+        "streams with a gap or a repetition": sum(seen != whole for seen in load.streams),
+        "wrong answers": len(load.wrong),
+    }
+    worst = max(abs(value) for value in compared.values())
+    return {"tolerance": 0, "worst_error": worst, "compared": compared | {"of": load.wrong[:5]}, "passed": worst == 0}
+
+
+def measure(seconds: float, with_100m: bool) -> None:
+    with Stack(["--workers", "0"]) as stack:
+        running = Running.of(stack)
+        placed, polled = running.placed(), [running.task(8) for _ in range(20)]
+        load = Load(str(running.http.base_url), running.key, seq=2)
+        met = asyncio.run(put(load, running, placed, polled, seconds))
+        stored = running.stored(placed.task_id)
+        gate = judge(load, stored)
+        memory, polls = met.pop("memory_mb"), [taken for kind in load.polls.values() for taken in kind]
+        early = max(memory[: max(1, len(memory) // 2)])
+        figures = {
+            "poll_p99_ms": quantile(polls, 0.99),
+            "poll_rps": len(polls) / seconds,
+            "submit_p99_ms": quantile(load.submits, 0.99),
+            "points_per_s": met["points_in_time"] / met["report_seconds"],
+            "points_lost": load.points - stored["points"],
+            "rss_growth_mb": memory[-1] - early,
+            "bytes_per_point": stored["table_bytes"] / stored["points"],
+            "shutdown_s": met["shutdown_seconds"],
+        }
+        rows: list[dict[str, Any]] = [{"of": f"polls, {kind}"} | spread(taken) for kind, taken in load.polls.items()]
+        rows += [{"of": "submissions"} | spread(load.submits), {"of": "reports of 10,000 points"} | spread(load.reports)]
+        rows += [{"of": "memory of the API, MiB", "samples": [round(one, 1) for one in memory]}, {"of": "stored"} | stored]
+        if with_100m:
+            many, answers = _hundred_million(running)
+            rows += [{"of": "100 million points"} | many, *answers]
+            figures |= {"query_ms_100m": answers[0]["median_ms"], "bytes_per_point_100m": many["table_bytes"] / many["points"]}
+    print(json.dumps({"gate": gate, "figures": figures}, indent=1))
+    print(write_result("api_load", gate, figures, rows))
+
+
+def _hundred_million(running: Running) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    template = running.task(JOBS)
+    assert running.http.post(f"/v1/tasks/{template}/cancel").is_success
+    many = fill(running.database_url, template)
+    return many, ask(str(running.http.base_url), running.key, running.database_url)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long the load lasts (%(default)s)")
+    parser.add_argument("--without-100m", action="store_true", help="leave the hundred million points out")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="motet-load-") as folder:
+        os.environ["MOTET_STATE_DIR"] = folder
+        measure(chosen.seconds, not chosen.without_100m)
+
+
+if __name__ == "__main__":
+    main()

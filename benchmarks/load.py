@@ -1,0 +1,116 @@
+"""Load for the API: pollers, submitters, event streams and a worker that reports, from coroutines of one process.
+
+Latencies count from when a request was due, not from when this process came to send it. Knows nothing of what serves it.
+"""
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.load_http import Connection
+
+POLLERS, POLLS_PER_SECOND, STREAMS, SUBMISSIONS, SUBMITTERS = 200, 300, 50, 500, 8
+REPORT_SECONDS, POINTS_PER_SECOND, SERIES = 0.5, 20_000, 100  # what one worker reports, of so many jobs
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A placement that reports: its task, token, fence, and the report it owes next."""
+
+    placement_id: str
+    task_id: str
+    token: str
+    fence: int
+
+
+@dataclass
+class Load:
+    """What the load met, in milliseconds, and what it counted."""
+
+    url: str
+    key: str
+    polls: dict[str, list[float]] = field(default_factory=lambda: {"plain": [], "if-none-match": []})
+    submits: list[float] = field(default_factory=list)
+    reports: list[float] = field(default_factory=list)
+    points: int = 0  # acknowledged
+    seq: int = 1
+    step: int = 1
+    wrong: list[str] = field(default_factory=list)
+    streams: list[list[int]] = field(default_factory=lambda: [[] for _ in range(STREAMS)])
+    over: bool = False
+
+    async def poll(self, number: int, task_id: str, seconds: float) -> None:
+        """One poller; every second one sends the ETag that it has."""
+        kind = "plain" if number % 2 else "if-none-match"
+        every, loop, etag = POLLERS / POLLS_PER_SECOND, asyncio.get_running_loop(), ""
+        due = loop.time() + every * number / POLLERS
+        until = due + seconds
+        async with Connection(self.url, self.key) as connection:
+            while due < until:
+                await asyncio.sleep(max(0.0, due - loop.time()))
+                headers = f"If-None-Match: {etag}\r\n" if etag and kind != "plain" else ""
+                answer = await connection.request("GET", f"/v1/tasks/{task_id}", headers=headers)
+                self.polls[kind].append((loop.time() - due) * 1000)
+                if answer.status not in (200, 304):
+                    self.wrong.append(f"poll: {answer.status}")
+                etag, due = answer.headers.get("etag", ""), due + every
+
+    async def submit(self, spec: bytes, waiting: list[int]) -> None:
+        """One of the storm's submitters, with one request in hand, until none waits."""
+        loop = asyncio.get_running_loop()
+        async with Connection(self.url, self.key) as connection:
+            while waiting:
+                waiting.pop()
+                began = loop.time()
+                answer = await connection.request("POST", "/v1/tasks", spec)
+                self.submits.append((loop.time() - began) * 1000)
+                if answer.status != 201:
+                    self.wrong.append(f"submit: {answer.status} {answer.body[:200]!r}")
+
+    async def follow(self, number: int, task_id: str) -> None:
+        """One reader of a task's events, who comes again with the last number until `over`."""
+        seen = self.streams[number]
+        while not self.over:
+            try:
+                async with Connection(self.url, self.key) as connection:
+                    async for event in connection.events(f"/v1/tasks/{task_id}/events", seen[-1] if seen else 0):
+                        seen.append(event)
+                        if self.over:
+                            return
+            except OSError:
+                await asyncio.sleep(0.2)  # the API restarts; nothing tells when it is back
+
+    async def report(self, placed: Placed, count: int) -> float:
+        """A worker that sends `count` reports, one every REPORT_SECONDS, at once where it is late; how long it took."""
+        loop, each = asyncio.get_running_loop(), int(POINTS_PER_SECOND * REPORT_SECONDS / SERIES)
+        began = loop.time()
+        async with Connection(self.url, placed.token) as connection:
+            for number in range(count):
+                due = began + number * REPORT_SECONDS
+                await asyncio.sleep(max(0.0, due - loop.time()))
+                body = json.dumps({"fence": placed.fence, "seq": self.seq, "events": _points(self.step, each)}).encode()
+                answer = await connection.request("POST", f"/internal/v1/placements/{placed.placement_id}/reports", body)
+                self.reports.append((loop.time() - due) * 1000)
+                if answer.status != 200:
+                    self.wrong.append(f"report: {answer.status} {answer.body[:200]!r}")
+                    break
+                self.seq, self.step, self.points = self.seq + 1, self.step + each, self.points + each * SERIES
+        return max(loop.time() - began, count * REPORT_SECONDS)
+
+
+def _points(first: int, count: int) -> list[dict[str, Any]]:
+    steps = list(range(first, first + count))
+    values = [1.0 + 1.0 / step + (step * 7919 % 1000) / 9973 for step in steps]
+    return [{"kind": "points", "job": job, "series": "train_loss", "steps": steps, "values": values} for job in range(SERIES)]
+
+
+def quantile(values: list[float], share: float) -> float:
+    """The least value that `share` of them do not exceed."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Milliseconds at which half, nineteen twentieths, all but a hundredth and all were answered, and how many there were."""
+    shares = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99, "most_ms": 1.0}
+    return {"count": len(values)} | {name: round(quantile(values, share), 2) for name, share in shares.items()}
