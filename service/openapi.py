@@ -48,8 +48,11 @@ def _operations(made: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _say_problems(operation: dict[str, Any]) -> None:
-    """Our 422 wherever FastAPI puts its own, 429 wherever a key is asked for, and the answers in order of their status."""
+    """Our 422 wherever FastAPI puts its own, 429 wherever a key is asked for, what is wrong with bodies wherever there is one;
+    the answers in order of their status."""
     answers = operation["responses"]
+    if "requestBody" in operation:
+        answers |= {str(status): answer for status, answer in problems(400, 413).items()}
     if "401" in answers:
         answers |= {str(status): answer for status, answer in problems(429).items()}
     if "422" in answers:

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,8 +119,7 @@ def restored_and_runs(state: Path, environment: dict[str, str]) -> None:
         with Stack(["--device", "cpu", "--workers", "0"]) as stack:
             ready = next(found for event in stack.events() if (found := ready_of(event)))
             with Client(api_url=ready.api_url, key=credentials["demo_key"]) as client:
-                (task,) = client.tasks.list()
-                assert task.status == "succeeded"
+                (task,) = (task for task in client.tasks.list() if task.status == "succeeded")
                 assert client.adapters.download(task.winner.adapter_id, state / "adapter").is_dir()
 
 
@@ -130,8 +130,16 @@ def test_the_python(running: dict[str, str], folder: Path) -> None:
     assert (folder / "my-adapter" / "adapter_config.json").is_file()
 
 
+def test_the_openai_code(running: dict[str, str], folder: Path) -> None:
+    (script,) = blocks("python openai")
+    said = run([sys.executable, "-c", script], folder, running)
+    assert "succeeded ft:example-7m:" in said
+    with tarfile.open(folder / "openai-adapter.tar.gz") as archive:
+        assert {"adapter_model.safetensors", "README.md"} <= {Path(name).name for name in archive.getnames()}
+
+
 def test_every_motet_command_is_there(running: dict[str, str], folder: Path) -> None:
     named = set(re.findall(r"^motet ([a-z]+)", "".join(blocks("text")), re.MULTILINE))
-    assert len(named) == 10
+    assert len(named) == 12
     for name in named:
         run([sys.executable, "-c", "from motet.cli import main; main()", name, "--help"], folder, running)

@@ -81,7 +81,8 @@ def test_a_posted_task_comes_back_as_a_trained_adapter(motet: House, tmp_path: P
         tar.extractall(tmp_path, filter="data")
     (folder,) = [path for path in tmp_path.iterdir() if path.is_dir()]
     files = motet.http.get(f"/v1/adapters/{winner['adapter_id']}").json()["files"]
-    assert {f["path"] for f in files} == {path.name for path in folder.iterdir()}
+    assert {f["path"] for f in files} | {"README.md"} == {path.name for path in folder.iterdir()}
+    assert f"{winner['val_loss']:.4f}" in (folder / "README.md").read_text()
     for file in files:
         content = motet.http.get(f"/v1/adapters/{winner['adapter_id']}/files/{file['path']}").content
         assert sha256(content).hexdigest() == file["sha256"]
