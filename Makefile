@@ -32,11 +32,14 @@ demo: install ## train a small sweep on this machine and show the best adapter
 up: install ## the whole of Motet in the foreground, until Ctrl-C
 	@$(BIN)/motet up
 
+# one process more than there are cores: a walk waits as much as it computes
+SIDE_BY_SIDE := --numprocesses $(shell expr $$(nproc) + 1) --dist loadfile --no-loadscope-reorder
+
 test: install ## everything that needs no GPU, short forms
-	$(BIN)/pytest --numprocesses auto --dist loadfile
+	$(BIN)/pytest $(SIDE_BY_SIDE)
 
 test-all: install ## the long forms too
-	$(BIN)/pytest --numprocesses auto --dist loadfile -m "not gpu"
+	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not gpu"
 
 test-gpu: install ## what needs a GPU
 	$(BIN)/pytest -m gpu

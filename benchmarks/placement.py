@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -122,10 +122,15 @@ def _overfull(placed: list[Placed]) -> int:
 
 
 def idle_while(task: Placed, placed: list[Placed], devices: int) -> float:
-    """Seconds for which some device stood idle while the task was queued."""
-    moments = sorted({task.queued, task.placed, *(m for one in placed for m in (one.placed, one.ended))})
-    inside = [moment for moment in moments if task.queued <= moment <= task.placed]
-    return sum(later - now for now, later in pairwise(inside) if sum(one.placed <= now < one.ended for one in placed) < devices)
+    """The longest time in seconds for which one device stood idle while the task was queued."""
+    used = {one.device for one in placed}
+    longest = task.placed - task.queued if len(used) < devices else 0.0
+    for device in used:
+        held = sorted((one.placed, one.ended) for one in placed if one.device == device)
+        edges = [float("-inf"), *chain.from_iterable(held), float("inf")]
+        for ended, taken in zip(edges[::2], edges[1::2], strict=True):
+            longest = max(longest, min(taken, task.placed) - max(ended, task.queued))
+    return longest
 
 
 def gate(run: Run, tasks: int) -> dict[str, Any]:

@@ -22,8 +22,11 @@ from deploy.devstack.valkey import Valkey
 # the cores are shared among test processes, where threads that spin while they wait would keep others from working
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+if not Path("/dev/nvidiactl").exists():
+    os.environ["TRITON_INTERPRET"] = "1"  # must be chosen before anything imports a kernel
 
 _READY_SECONDS = 60.0
+_FIRST = Path(__file__).parent / "walk"  # the longest files; the others fill the time beside them
 _NOT_RUN = {"gpu": "tests that need a GPU: make test-gpu", "slow": "tests of the long form: make test-all"}
 
 
@@ -128,6 +131,10 @@ class NotRun:
         for marker, count in self.counts.items():
             if count:
                 terminalreporter.write_line(f"NOT RUN: {count} {_NOT_RUN[marker]}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.path.is_relative_to(_FIRST))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,16 +1,12 @@
-"""Without a CUDA device the kernels run under Triton's interpreter, which must be chosen before they are imported. With one
-they run compiled, in `make test-gpu`."""
+"""Without a CUDA device the kernels run under Triton's interpreter (tests/conftest.py). With one they run compiled, in
+`make test-gpu`."""
 
-import os
 from pathlib import Path
 
 import pytest
 import torch
 
 ROOM = Path(__file__).parent
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.hookimpl(tryfirst=True)

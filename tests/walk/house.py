@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import httpx
 import redis
@@ -161,11 +161,14 @@ class House:
         return self.environment("api")["MOTET_DATABASE_URL"]
 
     @property
-    def valkey(self) -> redis.Redis:
-        """Valkey, as the role that may do everything."""
+    def redis_url(self) -> str:
+        """Of Valkey, as the role that may do everything."""
         socket = urlsplit(self.environment("api")["MOTET_REDIS_URL"]).path
-        password = json.loads((self.state / "secrets.json").read_text())["valkey"]
-        return redis.Redis(unix_socket_path=unquote(socket), password=password)
+        return f"unix://:{json.loads((self.state / 'secrets.json').read_text())['valkey']}@{socket}"
+
+    @property
+    def valkey(self) -> redis.Redis:
+        return redis.Redis.from_url(self.redis_url)
 
     def log(self, name: str) -> Path:
         return self.state / "logs" / f"{name}.log"
