@@ -76,6 +76,7 @@ def pip_install(title: str, *words: str, constrained: bool = True) -> None:
         "--no-input",
         "--progress-bar",
         "off",
+        "--no-compile",  # half of the time went into byte code of modules that nobody imports
         *(["--constraint", "constraints.txt"] if constrained else []),
         *words,
     ]

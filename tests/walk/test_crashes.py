@@ -65,6 +65,7 @@ VICTIMS = {
 }
 
 
+@pytest.mark.timeout(900)  # an unbroken run first, then one with five restarts
 def test_kills_lose_nothing(motet: House, unbroken: dict[tuple[int, str], dict[int, float | None]]) -> None:
     task_id = start(motet)
     for pid_of in VICTIMS.values():
