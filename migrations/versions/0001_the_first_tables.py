@@ -86,7 +86,7 @@ def at(name: str, nullable: bool = True) -> sa.Column:
 
 
 def create_tenants() -> None:
-    weight = sa.Column("weight", sa.Double(), server_default="1", nullable=False)
+    weight: sa.Column[float] = sa.Column("weight", sa.Double(), server_default="1", nullable=False)
     op.create_table(
         "tenants", identity(), text("name", 128), weight, now(), sa.UniqueConstraint("name", name="uq_tenants_name")
     )
