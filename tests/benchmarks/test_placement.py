@@ -7,7 +7,6 @@ import pytest
 from benchmarks.placement import Placed, Run, figures, gate, idle_while, measure
 
 
-@pytest.mark.slow
 def test_a_small_run_places_every_task_once() -> None:
     run = measure(tasks=16, nodes=4, slots=1, rate=6.0, seconds=0.3)
     assert gate(replace(run, idle=[0.0]), 16)["passed"], "whatever the time on these cores"

@@ -1,14 +1,16 @@
-"""Things that only workers bring about, put straight into the database: loss points, and adapters in storage."""
+"""Things that only workers bring about, put straight into the database: loss points, placements, and adapters in storage."""
 
 import hashlib
 import io
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.adapters.models import Adapter
 from service.db import new_id
+from service.fleet.models import Node, Placement
 from service.storage import Storage
 from service.tasks.models import Job, PointChunk, Task
 
@@ -28,6 +30,38 @@ def chunk(session: Session, job: Job, series: str, steps: list[int], values: lis
             steps=steps,
             values=values,
             hidden_by=hidden_by,
+        )
+    )
+
+
+def placement(
+    session: Session,
+    task_id: str,
+    tokens: int,
+    gpu_seconds: float = 2.0,
+    devices: int = 1,
+    at: datetime | None = None,
+    ended: bool = True,
+    evaluation_tokens: int = 0,
+) -> None:
+    """A placement of the task on a node of its own, with what it did."""
+    node = Node(id=new_id("node"), name=new_id("n"), boot_id="b", status="ready", devices=[], versions={}, credential_hash=b"")
+    session.add(node)
+    session.flush()
+    now = session.scalars(select(func.clock_timestamp())).one()
+    session.add(
+        Placement(
+            id=new_id("placement"),
+            task_id=task_id,
+            node_id=node.id,
+            device_indexes=list(range(devices)),
+            fence=1,
+            created_at=at or now,
+            lease_until=now,
+            ended_at=now if ended else None,
+            tokens=tokens,
+            evaluation_tokens=evaluation_tokens,
+            gpu_seconds=gpu_seconds,
         )
     )
 

@@ -3,15 +3,15 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import func, update
 
 from contract.states import TaskStatus
 from service.db import new_id
-from service.fleet.models import Node, Placement
+from service.fleet.models import Placement
 from service.tasks.models import Task
 from service.tenants.models import Tenant
 from tests.service.api import chat_rows, jsonl
-from tests.service.made import adapter, jobs_of
+from tests.service.made import adapter, jobs_of, placement
 
 UNLIMITED = {"running_gpus": None, "queued_tasks": 1000, "stored_bytes": None, "month_tokens": None}
 
@@ -33,30 +33,6 @@ def refused(response, quota: str, limit: int, used: int) -> None:
     body = response.json()
     assert (body["code"], body["quota"], body["limit"], body["used"]) == ("quota_exceeded", quota, limit, used)
     assert "retry-after" not in response.headers  # waiting alone does not help
-
-
-def placed(database, task_id: str, tokens: int, devices: list[int], ended: bool = True) -> None:
-    """A placement of the task, with what it did."""
-    with database.begin() as session:
-        node = Node(
-            id=new_id("node"), name=new_id("n"), boot_id="b", status="ready", devices=[], versions={}, credential_hash=b""
-        )
-        session.add(node)
-        session.flush()
-        now = session.scalars(select(func.clock_timestamp())).one()
-        session.add(
-            Placement(
-                id=new_id("placement"),
-                task_id=task_id,
-                node_id=node.id,
-                device_indexes=devices,
-                fence=1,
-                lease_until=now,
-                ended_at=now if ended else None,
-                tokens=tokens,
-                gpu_seconds=2.0,
-            )
-        )
 
 
 def test_tasks_beyond_the_queue_are_refused_until_one_leaves(tenant, limit):
@@ -98,9 +74,11 @@ def test_adapters_count_as_stored(tenant, database, storage):
 def test_a_months_tokens(tenant, limit, database):
     task = tenant.task()
     limit(month_tokens=1000)
-    placed(database, task["id"], 999, [0])
+    with database.begin() as session:
+        placement(session, task["id"], tokens=999)
     tenant.task()
-    placed(database, task["id"], 1, [0])
+    with database.begin() as session:
+        placement(session, task["id"], tokens=1)
     refused(tenant.post("/v1/tasks", json=tenant.spec(tenant.file())), "month_tokens", 1000, 1000)
     with database.begin() as session:  # a month later
         session.execute(update(Placement).values(created_at=Placement.created_at - func.make_interval(0, 1)))
@@ -112,7 +90,8 @@ def test_what_a_tenant_is_told(tenant, limit, database):
     stored = tenant.get("/v1/files").json()["data"][0]["bytes"]
     with database.begin() as session:
         session.execute(update(Task).where(Task.id == task["id"]).values(status=TaskStatus.RUNNING))
-    placed(database, task["id"], 50, [0, 1], ended=False)
+    with database.begin() as session:
+        placement(session, task["id"], tokens=50, devices=2, ended=False)
     limit(running_gpus=4)
     assert tenant.get("/v1/quotas").json() == {
         "object": "quotas",

@@ -3,36 +3,11 @@
 from datetime import UTC, datetime
 
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import update
 
 from contract.states import ExitReason, JobStatus
-from service.db import new_id
-from service.fleet.models import Node, Placement
 from service.tasks.models import Task
-from tests.service.made import chunk, jobs_of
-
-
-def ran(session, task_id: str, tokens: int, seconds: float, devices: int = 1, at: datetime | None = None) -> None:
-    """A placement of the task that has ended."""
-    node = Node(id=new_id("node"), name=new_id("n"), boot_id="b", status="lost", devices=[], versions={}, credential_hash=b"")
-    session.add(node)
-    session.flush()
-    now = session.scalars(select(func.clock_timestamp())).one()
-    session.add(
-        Placement(
-            id=new_id("placement"),
-            task_id=task_id,
-            node_id=node.id,
-            device_indexes=list(range(devices)),
-            fence=1,
-            created_at=at or now,
-            lease_until=now,
-            ended_at=now,
-            tokens=tokens,
-            evaluation_tokens=tokens // 10,
-            gpu_seconds=seconds,
-        )
-    )
+from tests.service.made import chunk, jobs_of, placement
 
 
 def test_nothing_was_used(tenant):
@@ -57,8 +32,8 @@ def test_tokens_seconds_rewinds_and_savings(tenant, database):
         chunk(session, ended, "train_loss", [7, 8], [1.0, 1.0], hidden_by=2)
         chunk(session, ended, "val_loss", [8], [1.0], hidden_by=2)  # not a step
         chunk(session, ended, "train_loss", list(range(1, 11)), [1.0] * 10)
-        ran(session, task["id"], tokens=3000, seconds=8.0, devices=2)
-        ran(session, task["id"], tokens=3400, seconds=16.0, devices=1)
+        placement(session, task["id"], tokens=3000, gpu_seconds=8.0, devices=2, evaluation_tokens=300)
+        placement(session, task["id"], tokens=3400, gpu_seconds=16.0, devices=1, evaluation_tokens=340)
     # 56 rows are visible (40 + 16), 8 were taken back: 7/8 of all is billed; a row took 100 tokens and half a second
     (used,) = tenant.get("/v1/usage").json()["data"]
     assert used == {
@@ -80,9 +55,10 @@ def test_months_and_pages_and_tenants(tenant, new_tenant, database):
     tasks = [tenant.task()["id"] for _ in range(3)]
     with database.begin() as session:
         for task_id in [*tasks, other.task()["id"]]:
-            ran(session, task_id, tokens=10, seconds=1.0)
-        ran(session, tasks[0], tokens=500, seconds=1.0, at=datetime(2026, 1, 31, 23, 59, tzinfo=UTC))
-        ran(session, tasks[1], tokens=700, seconds=1.0, at=datetime(2026, 2, 1, tzinfo=UTC))
+            placement(session, task_id, tokens=10, gpu_seconds=1.0, evaluation_tokens=1)
+        late, next_month = datetime(2026, 1, 31, 23, 59, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC)
+        placement(session, tasks[0], tokens=500, gpu_seconds=1.0, at=late, evaluation_tokens=50)
+        placement(session, tasks[1], tokens=700, gpu_seconds=1.0, at=next_month, evaluation_tokens=70)
     first = tenant.get("/v1/usage", params={"limit": 2}).json()
     second = tenant.get("/v1/usage", params={"limit": 2, "cursor": first["next_cursor"]}).json()
     assert [task["task_id"] for task in [*first["data"], *second["data"]]] == tasks[::-1]

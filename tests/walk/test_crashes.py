@@ -120,7 +120,6 @@ def everything(url: str) -> dict[str, list[tuple[Any, ...]]]:
     return rows
 
 
-@pytest.mark.slow  # its halves: tests/worker/test_daemon.py, tests/service/fleet
 def test_a_worker_that_slept_past_its_lease_changes_nothing(
     tmp_path: Path, unbroken: dict[tuple[int, str], dict[int, float | None]]
 ) -> None:
@@ -151,7 +150,6 @@ def test_a_worker_that_slept_past_its_lease_changes_nothing(
         assert all(" 409" in line for line in answers), answers
 
 
-@pytest.mark.slow  # its halves: tests/worker/test_daemon.py, tests/service/queue/test_processes.py
 def test_a_task_is_picked_up_by_its_hint_and_not_by_the_heartbeat(tmp_path: Path) -> None:
     with house(tmp_path, MOTET_HEARTBEAT_SECONDS="3600", MOTET_LEASE_SECONDS="7200") as motet:
         task_id = start(motet)
