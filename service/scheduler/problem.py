@@ -105,11 +105,10 @@ class Problem:
     @cached_property
     def seconds(self) -> NDArray[np.int64]:
         """Of each queued task (rows) at its narrowest on each node; NEVER where it does not fit."""
-        rows = [
-            task.seconds if None not in task.seconds else [NEVER if s is None else s for s in task.seconds]
-            for task in self.queued
-        ]
-        return np.array(rows, np.int64).reshape(len(self.queued), len(self.nodes))
+        table: NDArray[np.int64] = np.empty((len(self.queued), len(self.nodes)), np.int64)
+        for at, task in enumerate(self.queued):
+            table[at] = _row(task.seconds)
+        return table
 
     @cached_property
     def table(self) -> NDArray[np.int64]:
@@ -161,22 +160,45 @@ class Problem:
         return cls(
             nodes=tuple(Node(**node) for node in said["nodes"]),
             running=tuple(Running(**task) for task in said["running"]),
-            queued=tuple(_queued(task) for task in said["queued"]),
+            queued=tuple(_queued(task, len(said["nodes"])) for task in said["queued"]),
             limits=tuple(Limit(**limit) for limit in said.get("limits", ())),
             closed=said.get("closed", False),
         )
 
 
+Seconds = tuple[int | None, ...]  # by node
+
+
+def _alike(seconds: Seconds) -> bool:
+    """Whether it takes equally long on every node: then one number says it, which is many times faster."""
+    return bool(seconds) and seconds.count(seconds[0]) == len(seconds)
+
+
+def _row(seconds: Seconds) -> int | list[int]:
+    """As numpy takes it."""
+    if _alike(seconds):
+        return NEVER if seconds[0] is None else seconds[0]
+    return [NEVER if s is None else s for s in seconds]
+
+
+def _told(seconds: Seconds) -> int | list[int | None] | None:
+    return seconds[0] if _alike(seconds) else list(seconds)
+
+
+def _heard(said: int | list[int | None] | None, nodes: int) -> Seconds:
+    return tuple(said) if isinstance(said, list) else (said,) * nodes
+
+
 def _said(task: Queued) -> dict[str, Any]:
     """As `asdict`, without its copy of every number."""
     said = {field.name: getattr(task, field.name) for field in fields(task)}
-    wider = [{"gpus": width.gpus, "seconds": list(width.seconds)} for width in task.wider]
-    return said | {"seconds": list(task.seconds), "wider": wider}
+    wider = [{"gpus": width.gpus, "seconds": _told(width.seconds)} for width in task.wider]
+    return said | {"seconds": _told(task.seconds), "wider": wider}
 
 
-def _queued(said: Mapping[str, Any]) -> Queued:
-    wider = tuple(Width(width["gpus"], tuple(width["seconds"])) for width in said.get("wider", ()))
-    return Queued(**{**said, "seconds": tuple(said["seconds"]), "wider": wider})
+def _queued(said: Mapping[str, Any], nodes: int) -> Queued:
+    wider = tuple(Width(width["gpus"], _heard(width["seconds"], nodes)) for width in said.get("wider", ()))
+    return Queued(**{**said, "seconds": _heard(said["seconds"], nodes), "wider": wider})
 
 
 def cost(task: Queued, start: Start, churn: int) -> int:
