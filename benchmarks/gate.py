@@ -29,7 +29,7 @@ def converted(backbone: Backbone, dtype: torch.dtype) -> Backbone:
     frequencies = 1.0 / 500000.0 ** (torch.arange(0, 64, 2, device="cuda").float() / 64)
     return replace(
         backbone, embedding=turn(backbone.embedding), head=turn(backbone.head), norm=turn(backbone.norm), layers=layers,
-        rotary=RotaryTable(frequencies, 1.0, dtype),
+        rotaries=(RotaryTable(frequencies, 1.0, dtype),),
     )  # fmt: skip
 
 

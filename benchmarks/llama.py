@@ -71,8 +71,8 @@ def random_backbone(shape: LlamaShape, seed: int = 0) -> Backbone:
     return Backbone(
         family="llama", embedding=embedding, layers=tuple(layers), norm=1 + normal(d, scale=0.1),
         head=embedding if shape.tied else normal(shape.vocabulary, d, scale=2 * d**-0.5),
-        shape=BlockShape(shape.heads, shape.kv_heads, shape.head_size, 1e-5),
-        rotary=RotaryTable(frequencies, 1.0, torch.bfloat16), max_positions=4096, targets=tuple(targets),
+        shape=BlockShape(shape.heads, shape.kv_heads, shape.head_size, 1e-5, shape.head_size**-0.5),
+        rotaries=(RotaryTable(frequencies, 1.0, torch.bfloat16),), max_positions=4096, targets=tuple(targets),
     )  # fmt: skip
 
 

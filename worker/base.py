@@ -1,5 +1,6 @@
 """A base model, loaded: its backbone, tokenizer, arena and trainer. Knows no tasks."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,11 +10,14 @@ from transformers import AutoTokenizer
 from contract.revision import NoWeights, revision_of
 from contract.wire import BaseModelRef
 from worker.model.arena import Arena
-from worker.model.backbone import Backbone, UnsupportedModelError
+from worker.model.backbone import Backbone
 from worker.model.device_arena import DeviceArena
 from worker.model.device_trainer import DeviceTrainer
+from worker.model.family import UnsupportedModelError
 from worker.model.trainer import Trainer
 from worker.rows import RowError, RowReader
+
+log = logging.getLogger(__name__)
 
 
 class BaseError(ValueError):
@@ -60,9 +64,14 @@ def load_base(ref: BaseModelRef, device: torch.device, coded: bool = False, reco
 
 
 def _trainer(source: Path, device: torch.device, coded: bool, recompute: bool) -> Trainer:
-    """float32 on a CPU; on a GPU bfloat16 under float32 adapters. The arena grows as jobs come."""
-    if device.type != "cuda":
-        backbone = Backbone.load(source, device, torch.float32)
+    """float32 on a CPU; on a GPU bfloat16 under float32 adapters, by the fused kernels if they run the family. The arena grows
+    as jobs come."""
+    backbone = Backbone.load(source, device, torch.float32 if device.type == "cpu" else torch.bfloat16)
+    if device.type == "cuda" and backbone.beyond_kernels:
+        log.warning(
+            "no fused kernel runs %s (%s): it trains by plain PyTorch, several times slower, with all activations kept",
+            *(backbone.family, ", ".join(backbone.beyond_kernels)),
+        )
+    if device.type == "cpu" or backbone.beyond_kernels:
         return Trainer(backbone, Arena(backbone.targets, 8, device, coded=coded))
-    backbone = Backbone.load(source, device, torch.bfloat16)
     return DeviceTrainer(backbone, DeviceArena(backbone.targets, 8, device, torch.bfloat16, coded), recompute)

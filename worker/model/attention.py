@@ -23,7 +23,8 @@ BLOCK = 256  # query rows at a time; the probabilities of a sequence of one bloc
 
 @dataclass(frozen=True)
 class Heads:
-    """Heads of a layer. norm_SD: weights of the q and k norms, [H + G, D], or None. window: tokens seen, or None for all."""
+    """Heads of a layer. norm_SD: weights of the q and k norms, [H + G, D], or None. window: tokens seen, or None for all.
+    scale: what q k^T is multiplied with. cap: scores are bent to cap tanh(score / cap), None: not bent."""
 
     query: int
     key: int
@@ -31,6 +32,8 @@ class Heads:
     eps: float
     norm_SD: Tensor | None
     window: int | None
+    scale: float
+    cap: float | None = None
 
     @property
     def turned(self) -> int:
@@ -102,7 +105,7 @@ class _Attend(torch.autograd.Function):
 
 
 def attend(qkv_TN: Tensor, axis: Axis, heads: Heads) -> Tensor:
-    """softmax(q k^T / sqrt(D)) v within each sequence: [T, H D] from [T, (H + 2 G) D].
+    """softmax(scale q k^T) v within each sequence: [T, H D] from [T, (H + 2 G) D].
 
     A token sees itself and those before it in its sequence, with a window the window - 1 before it. Rows beyond the last bound
     come out as zeros.
@@ -128,27 +131,33 @@ def _blocks(length: int, window: int | None) -> list[tuple[int, int, int]]:
     return [(at, min(at + BLOCK, length), 0 if window is None else max(0, at - window + 1)) for at in starts]
 
 
-def _probabilities(q_HQD: Tensor, k_HLD: Tensor, behind: int, window: int | None, mask: Tensor) -> Tensor:
-    """softmax over the keys a row sees, [H, Q, L]; the first row sees `behind` keys before its own."""
+def _probabilities(q_HQD: Tensor, k_HLD: Tensor, behind: int, heads: Heads, mask: Tensor) -> tuple[Tensor, Tensor | None]:
+    """softmax over the keys a row sees, [H, Q, L], and the cap's slope; the first row sees `behind` keys before its own."""
     rows, keys = q_HQD.shape[1], k_HLD.shape[1]
     before = mask.shape[1] - BLOCK
     own = mask[:rows, before - behind : before + rows]
-    scores = torch.baddbmm(own, q_HQD, k_HLD.transpose(1, 2), alpha=q_HQD.shape[2] ** -0.5)
-    if window is not None and keys > window:
+    slope = None
+    if heads.cap is None:
+        scores = torch.baddbmm(own, q_HQD, k_HLD.transpose(1, 2), alpha=heads.scale)
+    else:
+        bent = torch.bmm(q_HQD, k_HLD.transpose(1, 2)).mul_(heads.scale / heads.cap).tanh_()
+        slope = 1 - bent * bent
+        scores = bent.mul_(heads.cap).add_(own)
+    if heads.window is not None and keys > heads.window:
         row = torch.arange(behind, behind + rows, device=mask.device)
-        scores.masked_fill_(row[:, None] - torch.arange(keys, device=mask.device) >= window, float("-inf"))
-    return torch.softmax(scores, -1)
+        scores.masked_fill_(row[:, None] - torch.arange(keys, device=mask.device) >= heads.window, float("-inf"))
+    return torch.softmax(scores, -1), slope
 
 
 def _forward(qk: Tensor, x: Tensor, heads: Heads, mask: Tensor, out_HLD: Tensor) -> Tensor | None:
-    """Write the sequence's output; returns its probabilities if it is a single block."""
+    """Write the sequence's output; returns its probabilities if it is a single block and they are all that backward wants."""
     q, k, v = _split(qk, x, heads)
     k, v = _repeated(k, heads), _repeated(v, heads)
     blocks = _blocks(q.shape[1], heads.window)
     for first, last, key in blocks:
-        p = _probabilities(q[:, first:last], k[:, key:last], first - key, heads.window, mask)
+        p, _ = _probabilities(q[:, first:last], k[:, key:last], first - key, heads, mask)
         out_HLD[:, first:last] = torch.bmm(p, v[:, key:last])
-    return p if len(blocks) == 1 else None
+    return p if len(blocks) == 1 and heads.cap is None else None
 
 
 def _backward(
@@ -167,13 +176,12 @@ def _backward(
     q, k, v = _split(*inputs, heads)
     dq, dk, dv = _split(*out, heads)
     k, v = _repeated(k, heads), _repeated(v, heads)
-    scale = heads.size**-0.5
     for first, last, key in _blocks(q.shape[1], heads.window):
         rows, seen = slice(first, last), slice(key, last)
-        p = kept
-        if p is None:
-            p = _probabilities(q[:, rows], k[:, seen], first - key, heads.window, mask)
-        ds = torch.bmm(dy[:, rows], v[:, seen].transpose(1, 2)).sub_(delta[:, rows]).mul_(p).mul_(scale)
+        p, slope = (kept, None) if kept is not None else _probabilities(q[:, rows], k[:, seen], first - key, heads, mask)
+        ds = torch.bmm(dy[:, rows], v[:, seen].transpose(1, 2)).sub_(delta[:, rows]).mul_(p).mul_(heads.scale)
+        if slope is not None:
+            ds.mul_(slope)
         dq[:, rows] = torch.bmm(ds, k[:, seen])
         _add(dk[:, seen], torch.bmm(ds.transpose(1, 2), q[:, rows]), first - key)
         _add(dv[:, seen], torch.bmm(p.transpose(1, 2), dy[:, rows]), first - key)

@@ -15,21 +15,19 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from worker.model.attention import Axis, causal_mask
 from worker.model.batch import FlatBatch
 from worker.model.block import BlockShape, BlockWeights, run_block
+from worker.model.family import FAMILIES, Family, UnsupportedModelError, family_of, head_size
+from worker.model.head import LabelLoss, label_loss
 from worker.model.layout import GROUPS, Layout, Target
 from worker.model.norm import rms_norm
 from worker.model.rotary import RotaryTable
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-STATIC_ROPES = ("default", "linear", "llama3", "yarn")
-
-
-class UnsupportedModelError(Exception):
-    """The base cannot be run here; the message says what can."""
-
 
 @dataclass(frozen=True)
 class Backbone:
-    """embedding and head are [V, K] (the same tensor where tied); `targets` are the matrices that adapters change."""
+    """embedding and head are [V, K] (the same tensor where tied); `targets` are the matrices that adapters change.
+
+    rotaries: the tables that layers turn by. embedding_scale: of what the first layer reads. logit_cap: see head.bent.
+    """
 
     family: str
     embedding: Tensor
@@ -37,13 +35,20 @@ class Backbone:
     norm: Tensor
     head: Tensor
     shape: BlockShape
-    rotary: RotaryTable
+    rotaries: tuple[RotaryTable, ...]
     max_positions: int
     targets: tuple[Target, ...]
+    embedding_scale: float | None = None
+    logit_cap: float | None = None
 
     @property
     def device(self) -> torch.device:
         return self.embedding.device
+
+    @property
+    def beyond_kernels(self) -> tuple[str, ...]:
+        """What of it the fused kernels cannot do; nothing where they run it."""
+        return FAMILIES[self.family].beyond_kernels
 
     @classmethod
     def load(cls, source: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> "Backbone":
@@ -53,7 +58,7 @@ class Backbone:
                 f"{source} is no model folder: it holds no *.safetensors, the only weights that are read"
             )
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-        _check(config)
+        family_of(config)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
@@ -67,22 +72,27 @@ class Backbone:
     def of(cls, model: PreTrainedModel, device: torch.device | str = "cpu") -> "Backbone":
         """Take over the weights of a transformers model of a known family."""
         config = model.config
-        _check(config)
+        family = family_of(config)
         inner = model.get_submodule("model")
         layers = inner.get_submodule("layers")
-        rotary: Any = inner.get_submodule("rotary_emb")
+        kinds = family.rope_kinds(config)
         embedding = _frozen(inner.get_submodule("embed_tokens"), device)
         tied = model.get_submodule("lm_head").weight is inner.get_submodule("embed_tokens").weight
         return cls(
             family=config.model_type,
             embedding=embedding,
-            layers=tuple(_block(layer, _window(config, place), device) for place, layer in enumerate(layers.children())),
-            norm=_frozen(inner.get_submodule("norm"), device),
+            layers=tuple(
+                _block(layer, family, device, family.window(config, place), kinds.index(family.rope_kind(config, place)))
+                for place, layer in enumerate(layers.children())
+            ),
+            norm=_norm(inner.get_submodule("norm"), family, device),
             head=embedding if tied else _frozen(model.get_submodule("lm_head"), device),
-            shape=BlockShape(config.num_attention_heads, config.num_key_value_heads, _head_size(config), config.rms_norm_eps),
-            rotary=RotaryTable(rotary.inv_freq.to(device), rotary.attention_scaling, embedding.dtype),
+            shape=_shape(family, config),
+            rotaries=tuple(_rotary(inner.get_submodule("rotary_emb"), kind, embedding) for kind in kinds),
             max_positions=config.max_position_embeddings,
             targets=_targets(layers),
+            embedding_scale=_rounded(config.hidden_size**0.5, embedding) if family.scaled_embedding else None,
+            logit_cap=family.number(config, family.logit_cap),
         )
 
     def tensors(self) -> Iterator[Tensor]:
@@ -93,51 +103,60 @@ class Backbone:
 
     def embed(self, batch: FlatBatch) -> Tensor:
         """The first layer's input, [T, K]."""
-        return self.embedding[batch.tokens]
+        x_TK = self.embedding[batch.tokens]
+        return x_TK if self.embedding_scale is None else x_TK.mul_(self.embedding_scale)
 
     def hidden(self, x_TK: Tensor, batch: FlatBatch, adapters: Adapters, layout: Layout) -> Tensor:
         """What the final norm reads, [T, K], from the first layer's input."""
-        cos, sin = self.rotary.table(max(1, batch.longest))
-        cos, sin = cos[batch.positions].unsqueeze(1), sin[batch.positions].unsqueeze(1)
-        axis = Axis(batch.bounds, cos, sin, causal_mask(batch.longest, x_TK))
+        mask = causal_mask(batch.longest, x_TK)
+        axes = []
+        for rotary in self.rotaries:
+            cos, sin = rotary.table(max(1, batch.longest))
+            axes.append(Axis(batch.bounds, cos[batch.positions].unsqueeze(1), sin[batch.positions].unsqueeze(1), mask))
         for weights, groups in zip(self.layers, layout.layers, strict=True):
-            x_TK = run_block(x_TK, weights, self.shape, axis, batch.pieces, adapters, groups)
+            x_TK = run_block(x_TK, weights, self.shape, axes[weights.rope], batch.pieces, adapters, groups)
         return x_TK
 
     def final_norm(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.norm, self.shape.eps)
 
-
-def _check(config: PreTrainedConfig) -> None:
-    works = f"; what works: {', '.join(FAMILIES)}"
-    if config.model_type not in FAMILIES:
-        raise UnsupportedModelError(f"model_type '{config.model_type}' is not supported{works}")
-    if config.hidden_act != "silu":
-        raise UnsupportedModelError(f"hidden_act '{config.hidden_act}' is not supported; what works: silu")
-    rope = config.rope_parameters["rope_type"]
-    if rope not in STATIC_ROPES:
-        raise UnsupportedModelError(f"rope_type '{rope}' is not supported; what works: {', '.join(STATIC_ROPES)}")
-    if getattr(config, "quantization_config", None) is not None:
-        raise UnsupportedModelError("quantised checkpoints are not supported; use the original weights")
+    def label_loss(self, h_LK: Tensor, labels_L: Tensor, weights_L: Tensor | None) -> LabelLoss:
+        """See head.label_loss; h_LK comes from the final norm."""
+        return label_loss(h_LK, self.head, labels_L, weights_L, self.logit_cap)
 
 
-def _head_size(config: PreTrainedConfig) -> int:
-    size: int | None = getattr(config, "head_dim", None)
-    return size or config.hidden_size // config.num_attention_heads
+def _shape(family: Family, config: PreTrainedConfig) -> BlockShape:
+    return BlockShape(
+        heads=config.num_attention_heads,
+        key_heads=config.num_key_value_heads,
+        head_size=head_size(config),
+        eps=config.rms_norm_eps,
+        scale=family.scale(config),
+        cap=family.number(config, family.attention_cap),
+        activation=family.activation,
+    )
 
 
-def _window(config: PreTrainedConfig, layer: int) -> int | None:
-    """Tokens a layer may look back over, itself included; None: all. Qwen says it per layer, Mistral for all layers."""
-    if config.model_type == "llama":
-        return None
-    window: int | None = config.sliding_window
-    if config.model_type == "mistral":
-        return window
-    return window if config.layer_types[layer] == "sliding_attention" else None
+def _rounded(number: float, like: Tensor) -> float:
+    """The number in the precision of `like`, as transformers keeps it."""
+    return torch.tensor(number, dtype=like.dtype).item()
 
 
 def _frozen(module: nn.Module, device: torch.device | str) -> Tensor:
     return module.get_parameter("weight").detach().to(device)
+
+
+def _norm(module: nn.Module, family: Family, device: torch.device | str) -> Tensor:
+    """A norm's weight as a factor. One that is stored less 1 is kept in float32, as transformers adds it up."""
+    weight = _frozen(module, device)
+    return 1 + (weight if weight.dtype == torch.float64 else weight.float()) if family.centred_norms else weight
+
+
+def _rotary(module: Any, kind: str, like: Tensor) -> RotaryTable:
+    """The table of the layers of a kind, "" where there is but one."""
+    prefix = f"{kind}_" if kind else ""
+    frequencies, scaling = getattr(module, f"{prefix}inv_freq"), getattr(module, f"{prefix}attention_scaling")
+    return RotaryTable(frequencies.to(like.device), scaling, like.dtype)
 
 
 def _joined(modules: list[nn.Module], device: torch.device | str) -> tuple[Tensor, Tensor | None]:
@@ -148,25 +167,25 @@ def _joined(modules: list[nn.Module], device: torch.device | str) -> tuple[Tenso
     return weight, torch.cat([module.get_parameter("bias").detach() for module in modules]).to(device)
 
 
-def _block(layer: nn.Module, window: int | None, device: torch.device | str) -> BlockWeights:
+def _block(layer: nn.Module, family: Family, device: torch.device | str, window: int | None, rope: int) -> BlockWeights:
     attention, mlp = layer.get_submodule("self_attn"), layer.get_submodule("mlp")
     parents = {"qkv": attention, "o": attention, "gate_up": mlp, "down": mlp}
     joined = {name: _joined([parents[name].get_submodule(kind) for kind in kinds], device) for name, kinds in GROUPS.items()}
-    has_head_norms = hasattr(attention, "q_norm")
+    norms: dict[str, Any] = {name: _norm(layer.get_submodule(path), family, device) for name, path in family.norms.items()}
+    if hasattr(attention, "q_norm"):
+        norms |= {name: _norm(attention.get_submodule(name), family, device) for name in ("q_norm", "k_norm")}
     return BlockWeights(
-        norm_attention=_frozen(layer.get_submodule("input_layernorm"), device),
         w_qkv=joined["qkv"][0],
         b_qkv=joined["qkv"][1],
-        q_norm=_frozen(attention.get_submodule("q_norm"), device) if has_head_norms else None,
-        k_norm=_frozen(attention.get_submodule("k_norm"), device) if has_head_norms else None,
         w_o=joined["o"][0],
         b_o=joined["o"][1],
-        norm_mlp=_frozen(layer.get_submodule("post_attention_layernorm"), device),
         w_gate_up=joined["gate_up"][0],
         b_gate_up=joined["gate_up"][1],
         w_down=joined["down"][0],
         b_down=joined["down"][1],
         window=window,
+        rope=rope,
+        **({"q_norm": None, "k_norm": None} | norms),
     )
 
 

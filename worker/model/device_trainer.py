@@ -6,7 +6,7 @@ large ones are launched one by one (docs/NUMERICS.md has where the two meet).
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from worker.model.device_batch import BatchShape, fill, tables, unpack
 from worker.model.fused_pass import FusedPass, PassResult
 from worker.model.layout import KINDS
 from worker.model.optimizer import BETAS, EPS, RowUpdate
-from worker.model.trainer import LossSum, OutOfMemory, Trainer
+from worker.model.trainer import LossSum, Trainer
 
 GRAPH_TOKENS = 4096  # passes of more tokens keep the chip busy while the host launches
 MAX_GRAPHS = 24
@@ -51,21 +51,6 @@ class DeviceTrainer(Trainer):
     def init_adapter(self, slot: Slot, seed: int, modules: Collection[str] = KINDS) -> None:
         super().init_adapter(slot, seed, modules)
         self.arena.touched(slot)
-
-    def train(self, segments: Sequence[Segment]) -> list[LossSum]:
-        self.forwards += 1
-        return self._run(segments, grad=True)
-
-    def evaluate(self, segments: Sequence[Segment]) -> list[LossSum]:
-        """A pass that finds no memory is done in two halves, and those in halves, down to single rows."""
-        try:
-            return self._run(segments, grad=False)
-        except OutOfMemory:
-            count = sum(len(segment.examples) for segment in segments)
-            if count < 2:
-                raise
-            first, second = (self.evaluate(part) for part in _halved(segments, count // 2))
-        return [LossSum(a.total + b.total, a.labels + b.labels) for a, b in zip(first, second, strict=True)]
 
     def forget(self, slots: Iterable[Slot]) -> None:
         for slot in slots:
@@ -98,18 +83,16 @@ class DeviceTrainer(Trainer):
         narrow = values if values.dtype == np.float32 else values.astype(np.int32)
         return torch.from_numpy(narrow).pin_memory().to(self.backbone.device, non_blocking=True)
 
-    def _run(self, segments: Sequence[Segment], grad: bool) -> list[LossSum]:
-        try:
-            return self._attempt(segments, grad)
-        except torch.OutOfMemoryError:
-            pass  # left here, so that the tensors of the pass, which its frames hold, are free for what follows
-        torch.cuda.synchronize(self.backbone.device)
+    def _abandon(self) -> None:
+        super()._abandon()
         self._graphs.clear()
         self._fused.stack.abandon()
-        torch.cuda.empty_cache()
-        if grad:
-            self.forget(segment.slot for segment in segments if segment.slot is not None)
-        raise OutOfMemory(sum(example.length for segment in segments for example in segment.examples))
+
+    def _pass(self, segments: Sequence[Segment]) -> list[LossSum]:
+        return self._attempt(segments, grad=True)
+
+    def _look(self, segments: Sequence[Segment]) -> list[LossSum]:
+        return self._attempt(segments, grad=False)
 
     def _attempt(self, segments: Sequence[Segment], grad: bool) -> list[LossSum]:
         order = sorted(range(len(segments)), key=lambda place: _owner(segments[place].slot))
@@ -172,17 +155,6 @@ class DeviceTrainer(Trainer):
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             result = run()
         return _Graph(graph, inputs, result)
-
-
-def _halved(segments: Sequence[Segment], count: int) -> tuple[list[Segment], list[Segment]]:
-    """The same segments twice: with the first `count` rows among them, and with the others."""
-    first, second = [], []
-    for segment in segments:
-        kept = min(count, len(segment.examples))
-        count -= kept
-        first.append(replace(segment, examples=segment.examples[:kept]))
-        second.append(replace(segment, examples=segment.examples[kept:]))
-    return first, second
 
 
 def _owner(slot: Slot | None) -> int:

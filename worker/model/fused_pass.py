@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from worker.model.backbone import Backbone
+from worker.model.family import UnsupportedModelError
 from worker.model.fused import DeviceBatch, FusedStack, Shape, Trace
 from worker.model.fused_head import Labels, head_loss
 from worker.model.layout import GROUPS, Layout
@@ -40,9 +41,12 @@ def layer_columns(layout: Layout) -> dict[str, tuple[int, int]]:
 
 class FusedPass:
     def __init__(self, backbone: Backbone, layout: Layout, positions: int) -> None:
-        """`positions`: how many places a sequence may have."""
+        """`positions`: how many places a sequence may have. Raises UnsupportedModelError for a family that no kernel runs."""
+        if backbone.beyond_kernels:
+            lacking = ", ".join(backbone.beyond_kernels)
+            raise UnsupportedModelError(f"the fused pass does not run {backbone.family} ({lacking}); take Trainer")
         shape, first = backbone.shape, backbone.layers[0]
-        cos, sin = backbone.rotary.table(positions)
+        cos, sin = backbone.rotaries[0].table(positions)
         numbers = Shape(
             heads=shape.heads,
             kv_heads=shape.key_heads,

@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -16,7 +16,6 @@ from torch import Tensor
 from worker.model.arena import Arena, Slot
 from worker.model.backbone import Backbone
 from worker.model.batch import Example, FlatBatch, Segment
-from worker.model.head import label_loss
 from worker.model.layout import KINDS
 from worker.model.memory import peak_bytes
 from worker.model.optimizer import RowUpdate, update_rows
@@ -40,7 +39,10 @@ class OutOfMemory(RuntimeError):
 
 
 class Trainer:
-    """`train` and `evaluate` raise OutOfMemory where the device has no memory for the pass."""
+    """The plain path: each operation a call of PyTorch, on any device.
+
+    `train` and `evaluate` raise OutOfMemory where the device has no memory for the pass.
+    """
 
     def __init__(self, backbone: Backbone, arena: Arena) -> None:
         self.backbone = backbone
@@ -62,24 +64,51 @@ class Trainer:
     def train(self, segments: Sequence[Segment]) -> list[LossSum]:
         """One forward and backward; each adapter's gradient of weight * sum(-log p) is added to the arena's."""
         self.forwards += 1
-        return self._pass(segments)
+        return self._run(segments, grad=True)
+
+    def evaluate(self, segments: Sequence[Segment]) -> list[LossSum]:
+        """Losses of a pass without gradients. One that finds no memory is done in two halves, and those in halves, down to
+        single rows."""
+        try:
+            return self._run(segments, grad=False)
+        except OutOfMemory:
+            count = sum(len(segment.examples) for segment in segments)
+            if count < 2:
+                raise
+            first, second = (self.evaluate(part) for part in _halved(segments, count // 2))
+        return [LossSum(a.total + b.total, a.labels + b.labels) for a, b in zip(first, second, strict=True)]
+
+    def _run(self, segments: Sequence[Segment], grad: bool) -> list[LossSum]:
+        try:
+            return self._pass(segments) if grad else self._look(segments)
+        except torch.OutOfMemoryError:
+            pass  # left here, so that the tensors of the pass, which its frames hold, are free for what follows
+        self._abandon()
+        torch.cuda.empty_cache()
+        if grad:
+            self.forget(segment.slot for segment in segments if segment.slot is not None)
+        raise OutOfMemory(sum(example.length for segment in segments for example in segment.examples))
+
+    def _abandon(self) -> None:
+        """A pass found no memory: wait until nothing of it runs, and keep nothing of it."""
+        torch.cuda.synchronize(self.backbone.device)
 
     def _pass(self, segments: Sequence[Segment]) -> list[LossSum]:
         batch = FlatBatch.of(segments, self.backbone.device)
         adapters = self.adapters(batch, self.arena.grad)
         hidden = self.backbone.hidden(self.backbone.embed(batch), batch, adapters, self.arena.layout)
         h_LK = self.backbone.final_norm(hidden[batch.label_rows])
-        loss = label_loss(h_LK.detach(), self.backbone.head, batch.label_tokens, _weights(batch))
+        loss = self.backbone.label_loss(h_LK.detach(), batch.label_tokens, _weights(batch))
         h_LK.backward(loss.dh_LK)
         return _sums(loss.nll_L, batch)
 
-    def evaluate(self, segments: Sequence[Segment]) -> list[LossSum]:
+    def _look(self, segments: Sequence[Segment]) -> list[LossSum]:
         """Losses of a pass without gradients."""
         batch = FlatBatch.of(segments, self.backbone.device)
         with torch.no_grad():
             hidden = self.backbone.hidden(self.backbone.embed(batch), batch, self.adapters(batch, None), self.arena.layout)
             h_LK = self.backbone.final_norm(hidden[batch.label_rows])
-            return _sums(label_loss(h_LK, self.backbone.head, batch.label_tokens, None).nll_L, batch)
+            return _sums(self.backbone.label_loss(h_LK, batch.label_tokens, None).nll_L, batch)
 
     def activation_bytes(self, tokens: int, row_tokens: int = 256) -> int:
         """Peak bytes of tensors in one training pass of `tokens` tokens in rows of `row_tokens`, adapters aside (measured)."""
@@ -107,6 +136,17 @@ class Trainer:
             if segment.slot is not None and stop > start
         )
         return Adapters(self.arena.master, grad, spans, self._anchor, batch.keys)
+
+
+def _halved(segments: Sequence[Segment], count: int) -> tuple[list[Segment], list[Segment]]:
+    """The same segments twice: with the first `count` rows among them, and with the others."""
+    first, second = [], []
+    for segment in segments:
+        kept = min(count, len(segment.examples))
+        count -= kept
+        first.append(replace(segment, examples=segment.examples[:kept]))
+        second.append(replace(segment, examples=segment.examples[kept:]))
+    return first, second
 
 
 def _weights(batch: FlatBatch) -> Tensor:

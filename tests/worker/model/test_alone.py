@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
+from transformers import Gemma2Config, LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from tests.worker.model import tiny
 from worker.model.arena import Arena, Slot
@@ -29,6 +29,19 @@ ODD = Qwen3Config(
     num_attention_heads=6,
     num_key_value_heads=2,
     head_dim=18,
+)
+
+CAPPED = Gemma2Config(
+    vocab_size=VOCAB,
+    hidden_size=96,
+    num_hidden_layers=2,
+    intermediate_size=259,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    head_dim=18,
+    sliding_window=7,
+    attn_logit_softcapping=3.0,
+    final_logit_softcapping=6.0,
 )
 
 
@@ -89,9 +102,9 @@ def _same(packed: Outcome, solo: Outcome) -> None:
 
 @pytest.mark.parametrize(
     ("config", "threads"),
-    [(WIDE, 1), (WIDE, 2), (ODD, 1)],
+    [(WIDE, 1), (WIDE, 2), (ODD, 1), (CAPPED, 2)],
     indirect=["threads"],
-    ids=["wide, one thread", "wide, two threads", "odd"],
+    ids=["wide, one thread", "wide, two threads", "odd", "capped"],
 )
 def test_a_job_is_the_same_bits_alone_and_beside_seven(config: PreTrainedConfig, threads: int) -> None:
     packed = _train(config, JOBS)

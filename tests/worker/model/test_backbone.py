@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig
+from transformers import Gemma3TextConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, PreTrainedConfig
 
 from tests.worker.model import tiny
 from worker.model.arena import Arena
-from worker.model.backbone import Backbone, UnsupportedModelError
+from worker.model.backbone import Backbone
 from worker.model.batch import FlatBatch, Segment
-from worker.model.head import label_loss
+from worker.model.family import FAMILIES, UnsupportedModelError
+from worker.model.fused_pass import FusedPass
 from worker.model.trainer import Trainer
 
 CONFIGS = tiny.configs()
@@ -48,10 +49,10 @@ def test_gradient_of_the_embedded_tokens_equals_transformers(name: str) -> None:
     h_LK = backbone.final_norm(
         backbone.hidden(x_TK, batch, trainer.adapters(batch, trainer.arena.grad), trainer.arena.layout)[batch.label_rows]
     )
-    h_LK.backward(label_loss(h_LK.detach(), backbone.head, batch.label_tokens, torch.ones(h_LK.shape[0])).dh_LK)
+    h_LK.backward(backbone.label_loss(h_LK.detach(), batch.label_tokens, torch.ones(h_LK.shape[0])).dh_LK)
     assert x_TK.grad is not None
     for row, (start, stop) in zip(rows, batch.sequences(), strict=True):
-        embedded = backbone.embedding[tiny.token_rows(row)].requires_grad_()
+        embedded = reference.get_input_embeddings()(tiny.token_rows(row)).requires_grad_()
         tiny.label_nll(reference(inputs_embeds=embedded).logits, row).backward()
         assert embedded.grad is not None
         expected = embedded.grad[0, : stop - start]
@@ -70,7 +71,7 @@ def test_targets_are_every_linear_map_by_its_name_in_transformers() -> None:
         assert (target.out_features, target.in_features) == tuple(weight.shape)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gemma3"])
 def test_a_saved_folder_loads_whole_or_in_shards(name: str, tmp_path: Path) -> None:
     reference = tiny.model(CONFIGS[name])
     reference.save_pretrained(tmp_path / "whole")
@@ -80,13 +81,13 @@ def test_a_saved_folder_loads_whole_or_in_shards(name: str, tmp_path: Path) -> N
     expected = tiny.label_logits(Trainer(Backbone.of(reference), Arena(Backbone.of(reference).targets, 8)), rows)
     for folder in ("whole", "shards"):
         backbone = Backbone.load(tmp_path / folder)
-        assert (backbone.head is backbone.embedding) == (name == "llama")
+        assert (backbone.head is backbone.embedding) == (name != "qwen3")
         assert torch.equal(tiny.label_logits(Trainer(backbone, Arena(backbone.targets, 8)), rows), expected)
 
 
 def test_an_unknown_architecture_is_refused_with_what_works(tmp_path: Path) -> None:
     GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=16)).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match=r"'gpt2' is not supported; what works: llama, mistral, qwen2, qwen3"):
+    with pytest.raises(UnsupportedModelError, match=rf"'gpt2' is not supported; what works: {', '.join(FAMILIES)}"):
         Backbone.load(tmp_path)
 
 
@@ -98,7 +99,22 @@ def test_an_unknown_architecture_is_refused_with_what_works(tmp_path: Path) -> N
     ],
 )
 def test_a_switch_the_block_lacks_is_refused(change: dict[str, Any], message: str) -> None:
-    config = LlamaConfig(
+    _refused(LlamaConfig, change, message)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_activation": "silu"}, "hidden_activation 'silu' is not supported; what works: gelu_pytorch_tanh"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    ],
+)
+def test_a_switch_that_gemma_lacks_is_refused(change: dict[str, Any], message: str) -> None:
+    _refused(Gemma3TextConfig, {"head_dim": 4, **change}, message)
+
+
+def _refused(kind: type[PreTrainedConfig], change: dict[str, Any], message: str) -> None:
+    config = kind(
         vocab_size=16,
         hidden_size=8,
         intermediate_size=8,
@@ -109,6 +125,13 @@ def test_a_switch_the_block_lacks_is_refused(change: dict[str, Any], message: st
     )
     with pytest.raises(UnsupportedModelError, match=message):
         Backbone.of(tiny.model(config))
+
+
+def test_what_the_fused_kernels_cannot_do_is_said_and_refused() -> None:
+    assert {name for name, family in FAMILIES.items() if not family.beyond_kernels} == {"llama", "mistral", "qwen2", "qwen3"}
+    trainer, _ = _base_alone("gemma3")
+    with pytest.raises(UnsupportedModelError, match=r"does not run gemma3_text \(gelu_pytorch_tanh in the MLP, "):
+        FusedPass(trainer.backbone, trainer.arena.layout, 64)
 
 
 def test_weights_that_are_missing_are_named_and_never_made_up(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from worker.model.attention import BLOCK, Axis, Heads, attend, causal_mask
 from worker.model.batch import PIECE_ROWS
+from worker.model.gated import ACTIVATIONS, Pieces, gated
 from worker.model.head import label_loss
 from worker.model.norm import rms_norm
-from worker.model.swiglu import Pieces, swiglu
 
 RANGES = ((0, 3), (3, 403), (403, 460), (460, 1460))  # jobs' tokens on the axis
 BOTH = pytest.mark.parametrize("threads", [1, 2], indirect=True)
@@ -47,16 +47,17 @@ def test_a_product_starts_from_residual_and_bias() -> None:
 
 
 @BOTH
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("width", [33, 259, 768])
-def test_a_job_of_swiglu_and_its_gradient(threads: int, width: int) -> None:
+def test_a_job_of_a_gated_product_and_its_gradient(threads: int, width: int, activation: str) -> None:
     torch.manual_seed(0)
     gate_up = torch.randn(1460, 2 * width, requires_grad=True)
     upstream = torch.randn(1460, width)
-    packed = swiglu(gate_up, _packed_pieces())
+    packed = gated(gate_up, _packed_pieces(), activation)
     (gradient,) = torch.autograd.grad(packed, gate_up, upstream)
     for start, stop in RANGES:
         own = gate_up[start:stop].detach().clone().requires_grad_()
-        solo = swiglu(own, _pieces(start, stop, start))
+        solo = gated(own, _pieces(start, stop, start), activation)
         assert torch.equal(solo, packed[start:stop])
         assert torch.equal(torch.autograd.grad(solo, own, upstream[start:stop])[0], gradient[start:stop])
 
@@ -82,10 +83,11 @@ def _axis(bounds: tuple[int, ...], angles: Tensor) -> Axis:
 
 
 @BOTH
-@pytest.mark.parametrize("window", [None, 7, BLOCK + 40])
-def test_a_sequence_of_attention_and_its_gradient(threads: int, window: int | None) -> None:
+@pytest.mark.parametrize(("window", "cap"), [(None, None), (7, 2.0), (BLOCK + 40, None), (None, 1.5)])
+def test_a_sequence_of_attention_and_its_gradient(threads: int, window: int | None, cap: float | None) -> None:
     torch.manual_seed(0)
-    heads = Heads(query=6, key=2, size=18, eps=1e-6, norm_SD=torch.rand(8, 18) + 0.5, window=window)
+    norm_SD = torch.rand(8, 18) + 0.5
+    heads = Heads(query=6, key=2, size=18, eps=1e-6, norm_SD=norm_SD, window=window, scale=0.2, cap=cap)
     bounds = (0, 1, 13, 13 + BLOCK, 14 + 2 * BLOCK, 14 + 2 * BLOCK + 600)
     angles = torch.rand(600, 9)
     qkv, upstream = torch.randn(bounds[-1], 10 * 18, requires_grad=True), torch.randn(bounds[-1], 6 * 18)
@@ -98,17 +100,20 @@ def test_a_sequence_of_attention_and_its_gradient(threads: int, window: int | No
         assert torch.equal(torch.autograd.grad(solo, own, upstream[start:stop])[0], gradient[start:stop])
 
 
-@pytest.mark.parametrize("window", [None, 7, BLOCK + 40])
-def test_attention_of_many_blocks_equals_the_definition(window: int | None) -> None:
+@pytest.mark.parametrize(("window", "cap"), [(None, None), (7, None), (BLOCK + 40, 1.5)])
+def test_attention_of_many_blocks_equals_the_definition(window: int | None, cap: float | None) -> None:
     torch.manual_seed(0)
     length = 2 * BLOCK + 88
-    heads = Heads(query=4, key=2, size=6, eps=1e-6, norm_SD=None, window=window)
+    heads = Heads(query=4, key=2, size=6, eps=1e-6, norm_SD=None, window=window, scale=0.7, cap=cap)
     qkv = torch.randn(length, 8 * 6, dtype=torch.float64, requires_grad=True)
     ours = attend(qkv, _axis((0, length), torch.zeros(length, 3, dtype=torch.float64)), heads)
     q, k, v = qkv.view(length, 8, 6).transpose(0, 1).split((4, 2, 2))
     behind = torch.arange(length)[:, None] - torch.arange(length)
     seen = (behind >= 0) & (behind < (window or length))
-    scores = (q @ k.repeat_interleave(2, 0).transpose(1, 2) / 6**0.5).masked_fill(~seen, float("-inf"))
+    scores = 0.7 * q @ k.repeat_interleave(2, 0).transpose(1, 2)
+    if cap is not None:
+        scores = cap * (scores / cap).tanh()
+    scores = scores.masked_fill(~seen, float("-inf"))
     theirs = (scores.softmax(-1) @ v.repeat_interleave(2, 0)).transpose(0, 1).flatten(1)
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
     upstream = torch.randn_like(ours)
@@ -118,16 +123,16 @@ def test_attention_of_many_blocks_equals_the_definition(window: int | None) -> N
 
 
 @BOTH
-@pytest.mark.parametrize("vocabulary", [515, 4099])
-def test_a_label_of_the_head_and_its_gradient(threads: int, vocabulary: int) -> None:
+@pytest.mark.parametrize(("vocabulary", "cap"), [(515, None), (4099, None), (4099, 2.0)])
+def test_a_label_of_the_head_and_its_gradient(threads: int, vocabulary: int, cap: float | None) -> None:
     torch.manual_seed(0)
     h, head, weights = torch.randn(700, 288), torch.randn(vocabulary, 288) / 17, torch.rand(700)
     labels = torch.randint(0, vocabulary, (700,))
-    packed = label_loss(h, head, labels, weights)
+    packed = label_loss(h, head, labels, weights, cap)
     assert packed.dh_LK is not None
     for start, stop in ((0, 1), (3, 40), (100, 700)):
         rows = slice(start, stop)
-        solo = label_loss(h[rows], head, labels[rows], weights[rows])
+        solo = label_loss(h[rows], head, labels[rows], weights[rows], cap)
         assert solo.dh_LK is not None
         assert torch.equal(solo.nll_L, packed.nll_L[rows])
         assert torch.equal(solo.dh_LK, packed.dh_LK[rows])

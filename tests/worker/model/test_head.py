@@ -19,13 +19,16 @@ def _case(count: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor,
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 100])
-@pytest.mark.parametrize("chunk_rows", [1000, 40, 20])
-def test_losses_and_gradient_equal_cross_entropy(count: int, chunk_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("chunk_rows", "cap"), [(1000, None), (40, None), (20, None), (40, 3.0)])
+def test_losses_and_gradient_equal_cross_entropy(
+    count: int, chunk_rows: int, cap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "CHUNK_BYTES", chunk_rows * 131 * 8)
     h, head, labels, weights = _case(count, torch.float64)
     h.requires_grad_()
-    ours = label_loss(h.detach(), head, labels, weights)
-    expected = F.cross_entropy(h @ head.t(), labels, reduction="none")
+    ours = label_loss(h.detach(), head, labels, weights, cap)
+    logits = h @ head.t() if cap is None else cap * (h @ head.t() / cap).tanh()
+    expected = F.cross_entropy(logits, labels, reduction="none")
     torch.testing.assert_close(ours.nll_L, expected.detach(), rtol=1e-12, atol=1e-12)
     (expected * weights).sum().backward()
     assert ours.dh_LK is not None

@@ -5,11 +5,21 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from worker.model.backbone import Backbone
 from worker.model.batch import Example, FlatBatch, Segment
+from worker.model.head import bent
 from worker.model.trainer import Trainer
 
 VOCAB = 131
@@ -20,6 +30,11 @@ LLAMA3_ROPE = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
+}
+
+GEMMA3_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 40.0},
+    "full_attention": {"rope_type": "linear", "rope_theta": 900.0, "factor": 3.0},
 }
 
 
@@ -42,6 +57,25 @@ def configs() -> dict[str, PreTrainedConfig]:
         "qwen3": Qwen3Config(**gqa, head_dim=18),
         "mistral": MistralConfig(**gqa, head_dim=16, sliding_window=5),
         "mistral_full": MistralConfig(**gqa, head_dim=16, sliding_window=None),
+        "gemma2": Gemma2Config(
+            **gqa,
+            head_dim=14,
+            query_pre_attn_scalar=23,
+            sliding_window=5,
+            attn_logit_softcapping=3.0,
+            final_logit_softcapping=6.0,
+        ),
+        "gemma2_uncapped": Gemma2Config(
+            **gqa, head_dim=14, attn_logit_softcapping=None, final_logit_softcapping=None, tie_word_embeddings=False
+        ),
+        "gemma3": Gemma3TextConfig(
+            **gqa,
+            head_dim=18,
+            query_pre_attn_scalar=31,
+            sliding_window=5,
+            layer_types=["sliding_attention", "full_attention"],
+            rope_parameters=GEMMA3_ROPE,
+        ),
     }
 
 
@@ -102,4 +136,4 @@ def label_logits(trainer: Trainer, segments: list[Segment]) -> Tensor:
     backbone: Backbone = trainer.backbone
     with torch.no_grad():
         hidden = backbone.hidden(backbone.embed(batch), batch, trainer.adapters(batch, None), trainer.arena.layout)
-        return backbone.final_norm(hidden[batch.label_rows]) @ backbone.head.t()
+        return bent(backbone.final_norm(hidden[batch.label_rows]) @ backbone.head.t(), backbone.logit_cap)

@@ -1,0 +1,154 @@
+"""The families of base models: one table of how each one's decoder block differs, and what of a configuration is refused.
+
+Names are those of transformers' configurations. Biases and q/k norms are not listed: they are there where the weights have
+them. Knows no weights and no kernels but by what they can run.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from transformers import PreTrainedConfig
+
+STATIC_ROPES = ("default", "linear", "llama3", "yarn")
+SLIDING = "sliding_attention"
+
+
+class UnsupportedModelError(Exception):
+    """The base cannot be run here; the message says what can."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a block is built, and which fields of its configuration say so.
+
+    activation: of the MLP's gate, in the field `activation_field`; no other is run.
+    windows: which layers look back over `sliding_window` tokens only.
+    centred_norms: a norm's weight is stored less 1. post_norms: what attention and the MLP give is normed before it is added.
+    rope_by_layer: layers with a window turn at frequencies of their own.
+    scaled_embedding: by the root of the hidden size.
+    query_scale, attention_cap, logit_cap: fields whose number scales q k^T in place of the head size (as 1 / root of it),
+    bends attention's scores, bends the logits.
+    """
+
+    activation: str = "silu"
+    activation_field: str = "hidden_act"
+    windows: Literal["none", "all", "by layer"] = "by layer"
+    centred_norms: bool = False
+    post_norms: bool = False
+    rope_by_layer: bool = False
+    scaled_embedding: bool = False
+    query_scale: str | None = None
+    attention_cap: str | None = None
+    logit_cap: str | None = None
+
+    @property
+    def beyond_kernels(self) -> tuple[str, ...]:
+        """What the fused kernels cannot do of it; nothing for a family that they run."""
+        lacks = {
+            f"{self.activation} in the MLP": self.activation != "silu",
+            "norms behind attention and the MLP": self.post_norms,
+            "rotary frequencies of each layer's own": self.rope_by_layer,
+            "a scaled embedding": self.scaled_embedding,
+            "a query scale of its own": self.query_scale is not None,
+            "capped attention": self.attention_cap is not None,
+            "capped logits": self.logit_cap is not None,
+        }
+        return tuple(what for what, wanted in lacks.items() if wanted)
+
+    @property
+    def norms(self) -> dict[str, str]:
+        """The block's norms by their names in transformers."""
+        names = {"norm_attention": "input_layernorm"}
+        if not self.post_norms:
+            return names | {"norm_mlp": "post_attention_layernorm"}
+        return names | {
+            "norm_mlp": "pre_feedforward_layernorm",
+            "norm_attended": "post_attention_layernorm",
+            "norm_mixed": "post_feedforward_layernorm",
+        }
+
+    def window(self, config: PreTrainedConfig, layer: int) -> int | None:
+        """Tokens a layer may look back over, itself included; None: all."""
+        if self.windows == "none" or (self.windows == "by layer" and config.layer_types[layer] != SLIDING):
+            return None
+        window: int | None = config.sliding_window
+        return window
+
+    def number(self, config: PreTrainedConfig, field: str | None) -> float | None:
+        """What the configuration says in a field that the family may have."""
+        return None if field is None else getattr(config, field)
+
+    def scale(self, config: PreTrainedConfig) -> float:
+        """What q k^T is multiplied with."""
+        return float((self.number(config, self.query_scale) or head_size(config)) ** -0.5)
+
+    def rope_kind(self, config: PreTrainedConfig, layer: int) -> str:
+        """The kind of a layer as far as it turns in its own way; "" where all turn alike."""
+        return str(config.layer_types[layer]) if self.rope_by_layer else ""
+
+    def rope_kinds(self, config: PreTrainedConfig) -> tuple[str, ...]:
+        """All of them, in order."""
+        return tuple(sorted({self.rope_kind(config, layer) for layer in range(config.num_hidden_layers)}))
+
+
+_GEMMA2 = Family(
+    activation="gelu_pytorch_tanh",
+    activation_field="hidden_activation",
+    centred_norms=True,
+    post_norms=True,
+    scaled_embedding=True,
+    query_scale="query_pre_attn_scalar",
+    attention_cap="attn_logit_softcapping",
+    logit_cap="final_logit_softcapping",
+)
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(windows="none"),
+    "mistral": Family(windows="all"),
+    "qwen2": Family(),
+    "qwen3": Family(),
+    "gemma2": _GEMMA2,
+    "gemma3_text": Family(
+        activation="gelu_pytorch_tanh",
+        activation_field="hidden_activation",
+        centred_norms=True,
+        post_norms=True,
+        rope_by_layer=True,
+        scaled_embedding=True,
+        query_scale="query_pre_attn_scalar",
+        logit_cap="final_logit_softcapping",
+    ),
+}
+
+
+def family_of(config: PreTrainedConfig) -> Family:
+    """The family of a configuration. Raises UnsupportedModelError for what the block does not do, with what works."""
+    if config.model_type not in FAMILIES:
+        works = ", ".join(FAMILIES)
+        raise UnsupportedModelError(f"model_type '{config.model_type}' is not supported; what works: {works}")
+    family = FAMILIES[config.model_type]
+    activation = getattr(config, family.activation_field)
+    if activation != family.activation:
+        raise UnsupportedModelError(
+            f"{family.activation_field} '{activation}' is not supported; what works: {family.activation}"
+        )
+    for rope in _ropes(family, config):
+        if rope["rope_type"] not in STATIC_ROPES:
+            raise UnsupportedModelError(
+                f"rope_type '{rope['rope_type']}' is not supported; what works: {', '.join(STATIC_ROPES)}"
+            )
+    if getattr(config, "use_bidirectional_attention", None):
+        raise UnsupportedModelError("use_bidirectional_attention is not supported; what works: causal attention")
+    if getattr(config, "quantization_config", None) is not None:
+        raise UnsupportedModelError("quantised checkpoints are not supported; use the original weights")
+    return family
+
+
+def head_size(config: PreTrainedConfig) -> int:
+    size: int | None = getattr(config, "head_dim", None)
+    return size or config.hidden_size // config.num_attention_heads
+
+
+def _ropes(family: Family, config: PreTrainedConfig) -> list[dict[str, Any]]:
+    found = config.rope_parameters
+    return [found[kind] if kind else found for kind in family.rope_kinds(config)]
