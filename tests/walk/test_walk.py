@@ -122,7 +122,7 @@ def test_two_tenants_train_at_once_and_cannot_see_each_other(motet: House) -> No
     other = motet.tenant(f"other-{random.getrandbits(40):x}")
     spec = {
         "search_space": {"method": "grid", "learning_rate": [1e-3], "rank": [8], "batch_size": [8]},
-        "training": {"epochs": 3, "max_seq_len": 128},
+        "training": {"epochs": 3, "max_seq_len": 64},
         "early_exit": {"policy": "none", "eval_every": 80},
     }
     mine = motet.submit(dataset={"file_id": motet.upload(gsm8k(64))}, **spec)
