@@ -3,6 +3,7 @@
 A command loads its own parts and no others: the solver alone takes a second and a hundred megabytes.
 """
 
+import gc
 import pkgutil
 import sys
 
@@ -49,7 +50,9 @@ def main(arguments: list[str]) -> int:
 def _run(command: str, settings: Settings) -> None:
     if command in _NEED_TABLES:
         schema.require(settings)
-    pkgutil.resolve_name(_COMMANDS[command])(settings)
+    run = pkgutil.resolve_name(_COMMANDS[command])
+    gc.freeze()  # modules are never garbage: looking through them each time would stop the process for a tenth of a second
+    run(settings)
 
 
 if __name__ == "__main__":

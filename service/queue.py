@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 QUEUE_NAME = "motet"
 LIMIT_SECONDS = 900  # for one queue job
+_ASKED_SECONDS = 2  # for so long at most a wake-up that got lost keeps others of its kind from being sent
 
 
 class QueueJob(StrEnum):
@@ -62,14 +63,23 @@ class ClosedJob(Job):
         self.work[named]()
 
 
+def asked(job: str) -> str:
+    """The key that stands while a wake-up of this kind is on its way, and whose work has not begun."""
+    return f"motet:asked:{job}"
+
+
 class Queue:
     """Wakes queue workers. Never raises: whatever a lost wake-up was for, the reconciler finds in Postgres."""
 
     def __init__(self, redis_url: str) -> None:
-        self._queue = rq.Queue(QUEUE_NAME, connection=connect(redis_url), job_class=ClosedJob, serializer=JSONSerializer)
+        self._redis = connect(redis_url)
+        self._queue = rq.Queue(QUEUE_NAME, connection=self._redis, job_class=ClosedJob, serializer=JSONSerializer)
 
     def wake(self, job: QueueJob) -> None:
+        """Send a wake-up, unless one of its kind is on its way: what that one was sent for and this will be found together."""
         try:
+            if not self._redis.set(asked(job), 1, nx=True, ex=_ASKED_SECONDS):
+                return
             self._queue.enqueue_call(job.value, timeout=LIMIT_SECONDS, result_ttl=0, failure_ttl=3600)
         except redis.RedisError as error:
             log.warning("queue job %s was not sent, Redis is away: %s", job, error)

@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from service.hints import connect
 from service.parts import Parts
-from service.queue import LIMIT_SECONDS, QUEUE_NAME, ClosedJob, QueueJob
+from service.queue import LIMIT_SECONDS, QUEUE_NAME, ClosedJob, QueueJob, asked
 from service.scheduler.loop import replan
 from service.settings import Settings
 from service.sweep import sweep
@@ -61,6 +61,7 @@ class _Worker(rq.SimpleWorker):
         with self.connection.pipeline() as pipeline:
             pipeline.delete(job.key)
             pipeline.lrem(queue.intermediate_queue_key, 1, job.id)
+            pipeline.delete(asked(str(job.func_name)))  # before the work: what is asked from now on may be too late for it
             pipeline.execute()
         self.working = True
         try:

@@ -15,10 +15,15 @@ from service.tasks.rewind import rewind
 from service.tasks.watch import touch
 
 
-def touch_node(session: Session, hints: Hints, node_id: str) -> None:
-    """Raise the node's desired version and, after commit, hint it."""
-    session.execute(update(Node).where(Node.id == node_id).values(desired_version=Node.desired_version + 1))
-    after_commit(session, lambda: hints.desired_changed(node_id))
+def touch_nodes(session: Session, hints: Hints, *node_ids: str) -> None:
+    """Raise the nodes' desired versions and, after commit, hint them."""
+
+    def hint() -> None:
+        for node_id in node_ids:
+            hints.desired_changed(node_id)
+
+    session.execute(update(Node).where(Node.id.in_(node_ids)).values(desired_version=Node.desired_version + 1))
+    after_commit(session, hint)
 
 
 def live_placement(session: Session, task_id: str) -> Placement | None:
@@ -42,7 +47,7 @@ def end_placement(session: Session, hints: Hints, placement: Placement, reason: 
     """End a live placement (`reason` is kept in its row). The caller holds the task's row lock."""
     placement.ended_at = clock(session)
     placement.end_reason = reason
-    touch_node(session, hints, placement.node_id)
+    touch_nodes(session, hints, placement.node_id)
 
 
 def ask_to_leave(
@@ -63,7 +68,7 @@ def ask_to_leave(
     if placement.acknowledged_at is None:
         release(session, parts, task, placement, reason, detail)
     else:
-        touch_node(session, parts.hints, placement.node_id)
+        touch_nodes(session, parts.hints, placement.node_id)
         touch(session, task)
 
 

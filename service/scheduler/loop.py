@@ -1,25 +1,21 @@
 """The planner: while changes ask for a plan, look, solve, write. One planner at a time, by a leased row with a token.
 
 Postgres alone decides: a plan is written only under the token, and each task only if its status and fence are as they were
-read. Hints go out after the commit, and may be lost.
+read. What starts is committed before the others are told why they wait. Hints go out after the commit, and may be lost.
 """
 
 import logging
 import time
 from collections.abc import Sequence
 
-from sqlalchemy import exists, select
-
-from service.db import Database
 from service.parts import Parts
 from service.scheduler import snapshot, turn
-from service.scheduler.models import PlanRequest
 from service.scheduler.promises import Promise
 from service.scheduler.reclaim import reclaim, set_aside
 from service.scheduler.snapshot import Snapshot
 from service.scheduler.solve import solve
 from service.scheduler.turn import LeaseLost
-from service.scheduler.write import note_ends, write
+from service.scheduler.write import Placed, note_ends, place, starting, tell
 
 _CLAIMS = 8  # that one plan takes GPUs back for
 
@@ -32,13 +28,9 @@ def replan(parts: Parts) -> int:
     Whoever finds the lease taken may go: its holder looks for requests once more after letting go.
     """
     made = 0
-    while _asked(parts.db):
-        token = turn.take(parts.db)
-        if token is None:
-            return made
+    while (token := turn.take(parts.db)) is not None:
         try:
-            while _asked(parts.db):
-                made += plan_once(parts, token)
+            made += plan_once(parts, token)
         except LeaseLost:
             log.warning("another planner took over; the plan in hand is dropped")
             return made
@@ -48,7 +40,10 @@ def replan(parts: Parts) -> int:
 
 
 def plan_once(parts: Parts, token: str) -> bool:
-    """Answer all requests there are with one plan; False if there are none. Raises LeaseLost."""
+    """Answer all requests there are with one plan; False if there are none. Raises LeaseLost.
+
+    A planner that dies between placing and telling leaves its requests: the next plan finds the placements, and tells.
+    """
     seen = _look(parts)
     if not seen.requests:
         return False
@@ -61,10 +56,14 @@ def plan_once(parts: Parts, token: str) -> bool:
     began = time.perf_counter()
     decision = solve(seen.problem)
     seconds = time.perf_counter() - began
+    placed = Placed()
+    if starting(seen, decision):
+        with parts.db.begin() as session:
+            turn.hold(session, token)
+            placed = place(session, parts, seen, decision)
     with parts.db.begin() as session:
         turn.hold(session, token)
-        write(session, parts, seen, decision, seconds)
-    with parts.db.begin() as session:
+        tell(session, seen, decision, placed, seconds)
         note_ends(session, seen)
     return True
 
@@ -72,8 +71,3 @@ def plan_once(parts: Parts, token: str) -> bool:
 def _look(parts: Parts, promised: Sequence[Promise] = ()) -> Snapshot:
     with parts.db.begin() as session:
         return snapshot.read(session, parts, promised)
-
-
-def _asked(db: Database) -> bool:
-    with db.begin() as session:
-        return bool(session.scalar(select(exists(select(PlanRequest.id)))))

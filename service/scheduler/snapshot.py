@@ -12,14 +12,13 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from contract.states import TaskStatus
-from service.db import clock
 from service.fleet.models import Node, Placement
 from service.parts import Parts
 from service.scheduler import problem as p
 from service.scheduler.fair_share import Ask, Share, standing, weights
 from service.scheduler.intervals import Spread
 from service.scheduler.memo import Memo
-from service.scheduler.models import Plan, PlanRequest
+from service.scheduler.models import PlanRequest
 from service.scheduler.promises import Promise, kept, promises
 from service.scheduler.shares import capacity, kind_of, limits, shares
 from service.scheduler.workload import Workload
@@ -68,8 +67,8 @@ def read(session: Session, parts: Parts, promised: Sequence[Promise] = (), asked
     The session's transaction must be repeatable read and new.
     """
     session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
-    requests = list(session.execute(select(PlanRequest.id, PlanRequest.created_at).order_by(PlanRequest.id)))
-    now = clock(session)
+    asked_for = select(func.clock_timestamp(), func.array_agg(PlanRequest.id), func.min(PlanRequest.created_at))
+    now, requests, oldest = session.execute(asked_for).one()
     nodes = list(session.scalars(select(Node).where(Node.status == "ready").order_by(Node.id)))
     live = session.execute(
         select(Placement, Task)
@@ -85,7 +84,7 @@ def read(session: Session, parts: Parts, promised: Sequence[Promise] = (), asked
         unsaved[asked.task.id] = asked.jobs
     work = Workload(session, [task for _, task in live] + queued, parts.memo if asked is None else Memo(), unsaved)
     seen = _Seen(session, parts, now, nodes, [(placed, task) for placed, task in live], queued, work, promised)
-    return seen.snapshot(tuple(row.id for row in requests), min((row.created_at for row in requests), default=None))
+    return seen.snapshot(tuple(requests or ()), oldest)
 
 
 class _Seen:
@@ -153,7 +152,7 @@ class _Seen:
     def _waiting(self, shared: Sequence[Share], gpus: Mapping[str, int]) -> list[p.Queued]:
         nodes = list(self._nodes.values())
         seconds = {task.id: self._work.seconds(task, nodes) for task in self._queued}
-        before, planned = _waited_before(self._session, self._queued), _planned(self._session)
+        before, named = _waited_before(self._session, self._queued), {node.name: node.id for node in nodes}
         asks = []
         for task in self._queued:
             waited = (self._now - (task.queued_at or task.created_at)).total_seconds() + before.get(task.id, 0.0)
@@ -161,7 +160,8 @@ class _Seen:
             shortest = min((s for s in seconds[task.id] if s is not None), default=1)
             asks.append(Ask(task.id, task.tenant_id, task.gpus, shortest, task.priority, self._waited[task.id]))
         weigh = weights(asks, shared, gpus)
-        return [self._queueing(task, weigh[task.id], seconds[task.id], planned.get(task.id)) for task in self._queued]
+        told = {task.id: named.get((task.waiting or {}).get("node", "")) for task in self._queued}  # by the last plan
+        return [self._queueing(task, weigh[task.id], seconds[task.id], told[task.id]) for task in self._queued]
 
     def _queueing(self, task: Task, weight: int, seconds: tuple[int | None, ...], planned: str | None) -> p.Queued:
         kind = next((kind_of(node) for node, s in zip(self._nodes.values(), seconds, strict=True) if s is not None), None)
@@ -197,9 +197,3 @@ def _waited_before(session: Session, tasks: Iterable[Task]) -> dict[str, float]:
         return {}
     sums = select(Placement.task_id, func.sum(Placement.waited_seconds)).where(Placement.task_id.in_(came_back))
     return {task: float(seconds or 0.0) for task, seconds in session.execute(sums.group_by(Placement.task_id))}
-
-
-def _planned(session: Session) -> dict[str, str]:
-    """The node that the last plan meant each waiting task for."""
-    last = session.scalar(select(Plan.decision["starts"]).order_by(Plan.id.desc()).limit(1))
-    return {start["task"]: start["node"] for start in (last or ()) if start["start"] > 0}

@@ -1,13 +1,13 @@
-"""Whose turn it is to plan: one leased row with a token. Knows nothing of plans."""
+"""Whose turn it is to plan: one leased row with a token, for as long as somebody asks for a plan. Knows nothing of plans."""
 
 from datetime import timedelta
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, exists, func, literal, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from service.db import Database, clock, new_id
-from service.scheduler.models import PlannerLease
+from service.db import Database, new_id
+from service.scheduler.models import PlannerLease, PlanRequest
 
 LEASE = timedelta(seconds=20)  # above the wall guard of the solver; a planner that was killed holds others up this long
 
@@ -17,11 +17,12 @@ class LeaseLost(Exception):
 
 
 def take(db: Database) -> str | None:
-    """A token of our own, unless another planner's lease runs."""
+    """A token of our own, if a plan is asked for and no other planner's lease runs."""
     token = new_id("planner")
     now = func.clock_timestamp()
-    row = insert(PlannerLease).values(id=1, token=token, until=now + LEASE)
-    free = row.on_conflict_do_update(
+    asked = select(literal(1), literal(token), now + LEASE).where(exists(select(PlanRequest.id)))
+    free = insert(PlannerLease).from_select(["id", "token", "until"], asked)
+    free = free.on_conflict_do_update(
         index_elements=[PlannerLease.id], set_={"token": token, "until": now + LEASE}, where=PlannerLease.until < now
     )
     with db.begin() as session:
@@ -35,7 +36,6 @@ def let_go(db: Database, token: str) -> None:
 
 def hold(session: Session, token: str) -> None:
     """Lock the lease for this transaction and renew it; raises LeaseLost if it is another's."""
-    lease = session.scalar(select(PlannerLease).where(PlannerLease.token == token).with_for_update())
-    if lease is None:
+    renewed = update(PlannerLease).where(PlannerLease.token == token).values(until=func.clock_timestamp() + LEASE)
+    if session.scalar(renewed.returning(PlannerLease.id)) is None:
         raise LeaseLost
-    lease.until = clock(session) + LEASE

@@ -30,7 +30,7 @@ PRECISION = "bf16"  # the one that bases are held in
 
 
 class Workload:
-    """The given tasks, read at one moment. `memo` keeps what is known of those that lie still (queued ones).
+    """The given tasks, read at one moment. `memo` keeps what is known of those that lie still.
 
     `unsaved` are the jobs of tasks that no row stands for.
     """
@@ -75,9 +75,8 @@ class Workload:
         def work_out() -> Estimate:
             return estimate(Work(jobs, spec.early_exit, tokens, validation, of_class), model, gpus)
 
-        if task.status != TaskStatus.QUEUED:
-            return work_out()
-        return self._memo.get(("estimate", task.id, task.fence, model, of_class, gpus), work_out)
+        moment = task.fence if task.status == TaskStatus.QUEUED else (jobs, validation)
+        return self._memo.get(("estimate", task.id, moment, model, of_class, gpus), work_out)
 
     def full_tokens(self, task: Task) -> float:
         """What its jobs would train without any exit."""

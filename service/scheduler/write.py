@@ -1,18 +1,19 @@
 """A plan becomes rows: placements, reasons, history, the plan itself. Each task only while it is as it was read."""
 
 import logging
-from dataclasses import asdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import bindparam, delete, func, select, update
+from sqlalchemy import bindparam, delete, select, update
 from sqlalchemy.orm import Session
 
 from contract.states import TaskStatus, check_task
 from service.db import clock, new_id
 from service.fleet.leases import lease_until
 from service.fleet.models import Node, Placement
-from service.fleet.placements import touch_node
+from service.fleet.placements import touch_nodes
 from service.parts import Parts
 from service.scheduler.history import note
 from service.scheduler.intervals import Between, intervals
@@ -29,31 +30,61 @@ log = logging.getLogger(__name__)
 _SAME_END = 0.05  # a running task's expected end that moved by less than this part of what is left is not written
 
 
-def write(session: Session, parts: Parts, seen: Snapshot, decision: Decision, seconds: float) -> None:
-    """Place what starts now, tell the others why they wait, keep the plan, and delete the requests it answers.
+@dataclass(frozen=True)
+class Placed:
+    """What came of the starts: tasks that have their placements, and tasks that moved on or whose node did."""
+
+    started: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+
+def starting(seen: Snapshot, decision: Decision) -> dict[str, Start]:
+    """What starts now, by task."""
+    return {start.task: start for start in (*seen.promised, *decision.starts) if start.start == 0}
+
+
+def place(session: Session, parts: Parts, seen: Snapshot, decision: Decision) -> Placed:
+    """Start what starts now. The caller's transaction holds the planner's lease."""
+    starts = starting(seen, decision)
+    between = intervals(seen.problem.running, decision.starts, seen.spreads)
+    same = _same(session, seen, starts)
+    nodes = _lock_nodes(session, {starts[task.id].node for task in same})
+    busy = _busy(session, nodes)
+    now = clock(session)
+    started = []
+    with session.no_autoflush:  # all rows go out together
+        for task in same:
+            start = starts[task.id]
+            free = _free(nodes[start.node], busy[start.node])
+            if len(free) >= start.gpus:
+                busy[start.node] |= set(free[: start.gpus])
+                _place(session, parts, task, nodes[start.node], free[: start.gpus], start, between.get(task.id), now)
+                started.append(task)
+        touch(session, *started)
+    touch_nodes(session, parts.hints, *sorted({starts[task.id].node for task in started}))
+    done = {task.id for task in started}
+    return Placed(tuple(sorted(done)), tuple(sorted(set(starts) - done)))
+
+
+def tell(session: Session, seen: Snapshot, decision: Decision, placed: Placed, seconds: float) -> None:
+    """Tell the others why they wait, keep the plan, and delete the requests it answers.
 
     The caller's transaction holds the planner's lease.
     """
     between = intervals(seen.problem.running, decision.starts, seen.spreads)
-    starting = {start.task: start for start in (*seen.promised, *decision.starts) if start.start == 0}
     told = changed(seen, reasons_of(seen, decision, between))
-    touched = select(Task).where(Task.id.in_([*starting, *told])).order_by(Task.id).with_for_update()
-    fresh = session.scalars(touched.execution_options(populate_existing=True))
-    same = {task.id: task for task in fresh if _as_seen(task, seen)}
-    _lock_nodes(session, {starting[id].node for id in same if id in starting})
-    placed = {id: _place(session, parts, task, starting[id], between.get(id)) for id, task in same.items() if id in starting}
-    started = [id for id, done in placed.items() if done]
-    for id, reason in told.items():
-        if id in same:
-            same[id].waiting = reason
-            touch(session, same[id])
-            note(session, same[id], "waits", reason)
+    if told:
+        with session.no_autoflush:
+            same = _same(session, seen, told)
+            for task in same:
+                task.waiting = told[task.id]
+                note(session, task, "waits", told[task.id])
+            touch(session, *same)
     session.execute(delete(PlanRequest).where(PlanRequest.id.in_(seen.requests)))
     if seen.problem.queued or seen.promised:
-        dropped = sorted(set(starting) - set(started))
-        session.add(_plan(session, seen, decision, seconds, {"started": started, "dropped": dropped}))
-        waits = len(seen.problem.queued) + len(seen.promised) - len(started)
-        log.info("plan by %s: %d start, %d wait", decision.method, len(started), waits)
+        session.add(_plan(session, seen, decision, seconds, placed))
+        waits = len(seen.problem.queued) + len(seen.promised) - len(placed.started)
+        log.info("plan by %s: %d start, %d wait", decision.method, len(placed.started), waits)
         if decision.note:
             log.warning("plan by %s after %s: %s", decision.method, decision.status, decision.note)
 
@@ -87,27 +118,48 @@ _SAY_END = (
 )
 
 
-def _as_seen(task: Task, seen: Snapshot) -> bool:
-    return task.status == TaskStatus.QUEUED and task.fence == seen.tasks[task.id].fence
+def _same(session: Session, seen: Snapshot, ids: Iterable[str]) -> list[Task]:
+    """Those of the tasks that are as they were seen, locked, in order of their ids."""
+    rows = select(Task).where(Task.id.in_(list(ids))).order_by(Task.id).with_for_update()
+    fresh = session.scalars(rows.execution_options(populate_existing=True))
+    return [task for task in fresh if task.status == TaskStatus.QUEUED and task.fence == seen.tasks[task.id].fence]
 
 
 # ---- what is placed --------------------------------------------------------------------------------------------------
 
 
-def _lock_nodes(session: Session, node_ids: set[str]) -> None:
+def _lock_nodes(session: Session, node_ids: set[str]) -> dict[str, Node]:
     locked = select(Node).where(Node.id.in_(node_ids)).order_by(Node.id).with_for_update()
-    session.scalars(locked.execution_options(populate_existing=True)).all()
+    return {node.id: node for node in session.scalars(locked.execution_options(populate_existing=True))}
 
 
-def _place(session: Session, parts: Parts, task: Task, start: Start, between: Between | None) -> bool:
-    """Put the task on the lowest free devices of its node, which is locked; False if the node has changed too much."""
-    node = session.get_one(Node, start.node)
-    taken = select(func.unnest(Placement.device_indexes)).where(Placement.node_id == node.id, Placement.ended_at.is_(None))
-    busy = set(session.scalars(taken))
-    free = sorted(int(str(device["index"])) for device in node.devices if device["index"] not in busy)
-    if node.status != "ready" or node.drained_at is not None or len(free) < start.gpus:
-        return False
-    now = clock(session)
+def _busy(session: Session, nodes: Iterable[str]) -> dict[str, set[int]]:
+    """Devices of each node that a live placement holds."""
+    held = select(Placement.node_id, Placement.device_indexes)
+    found: dict[str, set[int]] = {node: set() for node in nodes}
+    for node, indexes in session.execute(held.where(Placement.node_id.in_(found), Placement.ended_at.is_(None))):
+        found[node] |= set(indexes)
+    return found
+
+
+def _free(node: Node, busy: set[int]) -> list[int]:
+    """Devices that can be given, lowest first; none if the node has changed too much."""
+    if node.status != "ready" or node.drained_at is not None:
+        return []
+    return sorted({int(str(device["index"])) for device in node.devices} - busy)
+
+
+def _place(
+    session: Session,
+    parts: Parts,
+    task: Task,
+    node: Node,
+    devices: list[int],
+    start: Start,
+    between: Between | None,
+    now: datetime,
+) -> None:
+    """Put the task on devices of its node; both are locked."""
     task.fence += 1
     task.status = check_task(TaskStatus(task.status), TaskStatus.RUNNING)
     task.waiting, task.started_at = None, task.started_at or now
@@ -115,7 +167,7 @@ def _place(session: Session, parts: Parts, task: Task, start: Start, between: Be
         id=new_id("placement"),
         task_id=task.id,
         node_id=node.id,
-        device_indexes=free[: start.gpus],
+        device_indexes=devices,
         fence=task.fence,
         created_at=now,
         lease_until=lease_until(now, parts.settings),
@@ -124,12 +176,8 @@ def _place(session: Session, parts: Parts, task: Task, start: Start, between: Be
         **_ends(now, start, between),
     )
     session.add(placement)
-    session.flush()
-    touch_node(session, parts.hints, node.id)
-    touch(session, task)
     note(session, task, "placed", _placed(placement, node))
     log.info("task %s is placed on node %s", task.id, node.name, extra={"request_id": task.request_id})
-    return True
 
 
 def _ends(now: datetime, start: Start, between: Between | None) -> dict[str, datetime]:
@@ -150,7 +198,7 @@ def _placed(placement: Placement, node: Node) -> dict[str, Any]:
     }
 
 
-def _plan(session: Session, seen: Snapshot, decision: Decision, seconds: float, done: dict[str, Any]) -> Plan:
+def _plan(session: Session, seen: Snapshot, decision: Decision, seconds: float, placed: Placed) -> Plan:
     late = [asdict(miss) for miss in decision.late]
     return Plan(
         id=new_id("plan"),
@@ -162,6 +210,6 @@ def _plan(session: Session, seen: Snapshot, decision: Decision, seconds: float, 
         seconds=seconds,
         latency_seconds=(clock(session) - seen.oldest).total_seconds() if seen.oldest is not None else None,
         problem=seen.problem.to_json(),
-        decision={"starts": [asdict(start) for start in decision.starts], "late": late, **done},
+        decision={"starts": [asdict(start) for start in decision.starts], "late": late, **asdict(placed)},
         note=decision.note,
     )

@@ -6,7 +6,7 @@ Nothing is locked while a file is read; what was found counts only if the task i
 import hashlib
 import logging
 
-from sqlalchemy import func, select, text
+from sqlalchemy import func, or_, select, text
 from sqlalchemy.orm import Session
 
 from contract.states import TaskStatus, check_task
@@ -35,8 +35,8 @@ def _validate(db: Database, storage: Storage, queue: Queue, task_id: str) -> boo
         # the lock is on a number, not on the row: reading a large file must not keep the task from being cancelled
         if not turn.scalar(text("SELECT pg_try_advisory_xact_lock(hashtextextended(:id, 0))"), {"id": task_id}):
             return False
-        files = list(turn.scalars(select(File).join(Task, Task.train_file_id == File.id).where(Task.id == task_id)))
-        files += turn.scalars(select(File).join(Task, Task.validation_file_id == File.id).where(Task.id == task_id))
+        named = or_(Task.train_file_id == File.id, Task.validation_file_id == File.id)
+        files = list(turn.scalars(select(File).join(Task, named).where(Task.id == task_id).order_by(File.id)))
         try:
             errors = [error for file in files if (error := _damage(storage, file)) is not None]
         except OSError as error:

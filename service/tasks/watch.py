@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psycopg
-from sqlalchemy import func, select
+from sqlalchemy import ARRAY, String, func, literal, select
 from sqlalchemy.orm import Session
 
 from service.tasks.events import tell_status
@@ -24,14 +24,17 @@ CHANNEL = "motet_tasks"
 _RETRY_SECONDS = 1.0
 
 
-def touch(session: Session, task: Task) -> None:
-    """Count a change of the task that a poller can see, and tell the waiting ones once it has committed.
+def touch(session: Session, *tasks: Task) -> None:
+    """Count a change of each task that a poller can see, and tell the waiting ones once it has committed.
 
-    The caller holds the task's row lock.
+    The caller holds the tasks' row locks.
     """
-    task.version += 1
-    tell_status(session, task)
-    session.execute(select(func.pg_notify(CHANNEL, task.id)))
+    for task in tasks:
+        task.version += 1
+        tell_status(session, task)
+    if tasks:
+        ids = func.unnest(literal([task.id for task in tasks], ARRAY(String)))
+        session.execute(select(func.pg_notify(CHANNEL, ids)))
 
 
 class Watcher:

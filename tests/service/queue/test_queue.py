@@ -20,7 +20,7 @@ from rq.serializers import DefaultSerializer, JSONSerializer
 from rq.webhook import Webhook
 from sqlalchemy import func, select
 
-from service.queue import QUEUE_NAME
+from service.queue import QUEUE_NAME, asked
 from service.scheduler.models import PlanRequest
 from service.scheduler.requests import request_plan
 
@@ -110,6 +110,12 @@ def listener() -> Iterator[Listener]:
     yield made
     made.server.shutdown()
     made.server.server_close()
+
+
+def test_what_is_asked_once_the_work_has_begun_wakes_the_worker_anew(stack, works, worker):
+    works(worker)
+    assert not redis.Redis.from_url(stack.redis_url).exists(asked("replan"))
+    works(worker)
 
 
 def test_forged_queue_jobs_run_nothing_and_the_worker_goes_on(stack, works, worker, tmp_path, listener):

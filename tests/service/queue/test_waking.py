@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import redis
 
 from service.hints import Hints
-from service.queue import QUEUE_NAME, ClosedJob, Queue, QueueJob
+from service.queue import QUEUE_NAME, ClosedJob, Queue, QueueJob, asked
 
 
 def test_what_only_hints_never_raises_and_never_waits_long(stack):
@@ -21,6 +21,18 @@ def test_what_only_hints_never_raises_and_never_waits_long(stack):
     connection = redis.Redis.from_url(stack.redis_url)
     assert connection.llen(f"rq:queue:{QUEUE_NAME}") == 1
     assert connection.xlen("motet:node:node_1") == 1
+
+
+def test_wake_ups_of_one_kind_wait_together(stack):
+    connection = redis.Redis.from_url(stack.redis_url)
+    connection.flushall()
+    for queue in (Queue(stack.redis_url), Queue(stack.redis_url)):
+        queue.wake(QueueJob.REPLAN)
+        queue.wake(QueueJob.REPLAN)
+    queue.wake(QueueJob.VALIDATE)
+    assert connection.llen(f"rq:queue:{QUEUE_NAME}") == 2
+    assert 0 < connection.ttl(asked(QueueJob.REPLAN)) <= 2  # lost ones do not keep others back for long
+    connection.flushall()
 
 
 def test_a_queue_job_carries_its_name_alone(stack):

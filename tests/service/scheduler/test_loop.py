@@ -260,7 +260,7 @@ def test_a_planner_killed_between_writing_and_hinting_has_lost_nothing(killed_pl
     task = validated(parts, tenant)
     killed_planner(HINTING)
     (placement,) = live(database)
-    assert rows(database, PlanRequest) == []
+    assert rows(database, PlanRequest) != []  # the placement is committed first; whoever plans next tells the rest
     # nobody hinted the node, but its next heartbeat tells it that something changed
     assert node.leases().desired_version > version
     assert node.take(task).given.placement_id == placement.id
@@ -272,6 +272,23 @@ def test_a_planner_killed_between_writing_and_hinting_has_lost_nothing(killed_pl
     plan_the_forgotten(parts)
     assert rows(database, PlanRequest) == []
     assert tenant.get(f"/v1/tasks/{waiting}").json()["waiting"]["code"] == "waiting_for_capacity"
+
+
+def test_what_starts_is_committed_before_the_others_are_told(parts, tenant, new_node, database, monkeypatch):
+    node, tasks = new_node(), [validated(parts, tenant) for _ in range(2)]
+    telling, seen = loop.tell, []
+
+    def look_first(*given):
+        seen.append([one.task_id for one in node.desired().placements])
+        telling(*given)
+
+    monkeypatch.setattr(loop, "tell", look_first)
+    assert replan(parts) == 1
+    (started,) = seen[0]
+    (other,) = set(tasks) - {started}
+    assert tenant.get(f"/v1/tasks/{other}").json()["waiting"]["code"] == "waiting_for_capacity"
+    (kept,) = rows(database, Plan)
+    assert (kept.decision["started"], kept.decision["dropped"]) == ([started], [])
 
 
 def test_a_planner_killed_before_it_wrote_leaves_the_request(killed_planner, parts, tenant, new_node, database):
