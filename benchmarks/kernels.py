@@ -7,8 +7,10 @@ The gate is that of the whole step. Times are medians of captured graphs over ro
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import signature
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from grouped_lora.rotary import rotary
 from grouped_lora.shrink import shrink
 from grouped_lora.swiglu import swiglu, swiglu_backward
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 
 from benchmarks.gate import run_gate
 from benchmarks.llama import LLAMA_1B, LlamaShape, Rows, attach, feed, random_backbone
@@ -114,6 +117,32 @@ def calls() -> list[Measured]:
             lambda i: attention_backward(h[i], qkv[i], out, lse, batch.sequences, heads, fused.stack.scale),
             tokens * (2 * wide + 2 * d),
         ),
+        *torch_attention(qkv, [*flat.bounds, t] if t > flat.size else flat.bounds, heads, tokens * (wide + d)),
+    ]
+
+
+def torch_attention(qkv: list[Tensor], bounds: Sequence[int], heads: tuple[int, int], moved: int) -> list[Measured]:
+    """torch's own attention for packed sequences, on the same batch: what ours stands in for.
+
+    Where it knows no grouped queries, K and V are copied to every query head, as its user has to.
+    """
+    hq, hkv = heads
+    size = qkv[0].shape[1] // (hq + 2 * hkv)
+    at = torch.tensor(bounds, dtype=torch.int32, device="cuda")
+    longest = max(stop - start for start, stop in pairwise(bounds))
+    grouped: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+    dout = torch.randn(qkv[0].shape[0], hq, size, device="cuda", dtype=qkv[0].dtype)
+
+    def run(index: int, back: bool) -> None:
+        parts = [p.detach().requires_grad_(back) for p in qkv[index].view(-1, hq + 2 * hkv, size).split([hq, hkv, hkv], 1)]
+        q, k, v = parts if grouped else (parts[0], *(p.repeat_interleave(hq // hkv, 1) for p in parts[1:]))
+        out = varlen_attn(q, k, v, at, at, longest, longest, window_size=(-1, 0), **grouped)
+        if back:
+            torch.autograd.grad(out, parts, dout)
+
+    return [
+        Measured("torch varlen_attn", lambda i: run(i, False), moved),
+        Measured("torch varlen_attn, forward and backward", lambda i: run(i, True), 3 * moved),
     ]
 
 

@@ -75,9 +75,35 @@ def _seen(q_start, k_start, stop, window, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
+def _probabilities(q, k, lse, q_start, k_start, stop, window, scale, MASKED: tl.constexpr, B: tl.constexpr):
+    """[M, N] of one pair of blocks, by what forward has summed. Only the diagonal and a window's edge need the mask: a block
+    before the diagonal is whole and before every query."""
+    p = tl.exp2(mma(q, tl.trans(k), tl.zeros((B, B), tl.float32)) * (scale * 1.4426950408889634) - lse[:, None])
+    if MASKED:
+        p = tl.where(_seen(q_start, k_start, stop, window, B, B), p, 0.0)
+    return p
+
+
+@triton.jit
+def _attend(q, qkv_ptr, width, k_column, start, at, stop, window, scale, peak, total, acc, HKV: tl.constexpr,
+            D: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
+    """Running maximum, sum and output after one block of keys."""
+    k = _load(qkv_ptr, at, stop, width, k_column, B, D, BD)
+    s = mma(q, tl.trans(k), tl.zeros((B, B), tl.float32)) * (scale * 1.4426950408889634)
+    if MASKED:
+        s = tl.where(_seen(start, at, stop, window, B, B), s, float("-inf"))
+    higher = tl.maximum(peak, tl.max(s, 1))
+    safe = tl.where(higher == float("-inf"), 0.0, higher)
+    p = tl.exp2(s - safe[:, None])
+    fade = tl.exp2(peak - safe)
+    v = _load(qkv_ptr, at, stop, width, k_column + HKV * D, B, D, BD)
+    return higher, total * fade + tl.sum(p, 1), mma(p.to(v.dtype), v, acc * fade[:, None])
+
+
+@triton.jit
 def _attention(
-    qkv_ptr, out_ptr, lse_ptr, blocks_ptr, T, scale, window,
-    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
+    qkv_ptr, out_ptr, lse_ptr, blocks_ptr, T, scale, window, HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr,
+    BD: tl.constexpr, B: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
     head = tl.program_id(1)
@@ -94,27 +120,32 @@ def _attention(
     acc = tl.zeros((B, BD), tl.float32)
     low = tl.maximum(first, start - window + 1)
     low = first + (low - first) // B * B
-    for at in range(low, start + 1, B):
-        k = _load(qkv_ptr, at, stop, width, k_column, B, D, BD)
-        s = mma(q, tl.trans(k), tl.zeros((B, B), tl.float32)) * (scale * 1.4426950408889634)
-        s = tl.where(_seen(start, at, stop, window, B, B), s, float("-inf"))
-        higher = tl.maximum(peak, tl.max(s, 1))
-        safe = tl.where(higher == float("-inf"), 0.0, higher)
-        p = tl.exp2(s - safe[:, None])
-        fade = tl.exp2(peak - safe)
-        total = total * fade + tl.sum(p, 1)
-        v = _load(qkv_ptr, at, stop, width, k_column + HKV * D, B, D, BD)
-        acc = mma(p.to(v.dtype), v, acc * fade[:, None])
-        peak = higher
+    for at in range(low, start, B):
+        peak, total, acc = _attend(
+            q, qkv_ptr, width, k_column, start, at, stop, window, scale, peak, total, acc, HKV, D, BD, B, WINDOWED
+        )
+    peak, total, acc = _attend(
+        q, qkv_ptr, width, k_column, start, start, stop, window, scale, peak, total, acc, HKV, D, BD, B, True
+    )
     rows = start + tl.arange(0, B)
     _store(out_ptr, start, stop, HQ * D, head * D, acc / total[:, None], B, D, BD)
     tl.store(lse_ptr + head.to(tl.int64) * T + rows, peak + tl.log2(total), mask=rows < stop)
 
 
 @triton.jit
+def _dq_of(q, dout, lse, delta, acc, qkv_ptr, width, k_column, start, at, stop, window, scale, HKV: tl.constexpr,
+           D: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
+    k = _load(qkv_ptr, at, stop, width, k_column, B, D, BD)
+    v = _load(qkv_ptr, at, stop, width, k_column + HKV * D, B, D, BD)
+    p = _probabilities(q, k, lse, start, at, stop, window, scale, MASKED, B)
+    ds = p * (mma(dout, tl.trans(v), tl.zeros((B, B), tl.float32)) - delta[:, None])
+    return mma(ds.to(k.dtype), k, acc)
+
+
+@triton.jit
 def _dq(
-    qkv_ptr, out_ptr, dout_ptr, lse_ptr, delta_ptr, dqkv_ptr, blocks_ptr, T, scale, window,
-    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
+    qkv_ptr, out_ptr, dout_ptr, lse_ptr, delta_ptr, dqkv_ptr, blocks_ptr, T, scale, window, HQ: tl.constexpr,
+    HKV: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
     head = tl.program_id(1)
@@ -135,20 +166,35 @@ def _dq(
     acc = tl.zeros((B, BD), tl.float32)
     low = tl.maximum(first, start - window + 1)
     low = first + (low - first) // B * B
-    for at in range(low, start + 1, B):
-        k = _load(qkv_ptr, at, stop, width, k_column, B, D, BD)
-        v = _load(qkv_ptr, at, stop, width, k_column + HKV * D, B, D, BD)
-        s = mma(q, tl.trans(k), tl.zeros((B, B), tl.float32)) * (scale * 1.4426950408889634)
-        p = tl.where(_seen(start, at, stop, window, B, B), tl.exp2(s - lse[:, None]), 0.0)
-        ds = p * (mma(dout, tl.trans(v), tl.zeros((B, B), tl.float32)) - delta[:, None])
-        acc = mma(ds.to(k.dtype), k, acc)
+    for at in range(low, start, B):
+        acc = _dq_of(
+            q, dout, lse, delta, acc, qkv_ptr, width, k_column, start, at, stop, window, scale, HKV, D, BD, B, WINDOWED
+        )
+    acc = _dq_of(q, dout, lse, delta, acc, qkv_ptr, width, k_column, start, start, stop, window, scale, HKV, D, BD, B, True)
     _store(dqkv_ptr, start, stop, width, head * D, acc * scale, B, D, BD)
 
 
 @triton.jit
+def _dkv_of(k, v, dk, dv, qkv_ptr, dout_ptr, lse_ptr, delta_ptr, width, head, T, at, start, stop, window, scale,
+            HQ: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
+    q = _load(qkv_ptr, at, stop, width, head * D, B, D, BD)
+    dout = _load(dout_ptr, at, stop, HQ * D, head * D, B, D, BD)
+    rows = at + tl.arange(0, B)
+    lse = tl.load(lse_ptr + head.to(tl.int64) * T + rows, mask=rows < stop, other=0.0)
+    delta = tl.load(delta_ptr + head.to(tl.int64) * T + rows, mask=rows < stop, other=0.0)
+    # Turned, keys by queries. Queries past the end are zero, and so is what they add.
+    p = tl.exp2(mma(k, tl.trans(q), tl.zeros((B, B), tl.float32)) * (scale * 1.4426950408889634) - lse[None, :])
+    if MASKED:
+        p = tl.where(tl.trans(_seen(at, start, stop, window, B, B)), p, 0.0)
+    dv = mma(p.to(v.dtype), dout, dv)
+    ds = p * (mma(v, tl.trans(dout), tl.zeros((B, B), tl.float32)) - delta[None, :])
+    return mma(ds.to(k.dtype), q, dk), dv
+
+
+@triton.jit
 def _dkv(
-    qkv_ptr, dout_ptr, lse_ptr, delta_ptr, dqkv_ptr, blocks_ptr, T, scale, window,
-    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
+    qkv_ptr, dout_ptr, lse_ptr, delta_ptr, dqkv_ptr, blocks_ptr, T, scale, window, HQ: tl.constexpr, HKV: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
     group = tl.program_id(1)
@@ -165,18 +211,15 @@ def _dkv(
     last = tl.minimum(stop, start + B - 1 + window)
     for member in range(0, HQ // HKV):
         head = group * (HQ // HKV) + member
-        for at in range(start, last, B):
-            q = _load(qkv_ptr, at, stop, width, head * D, B, D, BD)
-            dout = _load(dout_ptr, at, stop, HQ * D, head * D, B, D, BD)
-            rows = at + tl.arange(0, B)
-            lse = tl.load(lse_ptr + head.to(tl.int64) * T + rows, mask=rows < stop, other=0.0)
-            delta = tl.load(delta_ptr + head.to(tl.int64) * T + rows, mask=rows < stop, other=0.0)
-            s = mma(k, tl.trans(q), tl.zeros((B, B), tl.float32)) * (scale * 1.4426950408889634)
-            seen = tl.trans(_seen(at, start, stop, window, B, B)) & (rows < stop)[None, :]
-            p = tl.where(seen, tl.exp2(s - lse[None, :]), 0.0)
-            dv = mma(p.to(v.dtype), dout, dv)
-            ds = p * (mma(v, tl.trans(dout), tl.zeros((B, B), tl.float32)) - delta[None, :])
-            dk = mma(ds.to(k.dtype), q, dk)
+        dk, dv = _dkv_of(
+            k, v, dk, dv, qkv_ptr, dout_ptr, lse_ptr, delta_ptr, width, head, T, start, start, stop, window, scale,
+            HQ, D, BD, B, True,
+        )  # fmt: skip
+        for at in range(start + B, last, B):
+            dk, dv = _dkv_of(
+                k, v, dk, dv, qkv_ptr, dout_ptr, lse_ptr, delta_ptr, width, head, T, at, start, stop, window, scale,
+                HQ, D, BD, B, WINDOWED,
+            )  # fmt: skip
     _store(dqkv_ptr, start, stop, width, k_column, dk * scale, B, D, BD)
     _store(dqkv_ptr, start, stop, width, k_column + HKV * D, dv, B, D, BD)
 
@@ -199,7 +242,8 @@ def attention(
     cfg = config("attention")
     _attention[(table.blocks.shape[0], hq)](
         qkv, out, lse, table.blocks, qkv.shape[0], scale, _NO_WINDOW if window is None else window,
-        HQ=hq, HKV=hkv, D=size, BD=max(16, triton.next_power_of_2(size)), B=BLOCK, num_warps=cfg.warps, num_stages=cfg.stages,
+        HQ=hq, HKV=hkv, D=size, BD=max(16, triton.next_power_of_2(size)), B=BLOCK, WINDOWED=window is not None,
+        num_warps=cfg.warps, num_stages=cfg.stages,
     )  # fmt: skip
     return out, lse
 
@@ -219,7 +263,9 @@ def attention_backward(
     size = qkv.shape[1] // (hq + 2 * hkv)
     dqkv = torch.empty_like(qkv)
     delta = torch.empty_like(lse)
-    numbers = {"HQ": hq, "HKV": hkv, "D": size, "BD": max(16, triton.next_power_of_2(size)), "B": BLOCK}
+    numbers = {
+        "HQ": hq, "HKV": hkv, "D": size, "BD": max(16, triton.next_power_of_2(size)), "B": BLOCK, "WINDOWED": window is not None
+    }  # fmt: skip
     reach = _NO_WINDOW if window is None else window
     cfg = config("attention_backward")
     _dq[(table.blocks.shape[0], hq)](

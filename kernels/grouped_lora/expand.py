@@ -10,7 +10,7 @@ import triton.language as tl
 
 from grouped_lora.keep import kept, load_keys
 from grouped_lora.launch import config
-from grouped_lora.tiles import load_ranks, load_shrunk, load_tokens, mma, store_tokens
+from grouped_lora.tiles import block_at, load_ranks, load_shrunk, load_tokens, mma, store_tokens
 from grouped_lora.work import BLOCK_T, WorkTable
 
 
@@ -25,11 +25,7 @@ def _tile(s_ptr, w_ptr, s_stride, w_stride, w_column, start, end, row0, rank, co
 def _expand(s_ptr, w_ptr, y_ptr, keys_ptr, spans_ptr, blocks_ptr, s_stride, w_stride, y_stride, w_column, width, matrix,
             BT: tl.constexpr, BN: tl.constexpr, ADD: tl.constexpr, DROP: tl.constexpr, RMAX: tl.constexpr):  # fmt: skip
     block = tl.program_id(0)
-    span = tl.load(blocks_ptr + block * 3)
-    start = tl.load(blocks_ptr + block * 3 + 1)
-    end = tl.load(blocks_ptr + block * 3 + 2)
-    row0 = tl.load(spans_ptr + span * 6 + 2)
-    rank = tl.load(spans_ptr + span * 6 + 3)
+    _, start, end, row0, rank, limit = block_at(blocks_ptr, spans_ptr, block)
     if start >= end:
         return
     if ADD:  # noqa: SIM102 (decided at compile time)
@@ -45,7 +41,6 @@ def _expand(s_ptr, w_ptr, y_ptr, keys_ptr, spans_ptr, blocks_ptr, s_stride, w_st
         else:
             y = _tile(s_ptr, w_ptr, s_stride, w_stride, w_column, start, end, row0, rank, columns, width, BT, BN, RMAX)
     if DROP:
-        limit = tl.load(spans_ptr + span * 6 + 5)
         y = tl.where(kept(load_keys(keys_ptr, start, end, BT), matrix, columns, limit), y, 0.0)
     if ADD:
         y += load_tokens(y_ptr, start, end, y_stride, columns, width, BT).to(tl.float32)
@@ -67,7 +62,7 @@ def expand(
     """
     drop = table.keys is not None and matrix is not None
     y = torch.empty((s.shape[0], width), dtype=s.dtype, device=s.device) if out is None else out
-    cfg = config("expand")
+    cfg = config("expand", table.max_rank)
     _expand[(table.blocks.shape[0], -(-width // cfg.block_n))](
         s, adapters, y, table.keys if drop else s, table.spans, table.blocks, s.stride(0), adapters.stride(0),
         y.stride(0), column, width, matrix or 0, BT=BLOCK_T, BN=cfg.block_n, ADD=out is not None, DROP=drop,

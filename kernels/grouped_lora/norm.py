@@ -12,8 +12,13 @@ import triton.language as tl
 
 from grouped_lora.keep import kept, load_keys
 from grouped_lora.launch import config
-from grouped_lora.tiles import load_ranks, load_shrunk, load_tokens, mma, store_tokens
+from grouped_lora.tiles import block_at, load_ranks, load_shrunk, load_tokens, mma, store_tokens
 from grouped_lora.work import BLOCK_T, WorkTable
+
+WIDE = 512  # columns at a time of backward's first walk, which only sums
+# Backward's second walk is shared among programs until a launch has so many; each walks all columns for the sum, so that
+# nothing but the time depends on it.
+FILLING = 264
 
 
 @triton.jit
@@ -53,11 +58,8 @@ def _residual_norm(
     HAS_Y: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
-    span = tl.load(blocks_ptr + block * 3)
-    start = tl.load(blocks_ptr + block * 3 + 1) + tl.program_id(1) * BT
-    end = tl.load(blocks_ptr + block * 3 + 2)
-    row0 = tl.load(spans_ptr + span * 6 + 2)
-    rank = tl.load(spans_ptr + span * 6 + 3)
+    _, start, end, row0, rank, _ = block_at(blocks_ptr, spans_ptr, block)
+    start += tl.program_id(1) * BT
     if start >= end:
         return
     if RMAX == 0:
@@ -92,14 +94,14 @@ def _join(g, s, keys_ptr, a_ptr, a_stride, a_column, matrix, columns, start, end
 @triton.jit
 def _backward(
     dh_ptr, ds_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, keys_ptr, a_stride, a_column0, a_step, matrix, start,
-    end, row0, rank, scale, limit, MATS: tl.constexpr, HAS_DR: tl.constexpr, D: tl.constexpr, BT: tl.constexpr,
-    BN: tl.constexpr, STAGES: tl.constexpr, DROP: tl.constexpr, RMAX: tl.constexpr, R: tl.constexpr,
+    end, row0, rank, scale, limit, low, high, MATS: tl.constexpr, HAS_DR: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+    BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, DROP: tl.constexpr, RMAX: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     tokens = start + tl.arange(0, BT)
     rstd = tl.load(rstd_ptr + tokens, mask=tokens < end, other=0.0)
     dot = tl.zeros((BT,), tl.float32)
-    for c in tl.range(0, D, BN, num_stages=STAGES):
-        columns = c + tl.arange(0, BN)
+    for c in tl.range(0, D, WIDE, num_stages=STAGES):
+        columns = c + tl.arange(0, WIDE)
         dh = load_tokens(dh_ptr, start, end, D, columns, D, BT).to(tl.float32)
         x = load_tokens(x_ptr, start, end, D, columns, D, BT).to(tl.float32)
         w = tl.load(w_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
@@ -117,7 +119,7 @@ def _backward(
         if MATS > 2:
             ds2 = load_shrunk(ds_ptr, MATS * RMAX, 2 * RMAX, start, end, rank, BT, R)
     back = dot * rstd * rstd * rstd / D
-    for c in tl.range(0, D, BN, num_stages=STAGES):
+    for c in tl.range(low, high, BN, num_stages=STAGES):
         columns = c + tl.arange(0, BN)
         g = load_tokens(dh_ptr, start, end, D, columns, D, BT).to(tl.float32)
         if R > 0:
@@ -140,39 +142,38 @@ def _backward(
 @triton.jit
 def _norm_backward(
     dh_ptr, ds_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, keys_ptr, spans_ptr, scales_ptr, blocks_ptr, a_stride,
-    a_column0, a_step, matrix, MATS: tl.constexpr, HAS_DR: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr,
-    STAGES: tl.constexpr, DROP: tl.constexpr, RMAX: tl.constexpr,
+    a_column0, a_step, matrix, SHARE: tl.constexpr, MATS: tl.constexpr, HAS_DR: tl.constexpr, D: tl.constexpr,
+    WIDE: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, DROP: tl.constexpr, RMAX: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
-    span = tl.load(blocks_ptr + block * 3)
-    start = tl.load(blocks_ptr + block * 3 + 1) + tl.program_id(1) * BT
-    end = tl.load(blocks_ptr + block * 3 + 2)
-    row0 = tl.load(spans_ptr + span * 6 + 2)
-    rank = tl.load(spans_ptr + span * 6 + 3)
-    limit = tl.load(spans_ptr + span * 6 + 5)
+    span, start, end, row0, rank, limit = block_at(blocks_ptr, spans_ptr, block)
+    start += tl.program_id(1) * BT
     scale = tl.load(scales_ptr + span)
     if start >= end:
         return
+    low = tl.program_id(2) * SHARE
+    high = tl.minimum(low + SHARE, D)
     if RMAX == 0:
-        _backward(dh_ptr, ds_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, keys_ptr, a_stride, a_column0, a_step,
-                  matrix, start, end, row0, rank, scale, limit, MATS, HAS_DR, D, BT, BN, STAGES, DROP, RMAX, 0)  # fmt: skip
+        _backward(dh_ptr, ds_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, keys_ptr, a_stride, a_column0,
+                  a_step, matrix, start, end, row0, rank, scale, limit, low, high, MATS, HAS_DR, D, WIDE, BT, BN, STAGES,
+                  DROP, RMAX, 0)  # fmt: skip
     else:
         if rank == 0:
             _backward(dh_ptr, ds_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, keys_ptr, a_stride, a_column0,
-                      a_step, matrix, start, end, row0, rank, scale, limit, MATS, HAS_DR, D, BT, BN, STAGES, DROP, RMAX,
-                      0)  # fmt: skip
+                      a_step, matrix, start, end, row0, rank, scale, limit, low, high, MATS, HAS_DR, D, WIDE, BT, BN, STAGES,
+                      DROP, RMAX, 0)  # fmt: skip
         elif rank <= 16:
             _backward(dh_ptr, ds_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, keys_ptr, a_stride, a_column0,
-                      a_step, matrix, start, end, row0, rank, scale, limit, MATS, HAS_DR, D, BT, BN, STAGES, DROP, RMAX,
-                      16)  # fmt: skip
+                      a_step, matrix, start, end, row0, rank, scale, limit, low, high, MATS, HAS_DR, D, WIDE, BT, BN, STAGES,
+                      DROP, RMAX, 16)  # fmt: skip
         elif (rank <= 32) | (RMAX <= 32):
             _backward(dh_ptr, ds_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, keys_ptr, a_stride, a_column0,
-                      a_step, matrix, start, end, row0, rank, scale, limit, MATS, HAS_DR, D, BT, BN, STAGES, DROP, RMAX,
-                      32)  # fmt: skip
+                      a_step, matrix, start, end, row0, rank, scale, limit, low, high, MATS, HAS_DR, D, WIDE, BT, BN, STAGES,
+                      DROP, RMAX, 32)  # fmt: skip
         else:
             _backward(dh_ptr, ds_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, keys_ptr, a_stride, a_column0,
-                      a_step, matrix, start, end, row0, rank, scale, limit, MATS, HAS_DR, D, BT, BN, STAGES, DROP, RMAX,
-                      RMAX)  # fmt: skip
+                      a_step, matrix, start, end, row0, rank, scale, limit, low, high, MATS, HAS_DR, D, WIDE, BT, BN, STAGES,
+                      DROP, RMAX, RMAX)  # fmt: skip
 
 
 def residual_norm(
@@ -192,8 +193,8 @@ def residual_norm(
     total = torch.empty_like(x) if y is not None else x
     h = torch.empty_like(x)
     rstd = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
-    cfg = config("norm")
     width = table.max_rank if s is not None else 0
+    cfg = config("norm", width)
     _residual_norm[(table.blocks.shape[0], BLOCK_T // cfg.block_t)](
         x, y if y is not None else x, s if s is not None else x, adapters, weight, total, h, rstd, table.spans, table.blocks,
         adapters.stride(0), b_column, eps,
@@ -224,11 +225,16 @@ def norm_backward(
     width = table.max_rank if ds is not None else 0
     cfg = config("norm_backward", width)
     step = a_columns[1] - a_columns[0] if len(a_columns) > 1 else 0
-    _norm_backward[(table.blocks.shape[0], BLOCK_T // cfg.block_t)](
+    programs = table.blocks.shape[0] * BLOCK_T // cfg.block_t
+    share = dh.shape[1]
+    while programs < FILLING and share > 2 * cfg.block_n:
+        programs, share = 2 * programs, -(-share // (2 * cfg.block_n)) * cfg.block_n
+    _norm_backward[(table.blocks.shape[0], BLOCK_T // cfg.block_t, -(-dh.shape[1] // share))](
         dh, ds if ds is not None else dh, s if s is not None else dh, adapters, x, rstd, weight, dr if dr is not None else dh,
         dx, table.keys if table.keys is not None else dh, table.spans, table.scales, table.blocks, adapters.stride(0),
         a_columns[0] if a_columns else 0, step, matrix,
-        MATS=max(len(a_columns), 1), HAS_DR=dr is not None, D=dh.shape[1], BT=cfg.block_t, BN=cfg.block_n, STAGES=cfg.stages,
+        SHARE=share, MATS=max(len(a_columns), 1), HAS_DR=dr is not None, D=dh.shape[1],
+        WIDE=min(WIDE, triton.next_power_of_2(dh.shape[1])), BT=cfg.block_t, BN=cfg.block_n, STAGES=cfg.stages,
         DROP=table.keys is not None, RMAX=width, num_warps=cfg.warps, num_stages=cfg.stages,
     )  # fmt: skip
     return dx

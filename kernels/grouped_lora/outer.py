@@ -11,7 +11,7 @@ import triton.language as tl
 
 from grouped_lora.keep import kept, load_keys
 from grouped_lora.launch import config
-from grouped_lora.tiles import load_shrunk, load_tokens, mma, store_ranks
+from grouped_lora.tiles import load_shrunk, load_tokens, mma, span_at, store_ranks
 from grouped_lora.work import WorkTable
 
 
@@ -63,12 +63,7 @@ def _outer(
 ):  # fmt: skip
     span = tl.program_id(0)
     tile = tl.program_id(1)
-    start = tl.load(spans_ptr + span * 6)
-    end = tl.load(spans_ptr + span * 6 + 1)
-    row0 = tl.load(spans_ptr + span * 6 + 2)
-    rank = tl.load(spans_ptr + span * 6 + 3)
-    accumulate = tl.load(spans_ptr + span * 6 + 4)
-    limit = tl.load(spans_ptr + span * 6 + 5)
+    start, end, row0, rank, accumulate, limit = span_at(spans_ptr, span)
     if (start >= end) | (rank == 0):
         return
     mat = tl.where(tile < tiles0, 0, tl.where(tile < tiles0 + tiles1, 1, 2))

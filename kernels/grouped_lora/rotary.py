@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from grouped_lora.launch import config
-from grouped_lora.tiles import load_ranks, load_shrunk, mma
+from grouped_lora.tiles import block_at, load_ranks, load_shrunk, mma
 from grouped_lora.work import BLOCK_T, WorkTable
 
 
@@ -32,11 +32,7 @@ def _rotary(
 ):  # fmt: skip
     block = tl.program_id(0)
     head = tl.program_id(1)
-    span = tl.load(blocks_ptr + block * 3)
-    start = tl.load(blocks_ptr + block * 3 + 1)
-    end = tl.load(blocks_ptr + block * 3 + 2)
-    row0 = tl.load(spans_ptr + span * 6 + 2)
-    rank = tl.load(spans_ptr + span * 6 + 3)
+    _, start, end, row0, rank, _ = block_at(blocks_ptr, spans_ptr, block)
     if start >= end:
         return
     if RMAX == 0:  # noqa: SIM102 (decided at compile time)

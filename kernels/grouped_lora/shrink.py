@@ -2,7 +2,8 @@
 
 Forward it is S = s X Aᵀ (all matrices that read the same X share one read of it), backward dS = s dY B (each matrix has its own
 columns of dY). Knows nothing of what the ranks mean. Legend: X[T, K] activations; W rows of the arena, one per rank, K columns;
-S[T, M, RMAX] for M matrices, in X's dtype, the scale folded in. Ranks beyond an adapter's own are left unwritten.
+S[T, M, RMAX] for M matrices, in X's dtype, the scale folded in. Ranks beyond an adapter's own (rounded up to 8) are left
+unwritten.
 """
 
 import torch
@@ -11,7 +12,7 @@ import triton.language as tl
 
 from grouped_lora.keep import kept, load_keys
 from grouped_lora.launch import config
-from grouped_lora.tiles import load_ranks, load_tokens, mma, token_tile
+from grouped_lora.tiles import block_at, load_ranks, load_shrunk, load_tokens, mma, store_shrunk
 from grouped_lora.work import BLOCK_T, WorkTable
 
 # Longer sums are cut into pieces of this many features, so that a step of few tokens still fills the chip; the cut depends on
@@ -50,12 +51,11 @@ def _product(
                 acc2 = mma(tl.where(kept(keys, matrix + 2, features, limit), x, 0.0), tl.trans(w), acc2)
             else:
                 acc2 = mma(x, tl.trans(w), acc2)
-    to, mask = token_tile(out_ptr + out_column0, start, end, out_stride, tl.arange(0, R), rank, BT)
-    tl.store(to, acc0 * scale, mask=mask)
+    store_shrunk(out_ptr + out_column0, start, end, out_stride, rank, acc0 * scale, BT, R)
     if MATS > 1:
-        tl.store(to + out_step, acc1 * scale, mask=mask)
+        store_shrunk(out_ptr + out_column0 + out_step, start, end, out_stride, rank, acc1 * scale, BT, R)
     if MATS > 2:
-        tl.store(to + 2 * out_step, acc2 * scale, mask=mask)
+        store_shrunk(out_ptr + out_column0 + 2 * out_step, start, end, out_stride, rank, acc2 * scale, BT, R)
 
 
 @triton.jit
@@ -67,12 +67,7 @@ def _shrink(
     block = tl.program_id(0)
     mat = tl.program_id(1)  # with SHARED > 1 there is one program for all matrices, and mat is 0
     piece = tl.program_id(2)
-    span = tl.load(blocks_ptr + block * 3)
-    start = tl.load(blocks_ptr + block * 3 + 1)
-    end = tl.load(blocks_ptr + block * 3 + 2)
-    row0 = tl.load(spans_ptr + span * 6 + 2)
-    rank = tl.load(spans_ptr + span * 6 + 3)
-    limit = tl.load(spans_ptr + span * 6 + 5)
+    span, start, end, row0, rank, limit = block_at(blocks_ptr, spans_ptr, block)
     scale = tl.load(scales_ptr + span)
     if (start >= end) | (rank == 0):
         return
@@ -103,28 +98,24 @@ def _sum_pieces(pieces_ptr, out_ptr, spans_ptr, blocks_ptr, split_stride, PIECES
                 BT: tl.constexpr, RMAX: tl.constexpr):  # fmt: skip
     block = tl.program_id(0)
     mat = tl.program_id(1)
-    start = tl.load(blocks_ptr + block * 3 + 1)
-    end = tl.load(blocks_ptr + block * 3 + 2)
-    rank = tl.load(spans_ptr + tl.load(blocks_ptr + block * 3) * 6 + 3)
+    _, start, end, _, rank, _ = block_at(blocks_ptr, spans_ptr, block)
+    start += tl.program_id(2) * BT
     if (start >= end) | (rank == 0):
         return
-    tokens = start + tl.arange(0, BT)
-    ranks = tl.arange(0, RMAX)
-    offsets = tokens.to(tl.int64)[:, None] * (MATS * RMAX) + mat * RMAX + ranks[None, :]
-    mask = (tokens < end)[:, None] & (ranks < rank)[None, :]
     total = tl.zeros((BT, RMAX), tl.float32)
     for piece in tl.static_range(PIECES):
-        total += tl.load(pieces_ptr + piece * split_stride + offsets, mask=mask, other=0.0)
-    tl.store(out_ptr + offsets, total, mask=mask)
+        total += load_shrunk(pieces_ptr + piece * split_stride, MATS * RMAX, mat * RMAX, start, end, rank, BT, RMAX)
+    store_shrunk(out_ptr + mat * RMAX, start, end, MATS * RMAX, rank, total, BT, RMAX)
 
 
 def sum_pieces(pieces: torch.Tensor, table: WorkTable, dtype: torch.dtype, out: torch.Tensor | None = None) -> torch.Tensor:
     """S [T, M, RMAX]: the sum over pieces [P, T, M, RMAX] fp32, in their order, where the adapters have ranks."""
     count, tokens, mats, width = pieces.shape
     s = torch.empty((tokens, mats, width), dtype=dtype, device=pieces.device) if out is None else out
-    _sum_pieces[(table.blocks.shape[0], mats)](
+    cfg = config("sum_pieces")
+    _sum_pieces[(table.blocks.shape[0], mats, BLOCK_T // cfg.block_t)](
         pieces, s, table.spans, table.blocks, tokens * mats * width,
-        PIECES=count, MATS=mats, BT=BLOCK_T, RMAX=width, num_warps=4,
+        PIECES=count, MATS=mats, BT=cfg.block_t, RMAX=width, num_warps=cfg.warps,
     )  # fmt: skip
     return s
 

@@ -27,6 +27,24 @@ def mma(left, right, acc):
 
 
 @triton.jit
+def span_at(spans_ptr, span):
+    """A span's entry of the work table: first token, end, first arena row, rank, whether it adds, dropout's threshold."""
+    entry = spans_ptr + span * 6
+    return (
+        tl.load(entry), tl.load(entry + 1), tl.load(entry + 2), tl.load(entry + 3), tl.load(entry + 4), tl.load(entry + 5)
+    )  # fmt: skip
+
+
+@triton.jit
+def block_at(blocks_ptr, spans_ptr, block):
+    """A block's entry of the work table: its span, first token and end, and the span's first arena row, rank and threshold."""
+    entry = blocks_ptr + block * 3
+    span = tl.load(entry)
+    _, _, row0, rank, _, limit = span_at(spans_ptr, span)
+    return span, tl.load(entry + 1), tl.load(entry + 2), row0, rank, limit
+
+
+@triton.jit
 def token_tile(ptr, start, stop, stride, columns, limit, BT: tl.constexpr):
     """Pointers and mask of the tile [T, N] of tokens start .. start + BT (below `stop`) and `columns` (below `limit`).
 
@@ -52,9 +70,22 @@ def store_tokens(ptr, start, stop, stride, columns, limit, tile, BT: tl.constexp
 
 
 @triton.jit
+def eights(rank):
+    """`rank` rounded up to 8. S is written so wide, zero beyond the exact rank: a mask that may end anywhere has the compiler
+    move S element by element, one that ends at a multiple of 8 lets it move 16 bytes at a time and load them ahead."""
+    return (rank + 7) // 8 * 8
+
+
+@triton.jit
 def load_shrunk(s_ptr, stride, column, start, stop, rank, BT: tl.constexpr, R: tl.constexpr):
     """The [T, R] tile of S or dS of one matrix: zero beyond the adapter's tokens and ranks."""
-    return load_tokens(s_ptr + column, start, stop, stride, tl.arange(0, R), rank, BT)
+    return load_tokens(s_ptr + column, start, stop, stride, tl.arange(0, R), eights(rank), BT)
+
+
+@triton.jit
+def store_shrunk(s_ptr, start, stop, stride, rank, tile, BT: tl.constexpr, R: tl.constexpr):
+    """Write the [T, R] tile of S or dS to the adapter's own tokens and ranks, rounded up to 8."""
+    store_tokens(s_ptr, start, stop, stride, tl.arange(0, R), eights(rank), tile, BT)
 
 
 @triton.jit

@@ -69,25 +69,25 @@ def device_trainer(model: PreTrainedModel, rows: int = 128) -> DeviceTrainer:
     return DeviceTrainer(backbone, DeviceArena(backbone.targets, rows, "cuda", torch.bfloat16))
 
 
-def plain_trainer(model: PreTrainedModel, dtype: torch.dtype, device: str) -> Trainer:
+def plain_trainer(model: PreTrainedModel, dtype: torch.dtype, device: str, rows: int = 128) -> Trainer:
     backbone = Backbone.of(model.to(torch.bfloat16).to(dtype), device)
-    return Trainer(backbone, Arena(backbone.targets, 128, device, dtype))
+    return Trainer(backbone, Arena(backbone.targets, rows, device, dtype))
 
 
 def error(got: torch.Tensor, want: torch.Tensor) -> float:
     return ((got.double().cpu() - want.double().cpu()).norm() / want.double().norm()).item()
 
 
-@pytest.mark.parametrize("make", [llama, qwen])
-def test_losses_and_gradients_are_no_worse_than_plain_bf16(make: object) -> None:
+@pytest.mark.parametrize(("make", "ranks"), [(llama, RANKS), (qwen, RANKS), (llama, (128, 13, 100)), (qwen, (256, 16, 130))])
+def test_losses_and_gradients_are_no_worse_than_plain_bf16(make: object, ranks: tuple[int, ...]) -> None:
     assert callable(make)
     results = []
     for trainer in (
-        plain_trainer(make(), torch.float64, "cpu"),
-        plain_trainer(make(), torch.bfloat16, "cuda"),
-        device_trainer(make()),
+        plain_trainer(make(), torch.float64, "cpu", 512),
+        plain_trainer(make(), torch.bfloat16, "cuda", 512),
+        device_trainer(make(), 512),
     ):
-        slots = fill_slots(trainer)
+        slots = fill_slots(trainer, ranks)
         segments = [Segment(slot, examples(index), 1 / 100) for index, slot in enumerate(slots)]
         losses = torch.stack([loss.total.double().cpu() for loss in trainer.train(segments)])
         grads = torch.cat([trainer.arena.grad[slot.used].double().cpu() for slot in slots])
@@ -169,9 +169,29 @@ def test_checkpointing_gives_the_same_gradient_to_rounding() -> None:
         arena = DeviceArena(backbone.targets, 128, "cuda", torch.bfloat16)
         trainer = DeviceTrainer(backbone, arena, checkpoint)
         slots = fill_slots(trainer)
+        at = arena.grad.data_ptr()
         trainer.train([Segment(slot, examples(index), 0.01) for index, slot in enumerate(slots)])
+        assert arena.grad.data_ptr() == at
         grads.append(torch.cat([arena.grad[slot.used] for slot in slots]))
     assert error(grads[1], grads[0]) < 5e-3
+
+
+@pytest.mark.parametrize("graph_tokens", [0, 4096])
+def test_nothing_in_a_step_waits_for_the_device(graph_tokens: int) -> None:
+    trainer = device_trainer(llama())
+    trainer.graph_tokens = graph_tokens
+    slots = fill_slots(trainer)
+
+    def step(number: int) -> None:
+        trainer.train([Segment(slot, examples(index), 0.01) for index, slot in enumerate(slots)])
+        trainer.update([RowUpdate(slot, 1e-3, 0.0, number, 1.0) for slot in slots])
+
+    step(1)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step(2)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_a_pass_without_memory_says_so_and_the_step_is_done_anew_in_smaller_ones() -> None:
