@@ -39,7 +39,7 @@ HOPPER = {
     "swiglu_wide": Config(32, 8, 2),
     "swiglu_bare": Config(128, 8, 2),
     "swiglu_backward": Config(64, 8, 3, 32, registers=128),
-    "swiglu_backward_wide": Config(32, 8, 1),
+    "swiglu_backward_wide": Config(32, 8, 1, 32),
     "swiglu_backward_bare": Config(128, 8, 2),
     "attention": Config(64, 4, 2),
     "attention_backward": Config(64, 4, 1),
