@@ -13,6 +13,7 @@ from service.parts import Parts
 from service.queue import Queue
 from service.settings import Settings
 from service.storage import LocalStorage, Storage
+from service.tasks.polls import Polls
 from service.tasks.stream import Feed
 from service.tasks.watch import Watcher
 from service.tenants.keyring import KeyRing
@@ -32,6 +33,7 @@ class State:
     grants: UploadGrants
     watcher: Watcher
     feed: Feed
+    polls: Polls
     keys: KeyRing
     rates: Rates
     metrics: ApiMetrics
@@ -52,6 +54,7 @@ class State:
             grants=grants,
             watcher=watcher,
             feed=Feed(watcher),
+            polls=Polls(watcher),
             keys=KeyRing(system),
             rates=Rates(settings.redis_url),
             metrics=metrics,
@@ -95,8 +98,8 @@ async def _parts(request: Request) -> Parts:
     return Parts(state.settings, state.system, state.storage, state.queue, state.hints)
 
 
-async def _watcher(request: Request) -> Watcher:
-    return state_of(request).watcher
+async def _polls(request: Request) -> Polls:
+    return state_of(request).polls
 
 
 async def _feed(request: Request) -> Feed:
@@ -112,5 +115,5 @@ NodeHints = Annotated[Hints, Depends(_hints)]
 Store = Annotated[Storage, Depends(_storage)]
 Grants = Annotated[UploadGrants, Depends(_grants)]
 Works = Annotated[Parts, Depends(_parts)]
-Watch = Annotated[Watcher, Depends(_watcher)]
+Polled = Annotated[Polls, Depends(_polls)]
 Events = Annotated[Feed, Depends(_feed)]

@@ -1,31 +1,25 @@
 """Tasks and their jobs over HTTP. All is sync but one route: whoever waits for a task to change holds no thread meanwhile."""
 
-import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import Field
-from sqlalchemy import select
-from starlette.concurrency import run_in_threadpool
 
 from contract.spec import TaskSpec
-from contract.states import TASK_TERMINAL, TaskStatus
+from contract.states import TaskStatus
 from service.answers import problems
-from service.db import Database
 from service.downloads import matches
 from service.once import Once
 from service.pages import Cursor, Limit, Page, page
-from service.state import Events, NodeHints, Wakes, Watch, Works
+from service.state import Events, NodeHints, Polled, Wakes, Works
 from service.tasks import actions
 from service.tasks.jobs import JobResource, find_job, jobs_of_task
 from service.tasks.metrics import MAX_RESOLUTION, Metrics, Series, Window, coarse_curves, curves
 from service.tasks.models import Task
 from service.tasks.resource import TaskResource, render
-from service.tasks.watch import Watcher
 from service.tenants.auth import Db, Reader, Writer
-from service.tenants.keys import Principal
-from service.tenants.scope import find, missing, scoped
+from service.tenants.scope import find
 
 MAX_WAIT = 60.0
 _BIG = 2**63 - 1
@@ -87,49 +81,15 @@ def list_tasks(
     response_model=TaskResource,
     responses=problems(404, 422) | {304: {"description": "The task is still the version in If-None-Match"}},
 )
-async def get_task(task_id: str, reader: Reader, db: Db, watcher: Watch, request: Request, wait: Wait = 0) -> Response:
+async def get_task(task_id: str, reader: Reader, db: Db, polls: Polled, request: Request, wait: Wait = 0) -> Response:
     known = request.headers.get("if-none-match")
+    version = None
     if known is not None or wait > 0:
-        etag = await _changed(db, reader, task_id, watcher, known, wait)
-        if matches(known, etag):
-            return Response(status_code=304, headers=_headers(etag))
-    task = await run_in_threadpool(_load, db, reader, task_id)
-    return Response(task.model_dump_json(), headers=_headers(_etag(task)), media_type="application/json")
-
-
-async def _changed(db: Database, principal: Principal, task_id: str, watcher: Watcher, known: str | None, wait: float) -> str:
-    """The task's ETag once it is another than `known` (None: than it is now), has ended, or `wait` seconds have passed.
-
-    Reads the version alone: most polls meet a task that has not changed.
-    """
-    loop = asyncio.get_running_loop()
-    until = loop.time() + wait
-    with watcher.watch(task_id) as changed:
-        etag, ended = await run_in_threadpool(_version, db, principal, task_id)
-        seen = known if known is not None else etag
-        while matches(seen, etag) and not ended and not watcher.released:
-            try:
-                await asyncio.wait_for(changed.wait(), until - loop.time())
-            except TimeoutError:
-                break
-            changed.clear()
-            etag, ended = await run_in_threadpool(_version, db, principal, task_id)
-    return etag
-
-
-def _version(db: Database, principal: Principal, task_id: str) -> tuple[str, bool]:
-    """The task's ETag, and whether it has ended. Raises NotFound."""
-    own = scoped(select(Task.version, Task.status).where(Task.id == task_id), Task, principal)
-    with db.begin() as session:
-        found = session.execute(own).one_or_none()
-    if found is None:
-        raise missing("task", task_id)
-    return f'"{found.version}"', found.status in TASK_TERMINAL
-
-
-def _load(db: Database, principal: Principal, task_id: str) -> TaskResource:
-    with db.begin() as session:
-        return render(session, [find(session, Task, task_id, principal, "task")])[0]
+        version = await polls.changed(db, reader, task_id, known, wait)
+        if matches(known, version.etag):
+            return Response(status_code=304, headers=_headers(version.etag))
+    answer = await polls.answer(db, reader, task_id, version)
+    return Response(answer.text, headers=_headers(answer.etag), media_type="application/json")
 
 
 def _etag(task: TaskResource) -> str:
