@@ -167,7 +167,7 @@ def measure(seconds: float, with_100m: bool) -> None:
         early = max(memory[: max(1, len(memory) // 2)])
         figures = {
             "poll_p99_ms": quantile(polls, 0.99),
-            "poll_rps": len(polls) / seconds,
+            "poll_rps": load.polls_per_second,
             "submit_p99_ms": quantile(load.submits, 0.99),
             "points_per_s": met["points_in_time"] / met["report_seconds"],
             "points_lost": load.points - stored["points"],
@@ -177,6 +177,7 @@ def measure(seconds: float, with_100m: bool) -> None:
         }
         rows: list[dict[str, Any]] = [{"of": f"polls, {kind}"} | spread(taken) for kind, taken in load.polls.items()]
         rows += [{"of": "submissions"} | spread(load.submits), {"of": "reports of 10,000 points"} | spread(load.reports)]
+        rows += [{"of": "machine", "cores": os.cpu_count(), "load": "from a process beside the service, on the same cores"}]
         rows += [{"of": "memory of the API, MiB", "samples": [round(one, 1) for one in memory]}, {"of": "stored"} | stored]
         if with_100m:
             many, answers = _hundred_million(running)
