@@ -6,6 +6,7 @@ from typing import Annotated, cast
 from fastapi import Depends, Request
 
 from service.db import Database
+from service.files.tokenizer import Tokenizers
 from service.grants import UploadGrants
 from service.hints import Hints
 from service.metrics.api import ApiMetrics
@@ -37,6 +38,7 @@ class State:
     keys: KeyRing
     rates: Rates
     metrics: ApiMetrics
+    tokenizers: Tokenizers
 
     @classmethod
     def of(cls, settings: Settings, metrics: ApiMetrics) -> "State":
@@ -58,6 +60,7 @@ class State:
             keys=KeyRing(system),
             rates=Rates(settings.redis_url),
             metrics=metrics,
+            tokenizers=Tokenizers(),
         )
 
 
@@ -102,6 +105,10 @@ async def _polls(request: Request) -> Polls:
     return state_of(request).polls
 
 
+async def _tokenizers(request: Request) -> Tokenizers:
+    return state_of(request).tokenizers
+
+
 async def _feed(request: Request) -> Feed:
     return state_of(request).feed
 
@@ -116,4 +123,5 @@ Store = Annotated[Storage, Depends(_storage)]
 Grants = Annotated[UploadGrants, Depends(_grants)]
 Works = Annotated[Parts, Depends(_parts)]
 Polled = Annotated[Polls, Depends(_polls)]
+BaseTokenizers = Annotated[Tokenizers, Depends(_tokenizers)]
 Events = Annotated[Feed, Depends(_feed)]
