@@ -161,6 +161,7 @@ def measure(seconds: float, with_100m: bool) -> None:
         placed, polled = running.placed(), [running.task(8) for _ in range(20)]
         load = Load(str(running.http.base_url), running.key, seq=2)
         met = asyncio.run(put(load, running, placed, polled, seconds))
+        print(f"{len(load.polled)} polls, {len(load.submits)} submissions, {len(load.reports)} reports", flush=True)
         stored = running.stored(placed.task_id)
         gate = judge(load, stored)
         memory, polls = met.pop("memory_mb"), [taken for kind in load.polls.values() for taken in kind]
@@ -191,6 +192,7 @@ def _hundred_million(running: Running) -> tuple[dict[str, Any], list[dict[str, A
     template = running.task(JOBS)
     assert running.http.post(f"/v1/tasks/{template}/cancel").is_success
     many = fill(running.database_url, template)
+    print(f"{many['points']:,} points in {many['fill_seconds']:.0f} s", flush=True)
     return many, ask(str(running.http.base_url), running.key, running.database_url)
 
 

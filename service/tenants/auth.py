@@ -98,6 +98,12 @@ async def _admin_db(request: Request, admin: Admin) -> Database:
     return state_of(request).system.of(None, _note(request, admin))
 
 
+async def admit(request: Request, scope: Scope) -> tuple[Principal, Database]:
+    """What a route's Reader or Writer and its Db are, for one that is called too often to have FastAPI find them out."""
+    principal = must_have(scope, await authenticate(request, await _bearer(request)))
+    return principal, await _db(request, principal)
+
+
 # What a request writes through these is in the audit log, and what it reads through NotedDb too.
 Db = Annotated[Database, Depends(_db)]  # the caller's rows alone
 NotedDb = Annotated[Database, Depends(_read_db)]
