@@ -161,13 +161,14 @@ def measure(seconds: float, with_100m: bool) -> None:
         placed, polled = running.placed(), [running.task(8) for _ in range(20)]
         load = Load(str(running.http.base_url), running.key, seq=2)
         met = asyncio.run(put(load, running, placed, polled, seconds))
+        print(f"{len(load.polled)} polls, {len(load.submits)} submissions, {len(load.reports)} reports", flush=True)
         stored = running.stored(placed.task_id)
         gate = judge(load, stored)
         memory, polls = met.pop("memory_mb"), [taken for kind in load.polls.values() for taken in kind]
         early = max(memory[: max(1, len(memory) // 2)])
         figures = {
             "poll_p99_ms": quantile(polls, 0.99),
-            "poll_rps": len(polls) / seconds,
+            "poll_rps": load.polls_per_second,
             "submit_p99_ms": quantile(load.submits, 0.99),
             "points_per_s": met["points_in_time"] / met["report_seconds"],
             "points_lost": load.points - stored["points"],
@@ -177,6 +178,7 @@ def measure(seconds: float, with_100m: bool) -> None:
         }
         rows: list[dict[str, Any]] = [{"of": f"polls, {kind}"} | spread(taken) for kind, taken in load.polls.items()]
         rows += [{"of": "submissions"} | spread(load.submits), {"of": "reports of 10,000 points"} | spread(load.reports)]
+        rows += [{"of": "machine", "cores": os.cpu_count(), "load": "from a process beside the service, on the same cores"}]
         rows += [{"of": "memory of the API, MiB", "samples": [round(one, 1) for one in memory]}, {"of": "stored"} | stored]
         if with_100m:
             many, answers = _hundred_million(running)
@@ -190,6 +192,7 @@ def _hundred_million(running: Running) -> tuple[dict[str, Any], list[dict[str, A
     template = running.task(JOBS)
     assert running.http.post(f"/v1/tasks/{template}/cancel").is_success
     many = fill(running.database_url, template)
+    print(f"{many['points']:,} points in {many['fill_seconds']:.0f} s", flush=True)
     return many, ask(str(running.http.base_url), running.key, running.database_url)
 
 

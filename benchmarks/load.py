@@ -39,6 +39,12 @@ class Load:
     wrong: list[str] = field(default_factory=list)
     streams: list[list[int]] = field(default_factory=lambda: [[] for _ in range(STREAMS)])
     over: bool = False
+    polled: list[float] = field(default_factory=list)  # when each poll was answered, seconds of the loop's clock
+
+    @property
+    def polls_per_second(self) -> float:
+        """Answered between the first and the last."""
+        return (len(self.polled) - 1) / (max(self.polled) - min(self.polled))
 
     async def poll(self, number: int, task_id: str, seconds: float) -> None:
         """One poller; every second one sends the ETag that it has."""
@@ -51,7 +57,8 @@ class Load:
                 await asyncio.sleep(max(0.0, due - loop.time()))
                 headers = f"If-None-Match: {etag}\r\n" if etag and kind != "plain" else ""
                 answer = await connection.request("GET", f"/v1/tasks/{task_id}", headers=headers)
-                self.polls[kind].append((loop.time() - due) * 1000)
+                self.polled.append(loop.time())
+                self.polls[kind].append((self.polled[-1] - due) * 1000)
                 if answer.status not in (200, 304):
                     self.wrong.append(f"poll: {answer.status}")
                 etag, due = answer.headers.get("etag", ""), due + every

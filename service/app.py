@@ -71,7 +71,8 @@ def routes(metrics: ApiMetrics | None = None) -> FastAPI:
     problems.install(app)
     once.install(app)
     for router in _ROUTERS:
-        app.include_router(router)
+        # not include_router: FastAPI would ask each router in turn, and the one that answers twice, for milliseconds
+        app.router.routes.extend(router.routes)
     openapi.install(app)
     return app
 

@@ -18,11 +18,8 @@ from service.metrics.api import ApiMetrics
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 16 * 2**20
-_STREAMED = (
-    "/v1/files",
-    "/openai/v1/files",
-    "/internal/v1/objects/",
-)  # these read their body in blocks and bound it themselves
+# these read their body in blocks and bound it themselves
+_STREAMED = re.compile(r"/v1/files|/openai/v1/files|/internal/v1/objects/.*")
 _HEARD_OUT_BYTES, _HEARD_OUT_SECONDS = 4 * 2**20, 2.0
 _HEADER = "x-request-id"
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -107,7 +104,7 @@ class _Body:
         headers = Headers(scope=scope)
         self.whole = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
         self._receive = receive
-        self._limit: float = math.inf if scope["path"].startswith(_STREAMED) else MAX_BODY_BYTES
+        self._limit: float = math.inf if _STREAMED.fullmatch(scope["path"]) else MAX_BODY_BYTES
         self._size = 0
 
     async def receive(self) -> Message:

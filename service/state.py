@@ -6,6 +6,7 @@ from typing import Annotated, cast
 from fastapi import Depends, Request
 
 from service.db import Database
+from service.files.tokenizer import Tokenizers
 from service.grants import UploadGrants
 from service.hints import Hints
 from service.metrics.api import ApiMetrics
@@ -13,6 +14,7 @@ from service.parts import Parts
 from service.queue import Queue
 from service.settings import Settings
 from service.storage import LocalStorage, Storage
+from service.tasks.polls import Polls
 from service.tasks.stream import Feed
 from service.tasks.watch import Watcher
 from service.tenants.keyring import KeyRing
@@ -32,9 +34,11 @@ class State:
     grants: UploadGrants
     watcher: Watcher
     feed: Feed
+    polls: Polls
     keys: KeyRing
     rates: Rates
     metrics: ApiMetrics
+    tokenizers: Tokenizers
 
     @classmethod
     def of(cls, settings: Settings, metrics: ApiMetrics) -> "State":
@@ -52,9 +56,11 @@ class State:
             grants=grants,
             watcher=watcher,
             feed=Feed(watcher),
+            polls=Polls(watcher),
             keys=KeyRing(system),
             rates=Rates(settings.redis_url),
             metrics=metrics,
+            tokenizers=Tokenizers(),
         )
 
 
@@ -95,8 +101,12 @@ async def _parts(request: Request) -> Parts:
     return Parts(state.settings, state.system, state.storage, state.queue, state.hints)
 
 
-async def _watcher(request: Request) -> Watcher:
-    return state_of(request).watcher
+async def _polls(request: Request) -> Polls:
+    return state_of(request).polls
+
+
+async def _tokenizers(request: Request) -> Tokenizers:
+    return state_of(request).tokenizers
 
 
 async def _feed(request: Request) -> Feed:
@@ -112,5 +122,6 @@ NodeHints = Annotated[Hints, Depends(_hints)]
 Store = Annotated[Storage, Depends(_storage)]
 Grants = Annotated[UploadGrants, Depends(_grants)]
 Works = Annotated[Parts, Depends(_parts)]
-Watch = Annotated[Watcher, Depends(_watcher)]
+Polled = Annotated[Polls, Depends(_polls)]
+BaseTokenizers = Annotated[Tokenizers, Depends(_tokenizers)]
 Events = Annotated[Feed, Depends(_feed)]

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from motet import Client
+from motet.cli import app
 from motet.examples import register_base
 from motet.stack import Stack, ready_of
+from typer.testing import CliRunner
 
 from contract.states import JOB_TRANSITIONS, TASK_TRANSITIONS
 
@@ -105,6 +107,7 @@ def test_the_walk_with_curl(running: dict[str, str], folder: Path) -> None:
     said = run(["bash", "-c", "set -euo pipefail\n" + "\n".join(blocks("bash"))], folder, running)
     assert "succeeded" in said
     assert "adapter_model.safetensors" in said
+    assert '"object":"preview"' in said
     assert '"field":"search_space.rank[0]"' in said
     assert 'motet_tasks{status="succeeded"} 1.0' in said
     assert (folder / "my-backup" / "database.dump").is_file()
@@ -138,8 +141,18 @@ def test_the_openai_code(running: dict[str, str], folder: Path) -> None:
         assert {"adapter_model.safetensors", "README.md"} <= {Path(name).name for name in archive.getnames()}
 
 
-def test_every_motet_command_is_there(running: dict[str, str], folder: Path) -> None:
+def test_a_spec_is_previewed(running: dict[str, str], folder: Path) -> None:
+    said = run([sys.executable, "-c", "from motet.cli import main; main()", "preview", "examples/spec.yaml"], folder, running)
+    assert said.count("of them learned") == 5
+    assert "<|assistant|>«" in said.replace("\n", "")
+    with Client() as client:
+        assert not [file for file in client.files.list() if file.name == "train.jsonl"]
+
+
+def test_every_motet_command_is_there() -> None:
     named = set(re.findall(r"^motet ([a-z]+)", "".join(blocks("text")), re.MULTILINE))
-    assert len(named) == 12
+    assert len(named) == 13
     for name in named:
-        run([sys.executable, "-c", "from motet.cli import main; main()", name, "--help"], folder, running)
+        said = CliRunner().invoke(app, [name, "--help"])
+        assert said.exit_code == 0, said.output
+        assert name in said.output

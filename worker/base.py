@@ -8,6 +8,7 @@ import torch
 from transformers import AutoTokenizer
 
 from contract.revision import NoWeights, revision_of
+from contract.rows import RowReader, TokenizerError
 from contract.wire import BaseModelRef
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
@@ -15,7 +16,7 @@ from worker.model.device_arena import DeviceArena
 from worker.model.device_trainer import DeviceTrainer
 from worker.model.family import UnsupportedModelError
 from worker.model.trainer import Trainer
-from worker.rows import RowError, RowReader
+from worker.rows import reader_of
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +58,8 @@ def load_base(ref: BaseModelRef, device: torch.device, coded: bool = False, reco
         )
     try:
         trainer = _trainer(source, device, coded, recompute)
-        reader = RowReader(AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False))
-    except (UnsupportedModelError, RowError, OSError, ValueError) as error:
+        reader = reader_of(AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False))
+    except (UnsupportedModelError, TokenizerError, OSError, ValueError) as error:
         raise BaseError(f"base model {ref.name}: {error}") from None
     return Base(ref, trainer, reader)
 

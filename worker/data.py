@@ -1,7 +1,7 @@
 """A task's data: JSONL files to examples, what is held out, and the order in which a job reads them.
 
-Knows no tokenizer's details (rows.py) and no tensors. Everything is drawn from the rows' bytes and the jobs' seeds, so that
-all jobs validate on the same rows and a resumed job reads on where it stopped.
+Knows no tokenizer's details (contract/rows.py) and no tensors. Everything is drawn from the rows' bytes and the jobs' seeds, so
+that all jobs validate on the same rows and a resumed job reads on where it stopped.
 """
 
 import hashlib
@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from contract.rows import RowError, RowReader, Tokens, cut, learns
 from contract.spec import Objective, Schedule, TaskSpec
 from worker.model.batch import Example
-from worker.rows import RowError, RowReader
+from worker.rows import example
 
 _ROWS_AT_ONCE = 256
 _LEAST_VALIDATION = 32  # rows; fewer would rank jobs by chance, whatever they cost
@@ -176,19 +177,18 @@ def _read(path: Path, reader: RowReader, spec: TaskSpec, tick: Callable[[], None
         tick()
         some = lines[first : first + _ROWS_AT_ONCE]
         parsed = [_parse(line, first + place + 1) for place, line in enumerate(some)]
-        for line, row in zip(some, _examples(parsed, first + 1, reader, spec.objective), strict=True):
+        for line, row in zip(some, _tokens(parsed, first + 1, reader, spec.objective), strict=True):
             _keep(read, line, row, spec.training.max_seq_len)
     return read
 
 
-def _keep(read: _Read, line: bytes, row: tuple[Example, ...], max_seq_len: int) -> None:
-    if any(len(example.tokens) > max_seq_len for example in row):
-        row = tuple(Example(example.tokens[:max_seq_len], example.loss_mask[:max_seq_len]) for example in row)
-        read.truncated += 1
-    if not all(example.loss_mask.any() for example in row):
+def _keep(read: _Read, line: bytes, row: tuple[Tokens, ...], max_seq_len: int) -> None:
+    row, shorter = cut(row, max_seq_len)
+    read.truncated += shorter
+    if not learns(row):
         read.skipped += 1
         return
-    read.rows.append(row)
+    read.rows.append(tuple(map(example, row)))
     read.hashes.append(hashlib.sha256(line).digest())
 
 
@@ -202,10 +202,8 @@ def _parse(line: bytes, number: int) -> dict[str, Any]:
     return row
 
 
-def _examples(
-    rows: list[dict[str, Any]], first_line: int, reader: RowReader, objective: Objective
-) -> list[tuple[Example, ...]]:
-    """The examples of some rows; on an error, row by row once more, to name the line that is to blame."""
+def _tokens(rows: list[dict[str, Any]], first_line: int, reader: RowReader, objective: Objective) -> list[tuple[Tokens, ...]]:
+    """The tokens of some rows; on an error, row by row once more, to name the line that is to blame."""
     try:
         return reader.read(rows, objective)
     except RowError:

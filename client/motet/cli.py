@@ -19,8 +19,10 @@ from motet.demo import demo as run_demo
 from motet.doctor import examine
 from motet.errors import ApiError, MotetError, NoCredentials, Unreachable
 from motet.narrator import Narrator
+from motet.previews import show
 from motet.resources import Task
 from motet.specfile import SpecError, json_schema, read
+from motet.submit import preview as preview_spec
 from motet.submit import submit as submit_spec
 from motet.tables import jobs_table, nodes_table, running_table, tasks_table, waiting_table
 from motet.up import up as run_up
@@ -102,6 +104,17 @@ def submit(
             narrator.say(f"  {invocation.command()} watch {task.id}")
             return
         _finish(_watched(client, task.id, narrator), narrator)
+
+
+@app.command()
+def preview(
+    spec: Annotated[Path, typer.Argument(help="A YAML file; examples/spec.yaml is one.")],
+    rows: Annotated[int, typer.Option("--rows", "-n", min=1, max=20, help="How many.")] = 5,
+) -> None:
+    """A spec's first rows as its task would train on them: what is learned, what is cut. Nothing stays on the service."""
+    narrator, draft = _narrator(), read(spec)
+    with Client() as client:
+        show(preview_spec(client, draft, rows), narrator)
 
 
 @app.command()

@@ -21,6 +21,7 @@ from contract.wire import Series
 from motet import credentials
 from motet.download import download
 from motet.errors import MotetError, NoCredentials, TaskNotDone
+from motet.previews import Preview
 from motet.resources import Adapter, Curve, File, Job, Model, Node, PlanChange, Schedule, Task
 from motet.transport import Transport
 
@@ -48,6 +49,11 @@ class Files:
 
     def list(self) -> Iterator[File]:
         return map(File.model_validate, self._transport.pages("/v1/files"))
+
+    def preview(self, file_id: str, base_model: str, **more: Any) -> Preview:
+        """Rows as a task would train on them. `more`: objective, max_seq_len, first_line, rows, as in the API."""
+        body = {"file_id": file_id, "base_model": base_model} | more
+        return Preview.model_validate(self._transport.post("/v1/files/preview", json=body).json())
 
     def delete(self, file_id: str) -> None:
         self._transport.delete(f"/v1/files/{file_id}")

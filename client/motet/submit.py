@@ -1,7 +1,9 @@
-"""`motet submit`: upload what a spec names, create its task, say where to look. Knows specs and the client."""
+"""`motet submit` and `motet preview`: upload what a spec names, then create its task or look at its rows. Knows specs and the
+client."""
 
 from motet.client import Client
 from motet.narrator import Narrator
+from motet.previews import Preview
 from motet.resources import Task
 from motet.specfile import SpecFile
 
@@ -18,3 +20,21 @@ def submit(client: Client, spec: SpecFile, narrator: Narrator) -> Task:
         task = client.tasks.create(spec.with_files(uploaded))
     narrator.say(f"submitted {task.id}: {sum(task.jobs.values())} jobs")
     return task
+
+
+def preview(client: Client, spec: SpecFile, rows: int) -> Preview:
+    """The spec's first training rows as its task would read them. What is uploaded for it is deleted again."""
+    path = spec.files.get("file_id")
+    uploaded = client.files.upload(path).id if path is not None else None
+    task = spec.with_files(dict.fromkeys(spec.files, uploaded or "not needed"))
+    try:
+        return client.files.preview(
+            task.dataset.file_id,
+            task.base_model,
+            objective=task.objective.model_dump(mode="json"),
+            max_seq_len=task.training.max_seq_len,
+            rows=rows,
+        )
+    finally:
+        if uploaded is not None:
+            client.files.delete(uploaded)

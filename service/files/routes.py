@@ -6,10 +6,11 @@ from service.answers import bytes_of, problems
 from service.downloads import send_object
 from service.files import actions
 from service.files.models import File
+from service.files.preview import PreviewRequest, PreviewResource, find, preview
 from service.files.resource import FileResource
 from service.files.upload import Received
 from service.pages import Cursor, Limit, Page, page
-from service.state import Store
+from service.state import BaseTokenizers, Store
 from service.tenants.auth import Db, Reader, Writer
 
 router = APIRouter(prefix="/v1/files", tags=["files"], responses=problems(401, 403))
@@ -47,6 +48,22 @@ def create_file(writer: Writer, upload: Received, db: Db) -> FileResource:
 def list_files(reader: Reader, db: Db, cursor: Cursor = None, limit: Limit = 20) -> Page[FileResource]:
     with db.begin() as session:
         return page(session, actions.files_of(reader), File, cursor, limit, lambda rows: [FileResource.of(f) for f in rows])
+
+
+@router.post(
+    "/preview",
+    operation_id="preview_file",
+    summary="See rows as a task would train on them",
+    description=(
+        "The first rows of a file, or those from a line on, as tokens of a base model: their text, which of them are learned, "
+        "what is cut to `max_seq_len`, and what is wrong with a row. The rules are training's own. Nothing is stored."
+    ),
+    responses=problems(400, 413, 422),
+)
+def preview_file(asked: PreviewRequest, reader: Reader, db: Db, storage: Store, tokenizers: BaseTokenizers) -> PreviewResource:
+    with db.begin() as session:
+        file, source, revision = find(session, reader, asked)
+    return preview(storage, tokenizers, asked, file, source, revision)
 
 
 @router.get("/{file_id}", operation_id="get_file", summary="Get a file's description", responses=problems(404))

@@ -25,7 +25,7 @@ async def _scraper(request: Request, bearer: Bearer, service: Service) -> None:
     token = service.settings.metrics_token
     given = bearer.credentials if bearer is not None else ""
     if token is None or not hmac.compare_digest(given.encode(), token.get_secret_value().encode()):
-        must_have(Scope.ADMIN, await authenticate(request, bearer, service))
+        must_have(Scope.ADMIN, await authenticate(request, bearer))
 
 
 @router.get(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_CHURN_PART = 10  # moving a planned task costs a tenth of an average completion (more: holes stay open; less: plans churn)
+_CHURN_PART = 16  # moving a planned task costs a 16th of an average completion (more: holes stay open; less: churn)
 NEVER = 1 << 40  # seconds; longer than any plan
 LATE_FACTOR = 4  # a second past its deadline costs a task this many times its weight, on top of the second itself
 

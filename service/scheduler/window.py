@@ -5,6 +5,7 @@ Knows no rules and no rest of the queue: it is given tasks and a plan of them to
 
 from dataclasses import dataclass
 from itertools import pairwise
+from math import ceil
 
 from ortools.sat.python import cp_model
 
@@ -26,6 +27,11 @@ class Budget:
     wall: float = 5.0
     batch: int = 50
     polish: float = 2.0
+
+
+def _whole(bound: float) -> int:
+    """The objective is in whole numbers, so its bound is the next one; CP-SAT tells a float, which may lie a bit above it."""
+    return ceil(bound - 1e-9 * max(1.0, abs(bound)))
 
 
 @dataclass(frozen=True)
@@ -117,7 +123,7 @@ class _Model:
         name = solver.status_name(status)
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return Found(name, note="the solver found no plan within its budget")
-        bound = solver.best_objective_bound
+        bound = _whole(solver.best_objective_bound)
         if status != cp_model.OPTIMAL and solver.wall_time >= self._budget.wall:
             note = f"the wall guard of {self._budget.wall:g} s struck before the deterministic budget was spent"
             return Found(name, bound=bound, note=note)

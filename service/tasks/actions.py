@@ -58,8 +58,11 @@ def create(session: Session, queue: Queue, principal: Principal, spec: TaskSpec)
         priority=spec.priority,
         labels=dict(spec.labels),
         request_id=get_contextvars().get("request_id"),
+        last_event=0,
+        told_status="",
     )
     session.add(task)
+    tell_status(session, task)
     session.flush()
     jobs = [
         {
@@ -72,9 +75,6 @@ def create(session: Session, queue: Queue, principal: Principal, spec: TaskSpec)
         for index, config in enumerate(spec.jobs())
     ]
     session.execute(insert(Job), jobs)
-    tell_status(session, task)
-    session.flush()
-    session.refresh(task)
     after_commit(session, lambda: queue.wake(QueueJob.VALIDATE))
     return task
 

@@ -11,7 +11,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from contract.adapter import AdapterManifest
-from contract.spec import TaskSpec
+from contract.spec import Objective, TaskSpec
 from service.adapters.models import Adapter
 from service.errors import FieldError, Invalid
 from service.files import actions as files
@@ -45,10 +45,14 @@ def preflight(session: Session, principal: Principal, spec: TaskSpec) -> Pinned:
     held = files.pin(session, principal, [id for id in (wanted.file_id, wanted.validation_file_id) if id is not None])
     train = held.get(wanted.file_id)
     validation = held.get(wanted.validation_file_id or "")
-    model = session.scalar(select(BaseModel).where(BaseModel.name == spec.base_model, BaseModel.enabled))
+    model = _find_model(session, spec.base_model)
     errors = [
         *_files(spec, train, validation),
-        *(_model_unknown(session, spec) if model is None else _model(spec, model)),
+        *(
+            _model_unknown(session, spec.base_model)
+            if model is None
+            else _model("training.max_seq_len", spec.training.max_seq_len, model)
+        ),
         *(() if train is None else _sizes(spec, train)),
         *(() if model is None else _start(session, principal, spec, model)),
     ]
@@ -59,21 +63,45 @@ def preflight(session: Session, principal: Principal, spec: TaskSpec) -> Pinned:
     return Pinned(train, validation, model)
 
 
+def for_preview(
+    session: Session, principal: Principal, file_id: str, base_model: str, objective: Objective, max_seq_len: int
+) -> tuple[File, BaseModel]:
+    """The file and the model of a preview, judged as a task's would be. Raises SpecRefused, which lists everything."""
+    file = files.pin(session, principal, [file_id]).get(file_id)
+    model = _find_model(session, base_model)
+    errors = [
+        *(_unknown("file_id", file_id) if file is None else _format("file_id", file, objective)),
+        *(_model_unknown(session, base_model) if model is None else _model("max_seq_len", max_seq_len, model)),
+    ]
+    if errors:
+        raise SpecRefused(errors)
+    assert file is not None  # its absence is an error
+    assert model is not None
+    return file, model
+
+
+def _find_model(session: Session, name: str) -> BaseModel | None:
+    return session.scalar(select(BaseModel).where(BaseModel.name == name, BaseModel.enabled))
+
+
+def _format(field: str, file: File, objective: Objective) -> Iterator[FieldError]:
+    if (file.format == Format.PREFERENCE) != (objective.type == "dpo"):
+        kind = "preference rows" if objective.type == "dpo" else "chat, completion or text rows"
+        message = f"is a {file.format} file, but objective {objective.type} learns from {kind}"
+        yield FieldError(field=field, code="format_of_other_objective", message=message)
+
+
 def _files(spec: TaskSpec, train: File | None, validation: File | None) -> Iterator[FieldError]:
     wanted = spec.dataset
     if train is None:
-        yield _unknown("dataset.file_id", wanted.file_id)
+        yield from _unknown("dataset.file_id", wanted.file_id)
     else:
-        pairs = train.format == Format.PREFERENCE
-        if pairs != (spec.objective.type == "dpo"):
-            kind = "preference rows" if spec.objective.type == "dpo" else "chat, completion or text rows"
-            message = f"is a {train.format} file, but objective {spec.objective.type} learns from {kind}"
-            yield FieldError(field="dataset.file_id", code="format_of_other_objective", message=message)
+        yield from _format("dataset.file_id", train, spec.objective)
     if wanted.validation_file_id is None:
         return
     field = "dataset.validation_file_id"
     if validation is None:
-        yield _unknown(field, wanted.validation_file_id)
+        yield from _unknown(field, wanted.validation_file_id)
     elif train is not None and validation.sha256 == train.sha256:
         message = "holds the very rows that are trained on; leave it out, and a fraction of the rows is held out instead"
         yield FieldError(field=field, code="same_rows", message=message)
@@ -82,29 +110,28 @@ def _files(spec: TaskSpec, train: File | None, validation: File | None) -> Itera
         yield FieldError(field=field, code="format_differs", message=message)
 
 
-def _unknown(field: str, file_id: str) -> FieldError:
+def _unknown(field: str, file_id: str) -> Iterator[FieldError]:
     message = f"there is no file {file_id!r} that this key could see; upload it with POST /v1/files"
-    return FieldError(field=field, code="file_unknown", message=message)
+    yield FieldError(field=field, code="file_unknown", message=message)
 
 
-def _model_unknown(session: Session, spec: TaskSpec) -> Iterator[FieldError]:
+def _model_unknown(session: Session, name: str) -> Iterator[FieldError]:
     names = list(session.scalars(select(BaseModel.name).where(BaseModel.enabled).order_by(BaseModel.name)))
-    near = difflib.get_close_matches(spec.base_model, names, n=1)
+    near = difflib.get_close_matches(name, names, n=1)
     if near:
         hint = f"did you mean {near[0]!r}?"
     elif names:
         hint = f"allowed are: {', '.join(names[:_LISTED])}{', …' if len(names) > _LISTED else ''}"
     else:
         hint = "no model is allowed yet; an admin adds one with POST /v1/admin/models"
-    message = f"{spec.base_model!r} is not on the list of base models; {hint}"
+    message = f"{name!r} is not on the list of base models; {hint}"
     yield FieldError(field="base_model", code="model_unknown", message=message)
 
 
-def _model(spec: TaskSpec, model: BaseModel) -> Iterator[FieldError]:
-    asked = spec.training.max_seq_len
+def _model(field: str, asked: int, model: BaseModel) -> Iterator[FieldError]:
     if asked > model.max_position:
         message = f"is {asked}, but {model.name} has positions for at most {model.max_position} tokens"
-        yield FieldError(field="training.max_seq_len", code="beyond_model", message=message)
+        yield FieldError(field=field, code="beyond_model", message=message)
 
 
 def _start(session: Session, principal: Principal, spec: TaskSpec, model: BaseModel) -> Iterator[FieldError]:

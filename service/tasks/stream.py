@@ -40,11 +40,12 @@ class Feed:
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
-        self._reads: dict[tuple[str, str, int], asyncio.Task[Batch]] = {}  # touched on the loop alone
+        self._reads: dict[tuple[str, str, int, int], asyncio.Task[Batch]] = {}  # touched on the loop alone
 
     async def after(self, db: Database, principal: Principal, task_id: str, number: int) -> Batch:
         """The task's next events. Raises NotFound where the task is not the caller's, whose `db` it is."""
-        key = principal.tenant_id, task_id, number
+        # a read that was begun before the last notice may lack what it told of
+        key = principal.tenant_id, task_id, number, self._watcher.heard
         if key not in self._reads:
             read = asyncio.ensure_future(run_in_threadpool(_read, db, principal, task_id, number))
             self._reads[key] = read

@@ -43,6 +43,7 @@ class Watcher:
     def __init__(self, database_url: str) -> None:
         self._url = database_url.replace("postgresql+psycopg://", "postgresql://", 1)
         self._events: dict[str, set[asyncio.Event]] = {}  # touched on the loop alone
+        self.heard = 0  # notices so far, of any task: what is read from now on holds what they told of
         self._stopping = threading.Event()
         self.listening = threading.Event()
 
@@ -89,6 +90,7 @@ class Watcher:
         self._wake_all()
 
     def _wake(self, task_id: str) -> None:
+        self.heard += 1
         for event in self._events.get(task_id, ()):
             event.set()
 

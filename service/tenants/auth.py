@@ -13,7 +13,7 @@ from service.audit.note import Note
 from service.db import Database
 from service.errors import Forbidden, Unauthorized
 from service.requests import answer_with, request_id
-from service.state import Service
+from service.state import state_of
 from service.tenants.keys import Principal, Scope
 
 _bearer = HTTPBearer(scheme_name="ApiKey", description="An API key, `mk_...`", auto_error=False)
@@ -39,8 +39,9 @@ class ScopeMissing(Forbidden):
     code = "scope_missing"
 
 
-async def authenticate(request: Request, bearer: Bearer, state: Service) -> Principal:
+async def authenticate(request: Request, bearer: Bearer) -> Principal:
     """The caller, whose request is counted. Raises KeyMissing, KeyRefused or RateLimitExceeded."""
+    state = state_of(request)
     if bearer is None:
         raise KeyMissing("This needs an API key: send the header `Authorization: Bearer mk_...`.")
     principal = state.keys.remembered(bearer.credentials)
@@ -85,16 +86,22 @@ def _note(request: Request, principal: Principal, reading: bool = False) -> Note
     return Note(principal, route.operation_id or route.name, targets, request_id(request.scope), reading)
 
 
-async def _db(request: Request, caller: _Caller, state: Service) -> Database:
-    return state.db.of(caller.tenant_id, _note(request, caller))
+async def _db(request: Request, caller: _Caller) -> Database:
+    return state_of(request).db.of(caller.tenant_id, _note(request, caller))
 
 
-async def _read_db(request: Request, caller: _Caller, state: Service) -> Database:
-    return state.db.of(caller.tenant_id, _note(request, caller, reading=True))
+async def _read_db(request: Request, caller: _Caller) -> Database:
+    return state_of(request).db.of(caller.tenant_id, _note(request, caller, reading=True))
 
 
-async def _admin_db(request: Request, admin: Admin, state: Service) -> Database:
-    return state.system.of(None, _note(request, admin))
+async def _admin_db(request: Request, admin: Admin) -> Database:
+    return state_of(request).system.of(None, _note(request, admin))
+
+
+async def admit(request: Request, scope: Scope) -> tuple[Principal, Database]:
+    """What a route's Reader or Writer and its Db are, for one that is called too often to have FastAPI find them out."""
+    principal = must_have(scope, await authenticate(request, await _bearer(request)))
+    return principal, await _db(request, principal)
 
 
 # What a request writes through these is in the audit log, and what it reads through NotedDb too.

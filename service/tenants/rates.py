@@ -5,6 +5,7 @@ A process takes its share in slices of up to half a percent of the limit, so tha
 locked out, and nobody is unbounded.
 """
 
+import asyncio
 import logging
 import math
 import time
@@ -52,12 +53,17 @@ class Allowance:
 
 @dataclass
 class _Slice:
-    """Requests that this process may let through without asking, until `until`; `beyond` are those it may still ask for."""
+    """Requests that this process may let through without asking, until `until` (0: it was given none); `beyond` are those it
+    may still ask for."""
 
     left: int
     until: float
     beyond: int
     resets_at: float
+
+    @property
+    def reset(self) -> int:
+        return max(1, math.ceil(self.resets_at - time.monotonic()))
 
 
 class Rates:
@@ -71,23 +77,34 @@ class Rates:
         self._alone = SlidingWindowCounterRateLimiter(MemoryStorage())
         self._away_until = 0.0
         self._slices: dict[str, _Slice] = {}
+        self._asking: dict[str, asyncio.Task[_Slice]] = {}
 
     async def take(self, key_id: str, per_minute: int) -> Allowance:
         """One request of this key. Raises RateLimitExceeded."""
-        held = self._slices.get(key_id)
-        if held is None or held.left == 0 or time.monotonic() >= held.until:
-            held = await run_in_threadpool(self._ask, key_id, per_minute)
-            if len(self._slices) >= _MOST:
-                self._slices.clear()
-            self._slices[key_id] = held
-        reset = max(1, math.ceil(held.resets_at - time.monotonic()))
-        if held.left <= 0:
-            allowance = Allowance(per_minute, 0, reset)
-            headers = allowance.headers | {"Retry-After": str(reset)}
-            message = f"This key may send {per_minute} requests a minute; try again in {reset} s."
-            raise RateLimitExceeded(message, headers=headers, limit=per_minute)
+        while (held := self._slices.get(key_id)) is None or held.left == 0 or time.monotonic() >= held.until:
+            given = await self._next_slice(key_id, per_minute)
+            if given.until == 0.0:
+                raise _refusal(given, per_minute)
         held.left -= 1
-        return Allowance(per_minute, held.left + held.beyond, reset)
+        return Allowance(per_minute, held.left + held.beyond, held.reset)
+
+    async def _next_slice(self, key_id: str, per_minute: int) -> _Slice:
+        """All requests that wait for a slice of this key wait for one: each with its own would spend the minute at once."""
+        asking = self._asking.get(key_id)
+        if asking is None:
+            asking = self._asking[key_id] = asyncio.ensure_future(self._fetch(key_id, per_minute))
+        return await asyncio.shield(asking)
+
+    async def _fetch(self, key_id: str, per_minute: int) -> _Slice:
+        """Nobody may find this among what is asked for once it has ended: they would wait for nothing, again and again."""
+        try:
+            given = await run_in_threadpool(self._ask, key_id, per_minute)
+        finally:
+            del self._asking[key_id]
+        if len(self._slices) >= _MOST:
+            self._slices.clear()
+        self._slices[key_id] = given
+        return given
 
     def _ask(self, key_id: str, per_minute: int) -> _Slice:
         now = time.monotonic()
@@ -98,6 +115,12 @@ class Rates:
                 self._away_until = now + _AWAY_SECONDS
                 log.warning("rates are counted by this process alone, Redis is away: %s", error)
         return _next(self._alone, key_id, per_minute)
+
+
+def _refusal(held: _Slice, per_minute: int) -> RateLimitExceeded:
+    headers = Allowance(per_minute, 0, held.reset).headers | {"Retry-After": str(held.reset)}
+    message = f"This key may send {per_minute} requests a minute; try again in {held.reset} s."
+    return RateLimitExceeded(message, headers=headers, limit=per_minute)
 
 
 def _next(limiter: SlidingWindowCounterRateLimiter, key_id: str, per_minute: int) -> _Slice:

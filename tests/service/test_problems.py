@@ -123,8 +123,9 @@ def test_a_nul_in_an_id_is_no_fault_of_ours(tenant, path):
     assert tenant.get(path).status_code in (404, 422)
 
 
-def test_a_body_beyond_all_measure(tenant):
-    response = tenant.post("/v1/tasks", content=b" " * (MAX_BODY_BYTES + 1), headers={"content-type": "application/json"})
+@pytest.mark.parametrize("path", ["/v1/tasks", "/v1/files/preview"])
+def test_a_body_beyond_all_measure(tenant, path):
+    response = tenant.post(path, content=b" " * (MAX_BODY_BYTES + 1), headers={"content-type": "application/json"})
     assert str(MAX_BODY_BYTES) in problem_of(response, 413, "too_large")["detail"]
 
 

@@ -84,6 +84,44 @@ def test_most_requests_ask_nobody(settings, monkeypatch):
     assert len(asked) <= 8  # slices of 150
 
 
+def test_requests_at_once_share_a_slice(settings):
+    """Each with a slice of its own, 150 requests of 30,000 allowed would have spent 22,500."""
+
+    async def at_once() -> list[int]:
+        rates = Rates(settings.redis_url)
+        return [allowance.remaining for allowance in await asyncio.gather(*(rates.take("at once", 30_000) for _ in range(400)))]
+
+    assert sorted(asyncio.run(at_once())) == list(range(29_600, 30_000))
+
+
+def test_requests_at_once_are_refused_one_by_one(settings):
+    async def at_once() -> list[object]:
+        rates = Rates(settings.redis_url)
+        return await asyncio.gather(*(rates.take("few at once", 30) for _ in range(50)), return_exceptions=True)
+
+    passed = [isinstance(answer, RateLimitExceeded) for answer in asyncio.run(at_once())]
+    assert (passed.count(False), passed.count(True)) == (30, 20)
+
+
+def test_whoever_comes_the_moment_a_slice_does_is_let_through(settings):
+    """The slice is used up by then, and the next one must be asked for."""
+
+    async def all_the_time() -> int:
+        rates, passed = Rates(settings.redis_url), 0
+
+        async def keep_asking() -> None:
+            nonlocal passed
+            for _ in range(60):
+                await rates.take("all the time", 6000)
+                passed += 1
+                await asyncio.sleep(0)
+
+        await asyncio.wait_for(asyncio.gather(*(keep_asking() for _ in range(20))), 60)
+        return passed
+
+    assert asyncio.run(all_the_time()) == 1200
+
+
 def test_without_redis_each_process_counts_alone(stack, settings):
     rates = Rates(settings.redis_url)
 

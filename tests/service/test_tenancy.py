@@ -20,7 +20,7 @@ from tests.service.made import adapter, chunk, jobs_of
 FILES = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"}
 ADMINS = ("/v1/admin/", "/metrics")
 OPEN = {"/livez", "/readyz", "/openapi.json"}
-READING_POSTS = {"/v1/tasks/estimate"}
+READING_POSTS = {"/v1/tasks/estimate", "/v1/files/preview"}
 SHARED = ("/v1/models", "/openai/v1/models")  # the allow-list is everybody's
 
 

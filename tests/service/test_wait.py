@@ -5,7 +5,9 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from anyio import to_thread
 
+from service.tasks import polls
 from service.tasks.models import Task
 from service.tasks.watch import touch
 from tests.service.live import PATIENCE, until
@@ -75,6 +77,17 @@ def test_more_may_wait_than_there_are_threads_and_connections(server, http, tena
     until(lambda: task_id not in watcher._events)
 
 
+def test_there_are_as_many_threads_as_connections(server):
+    """A request that has a thread never waits for a connection that others hold."""
+
+    async def threads() -> float:
+        return to_thread.current_default_thread_limiter().total_tokens
+
+    loop = server.state.watcher._loop
+    pools = {database.engine.pool.size() for database in (server.state.db, server.state.system)}
+    assert pools == {asyncio.run_coroutine_threadsafe(threads(), loop).result(PATIENCE)}
+
+
 def test_a_listener_that_lost_its_connection_misses_nothing(server, stack, http, tenant, settings):
     task_id = tenant.task()["id"]
     watcher = server.state.watcher
@@ -91,3 +104,47 @@ def test_a_listener_that_lost_its_connection_misses_nothing(server, stack, http,
     answers = asyncio.run(waiting(server.url, tenant.headers, task_id, 1, cut_then_change))
     assert answers[0].json()["status"] == "cancelled"
     assert watcher.listening.wait(PATIENCE)
+
+
+def test_those_who_ask_at_once_share_reads(server, tenant, monkeypatch):
+    """Never one that was begun before they asked: what a client did, its next question sees."""
+    task_id, reads = tenant.task()["id"], []
+    read = polls._versions
+    monkeypatch.setattr(polls, "_versions", lambda *given: reads.append(1) or read(*given))
+    headers = tenant.headers | {"if-none-match": '"1"'}
+
+    async def ask() -> list[int]:
+        async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=PATIENCE) as client:
+            answers = await asyncio.gather(*(client.get(f"/v1/tasks/{task_id}") for _ in range(60)))
+        return [answer.status_code for answer in answers]
+
+    assert asyncio.run(ask()) == [304] * 60
+    assert len(reads) < 60
+
+
+def test_what_a_poller_sees_is_never_older_than_its_question(http, tenant, database):
+    """Though how the task looks is kept: every change shows in the very next answer."""
+    task_id = tenant.task()["id"]
+    for number in range(2, 8):
+        with database.begin() as session:
+            task = session.get_one(Task, task_id)
+            task.name = f"name {number}"
+            touch(session, task)
+        seen = [http.get(f"/v1/tasks/{task_id}") for _ in range(3)]
+        assert {(answer.json()["name"], answer.headers["etag"]) for answer in seen} == {(f"name {number}", f'"{number}"')}
+
+
+def test_what_is_kept_for_one_tenant_is_not_there_for_another(http, server, tenant, new_tenant):
+    task_id = tenant.task()["id"]
+    assert [http.get(f"/v1/tasks/{task_id}").status_code for _ in range(2)] == [200, 200]
+    for known in ({}, {"if-none-match": '"1"'}):
+        assert httpx.get(f"{server.url}/v1/tasks/{task_id}", headers=new_tenant().headers | known).status_code == 404
+
+
+def test_a_deleted_task_is_gone_for_those_who_knew_it(http, tenant):
+    task_id = tenant.task()["id"]
+    http.post(f"/v1/tasks/{task_id}/cancel")
+    etag = http.get(f"/v1/tasks/{task_id}").headers["etag"]
+    assert http.delete(f"/v1/tasks/{task_id}").status_code == 204
+    for known in ({}, {"if-none-match": etag}, {"if-none-match": '"3"'}):
+        assert http.get(f"/v1/tasks/{task_id}", headers=known).status_code == 404

@@ -8,15 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from contract.rows import RowReader
 from contract.spec import EarlyExitPolicy, Objective, Schedule, TaskSpec
 from tests.worker.corpus import EXAMPLE_BASE, jsonl, rows
 from worker.data import DataError, Order, axis_length, held_out, load
-from worker.rows import RowReader
+from worker.rows import example, reader_of
+
+TOKENIZER = AutoTokenizer.from_pretrained(EXAMPLE_BASE)
 
 
 @pytest.fixture(scope="module")
 def reader() -> RowReader:
-    return RowReader(AutoTokenizer.from_pretrained(EXAMPLE_BASE))
+    return reader_of(TOKENIZER)
 
 
 def spec(**dataset) -> TaskSpec:
@@ -31,8 +34,8 @@ def spec(**dataset) -> TaskSpec:
     )
 
 
-def text(reader: RowReader, examples) -> set[str]:
-    return {reader._tokenizer.decode(example.tokens) for example in examples}
+def text(examples) -> set[str]:
+    return {TOKENIZER.decode(example.tokens) for example in examples}
 
 
 def test_a_fraction_is_held_out_exactly_and_never_trained_on(reader, tmp_path):
@@ -40,11 +43,11 @@ def test_a_fraction_is_held_out_exactly_and_never_trained_on(reader, tmp_path):
     path.write_bytes(jsonl(rows(64)))
     data = load(spec(validation_fraction=0.1), path, None, reader)
     assert (len(data.train), len(data.validation)) == (58, 6)
-    assert text(reader, data.train.sequences).isdisjoint(text(reader, data.validation.sequences))
+    assert text(data.train.sequences).isdisjoint(text(data.validation.sequences))
     lines = path.read_bytes().splitlines()
     lowest = sorted(lines, key=lambda line: hashlib.sha256(line).digest())[:6]
     answers = {json.loads(line)["messages"][1]["content"] for line in lowest}
-    assert all(any(answer in held for answer in answers) for held in text(reader, data.validation.sequences))
+    assert all(any(answer in held for answer in answers) for held in text(data.validation.sequences))
 
 
 def test_the_split_is_of_rows_not_of_places(reader, tmp_path):
@@ -52,7 +55,7 @@ def test_the_split_is_of_rows_not_of_places(reader, tmp_path):
     first.write_bytes(jsonl(rows(40)))
     again.write_bytes(b"".join(reversed(first.read_bytes().splitlines(keepends=True))))
     one, other = load(spec(), first, None, reader), load(spec(), again, None, reader)
-    assert text(reader, one.validation.sequences) == text(reader, other.validation.sequences)
+    assert text(one.validation.sequences) == text(other.validation.sequences)
     assert load(spec(max_validation_rows=3), first, None, reader).validation.__len__() == 3
 
 
@@ -61,7 +64,7 @@ def test_a_row_that_equals_a_held_out_one_leaves_training(reader, tmp_path):
     path.write_bytes(jsonl(rows(12) * 3))
     data = load(spec(validation_fraction=0.1), path, None, reader)
     assert len(data.validation) == 4
-    assert text(reader, data.train.sequences).isdisjoint(text(reader, data.validation.sequences))
+    assert text(data.train.sequences).isdisjoint(text(data.validation.sequences))
 
 
 @given(st.lists(st.binary(min_size=1, max_size=1), min_size=1, max_size=80), st.floats(0.01, 0.5), st.integers(1, 20))
@@ -115,8 +118,8 @@ def test_a_file_that_cannot_be_trained_on_says_where_and_why(reader, tmp_path, c
 
 
 def test_an_example_takes_the_tokens_before_its_last_label(reader):
-    ((example,),) = reader.read([{"prompt": "one two", "completion": " three"}])
-    assert axis_length(example) == len(example.tokens) - 1
+    ((tokens,),) = reader.read([{"prompt": "one two", "completion": " three"}])
+    assert axis_length(example(tokens)) == len(tokens.ids) - 1
 
 
 @given(st.integers(1, 50), st.integers(1, 12), st.integers(0, 2**31 - 1))
@@ -143,7 +146,7 @@ def test_preference_rows_are_two_sequences_that_stay_together(reader, tmp_path):
     assert (len(data.train), len(data.validation)) == (36, 4)
     assert len(data.train.sequences) == len(data.train.lengths) == 72
     assert data.train.places([3, 0]) == [6, 7, 0, 1]
-    told = [reader._tokenizer.decode(data.train.sequences[place].tokens) for place in data.train.places([5])]
+    told = [TOKENIZER.decode(data.train.sequences[place].tokens) for place in data.train.places([5])]
     assert "yes" in told[0]
     assert "no" in told[1]
     assert told[0].split("yes")[0] == told[1].split("no")[0]
@@ -167,7 +170,7 @@ def test_evaluations_stay_within_their_share_of_the_tokens(reader, tmp_path):
     trained = 2 * sum(data.train.lengths)
     assert 0.9 * trained < evaluated < 1.1 * trained, "rows differ in length, so the share is met but for their spread"
     assert len(data.validation) > 40
-    assert text(reader, data.validation.sequences) < text(reader, whole.validation.sequences)
+    assert text(data.validation.sequences) < text(whole.validation.sequences)
 
 
 def test_few_validation_rows_are_never_left_out(reader, tmp_path):
