@@ -123,7 +123,7 @@ def one(chip: int, case: tuple[str, str]) -> list[dict[str, Any]]:
     def run(function: JITFunction, *args: Any, grid: Any, warmup: bool = False, **named: Any) -> None:
         found.append(compiled(chip, function, *args, **named))
 
-    JITFunction.run = run  # type: ignore[method-assign]
+    JITFunction.run = run
     kernels(*CLASSES[case[0]])[case[1]]()
     return [{"class": case[0], "call": case[1], **row} for row in found]
 
