@@ -4,9 +4,10 @@ Nothing here waits for the device. Small passes are bound by launches, so each o
 large ones are launched one by one (docs/NUMERICS.md has where the two meet).
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,8 @@ from worker.model.optimizer import BETAS, EPS, RowUpdate
 from worker.model.trainer import LossSum, Trainer
 
 GRAPH_TOKENS = 4096  # passes of more tokens keep the chip busy while the host launches
-MAX_GRAPHS = 24
+MAX_GRAPHS = 64
+SIGHTS = 8  # of a bucket, at the last of which it is captured: that costs as much as several launched passes
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,16 @@ class DeviceTrainer(Trainer):
         super().__init__(backbone, arena)
         self._fused = FusedPass(backbone, arena.layout, backbone.max_positions)
         self.graph_tokens = GRAPH_TOKENS
-        self._checkpoint = checkpoint
+        self.recompute = checkpoint
         self._graphs: OrderedDict[tuple[BatchShape, bool], _Graph] = OrderedDict()
+        self._seen = Counter[tuple[BatchShape, bool]]()  # buckets that are not captured
+        self._pool: Any = None  # memory of all graphs: one runs at a time, so their activations share it
         self._buffers: tuple[int, int] = (0, 0)
+
+    @property
+    def captured(self) -> list[BatchShape]:
+        """The buckets whose passes are replayed."""
+        return [shape for shape, _ in self._graphs]
 
     def init_adapter(self, slot: Slot, seed: int, modules: Collection[str] = KINDS) -> None:
         super().init_adapter(slot, seed, modules)
@@ -85,7 +94,7 @@ class DeviceTrainer(Trainer):
 
     def _abandon(self) -> None:
         super()._abandon()
-        self._graphs.clear()
+        self._forget_graphs()
         self._fused.stack.abandon()
 
     def _pass(self, segments: Sequence[Segment]) -> list[LossSum]:
@@ -120,15 +129,19 @@ class DeviceTrainer(Trainer):
         copy = self.arena.layered(self.arena.copy)
         if not grad:
             return self._fused.evaluate(batch, labels, copy)
-        return self._fused.train(batch, labels, copy, self.arena.layered(self.arena.grad), self._checkpoint)
+        return self._fused.train(batch, labels, copy, self.arena.layered(self.arena.grad), self.recompute)
 
     def _replay(self, shape: BatchShape, host: Tensor, grad: bool) -> PassResult:
         buffers = (self.arena.copy.data_ptr(), self.arena.grad.data_ptr())
         if buffers != self._buffers:  # the arena has grown: graphs know the old addresses
-            self._graphs.clear()
+            self._forget_graphs()
             self._buffers = buffers
         key = (shape, grad)
         if key not in self._graphs:
+            self._seen[key] += 1
+            if self._seen[key] < SIGHTS:
+                return self._launch(shape, host.to(self.backbone.device, non_blocking=True), grad)
+            del self._seen[key]
             if len(self._graphs) == MAX_GRAPHS:
                 self._graphs.popitem(last=False)
             self._graphs[key] = self._capture(shape, host, grad)
@@ -137,6 +150,10 @@ class DeviceTrainer(Trainer):
         graph.inputs.copy_(host, non_blocking=True)
         graph.graph.replay()
         return graph.result
+
+    def _forget_graphs(self) -> None:
+        self._graphs.clear()
+        self._pool = None
 
     def _capture(self, shape: BatchShape, host: Tensor, grad: bool) -> _Graph:
         inputs = host.to(self.backbone.device)
@@ -152,7 +169,8 @@ class DeviceTrainer(Trainer):
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # Other threads of the process (checkpoints, uploads) may use the device meanwhile: only this one's calls are captured.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = run()
         return _Graph(graph, inputs, result)
 

@@ -5,13 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from worker.model.arena import Arena, Slot
 from worker.model.backbone import Backbone
 from worker.model.batch import Dropout, Example, Segment
 from worker.model.device_arena import DeviceArena
-from worker.model.device_trainer import DeviceTrainer
+from worker.model.device_trainer import SIGHTS, DeviceTrainer
 from worker.model.optimizer import RowUpdate, update_rows
 from worker.model.trainer import OutOfMemory, Trainer
 
@@ -160,6 +161,25 @@ def test_graphs_follow_an_arena_that_grows_and_segments_of_one_slot_are_one() ->
     assert parts[1] == pytest.approx(whole[1], rel=1e-3)
     for slot, grad in zip(slots, grads, strict=True):
         assert error(trainer.arena.grad[slot.used], grad) < 0.02
+
+
+def test_buckets_that_come_often_are_captured_and_keep_their_bits() -> None:
+    trainer = device_trainer(llama())
+    slots = fill_slots(trainer)
+    passes = [[Segment(slot, examples(index, rows), 0.01) for index, slot in enumerate(slots)] for rows in (2, 5)]
+    seen: list[list[list[Tensor]]] = [[], []]
+    for _ in range(SIGHTS + 3):
+        losses = [trainer.train(segments) for segments in passes[:1]]
+        grads = [trainer.arena.grad[slot.used].clone() for slot in slots]
+        trainer.forget(slots)
+        losses.append(trainer.train(passes[1]))
+        for place, found in enumerate(losses):
+            seen[place].append([loss.total.clone() for loss in found] + (grads if place == 0 else []))
+        trainer.forget(slots)
+    assert len(trainer.captured) == 2
+    for rounds in seen:
+        for later in rounds[1:]:
+            assert all(torch.equal(one, other) for one, other in zip(later, rounds[0], strict=True))
 
 
 def test_checkpointing_gives_the_same_gradient_to_rounding() -> None:
