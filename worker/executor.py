@@ -113,7 +113,7 @@ class Executor:
         base = prepared.base
         if self._slots is None or self._slots.base is not base:
             self._slots = Slots(base, prepared.capacity, self._scratch)
-        self._slots.widen(prepared.capacity)
+        self._slots.widen(prepared.capacity, prepared.data.longest)
         for run in task.runs:
             run.start = prepared.start
             if run.index in prepared.checkpoints:
@@ -166,7 +166,9 @@ class Executor:
         enough."""
         while True:
             try:
-                return step(slots.base.trainer, runs, slots.capacity.step_tokens, self._roster.progress)
+                stepped = step(slots.base.trainer, runs, slots.capacity.step_tokens, self._roster.progress)
+                self._vacant |= slots.stepped()
+                return stepped
             except OutOfMemory as error:
                 runs = self._relieve(slots, runs, error.tokens)
 

@@ -13,7 +13,7 @@ from worker.data import DataError, DataSet, load
 from worker.lease import Lease
 from worker.link import PlacementLink, Unreachable
 from worker.policy.admission import Capacity
-from worker.profile import measure
+from worker.profile import capacity_of, profile_of
 from worker.retry import persist
 from worker.scratch import Scratch, WrongBytes
 from worker.settings import Settings
@@ -54,7 +54,8 @@ class Preparation:
         _check_fits(data, base)
         checkpoints = {index: (path, load_progress(path)) for index, path in self._checkpoints().items()}
         start = self._start(base)
-        return Prepared(base, measure(base.trainer, self._settings, data.longest), data, checkpoints, start)
+        profile = profile_of(base.trainer, base.ref, data.longest, self._scratch)
+        return Prepared(base, capacity_of(profile, base.trainer, self._settings), data, checkpoints, start)
 
     def _start(self, base: Base) -> WarmStart | None:
         """The adapter that the task starts from, checked against the base and every job. Raises CannotTrain."""

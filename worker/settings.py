@@ -46,6 +46,8 @@ class Settings(BaseSettings):
     worker_slots: Count = 1  # CPU slots, each of which stands in for a device
     worker_threads: Count | None = None  # torch threads of an executor; left out, the cores are shared among the slots
     worker_memory_bytes: Count | None = None  # what an executor may use; left out, what is free, shared among the slots
+    worker_park_bytes: Count | None = None  # main memory for parked jobs, which go to disk beyond it; left out, an eighth of an
+    # executor's memory on a CPU, a quarter of what is free on a GPU's host
     worker_step_tokens: Count | None = None  # of one micro-batch; left out, 4,096 on a CPU and 16,384 on a GPU
     worker_checkpoint_seconds: Seconds = 30
     worker_moments: Literal["fp32", "8bit"] = "fp32"  # AdamW's: 8 bits take a quarter of the memory

@@ -1,21 +1,25 @@
-"""Where the adapters of an executor's jobs lie: in the arena while they train, in the lot while they wait. Chooses none."""
+"""Where the adapters of an executor's jobs lie: in the arena while they train, there too while they wait and nobody needs
+the rows, else in the lot. Chooses none."""
 
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from torch import Tensor
+
 from worker.base import Base
 from worker.checkpoint import Best, Tensors
 from worker.job_run import JobRun
 from worker.model.arena import AdapterState, Slot, rows_for
 from worker.parking import ParkingLot
-from worker.policy.admission import Capacity, refitted
-from worker.profile import park_bytes
+from worker.policy.admission import Capacity, refitted, regrown, rows_cap
 from worker.scratch import Scratch
 from worker.warm_start import WarmStart
 
 log = logging.getLogger(__name__)
+
+_QUIET_STEPS = 100  # without trouble, after which micro-batches that were made smaller grow again
 
 
 class Slots:
@@ -23,12 +27,18 @@ class Slots:
 
     def __init__(self, base: Base, capacity: Capacity, scratch: Scratch) -> None:
         self.base, self.capacity, self._scratch = base, capacity, scratch
-        self._lot = ParkingLot(park_bytes(capacity.memory_bytes), scratch)
+        self._lot = ParkingLot(capacity.park_bytes, scratch)
+        self._held: dict[JobRun, tuple[Slot, Tensor | None]] = {}  # parked where they are, with their best weights
+        self._longest = 0  # tokens of the longest sequence of any task
+        self._most_tokens = capacity.step_tokens  # of a micro-batch, where memory allows it
+        self._quiet = 0  # steps since the last trouble
 
-    def widen(self, capacity: Capacity) -> None:
-        """A task came whose rows may cost more memory: the dearer measure counts for all."""
+    def widen(self, capacity: Capacity, longest: int) -> None:
+        """A task came, with sequences of up to `longest` tokens, whose rows may cost more memory: the dearer measure counts
+        for all."""
         dearer = max(self.capacity, capacity, key=lambda c: c.model.per_token)
         self.capacity = replace(dearer, step_tokens=min(self.capacity.step_tokens, capacity.step_tokens))
+        self._longest = max(self._longest, longest)
         model = self.capacity.model
         log.info(
             "memory: %d MiB + %.3f MiB a token + %.2f MiB a row, of %d MiB; steps of %d tokens",
@@ -41,11 +51,19 @@ class Slots:
 
         Returns the jobs for which no pass is small enough: they have a sequence of that length.
         """
-        slots = [run.slot for run in runs if run.slot is not None]
-        self.base.trainer.forget(slots)
-        self.capacity = refitted(self.capacity, tokens, sum(slot.rows for slot in slots))
+        self.base.trainer.forget([run.slot for run in runs if run.slot is not None])
+        self.capacity, self._quiet = refitted(self.capacity, tokens, self.base.trainer.arena.rows), 0
         log.warning("no memory for a pass of %d tokens; steps are cut to %d from now on", tokens, self.capacity.step_tokens)
         return [run for run in runs if run.data.longest >= tokens]
+
+    def stepped(self) -> bool:
+        """A step found its memory. After many of them, what was made smaller grows again; whether it did just now."""
+        self._quiet += 1
+        if self.capacity.step_tokens == self._most_tokens or self._quiet % _QUIET_STEPS:
+            return False
+        before = self.capacity.step_tokens
+        self.capacity = regrown(self.capacity, self._most_tokens, self.base.trainer.arena.rows)
+        return self.capacity.step_tokens > before
 
     def adopt(self, run: JobRun, checkpoint: Path) -> None:
         """The job's adapter is in this file, and stays there until it gets a slot."""
@@ -61,11 +79,13 @@ class Slots:
         return slot
 
     def give(self, runs: Sequence[JobRun]) -> None:
-        """Give each job rows of the arena, which grows if it must, with what it had or with its first weights."""
+        """Give each job rows of the arena with what it had, or with its first weights."""
         arena, trainer = self.base.trainer.arena, self.base.trainer
-        for run in runs:
-            if not arena.fits(run.config.rank):
-                arena.grow(arena.rows + sum(rows_for(r.config.rank) for r in runs if r.slot is None))
+        for place, run in enumerate(runs):
+            if run in self._held:
+                run.slot, run.best_weights = self._held.pop(run)
+                continue
+            self._make_room(runs[place:])
             run.slot = arena.attach(run.config.rank, run.config.plain_alpha)
             tensors = self._lot.take(run)
             if tensors is None:
@@ -77,6 +97,20 @@ class Slots:
                 arena.restore(run.slot, tensors.adapter)
                 run.best_weights = tensors.best
 
+    def _make_room(self, runs: Sequence[JobRun]) -> None:
+        """For the first of these: the arena grows, at once for all of them; beyond R_cap only once nobody is parked in it."""
+        arena = self.base.trainer.arena
+        needed = arena.rows + sum(rows_for(run.config.rank) for run in runs if run not in self._held)
+        cap = rows_cap(self.capacity, max(self.capacity.step_tokens, self._longest))
+        while not arena.fits(runs[0].config.rank):
+            waiting = next((run for run in self._held if run not in runs), None)
+            if needed <= cap or waiting is None:
+                arena.grow(needed)
+            else:
+                slot, best = self._held.pop(waiting)
+                self._lot.park(waiting, Tensors(arena.snapshot(slot), best))
+                arena.detach(slot)
+
     def note_best(self, run: JobRun, loss: float) -> None:
         """The job's validation loss was never lower: keep a copy of its weights."""
         assert run.slot is not None, "only jobs with a slot are evaluated"
@@ -84,9 +118,10 @@ class Slots:
         run.best_weights = self.base.trainer.arena.snapshot(run.slot, moments=False).weights
 
     def park(self, run: JobRun) -> None:
-        """The slot is free for another; the job's rows and moments wait on the host."""
-        self._lot.park(run, self.tensors(run))
-        self._vacate(run)
+        """The job waits where it is, until another needs the rows."""
+        assert run.slot is not None, "only jobs with a slot are parked"
+        self._held[run] = run.slot, run.best_weights
+        run.slot, run.best_weights = None, None
 
     def forget(self, run: JobRun) -> None:
         """Give back whatever the job holds here."""
@@ -99,11 +134,15 @@ class Slots:
         """A host copy of the job's adapter as it is now."""
         if run.slot is not None:
             return Tensors(self.base.trainer.arena.snapshot(run.slot), run.best_weights)
+        if run in self._held:
+            slot, best = self._held[run]
+            return Tensors(self.base.trainer.arena.snapshot(slot), best)
         waiting = self._lot.look(run)
         assert waiting is not None, "a job that has trained and holds no slot waits in the lot"
         return waiting
 
     def _vacate(self, run: JobRun) -> None:
-        if run.slot is not None:
-            self.base.trainer.arena.detach(run.slot)
+        slot = self._held.pop(run)[0] if run in self._held else run.slot
+        if slot is not None:
+            self.base.trainer.arena.detach(slot)
         run.slot, run.best_weights = None, None

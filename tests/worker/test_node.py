@@ -10,7 +10,8 @@ import torch
 from tests.worker.fleet import JOIN_TOKEN
 from worker.base import load_base
 from worker.devices import available_memory, find_devices
-from worker.profile import measure
+from worker.profile import Profile, capacity_of, measured, profile_of
+from worker.scratch import Scratch
 from worker.settings import Settings, SettingsError
 
 GPUS = "0, GPU-aaaa, NVIDIA H100 80GB HBM3, 81559\n1, GPU-bbbb, NVIDIA A100-SXM4-40GB, 40960\n2, GPU-cccc, NVIDIA T4, 15360\n"
@@ -98,13 +99,35 @@ def test_without_visible_gpus_a_node_has_slots_unless_gpus_were_asked_for(smi):
 def test_the_memory_model_is_measured_and_a_line(tiny_base):
     base = load_base(tiny_base, torch.device("cpu"))
     trainer, arena = base.trainer, base.trainer.arena
-    capacity = measure(trainer, settings(worker_memory_bytes=2**31), 64)
-    assert capacity.memory_bytes < 2**31, "parked jobs have their share"
+    profile = measured(trainer, 64)
+    capacity = capacity_of(profile, trainer, settings(worker_memory_bytes=2**31))
+    assert capacity.memory_bytes + capacity.park_bytes == 2**31, "parked jobs have their share"
     assert capacity.model.per_row > arena.bytes_per_row
     assert trainer.forwards == 0, "a measurement is no training"
     for tokens in (320, 1024, 2048):
         predicted = capacity.model.predict(tokens, 0) - capacity.model.predict(64, 0)
         held = trainer.activation_bytes(tokens, 64) - trainer.activation_bytes(64, 64)
         assert predicted == pytest.approx(held, rel=0.1)
-    long = measure(trainer, settings(worker_memory_bytes=2**31), 250)
-    assert long.model.per_token > capacity.model.per_token, "attention costs a token more in a longer row"
+    assert measured(trainer, 250).per_token > profile.per_token, "attention costs a token more in a longer row"
+    assert capacity_of(profile, trainer, settings(worker_park_bytes=7)).park_bytes == 7
+
+
+def test_a_profile_says_how_far_it_misses_and_is_never_negative():
+    exact = Profile.fitted([100, 150, 200], [1300, 1800, 2300])
+    assert (exact.constant, exact.per_token, exact.residual) == pytest.approx((300, 10, 0), abs=1e-6)
+    bent = Profile.fitted([100, 150, 200], [1300, 1860, 2300])
+    assert all(
+        bent.constant + bent.residual + bent.per_token * n >= peak for n, peak in ((100, 1300), (150, 1860), (200, 2300))
+    )
+    assert Profile.fitted([100, 150, 200], [0, 1000, 2000]).constant == 0
+    assert Profile.fitted([100, 150, 200], [9, 8, 7]).per_token == 0
+
+
+def test_a_profile_is_measured_once_for_a_base_and_a_class_of_rows(tiny_base, tmp_path, monkeypatch):
+    base, scratch, sizes = load_base(tiny_base, torch.device("cpu")), Scratch(tmp_path), []
+    monkeypatch.setattr("worker.profile.measured", lambda trainer, row_tokens: sizes.append(row_tokens) or Profile(1, 2, 3))
+    kept = [profile_of(base.trainer, base.ref, longest, scratch) for longest in (70, 128, 100, 20, 200, 256)]
+    assert sizes == [128, 64, 256]
+    assert set(kept) == {Profile(1, 2, 3)}
+    profile_of(base.trainer, base.ref.model_copy(update={"revision": "0" * 64}), 70, scratch)
+    assert sizes[3:] == [128]

@@ -54,6 +54,12 @@ def rows_for(rank: int) -> int:
     return -(-rank // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
+def _on_host(tensor: Tensor) -> Tensor:
+    """A copy of its own; from a GPU into pinned memory, which it reaches several times as fast."""
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return copy.copy_(tensor)
+
+
 class Arena:
     def __init__(
         self,
@@ -137,11 +143,11 @@ class Arena:
     def snapshot(self, slot: Slot, moments: bool = True) -> AdapterState:
         """Copy an adapter to the host."""
         self._own(slot)
-        weights = self.master[slot.used].cpu().clone()
+        weights = _on_host(self.master[slot.used])
         if not moments:
             return AdapterState(weights)
         exp_avg, exp_avg_sq = self.moments.read(slot.used)
-        return AdapterState(weights, exp_avg.cpu().clone(), exp_avg_sq.cpu().clone())
+        return AdapterState(weights, _on_host(exp_avg), _on_host(exp_avg_sq))
 
     def restore(self, slot: Slot, state: AdapterState) -> None:
         """Write a snapshot back into a slot of the same rank. Without moments they start at zero; the gradient always does."""

@@ -3,6 +3,7 @@
 Pure: numbers in, choices out. Knows neither how memory is measured nor what a job does with it.
 """
 
+import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ class Capacity:
     memory_bytes: int
     step_tokens: int
     margin: float = 0.9
+    park_bytes: int = 0  # of host memory, for adapters that wait
 
     @property
     def usable_bytes(self) -> int:
@@ -65,13 +67,20 @@ def peak(demands: Sequence[Demand], capacity: Capacity) -> int:
     return capacity.model.predict(max(longest, min(worst, capacity.step_tokens)), sum(d.rows for d in demands))
 
 
-def shrunk(capacity: Capacity, tokens: int, rows: int) -> Capacity:
-    """The capacity refitted, after a pass of `tokens` tokens beside `rows` adapter rows found no memory: a token costs at least
-    what makes that pass too large, and micro-batches are at most half as long."""
+def rows_cap(capacity: Capacity, tokens: int) -> int:
+    """R_cap: the most adapter rows that the arena may have beside micro-batches of `tokens` tokens (ALTO A.3)."""
+    left = capacity.usable_bytes - capacity.model.predict(tokens, 0)
+    return max(0, int(left // capacity.model.per_row)) if capacity.model.per_row else 0
+
+
+def regrown(capacity: Capacity, most: int, rows: int) -> Capacity:
+    """After a while without trouble: micro-batches half as large again, up to `most` tokens and to what the model, which has
+    gone through every pass that failed, lets in beside `rows` adapter rows. Never smaller."""
     model = capacity.model
-    explained = (capacity.memory_bytes - model.fixed - model.per_row * rows) / tokens
-    refitted = replace(model, per_token=max(model.per_token, explained))
-    return replace(capacity, model=refitted, step_tokens=max(1, min(tokens, capacity.step_tokens) // 2))
+    left = capacity.usable_bytes - model.predict(0, rows)
+    room = left / model.per_token if model.per_token else float(most)
+    tokens = min(most, -(-capacity.step_tokens * 3 // 2), math.floor(room))
+    return replace(capacity, step_tokens=max(capacity.step_tokens, tokens))
 
 
 def refusal(demand: Demand, capacity: Capacity) -> str | None:

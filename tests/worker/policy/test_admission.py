@@ -5,7 +5,7 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.policy.admission import Capacity, Demand, MemoryModel, admit, peak, refitted, refusal
+from worker.policy.admission import Capacity, Demand, MemoryModel, admit, peak, refitted, refusal, regrown, rows_cap
 
 MIB = 2**20
 
@@ -110,3 +110,26 @@ def test_what_found_no_memory_is_not_expected_to_fit_again():
     assert less.model.predict(4000, 32) == has.memory_bytes
     assert refitted(less, tokens=10, rows=0).step_tokens == 5
     assert refitted(less, tokens=1, rows=0).step_tokens == 1
+
+
+@given(st.integers(150, 3000), st.integers(1, 20_000))
+def test_the_arenas_cap_is_the_last_row_that_fits(memory_mib, tokens):
+    has = capacity(memory_mib)
+    cap = rows_cap(has, tokens)
+    assert cap == 0 or has.model.predict(tokens, cap) <= has.usable_bytes
+    assert has.model.predict(tokens, cap + 1) > has.usable_bytes
+
+
+@given(st.integers(600, 3000), st.integers(100, 8000), st.integers(8, 128), st.integers(2, 20_000))
+def test_what_was_made_smaller_grows_again_and_stays_within_memory(memory_mib, most, rows, failed):
+    has = capacity(memory_mib, most)
+    now = refitted(has, tokens=failed, rows=rows)
+    for _ in range(40):
+        before, now = now, regrown(now, most, rows)
+        assert before.step_tokens <= now.step_tokens <= most
+        if now.step_tokens > before.step_tokens:
+            assert now.model.predict(now.step_tokens, rows) <= now.usable_bytes, "that pass is expected to fit"
+            assert now.step_tokens < failed or now.model == has.model, "what failed is not tried again"
+    room = (now.usable_bytes - now.model.predict(0, rows)) / now.model.per_token
+    assert now.step_tokens >= min(most, int(room)), "it ends at all that the model allows"
+    assert regrown(now, most, 0).step_tokens >= now.step_tokens, "fewer rows leave more"
