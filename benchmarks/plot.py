@@ -15,7 +15,7 @@ from benchmarks.quality import table as quality
 from benchmarks.result import RESULTS
 
 ROOT = Path(__file__).parent.parent
-STEP, QUALITY = "step-h100.json", "quality-h200.json"
+STEP, QUALITY = "step-h100.json", "quality-h100.json"
 CONTESTANTS = (
     ("PEFT, one adapter after another", "sequential PEFT", "#b8b8b8"),
     ("PyTorch loop over adapters", "forward + backward, PyTorch loop", "#9a9a9a"),

@@ -11,6 +11,7 @@ from pydantic import AwareDatetime, Field, ValidationInfo, field_validator, mode
 from contract.base import NO_BOOL, STORABLE, Strict
 from contract.search import Decay, JobConfig, PositiveFloat, SearchSpace
 
+EVALUATIONS = 30  # of a job, about, where a policy says no interval: chosen with guard_patience (docs/NUMERICS.md)
 DPO_BETA = 0.1  # where a search space gives none (Rafailov et al. 2023, section 6)
 
 Name = Annotated[str, Field(min_length=1, max_length=128), STORABLE]
@@ -71,13 +72,13 @@ class EarlyExitPolicy(Strict):
     tau_slope: Annotated[float, Field(ge=0), NO_BOOL] = 0.001
     tau_gap: Annotated[float, Field(gt=0), NO_BOOL] = 0.1
     guard_patience: Annotated[int, Field(ge=0, le=1000, strict=True)] = Field(
-        default=8, description="Of alto_guarded: evaluations without a new lowest validation loss before a pattern ends a job."
+        default=4, description="Of alto_guarded: evaluations without a new lowest validation loss before a pattern ends a job."
     )
     reduction_factor: Annotated[int, Field(ge=2, le=64, strict=True)] = Field(
         default=4, description="Of asha, whose first rung is where warmup ends; each next one is so many times as far."
     )
     eval_every: Annotated[int, Field(ge=1, strict=True)] | None = Field(
-        default=None, description="Steps between evaluations; left out, max(1, steps // 60)."
+        default=None, description="Steps between evaluations; left out, max(1, steps // 30)."
     )
     max_evaluation_share: Annotated[float, Field(gt=0, le=10), NO_BOOL] | None = Field(
         default=0.1,
@@ -153,7 +154,7 @@ class Schedule(Strict):
             total = min(total, spec.training.max_steps)
         policy = spec.early_exit
         warmup = min(total, max(1, math.ceil(policy.warmup_fraction * total)))
-        eval_every = policy.eval_every or max(1, total // 60)
+        eval_every = policy.eval_every or max(1, total // EVALUATIONS)
         return cls(
             total_steps=total,
             warmup_steps=warmup,

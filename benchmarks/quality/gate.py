@@ -12,6 +12,7 @@ from worker.model.backbone import Backbone
 from worker.model.batch import Example, Segment
 from worker.model.optimizer import RowUpdate
 from worker.model.trainer import Trainer
+from worker.rows import example
 
 STEPS = 8
 SETTINGS = ((16, 2e-4, 2), (64, 5e-5, 4), (32, 1e-4, 8))  # rank, learning rate, batch size
@@ -21,7 +22,7 @@ TOLERANCE = {"cpu": 1e-5, "cuda": 0.02}  # relative, of losses; bf16 under a flo
 def run_gate(base: Base, model: Path) -> dict[str, Any]:
     """{tolerance, worst_error, compared, passed} over the losses of STEPS steps of three jobs."""
     texts = [{"prompt": f"{n} and {n + 7} make", "completion": f" {2 * n + 7}, as anybody can count."} for n in range(64)]
-    examples = [example for (example,) in base.reader.read(texts)]
+    examples = [example(tokens) for (tokens,) in base.reader.read(texts)]
     device = base.trainer.backbone.device.type
     slots = [base.trainer.arena.attach(rank, 2.0 * rank) for rank, _, _ in _grown(base)]
     packed = _losses(base.trainer, slots, examples, range(len(SETTINGS)))

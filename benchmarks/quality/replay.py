@@ -8,7 +8,8 @@ from statistics import fmean
 
 from benchmarks.quality.referee import Referee
 from benchmarks.quality.sweep import Curve, Sweep
-from contract.spec import TaskSpec
+from contract.search import JobConfig
+from contract.spec import EVALUATIONS, Schedule, TaskSpec
 
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2)  # of a job's steps, where ranks are compared (ALTO figure 16)
 
@@ -17,7 +18,8 @@ SHARES = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2)  # of a job's steps, wh
 class Outcome:
     """saved: the part of all samples that was not trained on. saved_net: the same in tokens, evaluations counted as trained.
 
-    ratios: the winner's best loss over that of full training, by the rows that the policy saw, and by all held-out rows.
+    ratios: the winner's best loss over that of full training with the same interval of evaluations, by the rows that the
+    policy saw, and by all held-out rows.
     saved_by: the part of the saving by the reason of the exits.
     """
 
@@ -42,11 +44,19 @@ def replay(spec: TaskSpec, sweep: Sweep, jobs: range, parts: int) -> Outcome:
             elif entrant.due:
                 referee.evaluated(entrant.index, *curves[entrant.index].at(entrant.step, parts))
         referee.settle()
-    return outcome(sweep, referee, curves, parts)
+    best, best_measured = min(best_of(spec, sweep, curve, parts) for curve in curves.values())
+    return outcome(sweep, referee, curves, parts, best, best_measured)
 
 
-def outcome(sweep: Sweep, referee: Referee, curves: dict[int, Curve], parts: int) -> Outcome:
-    """The figures of a sweep that the referee has seen to its end."""
+def best_of(spec: TaskSpec, sweep: Sweep, curve: Curve, parts: int) -> tuple[float, float]:
+    """Curve.best of the job trained in full: of its recorded evaluations those that it has without any policy."""
+    plain = spec.model_copy(update={"early_exit": spec.early_exit.model_copy(update={"policy": "none"})})
+    schedule = Schedule.of(plain, JobConfig.model_validate(curve.config), sweep.train_rows)
+    return curve.best(parts, schedule.evaluates_at)
+
+
+def outcome(sweep: Sweep, referee: Referee, curves: dict[int, Curve], parts: int, best: float, best_measured: float) -> Outcome:
+    """The figures of a sweep that the referee has seen to its end. best, best_measured: full training's."""
     entrants = list(referee.entrants.values())
     full = {e.index: e.schedule.total_steps * e.batch_size for e in entrants}
     spent = {e.index: e.step * e.batch_size for e in entrants}
@@ -59,7 +69,6 @@ def outcome(sweep: Sweep, referee: Referee, curves: dict[int, Curve], parts: int
     leader = referee.leader()
     curve = curves[leader.index]
     measured = curve.loss(curve.steps.index(leader.best_step), len(curve.weights))
-    best, best_measured = min((c.best(parts) for c in curves.values()), key=lambda pair: pair[0])
     return Outcome(
         saved=1 - sum(spent.values()) / whole,
         saved_net=1 - tokens / (whole * sweep.tokens_per_row),
@@ -73,7 +82,7 @@ def outcome(sweep: Sweep, referee: Referee, curves: dict[int, Curve], parts: int
 
 def watch_steps(total: int) -> set[int]:
     """Steps after which full training is evaluated so that any policy can be replayed and ranks be compared."""
-    every = max(1, total // 60)
+    every = max(1, total // EVALUATIONS)
     rungs = {min(total, max(1, math.ceil(share * total))) for share in (*SHARES, *ASHA_WARMUPS)}
     for warmup in ASHA_WARMUPS:
         for eta in ASHA_FACTORS:

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.quality.pairs import PAIRS, RECOMMENDED, SEEN, spec_of, swept
 from benchmarks.quality.picture import draw
-from benchmarks.quality.replay import ASHA_FACTORS, ASHA_WARMUPS, Outcome, rankings, replay
+from benchmarks.quality.replay import ASHA_FACTORS, ASHA_WARMUPS, Outcome, best_of, rankings, replay
 from benchmarks.quality.sweep import Curve, Sweep
 from benchmarks.quality.table import OURS
 from benchmarks.result import RESULTS, device_name, write_result
@@ -52,7 +52,8 @@ def row_of(sweep: Sweep, live: Mapping[tuple[str, float, str], Sweep]) -> dict[s
     ranks = rankings(sweep, jobs, SEEN)
     at_5 = next(rank for rank in ranks if rank.share == 0.05)
     curves = {curve.job: curve for curve in sweep.curves}
-    best, _ = min(curves[job].best(SEEN) for job in jobs)
+    bests = {job: best_of(spec, sweep, curve, SEEN)[0] for job, curve in curves.items() if curve.steps}
+    best = min(bests[job] for job in jobs)
     return {
         "pair": sweep.pair,
         "objective": pair.objective,
@@ -65,18 +66,16 @@ def row_of(sweep: Sweep, live: Mapping[tuple[str, float, str], Sweep]) -> dict[s
         "full_tokens": sweep.tokens,
         "full_seconds": sweep.seconds,
         "best_loss": best,
-        "best_config": min((curves[job] for job in jobs), key=lambda curve: curve.best(SEEN)).config,
+        "best_config": curves[min(jobs, key=lambda job: bests[job])].config,
         "policies": {policy: asdict(outcome) for policy, outcome in ours.items()},
         "live": {policy: _live(live[key], best) for policy in POLICIES if (key := (sweep.pair, sweep.scale, policy)) in live},
         "asha": {**asdict(asha), "x": asha.ratio / ours[OURS].ratio},
         "best_in_top_quartile": at_5.best_kept,
         "rankings": [asdict(rank) for rank in ranks],
         "recommended": {
-            name: curves[len(jobs) + place].best(SEEN)[0] / best
-            for place, name in enumerate(RECOMMENDED)
-            if len(jobs) + place in curves
+            name: bests[len(jobs) + place] / best for place, name in enumerate(RECOMMENDED) if len(jobs) + place in bests
         },
-        "grid": {str(job): round(curves[job].best(SEEN)[0], 5) for job in jobs if curves[job].steps},
+        "grid": {str(job): round(bests[job], 5) for job in jobs if job in bests},
     }
 
 

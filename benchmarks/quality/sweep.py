@@ -48,9 +48,12 @@ class Curve:
         place = self.steps.index(step)
         return self.ema[place], self.loss(place, parts)
 
-    def best(self, parts: int) -> tuple[float, float]:
-        """The lowest loss over the first `parts` parts, and the loss over all at that evaluation; infinite if there is none."""
-        seen = [(self.loss(place, parts), place) for place in range(len(self.steps))]
+    def best(self, parts: int, counts: Callable[[int], bool] = lambda step: True) -> tuple[float, float]:
+        """The lowest loss over the first `parts` parts, and the loss over all at that evaluation; infinite if there is none.
+
+        Of the evaluations after steps that count.
+        """
+        seen = [(self.loss(place, parts), place) for place, step in enumerate(self.steps) if counts(step)]
         finite = [pair for pair in seen if math.isfinite(pair[0])]
         if not finite:
             return math.inf, math.inf

@@ -13,7 +13,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.spec import EarlyExitPolicy
+from contract.spec import EVALUATIONS, EarlyExitPolicy
 from contract.states import JOB_TERMINAL
 from service.scheduler.survival import NOTHING, JobProgress, Lives, belief, hazards, lived, promotion, unranked
 from service.scheduler.throughput import NEWEST, Model, speed
@@ -23,7 +23,6 @@ BYTES_PER_TOKEN = 3.5  # of JSONL; the service has no tokenizer
 LOADING_SECONDS = 5.0  # a placement trains nothing while its executor loads
 SHORTEST_SECONDS = 5.0  # nobody's end is known better than this
 EVALUATION = 0.5  # of a training token's work: a forward alone
-EVALUATIONS = 60  # of a job, unless its spec says otherwise (DESIGN 6)
 STEP_TOKENS = 16384  # on a GPU at once; a larger step is split
 _WARM, _LATE = 6, 24  # points of the grid before the last boundary, and behind it
 _TABLE = np.arange(0.0, 24.5, 0.5)  # log2 of tokens for which a base's speed is worked out

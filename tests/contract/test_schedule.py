@@ -26,7 +26,7 @@ def config(batch_size: int) -> JobConfig:
 
 def test_the_numbers_of_the_paper():
     made = Schedule.of(spec({"epochs": 3}), config(4), 400)
-    assert (made.total_steps, made.warmup_steps, made.eval_every, made.boundary) == (300, 15, 5, True)
+    assert (made.total_steps, made.warmup_steps, made.eval_every, made.boundary) == (300, 15, 10, True)
 
 
 def test_a_short_last_step_counts():
