@@ -1,0 +1,93 @@
+"""Where an executor's loop spends its wall time, by what it does, and what its training passes were. Changes nothing of it."""
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from worker.executor import Executor
+from worker.model.batch import Segment
+from worker.model.device_trainer import DeviceTrainer
+from worker.safeguard import Safeguard
+from worker.slots import Slots
+
+TRAINING, EVALUATION, PARKING, LOADING, STORING, OTHER = "training", "evaluation", "parking", "loading", "storing", "other"
+_WATCHED: tuple[tuple[type, str, str], ...] = (
+    (Executor, "_attend", STORING),  # until the first step it waits for the base: see `_begins`
+    (Executor, "_opened", EVALUATION),  # the base's own validation loss
+    (Executor, "_step", TRAINING),
+    (Executor, "_judge", EVALUATION),
+    (Slots, "give", PARKING),
+    (Slots, "park", PARKING),
+    (Slots, "note_best", PARKING),
+    (Safeguard, "take", PARKING),
+)
+_SAMPLED = 40  # every so many training passes one is kept, to be measured again by itself
+
+
+class Stopwatch:
+    """seconds: of the loop's thread, by part, none counted twice. passes: how many training passes there were, tokens: what
+    they held, sampled: some of them."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.passes, self.tokens = 0, 0
+        self.sampled: list[list[Segment]] = []
+        self._stack: list[str] = []
+        self._since = 0.0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """While in it, executors that run in this thread are watched."""
+        self._thread = threading.current_thread()
+        kept = [(owner, name, getattr(owner, name)) for owner, name, _ in _WATCHED]
+        kept.append((DeviceTrainer, "train", DeviceTrainer.train))
+        for (owner, name, original), (_, _, part) in zip(kept, _WATCHED, strict=False):
+            setattr(owner, name, self._timed(original, part))
+        setattr(DeviceTrainer, "train", self._noted(DeviceTrainer.train))  # noqa: B010  (a type checker forbids the assignment)
+        self._enter(OTHER)
+        try:
+            yield
+        finally:
+            self._leave()
+            for owner, name, original in kept:
+                setattr(owner, name, original)
+
+    def _timed(self, original: Callable[..., Any], part: str) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if threading.current_thread() is not self._thread:
+                return original(*args, **kwargs)
+            if part == TRAINING and LOADING not in self.seconds:
+                self.seconds[LOADING] = self.seconds.pop(STORING, 0.0)
+            self._enter(part)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._leave()
+
+        return timed
+
+    def _noted(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(trainer: DeviceTrainer, segments: Sequence[Segment]) -> Any:
+            if threading.current_thread() is self._thread:
+                if self.passes % _SAMPLED == 0:
+                    self.sampled.append(list(segments))
+                self.passes += 1
+                self.tokens += sum(example.length for segment in segments for example in segment.examples)
+            return original(trainer, segments)
+
+        return noted
+
+    def _enter(self, part: str) -> None:
+        now = time.monotonic()
+        if self._stack:
+            self.seconds[self._stack[-1]] += now - self._since
+        self._stack.append(part)
+        self._since = now
+
+    def _leave(self) -> None:
+        now = time.monotonic()
+        self.seconds[self._stack.pop()] += now - self._since
+        self._since = now
