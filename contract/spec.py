@@ -14,6 +14,8 @@ from contract.search import Decay, JobConfig, PositiveFloat, SearchSpace
 EVALUATIONS = 30  # of a job, about, where a policy says no interval: chosen with guard_patience (docs/NUMERICS.md)
 DPO_BETA = 0.1  # where a search space gives none (Rafailov et al. 2023, section 6)
 
+Precision = Literal["bf16", "nf4", "nf4_double"]  # of the frozen base
+
 Name = Annotated[str, Field(min_length=1, max_length=128), STORABLE]
 
 
@@ -97,7 +99,13 @@ class TaskSpec(Strict):
     dataset: Dataset
     objective: Objective = Objective()
     search_space: SearchSpace
-    precision: Literal["bf16"] = Field(default="bf16", description="Of the frozen base; on a CPU float32 stands for it.")
+    precision: Precision = Field(
+        default="bf16",
+        description=(
+            "Of the frozen base; on a CPU float32 stands for bf16. nf4 keeps its linear layers in 4 bits (QLoRA), a scale for "
+            "each 64 numbers; nf4_double keeps the scales in 8 bits too."
+        ),
+    )
     warm_start: WarmStart | None = None
     training: Training = Training()
     early_exit: EarlyExitPolicy = EarlyExitPolicy()

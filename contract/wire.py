@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field
 from contract.adapter import AdapterFile, AdapterManifest
 from contract.base import Message, Sha256
 from contract.search import JobConfig
-from contract.spec import TaskSpec
+from contract.spec import Precision, TaskSpec
 from contract.states import ExitReason, JobStatus, RequeueReason
 
 PROTOCOL = 1
@@ -92,7 +92,7 @@ class BaseModelRef(Message):
     name: str
     source: str
     revision: Sha256
-    precision: Literal["bf16"] = "bf16"  # on a CPU float32 stands for bf16
+    precision: Precision = "bf16"  # on a CPU float32 stands for bf16
 
 
 class FileRef(Message):

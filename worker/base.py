@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 
 from contract.revision import NoWeights, revision_of
 from contract.rows import RowReader, TokenizerError
+from contract.spec import Precision
 from contract.wire import BaseModelRef
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
@@ -57,17 +58,17 @@ def load_base(ref: BaseModelRef, device: torch.device, coded: bool = False, reco
             "bring the folder back, or register the new weights and submit again"
         )
     try:
-        trainer = _trainer(source, device, coded, recompute)
+        trainer = _trainer(source, ref.precision, device, coded, recompute)
         reader = reader_of(AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False))
     except (UnsupportedModelError, TokenizerError, OSError, ValueError) as error:
         raise BaseError(f"base model {ref.name}: {error}") from None
     return Base(ref, trainer, reader)
 
 
-def _trainer(source: Path, device: torch.device, coded: bool, recompute: bool) -> Trainer:
+def _trainer(source: Path, precision: Precision, device: torch.device, coded: bool, recompute: bool) -> Trainer:
     """float32 on a CPU; on a GPU bfloat16 under float32 adapters, by the fused kernels if they run the family. The arena grows
     as jobs come."""
-    backbone = Backbone.load(source, device, torch.float32 if device.type == "cpu" else torch.bfloat16)
+    backbone = Backbone.load(source, device, torch.float32 if device.type == "cpu" else torch.bfloat16, precision)
     if device.type == "cuda" and backbone.beyond_kernels:
         log.warning(
             "no fused kernel runs %s (%s): it trains by plain PyTorch, several times slower, with all activations kept",

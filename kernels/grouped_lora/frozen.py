@@ -6,12 +6,33 @@ CPU the cut is made here, by the inner size alone, and callers fill up their row
 left whole.
 """
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
 ROW_STEP = 48  # rows for each thread: a multiple of every row tile that was seen (4, 6, 12, 24 and 48)
 MIN_STEPS = 2  # below it other code runs, without tiles
 MAX_INNER = 384  # a cut by row count was seen from 432 on with AVX2 code, from 864 on with AVX-512 code
+
+
+class Coded(Protocol):
+    """A weight [N, K] that is kept in fewer bits than it is read in."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+    def dense(self) -> Tensor:
+        """[N, K], made anew."""
+        ...
+
+
+Frozen = Tensor | Coded
+
+
+def dense(weight: Frozen) -> Tensor:
+    """The weight as products read it. A coded one is decoded at each call: once a pass and direction, for all adapters."""
+    return weight if isinstance(weight, Tensor) else weight.dense()
 
 
 def whole_rows(rows: int) -> int:

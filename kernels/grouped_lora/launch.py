@@ -45,6 +45,7 @@ HOPPER = {
     "attention_backward": Config(64, 4, 1),
     "cross_entropy": Config(16384, 32, 1),
     "adamw": Config(2048, 4, 1),
+    "nf4": Config(4096, 8, 1),
 }
 # 164 KB of shared memory instead of 227: fewer stages or narrower tiles where a stage is large.
 AMPERE = HOPPER | {

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from grouped_lora import reference
-from grouped_lora.frozen import product
+from grouped_lora.frozen import Frozen, dense, product
 from grouped_lora.span import Group, Span
 
 
@@ -41,25 +41,25 @@ class _GroupedLinear(torch.autograd.Function):
         x_TK: Tensor,
         residual_TN: Tensor | None,
         anchor: Tensor,
-        w_NK: Tensor,
+        w_NK: Frozen,
         bias_N: Tensor | None,
         adapters: Adapters,
         group: Group,
     ) -> Tensor:
-        y_TN = product(x_TK, w_NK.t(), residual_TN, bias_N)
+        y_TN = product(x_TK, dense(w_NK).t(), residual_TN, bias_N)
         saved = reference.forward_(y_TN, x_TK, adapters.weights_RC, group, adapters.spans, adapters.keys_T)
-        ctx.adapters, ctx.group = adapters, group
-        ctx.save_for_backward(x_TK, w_NK, *saved)
+        ctx.adapters, ctx.group, ctx.weight = adapters, group, w_NK  # the weight is frozen: nobody writes it before backward
+        ctx.save_for_backward(x_TK, *saved)
         return y_TN
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy_TN: Tensor) -> tuple[Tensor | None, ...]:
-        x_TK, w_NK, *saved = ctx.saved_tensors
+        x_TK, *saved = ctx.saved_tensors
         adapters: Adapters = ctx.adapters
         if adapters.grad_RC is None:
             raise RuntimeError("backward through adapters that were given no gradient buffer")
-        dx_TK = product(dy_TN, w_NK) if ctx.needs_input_grad[0] else None
+        dx_TK = product(dy_TN, dense(ctx.weight)) if ctx.needs_input_grad[0] else None
         reference.backward_(
             adapters.grad_RC, dx_TK, dy_TN, x_TK, saved, adapters.weights_RC, ctx.group, adapters.spans, adapters.keys_T
         )
@@ -68,7 +68,7 @@ class _GroupedLinear(torch.autograd.Function):
 
 def grouped_linear(
     x_TK: Tensor,
-    w_NK: Tensor,
+    w_NK: Frozen,
     bias_N: Tensor | None,
     adapters: Adapters,
     group: Group,

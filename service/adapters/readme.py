@@ -3,9 +3,10 @@
 Made from the rows when it is asked for, and only of a task that has ended, so it never changes. Pure.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from contract.adapter import AdapterManifest
+from contract.spec import Precision, TaskSpec
 from contract.states import JobStatus
 from service.adapters.models import Adapter
 from service.tasks.jobs import JobResource
@@ -15,23 +16,30 @@ from service.tasks.models import Task
 NAME = "README.md"
 _CURVE_POINTS = 20
 _BAR = 40  # characters of the longest
+_HELD: Mapping[Precision, str] = {
+    "bf16": "bf16",
+    "nf4": "NF4, 4 bits a number (QLoRA); the adapter itself is plain LoRA in float32",
+    "nf4_double": "NF4 with scales in 8 bits (QLoRA, double quantisation); the adapter itself is plain LoRA in float32",
+}
 
 
 def readme(task: Task, adapter: Adapter, jobs: Sequence[JobResource], validation: Curve | None) -> str:
     """Markdown. `validation` is the adapter's own job's validation loss."""
     lineage = AdapterManifest.model_validate(adapter.manifest).lineage
     own = next(job for job in jobs if job.id == adapter.job_id)
-    rank = lineage.config.rank
+    rank, precision = lineage.config.rank, TaskSpec.model_validate(task.spec).precision
     base_loss = f"{task.base_val_loss:.4f}" if task.base_val_loss is not None else "not measured"
     title = f"# {task.name or task.id}, configuration {own.index}"
     facts = [
         ("base model", f"`{lineage.base_model}`, revision `{lineage.base_revision[:16]}`"),
         ("validation loss", f"{adapter.val_loss:.4f} after step {adapter.step}; the base alone: {base_loss}"),
         ("configuration", _configuration(own)),
+        ("base held in", _HELD[precision]),
         ("data set", f"sha256 `{lineage.dataset_sha256[:16]}`"),
         ("task, job, adapter", f"`{task.id}`, `{own.id}`, `{adapter.id}`"),
     ]
-    parts = [title, "\n".join(f"- {name}: {value}" for name, value in facts), _loading(lineage.base_model, adapter.id, rank)]
+    loading = _loading(lineage.base_model, adapter.id, rank, precision)
+    parts = [title, "\n".join(f"- {name}: {value}" for name, value in facts), loading]
     if validation is not None and validation.steps:
         parts.append(_curve(validation))
     parts.append(_table(jobs, own.index))
@@ -43,16 +51,22 @@ def _configuration(job: JobResource) -> str:
     return f"learning rate {config.learning_rate:g}, rank {config.rank}, alpha {config.alpha:g}, batch {config.batch_size}"
 
 
-def _loading(base: str, folder: str, rank: int) -> str:
+def _loading(base: str, folder: str, rank: int, precision: Precision) -> str:
+    if precision == "bf16":
+        imports, load = "AutoModelForCausalLM", "AutoModelForCausalLM.from_pretrained(BASE)"
+    else:
+        imports, double = "AutoModelForCausalLM, BitsAndBytesConfig", precision == "nf4_double"
+        config = f'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant={double})'
+        load = f"AutoModelForCausalLM.from_pretrained(BASE, quantization_config={config})"
     return f"""## Load it
 
 `BASE` is where the weights of `{base}` lie, a folder or a name on a hub; `{folder}` is this folder.
 
 ```python
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import {imports}
 
-model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(BASE), "{folder}")
+model = PeftModel.from_pretrained({load}, "{folder}")
 ```
 
 ```bash

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from contract.families import MODEL_TYPES
 from contract.revision import NoWeights, revision_of, weight_files
 from contract.states import TASK_TERMINAL
 from service.errors import Conflict, Invalid, invalid_field, shown
@@ -35,6 +36,9 @@ def read_folder(name: str, source: str) -> BaseModel:
         if missing:
             raise _wrong("incomplete", f"{shown(source)} holds no {' and no '.join(missing)}")
         config = json.loads((folder / "config.json").read_text())
+        if (kind := _of(config, "model_type", str, str)) not in MODEL_TYPES:
+            works = ", ".join(MODEL_TYPES)
+            raise _wrong("unsupported_architecture", f"its config.json has model_type {shown(kind)!r}; what works: {works}")
         parameters = sum(_parameters(path) for path in weight_files(folder))
         revision = revision_of(folder)
     except OSError as error:

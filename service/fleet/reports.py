@@ -18,7 +18,7 @@ from service.scheduler.moved import end_moved
 from service.scheduler.requests import request_plan
 from service.scheduler.shares import kind_of
 from service.scheduler.survival import shape_class
-from service.scheduler.workload import PRECISION, progress_of
+from service.scheduler.workload import progress_of
 from service.settings import Settings
 from service.tasks.models import Task
 from service.tasks.record import EventRefused, Record
@@ -108,4 +108,5 @@ def _count(session: Session, task: Task, placement: Placement, done: wire.Throug
     rate = measured_rate(before, done.tokens, done.seconds + done.evaluation_seconds, gpus)
     if rate is not None:
         node.tokens_per_second = node.tokens_per_second | {task.base_model: rate}
-    return learned.note_steps(session, task.base_model, PRECISION, kind_of(node), gpus, done)
+    precision = TaskSpec.model_validate(task.spec).precision
+    return learned.note_steps(session, task.base_model, precision, kind_of(node), gpus, done)

@@ -12,7 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from contract.search import JobConfig
-from contract.spec import Schedule, TaskSpec
+from contract.spec import Precision, Schedule, TaskSpec
 from contract.states import ExitReason, JobStatus, TaskStatus
 from service.files.models import File
 from service.fleet.models import BaseModel, Node
@@ -25,8 +25,8 @@ from service.scheduler.survival import JobProgress, shape_class
 from service.scheduler.throughput import Model, relevant
 from service.tasks.models import Job, Task
 
-BYTES_PER_WEIGHT = 2  # of one parameter, at the least
-PRECISION = "bf16"  # the one that bases are held in
+# Of one parameter, at the least: embeddings, norms and the head stay in bf16.
+BYTES_PER_WEIGHT: Mapping[Precision, float] = {"bf16": 2, "nf4": 1 / 2 + 4 / 64, "nf4_double": 1 / 2 + 1 / 64 + 4 / 64 / 256}
 
 
 class Workload:
@@ -53,21 +53,22 @@ class Workload:
         self._files = {file.id: file for file in session.scalars(select(File).where(File.id.in_(files)))}
         self._profiles = learned.profiles(session, {task.base_model for task in sound})
         self._lives = learned.lives(session, {shape_class(spec) for spec in self.specs.values()})
-        self._models: dict[tuple[str, str], Model] = {}
+        self._models: dict[tuple[str, Precision, str], Model] = {}
         self._alike: dict[str, tuple[str, int, int]] = {}  # of each node, what tells it from others
         self._jobs = self._read(session, sound, unsaved or {})
 
     def bytes_per_gpu(self, task: Task) -> int:
         """What the base's weights take of each GPU, at the least."""
-        return self._bases[task.base_model].parameters * BYTES_PER_WEIGHT // task.gpus
+        held = self._bases[task.base_model].parameters * BYTES_PER_WEIGHT[self.specs[task.id].precision]
+        return int(held) // task.gpus
 
     def fits(self, task: Task, node: Node) -> bool:
         return task.gpus <= len(node.devices) and self.bytes_per_gpu(task) <= memory_of(node)
 
     def estimate(self, task: Task, kind: str, gpus: int) -> Estimate:
         """What the task still takes on `gpus` devices of a type."""
-        jobs, model = self._jobs[task.id], self._model(task.base_model, kind)
         spec, of_class = self.specs[task.id], self._lives[shape_class(self.specs[task.id])]
+        jobs, model = self._jobs[task.id], self._model(task.base_model, spec.precision, kind)
         file = self._files[task.train_file_id]
         _, validation = rows_of(task, spec, file, self._files.get(task.validation_file_id or ""))
         tokens = tokens_per_row(file.bytes, file.rows, spec.training.max_seq_len)
@@ -98,12 +99,15 @@ class Workload:
             found.append(known[alike])
         return tuple(found)
 
-    def _model(self, base: str, kind: str) -> Model:
-        if (base, kind) not in self._models:
+    def _model(self, base: str, precision: Precision, kind: str) -> Model:
+        if (base, precision, kind) not in self._models:
             parameters = self._bases[base].parameters
-            known = relevant(self._profiles, base, PRECISION, kind)
-            self._models[base, kind] = Model(parameters, parameters * BYTES_PER_WEIGHT, hardware(kind), known)
-        return self._models[base, kind]
+            known = relevant(self._profiles, base, precision, kind)
+            moved = BYTES_PER_WEIGHT[precision]
+            if precision != "bf16":  # decoded at each pass: the weight is written, and read once more
+                moved += 2 * BYTES_PER_WEIGHT["bf16"]
+            self._models[base, precision, kind] = Model(parameters, round(parameters * moved), hardware(kind), known)
+        return self._models[base, precision, kind]
 
     def _read(
         self, session: Session, tasks: list[Task], unsaved: Mapping[str, Sequence[Job]]

@@ -123,8 +123,12 @@ def test_an_object_that_storage_lost_is_our_fault_and_said_before_the_first_byte
         assert (lost.status_code, lost.json()["code"]) == (500, "object_lost")
 
 
-def test_an_archive_carries_a_readme_once_the_task_has_ended(tenant, database, storage):
-    task_id = tenant.task()["id"]
+@pytest.mark.parametrize(
+    ("precision", "says"),
+    [("bf16", "from_pretrained(BASE), "), ("nf4_double", 'bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True')],
+)
+def test_an_archive_carries_a_readme_once_the_task_has_ended(tenant, database, storage, precision, says):
+    task_id = tenant.task(precision=precision)["id"]
     with database.begin() as session:
         job = jobs_of(session, task_id)[1]
         chunk(session, job, "val_loss", list(range(10, 400, 10)), [2.0 - step / 400 for step in range(10, 400, 10)])
@@ -140,7 +144,15 @@ def test_an_archive_carries_a_readme_once_the_task_has_ended(tenant, database, s
     told = unpack(after.content)[f"{adapter_id}/README.md"].decode()
     assert tenant.get(f"{path}/files/README.md").text == told
     assert tenant.get(f"{path}/archive").content == after.content
-    for said in ("0.7500 after step 7", "| 1 (this one) |", "| 0 |", "vllm serve BASE", "--max-lora-rank 16", "PeftModel"):
+    for said in (
+        "0.7500 after step 7",
+        "| 1 (this one) |",
+        "| 0 |",
+        "vllm serve BASE",
+        "--max-lora-rank 16",
+        "PeftModel",
+        says,
+    ):
         assert said in told
     assert "     390    1.0250" in told  # the curve's last point
 

@@ -302,7 +302,7 @@ def placer(fleet: Fleet, base: wire.BaseModelRef) -> Callable[..., wire.Placemen
             lease_seconds=fleet.lease_seconds,
             task_id=f"task_{number}",
             device_indexes=[0],
-            base=base,
+            base=base.model_copy(update={"precision": made.precision}),
             train_file=file,
             validation_file=None,
             spec=made,

@@ -9,9 +9,12 @@ from typing import Any
 
 import torch
 from grouped_lora import Adapters
+from grouped_lora.frozen import Frozen
+from grouped_lora.nf4 import Nf4Weight
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from contract.spec import Precision
 from worker.model.attention import Axis, causal_mask
 from worker.model.batch import FlatBatch
 from worker.model.block import BlockShape, BlockWeights, run_block
@@ -51,8 +54,17 @@ class Backbone:
         return FAMILIES[self.family].beyond_kernels
 
     @classmethod
-    def load(cls, source: Path | str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> "Backbone":
-        """Read a model folder (safetensors only, no remote code, no network). Raises UnsupportedModelError."""
+    def load(
+        cls,
+        source: Path | str,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        precision: Precision = "bf16",
+    ) -> "Backbone":
+        """Read a model folder (safetensors only, no remote code, no network). Raises UnsupportedModelError.
+
+        dtype: of what is computed. precision: how linear maps are kept.
+        """
         if not any(Path(source).glob("*.safetensors")):
             raise UnsupportedModelError(
                 f"{source} is no model folder: it holds no *.safetensors, the only weights that are read"
@@ -66,10 +78,10 @@ class Backbone:
         lacking = sorted(found["missing_keys"]) + sorted(str(key) for key in found["mismatched_keys"])
         if lacking:
             raise UnsupportedModelError(f"the weights in {source} lack, or have in another shape: {', '.join(lacking[:8])}")
-        return cls.of(model, device)
+        return cls.of(model, device, precision)
 
     @classmethod
-    def of(cls, model: PreTrainedModel, device: torch.device | str = "cpu") -> "Backbone":
+    def of(cls, model: PreTrainedModel, device: torch.device | str = "cpu", precision: Precision = "bf16") -> "Backbone":
         """Take over the weights of a transformers model of a known family."""
         config = model.config
         family = family_of(config)
@@ -82,8 +94,8 @@ class Backbone:
             family=config.model_type,
             embedding=embedding,
             layers=tuple(
-                _block(layer, family, device, family.window(config, place), kinds.index(family.rope_kind(config, place)))
-                for place, layer in enumerate(layers.children())
+                _block(layer, family, device, precision, family.window(config, at), kinds.index(family.rope_kind(config, at)))
+                for at, layer in enumerate(layers.children())
             ),
             norm=_norm(inner.get_submodule("norm"), family, device),
             head=embedding if tied else _frozen(model.get_submodule("lm_head"), device),
@@ -99,7 +111,11 @@ class Backbone:
         """Every frozen tensor."""
         yield from (self.embedding, self.norm, self.head)
         for weights in self.layers:
-            yield from (value for value in vars(weights).values() if isinstance(value, Tensor))
+            for value in vars(weights).values():
+                if isinstance(value, Tensor):
+                    yield value
+                elif isinstance(value, Nf4Weight):
+                    yield from value.tensors()
 
     def embed(self, batch: FlatBatch) -> Tensor:
         """The first layer's input, [T, K]."""
@@ -159,18 +175,24 @@ def _rotary(module: Any, kind: str, like: Tensor) -> RotaryTable:
     return RotaryTable(frequencies.to(like.device), scaling, like.dtype)
 
 
-def _joined(modules: list[nn.Module], device: torch.device | str) -> tuple[Tensor, Tensor | None]:
+def _joined(modules: list[nn.Module], device: torch.device | str, precision: Precision) -> tuple[Frozen, Tensor | None]:
     """Weights below each other, and biases likewise (all have one or none has)."""
-    weight = torch.cat([module.get_parameter("weight").detach() for module in modules]).to(device)
+    parts = [_frozen(module, device) for module in modules]
+    weight = torch.cat(parts) if precision == "bf16" else Nf4Weight.of(parts, double=precision == "nf4_double")
     if getattr(modules[0], "bias", None) is None:
         return weight, None
     return weight, torch.cat([module.get_parameter("bias").detach() for module in modules]).to(device)
 
 
-def _block(layer: nn.Module, family: Family, device: torch.device | str, window: int | None, rope: int) -> BlockWeights:
+def _block(
+    layer: nn.Module, family: Family, device: torch.device | str, precision: Precision, window: int | None, rope: int
+) -> BlockWeights:
     attention, mlp = layer.get_submodule("self_attn"), layer.get_submodule("mlp")
     parents = {"qkv": attention, "o": attention, "gate_up": mlp, "down": mlp}
-    joined = {name: _joined([parents[name].get_submodule(kind) for kind in kinds], device) for name, kinds in GROUPS.items()}
+    joined = {
+        name: _joined([parents[name].get_submodule(kind) for kind in kinds], device, precision)
+        for name, kinds in GROUPS.items()
+    }
     norms: dict[str, Any] = {name: _norm(layer.get_submodule(path), family, device) for name, path in family.norms.items()}
     if hasattr(attention, "q_norm"):
         norms |= {name: _norm(attention.get_submodule(name), family, device) for name in ("q_norm", "k_norm")}

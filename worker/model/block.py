@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from grouped_lora import Adapters, Group, grouped_linear
+from grouped_lora.frozen import Frozen
 from torch import Tensor
 
 from worker.model.attention import Axis, Heads, attend
@@ -20,16 +21,16 @@ class BlockWeights:
     rotary tables it turns by. norm_attended, norm_mixed: of what attention and the MLP give, before it is added."""
 
     norm_attention: Tensor  # [K]
-    w_qkv: Tensor  # [(H + 2 G) D, K]
+    w_qkv: Frozen  # [(H + 2 G) D, K]
     b_qkv: Tensor | None
     q_norm: Tensor | None  # [D]
     k_norm: Tensor | None
-    w_o: Tensor  # [K, H D]
+    w_o: Frozen  # [K, H D]
     b_o: Tensor | None
     norm_mlp: Tensor  # [K]
-    w_gate_up: Tensor  # [2 I, K]
+    w_gate_up: Frozen  # [2 I, K]
     b_gate_up: Tensor | None
-    w_down: Tensor  # [K, I]
+    w_down: Frozen  # [K, I]
     b_down: Tensor | None
     window: int | None
     norm_attended: Tensor | None = None  # [K]
@@ -73,7 +74,7 @@ def run_block(
 def _joined(
     x_TK: Tensor,
     inner: Tensor,
-    weight: Tensor,
+    weight: Frozen,
     bias: Tensor | None,
     norm: Tensor | None,
     eps: float,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from grouped_lora.attention import SequenceTable, attention, attention_backward
 from grouped_lora.expand import expand
+from grouped_lora.frozen import Frozen, dense
 from grouped_lora.norm import norm_backward, residual_norm
 from grouped_lora.rotary import rotary, rotary_backward
 from grouped_lora.swiglu import SwigluColumns, swiglu, swiglu_backward
@@ -102,8 +103,8 @@ class Pending:
     s: Tensor | None = None
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
+def _linear(x: Tensor, weight: Frozen, bias: Tensor | None) -> Tensor:
+    return torch.mm(x, dense(weight).t()) if bias is None else torch.addmm(bias, x, dense(weight).t())
 
 
 class FusedStack:
@@ -199,14 +200,14 @@ class FusedStack:
             assert t.s["down"] is not None
             ds_down = self._aside.shrink(dx, own, table, sh.b("down_proj"), (sh.hidden,))
             gradients.append(Gradient(t.s["down"], dx, sh.b("down_proj"), (sh.hidden,)))
-        dact = torch.mm(dx, w.w_down)
+        dact = torch.mm(dx, dense(w.w_down))
         self._aside.join()
         dgu = swiglu_backward(t.gate_up, dact, t.s["gate_up"], ds_down, own, grad, sh.swiglu(index), table)
         del dact
         if lora:
             ds_gu = self._aside.shrink(dgu, own, table, sh.b(*kinds), (sh.ffn, sh.ffn), x_columns=(0, sh.ffn))
             gradients.append(Gradient(ds_gu, t.h_mid, sh.a(*kinds), (sh.hidden,) * 2, matrix=matrix))
-        dh = torch.mm(dgu, w.w_gate_up)
+        dh = torch.mm(dgu, dense(w.w_gate_up))
         s_gu = t.s["gate_up"]
         self._aside.join()
         return norm_backward(dh, ds_gu, s_gu, own, sh.a(*kinds), t.x_mid, t.rstd_mid, w.norm_mlp, dx, table, matrix)
@@ -222,7 +223,7 @@ class FusedStack:
             ds_o = self._aside.shrink(dx, own, table, sh.b("o_proj"), (sh.hidden,))
             gradients.append(Gradient(t.s["o"], dx, sh.b("o_proj"), (sh.hidden,)))
             gradients.append(Gradient(ds_o, t.attended, sh.a("o_proj"), (sh.q_width,), matrix=matrix))
-        dout = torch.mm(dx, w.w_o)
+        dout = torch.mm(dx, dense(w.w_o))
         if lora:
             self._aside.join()
             expand(ds_o, own, sh.columns["o_proj"][0], sh.q_width, table, matrix, out=dout)
@@ -238,7 +239,7 @@ class FusedStack:
             gradients.append(Gradient(ds_qkv, t.h, sh.a(*kinds), (sh.hidden,) * 3, matrix=sh.matrix(index, "q_proj")))
         if index == 0:
             return dx  # nothing below the first layer learns
-        dh = torch.mm(dqkv, w.w_qkv)
+        dh = torch.mm(dqkv, dense(w.w_qkv))
         self._aside.join()
         matrix = sh.matrix(index, "q_proj")
         return norm_backward(dh, ds_qkv, t.s["qkv"], own, sh.a(*kinds), x, t.rstd, w.norm_attention, dx, table, matrix)

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-CONFIG = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 128}
+CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 128}
 
 
 def weights(*shapes: tuple[int, ...], fill: int = 0) -> bytes:
@@ -64,7 +64,17 @@ def test_weights_that_tasks_are_pinned_to_do_not_change_under_them(admin, folder
     [
         (lambda f: (f / "tokenizer.json").unlink(), "incomplete", "tokenizer.json"),
         (lambda f: (f / "config.json").write_text("{"), "damaged", "damaged"),
-        (lambda f: (f / "config.json").write_text('{"architectures": []}'), "config_incomplete", "architectures"),
+        (
+            lambda f: (f / "config.json").write_text('{"model_type": "llama", "architectures": []}'),
+            "config_incomplete",
+            "archi",
+        ),
+        (lambda f: (f / "config.json").write_text("{}"), "config_incomplete", "model_type"),
+        (
+            lambda f: (f / "config.json").write_text('{"model_type": "gpt2"}'),
+            "unsupported_architecture",
+            "works: llama, mistral",
+        ),
         (lambda f: (f / "model-1.safetensors").write_bytes(b"\xff" * 9), "damaged", "not a safetensors file"),
         (lambda f: (f / "model-1.safetensors").write_bytes(b""), "damaged", "damaged"),
         (lambda f: [path.unlink() for path in f.glob("*.safetensors")], "no_weights", "no *.safetensors"),

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import Gemma3TextConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, PreTrainedConfig
 
+from contract.families import MODEL_TYPES
 from tests.worker.model import tiny
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
@@ -125,6 +126,10 @@ def _refused(kind: type[PreTrainedConfig], change: dict[str, Any], message: str)
     )
     with pytest.raises(UnsupportedModelError, match=message):
         Backbone.of(tiny.model(config))
+
+
+def test_what_may_be_listed_is_what_can_be_trained_on() -> None:
+    assert set(MODEL_TYPES) == set(FAMILIES)
 
 
 def test_what_the_fused_kernels_cannot_do_is_said_and_refused() -> None:

@@ -1,0 +1,96 @@
+"""Bases on a GPU that are not plain bf16 under the fused kernels: NF4 under them, Gemma by plain PyTorch."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from grouped_lora.nf4 import Nf4Weight
+from torch import Tensor, nn
+from transformers import Gemma2Config, Gemma3TextConfig, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+from tests.worker.model import tiny
+from tests.worker.model.test_device_trainer import SIZES, error, examples, fill_slots, llama
+from worker.model.arena import Arena
+from worker.model.backbone import Backbone
+from worker.model.batch import Example, Segment
+from worker.model.device_arena import DeviceArena
+from worker.model.device_trainer import DeviceTrainer
+from worker.model.trainer import Trainer
+
+pytestmark = pytest.mark.gpu
+
+
+def _coded(backbone: Backbone) -> list[dict[str, Nf4Weight]]:
+    return [{name: value for name, value in vars(w).items() if isinstance(value, Nf4Weight)} for w in backbone.layers]
+
+
+def _step(backbone: Backbone, graph_tokens: int) -> tuple[list[float], Tensor]:
+    """Losses and all gradients of two passes."""
+    trainer = DeviceTrainer(backbone, DeviceArena(backbone.targets, 128, "cuda", torch.bfloat16))
+    trainer.graph_tokens = graph_tokens
+    slots = fill_slots(trainer)
+    losses = []
+    for seed in (0, 50):
+        segments = [Segment(slot, examples(seed + place), 0.01) for place, slot in enumerate(slots)]
+        losses += [float(loss.total) for loss in trainer.train(segments)]
+    return losses, torch.cat([trainer.arena.grad[slot.used] for slot in slots])
+
+
+@pytest.mark.parametrize("precision", ["nf4", "nf4_double"])
+@pytest.mark.parametrize("graph_tokens", [0, 4096])
+def test_training_on_nf4_is_that_on_the_decoded_base_bit_for_bit(precision: str, graph_tokens: int) -> None:
+    backbone = Backbone.of(llama().to(torch.bfloat16), "cuda", precision)
+    coded = zip(backbone.layers, _coded(backbone), strict=True)
+    decoded = [replace(weights, **{name: value.dense() for name, value in own.items()}) for weights, own in coded]
+    losses, grads = _step(backbone, graph_tokens)
+    wanted, want = _step(replace(backbone, layers=tuple(decoded)), graph_tokens)
+    assert losses == wanted
+    assert torch.equal(grads, want)
+
+
+@pytest.mark.parametrize("precision", ["nf4", "nf4_double"])
+def test_codes_made_on_the_device_and_numbers_decoded_there_are_the_hosts(precision: str) -> None:
+    model = llama().to(torch.bfloat16)
+    host, device = (_coded(Backbone.of(model, where, precision)) for where in ("cpu", "cuda"))
+    for own, there in zip(host, device, strict=True):
+        for name, weight in own.items():
+            torch.testing.assert_close(there[name].dense().cpu(), weight.dense(), rtol=2**-8, atol=0)
+            if precision == "nf4":  # the mean of the scales is summed in another order there
+                assert all(torch.equal(a, b.cpu()) for a, b in zip(weight.tensors(), there[name].tensors(), strict=True))
+                assert torch.equal(there[name].dense().cpu(), weight.dense())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Gemma2Config(**SIZES, query_pre_attn_scalar=40, sliding_window=30, pad_token_id=0),
+        Gemma3TextConfig(**SIZES, query_pre_attn_scalar=40, sliding_window=30, pad_token_id=0),
+    ],
+    ids=["gemma2", "gemma3"],
+)
+def test_gemma_trains_by_plain_pytorch_as_closely_as_transformers(config: PreTrainedConfig) -> None:
+    def made() -> PreTrainedModel:
+        torch.manual_seed(0)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        return model.to(torch.bfloat16)
+
+    rows = [examples(place) for place in range(4)]
+    losses, grads = {}, {}
+    for device, dtype in (("cpu", torch.float64), ("cuda", torch.bfloat16)):
+        backbone = Backbone.of(made().to(dtype), device)
+        trainer = Trainer(backbone, Arena(backbone.targets, 128, device))
+        slots = fill_slots(trainer)
+        bare = trainer.evaluate([Segment(None, own) for own in rows])
+        losses[device] = torch.stack([loss.total.double().cpu() for loss in bare])
+        trainer.train([Segment(slot, own, 0.01) for slot, own in zip(slots, rows, strict=True)])
+        grads[device] = torch.cat([trainer.arena.grad[slot.used].double().cpu() for slot in slots])
+    reference = made().cuda()
+    theirs = torch.stack([torch.stack([_nll(reference, row) for row in own]).sum() for own in rows])
+    assert error(losses["cuda"], losses["cpu"]) <= 1.5 * error(theirs, losses["cpu"]) + 1e-4
+    assert error(grads["cuda"], grads["cpu"]) < 0.05
+
+
+def _nll(model: nn.Module, row: Example) -> Tensor:
+    with torch.no_grad():
+        return tiny.label_nll(model(tiny.token_rows(row).cuda()).logits.double().cpu(), row)
