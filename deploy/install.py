@@ -1,24 +1,28 @@
 """Installs Motet and all it needs into .venv, and shows that it is alive meanwhile. Standard library alone.
 
-torch comes first and by its exact pin, from TORCH_INDEX too where that is set; then everything else under constraints.txt.
-pip's own words go to .venv/install.log. Older versions of the `openai` SDK lie apart in .venv/sdk/VERSION, for the tests that
-hold our face against each of them.
+torch comes first and by its exact pin, from TORCH_INDEX too where that is set. Then everything else that constraints.txt pins,
+which is all there is to install (a test checks that): so nothing is resolved, and two processes download at once, since pip
+takes one package after another. pip's own words go to .venv/install.log. Older versions of the `openai` SDK lie apart in
+.venv/sdk/VERSION, for the tests that hold our face against each of them.
 """
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
 import time
 import venv
 from pathlib import Path
+from typing import IO, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LOG = VENV / "install.log"
 STAMP = VENV / "installed"
+WHEELS = VENV / "wheels"  # until they are installed
 OLDER_SDKS = ("1.109.1", "2.54.0")
 _NEWS = re.compile(rb"(Collecting|Downloading|Installing|Preparing|Building) ([^ (\n]+)")
 _TAIL_LINES = 15
@@ -65,23 +69,20 @@ class Ticker:
             print(f"\r\033[K{line}" if self._terminal else line, end="" if self._terminal else "\n", flush=True)
 
 
+def start_pip(*words: str, stdout: int | IO[bytes] = subprocess.PIPE) -> subprocess.Popen[bytes]:
+    """pip in the new environment, with its words on `stdout`."""
+    env = {**os.environ, "PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    command = [str(PYTHON), "-m", "pip", *words]
+    return subprocess.Popen(command, stdout=stdout, stderr=subprocess.STDOUT, env=env, cwd=ROOT)
+
+
 def pip_install(title: str, *words: str, constrained: bool = True) -> None:
     """Run pip; on failure show its last lines and leave."""
-    env = {**os.environ, "PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    command = [
-        str(PYTHON),
-        "-m",
-        "pip",
-        "install",
-        "--no-input",
-        "--progress-bar",
-        "off",
-        "--no-compile",  # half of the time went into byte code of modules that nobody imports
-        *(["--constraint", "constraints.txt"] if constrained else []),
-        *words,
-    ]
+    quiet = ("--no-input", "--progress-bar", "off")
+    without = "--no-compile"  # half of the time went into byte code of modules that nobody imports
+    pins = ("--constraint", "constraints.txt") if constrained else ()
     with LOG.open("ab") as log, Ticker(title) as ticker:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, cwd=ROOT)
+        process = start_pip("install", *quiet, without, *pins, *words)
         assert process.stdout is not None
         for line in process.stdout:
             log.write(line)
@@ -89,8 +90,36 @@ def pip_install(title: str, *words: str, constrained: bool = True) -> None:
                 ticker.doing = b" ".join(news.groups()).decode(errors="replace").lower()
         code = process.wait()
     if code != 0:
-        sys.stdout.write("".join(LOG.read_text(errors="replace").splitlines(keepends=True)[-_TAIL_LINES:]))
-        sys.exit(f"motet: {title} failed; all of pip's words are in {LOG}. Fix what it names and run the same command again.")
+        fail(title)
+
+
+def missing() -> list[str]:
+    """The pins of packages that are not installed."""
+    command = [str(PYTHON), "-m", "pip", "list", "--format", "freeze"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    there = {_key(line) for line in listed.splitlines()}
+    return [line for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line and _key(line) not in there]
+
+
+def download(title: str, pins: list[str]) -> None:
+    """Bring packages into WHEELS, half of them by each of two processes."""
+    words = ("download", "--no-input", "--progress-bar", "off", "--no-deps", "--dest", str(WHEELS))
+    with LOG.open("ab") as log, Ticker(title) as ticker:
+        ticker.doing = f"downloading {len(pins)} packages"
+        processes = [start_pip(*words, *half, stdout=log) for half in (pins[::2], pins[1::2]) if half]
+        codes = [process.wait() for process in processes]
+    if any(codes):
+        fail(title)
+
+
+def _key(pin: str) -> str:
+    """The package of `name==version`, as all spellings of it are."""
+    return re.sub(r"[-_.]+", "-", pin.partition("==")[0]).lower()
+
+
+def fail(title: str) -> NoReturn:
+    sys.stdout.write("".join(LOG.read_text(errors="replace").splitlines(keepends=True)[-_TAIL_LINES:]))
+    sys.exit(f"motet: {title} failed; all of pip's words are in {LOG}. Fix what it names and run the same command again.")
 
 
 def main() -> None:
@@ -100,7 +129,12 @@ def main() -> None:
     LOG.write_text("")
     index = os.environ.get("TORCH_INDEX")
     pip_install("torch", pin_of("torch"), "setuptools", *(["--extra-index-url", index] if index else []))
-    pip_install("motet and the rest", "--no-build-isolation", "--editable", ".[dev]")
+    WHEELS.mkdir(exist_ok=True)
+    pins = missing()
+    download("packages", pins)
+    local = ("--no-index", "--find-links", str(WHEELS), "--no-deps", "--no-build-isolation")
+    pip_install("motet and the packages", *local, *pins, "--editable", ".")
+    shutil.rmtree(WHEELS)
     for version in OLDER_SDKS:
         apart = ("--upgrade", "--no-deps", "--target", str(VENV / "sdk" / version), f"openai=={version}", "distro==1.9.0")
         pip_install(f"openai {version}", *apart, constrained=False)
