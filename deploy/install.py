@@ -22,6 +22,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LOG = VENV / "install.log"
 STAMP = VENV / "installed"
+PINS = ROOT / "constraints.txt"
 WHEELS = VENV / "wheels"  # until they are installed
 OLDER_SDKS = ("1.109.1", "2.54.0")
 _NEWS = re.compile(rb"(Collecting|Downloading|Installing|Preparing|Building) ([^ (\n]+)")
@@ -30,7 +31,7 @@ _TAIL_LINES = 15
 
 def pin_of(package: str) -> str:
     """The line of constraints.txt for a package."""
-    return next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith(package + "=="))
+    return next(line for line in PINS.read_text().splitlines() if line.startswith(package + "=="))
 
 
 def make_venv() -> None:
@@ -79,10 +80,10 @@ def start_pip(*words: str, stdout: int | IO[bytes] = subprocess.PIPE) -> subproc
 def pip_install(title: str, *words: str, constrained: bool = True) -> None:
     """Run pip; on failure show its last lines and leave."""
     quiet = ("--no-input", "--progress-bar", "off")
-    without = "--no-compile"  # half of the time went into byte code of modules that nobody imports
+    lean = "--no-compile"  # half of the time went into byte code of modules that nobody imports
     pins = ("--constraint", "constraints.txt") if constrained else ()
     with LOG.open("ab") as log, Ticker(title) as ticker:
-        process = start_pip("install", *quiet, without, *pins, *words)
+        process = start_pip("install", *quiet, lean, *pins, *words)
         assert process.stdout is not None
         for line in process.stdout:
             log.write(line)
@@ -94,11 +95,16 @@ def pip_install(title: str, *words: str, constrained: bool = True) -> None:
 
 
 def missing() -> list[str]:
-    """The pins of packages that are not installed."""
+    """The pins that are not installed."""
     command = [str(PYTHON), "-m", "pip", "list", "--format", "freeze"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    there = {_key(line) for line in listed.splitlines()}
-    return [line for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line and _key(line) not in there]
+    return without(PINS.read_text().splitlines(), listed.splitlines())
+
+
+def without(pins: list[str], there: list[str]) -> list[str]:
+    """Of the lines of constraints.txt the pins that none of the installed `name==version` is."""
+    installed = {_key(line) for line in there}
+    return [line for line in pins if "==" in line and _key(line) not in installed]
 
 
 def download(title: str, pins: list[str]) -> None:
@@ -112,9 +118,10 @@ def download(title: str, pins: list[str]) -> None:
         fail(title)
 
 
-def _key(pin: str) -> str:
-    """The package of `name==version`, as all spellings of it are."""
-    return re.sub(r"[-_.]+", "-", pin.partition("==")[0]).lower()
+def _key(pin: str) -> tuple[str, str]:
+    """Package and version of `name==version`, as all spellings of the name are; a build's own mark (+cpu) does not count."""
+    name, _, version = pin.strip().partition("==")
+    return re.sub(r"[-_.]+", "-", name).lower(), version.partition("+")[0]
 
 
 def fail(title: str) -> NoReturn:

@@ -6,7 +6,7 @@ Made from the rows when it is asked for, and only of a task that has ended, so i
 from collections.abc import Mapping, Sequence
 
 from contract.adapter import AdapterManifest
-from contract.spec import Precision, TaskSpec
+from contract.spec import Precision
 from contract.states import JobStatus
 from service.adapters.models import Adapter
 from service.tasks.jobs import JobResource
@@ -27,7 +27,7 @@ def readme(task: Task, adapter: Adapter, jobs: Sequence[JobResource], validation
     """Markdown. `validation` is the adapter's own job's validation loss."""
     lineage = AdapterManifest.model_validate(adapter.manifest).lineage
     own = next(job for job in jobs if job.id == adapter.job_id)
-    rank, precision = lineage.config.rank, TaskSpec.model_validate(task.spec).precision
+    rank, precision = lineage.config.rank, task.precision
     base_loss = f"{task.base_val_loss:.4f}" if task.base_val_loss is not None else "not measured"
     title = f"# {task.name or task.id}, configuration {own.index}"
     facts = [

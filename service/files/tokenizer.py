@@ -34,9 +34,7 @@ class FolderTokenizer:
     def __init__(self, folder: Path) -> None:
         """Raises TokenizerError."""
         try:
-            said = _read(folder / _SPECIAL) | {
-                name: value for name, value in _read(folder / _CONFIG).items() if value is not None
-            }
+            said = _read(folder / _SPECIAL) | _read(folder / _CONFIG)
             source = (folder / _TOKENIZER).read_text()
             template = _template_of(folder, said)
         except (OSError, ValueError) as error:
@@ -136,7 +134,7 @@ def _mark(path: Path) -> tuple[int, int] | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What the JSON object in a file says, nothing where there is no file."""
+    """What the JSON object in a file says (null says nothing), nothing where there is no file."""
     if not path.is_file():
         return {}
     held = json.loads(path.read_text())

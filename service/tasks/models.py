@@ -9,6 +9,7 @@ from sqlalchemy import BigInteger, CheckConstraint, Double, ForeignKey, Index, I
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
+from contract.spec import Precision
 from contract.states import JobStatus, TaskStatus
 from service.db import At, Base, Big, Id, Json, Now
 
@@ -58,6 +59,12 @@ class Task(Base):
         Index("ix_tasks_tenant_id_created", "tenant_id", text("created_at DESC"), text("id DESC")),
         Index("ix_tasks_open", "status", postgresql_where=text("status IN ('validating', 'queued', 'running', 'paused')")),
     )
+
+    @property
+    def precision(self) -> Precision:
+        """How its base is held. Read by itself, since every report asks; specs that are older than the choice do not say."""
+        said: Precision = self.spec.get("precision", "bf16")
+        return said
 
 
 class Job(Base):

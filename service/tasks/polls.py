@@ -27,6 +27,11 @@ _ENTRY_BYTES = 500  # what an answer takes beside its text
 Ids = tuple[str, str]  # tenant, task
 
 
+def etag_of(version: int) -> str:
+    """The ETag of a task of this version."""
+    return f'"{version}"'
+
+
 @dataclass(frozen=True)
 class Version:
     """What tells whether a task has changed."""
@@ -140,7 +145,7 @@ def _versions(db: Database, principal: Principal, ids: frozenset[str]) -> dict[s
     asked = select(Task.id, Task.version, Task.status).where(Task.id.in_(ids), Task.deleted_at.is_(None))
     with db.begin() as session:
         found = session.execute(scoped(asked, Task, principal)).all()
-    return {row.id: Version(f'"{row.version}"', row.status in TASK_TERMINAL) for row in found}
+    return {row.id: Version(etag_of(row.version), row.status in TASK_TERMINAL) for row in found}
 
 
 def _load(db: Database, principal: Principal, task_id: str) -> Answer:
@@ -149,7 +154,7 @@ def _load(db: Database, principal: Principal, task_id: str) -> Answer:
     placement = task.placement
     # that a node has the task is written without a new version
     lasting = placement is None or placement.acknowledged_at is not None or placement.ended_at is not None
-    return Answer(f'"{task.version}"', task.model_dump_json().encode(), lasting)
+    return Answer(etag_of(task.version), task.model_dump_json().encode(), lasting)
 
 
 def _size(answer: Answer) -> int:

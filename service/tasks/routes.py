@@ -19,6 +19,7 @@ from service.tasks import actions
 from service.tasks.jobs import JobResource, find_job, jobs_of_task
 from service.tasks.metrics import MAX_RESOLUTION, Metrics, Series, Window, coarse_curves, curves
 from service.tasks.models import Task
+from service.tasks.polls import etag_of
 from service.tasks.resource import TaskResource, render
 from service.tenants.auth import Db, Reader, Writer, admit
 from service.tenants.keys import Scope
@@ -51,7 +52,7 @@ _EVENTS: dict[int | str, dict[str, Any]] = {
 def create_task(spec: TaskSpec, writer: Writer, db: Db, queue: Wakes, claim: Once, response: Response) -> TaskResource:
     with db.begin() as session:
         resource = render(session, [actions.create(session, queue, writer, spec)])[0]
-        headers = {"Location": f"/v1/tasks/{resource.id}", "ETag": _etag(resource)}
+        headers = {"Location": f"/v1/tasks/{resource.id}", "ETag": etag_of(resource.version)}
         claim.keep(session, 201, resource, headers)
     response.headers.update(headers)
     return resource
@@ -114,10 +115,6 @@ router.add_api_route(
     methods=["GET"],
     route_class_override=_PollRoute,
 )
-
-
-def _etag(task: TaskResource) -> str:
-    return f'"{task.version}"'
 
 
 def _headers(etag: str) -> dict[str, str]:

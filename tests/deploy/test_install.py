@@ -85,6 +85,12 @@ def test_torch_is_installed_by_its_pin() -> None:
     assert install.pin_of("torch") == f"torch=={PINS['torch']}"
 
 
+def test_what_is_not_there_in_the_pinned_version_is_installed() -> None:
+    pins = ["# why", "", "torch==2.13.0", "ast_serialize==0.13.1", "fastapi==0.165.0", "redis==8.1.0"]
+    there = ["torch==2.13.0+cpu", "ast-serialize==0.13.1", "fastapi==0.164.9", "motet==0.1.0"]
+    assert install.without(pins, there) == ["fastapi==0.165.0", "redis==8.1.0"]
+
+
 def test_make_says_what_can_be_made() -> None:
     said = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     offered = set(re.findall(r"^make (\S+)", said, re.MULTILINE))

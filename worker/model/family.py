@@ -5,7 +5,7 @@ them. Knows no weights and no kernels but by what they can run.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from transformers import PreTrainedConfig
@@ -108,16 +108,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": Family(),
     "qwen3": Family(),
     "gemma2": _GEMMA2,
-    "gemma3_text": Family(
-        activation="gelu_pytorch_tanh",
-        activation_field="hidden_activation",
-        centred_norms=True,
-        post_norms=True,
-        rope_by_layer=True,
-        scaled_embedding=True,
-        query_scale="query_pre_attn_scalar",
-        logit_cap="final_logit_softcapping",
-    ),
+    "gemma3_text": replace(_GEMMA2, attention_cap=None, rope_by_layer=True),
 }
 
 

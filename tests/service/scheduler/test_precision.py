@@ -29,3 +29,8 @@ def test_a_base_in_nf4_counts_its_own_bytes_and_its_own_speeds(tenant, new_node,
         assert 0.51 * parameters < work.bytes_per_gpu(rows["nf4_double"]) < 0.52 * parameters
         slow, fast = (work.estimate(rows[precision], "cpu", 1).seconds for precision in ("nf4_double", "nf4"))
         assert slow > 10 * fast, "a speed measured in one precision says nothing of another"
+
+
+def test_a_spec_that_is_older_than_the_choice_means_bf16():
+    assert Task(spec={"base_model": "small"}).precision == "bf16"
+    assert Task(spec={"base_model": "small", "precision": "nf4"}).precision == "nf4"
