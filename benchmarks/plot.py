@@ -1,4 +1,4 @@
-"""The README's tables of a training step and of early exit, and docs/step.svg, made from result files.
+"""The README's tables of a training step, of early exit and of a whole search, and docs/step.svg, made from result files.
 
     python -m benchmarks.plot
 
@@ -15,7 +15,7 @@ from benchmarks.quality import table as quality
 from benchmarks.result import RESULTS
 
 ROOT = Path(__file__).parent.parent
-STEP, QUALITY = "step-h100.json", "quality-h100.json"
+STEP, QUALITY, SWEEP = "step-h100.json", "quality-h100.json", "sweep-h100.json"
 CONTESTANTS = (
     ("PEFT, one adapter after another", "sequential PEFT", "#b8b8b8"),
     ("PyTorch loop over adapters", "forward + backward, PyTorch loop", "#9a9a9a"),
@@ -54,6 +54,27 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def search(result: dict[str, Any]) -> str:
+    """A whole search beside the same configurations one after another, as Markdown."""
+    f = result["figures"]
+    (split,) = (row for row in result["rows"] if row["what"] == "where the search's seconds went")
+    seconds = {name: value for name, value in split.items() if name != "what"}
+    shares = ", ".join(f"{name} {value / sum(seconds.values()):.0%}" for name, value in seconds.items())
+    lines = [
+        "60 configurations on Llama-3.2-1B's shape (random weights) over rows of GSM8K, from loading the base to the stored\n"
+        f"adapters, on one {result['device']} (commit {result['commit']}, {result['date'][:10]}):\n",
+        "| | minutes |",
+        "|---|---|",
+        f"| PEFT, one after another: measured steps times their number, training alone | {60 * f['hours_sequential']:.0f} |",
+        f"| Motet without early exit: measured on fewer rows, scaled | {f['minutes_batching_only']:.1f} |",
+        f"| Motet, {f['samples_saved']:.0%} of the samples saved | {f['minutes_ours']:.1f} |",
+        "",
+        f"That is {f['x_sequential']:.1f} times faster, {f['x_sequential_batching_only']:.1f} without early exit (aim: 30). "
+        f"Where its seconds went:\n{shares}.\nAll figures and how they were taken: `benchmarks/results/{SWEEP}`.",
+    ]
+    return "\n".join(lines)
+
+
 def plot(result: dict[str, Any]) -> str:
     """Bars of batch 1 on a logarithmic axis, as SVG."""
     bars = [(name, milliseconds(result["rows"], what, 1), colour) for name, what, colour in CONTESTANTS]
@@ -83,6 +104,7 @@ def page(readme: str) -> str:
     made = {
         "step": f"![One pass over 32 adapters](docs/step.svg)\n\n{table(read(STEP))}",
         "quality": quality.table(read(QUALITY), QUALITY),
+        "search": search(read(SWEEP)),
     }
     for name, text in made.items():
         begin, end = (f"<!-- made by benchmarks.plot: {name} {edge} -->" for edge in ("begin", "end"))
