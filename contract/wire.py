@@ -7,7 +7,7 @@ A non-finite loss travels as null. `PROTOCOL` is the version spoken; a peer of P
 import math
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from contract.adapter import AdapterFile, AdapterManifest
 from contract.base import Message, Sha256
@@ -22,7 +22,15 @@ def _finite_or_none(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _finite_or_none_each(values: list[float | None]) -> list[float | None]:
+    known = [value for value in values if value is not None]
+    if all(map(math.isfinite, known)):
+        return values  # nearly always, and a call for each value took as long as all else about a report
+    return [None if value is None or not math.isfinite(value) else value for value in values]
+
+
 Loss = Annotated[float | None, BeforeValidator(_finite_or_none)]  # None is a loss that was not finite
+Losses = Annotated[list[float | None], AfterValidator(_finite_or_none_each)]
 
 # ---- a node and its leases -------------------------------------------------------------------------------------------
 
@@ -202,7 +210,7 @@ class Points(Message):
     job: int
     series: Series
     steps: Annotated[list[int], Field(min_length=1, max_length=256)]
-    values: Annotated[list[Loss], Field(min_length=1, max_length=256)]
+    values: Annotated[Losses, Field(min_length=1, max_length=256)]
 
 
 class Throughput(Message):

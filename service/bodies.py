@@ -1,12 +1,18 @@
-"""Request bodies that are too large to hold: read in blocks, each worked off in a thread, so that no loop and no thread waits
-for a slow sender."""
+"""Request bodies that would keep the event loop too long: files, read in blocks and worked off in threads, so that nothing
+waits for a slow sender; and long JSON, which a thread parses and validates in one go."""
 
+import json
 from collections.abc import AsyncIterator, Callable
+from typing import Annotated, TypeVar
 
-from fastapi import Request
+from fastapi import Depends, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from service.errors import TooLarge
+from service.errors import BadRequest, TooLarge
+
+M = TypeVar("M", bound=BaseModel)
 
 BLOCK = 2**20  # bytes handed on at a time, at least, but for the last
 
@@ -36,3 +42,26 @@ async def pour(request: Request, sink: Callable[[bytes], None], limit: int) -> N
     refusal = TooLarge(f"The body may have at most {limit} bytes.", limit=limit)
     async for block in blocks(request, limit, refusal):
         await run_in_threadpool(sink, block)
+
+
+async def _whole(request: Request) -> bytes:
+    return await request.body()
+
+
+Whole = Annotated[bytes, Depends(_whole)]  # as it came; requests.py bounds its size
+
+
+def read_json(model: type[M], body: bytes) -> M:
+    """The body as a `model`. Raises what FastAPI would."""
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        found = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+    try:
+        json.loads(body)
+    except json.JSONDecodeError as error:
+        found = [{"type": "json_invalid", "loc": ("body", error.pos), "input": {}, "ctx": {"error": error.msg}}]
+        raise RequestValidationError(found, body=error.doc) from None
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"The body is not UTF-8: {error.reason} at byte {error.start}.") from None
+    raise RequestValidationError(found)

@@ -5,6 +5,8 @@ Knows nothing of what they do: that stands in work.py, which only a queue worker
 """
 
 import logging
+import threading
+import time
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, ClassVar
@@ -73,6 +75,8 @@ class Queue:
 
     def __init__(self, redis_url: str) -> None:
         self._redis = connect(redis_url)
+        self._later: dict[QueueJob, tuple[float, threading.Timer]] = {}
+        self._lock = threading.Lock()
         self._queue = rq.Queue(QUEUE_NAME, connection=self._redis, job_class=ClosedJob, serializer=JSONSerializer)
 
     def wake(self, job: QueueJob) -> None:
@@ -83,3 +87,22 @@ class Queue:
             self._queue.enqueue_call(job.value, timeout=LIMIT_SECONDS, result_ttl=0, failure_ttl=3600)
         except redis.RedisError as error:
             log.warning("queue job %s was not sent, Redis is away: %s", job, error)
+
+    def wake_later(self, job: QueueJob, seconds: float) -> None:
+        """Send a wake-up in so many seconds, or sooner if one that was put off before is due sooner. Gone with the process."""
+        due = time.monotonic() + seconds
+        with self._lock:
+            put_off = self._later.get(job)
+            if put_off is not None:
+                if put_off[0] <= due:
+                    return
+                put_off[1].cancel()
+            timer = threading.Timer(seconds, self._wake_now, [job])
+            timer.daemon = True  # a process that stops does not wait for it
+            self._later[job] = due, timer
+            timer.start()
+
+    def _wake_now(self, job: QueueJob) -> None:
+        with self._lock:
+            self._later.pop(job, None)
+        self.wake(job)

@@ -20,6 +20,7 @@ from service.hints import connect
 from service.parts import Parts
 from service.queue import LIMIT_SECONDS, QUEUE_NAME, ClosedJob, QueueJob, asked
 from service.scheduler.loop import replan
+from service.scheduler.pace import Pace
 from service.settings import Settings
 from service.sweep import sweep
 from service.tasks.validate import validate_due
@@ -35,10 +36,10 @@ _TTL_SECONDS = 20  # RQ then looks up from an empty queue every 5 s
 def assemble(settings: Settings) -> Mapping[QueueJob, Callable[[], None]]:
     """What a worker of these settings does for each queue job. Each finds its own work, and may find none."""
     parts = Parts.of(settings)
-    courier = Courier(parts.db, outbound_of(settings), box_of(settings))
+    courier, pace = Courier(parts.db, outbound_of(settings), box_of(settings)), Pace()
 
     def plan() -> None:
-        replan(parts)
+        replan(parts, pace)
         courier.wake()  # whatever asks for a plan may be what a webhook is told
 
     def validate() -> None:

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Header, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from contract import wire
-from service.bodies import pour
+from service.bodies import Whole, pour, read_json
 from service.downloads import send_object
 from service.errors import invalid_field
 from service.files.models import File
@@ -54,8 +54,8 @@ def lost(node_id: str, said: wire.PlacementsLost, bearer: Bearer, parts: Works) 
 
 
 @router.post("/placements/{placement_id}/reports")
-def report(placement_id: str, said: wire.Report, bearer: Bearer, parts: Works) -> wire.ReportAck:
-    return reports.accept(parts, placement_id, bearer, said)
+def report(placement_id: str, said: Whole, bearer: Bearer, parts: Works) -> wire.ReportAck:
+    return reports.accept(parts, placement_id, bearer, read_json(wire.Report, said))
 
 
 @router.get("/placements/{placement_id}/files/{file_id}")

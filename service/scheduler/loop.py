@@ -7,11 +7,15 @@ read. What starts is committed before the others are told why they wait. Hints g
 import logging
 import time
 from collections.abc import Sequence
+from enum import Enum
 
 from service.parts import Parts
+from service.queue import QueueJob
 from service.scheduler import snapshot, turn
+from service.scheduler.pace import Pace
 from service.scheduler.promises import Promise
 from service.scheduler.reclaim import reclaim, set_aside
+from service.scheduler.requests import asked_for
 from service.scheduler.snapshot import Snapshot
 from service.scheduler.solve import solve
 from service.scheduler.turn import LeaseLost
@@ -22,15 +26,28 @@ _CLAIMS = 8  # that one plan takes GPUs back for
 log = logging.getLogger(__name__)
 
 
-def replan(parts: Parts) -> int:
-    """Plan until no request is left, or another planner is at it; how many plans were made.
+class Outcome(Enum):
+    """What became of a plan: nobody asked for one, all stay where they are, or something starts or is taken back."""
 
-    Whoever finds the lease taken may go: its holder looks for requests once more after letting go.
+    NONE = 0
+    SAME = 1
+    MOVED = 2
+
+
+def replan(parts: Parts, pace: Pace | None = None) -> int:
+    """Plan until no request is left, or another planner is at it, or none is due by this `pace` (without one, all are); how
+    many plans were made.
+
+    Whoever finds the lease taken may go: its holder looks for requests once more after letting go. What is put off is woken
+    for again when it is due; the reconciler finds it if that gets lost.
     """
-    made = 0
-    while (token := turn.take(parts.db)) is not None:
+    pace, hurried, made = pace or Pace(), pace is None, 0
+    while (hurried or _due(parts, pace)) and (token := turn.take(parts.db)) is not None:
         try:
-            made += plan_once(parts, token)
+            pace.begin()
+            outcome = plan_once(parts, token)
+            pace.end(outcome is Outcome.MOVED)
+            made += outcome is not Outcome.NONE
         except LeaseLost:
             log.warning("another planner took over; the plan in hand is dropped")
             return made
@@ -39,15 +56,24 @@ def replan(parts: Parts) -> int:
     return made
 
 
-def plan_once(parts: Parts, token: str) -> bool:
-    """Answer all requests there are with one plan; False if there are none. Raises LeaseLost.
+def _due(parts: Parts, pace: Pace) -> bool:
+    with parts.db.begin() as session:
+        seconds = pace.wait(asked_for(session))
+    if seconds > 0:
+        parts.queue.wake_later(QueueJob.REPLAN, seconds)
+    return seconds == 0
+
+
+def plan_once(parts: Parts, token: str) -> Outcome:
+    """Answer all requests there are with one plan. Raises LeaseLost.
 
     A planner that dies between placing and telling leaves its requests: the next plan finds the placements, and tells.
     """
     seen = _look(parts)
     if not seen.requests:
-        return False
-    if set_aside(parts, token, seen):
+        return Outcome.NONE
+    aside = set_aside(parts, token, seen)
+    if aside:
         seen = _look(parts)
     given: list[Promise] = []
     while len(given) < _CLAIMS and (promise := reclaim(parts, token, seen)) is not None:
@@ -65,7 +91,7 @@ def plan_once(parts: Parts, token: str) -> bool:
         turn.hold(session, token)
         tell(session, seen, decision, placed, seconds)
         note_ends(session, seen)
-    return True
+    return Outcome.MOVED if aside or given or placed.started or placed.dropped else Outcome.SAME
 
 
 def _look(parts: Parts, promised: Sequence[Promise] = ()) -> Snapshot:

@@ -12,6 +12,7 @@ from service.scheduler.intervals import Between
 from service.scheduler.reasons import Code, Reason
 
 NOT_BEFORE = "not_before"  # its spec asks for a later start; the planner does not see it yet
+NOT_PLANNED = "not_planned"  # no plan has looked at it yet
 _SAME_SECONDS = 15.0  # an expected start that moved less is not told anew,
 _SAME_PART = 0.1  # nor one that moved by less than this part of what is left
 _NAMED = 3  # tasks that a sentence names
@@ -64,6 +65,10 @@ def plain(code: str, sentence: str) -> dict[str, Any]:
 
 def paused() -> dict[str, Any]:
     return plain(Code.PAUSED, "Its owner paused it; it goes on where it stood once it is resumed.")
+
+
+def not_planned() -> dict[str, Any]:
+    return plain(NOT_PLANNED, "It has just joined the queue; the next plan, due within seconds, says where and when it starts.")
 
 
 def not_before(moment: datetime) -> dict[str, Any]:

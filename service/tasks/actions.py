@@ -154,7 +154,7 @@ def resume(session: Session, parts: Parts, principal: Principal, task_id: str) -
         raise TaskEnded(f"The task has already {task.status}; there is nothing left to resume.", task_status=task.status)
     if task.status == TaskStatus.PAUSED:
         task.status = check_task(TaskStatus.PAUSED, TaskStatus.QUEUED)
-        task.queued_at, task.waiting = clock(session), None
+        task.queued_at, task.waiting = clock(session), waiting.not_planned()
         request_plan(session, parts.queue, "task_resumed")
     elif task.desired_status == TaskStatus.PAUSED:
         task.desired_status = TaskStatus.QUEUED if task.status == TaskStatus.RUNNING else None

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Subquery, bindparam, func, insert, select, text, update
+from sqlalchemy import Subquery, func, select, text, update
 from sqlalchemy.orm import Session
 
+from service.arrays import Doubles, Integers
 from service.tasks.models import PointChunk
 
 CHUNK = 256  # points
@@ -61,20 +62,40 @@ class Curves:
 
     def flush(self) -> None:
         """Write what was appended, once: into the last chunks while they have room, then into new ones."""
-        grown: list[dict[str, Any]] = []
-        made: list[dict[str, Any]] = []
+        grown, made = _Rows(), _Rows()
         for (job_id, series), tail in self._tails.items():
             steps, values = tail.steps, tail.values
             if tail.room > 0 and steps:
-                head, headed = steps[: tail.room], values[: tail.room]
-                grown.append({"chunk": tail.chunk_id, "more_steps": head, "more_values": headed, "last": head[-1]})
+                grown.add((tail.chunk_id,), steps[: tail.room], values[: tail.room])
                 steps, values = steps[tail.room :], values[tail.room :]
             for at in range(0, len(steps), CHUNK):
-                made.append(_chunk(job_id, series, steps[at : at + CHUNK], values[at : at + CHUNK]))
-        if grown:
-            self._session.connection().execute(_GROW, grown)
-        if made:
-            self._session.execute(insert(PointChunk), made)
+                made.add((job_id, series), steps[at : at + CHUNK], values[at : at + CHUNK])
+        for statement, names, rows in ((_GROW, ("chunks",), grown), (_MAKE, ("jobs", "series"), made)):
+            if rows.keys:
+                keys = dict(zip(names, map(list, zip(*rows.keys, strict=True)), strict=True))
+                self._session.execute(statement, keys | rows.parameters())
+
+
+@dataclass
+class _Rows:
+    """Rows for one statement: what names each, and their points end to end, with the index of each row's first and last."""
+
+    keys: list[tuple[Any, ...]] = field(default_factory=list)
+    firsts: list[int] = field(default_factory=list)
+    lasts: list[int] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+    def add(self, key: tuple[Any, ...], steps: list[int], values: list[float]) -> None:
+        self.keys.append(key)
+        self.firsts.append(len(self.steps) + 1)  # Postgres counts from 1
+        self.steps += steps
+        self.values += values
+        self.lasts.append(len(self.steps))
+
+    def parameters(self) -> dict[str, Any]:
+        all_points = {"steps": Integers.of(self.steps), "values": Doubles.of(self.values)}
+        return all_points | {"firsts": self.firsts, "lasts": self.lasts}
 
 
 # one step down the index of each curve, however long it has become
@@ -86,14 +107,21 @@ _NEWEST = text(
         WHERE p.job_id = k.job_id AND p.series = k.series AND p.hidden_by IS NULL ORDER BY p.first_step DESC LIMIT 1
     ) AS c"""
 )
-_GROW = (
-    update(PointChunk.__table__)  # type: ignore[arg-type]
-    .where(PointChunk.id == bindparam("chunk"))
-    .values(
-        steps=func.array_cat(PointChunk.steps, bindparam("more_steps", type_=PointChunk.steps.type)),
-        values=func.array_cat(PointChunk.values, bindparam("more_values", type_=PointChunk.values.type)),
-        last_step=bindparam("last"),
-    )
+_GROW = text(
+    """WITH given AS MATERIALIZED (SELECT CAST(:steps AS integer[]) AS steps, CAST(:values AS double precision[]) AS "values")
+    UPDATE point_chunks p SET steps = p.steps || given.steps[n.first:n.last], last_step = given.steps[n.last],
+        "values" = p."values" || given."values"[n.first:n.last]
+    FROM given, unnest(CAST(:chunks AS bigint[]), CAST(:firsts AS integer[]), CAST(:lasts AS integer[]))
+        AS n(chunk, first, last)
+    WHERE p.id = n.chunk"""
+)
+_MAKE = text(
+    """WITH given AS MATERIALIZED (SELECT CAST(:steps AS integer[]) AS steps, CAST(:values AS double precision[]) AS "values")
+    INSERT INTO point_chunks (job_id, series, first_step, last_step, steps, "values")
+    SELECT n.job_id, n.series, given.steps[n.first], given.steps[n.last],
+        given.steps[n.first:n.last], given."values"[n.first:n.last]
+    FROM given, unnest(CAST(:jobs AS varchar[]), CAST(:series AS varchar[]),
+        CAST(:firsts AS integer[]), CAST(:lasts AS integer[])) AS n(job_id, series, first, last)"""
 )
 
 

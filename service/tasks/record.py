@@ -6,8 +6,9 @@ Callers hold the task's row lock; a refused event undoes the whole report with t
 import math
 from collections.abc import Sequence
 
-from sqlalchemy import select
+from sqlalchemy import select, text
 from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import set_committed_value
 
 from contract import wire
 from contract.adapter import AdapterManifest
@@ -20,6 +21,11 @@ from service.tasks.curves import Curves, StepRepeated
 from service.tasks.events import Kind, News
 from service.tasks.models import Job, Task
 from service.tasks.summaries import summarise
+
+_REACH = text(
+    """UPDATE jobs j SET step = greatest(j.step, n.step)
+    FROM unnest(CAST(:jobs AS varchar[]), CAST(:steps AS integer[])) AS n(id, step) WHERE j.id = n.id"""
+)
 
 
 class EventRefused(ValueError):
@@ -35,6 +41,7 @@ class Record:
         self._news = News(session, task)
         self._failure: str | None = None
         self._ended: list[str] = []
+        self._reached: dict[str, int] = {}  # steps of jobs, by id, that their points alone tell
 
     def apply(self, events: Sequence[wire.Event]) -> None:
         """Apply all events. Raises EventRefused, which names the event, and leaves the rollback to the caller."""
@@ -46,6 +53,8 @@ class Record:
             except (EventRefused, IllegalTransition, StepRepeated) as error:
                 raise EventRefused(f"events[{at}] ({event.kind}): {error}") from None
         self._curves.flush()
+        if self._reached:
+            self._session.execute(_REACH, {"jobs": list(self._reached), "steps": list(self._reached.values())})
         self._news.flush()
         for job_id in self._ended:
             summarise(self._session, job_id)
@@ -120,7 +129,9 @@ class Record:
         values = [math.nan if value is None else value for value in event.values]
         self._curves.append(job.id, event.series, event.steps, values)
         self._news.points(event.job, event.series, event.steps, values)
-        job.step = max(job.step, event.steps[-1])
+        if event.steps[-1] > job.step:
+            self._reached[job.id] = event.steps[-1]
+            set_committed_value(job, "step", event.steps[-1])  # written with those of all other jobs, in one statement
         if event.series == "val_loss":
             for step, value in zip(event.steps, values, strict=True):
                 if math.isfinite(value) and (job.best_val_loss is None or value < job.best_val_loss):

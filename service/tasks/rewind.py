@@ -43,7 +43,7 @@ def rewind(session: Session, task: Task, reason: RequeueReason, detail: str = ""
     task.status = check_task(TaskStatus(task.status), TaskStatus(task.desired_status or TaskStatus.QUEUED))
     task.desired_status, task.requeue_reason, task.requeue_detail = None, reason, detail or None
     if task.status == TaskStatus.QUEUED:
-        task.queued_at = clock(session)
+        task.queued_at, task.waiting = clock(session), waiting.not_planned()
     else:
         task.waiting = waiting.paused()
 

@@ -5,16 +5,18 @@ Nothing is locked while a file is read; what was found counts only if the task i
 
 import hashlib
 import logging
+from collections.abc import Sequence
+from datetime import datetime
 
-from sqlalchemy import func, or_, select, text
+from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
 from contract.states import TaskStatus, check_task
-from service.db import Database
+from service.db import Database, clock
 from service.files.models import File
 from service.queue import Queue
 from service.scheduler import waiting
-from service.scheduler.requests import request_plan
+from service.scheduler.requests import ARRIVED, request_plan
 from service.storage import BLOCK, ObjectMissing, Storage
 from service.tasks.conclude import conclude, fail_unfinished
 from service.tasks.models import Task
@@ -22,28 +24,41 @@ from service.tasks.watch import touch
 
 log = logging.getLogger(__name__)
 
+_TOGETHER = 100  # tasks of one transaction
+
 
 def validate_due(db: Database, storage: Storage, queue: Queue) -> int:
-    """Validate every task that waits for it and that no other validator has in hand; how many were."""
+    """Validate every task that waits for it and that no other validator has in hand; how many were.
+
+    Tasks of the same files go together: a search that is posted as many tasks reads its files once.
+    """
     with db.begin() as session:
-        due = list(session.scalars(select(Task.id).where(Task.status == TaskStatus.VALIDATING).order_by(Task.created_at)))
-    return sum(_validate(db, storage, queue, task_id) for task_id in due)
+        rows = select(Task.id, Task.train_file_id, Task.validation_file_id).where(Task.status == TaskStatus.VALIDATING)
+        due: dict[tuple[str, ...], list[str]] = {}
+        for task_id, train, held_out in session.execute(rows.order_by(Task.created_at)):
+            due.setdefault((train, held_out) if held_out is not None else (train,), []).append(task_id)
+    groups = [(files, ids[at : at + _TOGETHER]) for files, ids in due.items() for at in range(0, len(ids), _TOGETHER)]
+    return sum(_validate(db, storage, queue, files, ids) for files, ids in groups)
 
 
-def _validate(db: Database, storage: Storage, queue: Queue, task_id: str) -> bool:
+def _validate(db: Database, storage: Storage, queue: Queue, file_ids: Sequence[str], task_ids: list[str]) -> int:
+    """Tasks that train on the same files; how many of them were in nobody else's hands."""
     with db.begin() as turn:
-        # the lock is on a number, not on the row: reading a large file must not keep the task from being cancelled
-        if not turn.scalar(text("SELECT pg_try_advisory_xact_lock(hashtextextended(:id, 0))"), {"id": task_id}):
-            return False
-        named = or_(Task.train_file_id == File.id, Task.validation_file_id == File.id)
-        files = list(turn.scalars(select(File).join(Task, named).where(Task.id == task_id).order_by(File.id)))
+        # the locks are on numbers, not on rows: reading a large file must not keep a task from being cancelled
+        ours = list(turn.scalars(_TAKE, {"ids": task_ids}))
+        if not ours:
+            return 0
+        files = list(turn.scalars(select(File).where(File.id.in_(file_ids)).order_by(File.id)))
         try:
             errors = [error for file in files if (error := _damage(storage, file)) is not None]
         except OSError as error:
-            log.warning("task %s is validated later, storage cannot be read: %s", task_id, error)
-            return False
+            log.warning("tasks %s are validated later, storage cannot be read: %s", ", ".join(ours), error)
+            return 0
         with db.begin() as session:
-            return _settle(session, queue, task_id, errors)
+            return _settle(session, queue, ours, errors)
+
+
+_TAKE = text("SELECT id FROM unnest(CAST(:ids AS varchar[])) AS id WHERE pg_try_advisory_xact_lock(hashtextextended(id, 0))")
 
 
 def _damage(storage: Storage, file: File) -> str | None:
@@ -63,23 +78,33 @@ def _damage(storage: Storage, file: File) -> str | None:
     return None
 
 
-def _settle(session: Session, queue: Queue, task_id: str, errors: list[str]) -> bool:
-    task = session.scalar(select(Task).where(Task.id == task_id).with_for_update())
-    if task is None or task.status != TaskStatus.VALIDATING:
-        return False  # cancelled meanwhile
-    of_request = {"request_id": task.request_id}
-    if errors:
-        error = "; ".join(errors)
-        log.error("task %s cannot run: %s", task_id, error, extra=of_request)
-        fail_unfinished(task, error)
-        conclude(session, task, error)
-    else:
-        task.status = check_task(TaskStatus.VALIDATING, TaskStatus.QUEUED)
-        task.queued_at = session.scalars(select(func.clock_timestamp())).one()
-        if task.desired_status is not None:  # paused before it could be queued
-            task.status, task.desired_status = check_task(TaskStatus.QUEUED, TaskStatus(task.desired_status)), None
-            task.waiting = waiting.paused()
-        request_plan(session, queue, "task_arrived")
-        log.info("task %s is queued", task_id, extra=of_request)
-    touch(session, task)
-    return True
+def _settle(session: Session, queue: Queue, task_ids: list[str], errors: list[str]) -> int:
+    """Queue or fail those that nobody has cancelled meanwhile; how many."""
+    validating = select(Task).where(Task.id.in_(task_ids), Task.status == TaskStatus.VALIDATING).order_by(Task.id)
+    tasks = list(session.scalars(validating.with_for_update()))
+    now = clock(session)
+    with session.no_autoflush:  # all rows go out together
+        for task in tasks:
+            if errors:
+                _fail(session, task, "; ".join(errors))
+            else:
+                _queue(task, now)
+    touch(session, *tasks)
+    if tasks and not errors:
+        request_plan(session, queue, ARRIVED)
+    return len(tasks)
+
+
+def _fail(session: Session, task: Task, error: str) -> None:
+    log.error("task %s cannot run: %s", task.id, error, extra={"request_id": task.request_id})
+    fail_unfinished(task, error)
+    conclude(session, task, error)
+
+
+def _queue(task: Task, now: datetime) -> None:
+    task.status = check_task(TaskStatus.VALIDATING, TaskStatus.QUEUED)
+    task.queued_at, task.waiting = now, waiting.not_planned()
+    if task.desired_status is not None:  # paused before it could be queued
+        task.status, task.desired_status = check_task(TaskStatus.QUEUED, TaskStatus(task.desired_status)), None
+        task.waiting = waiting.paused()
+    log.info("task %s is queued", task.id, extra={"request_id": task.request_id})

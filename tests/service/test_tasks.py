@@ -244,6 +244,25 @@ def test_a_task_whose_file_is_damaged_fails_and_says_so(tenant, database, storag
     assert failed["jobs"]["failed"] == 2
 
 
+def test_tasks_of_the_same_files_are_validated_by_one_reading(tenant, database, storage, queue):
+    class Counting:
+        """Storage that counts how often it is read."""
+
+        read = 0
+
+        def open(self, sha256: str):
+            self.read += 1
+            return storage.open(sha256)
+
+    validate_due(database, storage, queue)
+    spec, counting = tenant.spec(tenant.file()), Counting()
+    tasks = [tenant.post("/v1/tasks", json=spec).json()["id"] for _ in range(5)]
+    assert (validate_due(database, counting, queue), counting.read) == (5, 1)
+    for task in tasks:
+        seen = tenant.get(f"/v1/tasks/{task}").json()
+        assert (seen["status"], seen["version"], seen["waiting"]["code"]) == ("queued", 2, "not_planned")
+
+
 def test_a_task_that_is_cancelled_while_it_is_validated_stays_cancelled(tenant, database, storage, queue):
     task_id = tenant.task()["id"]
 

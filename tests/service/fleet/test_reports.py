@@ -1,6 +1,7 @@
 """Reports: applied once, in order, under their fence; and what each event makes of jobs, curves, adapters and the task."""
 
 import math
+import random
 
 import pytest
 from sqlalchemy import select
@@ -173,6 +174,47 @@ def test_a_loss_that_was_not_finite_is_kept_as_nan_and_is_never_the_best(databas
     assert first == 3.0
     assert math.isnan(second)
     assert (jobs()[0].best_step, jobs()[0].best_val_loss) == (2, 2.5)
+
+
+def test_points_are_kept_to_the_last_bit_however_reports_cut_them(database, placement, jobs):
+    draw, kept = random.Random(random.randrange(2**32)), {0: [], 1: []}
+    placement.report(moved(0, "warmup"), moved(1, "warmup"))
+    for _ in range(12):
+        sent = []
+        for job in (0, 1, 0):
+            first = (kept[job][-1][0] if kept[job] else 0) + draw.randint(1, 5)
+            steps = sorted(draw.sample(range(first, first + 400), draw.choice([1, 2, 100, 255, 256])))
+            values = [draw.choice([None, 0.0, -0.0, 5e-324, 1.7e308, draw.uniform(-9, 9)]) for _ in steps]
+            kept[job] += zip(steps, values, strict=True)
+            sent.append(points(job, steps, values))
+        placement.report(*sent)
+    for job, row in enumerate(jobs()):
+        found = chunks(database, row.id)
+        assert all(len(chunk.steps) == 256 for chunk in found[:-1])
+        assert [step for chunk in found for step in chunk.steps] == [step for step, _ in kept[job]]
+        values = [math.nan if value is None else value for _, value in kept[job]]
+        assert [repr(value) for chunk in found for value in chunk.values] == [repr(value) for value in values]
+        assert [(chunk.first_step, chunk.last_step) for chunk in found] == [(c.steps[0], c.steps[-1]) for c in found]
+        assert row.step == kept[job][-1][0]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        (b'{"fence": 1,\n "seq": }', 400, "line 2, column 9"),
+        (b'{"fence": 1, "seq": "\xff"}', 400, "UTF-8"),
+        (b'{"fence": 1, "seq": 0, "events": []}', 422, "seq: "),
+        (b'{"fence": 1, "seq": 2, "events": [{"kind": "base_evaluated", "val_loss": "low"}]}', 422, "val_loss"),
+    ],
+)
+def test_a_report_that_cannot_be_read_is_refused_with_the_place_of_the_mistake(placement, body, status, says):
+    response = placement.node.client.post(
+        f"/internal/v1/placements/{placement.id}/reports",
+        content=body,
+        headers={"Authorization": f"Bearer {placement.given.token}", "Content-Type": "application/json"},
+    )
+    assert response.status_code == status, response.text
+    assert says in response.json()["detail"]
 
 
 def test_an_adapter_must_be_in_storage_and_of_this_job(database, placement):

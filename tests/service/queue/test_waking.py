@@ -44,3 +44,16 @@ def test_a_queue_job_carries_its_name_alone(stack):
     assert (job.func_name, job.args, job.kwargs, job.result_ttl) == ("validate", (), {}, 0)
     assert (datetime.now(UTC) - job.created_at).total_seconds() < 3600
     connection.flushall()
+
+
+def test_what_is_put_off_is_sent_once_and_at_the_earliest_moment_it_was_put_off_to(stack):
+    connection = redis.Redis.from_url(stack.redis_url)
+    connection.flushall()
+    queue = Queue(stack.redis_url)
+    queue.wake_later(QueueJob.REPLAN, 3600.0)
+    queue.wake_later(QueueJob.REPLAN, 0.0)
+    queue.wake_later(QueueJob.REPLAN, 3600.0)
+    _, job_id = connection.blpop(f"rq:queue:{QUEUE_NAME}", timeout=30)
+    assert ClosedJob.fetch(job_id.decode(), connection).func_name == "replan"
+    assert connection.llen(f"rq:queue:{QUEUE_NAME}") == 0
+    connection.flushall()

@@ -15,16 +15,21 @@ from service.db import Database
 from service.fleet.models import Node, Placement
 from service.hints import Hints, stream_of
 from service.parts import Parts
+from service.queue import Queue, QueueJob
 from service.reconcile import plan_the_forgotten
 from service.scheduler import loop, turn
 from service.scheduler.greedy import easy_wsap
 from service.scheduler.loop import plan_once, replan
 from service.scheduler.models import Plan, PlannerLease, PlanRequest, ThroughputProfile
+from service.scheduler.pace import Asked, Pace
 from service.scheduler.problem import Problem, objective
 from service.scheduler.requests import request_plan
 from service.scheduler.turn import LeaseLost
 from service.tasks.models import Task
+from service.tasks.validate import validate_due
 from tests.service.fleet.scripted import completed, moved, throughput
+
+FULL = Asked(changed=False, room=False)  # arrivals alone, and no room for them
 
 
 def rows(database: Database, model):
@@ -170,6 +175,61 @@ def test_only_the_requests_it_read_are_answered(parts, tenant, new_node, databas
     monkeypatch.setattr(loop, "solve", meanwhile)
     assert replan(parts) == 2
     assert rows(database, PlanRequest) == []
+
+
+class Recorded(Queue):
+    """Remembers what is put off, and sends nothing later."""
+
+    def wake_later(self, job, seconds):
+        self.put_off = job, seconds
+
+
+def test_arrivals_before_a_full_fleet_are_put_off_say_so_and_go_at_once_when_something_changes(
+    parts, tenant, new_node, database
+):
+    node, now = new_node(slots=1), [0.0]
+    queue = Recorded(parts.settings.redis_url)
+    mine, pace = replace(parts, queue=queue), Pace(lambda: now[0])
+
+    def arrives():
+        task = tenant.task()["id"]
+        validate_due(parts.db, parts.storage, parts.queue)
+        return task, replan(mine, pace)
+
+    def why(task):
+        return tenant.get(f"/v1/tasks/{task}").json()["waiting"]["code"]
+
+    first, plans = arrives()
+    assert plans >= 1
+    assert [one.task_id for one in node.desired().placements] == [first]
+    while pace.wait(FULL) == 0:  # the fleet is full: the next arrival is still looked at at once, those behind it are not
+        told, _ = arrives()
+    assert why(told) == "waiting_for_capacity"
+    late, plans = arrives()
+    assert (plans, why(late)) == (0, "not_planned")
+    assert queue.put_off == (QueueJob.REPLAN, pace.wait(FULL))
+    assert replan(mine, pace) == 0
+    now[0] += queue.put_off[1]  # the wake-up comes
+    assert replan(mine, pace) == 1
+    assert why(late) == "waiting_for_capacity"
+    later, plans = arrives()
+    assert (plans, why(later)) == (0, "not_planned")
+    assert tenant.post(f"/v1/tasks/{first}/cancel").status_code == 200
+    assert replan(mine, pace) >= 1  # a device came free
+    assert len(node.desired().placements) == 1
+    assert why(later) == "waiting_for_capacity"
+
+
+def test_an_arrival_that_may_fit_is_not_held_up_by_those_that_do_not(parts, tenant, new_node, database):
+    node, now = new_node(slots=1), [0.0]
+    mine, pace = replace(parts, queue=Recorded(parts.settings.redis_url)), Pace(lambda: now[0])
+    for gpus in (4, 4, 4):
+        validated(parts, tenant, gpus=gpus)
+        replan(mine, pace)
+    fits = validated(parts, tenant)
+    assert pace.wait(FULL) > 0
+    assert replan(mine, pace) >= 1
+    assert [one.task_id for one in node.desired().placements] == [fits]
 
 
 def test_a_plan_under_a_lost_lease_is_rejected_whole(parts, tenant, new_node, database):
