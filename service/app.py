@@ -22,7 +22,7 @@ import service.tasks.routes
 import service.tenants.routes
 import service.usage.routes
 import service.webhooks.routes
-from service import health, once, openapi, problems
+from service import health, once, openapi, problems, seats
 from service.db import POOL_SIZE
 from service.metrics.api import ApiMetrics
 from service.requests import BodyLimit, RequestLog
@@ -52,7 +52,7 @@ def create_app(settings: Settings) -> FastAPI:
     """The service as these settings want it. Nothing connects before it starts."""
     metrics = ApiMetrics()
     app = routes(metrics)
-    app.state.motet = State.of(settings, metrics)
+    app.state.motet, app.state.seats = State.of(settings, metrics), seats.make()
     return app
 
 

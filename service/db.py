@@ -4,16 +4,18 @@ Knows no tables; each room declares its own in its models.py.
 """
 
 import secrets
+import select as sockets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import copy
 from datetime import datetime
 from typing import Annotated, Any, Protocol, Self
 
-from sqlalchemy import BigInteger, DateTime, MetaData, QueuePool, String, create_engine, func, select
+import psycopg
+from sqlalchemy import BigInteger, DateTime, MetaData, QueuePool, String, create_engine, event, func, select
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine import Engine
+from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.orm import DeclarativeBase, Session, mapped_column
 
 _CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -78,19 +80,30 @@ class Database:
             pool_size=pool_size,
             max_overflow=0,
             pool_timeout=10,
-            pool_pre_ping=True,
             # a server that is gone is noticed within seconds, not when the kernel gives up
             connect_args={"connect_timeout": 5, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3},
         )
+        event.listen(self.engine, "checkout", self._alive)
         self._tenant_id: str | None = None
         self._note: Noted | None = None
 
     def of(self, tenant_id: str | None, note: "Noted | None" = None) -> Self:
         """The same engine, for this tenant: each transaction says so to row-level security. `note` sees each one begin and
         has the last word before it commits."""
-        made = copy(self)
-        made._tenant_id, made._note = tenant_id, note
+        made = object.__new__(type(self))  # copy.copy takes as long as all else about a request's rights
+        made.engine, made._tenant_id, made._note = self.engine, tenant_id, note
         return made
+
+    def _alive(self, connection: psycopg.Connection, *_: object) -> None:
+        """Take no connection that the server has closed. An idle one has nothing to say unless it ends, so a look at its socket
+        does for nearly all; SQLAlchemy's own check asks the server each time."""
+        poll = sockets.poll()
+        try:
+            poll.register(connection.fileno(), sockets.POLLIN)
+            if poll.poll(0):
+                self.engine.dialect.do_ping(connection)  # type: ignore[arg-type]
+        except psycopg.Error as error:
+            raise DisconnectionError(str(error)) from error
 
     @property
     def in_use(self) -> int:

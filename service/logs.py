@@ -6,7 +6,8 @@ Rooms log with the standard library; what they give as `extra` becomes a member 
 import logging
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
 import structlog
@@ -14,13 +15,28 @@ from structlog.types import EventDict, Processor, WrappedLogger
 
 _HIDDEN = "…"
 _NAMES = re.compile(r"(?i)authorization|password|secret|credential|(^|_)token$|api_key")
-_SHAPES: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"\b(mk|nc|pt|whsec)_[A-Za-z0-9_+/=-]{8,}"), rf"\1_{_HIDDEN}"),  # keys, credentials, webhook secrets
-    (re.compile(r"(?i)\b(bearer|basic) [A-Za-z0-9._~+/=-]{8,}"), rf"\1 {_HIDDEN}"),
-    (re.compile(r"(://[^/\s:@]*:)[^/\s@]+@"), rf"\1{_HIDDEN}@"),  # a password in a URL
-    (re.compile(r"\b[0-9a-f]{64}\.\d+\.\d+\.[A-Za-z0-9_-]{20,}"), _HIDDEN),  # an upload grant
+# whether a text may hold a secret of this shape, found out in a tenth of the time that looking for it takes; the shape; and
+# what stands there instead
+_SHAPES: tuple[tuple[Callable[[str], bool], re.Pattern[str], str], ...] = (
+    (  # keys, credentials, webhook secrets
+        lambda text: "mk_" in text or "nc_" in text or "pt_" in text or "whsec_" in text,
+        re.compile(r"\b(mk|nc|pt|whsec)_[A-Za-z0-9_+/=-]{8,}"),
+        rf"\1_{_HIDDEN}",
+    ),
+    (lambda text: " " in text, re.compile(r"(?i)\b(bearer|basic) [A-Za-z0-9._~+/=-]{8,}"), rf"\1 {_HIDDEN}"),
+    (lambda text: "://" in text, re.compile(r"(://[^/\s:@]*:)[^/\s@]+@"), rf"\1{_HIDDEN}@"),  # a password in a URL
+    (  # an upload grant
+        lambda text: len(text) >= 64 and "." in text,
+        re.compile(r"\b[0-9a-f]{64}\.\d+\.\d+\.[A-Za-z0-9_-]{20,}"),
+        _HIDDEN,
+    ),
 )
 _SHORTEST = 8  # characters of a secret that is looked for by its value
+
+
+@lru_cache(4096)
+def _names_secret(name: str) -> bool:
+    return _NAMES.search(name) is not None
 
 
 class Redaction:
@@ -30,13 +46,14 @@ class Redaction:
         self._secrets = sorted({secret for secret in secrets if len(secret) >= _SHORTEST}, key=len, reverse=True)
 
     def __call__(self, logger: WrappedLogger, method: str, line: EventDict) -> EventDict:
-        return {name: _HIDDEN if _NAMES.search(name) else self._clean(value) for name, value in line.items()}
+        return {name: _HIDDEN if _names_secret(name) else self._clean(value) for name, value in line.items()}
 
     def text(self, text: str) -> str:
         for secret in self._secrets:
             text = text.replace(secret, _HIDDEN)
-        for shape, instead in _SHAPES:
-            text = shape.sub(instead, text)
+        for may_hold, shape, instead in _SHAPES:
+            if may_hold(text):
+                text = shape.sub(instead, text)
         return text
 
     def _clean(self, value: Any) -> Any:
@@ -44,7 +61,7 @@ class Redaction:
             case str():
                 return self.text(value)
             case dict():
-                return {name: _HIDDEN if _NAMES.search(str(name)) else self._clean(one) for name, one in value.items()}
+                return {name: _HIDDEN if _names_secret(str(name)) else self._clean(one) for name, one in value.items()}
             case list() | tuple():
                 return [self._clean(one) for one in value]
             case int() | float() | None:

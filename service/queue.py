@@ -7,6 +7,7 @@ Knows nothing of what they do: that stands in work.py, which only a queue worker
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, ClassVar
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 QUEUE_NAME = "motet"
 LIMIT_SECONDS = 900  # for one queue job
 _ASKED_SECONDS = 2  # for so long at most a wake-up that got lost keeps others of its kind from being sent
+_STORM = 12  # wake-ups of a kind in a second; from then on,
+_PACE_SECONDS = 0.2  # they are sent no more often
 
 
 class QueueJob(StrEnum):
@@ -75,15 +78,28 @@ class Queue:
 
     def __init__(self, redis_url: str) -> None:
         self._redis = connect(redis_url)
+        self._asked: dict[QueueJob, deque[float]] = {job: deque(maxlen=_STORM) for job in QueueJob}  # when, lately
+        self._sent: dict[QueueJob, float] = {}  # when the last one of each kind went out
         self._later: dict[QueueJob, tuple[float, threading.Timer]] = {}
         self._lock = threading.Lock()
         self._queue = rq.Queue(QUEUE_NAME, connection=self._redis, job_class=ClosedJob, serializer=JSONSerializer)
 
     def wake(self, job: QueueJob) -> None:
-        """Send a wake-up, unless one of its kind is on its way: what that one was sent for and this will be found together."""
+        """Send a wake-up, unless one of its kind is on its way: what that one was sent for and this will be found together.
+
+        In a storm they are sent at a pace, so that much is found together.
+        """
+        now = time.monotonic()
+        lately = self._asked[job]
+        storm = len(lately) == _STORM and now - lately[0] < 1.0
+        lately.append(now)
+        if storm and (since := now - self._sent.get(job, 0.0)) < _PACE_SECONDS:
+            self.wake_later(job, _PACE_SECONDS - since)
+            return
         try:
             if not self._redis.set(asked(job), 1, nx=True, ex=_ASKED_SECONDS):
                 return
+            self._sent[job] = now
             self._queue.enqueue_call(job.value, timeout=LIMIT_SECONDS, result_ttl=0, failure_ttl=3600)
         except redis.RedisError as error:
             log.warning("queue job %s was not sent, Redis is away: %s", job, error)

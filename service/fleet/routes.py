@@ -14,6 +14,7 @@ from service.fleet import nodes, reports
 from service.fleet.credentials import check_join, check_node
 from service.fleet.desired import desired_state, warm_start
 from service.fleet.errors import ObjectUnknown
+from service.seats import Reporting
 from service.state import Service, Works
 from service.storage import ObjectMismatch
 
@@ -54,7 +55,7 @@ def lost(node_id: str, said: wire.PlacementsLost, bearer: Bearer, parts: Works) 
 
 
 @router.post("/placements/{placement_id}/reports")
-def report(placement_id: str, said: Whole, bearer: Bearer, parts: Works) -> wire.ReportAck:
+def report(placement_id: str, said: Whole, bearer: Bearer, parts: Works, seat: Reporting) -> wire.ReportAck:
     return reports.accept(parts, placement_id, bearer, read_json(wire.Report, said))
 
 

@@ -15,6 +15,7 @@ from service.openai.events import EventObject, events_page
 from service.openai.lists import After, Limit, ListOf, listed
 from service.openai.objects import CheckpointObject, JobObject, checkpoint_object, job_object
 from service.openai.requests import JobRequest
+from service.seats import Submitting
 from service.state import NodeHints, Wakes, Works
 from service.tasks import actions
 from service.tasks.models import Task
@@ -36,7 +37,7 @@ def _objects(session: Session, tasks: list[Task]) -> list[JobObject]:
 
 
 @router.post("")
-def create_job(wanted: JobRequest, writer: Writer, db: Db, queue: Wakes, claim: Once) -> JobObject:
+def create_job(wanted: JobRequest, writer: Writer, db: Db, queue: Wakes, claim: Once, seat: Submitting) -> JobObject:
     with db.begin() as session:
         made = _objects(session, [actions.create(session, queue, writer, wanted.spec())])[0]
         claim.keep(session, 200, made, {})

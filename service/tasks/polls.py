@@ -23,6 +23,8 @@ from service.tenants.scope import find, missing, scoped
 
 _KEPT_BYTES = 16 * 2**20  # of answers
 _ENTRY_BYTES = 500  # what an answer takes beside its text
+_APART_SECONDS = 0.02  # between a tenant's reads: so long at most a question waits for others to share its read
+_MOST = 10_000  # tenants whose last read is remembered
 
 Ids = tuple[str, str]  # tenant, task
 
@@ -64,6 +66,7 @@ class Polls:
         self._watcher = watcher
         self._gathering: dict[str, _Gathering] = {}  # by tenant
         self._reading: dict[str, asyncio.Task[dict[str, Version]]] = {}
+        self._began: dict[str, float] = {}  # when the last read of a tenant did
         self._loads: dict[tuple[Ids, str], asyncio.Task[Answer]] = {}
         self._kept: OrderedDict[Ids, Answer] = OrderedDict()
         self._bytes = 0
@@ -120,10 +123,15 @@ class Polls:
     async def _read(
         self, db: Database, principal: Principal, ids: set[str], before: asyncio.Task[dict[str, Version]] | None
     ) -> dict[str, Version]:
-        """Begin once the read before this one has ended, for all who have asked by then."""
+        """Begin once the read before this one has ended, and not at once after it began, for all who have asked by then."""
         if before is not None:
             await asyncio.wait([before])
-        tenant = principal.tenant_id
+        tenant, loop = principal.tenant_id, asyncio.get_running_loop()
+        if (early := self._began.get(tenant, 0.0) + _APART_SECONDS - loop.time()) > 0:
+            await asyncio.sleep(early)
+        if len(self._began) >= _MOST:
+            self._began.clear()
+        self._began[tenant] = loop.time()
         self._reading[tenant] = self._gathering.pop(tenant).read
         try:
             return await run_in_threadpool(_versions, db, principal, frozenset(ids))

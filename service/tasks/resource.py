@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
@@ -134,6 +135,23 @@ def render(session: Session, tasks: Sequence[Task]) -> list[TaskResource]:
     return [_render(task, sums[task.id], winners.get(task.id), placements.get(task.id)) for task in tasks]
 
 
+def render_new(task: Task, jobs: int) -> TaskResource:
+    """A task that was made in this transaction, with so many jobs: nothing has happened to it that rows could tell."""
+    return _render(task, [_New(JobStatus.PENDING, jobs)], None, None)
+
+
+@dataclass(frozen=True)
+class _New:
+    """What `_sums` would say of jobs that nobody has looked at."""
+
+    status: JobStatus
+    count: int
+    done: int = 0
+    total: int | None = None
+    trained: int = 0
+    full: int | None = None
+
+
 def _winners(session: Session, tasks: Sequence[Task]) -> dict[str, Winner]:
     ids = [task.winner_job_id for task in tasks if task.winner_job_id is not None]
     if not ids:
@@ -174,7 +192,9 @@ def _placements(session: Session, tasks: Sequence[Task]) -> dict[str, PlacementR
     }
 
 
-def _render(task: Task, sums: Sequence[Row[Any]], winner: Winner | None, placement: PlacementResource | None) -> TaskResource:
+def _render(
+    task: Task, sums: Sequence[Row[Any] | _New], winner: Winner | None, placement: PlacementResource | None
+) -> TaskResource:
     return TaskResource(
         id=task.id,
         name=task.name,
@@ -211,7 +231,7 @@ def _render(task: Task, sums: Sequence[Row[Any]], winner: Winner | None, placeme
     )
 
 
-def _count_samples(sums: Sequence[Row[Any]]) -> Samples:
+def _count_samples(sums: Sequence[Row[Any] | _New]) -> Samples:
     full = _known([row.full for row in sums])
     saved = sum(row.full - row.trained for row in sums if row.status == JobStatus.EXITED and row.full is not None)
     return Samples(

@@ -3,7 +3,7 @@
 Limits stand in the tenant's row; none means no limit. GPUs in use are the planner's to keep: a task beyond them waits.
 """
 
-from sqlalchemy import BigInteger, column, func, select, text, true
+from sqlalchemy import BigInteger, Select, column, func, select, text, true
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session
 
@@ -35,18 +35,16 @@ class QuotaExceeded(Forbidden):
 
 def admit_task(session: Session, principal: Principal) -> None:
     """Raise QuotaExceeded where the tenant may not queue another task now."""
-    tenant = session.get_one(Tenant, principal.tenant_id)
-    limit = tenant.queued_tasks_quota
+    limits = select(Tenant.queued_tasks_quota, Tenant.month_tokens_quota, _queued(principal).scalar_subquery())
+    limit, tokens, used = session.execute(limits.where(Tenant.id == principal.tenant_id)).one()
     if limit is not None:
-        used = queued_tasks(session, principal)
         if used + _NEAR >= limit:  # close enough for two at once to pass together: they take turns
             _take_turn(session, principal)
             used = queued_tasks(session, principal)
         if used >= limit:
             raise QuotaExceeded.of("queued_tasks", limit, used, "wait until some have started, or cancel some")
-    limit = tenant.month_tokens_quota
-    if limit is not None and (used := trained_tokens(session, principal, month_of(session))) >= limit:
-        raise QuotaExceeded.of("month_tokens", limit, used, "the count begins anew on the first of the month")
+    if tokens is not None and (used := trained_tokens(session, principal, month_of(session))) >= tokens:
+        raise QuotaExceeded.of("month_tokens", tokens, used, "the count begins anew on the first of the month")
 
 
 def admit_bytes(session: Session, principal: Principal, more: int) -> None:
@@ -69,8 +67,12 @@ def running_gpus(session: Session, principal: Principal) -> int:
 
 def queued_tasks(session: Session, principal: Principal) -> int:
     """Tasks that have neither ended nor a node."""
+    return session.scalars(_queued(principal)).one()
+
+
+def _queued(principal: Principal) -> Select[int]:
     waiting = select(func.count()).select_from(Task).where(Task.status.in_(_WAITING))
-    return session.scalars(scoped(waiting, Task, principal)).one()
+    return scoped(waiting, Task, principal)
 
 
 def stored_bytes(session: Session, principal: Principal) -> int:

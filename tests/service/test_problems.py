@@ -1,5 +1,7 @@
 """Every error is a problem: what was wrong, with which field, and what would be right."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from sqlalchemy import create_engine, text
 
@@ -158,6 +160,22 @@ def test_a_database_that_is_away(stack, settings_for, tmp_path, serve):
         connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
     assert caller.get("/v1/tasks").status_code == 200
     assert caller.get("/readyz").status_code == 200
+
+
+def test_a_database_that_was_restarted_is_noticed_before_a_request_meets_a_dead_connection(
+    stack, settings_for, tmp_path, serve
+):
+    url = stack.new_database()
+    name = url.rpartition("/")[2].partition("?")[0]
+    schema.upgrade(url)
+    caller = serve(settings_for(url, tmp_path))
+    asked = [f"/v1/{what}" for what in ("tasks", "files", "adapters", "usage")] * 5
+    with ThreadPoolExecutor(8) as threads:
+        assert {answer.status_code for answer in threads.map(caller.get, asked)} == {200}
+        with stack.postgres.connect() as connection:
+            ours = "FROM pg_stat_activity WHERE datname = %s"
+            connection.execute(f"SELECT pg_terminate_backend(pid, 20000) {ours}", [name])  # until they have ended
+        assert {answer.status_code for answer in threads.map(caller.get, asked)} == {200}
 
 
 def test_a_database_that_falls_behind_is_not_ready(new_database_url, settings_for, tmp_path, serve):

@@ -1,5 +1,6 @@
 """What a wake-up leaves in Redis while no queue worker is there to take it, and that its sender survives without Redis."""
 
+import time
 from datetime import UTC, datetime
 
 import redis
@@ -56,4 +57,19 @@ def test_what_is_put_off_is_sent_once_and_at_the_earliest_moment_it_was_put_off_
     _, job_id = connection.blpop(f"rq:queue:{QUEUE_NAME}", timeout=30)
     assert ClosedJob.fetch(job_id.decode(), connection).func_name == "replan"
     assert connection.llen(f"rq:queue:{QUEUE_NAME}") == 0
+    connection.flushall()
+
+
+def test_in_a_storm_wake_ups_are_sent_at_a_pace_and_the_last_one_is_not_lost(stack):
+    connection = redis.Redis.from_url(stack.redis_url)
+    connection.flushall()
+    queue, name, began = Queue(stack.redis_url), f"rq:queue:{QUEUE_NAME}", time.monotonic()
+    for _ in range(200):
+        queue.wake(QueueJob.REPLAN)
+        connection.delete(asked(QueueJob.REPLAN))  # as a worker does that has begun with it
+    paced = (time.monotonic() - began) * 5
+    assert connection.llen(name) <= 12 * (time.monotonic() - began + 1) + paced + 1
+    connection.delete(name)
+    queue.wake(QueueJob.REPLAN)
+    assert connection.blpop(name, timeout=30)
     connection.flushall()

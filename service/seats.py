@@ -1,0 +1,30 @@
+"""Seats for requests that compute: as few as keep the database busy. All threads share one interpreter with the event loop, and
+each that computes takes its turn from everybody who polls or streams. Knows no routes.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+SEATS = {"submissions": 3, "reports": 2}  # half of each such request waits for the database
+
+
+def make() -> dict[str, asyncio.Semaphore]:
+    """The seats of one process, by kind."""
+    return {kind: asyncio.Semaphore(count) for kind, count in SEATS.items()}
+
+
+def _seat(kind: str) -> Callable[[Request], AsyncIterator[None]]:
+    async def held(request: Request) -> AsyncIterator[None]:
+        seats: asyncio.Semaphore = request.app.state.seats[kind]
+        async with seats:
+            yield
+
+    return held
+
+
+# a route's last parameter, so that the seat is held no longer than the work takes
+Submitting = Annotated[None, Depends(_seat("submissions"), scope="function")]
+Reporting = Annotated[None, Depends(_seat("reports"), scope="function")]
