@@ -153,12 +153,10 @@ def main() -> None:
         note(*eight_billion())
     # What is known is written before what a slow host may not end in its time.
     write_result("step", gate, figures(rows), rows, options.commit)
-    if "sequential" not in skip:
-        for batch in (1, 2, 4):
-            note(sequential_ms([reader.take(batch) for _ in range(32)]))
+    for batch, compiled in ((1, False), (1, True), (2, False), (4, False)):
+        if ("compiled" if compiled else "sequential") not in skip:
+            note(sequential_ms([reader.take(batch) for _ in range(32)], compiled))
             write_result("step", gate, figures(rows), rows, options.commit)
-        if "compiled" not in skip:
-            note(sequential_ms([reader.take(1) for _ in range(32)], compiled=True))
     print(write_result("step", gate, figures(rows), rows, options.commit))
     print(figures(rows))
 

@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from transformers.utils.logging import disable_progress_bar
-
 from contract.adapter import AdapterManifest
 from contract.wire import AdapterKept, JobCompleted, JobExited, Placement
 from worker.clock import boot_now
@@ -299,7 +297,6 @@ class Executor:
 
 def main() -> None:
     log_to_stderr()
-    disable_progress_bar()
     keep_freed_blocks()
     settings = Settings.load()
     writer = Writer(take_stdout())

@@ -13,9 +13,9 @@ from benchmarks.simulator.outcome import Outcome, Ran, Setup
 from benchmarks.simulator.policies import Policy
 from benchmarks.simulator.tenancy import Tenancy, Waiting
 from benchmarks.simulator.workload import Arrival
+from service.scheduler.decision import Decision
 from service.scheduler.preempt import Held
 from service.scheduler.problem import Node, Problem, Queued, Running, Start, Width
-from service.scheduler.solve import Decision
 
 RELOAD_SECONDS = 60  # what a preempted task loses: its current step, and loading again
 _END, _ARRIVAL, _DRAIN, _TIMER = range(4)  # at one moment in this order

@@ -16,10 +16,11 @@ from benchmarks.simulator.outcome import Setup
 from benchmarks.simulator.policies import big_m
 from benchmarks.simulator.runs import Ended, Run, run_all
 from benchmarks.simulator.workload import TRACES, Arrival, closed, eleven, largest_tenants, rolling, trace
+from service.scheduler.decision import Decision
 from service.scheduler.estimate import INSIDE
 from service.scheduler.greedy import easy_wsap
 from service.scheduler.problem import Node, Problem, Queued, Running, makespan
-from service.scheduler.solve import Decision, solve
+from service.scheduler.solve import solve
 from service.scheduler.window import Budget
 
 COMPARED = ("fcfs", "easy", "sjf", "lpt", "easy_wsap", "ours")

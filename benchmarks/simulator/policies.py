@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from ortools.sat.python import cp_model
 
 from service.scheduler.board import Board
+from service.scheduler.decision import Decision
 from service.scheduler.greedy import easy_wsap
 from service.scheduler.problem import Problem, Queued, Start
-from service.scheduler.solve import BUDGET, Decision, solve
+from service.scheduler.solve import BUDGET, solve
 
 Policy = Callable[[Problem], Decision]
 

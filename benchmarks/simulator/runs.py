@@ -18,8 +18,8 @@ from benchmarks.simulator.outcome import Outcome, Setup
 from benchmarks.simulator.picture import draw
 from benchmarks.simulator.policies import POLICIES
 from benchmarks.simulator.workload import Arrival
+from service.scheduler.decision import Decision
 from service.scheduler.problem import Problem
-from service.scheduler.solve import Decision
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,12 @@ The same problem gives the same plan: one worker, a budget in CP-SAT's determini
 back to the rules and says so. Knows no database and no clock.
 """
 
-from dataclasses import dataclass
-
 from service.scheduler.batch import pack
 from service.scheduler.board import Board
+from service.scheduler.decision import Decision
 from service.scheduler.greedy import complete, easy_wsap, lpt, start_all, widened, wsap
 from service.scheduler.malformed import malformed
-from service.scheduler.problem import Missed, Problem, Queued, Start, makespan, missed, objective
+from service.scheduler.problem import Problem, Queued, Start, makespan, missed, objective
 from service.scheduler.violations import violations
 from service.scheduler.window import Budget, Found, polish, search
 
@@ -20,23 +19,6 @@ BUDGET = Budget()
 
 class MalformedProblem(ValueError):
     """The problem makes no sense; the message names every field that is wrong."""
-
-
-@dataclass(frozen=True)
-class Decision:
-    """A start for every placeable task, and how it came about.
-
-    `objective` and `bound` are over the tasks the solver saw (all of them for method `start`); of a closed batch they are
-    makespans. `status` is CP-SAT's word. `late` names the deadlines that this plan will miss.
-    """
-
-    starts: tuple[Start, ...]
-    method: str  # start, greedy, cpsat or batch
-    objective: int
-    status: str | None = None
-    bound: float | None = None
-    note: str | None = None
-    late: tuple[Missed, ...] = ()
 
 
 def solve(problem: Problem, budget: Budget = BUDGET) -> Decision:

@@ -5,11 +5,11 @@ from datetime import timedelta
 from typing import Any
 
 from service.scheduler import waiting
+from service.scheduler.decision import Decision
 from service.scheduler.intervals import Between
 from service.scheduler.problem import Start
 from service.scheduler.reasons import Code, reasons
 from service.scheduler.snapshot import LEAVING_SECONDS, Snapshot
-from service.scheduler.solve import Decision
 from service.scheduler.workload import memory_of
 
 

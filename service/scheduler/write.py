@@ -15,12 +15,12 @@ from service.fleet.leases import lease_until
 from service.fleet.models import Node, Placement
 from service.fleet.placements import touch_nodes
 from service.parts import Parts
+from service.scheduler.decision import Decision
 from service.scheduler.history import note
 from service.scheduler.intervals import Between, intervals
 from service.scheduler.models import Plan, PlanRequest
 from service.scheduler.problem import Start
 from service.scheduler.snapshot import Snapshot
-from service.scheduler.solve import Decision
 from service.scheduler.told import changed, reasons_of
 from service.tasks.models import Task
 from service.tasks.watch import touch

@@ -1,28 +1,35 @@
-"""Backbone: the frozen base model, read through transformers and run by our own block. Knows no jobs, no loss and no files'
-meaning beyond what transformers reads.
-"""
+"""Backbone: the frozen base model, run by our own block. Knows no jobs, no loss and no files."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from grouped_lora import Adapters
 from grouped_lora.frozen import Frozen
 from grouped_lora.nf4 import Nf4Weight
-from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedConfig
 
 from contract.spec import Precision
 from worker.model.attention import Axis, causal_mask
 from worker.model.batch import FlatBatch
 from worker.model.block import BlockShape, BlockWeights, run_block
-from worker.model.family import FAMILIES, Family, UnsupportedModelError, family_of, head_size
+from worker.model.family import FAMILIES, Family, family_of, head_size
 from worker.model.head import LabelLoss, label_loss
 from worker.model.layout import GROUPS, Layout, Target
 from worker.model.norm import rms_norm
 from worker.model.rotary import RotaryTable
+from worker.model.weights import EMBEDDING, HEAD, NORM, PATHS, Weights, at_hand, in_folder, matrices_of, shapes_of
+
+
+class Model(Protocol):
+    """A model of transformers, as far as a backbone takes it over."""
+
+    config: Any
+
+    def state_dict(self) -> Mapping[str, Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -65,44 +72,37 @@ class Backbone:
 
         dtype: of what is computed. precision: how linear maps are kept.
         """
-        if not any(Path(source).glob("*.safetensors")):
-            raise UnsupportedModelError(
-                f"{source} is no model folder: it holds no *.safetensors, the only weights that are read"
-            )
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-        family_of(config)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source, config=config, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
-        )
-        model, found = loaded
-        lacking = sorted(found["missing_keys"]) + sorted(str(key) for key in found["mismatched_keys"])
-        if lacking:
-            raise UnsupportedModelError(f"the weights in {source} lack, or have in another shape: {', '.join(lacking[:8])}")
-        return cls.of(model, device, precision)
+        family = family_of(config)
+        return cls._of(config, family, Weights(in_folder(Path(source)), shapes_of(family, config), device, dtype), precision)
 
     @classmethod
-    def of(cls, model: PreTrainedModel, device: torch.device | str = "cpu", precision: Precision = "bf16") -> "Backbone":
+    def of(cls, model: "Model", device: torch.device | str = "cpu", precision: Precision = "bf16") -> "Backbone":
         """Take over the weights of a transformers model of a known family."""
         config = model.config
         family = family_of(config)
-        inner = model.get_submodule("model")
-        layers = inner.get_submodule("layers")
+        return cls._of(config, family, Weights(at_hand(model.state_dict()), shapes_of(family, config), device), precision)
+
+    @classmethod
+    def _of(cls, config: PreTrainedConfig, family: Family, weights: Weights, precision: Precision) -> "Backbone":
         kinds = family.rope_kinds(config)
-        embedding = _frozen(inner.get_submodule("embed_tokens"), device)
-        tied = model.get_submodule("lm_head").weight is inner.get_submodule("embed_tokens").weight
+        embedding = weights[EMBEDDING]
         return cls(
             family=config.model_type,
             embedding=embedding,
             layers=tuple(
-                _block(layer, family, device, precision, family.window(config, at), kinds.index(family.rope_kind(config, at)))
-                for at, layer in enumerate(layers.children())
+                _block(
+                    *(weights, f"model.layers.{layer}", family, family.biased(config), precision),
+                    *(family.window(config, layer), kinds.index(family.rope_kind(config, layer))),
+                )
+                for layer in range(config.num_hidden_layers)
             ),
-            norm=_norm(inner.get_submodule("norm"), family, device),
-            head=embedding if tied else _frozen(model.get_submodule("lm_head"), device),
+            norm=_norm(weights[NORM], family),
+            head=embedding if config.tie_word_embeddings else weights[HEAD],
             shape=_shape(family, config),
-            rotaries=tuple(_rotary(inner.get_submodule("rotary_emb"), kind, embedding) for kind in kinds),
+            rotaries=tuple(RotaryTable.of(config, head_size(config), kind, embedding) for kind in kinds),
             max_positions=config.max_position_embeddings,
-            targets=_targets(layers),
+            targets=_targets(config),
             embedding_scale=_rounded(config.hidden_size**0.5, embedding) if family.scaled_embedding else None,
             logit_cap=family.number(config, family.logit_cap),
         )
@@ -158,44 +158,27 @@ def _rounded(number: float, like: Tensor) -> float:
     return torch.tensor(number, dtype=like.dtype).item()
 
 
-def _frozen(module: nn.Module, device: torch.device | str) -> Tensor:
-    return module.get_parameter("weight").detach().to(device)
-
-
-def _norm(module: nn.Module, family: Family, device: torch.device | str) -> Tensor:
+def _norm(weight: Tensor, family: Family) -> Tensor:
     """A norm's weight as a factor. One that is stored less 1 is kept in float32, as transformers adds it up."""
-    weight = _frozen(module, device)
     return 1 + (weight if weight.dtype == torch.float64 else weight.float()) if family.centred_norms else weight
 
 
-def _rotary(module: Any, kind: str, like: Tensor) -> RotaryTable:
-    """The table of the layers of a kind, "" where there is but one."""
-    prefix = f"{kind}_" if kind else ""
-    frequencies, scaling = getattr(module, f"{prefix}inv_freq"), getattr(module, f"{prefix}attention_scaling")
-    return RotaryTable(frequencies.to(like.device), scaling, like.dtype)
-
-
-def _joined(modules: list[nn.Module], device: torch.device | str, precision: Precision) -> tuple[Frozen, Tensor | None]:
+def _joined(
+    weights: Weights, prefix: str, kinds: Sequence[str], biased: frozenset[str], precision: Precision
+) -> tuple[Frozen, Tensor | None]:
     """Weights below each other, and biases likewise (all have one or none has)."""
-    parts = [_frozen(module, device) for module in modules]
+    parts = weights.below(prefix, "weight", kinds)
     weight = torch.cat(parts) if precision == "bf16" else Nf4Weight.of(parts, double=precision == "nf4_double")
-    if getattr(modules[0], "bias", None) is None:
-        return weight, None
-    return weight, torch.cat([module.get_parameter("bias").detach() for module in modules]).to(device)
+    return weight, torch.cat(weights.below(prefix, "bias", kinds)) if kinds[0] in biased else None
 
 
 def _block(
-    layer: nn.Module, family: Family, device: torch.device | str, precision: Precision, window: int | None, rope: int
+    weights: Weights, prefix: str, family: Family, biased: frozenset[str], precision: Precision, window: int | None, rope: int
 ) -> BlockWeights:
-    attention, mlp = layer.get_submodule("self_attn"), layer.get_submodule("mlp")
-    parents = {"qkv": attention, "o": attention, "gate_up": mlp, "down": mlp}
-    joined = {
-        name: _joined([parents[name].get_submodule(kind) for kind in kinds], device, precision)
-        for name, kinds in GROUPS.items()
+    joined = {name: _joined(weights, prefix, kinds, biased, precision) for name, kinds in GROUPS.items()}
+    norms: dict[str, Any] = {
+        name: _norm(weights[f"{prefix}.{path}.weight"], family) for name, path in (family.norms | family.head_norms).items()
     }
-    norms: dict[str, Any] = {name: _norm(layer.get_submodule(path), family, device) for name, path in family.norms.items()}
-    if hasattr(attention, "q_norm"):
-        norms |= {name: _norm(attention.get_submodule(name), family, device) for name in ("q_norm", "k_norm")}
     return BlockWeights(
         w_qkv=joined["qkv"][0],
         b_qkv=joined["qkv"][1],
@@ -211,13 +194,11 @@ def _block(
     )
 
 
-def _targets(layers: nn.Module) -> tuple[Target, ...]:
+def _targets(config: PreTrainedConfig) -> tuple[Target, ...]:
     """Every linear map of every layer, in the order a row holds them."""
     found = []
-    for place, layer in enumerate(layers.children()):
-        paths = {name.rsplit(".", 1)[-1]: name for name, module in layer.named_modules() if isinstance(module, nn.Linear)}
-        for kind in (kind for kinds in GROUPS.values() for kind in kinds):
-            weight = layer.get_submodule(paths[kind]).get_parameter("weight")
-            name = f"model.layers.{place}.{paths[kind]}"
-            found.append(Target(name, place, kind, in_features=weight.shape[1], out_features=weight.shape[0]))
+    for layer in range(config.num_hidden_layers):
+        for kind, (rows, columns) in matrices_of(config).items():
+            name = f"model.layers.{layer}.{PATHS[kind]}"
+            found.append(Target(name, layer, kind, in_features=columns, out_features=rows))
     return tuple(found)

@@ -1,7 +1,6 @@
 """The families of base models: one table of how each one's decoder block differs, and what of a configuration is refused.
 
-Names are those of transformers' configurations. Biases and q/k norms are not listed: they are there where the weights have
-them. Knows no weights and no kernels but by what they can run.
+Names are those of transformers' configurations. Knows no weights and no kernels but by what they can run.
 """
 
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ class Family:
 
     activation: of the MLP's gate, in the field `activation_field`; no other is run.
     windows: which layers look back over `sliding_window` tokens only.
+    query_biases: q, k and v have biases, whatever the configuration says. query_norms: every head's q and k are normed.
     centred_norms: a norm's weight is stored less 1. post_norms: what attention and the MLP give is normed before it is added.
     rope_by_layer: layers with a window turn at frequencies of their own.
     scaled_embedding: by the root of the hidden size.
@@ -34,6 +34,8 @@ class Family:
     activation: str = "silu"
     activation_field: str = "hidden_act"
     windows: Literal["none", "all", "by layer"] = "by layer"
+    query_biases: bool = False
+    query_norms: bool = False
     centred_norms: bool = False
     post_norms: bool = False
     rope_by_layer: bool = False
@@ -67,6 +69,19 @@ class Family:
             "norm_attended": "post_attention_layernorm",
             "norm_mixed": "post_feedforward_layernorm",
         }
+
+    @property
+    def head_norms(self) -> dict[str, str]:
+        """The norms of a head's size, likewise."""
+        return {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"} if self.query_norms else {}
+
+    def biased(self, config: PreTrainedConfig) -> frozenset[str]:
+        """The kinds of matrices that have a bias."""
+        attention = frozenset({"q_proj", "k_proj", "v_proj"} if self.query_biases else ())
+        if getattr(config, "attention_bias", False):
+            attention = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
+        mlp = frozenset({"gate_proj", "up_proj", "down_proj"} if getattr(config, "mlp_bias", False) else ())
+        return attention | mlp
 
     def window(self, config: PreTrainedConfig, layer: int) -> int | None:
         """Tokens a layer may look back over, itself included; None: all."""
@@ -105,10 +120,10 @@ _GEMMA2 = Family(
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(windows="none"),
     "mistral": Family(windows="all"),
-    "qwen2": Family(),
-    "qwen3": Family(),
+    "qwen2": Family(query_biases=True),
+    "qwen3": Family(query_norms=True),
     "gemma2": _GEMMA2,
-    "gemma3_text": replace(_GEMMA2, attention_cap=None, rope_by_layer=True),
+    "gemma3_text": replace(_GEMMA2, attention_cap=None, rope_by_layer=True, query_norms=True),
 }
 
 

@@ -2,6 +2,8 @@
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 TABLE_STEP = 1024  # positions are tabulated in pieces of one size, so that a longer table never changes an entry's bits
 
@@ -13,6 +15,17 @@ class RotaryTable:
         self._inv_freq, self._scaling = inv_freq.float(), scaling
         empty = torch.empty(0, inv_freq.shape[0], dtype=dtype, device=inv_freq.device)
         self._cos, self._sin = empty, empty.clone()
+
+    @classmethod
+    def of(cls, config: PreTrainedConfig, head_size: int, kind: str, like: Tensor) -> "RotaryTable":
+        """The table of the layers of a kind, "" where there is but one, on the device and in the dtype of `like`."""
+        parameters = config.rope_parameters[kind] if kind else config.rope_parameters
+        if parameters["rope_type"] == "default":
+            halves = torch.arange(0, head_size, 2, dtype=torch.float32)
+            frequencies, scaling = 1.0 / parameters["rope_theta"] ** (halves / head_size), 1.0
+        else:
+            frequencies, scaling = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, None, layer_type=kind or None)
+        return cls(frequencies.to(like.device), scaling, like.dtype)
 
     def table(self, positions: int) -> tuple[Tensor, Tensor]:
         """cos and sin of positions 0 to `positions` - 1, [positions, D / 2]."""

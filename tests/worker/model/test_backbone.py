@@ -1,10 +1,12 @@
 """Our block against transformers' own classes: every family, packed and ragged, logits and gradients; and what is refused."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import Gemma3TextConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, PreTrainedConfig
 
 from contract.families import MODEL_TYPES
@@ -15,6 +17,7 @@ from worker.model.batch import FlatBatch, Segment
 from worker.model.family import FAMILIES, UnsupportedModelError
 from worker.model.fused_pass import FusedPass
 from worker.model.trainer import Trainer
+from worker.model.weights import HEAD
 
 CONFIGS = tiny.configs()
 LENGTHS = [23, 2, 9, 40, 17]
@@ -152,4 +155,36 @@ def test_pickled_weights_are_not_opened(tmp_path: Path) -> None:
     reference.config.save_pretrained(tmp_path)
     torch.save(reference.state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(UnsupportedModelError, match="safetensors"):
+        Backbone.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "model-00002-of-00003.safetensors").write_bytes(b"not a tensor"), "00002.*cannot be read"),
+        (lambda folder: (folder / "model-00002-of-00003.safetensors").unlink(), "not there: model-00002"),
+        (lambda folder: (folder / "model.safetensors.index.json").write_text("[]"), "is no index"),
+        (lambda folder: (folder / "model.safetensors.index.json").unlink(), "no model folder"),
+    ],
+)
+def test_a_damaged_folder_is_refused_by_what_is_wrong(damage: Callable[[Path], Any], message: str, tmp_path: Path) -> None:
+    tiny.model(CONFIGS["qwen3"]).save_pretrained(tmp_path, max_shard_size="150KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) == 3
+    damage(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=message):
+        Backbone.load(tmp_path)
+
+
+def test_weights_in_whole_numbers_are_refused_and_strange_ones_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reference = tiny.model(CONFIGS["llama"])
+    state = {name: tensor.clone() for name, tensor in reference.state_dict().items() if name != HEAD}
+    bias = {"model.layers.0.self_attn.q_proj.bias": torch.ones(60)}
+    reference.save_pretrained(tmp_path)
+    save_file(state | bias, tmp_path / "model.safetensors")
+    Backbone.load(tmp_path)
+    assert "1 tensors are not of this family and change nothing: model.layers.0.self_attn.q_proj.bias" in caplog.text
+    save_file(state | {"model.norm.weight": torch.ones(60, dtype=torch.int8)}, tmp_path / "model.safetensors")
+    with pytest.raises(UnsupportedModelError, match=r"holds model\.norm\.weight as I8"):
         Backbone.load(tmp_path)
