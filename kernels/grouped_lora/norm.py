@@ -57,9 +57,9 @@ def _residual_norm(
     x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, spans_ptr, blocks_ptr, b_stride, b_column, eps,
     HAS_Y: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr,
 ):  # fmt: skip
-    block = tl.program_id(0)
+    block = tl.program_id(1)
     _, start, end, row0, rank, _ = block_at(blocks_ptr, spans_ptr, block)
-    start += tl.program_id(1) * BT
+    start += tl.program_id(0) * BT
     if start >= end:
         return
     if RMAX == 0:
@@ -145,13 +145,13 @@ def _norm_backward(
     a_column0, a_step, matrix, SHARE: tl.constexpr, MATS: tl.constexpr, HAS_DR: tl.constexpr, D: tl.constexpr,
     WIDE: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, DROP: tl.constexpr, RMAX: tl.constexpr,
 ):  # fmt: skip
-    block = tl.program_id(0)
+    block = tl.program_id(2)
     span, start, end, row0, rank, limit = block_at(blocks_ptr, spans_ptr, block)
     start += tl.program_id(1) * BT
     scale = tl.load(scales_ptr + span)
     if start >= end:
         return
-    low = tl.program_id(2) * SHARE
+    low = tl.program_id(0) * SHARE
     high = tl.minimum(low + SHARE, D)
     if RMAX == 0:
         _backward(dh_ptr, ds_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, keys_ptr, a_stride, a_column0,
@@ -195,7 +195,7 @@ def residual_norm(
     rstd = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
     width = table.max_rank if s is not None else 0
     cfg = config("norm", width)
-    _residual_norm[(table.blocks.shape[0], BLOCK_T // cfg.block_t)](
+    _residual_norm[(BLOCK_T // cfg.block_t, table.blocks.shape[0])](
         x, y if y is not None else x, s if s is not None else x, adapters, weight, total, h, rstd, table.spans, table.blocks,
         adapters.stride(0), b_column, eps,
         HAS_Y=y is not None, D=x.shape[1], BT=cfg.block_t, BN=cfg.block_n, STAGES=cfg.stages, RMAX=width,
@@ -229,7 +229,7 @@ def norm_backward(
     share = dh.shape[1]
     while programs < FILLING and share > 2 * cfg.block_n:
         programs, share = 2 * programs, -(-share // (2 * cfg.block_n)) * cfg.block_n
-    _norm_backward[(table.blocks.shape[0], BLOCK_T // cfg.block_t, -(-dh.shape[1] // share))](
+    _norm_backward[(-(-dh.shape[1] // share), BLOCK_T // cfg.block_t, table.blocks.shape[0])](
         dh, ds if ds is not None else dh, s if s is not None else dh, adapters, x, rstd, weight, dr if dr is not None else dh,
         dx, table.keys if table.keys is not None else dh, table.spans, table.scales, table.blocks, adapters.stride(0),
         a_columns[0] if a_columns else 0, step, matrix,

@@ -61,8 +61,8 @@ def _outer(
     g_column0, g_column1, g_column2, width0, width1, width2, tiles0, tiles1, matrix,
     SHARED: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, DROP: tl.constexpr, RMAX: tl.constexpr,
 ):  # fmt: skip
-    span = tl.program_id(0)
-    tile = tl.program_id(1)
+    tile = tl.program_id(0)
+    span = tl.program_id(1)
     start, end, row0, rank, accumulate, limit = span_at(spans_ptr, span)
     if (start >= end) | (rank == 0):
         return
@@ -116,9 +116,9 @@ def outer(
     def third(values: tuple[int, ...]) -> tuple[int, ...]:
         return (*values, *(values[-1],) * (3 - mats))
 
-    _outer[(table.spans.shape[0], tiles[0] if shared > 1 else sum(tiles))](
+    _outer[(tiles[0] if shared > 1 else sum(tiles), table.spans.shape[0])](
         s, y, grad, table.keys if drop else y, table.spans, s.stride(0), y.stride(0), grad.stride(0), *third(starts),
         *third(columns), *third(widths), tiles[0], third(tuple(tiles))[1], matrix or 0,
         SHARED=shared, BT=cfg.block_t, BN=cfg.block_n, DROP=drop, RMAX=table.max_rank, num_warps=cfg.warps,
-        num_stages=cfg.stages,
+        num_stages=cfg.stages, maxnreg=cfg.registers,
     )  # fmt: skip

@@ -1,10 +1,11 @@
 """The attention's input: adapters' q, k, v products joined, optional per-head norm of q and k (Qwen3), rotary
 embedding; and back.
 
-Works in place on qkv[T, (Hq + 2 Hkv) · D], backward on its gradient, one program per token block and head. Knows nothing of
-attention itself. Legend: D head size, H = D / 2 (rotate-half pairs d and d + H);
-cos, sin [positions, H] fp32; S[T, 3, RMAX] in the order q, k, v.
+Works in place on qkv[T, (Hq + 2 Hkv) · D], backward on its gradient. Knows nothing of attention itself. Legend: D head size,
+H = D / 2 (rotate-half pairs d and d + H); cos, sin [positions, H] fp32; S[T, 3, RMAX] in the order q, k, v.
 """
+
+from math import gcd
 
 import torch
 import triton
@@ -14,71 +15,85 @@ from grouped_lora.launch import config
 from grouped_lora.tiles import block_at, load_ranks, load_shrunk, mma
 from grouped_lora.work import BLOCK_T, WorkTable
 
+GROUP = 4  # heads that one program turns, where q and k have multiples of it
+
 
 @triton.jit
-def _join(low, high, s_ptr, w_ptr, w_stride, column, mat, start, end, row0, rank, half, H,
-          BT: tl.constexpr, RMAX: tl.constexpr, R: tl.constexpr):  # fmt: skip
-    s = load_shrunk(s_ptr, 3 * RMAX, mat * RMAX, start, end, rank, BT, R)
-    low = mma(s, load_ranks(w_ptr, w_stride, column, row0, rank, half, H, R), low)
-    high = mma(s, load_ranks(w_ptr, w_stride, column + H, row0, rank, half, H, R), high)
-    return low, high
+def _normed(low, high, norm_ptr, half, eps, H: tl.constexpr):
+    rstd = 1.0 / tl.sqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * H) + eps)
+    low = low * rstd[:, None] * tl.load(norm_ptr + half, mask=half < H, other=0.0).to(tl.float32)[None, :]
+    return low, high * rstd[:, None] * tl.load(norm_ptr + H + half, mask=half < H, other=0.0).to(tl.float32)[None, :]
+
+
+@triton.jit
+def _heads(
+    qkv_ptr, s_ptr, w_ptr, raw_ptr, qn_ptr, kn_ptr, cos_ptr, sin_ptr, pos_ptr, w_stride, column, mat, first, start, end, row0,
+    rank, eps, GROUP: tl.constexpr, HQ: tl.constexpr, HKV: tl.constexpr, H: tl.constexpr, BH: tl.constexpr, NORM: tl.constexpr,
+    BT: tl.constexpr, RMAX: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    """GROUP heads of one block, all of q, of k or of v: S, cos and sin are loaded once for them."""
+    tokens = start + tl.arange(0, BT)
+    half = tl.arange(0, BH)
+    mask = (tokens < end)[:, None] & (half < H)[None, :]
+    turns = mat < 2  # v is not rotated
+    if R > 0:
+        s = load_shrunk(s_ptr, 3 * RMAX, mat * RMAX, start, end, rank, BT, R)
+    position = tl.load(pos_ptr + tokens, mask=tokens < end, other=0).to(tl.int64)
+    cos = tl.load(cos_ptr + position[:, None] * H + half[None, :], mask=mask & turns, other=0.0)
+    sin = tl.load(sin_ptr + position[:, None] * H + half[None, :], mask=mask & turns, other=0.0)
+    for head in range(first, first + GROUP):
+        at = tokens.to(tl.int64)[:, None] * ((HQ + 2 * HKV) * 2 * H) + head * 2 * H + half[None, :]
+        low = tl.load(qkv_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        high = tl.load(qkv_ptr + at + H, mask=mask, other=0.0).to(tl.float32)
+        if R > 0:
+            low = mma(s, load_ranks(w_ptr, w_stride, column, row0, rank, half, H, R), low)
+            high = mma(s, load_ranks(w_ptr, w_stride, column + H, row0, rank, half, H, R), high)
+            column += 2 * H
+        if turns:
+            if NORM:
+                raw = tokens.to(tl.int64)[:, None] * ((HQ + HKV) * 2 * H) + head * 2 * H + half[None, :]
+                low = low.to(raw_ptr.dtype.element_ty)
+                high = high.to(raw_ptr.dtype.element_ty)
+                tl.store(raw_ptr + raw, low, mask=mask)
+                tl.store(raw_ptr + raw + H, high, mask=mask)
+                norm_ptr = qn_ptr if mat == 0 else kn_ptr
+                low, high = _normed(low.to(tl.float32), high.to(tl.float32), norm_ptr, half, eps, H)
+            turned = low * cos - high * sin
+            high = high * cos + low * sin
+            low = turned
+        tl.store(qkv_ptr + at, low, mask=mask)
+        tl.store(qkv_ptr + at + H, high, mask=mask)
 
 
 @triton.jit
 def _rotary(
     qkv_ptr, s_ptr, w_ptr, raw_ptr, qn_ptr, kn_ptr, cos_ptr, sin_ptr, pos_ptr, spans_ptr, blocks_ptr, w_stride,
-    q_column, k_column, v_column, eps, HQ: tl.constexpr, HKV: tl.constexpr, H: tl.constexpr, BH: tl.constexpr,
-    NORM: tl.constexpr, BT: tl.constexpr, RMAX: tl.constexpr,
+    q_column, k_column, v_column, eps, GROUP: tl.constexpr, HQ: tl.constexpr, HKV: tl.constexpr, H: tl.constexpr,
+    BH: tl.constexpr, NORM: tl.constexpr, BT: tl.constexpr, RMAX: tl.constexpr,
 ):  # fmt: skip
-    block = tl.program_id(0)
-    head = tl.program_id(1)
+    first = tl.program_id(0) * GROUP
+    block = tl.program_id(1)
     _, start, end, row0, rank, _ = block_at(blocks_ptr, spans_ptr, block)
     if start >= end:
         return
-    if RMAX == 0:  # noqa: SIM102 (decided at compile time)
-        if head >= HQ + HKV:
+    mat = tl.where(first < HQ, 0, tl.where(first < HQ + HKV, 1, 2))
+    local = first - tl.where(mat == 0, 0, tl.where(mat == 1, HQ, HQ + HKV))
+    column = tl.where(mat == 0, q_column, tl.where(mat == 1, k_column, v_column)) + local * 2 * H
+    if rank == 0:
+        if mat == 2:
             return  # v is not rotated, and nothing joins it
-    tokens = start + tl.arange(0, BT)
-    half = tl.arange(0, BH)
-    mask = (tokens < end)[:, None] & (half < H)[None, :]
-    at = tokens.to(tl.int64)[:, None] * ((HQ + 2 * HKV) * 2 * H) + head * 2 * H + half[None, :]
-    low = tl.load(qkv_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    high = tl.load(qkv_ptr + at + H, mask=mask, other=0.0).to(tl.float32)
-    if RMAX > 0:
-        mat = tl.where(head < HQ, 0, tl.where(head < HQ + HKV, 1, 2))
-        local = head - tl.where(head < HQ, 0, tl.where(head < HQ + HKV, HQ, HQ + HKV))
-        column = tl.where(mat == 0, q_column, tl.where(mat == 1, k_column, v_column)) + local * 2 * H
-        if rank > 0:
-            if rank <= 16:
-                low, high = _join(low, high, s_ptr, w_ptr, w_stride, column, mat, start, end, row0, rank, half, H, BT, RMAX, 16)
-            elif (rank <= 32) | (RMAX <= 32):
-                low, high = _join(low, high, s_ptr, w_ptr, w_stride, column, mat, start, end, row0, rank, half, H, BT, RMAX, 32)
-            else:
-                low, high = _join(
-                    low, high, s_ptr, w_ptr, w_stride, column, mat, start, end, row0, rank, half, H, BT, RMAX, RMAX
-                )
-        if head >= HQ + HKV:
-            tl.store(qkv_ptr + at, low, mask=mask)
-            tl.store(qkv_ptr + at + H, high, mask=mask)
-            return
-    if head < HQ + HKV:
-        if NORM:
-            raw = tokens.to(tl.int64)[:, None] * ((HQ + HKV) * 2 * H) + head * 2 * H + half[None, :]
-            low = low.to(raw_ptr.dtype.element_ty)
-            high = high.to(raw_ptr.dtype.element_ty)
-            tl.store(raw_ptr + raw, low, mask=mask)
-            tl.store(raw_ptr + raw + H, high, mask=mask)
-            low = low.to(tl.float32)
-            high = high.to(tl.float32)
-            rstd = 1.0 / tl.sqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * H) + eps)
-            norm_ptr = qn_ptr if head < HQ else kn_ptr
-            low = low * rstd[:, None] * tl.load(norm_ptr + half, mask=half < H, other=0.0).to(tl.float32)[None, :]
-            high = high * rstd[:, None] * tl.load(norm_ptr + H + half, mask=half < H, other=0.0).to(tl.float32)[None, :]
-        position = tl.load(pos_ptr + tokens, mask=tokens < end, other=0).to(tl.int64)
-        cos = tl.load(cos_ptr + position[:, None] * H + half[None, :], mask=mask, other=0.0)
-        sin = tl.load(sin_ptr + position[:, None] * H + half[None, :], mask=mask, other=0.0)
-        tl.store(qkv_ptr + at, low * cos - high * sin, mask=mask)
-        tl.store(qkv_ptr + at + H, high * cos + low * sin, mask=mask)
+        _heads(qkv_ptr, s_ptr, w_ptr, raw_ptr, qn_ptr, kn_ptr, cos_ptr, sin_ptr, pos_ptr, w_stride, column, mat, first, start,
+               end, row0, rank, eps, GROUP, HQ, HKV, H, BH, NORM, BT, RMAX, 0)  # fmt: skip
+    elif RMAX > 0:
+        if rank <= 16:
+            _heads(qkv_ptr, s_ptr, w_ptr, raw_ptr, qn_ptr, kn_ptr, cos_ptr, sin_ptr, pos_ptr, w_stride, column, mat, first,
+                   start, end, row0, rank, eps, GROUP, HQ, HKV, H, BH, NORM, BT, RMAX, 16)  # fmt: skip
+        elif (rank <= 32) | (RMAX <= 32):
+            _heads(qkv_ptr, s_ptr, w_ptr, raw_ptr, qn_ptr, kn_ptr, cos_ptr, sin_ptr, pos_ptr, w_stride, column, mat, first,
+                   start, end, row0, rank, eps, GROUP, HQ, HKV, H, BH, NORM, BT, RMAX, 32)  # fmt: skip
+        else:
+            _heads(qkv_ptr, s_ptr, w_ptr, raw_ptr, qn_ptr, kn_ptr, cos_ptr, sin_ptr, pos_ptr, w_stride, column, mat, first,
+                   start, end, row0, rank, eps, GROUP, HQ, HKV, H, BH, NORM, BT, RMAX, RMAX)  # fmt: skip
 
 
 @triton.jit
@@ -86,8 +101,8 @@ def _rotary_backward(
     dqkv_ptr, raw_ptr, qn_ptr, kn_ptr, cos_ptr, sin_ptr, pos_ptr, eps, T,
     HQ: tl.constexpr, HKV: tl.constexpr, H: tl.constexpr, BH: tl.constexpr, NORM: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    tokens = tl.program_id(0) * BT + tl.arange(0, BT)
-    head = tl.program_id(1)
+    head = tl.program_id(0)
+    tokens = tl.program_id(1) * BT + tl.arange(0, BT)
     half = tl.arange(0, BH)
     mask = (tokens < T)[:, None] & (half < H)[None, :]
     at = tokens.to(tl.int64)[:, None] * ((HQ + 2 * HKV) * 2 * H) + head * 2 * H + half[None, :]
@@ -134,11 +149,12 @@ def rotary(
     hq, hkv = heads
     raw = torch.empty((qkv.shape[0], (hq + hkv) * 2 * half), dtype=qkv.dtype, device=qkv.device) if head_norms else None
     cfg = config("rotary")
-    _rotary[(table.blocks.shape[0], hq + 2 * hkv)](
+    group = gcd(GROUP, hq, hkv)
+    _rotary[((hq + 2 * hkv) // group, table.blocks.shape[0])](
         qkv, s if s is not None else qkv, adapters, raw if raw is not None else qkv,
         head_norms[0] if head_norms else qkv, head_norms[1] if head_norms else qkv, cos, sin, positions,
         table.spans, table.blocks, adapters.stride(0), *b_columns, head_norms[2] if head_norms else 0.0,
-        HQ=hq, HKV=hkv, H=half, BH=max(16, triton.next_power_of_2(half)), NORM=head_norms is not None, BT=BLOCK_T,
+        GROUP=group, HQ=hq, HKV=hkv, H=half, BH=max(16, triton.next_power_of_2(half)), NORM=head_norms is not None, BT=BLOCK_T,
         RMAX=table.max_rank if s is not None else 0, num_warps=cfg.warps, num_stages=cfg.stages,
     )  # fmt: skip
     return raw
@@ -157,7 +173,7 @@ def rotary_backward(
     hq, hkv = heads
     half = cos.shape[1]
     cfg = config("rotary")
-    _rotary_backward[(-(-dqkv.shape[0] // BLOCK_T), hq + hkv)](
+    _rotary_backward[(hq + hkv, -(-dqkv.shape[0] // BLOCK_T))](
         dqkv, raw if raw is not None else dqkv, head_norms[0] if head_norms else dqkv, head_norms[1] if head_norms else dqkv,
         cos, sin, positions, head_norms[2] if head_norms else 0.0, dqkv.shape[0],
         HQ=hq, HKV=hkv, H=half, BH=max(16, triton.next_power_of_2(half)), NORM=head_norms is not None, BT=BLOCK_T,

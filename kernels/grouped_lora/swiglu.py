@@ -84,8 +84,8 @@ def _swiglu(
     a_column, matrix, F, T, CHUNK: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr,
     DROP: tl.constexpr,
 ):  # fmt: skip
-    block = tl.program_id(0)
-    piece = tl.program_id(1)
+    piece = tl.program_id(0)
+    block = tl.program_id(1)
     span, start, end, row0, rank, limit = block_at(blocks_ptr, spans_ptr, block)
     scale = tl.load(scales_ptr + span)
     if start >= end:
@@ -112,51 +112,74 @@ def _swiglu(
 
 
 @triton.jit
+def _slopes(gate, up, dact):
+    """silu(gate) * up and what dact makes of gate's and up's gradients."""
+    sigmoid = _sigmoid(gate)
+    silu = gate * sigmoid
+    return silu * up, dact * up * (sigmoid + silu * (1.0 - sigmoid)), dact * silu
+
+
+@triton.jit
+def _backward_alone(gu_ptr, dact_ptr, columns, F, start, end, BT: tl.constexpr, STAGES: tl.constexpr):
+    for t in tl.range(start, end, BT, num_stages=STAGES):
+        gate = load_tokens(gu_ptr, t, end, 2 * F, columns, F, BT).to(tl.float32)
+        up = load_tokens(gu_ptr + F, t, end, 2 * F, columns, F, BT).to(tl.float32)
+        dact = load_tokens(dact_ptr, t, end, F, columns, F, BT).to(tl.float32)
+        _, dgate, dup = _slopes(gate, up, dact)
+        store_tokens(gu_ptr, t, end, 2 * F, columns, F, dgate, BT)
+        store_tokens(gu_ptr + F, t, end, 2 * F, columns, F, dup, BT)
+
+
+@triton.jit
+def _turned(eye, ptr, start, stop, stride, columns, limit, BT: tl.constexpr, BN: tl.constexpr):
+    """The tile [N, T] of activations in fp32, turned by a product with the identity, which changes no finite number: the matrix
+    unit reads the tile where the copy from memory leaves it, and its result lies as the next product wants it. (A NaN spreads
+    over the tile's columns of its own token.)"""
+    return mma(eye, tl.trans(load_tokens(ptr, start, stop, stride, columns, limit, BT)), tl.zeros((BN, BT), tl.float32))
+
+
+@triton.jit
 def _backward(
     gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, g_ptr, keys_ptr, w_stride, g_stride, g_column, u_column, a_column, matrix, columns,
     F, start, end, row0, rank, accumulate, limit, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr,
     DROP: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    if R > 0:
-        b_gate = load_ranks(w_ptr, w_stride, g_column, row0, rank, columns, F, R)
-        b_up = load_ranks(w_ptr, w_stride, u_column, row0, rank, columns, F, R)
-        a_down = load_ranks(w_ptr, w_stride, a_column, row0, rank, columns, F, R)
-        db_gate = tl.zeros((BN, R), tl.float32)
-        db_up = tl.zeros((BN, R), tl.float32)
-        da_down = tl.zeros((BN, R), tl.float32)
-    for t in tl.range(start, end, BT, num_stages=STAGES):  # named here, since only then loads without a product are pipelined
-        gate = load_tokens(gu_ptr, t, end, 2 * F, columns, F, BT).to(tl.float32)
-        up = load_tokens(gu_ptr + F, t, end, 2 * F, columns, F, BT).to(tl.float32)
-        dact = load_tokens(dact_ptr, t, end, F, columns, F, BT).to(tl.float32)
-        if R > 0:
-            s_gate = load_shrunk(s_ptr, 2 * RMAX, 0, t, end, rank, BT, R)
-            s_up = load_shrunk(s_ptr, 2 * RMAX, RMAX, t, end, rank, BT, R)
-            ds = load_shrunk(ds_ptr, RMAX, 0, t, end, rank, BT, R)
-            gate = mma(s_gate, b_gate, gate)
-            up = mma(s_up, b_up, up)
-            if DROP:
-                keep = kept(load_keys(keys_ptr, t, end, BT), matrix, columns, limit)
-                dact += tl.where(keep, mma(ds, a_down, tl.zeros((BT, BN), tl.float32)), 0.0)
-            else:
-                dact = mma(ds, a_down, dact)
-        sigmoid = _sigmoid(gate)
-        silu = gate * sigmoid
-        dgate = (dact * up * (sigmoid + silu * (1.0 - sigmoid))).to(gu_ptr.dtype.element_ty)
-        dup = (dact * silu).to(gu_ptr.dtype.element_ty)
-        store_tokens(gu_ptr, t, end, 2 * F, columns, F, dgate, BT)
-        store_tokens(gu_ptr + F, t, end, 2 * F, columns, F, dup, BT)
-        if R > 0:
-            act = (silu * up).to(gu_ptr.dtype.element_ty)
-            if DROP:
-                act = tl.where(keep, act, 0.0)
-            # Columns are the matrix unit's long side, so that a rank of 16 fills it, too.
-            db_gate = mma(tl.trans(dgate), s_gate, db_gate)
-            db_up = mma(tl.trans(dup), s_up, db_up)
-            da_down = mma(tl.trans(act), ds, da_down)
-    if R > 0:
-        store_ranks(g_ptr, g_stride, g_column, row0, rank, columns, F, tl.trans(db_gate), accumulate, R)
-        store_ranks(g_ptr, g_stride, u_column, row0, rank, columns, F, tl.trans(db_up), accumulate, R)
-        store_ranks(g_ptr, g_stride, a_column, row0, rank, columns, F, tl.trans(da_down), accumulate, R)
+    # Tiles are [N, T], columns along the matrix unit's long side: a rank of 16 fills it, too, and what the first products leave
+    # in registers is the left operand of the second ones as it is.
+    b_gate = tl.trans(load_ranks(w_ptr, w_stride, g_column, row0, rank, columns, F, R))
+    b_up = tl.trans(load_ranks(w_ptr, w_stride, u_column, row0, rank, columns, F, R))
+    a_down = tl.trans(load_ranks(w_ptr, w_stride, a_column, row0, rank, columns, F, R))
+    db_gate = tl.zeros((BN, R), tl.float32)
+    db_up = tl.zeros((BN, R), tl.float32)
+    da_down = tl.zeros((BN, R), tl.float32)
+    place = tl.arange(0, BN)
+    eye = (place[:, None] == place[None, :]).to(gu_ptr.dtype.element_ty)
+    for t in tl.range(start, end, BT, num_stages=STAGES):
+        s_gate = load_shrunk(s_ptr, 2 * RMAX, 0, t, end, rank, BT, R)
+        s_up = load_shrunk(s_ptr, 2 * RMAX, RMAX, t, end, rank, BT, R)
+        ds = load_shrunk(ds_ptr, RMAX, 0, t, end, rank, BT, R)
+        gate = mma(b_gate, tl.trans(s_gate), _turned(eye, gu_ptr, t, end, 2 * F, columns, F, BT, BN))
+        up = mma(b_up, tl.trans(s_up), _turned(eye, gu_ptr + F, t, end, 2 * F, columns, F, BT, BN))
+        dact = _turned(eye, dact_ptr, t, end, F, columns, F, BT, BN)
+        if DROP:
+            keep = tl.trans(kept(load_keys(keys_ptr, t, end, BT), matrix, columns, limit))
+            dact += tl.where(keep, mma(a_down, tl.trans(ds), tl.zeros((BN, BT), tl.float32)), 0.0)
+        else:
+            dact = mma(a_down, tl.trans(ds), dact)
+        act, dgate, dup = _slopes(gate, up, dact)
+        act = act.to(gu_ptr.dtype.element_ty)
+        dgate = dgate.to(gu_ptr.dtype.element_ty)
+        dup = dup.to(gu_ptr.dtype.element_ty)
+        store_tokens(gu_ptr, t, end, 2 * F, columns, F, tl.trans(dgate), BT)
+        store_tokens(gu_ptr + F, t, end, 2 * F, columns, F, tl.trans(dup), BT)
+        if DROP:
+            act = tl.where(keep, act, 0.0)
+        db_gate = mma(dgate, s_gate, db_gate)
+        db_up = mma(dup, s_up, db_up)
+        da_down = mma(act, ds, da_down)
+    store_ranks(g_ptr, g_stride, g_column, row0, rank, columns, F, tl.trans(db_gate), accumulate, R)
+    store_ranks(g_ptr, g_stride, u_column, row0, rank, columns, F, tl.trans(db_up), accumulate, R)
+    store_ranks(g_ptr, g_stride, a_column, row0, rank, columns, F, tl.trans(da_down), accumulate, R)
 
 
 @triton.jit
@@ -164,18 +187,16 @@ def _swiglu_backward(
     gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, g_ptr, keys_ptr, spans_ptr, w_stride, g_stride, g_column, u_column, a_column,
     matrix, F, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
-    span = tl.program_id(0)
+    span = tl.program_id(1)
     start, end, row0, rank, accumulate, limit = span_at(spans_ptr, span)
     if start >= end:
         return
-    columns = tl.program_id(1) * BN + tl.arange(0, BN)
+    columns = tl.program_id(0) * BN + tl.arange(0, BN)
     if RMAX == 0:
-        _backward(gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, g_ptr, keys_ptr, w_stride, g_stride, g_column, u_column, a_column,
-                  matrix, columns, F, start, end, row0, rank, accumulate, limit, BT, BN, STAGES, RMAX, DROP, 0)  # fmt: skip
+        _backward_alone(gu_ptr, dact_ptr, columns, F, start, end, BT, STAGES)
     else:
         if rank == 0:
-            _backward(gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, g_ptr, keys_ptr, w_stride, g_stride, g_column, u_column, a_column,
-                      matrix, columns, F, start, end, row0, rank, accumulate, limit, BT, BN, STAGES, RMAX, DROP, 0)  # fmt: skip
+            _backward_alone(gu_ptr, dact_ptr, columns, F, start, end, BT, STAGES)
         elif rank <= 16:
             _backward(gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, g_ptr, keys_ptr, w_stride, g_stride, g_column,
                       u_column, a_column, matrix, columns, F, start, end, row0, rank, accumulate, limit, BT, BN,
@@ -203,7 +224,7 @@ def swiglu(
     cfg = config("swiglu", width)
     pieces = -(-features // CHUNK)
     partial = torch.empty((pieces, tokens, 1, width), dtype=torch.float32, device=gate_up.device)
-    _swiglu[(table.blocks.shape[0], pieces)](
+    _swiglu[(pieces, table.blocks.shape[0])](
         gate_up, s if s is not None else gate_up, adapters, act, partial, table.keys if table.keys is not None else act,
         table.spans, table.scales, table.blocks, adapters.stride(0), at.b_gate, at.b_up, at.a_down, at.down, features, tokens,
         CHUNK=CHUNK, BT=BLOCK_T, BN=cfg.block_n, STAGES=cfg.stages, RMAX=width, DROP=table.keys is not None,
@@ -229,7 +250,7 @@ def swiglu_backward(
     features = gate_up.shape[1] // 2
     width = table.max_rank if s is not None else 0
     cfg = config("swiglu_backward", width)
-    _swiglu_backward[(table.spans.shape[0], -(-features // cfg.block_n))](
+    _swiglu_backward[(-(-features // cfg.block_n), table.spans.shape[0])](
         gate_up, dact, s if s is not None else gate_up, ds_down if ds_down is not None else gate_up, adapters, grad,
         table.keys if table.keys is not None else dact, table.spans, adapters.stride(0), grad.stride(0), at.b_gate, at.b_up,
         at.a_down, at.down, features,
