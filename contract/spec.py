@@ -109,7 +109,9 @@ class TaskSpec(Strict):
     warm_start: WarmStart | None = None
     training: Training = Training()
     early_exit: EarlyExitPolicy = EarlyExitPolicy()
-    gpus: Annotated[int, Field(ge=1, le=64, strict=True)] = Field(default=1, description="GPUs of one node.")
+    gpus: Annotated[int, Field(ge=1, le=64, strict=True)] = Field(
+        default=1, description="Of one node. Each holds the whole base and trains a part of the jobs; none is split."
+    )
     priority: Annotated[int, Field(ge=1, le=100, strict=True)] = Field(default=1, description="Weight in the queue.")
     not_before: AwareDatetime | None = Field(default=None, description="The task starts no earlier.")
     deadline: AwareDatetime | None = Field(

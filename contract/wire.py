@@ -219,6 +219,9 @@ class Throughput(Message):
 
     `seconds` are those of every step that the placement had a part in; `share_seconds` are its part of them, by tokens. They
     differ where tasks share steps. A worker that does not know shares leaves them out.
+
+    Where a placement's devices step at once, `device_steps` counts the steps of each, and `device_seconds` are what each took
+    until its own was done: so they say how fast one device is. A worker that trains on one leaves them out, or says the same.
     """
 
     kind: Literal["throughput"] = "throughput"
@@ -231,10 +234,12 @@ class Throughput(Message):
     evaluation_tokens: int = 0
     evaluation_seconds: float = 0.0
     share_seconds: float | None = None
+    device_steps: int | None = None
+    device_seconds: float | None = None
 
     @property
     def own_seconds(self) -> float:
-        """Seconds of a device that were spent for this placement alone."""
+        """Seconds of each of its devices that were spent for this placement alone."""
         return (self.seconds if self.share_seconds is None else self.share_seconds) + self.evaluation_seconds
 
 

@@ -1,6 +1,7 @@
-"""A base model, loaded: its backbone, tokenizer, arena and trainer. Knows no tasks."""
+"""A base model, loaded, once on each of an executor's devices: backbone, tokenizer, arena and trainer. Knows no tasks."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,8 @@ class BaseError(ValueError):
 
 @dataclass(frozen=True)
 class Base:
+    """One copy, on one device."""
+
     ref: BaseModelRef
     trainer: Trainer
     reader: RowReader
@@ -43,9 +46,17 @@ class Base:
 
 
 def load_base(ref: BaseModelRef, device: torch.device, coded: bool = False, recompute: bool = False) -> Base:
-    """Check the revision and read the weights. Raises BaseError.
+    """One copy of a base: see load_bases."""
+    return load_bases(ref, [device], coded, recompute)[0]
 
-    coded: keep moments in 8 bits. recompute: on a GPU, compute activations again in backward instead of keeping them.
+
+def load_bases(
+    ref: BaseModelRef, devices: Sequence[torch.device], coded: bool = False, recompute: bool = False
+) -> tuple[Base, ...]:
+    """Check the revision, and read the weights onto each device, one after another. Raises BaseError.
+
+    A device that is named again gets an arena and a trainer of its own over the same frozen weights. coded: keep moments in
+    8 bits. recompute: on a GPU, compute activations again in backward instead of keeping them.
     """
     source = Path(ref.source)
     try:
@@ -58,22 +69,30 @@ def load_base(ref: BaseModelRef, device: torch.device, coded: bool = False, reco
             "bring the folder back, or register the new weights and submit again"
         )
     try:
-        trainer = _trainer(source, ref.precision, device, coded, recompute)
+        backbones = _backbones(source, ref.precision, devices)
+        trainers = [_trainer(backbones[device], coded, recompute) for device in devices]
         reader = reader_of(AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False))
     except (UnsupportedModelError, TokenizerError, OSError, ValueError) as error:
         raise BaseError(f"base model {ref.name}: {error}") from None
-    return Base(ref, trainer, reader)
+    return tuple(Base(ref, trainer, reader) for trainer in trainers)
 
 
-def _trainer(source: Path, precision: Precision, device: torch.device, coded: bool, recompute: bool) -> Trainer:
-    """float32 on a CPU; on a GPU bfloat16 under float32 adapters, by the fused kernels if they run the family. The arena grows
-    as jobs come."""
-    backbone = Backbone.load(source, device, torch.float32 if device.type == "cpu" else torch.bfloat16, precision)
-    if device.type == "cuda" and backbone.beyond_kernels:
+def _backbones(source: Path, precision: Precision, devices: Sequence[torch.device]) -> dict[torch.device, Backbone]:
+    """float32 on a CPU; on a GPU bfloat16 under float32 adapters."""
+    dtype = torch.float32 if devices[0].type == "cpu" else torch.bfloat16
+    backbones = {device: Backbone.load(source, device, dtype, precision) for device in dict.fromkeys(devices)}
+    backbone = backbones[devices[0]]
+    if devices[0].type == "cuda" and backbone.beyond_kernels:
         log.warning(
             "no fused kernel runs %s (%s): it trains by plain PyTorch, several times slower, with all activations kept",
             *(backbone.family, ", ".join(backbone.beyond_kernels)),
         )
+    return backbones
+
+
+def _trainer(backbone: Backbone, coded: bool, recompute: bool) -> Trainer:
+    """By the fused kernels on a GPU, if they run the family. The arena grows as jobs come."""
+    device = backbone.device
     if device.type == "cpu" or backbone.beyond_kernels:
         return Trainer(backbone, Arena(backbone.targets, 8, device, coded=coded))
     return DeviceTrainer(backbone, DeviceArena(backbone.targets, 8, device, torch.bfloat16, coded), recompute)

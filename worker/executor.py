@@ -2,9 +2,9 @@
 
     while jobs: admit -> pack -> step -> record -> judge -> release
 
-One step is an optimizer step of every job that holds a slot. The loop decides with the pure policies, does with the trainer,
-and records through each task's reporter; all slow company (network, disk, tokenising) is kept on benches beside it, which
-hand acts back into its queue.
+One step is an optimizer step of every job that holds a slot, on all replicas of the base at the same time. The loop decides
+with the pure policies, does with the trainers, and records through each task's reporter; all slow company (network, disk,
+tokenising) is kept on benches beside it, which hand acts back into its queue.
 """
 
 import math
@@ -17,7 +17,7 @@ from functools import partial
 from contract.adapter import AdapterManifest
 from contract.wire import AdapterKept, JobCompleted, JobExited, Placement
 from worker.clock import boot_now
-from worker.evaluate import Examined, evaluate
+from worker.evaluate import Examined
 from worker.job_run import JobRun, Stage
 from worker.keeper import Keeper
 from worker.lease import Lease
@@ -25,17 +25,16 @@ from worker.leash import put_on_leash
 from worker.link import PlacementLink
 from worker.logs import log_to_stderr
 from worker.model.memory import keep_freed_blocks
-from worker.model.trainer import OutOfMemory
 from worker.pipe import COMMANDS, Attach, Detach, Ended, Progress, Renew, Stop, Writer, take_stdout
-from worker.policy.admission import admit, refusal
 from worker.policy.verdict import Verdict, not_finite
 from worker.preparation import Prepared
+from worker.replica import Hopeless
+from worker.replicas import Replicas
 from worker.roster import Act, Roster
 from worker.safeguard import Safeguard
 from worker.scratch import Scratch
 from worker.settings import Settings
-from worker.slots import Slots
-from worker.step import Stepped, step
+from worker.step import Stepped
 from worker.task_run import TaskRun, keeps_adapter
 from worker.yardstick import set_yardstick
 
@@ -53,7 +52,7 @@ class Executor:
         self._roster = Roster(settings, link, self._scratch, self._inbox.put, tell, self._opened, self._left)
         self._keeper = Keeper(link, self._scratch, self._inbox.put, self._roster.leave)
         self._safeguard = Safeguard(self._keeper, self._scratch, settings.worker_checkpoint_seconds)
-        self._slots: Slots | None = None  # of the base that is loaded
+        self._replicas: Replicas | None = None  # of the base that is loaded
         self._vacant = False  # whether jobs may find room that did not find it before
         self._unsettled: dict[str, TaskRun] = {}  # tasks whose standings at the boundary have changed
         self._stopping = False
@@ -61,17 +60,17 @@ class Executor:
     def run(self) -> None:
         """The loop, until told to stop."""
         while self._attend():
-            if self._slots is None:
+            if self._replicas is None:
                 continue
-            self._admit(self._slots)
+            self._admit(self._replicas)
             runs = self._active()
             if runs:
-                stepped = self._step(self._slots, runs)
-                self._record(self._slots, stepped)
-                self._judge(self._slots, [run for run in stepped.losses if run.slot is not None and run.due])
-            self._settle(self._slots)
+                stepped = self._step(self._replicas, runs)
+                self._record(self._replicas, stepped)
+                self._judge(self._replicas, [run for run in stepped.losses if run.slot is not None and run.due])
+            self._settle(self._replicas)
             self._release()
-            self._safeguard.take(self._roster.open, self._slots)
+            self._safeguard.take(self._roster.open, self._replicas)
 
     # ---- commands and acts -----------------------------------------------------------------------------------------
 
@@ -102,40 +101,40 @@ class Executor:
         return not self._stopping
 
     def _attach(self, placement: Placement, lease: Lease) -> None:
-        if not self._roster.tasks and self._slots is not None and self._slots.base.ref != placement.base:
-            self._slots = None  # another base needs the memory
+        if not self._roster.tasks and self._replicas is not None and self._replicas.ref != placement.base:
+            self._replicas = None  # another base needs the memory
         self._roster.attach(placement, lease)
 
     def _opened(self, task: TaskRun, prepared: Prepared) -> None:
         """A placement's jobs can be scheduled now."""
-        base = prepared.base
-        if self._slots is None or self._slots.base is not base:
-            self._slots = Slots(base, prepared.capacity, self._scratch)
-        self._slots.widen(prepared.capacity, prepared.data.longest)
+        if self._replicas is None or self._replicas.bases is not prepared.bases:
+            self._replicas = Replicas(prepared, self._scratch)
+        replicas, slots = self._replicas, self._replicas.first.slots
+        replicas.widen(prepared)
         for run in task.runs:
             run.start = prepared.start
             if run.index in prepared.checkpoints:
-                self._slots.adopt(run, prepared.checkpoints[run.index][0])
-            why = refusal(run.demand, self._slots.capacity)
+                replicas.adopt(run, prepared.checkpoints[run.index][0])
+            why = replicas.refusal(run.demand)
             if why is not None:
-                self._slots.forget(run)
+                replicas.forget(run)
                 task.failed(run, why)
-        runs = [run for run in task.runs if run.unfinished]
-        while runs:
-            try:
-                set_yardstick(self._slots, task, prepared, self._scratch, self._roster.progress)
-                break
-            except OutOfMemory as error:
-                runs = self._relieve(self._slots, runs, error.tokens)
+
+        def measure(left: list[JobRun]) -> None:
+            if left:
+                set_yardstick(slots, task, prepared, self._scratch, self._roster.progress)
+
+        _, hopeless = replicas.first.attempt([run for run in task.runs if run.unfinished], measure)
+        self._give_up(replicas, hopeless)
         self._safeguard.expect(task)
         self._vacant = True
         self._unsettled[task.key] = task
 
     def _left(self, task: TaskRun) -> None:
         """A placement is here no more."""
-        if self._slots is not None:
+        if self._replicas is not None:
             for run in task.runs:
-                self._slots.forget(run)
+                self._replicas.forget(run)
         self._unsettled.pop(task.key, None)
         self._vacant = True
 
@@ -144,37 +143,29 @@ class Executor:
     def _active(self) -> list[JobRun]:
         return [run for task in self._roster.training for run in task.runs if run.slot is not None]
 
-    def _admit(self, slots: Slots) -> None:
-        """Give slots to the jobs that the policy lets in."""
+    def _admit(self, replicas: Replicas) -> None:
+        """Give slots to the jobs that the policy lets in, and keep all replicas at work."""
         if not self._vacant:
             return
         self._vacant = False
         waiting = {run: task for task in self._roster.training for run in task.runs if run.waits}
-        chosen = admit([run.demand for run in self._active()], [run.demand for run in waiting], slots.capacity)
-        keys = {demand.key for demand in chosen}
-        runs = [run for run in waiting if run in keys]
-        slots.give(runs)
-        for run in runs:
+        for run in replicas.admit(self._active(), list(waiting)):
             waiting[run].started(run)
+        replicas.even(self._active())
 
     # ---- do --------------------------------------------------------------------------------------------------------
 
-    def _step(self, slots: Slots, runs: list[JobRun]) -> Stepped:
-        """A step of these jobs, in shorter passes where the device had no memory; without those for which none is short
-        enough."""
-        while True:
-            try:
-                stepped = step(slots.base.trainer, runs, slots.capacity.step_tokens, self._roster.progress)
-                self._vacant |= slots.stepped()
-                return stepped
-            except OutOfMemory as error:
-                runs = self._relieve(slots, runs, error.tokens)
+    def _step(self, replicas: Replicas, runs: list[JobRun]) -> Stepped:
+        """A step of these jobs, without those for which there is no memory."""
+        stepped, hopeless = replicas.step(runs, self._roster.progress)
+        self._vacant |= replicas.stepped(runs)
+        self._give_up(replicas, hopeless)
+        return stepped
 
-    def _relieve(self, slots: Slots, runs: list[JobRun], tokens: int) -> list[JobRun]:
-        """A pass of `tokens` tokens of these jobs found no memory. The jobs that go on."""
-        hopeless = slots.tighten(tokens, runs)
-        for run in hopeless:
-            slots.forget(run)
+    def _give_up(self, replicas: Replicas, hopeless: Hopeless) -> None:
+        """These jobs fail: no pass of theirs is short enough for the device."""
+        for run, tokens in hopeless.items():
+            replicas.forget(run)
             self._roster[run.group].failed(
                 run,
                 f"its sequences are up to {run.data.longest} tokens long, and the device had no memory for a pass of {tokens}; "
@@ -182,11 +173,10 @@ class Executor:
             )
             self._vacant = True
             self._unsettled[run.group] = self._roster[run.group]
-        return [run for run in runs if run not in hopeless]
 
     # ---- record ----------------------------------------------------------------------------------------------------
 
-    def _record(self, slots: Slots, stepped: Stepped) -> None:
+    def _record(self, replicas: Replicas, stepped: Stepped) -> None:
         for run, loss in stepped.losses.items():
             task = self._roster[run.group]
             task.reporter.point(run.index, "train_loss", run.step + 1, loss)
@@ -199,45 +189,40 @@ class Executor:
                 run.learned(loss)
             else:
                 run.step += 1
-                self._end(slots, run, broken)
+                self._end(replicas, run, broken)
         tokens = sum(work.tokens for work in stepped.work.values())
         for group, work in stepped.work.items():
             self._roster[group].worked(stepped.seconds, work.tokens / tokens, work)
 
     # ---- judge -----------------------------------------------------------------------------------------------------
 
-    def _judge(self, slots: Slots, due: list[JobRun]) -> None:
-        """Evaluate the jobs that are due, all in one pass, and run Algorithm 1 on each as its loss is known."""
-        began, left = time.monotonic(), {run: run.examinee for run in due}
-        while left:
-            try:
-                for run, result in evaluate(slots.base.trainer, left, slots.capacity.step_tokens, self._roster.progress):
-                    now = time.monotonic()
-                    self._roster[run.group].evaluated(now - began, result.tokens)
-                    began = now
-                    self._judge_one(slots, run, result)
-                    due.remove(run)
-            except OutOfMemory as error:
-                due = self._relieve(slots, due, error.tokens)
-            left = {run: left[run] for run in due}
+    def _judge(self, replicas: Replicas, due: list[JobRun]) -> None:
+        """Evaluate the jobs that are due, and run Algorithm 1 on each."""
+        began = time.monotonic()
+        found, hopeless = replicas.examine(due, self._roster.progress)
+        self._give_up(replicas, hopeless)
+        per_token = (time.monotonic() - began) / max(1, sum(result.tokens for result in found.values()))
+        for run, result in found.items():
+            self._roster[run.group].evaluated(per_token * result.tokens, result.tokens)
+            self._judge_one(replicas, run, result)
 
-    def _judge_one(self, slots: Slots, run: JobRun, result: Examined) -> None:
+    def _judge_one(self, replicas: Replicas, run: JobRun, result: Examined) -> None:
         task, loss, finite = self._roster[run.group], result.loss, math.isfinite(result.loss)
         task.reporter.point(run.index, "val_loss", run.step, loss)
         if finite and result.accuracy is not None and result.margin is not None:
             task.reporter.point(run.index, "val_accuracy", run.step, result.accuracy)
             task.reporter.point(run.index, "val_margin", run.step, result.margin)
         if finite and (run.best is None or loss < run.best.val_loss):
-            slots.note_best(run, loss)
+            replicas.note_best(run, loss)
         verdict = run.observe(task.policy, loss)
         if finite and run.step >= run.schedule.total_steps:
-            self._end(slots, run, None)
+            self._end(replicas, run, None)
         elif verdict is not None:
-            self._end(slots, run, verdict)
+            self._end(replicas, run, verdict)
         elif run.reached_rung(loss):
             self._unsettled[task.key] = task
 
-    def _settle(self, slots: Slots) -> None:
+    def _settle(self, replicas: Replicas) -> None:
         """At the warmup boundary, and later rungs: let go on or exit whose place is certain, and park who must wait."""
         tasks, self._unsettled = self._unsettled, {}
         for task in tasks.values():
@@ -248,24 +233,24 @@ class Executor:
                 else:
                     if run.stage is Stage.WARMUP:
                         task.parked(run)  # its loss counts in the ranking for good
-                    self._end(slots, run, verdict)
+                    self._end(replicas, run, verdict)
             for run in task.arrived():
                 task.parked(run)
-                slots.park(run)
+                replicas.park(run)
                 self._vacant = True
 
     # ---- release ---------------------------------------------------------------------------------------------------
 
-    def _end(self, slots: Slots, run: JobRun, verdict: Verdict | None) -> None:
+    def _end(self, replicas: Replicas, run: JobRun, verdict: Verdict | None) -> None:
         """The job is decided (None: it completed). Its slot is free at once; its end is told when its adapter is stored."""
         task, weights = self._roster[run.group], run.best_weights
         closing = task.completion(run) if verdict is None else task.exit(run, verdict)
-        slots.forget(run)
+        replicas.forget(run)
         self._vacant = True
         self._unsettled[task.key] = task
         if keeps_adapter(verdict, run.best) and weights is not None:
             run.stage = Stage.ENDING
-            self._keeper.keep_adapter(task, run, slots.base, weights, partial(self._kept, task, run, closing))
+            self._keeper.keep_adapter(task, run, replicas.bases[0], weights, partial(self._kept, task, run, closing))
         else:
             task.ended(run, closing)
 
@@ -282,8 +267,8 @@ class Executor:
         """Bring all jobs to safety within `seconds`, and end the loop."""
         deadline = boot_now() + seconds
         self._stopping = True
-        while self._slots is not None:
-            self._safeguard.take(self._roster.open, self._slots, now=True)
+        while self._replicas is not None:
+            self._safeguard.take(self._roster.open, self._replicas, now=True)
             if not any(task.checkpointing for task in self._roster.open):
                 break
             try:

@@ -135,7 +135,16 @@ class JobRun:
         size = min(self.config.batch_size, len(self.data.train))
         tokens = round(size * self.data.train.mean_length)
         size *= self.data.train.per_row
-        return Demand(self, self.group, size, tokens, self.data.longest, rows_for(self.config.rank), _TURNS.get(self.stage, 0))
+        turn, left = _TURNS.get(self.stage, 0), tokens * self._steps_left
+        return Demand(self, self.group, size, tokens, self.data.longest, rows_for(self.config.rank), turn, left)
+
+    @property
+    def _steps_left(self) -> float:
+        """Steps that it is expected to take yet: behind a boundary that it has not passed, the part of them that is kept."""
+        warmup, total = self.schedule.warmup_steps if self.ranked else self.step, self.schedule.total_steps
+        return max(0, warmup - self.step) + (self.spec.early_exit.keep_fraction if self.ranked else 1) * (
+            total - max(warmup, self.step)
+        )
 
     @property
     def examinee(self) -> Examinee:

@@ -26,11 +26,11 @@ class CannotTrain(ValueError):
 
 @dataclass(frozen=True)
 class Prepared:
-    """capacity: what the executor can hold of rows as long as these. checkpoints: by job index, where the job's state lies and
-    what it says but for its tensors."""
+    """capacities: what each replica of the base can hold of rows as long as these. checkpoints: by job index, where the job's
+    state lies and what it says but for its tensors."""
 
-    base: Base
-    capacity: Capacity
+    bases: tuple[Base, ...]
+    capacities: tuple[Capacity, ...]
     data: DataSet
     checkpoints: dict[int, tuple[Path, Progress]]
     start: WarmStart | None = None  # the adapter that all jobs start from
@@ -43,19 +43,21 @@ class Preparation:
         self._link, self._scratch, self._placement, self._lease = link, scratch, placement, lease
         self._settings = settings
 
-    def prepare(self, load_base: Callable[[], Base]) -> Prepared:
+    def prepare(self, load_bases: Callable[[], tuple[Base, ...]]) -> Prepared:
         """Raises CannotTrain, BaseError, DataError, CheckpointError, LeaseOver, and Refused where the service will not serve a
         file."""
         train = self._file(self._placement.train_file)
         held_out = self._placement.validation_file
         validation = self._file(held_out) if held_out is not None else None
-        base = load_base()
+        bases = load_bases()
+        base = bases[0]
         data = load(self._placement.spec, train, validation, base.reader, self._lease.check)
         _check_fits(data, base)
         checkpoints = {index: (path, load_progress(path)) for index, path in self._checkpoints().items()}
         start = self._start(base)
         profile = profile_of(base.trainer, base.ref, data.longest, self._scratch)
-        return Prepared(base, capacity_of(profile, base.trainer, self._settings), data, checkpoints, start)
+        capacities = tuple(capacity_of(profile, each.trainer, self._settings, len(bases)) for each in bases)
+        return Prepared(bases, capacities, data, checkpoints, start)
 
     def _start(self, base: Base) -> WarmStart | None:
         """The adapter that the task starts from, checked against the base and every job. Raises CannotTrain."""

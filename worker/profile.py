@@ -73,8 +73,9 @@ def measured(trainer: Trainer, row_tokens: int) -> Profile:
     return Profile.fitted(sizes, [_pass_bytes(trainer, size, row_tokens) for size in sizes])
 
 
-def capacity_of(profile: Profile, trainer: Trainer, settings: Settings) -> Capacity:
-    """What an executor with this trainer has, and what it takes of it as it is now."""
+def capacity_of(profile: Profile, trainer: Trainer, settings: Settings, replicas: int = 1) -> Capacity:
+    """What a replica with this trainer has, one of so many, and what it takes of it as it is now. `park_bytes` are those of
+    all of them."""
     device, arena = trainer.backbone.device, trainer.arena
     constant = profile.constant + profile.residual
     if isinstance(trainer, DeviceTrainer):
@@ -87,9 +88,9 @@ def capacity_of(profile: Profile, trainer: Trainer, settings: Settings) -> Capac
         parked = settings.worker_park_bytes or available_memory() // _PARK_SHARE["cuda"]
     else:
         fixed = _resident()
-        whole = settings.worker_memory_bytes or fixed + available_memory() // settings.worker_slots
+        whole = settings.worker_memory_bytes or fixed + replicas * (available_memory() // settings.worker_slots)
         parked = settings.worker_park_bytes or whole // _PARK_SHARE["cpu"]
-        memory = whole - parked
+        memory = fixed + (whole - parked - fixed) // replicas
         per_row = arena.bytes_per_row + _HOST_COPIES * arena.layout.width
     model = MemoryModel(fixed + constant, profile.per_token, per_row)
     tokens = settings.worker_step_tokens or _STEP_TOKENS[device.type]

@@ -6,13 +6,14 @@ when the service or its lease ended it, or when it cannot go on; the daemon is t
 
 import logging
 import os
+import threading
 from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from contract.wire import BaseModelRef, Placement, PlacementFailed
-from worker.base import Base, BaseError, load_base
+from worker.base import Base, BaseError, load_bases
 from worker.bench import Bench
 from worker.checkpoint import CheckpointError
 from worker.clock import boot_now
@@ -48,10 +49,11 @@ class Roster:
         self._settings, self._link, self._scratch = settings, link, scratch
         self._hand_over, self._tell, self._opened, self._left = hand_over, tell, opened, left
         self._bench = Bench("preparations")
-        self._loaded: Base | None = None  # the bench's own
+        self._loaded: tuple[Base, ...] = ()  # the bench's own
         self._tasks: dict[str, TaskRun] = {}
         self._leases: dict[str, Lease] = {}
         self._told_at = 0.0
+        self._telling = threading.Lock()
 
     @property
     def tasks(self) -> list[TaskRun]:
@@ -84,18 +86,14 @@ class Roster:
         task = TaskRun(
             placement, lease, Reporter(self._link, lease, placement.next_seq, partial(self._over, lease.placement_id))
         )
-        others = [other for other in self._tasks.values() if other.placement.base != placement.base]
+        others = [other for other in self._tasks.values() if _needs(other.placement) != _needs(placement)]
         self._tasks[task.key] = task
         if others:
-            self.leave(task, True, f"the executor still holds base {others[0].placement.base.name}")
-            return
-        try:
-            device = self._device(placement)
-        except BaseError as error:
-            self._fail(task, str(error))
+            held = others[0].placement
+            self.leave(task, True, f"the executor still holds base {held.base.name} on devices {sorted(held.device_indexes)}")
             return
         self.progress(now=True)
-        self._bench.give(partial(self._prepare, task, device))
+        self._bench.give(partial(self._prepare, task, self._devices(placement)))
 
     def _over(self, key: str, lost: bool, detail: str) -> None:
         """A reporter found that its placement is over; called from its thread."""
@@ -107,12 +105,12 @@ class Roster:
         if lease is not None:
             lease.renew(message.deadline, message.token)
 
-    def _prepare(self, task: TaskRun, device: torch.device) -> None:
+    def _prepare(self, task: TaskRun, devices: list[torch.device]) -> None:
         """On the bench."""
         placement = task.placement
         try:
             prepared = Preparation(self._link, self._scratch, placement, task.lease, self._settings).prepare(
-                lambda: self._load(placement.base, device)
+                lambda: self._load(placement.base, devices)
             )
         except (CannotTrain, BaseError, DataError, CheckpointError) as error:
             self._hand_over(partial(self._fail, task, str(error)))
@@ -125,22 +123,18 @@ class Roster:
         else:
             self._hand_over(partial(self._open, task, prepared))
 
-    def _device(self, placement: Placement) -> torch.device:
-        """Where the placement trains; on CPU slots, with the threads that are theirs. Raises BaseError."""
-        count = len(placement.device_indexes)
+    def _devices(self, placement: Placement) -> list[torch.device]:
+        """Where the placement trains: a replica on each. One on a CPU slot has the threads of a slot."""
         if self._settings.worker_device == "cpu" or not torch.cuda.is_available():
             cores = len(os.sched_getaffinity(0))
-            share = self._settings.worker_threads or max(1, cores // self._settings.worker_slots)
-            torch.set_num_threads(share * count)
-            return torch.device("cpu")
-        if count > 1:
-            raise BaseError(f"the task asks for {count} GPUs, and this worker trains a task on one; set gpus to 1")
-        return torch.device("cuda", placement.device_indexes[0])
+            torch.set_num_threads(self._settings.worker_threads or max(1, cores // self._settings.worker_slots))
+            return [torch.device("cpu")] * len(placement.device_indexes)
+        return [torch.device("cuda", index) for index in sorted(placement.device_indexes)]
 
-    def _load(self, ref: BaseModelRef, device: torch.device) -> Base:
-        if self._loaded is None or self._loaded.ref != ref:
-            self._loaded = None  # its memory is needed
-            self._loaded = load_base(ref, device, self._settings.worker_moments == "8bit", self._settings.worker_recompute)
+    def _load(self, ref: BaseModelRef, devices: list[torch.device]) -> tuple[Base, ...]:
+        if [(base.ref, base.trainer.backbone.device) for base in self._loaded] != [(ref, device) for device in devices]:
+            self._loaded = ()  # its memory is needed
+            self._loaded = load_bases(ref, devices, self._settings.worker_moments == "8bit", self._settings.worker_recompute)
         return self._loaded
 
     def _open(self, task: TaskRun, prepared: Prepared) -> None:
@@ -196,11 +190,17 @@ class Roster:
     # ---- progress --------------------------------------------------------------------------------------------------
 
     def progress(self, now: bool = False) -> None:
-        """Something was finished. The daemon is told, though not of every micro-batch."""
-        at = boot_now()
-        if now or at - self._told_at >= _TELL_SECONDS:
-            self._told_at = at
-            self._tell(Progress(phases={task.key: _phase(task) for task in self._tasks.values()}, at=at))
+        """Something was finished. The daemon is told, though not of every micro-batch. Replicas call it from their threads."""
+        with self._telling:
+            at = boot_now()
+            if now or at - self._told_at >= _TELL_SECONDS:
+                self._told_at = at
+                self._tell(Progress(phases={task.key: _phase(task) for task in self._tasks.values()}, at=at))
+
+
+def _needs(placement: Placement) -> tuple[BaseModelRef, frozenset[int]]:
+    """What placements have in common that share an executor."""
+    return placement.base, frozenset(placement.device_indexes)
 
 
 def _phase(task: TaskRun) -> Phase:

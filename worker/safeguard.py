@@ -6,8 +6,8 @@ from functools import partial
 from contract.wire import Checkpointed, CheckpointRef
 from worker.clock import boot_now
 from worker.keeper import Keeper, Snapshot
+from worker.replicas import Replicas
 from worker.scratch import Scratch
-from worker.slots import Slots
 from worker.task_run import TaskRun
 
 _SHARE = 50  # copies take at most one part in so many of the time
@@ -23,7 +23,7 @@ class Safeguard:
         """The task's first checkpoint is due in a while."""
         task.checkpoint_due = boot_now() + self._seconds
 
-    def take(self, tasks: Iterable[TaskRun], slots: Slots, now: bool = False) -> None:
+    def take(self, tasks: Iterable[TaskRun], replicas: Replicas, now: bool = False) -> None:
         """Take the checkpoints that are due, those of tasks that leave, or all with anything new if `now`.
 
         The copies are made before it returns.
@@ -32,7 +32,7 @@ class Safeguard:
             began = boot_now()
             if task.checkpointing or not (now or task.leaving or began >= task.checkpoint_due):
                 continue
-            snapshots = [Snapshot(run.index, run.progress, slots.tensors(run)) for run in task.runs if run.changed]
+            snapshots = [Snapshot(run.index, run.progress, replicas.tensors(run)) for run in task.runs if run.changed]
             ended = boot_now()
             task.checkpoint_due = ended + max(self._seconds, _SHARE * (ended - began))
             if snapshots:

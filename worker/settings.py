@@ -44,7 +44,7 @@ class Settings(BaseSettings):
     worker_dir: Path = Field(default_factory=_scratch)  # scratch: fetched files, checkpoints on their way, parked jobs
     worker_device: Literal["auto", "cpu", "cuda"] = "auto"
     worker_slots: Count = 1  # CPU slots, each of which stands in for a device
-    worker_threads: Count | None = None  # torch threads of an executor; left out, the cores are shared among the slots
+    worker_threads: Count | None = None  # torch threads of a slot; left out, the cores are shared among the slots
     worker_memory_bytes: Count | None = None  # what an executor may use; left out, what is free, shared among the slots
     worker_park_bytes: Count | None = None  # main memory for parked jobs, which go to disk beyond it; left out, an eighth of an
     # executor's memory on a CPU, a quarter of what is free on a GPU's host

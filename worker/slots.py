@@ -1,10 +1,9 @@
-"""Where the adapters of an executor's jobs lie: in the arena while they train, there too while they wait and nobody needs
-the rows, else in the lot. Chooses none."""
+"""Where the adapters of a replica's jobs lie: in its arena while they train, there too while they wait and nobody needs the
+rows, else in the lot, which all replicas share. Chooses none."""
 
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from torch import Tensor
 
@@ -23,11 +22,10 @@ _QUIET_STEPS = 100  # without trouble, after which micro-batches that were made 
 
 
 class Slots:
-    """The slots of one loaded base, for as long as it is loaded."""
+    """The slots of one loaded copy of a base, for as long as it is loaded."""
 
-    def __init__(self, base: Base, capacity: Capacity, scratch: Scratch) -> None:
-        self.base, self.capacity, self._scratch = base, capacity, scratch
-        self._lot = ParkingLot(capacity.park_bytes, scratch)
+    def __init__(self, base: Base, capacity: Capacity, lot: ParkingLot, scratch: Scratch) -> None:
+        self.base, self.capacity, self._lot, self._scratch = base, capacity, lot, scratch
         self._held: dict[JobRun, tuple[Slot, Tensor | None]] = {}  # parked where they are, with their best weights
         self._longest = 0  # tokens of the longest sequence of any task
         self._most_tokens = capacity.step_tokens  # of a micro-batch, where memory allows it
@@ -64,10 +62,6 @@ class Slots:
         before = self.capacity.step_tokens
         self.capacity = regrown(self.capacity, self._most_tokens, self.base.trainer.arena.rows)
         return self.capacity.step_tokens > before
-
-    def adopt(self, run: JobRun, checkpoint: Path) -> None:
-        """The job's adapter is in this file, and stays there until it gets a slot."""
-        self._lot.adopt(run, checkpoint)
 
     def start(self, start: WarmStart) -> Slot:
         """A slot of its own for the adapter that a task starts from, as it is."""
@@ -107,9 +101,7 @@ class Slots:
             if needed <= cap or waiting is None:
                 arena.grow(needed)
             else:
-                slot, best = self._held.pop(waiting)
-                self._lot.park(waiting, Tensors(arena.snapshot(slot), best))
-                arena.detach(slot)
+                self.evict(waiting)
 
     def note_best(self, run: JobRun, loss: float) -> None:
         """The job's validation loss was never lower: keep a copy of its weights."""
@@ -122,6 +114,13 @@ class Slots:
         assert run.slot is not None, "only jobs with a slot are parked"
         self._held[run] = run.slot, run.best_weights
         run.slot, run.best_weights = None, None
+
+    def evict(self, run: JobRun) -> None:
+        """The job waits here no more, but in the lot, from where any replica may take it up."""
+        if run in self._held:
+            slot, best = self._held.pop(run)
+            self._lot.park(run, Tensors(self.base.trainer.arena.snapshot(slot), best))
+            self.base.trainer.arena.detach(slot)
 
     def forget(self, run: JobRun) -> None:
         """Give back whatever the job holds here."""

@@ -19,12 +19,21 @@ from worker.preference import Preference, judge
 
 @dataclass
 class Work:
-    """What a placement's jobs had done for them. A micro-batch counts for every placement in it."""
+    """What a placement's jobs had done for them. A micro-batch counts for every placement in it.
+
+    device_steps: steps of single devices, of which several may be at work at once; device_seconds: what each of them took.
+    """
 
     tokens: int = 0
     rows: int = 0
     micro_batches: int = 0
     forwards: int = 0
+    device_steps: int = 0
+    device_seconds: float = 0.0
+
+    def add(self, other: "Work") -> None:
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
 
 
 @dataclass
@@ -72,6 +81,8 @@ def step(trainer: Trainer, runs: Sequence[JobRun], budget: int, tick: Callable[[
     stepped.losses = {run: found[run] for run in runs}
     trainer.update([_update(run) for run in runs if math.isfinite(stepped.losses[run])])
     stepped.seconds = time.monotonic() - began
+    for work in stepped.work.values():
+        work.device_steps, work.device_seconds = 1, stepped.seconds
     return stepped
 
 

@@ -171,6 +171,8 @@ class TaskRun:
                 "seconds": self._done.seconds + seconds,
                 "micro_batches": self._done.micro_batches + work.micro_batches,
                 "forwards": self._done.forwards + work.forwards,
+                "device_steps": (self._done.device_steps or 0) + work.device_steps,
+                "device_seconds": (self._done.device_seconds or 0.0) + work.device_seconds,
                 "share_seconds": (self._done.share_seconds or 0.0) + seconds * share,
             }
         )

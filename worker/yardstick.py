@@ -13,7 +13,7 @@ from worker.task_run import TaskRun
 
 
 def set_yardstick(slots: Slots, task: TaskRun, prepared: Prepared, scratch: Scratch, tick: Callable[[], None]) -> None:
-    """Measure before the task's first step, and give its jobs what they need of it."""
+    """Measure before the task's first step, on one replica for all, and give its jobs what they need of it."""
     if task.placement.spec.objective.type == "dpo":
         reference = _reference(slots, prepared, scratch, tick)
         for run in task.runs:

@@ -74,7 +74,7 @@ def tokens_per_row(file_bytes: int, rows: int, max_seq_len: int) -> float:
 
 
 def estimate(work: Work, model: Model, gpus: int, step_tokens: int = STEP_TOKENS) -> Estimate:
-    """What is still to come on `gpus` GPUs; the jobs are dealt to them, and one job's step is never split between GPUs."""
+    """What is still to come on `gpus` GPUs, each with the whole base; the jobs are dealt to them, and none is split."""
     groups = _groups(work)
     if not groups:
         return Estimate(0.0, SHORTEST_SECONDS, SHORTEST_SECONDS, SHORTEST_SECONDS)
@@ -84,8 +84,8 @@ def estimate(work: Work, model: Model, gpus: int, step_tokens: int = STEP_TOKENS
     row_tokens = np.array([work.tokens_per_row * group.batch_size for group in groups])
     trained = np.einsum("hgm,g->hm", alive, row_tokens)
     worked = trained + np.einsum("hgm,g->hm", alive, _evaluated(work, list(groups)))
-    given_any = worked / np.maximum(any_alive, 1e-9)
-    per_gpu = np.maximum(given_any / gpus, min(row_tokens))
+    share = _largest_share(alive.sum(axis=1) / np.maximum(any_alive, 1e-9), gpus)
+    per_gpu = np.maximum(worked / np.maximum(any_alive, 1e-9) * share, min(row_tokens))
     seconds, deviation = _step_seconds(model, per_gpu, step_tokens, _rows(groups, gpus))
     spent = np.cumsum(seconds * lengths, axis=1)
     mean = float((any_alive * seconds * lengths).sum(1).mean())
@@ -154,6 +154,16 @@ def _evaluated(work: Work, groups: list[_Group]) -> Numbers:
     totals = [group.warmup + group.rest for group in groups]
     every = [work.policy.eval_every or max(1, total // EVALUATIONS) for total in totals]
     return EVALUATION * work.validation_rows * work.tokens_per_row / np.array(every, np.float64)
+
+
+def _largest_share(jobs: Numbers, gpus: int) -> Numbers:
+    """The part of so many jobs' tokens that lies on the GPU with the most jobs, whom the others wait for at each step; between
+    whole numbers of jobs, in between."""
+    jobs = np.maximum(jobs, 1.0)
+    below = np.floor(jobs)
+    fewer, more = np.ceil(below / gpus), np.ceil((below + 1) / gpus)
+    share: Numbers = (fewer + (jobs - below) * (more - fewer)) / jobs
+    return share
 
 
 def _rows(groups: Counter[_Group], gpus: int) -> float:

@@ -33,15 +33,16 @@ def lives(session: Session, classes: Collection[str]) -> Mapping[str, Lives]:
     return found
 
 
-def note_steps(session: Session, base: str, precision: str, kind: str, gpus: int, done: Throughput) -> int:
-    """One more measurement of a base's steps on a device type; how many there were with it, 0 if it says nothing.
+def note_steps(session: Session, base: str, precision: str, kind: str, done: Throughput) -> int:
+    """One more measurement of a base's steps on a device of a type; how many there were with it, 0 if it says nothing.
 
     Evaluations are left out: estimate.py counts them apart.
     """
-    if done.steps <= 0 or done.tokens <= 0 or done.seconds <= 0:
+    steps, seconds = done.device_steps or done.steps, done.device_seconds or done.seconds
+    if steps <= 0 or done.tokens <= 0 or seconds <= 0:
         return 0
-    tokens, seconds = done.tokens / done.steps / gpus, done.seconds / done.steps
-    key = throughput.key_of(base, precision, kind, tokens, done.rows / done.steps / gpus)
+    tokens, seconds = done.tokens / steps, seconds / steps
+    key = throughput.key_of(base, precision, kind, tokens, done.rows / steps)
     own = {"base_model": base, "precision": precision, "device_type": kind, "tokens": key.tokens, "rows": key.rows}
     blank = {"mean_tokens": 0.0, "log_seconds": 0.0, "variance": 0.0, "measured": 0}
     session.execute(insert(ThroughputProfile).values(**own, **blank).on_conflict_do_nothing())

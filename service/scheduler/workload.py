@@ -58,9 +58,8 @@ class Workload:
         self._jobs = self._read(session, sound, unsaved or {})
 
     def bytes_per_gpu(self, task: Task) -> int:
-        """What the base's weights take of each GPU, at the least."""
-        held = self._bases[task.base_model].parameters * BYTES_PER_WEIGHT[self.specs[task.id].precision]
-        return int(held) // task.gpus
+        """What the base's weights take of each GPU, at the least; each holds them all."""
+        return int(self._bases[task.base_model].parameters * BYTES_PER_WEIGHT[self.specs[task.id].precision])
 
     def fits(self, task: Task, node: Node) -> bool:
         return task.gpus <= len(node.devices) and self.bytes_per_gpu(task) <= memory_of(node)

@@ -120,6 +120,22 @@ def test_rows_made_just_now_are_learnt_and_shuffled_completions_are_not(motet: H
     assert true["val_loss"] < 0.5 * false["val_loss"], (true, false)
 
 
+def test_a_task_on_two_devices_trains_on_both(motet: House) -> None:
+    task_id = motet.submit(
+        dataset={"file_id": motet.upload(_made_rows(random.Random(), 48))},
+        search_space={**LEARNABLE, "learning_rate": [3e-3, 1e-3, 3e-4]},
+        training={"max_steps": 12, "epochs": 4},
+        early_exit={"policy": "none", "eval_every": 6},
+        gpus=2,
+    )
+    task = motet.ended(task_id)
+    assert task["status"] == "succeeded"
+    assert [job["step"] for job in motet.jobs(task_id)] == [12] * 3
+    assert task["placement"]["steps"] == 12
+    assert task["placement"]["micro_batches"] == 24, "one of each replica a step"
+    assert motet.http.get(f"/v1/tasks/{task_id}/adapter").status_code == 200
+
+
 def test_two_tenants_train_at_once_and_cannot_see_each_other(motet: House) -> None:
     other = motet.tenant(f"other-{random.getrandbits(40):x}")
     spec = {

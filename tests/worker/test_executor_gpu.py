@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 
 from contract.states import ExitReason
 from tests.worker.inside import Inside
@@ -12,6 +13,19 @@ pytestmark = pytest.mark.gpu
 
 CALM = {"policy": "none", "eval_every": 4}
 JOB = {"rank": [8], "batch_size": [4]}
+
+
+@pytest.fixture
+def two_gpus():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("NOT RUN: a placement on two GPUs needs two")
+
+
+def on(placement, *devices):
+    """The same task on these devices."""
+    key = "on" + "".join(map(str, devices))
+    update = {"placement_id": f"{placement.placement_id}{key}", "device_indexes": list(devices)}
+    return placement.model_copy(update={**update, "token": f"token-{update['placement_id']}"})
 
 
 @pytest.fixture
@@ -62,3 +76,39 @@ def test_a_ruined_neighbour_changes_no_bit_of_anybody(fleet, placing, tmp_path):
         losses.append(reported.curves[0, "train_loss"])
     steps = min(step for step, value in reported.curves[1, "train_loss"].items() if value is None)
     assert all(losses[0][step] == losses[1][step] for step in range(1, steps + 1))
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_two_gpus_train_what_each_trains_alone(fleet, placing, tmp_path, made):
+    """Jobs 0 and 2 are dealt to the first GPU, 1 and 3 to the second: packed as two placements of their own would be."""
+    spec = {"early_exit": CALM, "training": {"epochs": 6}}
+    rates = [1e-2, 1e-3, 3e-3, 1e-4]
+    (both,) = Inside(fleet, tmp_path / "both", worker_device="cuda").run(
+        on(placing({**JOB, "learning_rate": rates}, **spec), 0, 1)
+    )
+    assert [trainer.backbone.device.index for trainer in made] == [0, 1]
+    assert all(trainer.captured for trainer in made)
+    assert set(both.manifests) == {0, 1, 2, 3}
+    for gpu in (0, 1):
+        placement = on(placing({**JOB, "learning_rate": rates[gpu::2]}, **spec), gpu)
+        (alone,) = Inside(fleet, tmp_path / str(gpu), worker_device="cuda").run(placement)
+        for place, job in enumerate((gpu, gpu + 2)):
+            assert both.curves[job, "train_loss"] == alone.curves[place, "train_loss"]
+            assert both.curves[job, "val_loss"] == alone.curves[place, "val_loss"]
+            assert both.manifests[job].files == alone.manifests[place].files
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_gpu_that_has_run_dry_takes_over_from_the_other(fleet, placing, tmp_path, caplog):
+    caplog.set_level("INFO", "worker.replicas")
+    spec = {"early_exit": {**CALM, "policy": "alto", "tau_gap": 10.0, "warmup_fraction": 1.0}, "training": {"epochs": 4}}
+    (alone,) = Inside(fleet, tmp_path / "alone", worker_device="cuda").run(
+        placing({**JOB, "learning_rate": [3e-3, 1e-3]}, **spec)
+    )
+    mixed = on(placing({**JOB, "learning_rate": [3e-3, 1e20, 1e-3, 2e20]}, **spec), 0, 1)
+    (reported,) = Inside(fleet, tmp_path / "both", worker_device="cuda").run(mixed)
+    assert [record.message for record in caplog.records if "taken over by replica 1" in record.message]
+    assert set(reported.manifests) == {0, 2}
+    for place, job in ((0, 0), (1, 2)):
+        curve, same = reported.curves[job, "train_loss"], alone.curves[place, "train_loss"]
+        assert list(curve.values()) == pytest.approx(list(same.values()), rel=2e-2)

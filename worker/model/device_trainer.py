@@ -50,6 +50,7 @@ class DeviceTrainer(Trainer):
         self._graphs: OrderedDict[tuple[BatchShape, bool], _Graph] = OrderedDict()
         self._seen = Counter[tuple[BatchShape, bool]]()  # buckets that are not captured
         self._pool: Any = None  # memory of all graphs: one runs at a time, so their activations share it
+        self._side: Any = None  # the stream on which all are captured: memory is shared within one
         self._buffers: tuple[int, int] = (0, 0)
 
     @property
@@ -68,6 +69,10 @@ class DeviceTrainer(Trainer):
     def update(self, updates: Sequence[RowUpdate]) -> list[Tensor]:
         if not updates:
             return []
+        with self.here():
+            return self._update(updates)
+
+    def _update(self, updates: Sequence[RowUpdate]) -> list[Tensor]:
         arena = self.arena
         for update in updates:
             if update.slot not in arena.written:
@@ -162,15 +167,16 @@ class DeviceTrainer(Trainer):
             # The warming pass must leave no trace where gradients add up: a table without adapters' rows does the same
             # launches.
             inputs.zero_()
-        side = torch.cuda.Stream(self.backbone.device)
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        # PyTorch's own stream for captures is one of the device that came first.
+        self._side = self._side or torch.cuda.Stream(self.backbone.device)
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
             run()
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(self._side)
         graph = torch.cuda.CUDAGraph()
         # Other threads of the process (checkpoints, uploads) may use the device meanwhile: only this one's calls are captured.
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"):
             result = run()
         return _Graph(graph, inputs, result)
 

@@ -9,12 +9,12 @@ TABLE_STEP = 1024  # positions are tabulated in pieces of one size, so that a lo
 
 
 class RotaryTable:
-    """cos and sin of every position seen so far; grows on demand."""
+    """cos and sin of every position seen so far; grows on demand. Any threads may ask at once."""
 
     def __init__(self, inv_freq: Tensor, scaling: float, dtype: torch.dtype) -> None:
         self._inv_freq, self._scaling = inv_freq.float(), scaling
         empty = torch.empty(0, inv_freq.shape[0], dtype=dtype, device=inv_freq.device)
-        self._cos, self._sin = empty, empty.clone()
+        self._known = empty, empty.clone()
 
     @classmethod
     def of(cls, config: PreTrainedConfig, head_size: int, kind: str, like: Tensor) -> "RotaryTable":
@@ -29,16 +29,17 @@ class RotaryTable:
 
     def table(self, positions: int) -> tuple[Tensor, Tensor]:
         """cos and sin of positions 0 to `positions` - 1, [positions, D / 2]."""
-        while self._cos.shape[0] < positions:
-            self._extend()
-        return self._cos[:positions], self._sin[:positions]
+        cos, sin = self._known
+        while cos.shape[0] < positions:
+            cos, sin = self._known = self._extended(cos, sin)
+        return cos[:positions], sin[:positions]
 
-    def _extend(self) -> None:
-        start = self._cos.shape[0]
+    def _extended(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        start = cos.shape[0]
         places = torch.arange(start, start + TABLE_STEP, dtype=torch.float32, device=self._inv_freq.device)
         angles = torch.outer(places, self._inv_freq)
-        self._cos = torch.cat([self._cos, (angles.cos() * self._scaling).to(self._cos.dtype)])
-        self._sin = torch.cat([self._sin, (angles.sin() * self._scaling).to(self._sin.dtype)])
+        more = ((angles.cos() * self._scaling).to(cos.dtype), (angles.sin() * self._scaling).to(sin.dtype))
+        return torch.cat([cos, more[0]]), torch.cat([sin, more[1]])
 
 
 def turn(x_LHD: Tensor, cos: Tensor, sin: Tensor, out: Tensor, back: bool = False) -> None:

@@ -5,6 +5,7 @@
 
 import math
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -41,7 +42,7 @@ class OutOfMemory(RuntimeError):
 class Trainer:
     """The plain path: each operation a call of PyTorch, on any device.
 
-    `train` and `evaluate` raise OutOfMemory where the device has no memory for the pass.
+    `train` and `evaluate` raise OutOfMemory where the device has no memory for the pass. Any thread may call, one at a time.
     """
 
     def __init__(self, backbone: Backbone, arena: Arena) -> None:
@@ -78,9 +79,15 @@ class Trainer:
             first, second = (self.evaluate(part) for part in _halved(segments, count // 2))
         return [LossSum(a.total + b.total, a.labels + b.labels) for a, b in zip(first, second, strict=True)]
 
+    def here(self) -> AbstractContextManager[object]:
+        """In it the thread's current device is this trainer's: kernels of our own are launched there, wherever tensors lie."""
+        device = self.backbone.device
+        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
     def _run(self, segments: Sequence[Segment], grad: bool) -> list[LossSum]:
         try:
-            return self._pass(segments) if grad else self._look(segments)
+            with self.here():
+                return self._pass(segments) if grad else self._look(segments)
         except torch.OutOfMemoryError:
             pass  # left here, so that the tensors of the pass, which its frames hold, are free for what follows
         self._abandon()

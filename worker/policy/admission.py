@@ -47,6 +47,7 @@ class Demand:
     longest: int  # tokens of its longest sequence, which no cut makes shorter
     rows: int
     turn: int = 0
+    left: float = 0.0  # tokens that it is expected to train yet
 
 
 def refitted(capacity: Capacity, tokens: int, rows: int) -> Capacity:
@@ -95,29 +96,24 @@ def refusal(demand: Demand, capacity: Capacity) -> str | None:
     )
 
 
-def admit(active: Sequence[Demand], waiting: Sequence[Demand], capacity: Capacity) -> list[Demand]:
-    """The waiting jobs that start now, in order.
+def choose(running: Sequence[Demand], waiting: Sequence[Demand], capacity: Capacity) -> Demand | None:
+    """The waiting job that starts next beside those that run, if one may.
 
     Greedy in decreasing batch size, and the size of those already running is preferred (ALTO A.3). A job starts only if the
     memory model stays under the safety margin and one micro-batch is expected to hold the step; a group of which nothing
     runs needs only the memory. Groups with less on the axis choose first, and while the first choice of a group of which
     nothing runs does not fit, none that would delay it starts: so nobody starves.
     """
-    running, chosen, left = list(active), list[Demand](), list(waiting)
-    while True:
-        shares, sizes = Counter[Hashable](), {d.batch_size for d in running}
-        for d in running:
-            shares[d.group] += d.tokens
-        left.sort(key=lambda d: _preference(d, shares, sizes))
-        demand = next((d for d in left if _fits(d, running, capacity) or (running and d.group not in shares)), None)
-        if demand is None or not _fits(demand, running, capacity):
-            return chosen
-        running.append(demand)
-        chosen.append(demand)
-        left = left[left.index(demand) + 1 :]
+    shares, sizes = Counter[Hashable](), {d.batch_size for d in running}
+    for d in running:
+        shares[d.group] += d.tokens
+    order = sorted(waiting, key=lambda d: _preference(d, shares, sizes))
+    first = next((d for d in order if fits(d, running, capacity) or (running and d.group not in shares)), None)
+    return first if first is not None and fits(first, running, capacity) else None
 
 
-def _fits(demand: Demand, running: Sequence[Demand], capacity: Capacity) -> bool:
+def fits(demand: Demand, running: Sequence[Demand], capacity: Capacity) -> bool:
+    """Whether there is memory for the job beside those that run, and room in their micro-batch unless its group has none."""
     together = [*running, demand]
     if peak(together, capacity) > capacity.usable_bytes:
         return False

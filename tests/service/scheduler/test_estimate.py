@@ -89,6 +89,8 @@ def test_twice_the_gpus_help_many_jobs_and_not_a_single_one() -> None:
     one = [estimate(work(NEW, policy=NONE), MODEL, gpus).seconds for gpus in (1, 2)]
     assert many[1] < 0.6 * many[0]
     assert one[1] == one[0]
+    three, four = (estimate(work(*(replace(NEW, batch_size=16),) * n, policy=NONE), MODEL, 2).seconds for n in (3, 4))
+    assert three == pytest.approx(four, rel=0.05), "a step lasts as long as that of the GPU with two jobs"
 
 
 @given(

@@ -312,11 +312,13 @@ def test_finished_tasks_teach_speeds_and_lives(tenant, new_node, plan, database)
     placement = start(node, task)
     done = {"steps": 10, "tokens": 1000, "rows": 300}
     placement.report(points(0, [1, 2, 3]), throughput(**done, seconds=5.0), throughput(**done))
+    wide = {"steps": 10, "tokens": 2000, "rows": 600, "device_steps": 20, "device_seconds": 9.0}
+    placement.report(throughput(**wide, seconds=5.0))  # a profile is of one device, however many took the steps
     placement.report(exited(0, 3, "diverging"), placement.adapter(1, 1.0), completed(1))
     with database.begin() as session:
         profile = session.scalars(select(ThroughputProfile)).one()
         lived = session.scalars(select(SurvivalRow)).one()
-    assert (profile.base_model, profile.device_type, profile.measured) == ("small", "cpu", 2)
+    assert (profile.base_model, profile.device_type, profile.measured) == ("small", "cpu", 3)
     assert (profile.tokens, profile.rows) == (128, 32)  # of a step, rounded up
     assert (lived.late_exits, lived.warm_exits) == (0.5, 0.0)  # of a task, jobs behind the boundary count together
     assert lived.warm_lived == 2.0

@@ -5,7 +5,8 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.policy.admission import Capacity, Demand, MemoryModel, admit, peak, refitted, refusal, regrown, rows_cap
+from worker.policy.admission import Capacity, Demand, MemoryModel, peak, refitted, refusal, regrown, rows_cap
+from worker.policy.dealing import Load, deal
 
 MIB = 2**20
 
@@ -16,6 +17,11 @@ def capacity(memory_mib: int = 1000, step_tokens: int = 4000) -> Capacity:
 
 def demand(key, batch_size=4, tokens=400, longest=200, rows=16, group="a", turn=0) -> Demand:
     return Demand(key, group, batch_size, tokens, longest, rows, turn)
+
+
+def admit(active: list[Demand], waiting: list[Demand], has: Capacity) -> list[Demand]:
+    """What starts on a single replica."""
+    return deal([Load(tuple(active), has)], waiting)[0]
 
 
 DEMANDS = st.lists(

@@ -1,0 +1,69 @@
+"""Which replica of an executor takes which job: of those that wait, and of those that run where another has far less to do.
+
+Pure: numbers in, choices out. A replica is a copy of the base on a device of its own; all of them step together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from worker.policy.admission import Capacity, Demand, choose, fits
+
+_LEAD = 0.25  # of what a replica has left: what must be saved for a running job to be worth its move
+_STEPS = 4  # of all its jobs together: likewise, since a move costs a copy to the host and one back
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a replica trains, and what it can hold."""
+
+    running: tuple[Demand, ...]
+    capacity: Capacity
+
+    @property
+    def left(self) -> float:
+        return sum(demand.left for demand in self.running)
+
+
+@dataclass(frozen=True)
+class Takeover:
+    """A running job goes from one replica to another, by their places."""
+
+    demand: Demand
+    giver: int
+    taker: int
+
+
+def deal(loads: Sequence[Load], waiting: Sequence[Demand]) -> list[list[Demand]]:
+    """The waiting jobs that start now on each replica, in order. Who has the least left to train chooses first."""
+    running = [list(load.running) for load in loads]
+    dealt: list[list[Demand]] = [[] for _ in loads]
+    left = list(waiting)
+    while True:
+        for at in sorted(range(len(loads)), key=lambda at: (sum(d.left for d in running[at]), at)):
+            demand = choose(running[at], left, loads[at].capacity)
+            if demand is not None:
+                running[at].append(demand)
+                dealt[at].append(demand)
+                left.remove(demand)
+                break
+        else:
+            return dealt
+
+
+def takeover(loads: Sequence[Load]) -> Takeover | None:
+    """The running job that the replica with the least left takes from the one with the most; None where that saves little.
+
+    The one that brings the two closest together. Each takeover makes the replicas more even, so asking again comes to an end.
+    """
+    order = sorted(range(len(loads)), key=lambda at: (loads[at].left, at))
+    taker, giver = order[0], order[-1]
+    most, lead = loads[giver].left, loads[giver].left - loads[taker].left
+    least = max(_LEAD * most, _STEPS * sum(d.tokens for d in loads[giver].running))
+    worth = [
+        d
+        for d in loads[giver].running
+        if min(d.left, lead - d.left) >= least and fits(d, loads[taker].running, loads[taker].capacity)
+    ]
+    if not worth:
+        return None
+    return Takeover(min(worth, key=lambda d: abs(lead / 2 - d.left)), giver, taker)
