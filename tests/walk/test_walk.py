@@ -123,16 +123,16 @@ def test_rows_made_just_now_are_learnt_and_shuffled_completions_are_not(motet: H
 def test_a_task_on_two_devices_trains_on_both(motet: House) -> None:
     task_id = motet.submit(
         dataset={"file_id": motet.upload(_made_rows(random.Random(), 48))},
-        search_space={**LEARNABLE, "learning_rate": [3e-3, 1e-3, 3e-4]},
-        training={"max_steps": 12, "epochs": 4},
+        search_space={**LEARNABLE, "learning_rate": [3e-3, 1e-3, 3e-4], "batch_size": [4]},
+        training={"max_steps": 6},
         early_exit={"policy": "none", "eval_every": 6},
         gpus=2,
     )
     task = motet.ended(task_id)
     assert task["status"] == "succeeded"
-    assert [job["step"] for job in motet.jobs(task_id)] == [12] * 3
-    assert task["placement"]["steps"] == 12
-    assert task["placement"]["micro_batches"] == 24, "one of each replica a step"
+    assert [job["step"] for job in motet.jobs(task_id)] == [6] * 3
+    assert task["placement"]["steps"] == 6
+    assert task["placement"]["micro_batches"] == 12, "one of each replica a step"
     assert motet.http.get(f"/v1/tasks/{task_id}/adapter").status_code == 200
 
 
