@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 _FIRST_SECONDS = 0.25  # the pause after one plan that moved nothing; it doubles with each further one,
 _MOST_SECONDS = 3.0  # up to this
-_SHARE = 4  # no pause is shorter than so many times the plan before it
+_SHARE = 8  # no pause is shorter than so many times the plan before it, but for that bound
 
 
 @dataclass(frozen=True)
