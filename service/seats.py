@@ -8,7 +8,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-# half of each such request waits for the database; with three of each, polls in a storm took six times as long
+# half of each such request waits for the database; with three of each, polls beside a storm took several times as long
 SEATS = {"submissions": 2, "reports": 2}
 
 

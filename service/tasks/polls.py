@@ -67,6 +67,7 @@ class Polls:
         self._gathering: dict[str, _Gathering] = {}  # by tenant
         self._reading: dict[str, asyncio.Task[dict[str, Version]]] = {}
         self._began: dict[str, float] = {}  # when the last read of a tenant did
+        self._alone: set[Ids] = set()  # loaded without asking for the version first
         self._loads: dict[tuple[Ids, str], asyncio.Task[Answer]] = {}
         self._kept: OrderedDict[Ids, Answer] = OrderedDict()
         self._bytes = 0
@@ -106,8 +107,12 @@ class Polls:
         """The task, not older than `version` (None: than this call). Raises NotFound."""
         ids = principal.tenant_id, task_id
         kept = self._kept.get(ids)
-        if kept is None and version is None:
-            return self._keep(ids, await run_in_threadpool(_load, db, principal, task_id))
+        if kept is None and version is None and ids not in self._alone:
+            self._alone.add(ids)  # whoever asks meanwhile shares what his version looks like
+            try:
+                return self._keep(ids, await run_in_threadpool(_load, db, principal, task_id))
+            finally:
+                self._alone.discard(ids)
         if version is None:
             version = await self.version(db, principal, task_id)
         if kept is not None and kept.etag == version.etag:

@@ -7,7 +7,6 @@ from typing import Annotated
 from fastapi import Depends, Request
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from starlette.concurrency import run_in_threadpool
 
 from service.audit.note import Note
 from service.db import Database
@@ -46,7 +45,7 @@ async def authenticate(request: Request, bearer: Bearer) -> Principal:
         raise KeyMissing("This needs an API key: send the header `Authorization: Bearer mk_...`.")
     principal = state.keys.remembered(bearer.credentials)
     if principal is None:
-        check = await run_in_threadpool(state.keys.check, bearer.credentials)
+        check = await state.keys.ask(bearer.credentials)
         if check.principal is None:
             raise KeyRefused(_FIXES[check.reason], reason=check.reason)
         principal = check.principal

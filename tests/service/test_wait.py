@@ -122,6 +122,21 @@ def test_those_who_ask_at_once_share_reads(server, tenant, monkeypatch):
     assert len(reads) < 60
 
 
+def test_those_who_ask_at_once_for_what_nobody_has_asked_for_share_loads(server, tenant, monkeypatch):
+    task_id, loads, asked = tenant.task()["id"], [], 60
+    load = polls._load
+    monkeypatch.setattr(polls, "_load", lambda *given: loads.append(1) or load(*given))
+
+    async def ask() -> set[int]:
+        async with httpx.AsyncClient(base_url=server.url, headers=tenant.headers, timeout=PATIENCE) as client:
+            return {
+                one.status_code for one in await asyncio.gather(*(client.get(f"/v1/tasks/{task_id}") for _ in range(asked)))
+            }
+
+    assert asyncio.run(ask()) == {200}
+    assert len(loads) < asked / 4
+
+
 def test_what_a_poller_sees_is_never_older_than_its_question(http, tenant, database):
     """Though how the task looks is kept: every change shows in the very next answer."""
     task_id = tenant.task()["id"]
