@@ -3,11 +3,14 @@
 Rooms log with the standard library; what they give as `extra` becomes a member of the line. Knows no rooms.
 """
 
+import atexit
 import logging
+import queue
 import re
 import sys
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from logging.handlers import QueueHandler, QueueListener
 from typing import Any
 
 import structlog
@@ -69,8 +72,11 @@ class Redaction:
         return self.text(str(value))
 
 
-def configure(secrets: Iterable[str] = ()) -> None:
-    """Send all records of this process to standard error. `secrets`: values that no line may show, wherever they turn up."""
+def configure(secrets: Iterable[str] = (), aside: bool = False) -> None:
+    """Send all records of this process to standard error. `secrets`: values that no line may show, wherever they turn up.
+
+    aside: by a thread of its own, so that an event loop does not lose its turn to other threads with every line.
+    """
     begun: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -84,9 +90,19 @@ def configure(secrets: Iterable[str] = ()) -> None:
         Redaction(secrets),
         structlog.processors.JSONRenderer(ensure_ascii=False),
     ]
-    handler = logging.StreamHandler(sys.stderr)
+    written = logging.StreamHandler(sys.stderr)
+    handler = _aside(written) if aside else written
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=begun, processors=ended))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
     logging.captureWarnings(True)  # libraries' too are lines, not loose text
+
+
+def _aside(written: logging.Handler) -> logging.Handler:
+    """A handler that formats, and leaves the writing to a thread. What was said is written before the process ends."""
+    lines: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+    listener = QueueListener(lines, written)
+    listener.start()
+    atexit.register(listener.stop)
+    return QueueHandler(lines)

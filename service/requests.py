@@ -6,6 +6,7 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
+from itertools import count
 
 import anyio
 from starlette.datastructures import Headers, MutableHeaders
@@ -23,6 +24,7 @@ _STREAMED = re.compile(r"/v1/files|/openai/v1/files|/internal/v1/objects/.*")
 _HEARD_OUT_BYTES, _HEARD_OUT_SECONDS = 4 * 2**20, 2.0
 _HEADER = "x-request-id"
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_PROCESS, _NUMBERS = secrets.token_hex(4), count()  # asking the system for each would cost the event loop its turn
 _PROBES = ("/livez", "/readyz")
 
 
@@ -47,7 +49,7 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get(_HEADER, "")
-        id = given if _ID.fullmatch(given) else f"req_{secrets.token_hex(8)}"
+        id = given if _ID.fullmatch(given) else f"req_{_PROCESS}{next(_NUMBERS):08x}"
         scope.setdefault("state", {}).update(request_id=id, headers={_HEADER: id})
         status, began = 500, time.perf_counter()
 

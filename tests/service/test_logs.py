@@ -1,5 +1,9 @@
 """What log lines may not say. (That one request id leads through them is seen in queue/test_processes.py.)"""
 
+import json
+import subprocess
+import sys
+
 import pytest
 
 from service.logs import Redaction
@@ -34,3 +38,11 @@ def test_a_secret_is_known_by_its_name(name):
 def test_what_is_no_secret_stays():
     line = {"event": "task task_01 is placed", "tokens": 12, "tokens_per_second": 1.5, "none": None, "path": "/v1/tasks?x=1"}
     assert Redaction(["short"])(None, "info", line) == line
+
+
+def test_the_last_words_of_a_process_are_written_though_a_thread_writes_them():
+    program = (
+        "import logging; from service import logs; logs.configure(aside=True); logging.warning('last words, mk_%s', 'x' * 9)"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr
+    assert json.loads(said)["event"] == "last words, mk_…"
