@@ -7,6 +7,7 @@ PYTHON := $(shell for p in python3.12 python3.11 python3.13 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; exit; }; done; echo python3)
 endif
 export TORCH_INDEX
+unexport PYTHONDONTWRITEBYTECODE # many containers set it; without byte code an executor takes twice the time to start
 
 BIN := .venv/bin
 INSTALLED := .venv/installed

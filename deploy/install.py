@@ -25,6 +25,10 @@ STAMP = VENV / "installed"
 PINS = ROOT / "constraints.txt"
 WHEELS = VENV / "wheels"  # until they are installed
 OLDER_SDKS = ("1.109.1", "2.54.0")
+ROOMS = (  # what the processes of a worker, and all others, import
+    ("worker.daemon", "worker.heartbeat", "worker.executor"),
+    ("service.__main__", "service.app", "service.work", "service.reconcile", "motet.cli", "deploy.devstack.stack"),
+)
 _NEWS = re.compile(rb"(Collecting|Downloading|Installing|Preparing|Building) ([^ (\n]+)")
 _TAIL_LINES = 15
 
@@ -80,7 +84,7 @@ def start_pip(*words: str, stdout: int | IO[bytes] = subprocess.PIPE) -> subproc
 def pip_install(title: str, *words: str, constrained: bool = True) -> None:
     """Run pip; on failure show its last lines and leave."""
     quiet = ("--no-input", "--progress-bar", "off")
-    lean = "--no-compile"  # half of the time went into byte code of modules that nobody imports
+    lean = "--no-compile"  # most modules are imported by nobody; see compile_imports
     pins = ("--constraint", "constraints.txt") if constrained else ()
     with LOG.open("ab") as log, Ticker(title) as ticker:
         process = start_pip("install", *quiet, lean, *pins, *words)
@@ -118,6 +122,17 @@ def download(title: str, pins: list[str]) -> None:
         fail(title)
 
 
+def compile_imports(title: str) -> None:
+    """Have Python write the byte code of all that Motet's processes import, ours included."""
+    with LOG.open("ab") as log, Ticker(title) as ticker:
+        ticker.doing = "importing every room"
+        commands = ([PYTHON, "-c", f"import {', '.join(room)}"] for room in ROOMS)
+        processes = [subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT) for command in commands]
+        codes = [process.wait() for process in processes]
+    if any(codes):
+        fail(title)
+
+
 def _key(pin: str) -> tuple[str, str]:
     """Package and version of `name==version`, as all spellings of the name are; a build's own mark (+cpu) does not count."""
     name, _, version = pin.strip().partition("==")
@@ -126,7 +141,7 @@ def _key(pin: str) -> tuple[str, str]:
 
 def fail(title: str) -> NoReturn:
     sys.stdout.write("".join(LOG.read_text(errors="replace").splitlines(keepends=True)[-_TAIL_LINES:]))
-    sys.exit(f"motet: {title} failed; all of pip's words are in {LOG}. Fix what it names and run the same command again.")
+    sys.exit(f"motet: {title} failed; all that was said is in {LOG}. Fix what it names and run the same command again.")
 
 
 def main() -> None:
@@ -142,6 +157,7 @@ def main() -> None:
     local = ("--no-index", "--find-links", str(WHEELS), "--no-deps", "--no-build-isolation")
     pip_install("motet and the packages", *local, *pins, "--editable", ".")
     shutil.rmtree(WHEELS)
+    compile_imports("byte code")
     for version in OLDER_SDKS:
         apart = ("--upgrade", "--no-deps", "--target", str(VENV / "sdk" / version), f"openai=={version}", "distro==1.9.0")
         pip_install(f"openai {version}", *apart, constrained=False)

@@ -2,6 +2,8 @@
 
 import ast
 import importlib.metadata
+import importlib.util
+import os
 import platform
 import re
 import shutil
@@ -89,6 +91,16 @@ def test_what_is_not_there_in_the_pinned_version_is_installed() -> None:
     pins = ["# why", "", "torch==2.13.0", "ast_serialize==0.13.1", "fastapi==0.165.0", "redis==8.1.0"]
     there = ["torch==2.13.0+cpu", "ast-serialize==0.13.1", "fastapi==0.164.9", "motet==0.1.0"]
     assert install.without(pins, there) == ["fastapi==0.165.0", "redis==8.1.0"]
+
+
+def test_byte_code_is_written_for_rooms_that_exist() -> None:
+    assert [module for room in install.ROOMS for module in room if importlib.util.find_spec(module) is None] == []
+
+
+def test_make_lets_byte_code_be_written() -> None:
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    asked = ["make", "--no-print-directory", "--eval", "said: ; @echo [$$PYTHONDONTWRITEBYTECODE]", "said"]
+    assert subprocess.run(asked, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_make_says_what_can_be_made() -> None:
