@@ -26,6 +26,7 @@ from motet.stack import Event, Stack, ready_of
 from benchmarks.hundred_million import JOBS, ask, fill
 from benchmarks.load import POLLERS, REPORT_SECONDS, SERIES, STREAMS, SUBMISSIONS, SUBMITTERS, Load, Placed, quantile, spread
 from benchmarks.result import write_result
+from benchmarks.spent import Spent, memory_mb
 from tests.service.fleet.scripted import ScriptedNode, moved
 
 ROOT = Path(__file__).parent.parent
@@ -39,6 +40,7 @@ class Running:
     http: httpx.Client
     key: str
     pid: int
+    programs: dict[str, int]
     database_url: str
     join_token: str
     spec: dict[str, Any]
@@ -54,12 +56,13 @@ class Running:
         assert made.is_success, made.text
         with (ROOT / "examples" / "gsm8k" / "validation.jsonl").open("rb") as rows:
             file_id = http.post("/v1/files", files={"file": rows}).json()["id"]
-        pid = event["pids"]["api"]
+        pids = event["pids"]
+        pid = pids["api"]
         lines = Path(f"/proc/{pid}/environ").read_text().split("\0")
         environment = dict(line.split("=", 1) for line in lines if "=" in line)
         url = environment["MOTET_DATABASE_URL"].replace("+psycopg", "")
         spec = {"base_model": "base", "dataset": {"file_id": file_id}}
-        return cls(events, http, keys["demo_key"], pid, url, environment["MOTET_JOIN_TOKEN"], spec)
+        return cls(events, http, keys["demo_key"], pid, pids, url, environment["MOTET_JOIN_TOKEN"], spec)
 
     def sized(self, jobs: int) -> dict[str, Any]:
         """A task's spec with so many jobs."""
@@ -81,10 +84,6 @@ class Running:
         taken = node.take(task_id)
         taken.report(taken.attached(steps=10**6), *(moved(job, "warmup") for job in range(SERIES)))
         return Placed(taken.id, task_id, taken.given.token, taken.given.fence)
-
-    def rss(self) -> float:
-        """MiB of the API process."""
-        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
     def restart(self) -> float:
         """Tell the API to stop, and wait for the next one; seconds until it had stopped."""
@@ -125,11 +124,11 @@ async def put(load: Load, running: Running, placed: Placed, polled: list[str], s
     work = [load.poll(number, polled[number % len(polled)], seconds) for number in range(POLLERS)]
     work += [load.submit(spec, waiting) for _ in range(SUBMITTERS)]
     reporting = load.report(placed, int(seconds / REPORT_SECONDS))
-    at_once = asyncio.gather(reporting, *work)
+    at_once, spent = asyncio.gather(reporting, *work), Spent(running.programs)
     while not at_once.done():
-        memory.append(running.rss())
+        memory.append(memory_mb(running.pid))
         await asyncio.wait([at_once], timeout=0.5)
-    in_time = {"report_seconds": at_once.result()[0], "points_in_time": load.points}
+    in_time = {"report_seconds": at_once.result()[0], "points_in_time": load.points, "cpu": spent.seconds()}
     stopped = await asyncio.to_thread(running.restart)
     await load.report(placed, 2)
     last = running.stored(placed.task_id)["last_event"]
@@ -180,6 +179,7 @@ def measure(seconds: float, with_100m: bool) -> None:
         rows += [{"of": "submissions"} | spread(load.submits), {"of": "reports of 10,000 points"} | spread(load.reports)]
         rows += [{"of": "machine", "cores": os.cpu_count(), "load": "from a process beside the service, on the same cores"}]
         rows += [{"of": "memory of the API, MiB", "samples": [round(one, 1) for one in memory]}, {"of": "stored"} | stored]
+        rows += [{"of": "CPU seconds while the load lasted"} | met["cpu"]]
         if with_100m:
             many, answers = _hundred_million(running)
             rows += [{"of": "100 million points"} | many, *answers]

@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         settings = Settings.load()
-        logs.configure(settings.secrets, aside=arguments[0] == "api")
+        logs.configure(settings.secrets)
         _run(arguments[0], settings)
     except (SettingsError, schema.SchemaBehind) as error:
         complain(str(error))

@@ -23,7 +23,7 @@ import service.tenants.routes
 import service.usage.routes
 import service.webhooks.routes
 from service import health, once, openapi, problems, seats
-from service.db import POOL_SIZE
+from service.db import pool_of
 from service.metrics.api import ApiMetrics
 from service.requests import BodyLimit, RequestLog
 from service.settings import Settings
@@ -48,9 +48,9 @@ _ROUTERS = (
 )
 
 
-def create_app(settings: Settings) -> FastAPI:
-    """The service as these settings want it. Nothing connects before it starts."""
-    metrics = ApiMetrics()
+def create_app(settings: Settings, metrics: ApiMetrics | None = None) -> FastAPI:
+    """The service as these settings want it. Nothing connects, and no thread runs, before it starts."""
+    metrics = metrics or ApiMetrics()
     app = routes(metrics)
     app.state.motet, app.state.seats = State.of(settings, metrics), seats.make()
     return app
@@ -86,7 +86,7 @@ def openapi_yaml() -> str:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state: State = app.state.motet
     # as many threads as connections: a request that has a thread never waits for a connection that others hold
-    to_thread.current_default_thread_limiter().total_tokens = POOL_SIZE
+    to_thread.current_default_thread_limiter().total_tokens = pool_of(state.settings.api_processes)
     state.watcher.start(asyncio.get_running_loop())
     try:
         yield

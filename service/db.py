@@ -46,9 +46,15 @@ class Base(DeclarativeBase):
     )
 
 
-POOL_SIZE = 20
+POOL_SIZE = 20  # of each role, for all processes of an API together
+_LEAST = 5  # for each of them
 _AFTER_COMMIT = "after_commit"
 _NAME_TENANT = "SELECT set_config('motet.tenant', %s, true)"  # SET LOCAL takes no parameters
+
+
+def pool_of(processes: int) -> int:
+    """Connections of a role for each of so many processes of one API."""
+    return max(_LEAST, POOL_SIZE // processes)
 
 
 def after_commit(session: Session, act: Callable[[], None]) -> None:

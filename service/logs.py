@@ -72,11 +72,8 @@ class Redaction:
         return self.text(str(value))
 
 
-def configure(secrets: Iterable[str] = (), aside: bool = False) -> None:
-    """Send all records of this process to standard error. `secrets`: values that no line may show, wherever they turn up.
-
-    aside: by a thread of its own, so that an event loop does not lose its turn to other threads with every line.
-    """
+def configure(secrets: Iterable[str] = ()) -> None:
+    """Send all records of this process to standard error. `secrets`: values that no line may show, wherever they turn up."""
     begun: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -90,8 +87,7 @@ def configure(secrets: Iterable[str] = (), aside: bool = False) -> None:
         Redaction(secrets),
         structlog.processors.JSONRenderer(ensure_ascii=False),
     ]
-    written = logging.StreamHandler(sys.stderr)
-    handler = _aside(written) if aside else written
+    handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=begun, processors=ended))
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -99,10 +95,16 @@ def configure(secrets: Iterable[str] = (), aside: bool = False) -> None:
     logging.captureWarnings(True)  # libraries' too are lines, not loose text
 
 
-def _aside(written: logging.Handler) -> logging.Handler:
-    """A handler that formats, and leaves the writing to a thread. What was said is written before the process ends."""
+def write_aside() -> None:
+    """From now on a thread writes the lines, so that an event loop does not lose its turn to other threads with each of them.
+    What was said is written before the process ends."""
+    root = logging.getLogger()
+    (written,) = root.handlers
     lines: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+    handler = QueueHandler(lines)
+    handler.setFormatter(written.formatter)
+    written.setFormatter(None)  # what comes to it is formatted
+    root.handlers[:] = [handler]
     listener = QueueListener(lines, written)
     listener.start()
     atexit.register(listener.stop)
-    return QueueHandler(lines)

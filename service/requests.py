@@ -24,7 +24,6 @@ _STREAMED = re.compile(r"/v1/files|/openai/v1/files|/internal/v1/objects/.*")
 _HEARD_OUT_BYTES, _HEARD_OUT_SECONDS = 4 * 2**20, 2.0
 _HEADER = "x-request-id"
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_PROCESS, _NUMBERS = secrets.token_hex(4), count()  # asking the system for each would cost the event loop its turn
 _PROBES = ("/livez", "/readyz")
 
 
@@ -43,13 +42,20 @@ class RequestLog:
 
     def __init__(self, app: ASGIApp, metrics: ApiMetrics) -> None:
         self._app, self._metrics = app, metrics
+        self._begin()
+
+    def _begin(self) -> None:
+        """Count ids under a name of this process: asking the system for each would cost the event loop its turn."""
+        self._process, self._numbers = secrets.token_hex(4), count()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
+            if scope["type"] == "lifespan":  # the app starts, in a process that may have been forked since
+                self._begin()
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get(_HEADER, "")
-        id = given if _ID.fullmatch(given) else f"req_{_PROCESS}{next(_NUMBERS):08x}"
+        id = given if _ID.fullmatch(given) else f"req_{self._process}{next(self._numbers):08x}"
         scope.setdefault("state", {}).update(request_id=id, headers={_HEADER: id})
         status, began = 500, time.perf_counter()
 

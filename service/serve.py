@@ -1,11 +1,18 @@
-"""The API as a process: uvicorn, told to let go of waiting requests when it is told to stop."""
+"""The API as one process or several: uvicorn, told to let go of waiting requests when it is told to stop."""
 
+import gc
+import signal
 import sys
+from socket import socket
 from types import FrameType
 
 import uvicorn
 
+from service import logs
 from service.app import create_app
+from service.crew import Crew
+from service.metrics.api import ApiMetrics
+from service.metrics.gathered import Gathered
 from service.settings import Settings
 from service.state import State
 
@@ -16,8 +23,29 @@ _GRACE_SECONDS = 10  # for requests in hand when the process is told to stop
 
 def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT."""
-    sys.setswitchinterval(_SWITCH_SECONDS)
-    app = create_app(settings)
+    if settings.api_processes == 1:
+        server = _server(settings, ApiMetrics())
+        _serve(server, server.config.bind_socket())
+        return
+    gathered = Gathered()
+    server = _server(settings, ApiMetrics(gathered.folder))
+    listening = server.config.bind_socket()
+    crew = Crew(settings.api_processes, gathered.lost, gathered.remove)
+    gathered.number = crew.lead()
+    if gathered.number is not None:
+        _serve(server, listening)
+    else:
+        gathered.remove()
+
+
+def _server(settings: Settings, metrics: ApiMetrics) -> "_Server":
+    """Ready to be forked: all is loaded, nothing connects, no thread runs."""
+    app = create_app(settings, metrics)
+    state: State = app.state.motet
+
+    async def measure() -> None:
+        state.measure()
+
     config = uvicorn.Config(
         app,
         host=settings.host,
@@ -27,8 +55,24 @@ def run(settings: Settings) -> None:
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=[str(network) for network in settings.trusted_proxies],
         timeout_graceful_shutdown=_GRACE_SECONDS,
+        callback_notify=measure,
+        timeout_notify=1,
     )
-    _Server(config, app.state.motet).run()
+    config.load()
+    gc.freeze()  # the app too stays for as long as the process
+    return _Server(config, state)
+
+
+def _serve(server: "_Server", listening: socket) -> None:
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    logs.write_aside()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave)  # uvicorn raises again what it was told by, once it has stopped
+    server.run([listening])
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    sys.exit(0)
 
 
 class _Server(uvicorn.Server):

@@ -76,6 +76,7 @@ class Settings(BaseSettings):
     state_dir: Path = Field(default_factory=_state_home)
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8321
+    api_processes: Annotated[int, Field(ge=1, le=16)] = 1  # that serve on it
 
     trusted_proxies: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_listed)] = ()  # their X-Forwarded-For counts
 

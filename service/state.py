@@ -5,7 +5,7 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Request
 
-from service.db import Database
+from service.db import Database, pool_of
 from service.files.tokenizer import Tokenizers
 from service.grants import UploadGrants
 from service.hints import Hints
@@ -43,12 +43,12 @@ class State:
     @classmethod
     def of(cls, settings: Settings, metrics: ApiMetrics) -> "State":
         """The parts as the settings want them. Nothing connects yet."""
-        grants = UploadGrants(settings.secret_key.get_secret_value())
+        grants, connections = UploadGrants(settings.secret_key.get_secret_value()), pool_of(settings.api_processes)
         watcher = Watcher(settings.app_database_url)
-        system = Database(settings.database_url)
+        system = Database(settings.database_url, connections)
         return cls(
             settings=settings,
-            db=Database(settings.app_database_url),
+            db=Database(settings.app_database_url, connections),
             system=system,
             queue=Queue(settings.redis_url),
             hints=Hints(settings.redis_url),
@@ -62,6 +62,11 @@ class State:
             metrics=metrics,
             tokenizers=Tokenizers(),
         )
+
+    def measure(self) -> None:
+        """Tell the measurements what is in use now."""
+        for role, database in (("app", self.db), ("system", self.system)):
+            self.metrics.connections.labels(role).set(database.in_use)
 
 
 def state_of(request: Request) -> State:

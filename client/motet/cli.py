@@ -74,9 +74,11 @@ def up(
     workers: Annotated[int | None, typer.Option(min=0, help="How many workers.")] = None,
     slots: Annotated[int | None, typer.Option(min=1, help="Devices that a CPU worker offers.")] = None,
     device: Device = None,
+    api_processes: Annotated[int | None, typer.Option(min=1, help="How many processes serve the API.")] = None,
 ) -> None:
     """Run the whole of Motet here, until Ctrl-C. A second one attaches to the first."""
     given = {"--host": host, "--port": port, "--workers": workers, "--slots": slots, "--device": device}
+    given |= {"--api-processes": api_processes}
     run_up(_narrator(), [word for name, value in given.items() if value is not None for word in (name, str(value))])
 
 

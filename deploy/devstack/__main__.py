@@ -44,6 +44,7 @@ def read_options(arguments: list[str] | None = None) -> tuple[Options, bool]:
     parser.add_argument("--workers", type=int, default=1, help="how many workers, each a node of its own (%(default)s)")
     parser.add_argument("--slots", type=int, help="how many devices a CPU worker offers")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), help="what workers train on")
+    parser.add_argument("--api-processes", type=int, help="how many processes serve the API")
     parser.add_argument("--stop-on-eof", action="store_true", help="stop when standard input closes")
     chosen = parser.parse_args(arguments)
     if chosen.workers < 0:
@@ -52,7 +53,10 @@ def read_options(arguments: list[str] | None = None) -> tuple[Options, bool]:
         parser.error(f"--slots must be 1 or more, not {chosen.slots}")
     if chosen.port is not None and not 0 < chosen.port < 65536:
         parser.error(f"--port must be between 1 and 65535, not {chosen.port}")
-    return Options(chosen.host, chosen.port, chosen.workers, chosen.slots, chosen.device), chosen.stop_on_eof
+    if chosen.api_processes is not None and chosen.api_processes < 1:
+        parser.error(f"--api-processes must be 1 or more, not {chosen.api_processes}")
+    options = Options(chosen.host, chosen.port, chosen.workers, chosen.slots, chosen.device, chosen.api_processes)
+    return options, chosen.stop_on_eof
 
 
 def own(state: State, options: Options) -> None:

@@ -25,13 +25,15 @@ _WORKER_PATIENCE = 20.0
 
 @dataclass(frozen=True)
 class Options:
-    """`port`: None takes the default one, or any free one where that is taken. `slots`: jobs' devices of a CPU worker."""
+    """`port`: None takes the default one, or any free one where that is taken. `slots`: jobs' devices of a CPU worker.
+    `api_processes`: None is what the service thinks best."""
 
     host: str = "127.0.0.1"
     port: int | None = None
     workers: int = 1
     slots: int | None = None
     device: str | None = None
+    api_processes: int | None = None
 
 
 class Stack:
@@ -83,6 +85,8 @@ class Stack:
             "MOTET_HOST": self._options.host,
             "MOTET_PORT": str(self._port.number),
         }
+        if self._options.api_processes is not None:
+            env["MOTET_API_PROCESSES"] = str(self._options.api_processes)
         port = self._port.number if word == "api" else None
         return Module(word, ["service", word], self._state.logs / f"{word}.log", env, self._mark, port)
 

@@ -1,28 +1,46 @@
-"""What an API process measures of itself for Prometheus: requests by route, and its connections. Knows no database rows."""
+"""What an API measures of itself for Prometheus: requests by route, and its connections. Knows no database rows."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 
 # up to a long poll's minute
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
 class ApiMetrics:
-    """A registry of its own: two apps in one process do not count together."""
+    """A registry of its own: two apps in one process do not count together. `shared`: where the processes of this API keep
+    their measurements, if there are several."""
 
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+    def __init__(self, shared: Path | None = None) -> None:
+        self._registry, self._shared = CollectorRegistry(), shared
         labels = ("method", "route", "status")
-        self._requests = Counter("motet_api_requests", "Requests answered", labels, registry=self.registry)
+        self._requests = Counter("motet_api_requests", "Requests answered", labels, registry=self._registry)
         self._seconds = Histogram(
             "motet_api_request_seconds",
             "From a request's first byte to its answer's last; long polls wait on purpose",
             ("method", "route"),
             buckets=_SECONDS,
-            registry=self.registry,
+            registry=self._registry,
         )
-        self.connections = Gauge("motet_api_database_connections", "Connections in use", ("role",), registry=self.registry)
+        self.connections = Gauge(
+            "motet_api_database_connections",
+            "Connections in use",
+            ("role",),
+            registry=self._registry,
+            multiprocess_mode="livesum",
+        )
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request. `route` is its template, so that ids make no new series."""
         self._requests.labels(method, route, str(status)).inc()
         self._seconds.labels(method, route).observe(seconds)
+
+    def told(self) -> bytes:
+        """Prometheus' text, of all processes of this API."""
+        if self._shared is None:
+            return generate_latest(self._registry)
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, str(self._shared))
+        return generate_latest(registry)

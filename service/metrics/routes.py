@@ -37,10 +37,9 @@ async def _scraper(request: Request, bearer: Bearer, service: Service) -> None:
     responses=_TEXT | problems(401, 403, 503),
 )
 def metrics(service: Service, db: SystemDb) -> Response:
-    for role, database in (("app", service.db), ("system", service.system)):
-        service.metrics.connections.labels(role).set(database.in_use)
+    service.measure()
     registry = CollectorRegistry()
     with db.begin() as session:
         registry.register(HouseMetrics(session))
         house = generate_latest(registry)
-    return Response(generate_latest(service.metrics.registry) + house, media_type=TEXT)
+    return Response(service.metrics.told() + house, media_type=TEXT)

@@ -42,7 +42,8 @@ def test_what_is_no_secret_stays():
 
 def test_the_last_words_of_a_process_are_written_though_a_thread_writes_them():
     program = (
-        "import logging; from service import logs; logs.configure(aside=True); logging.warning('last words, mk_%s', 'x' * 9)"
+        "import logging; from service import logs; logs.configure(); logs.write_aside(); "
+        "logging.warning('last words, mk_%s', 'x' * 9)"
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr
     assert json.loads(said)["event"] == "last words, mk_…"

@@ -27,7 +27,8 @@ ROWS = jsonl(*({"prompt": "x" * 500, "completion": "y" * 500} for _ in range(500
 
 @pytest.fixture(scope="module")
 def settings(settings_for, database_url, free_port, tmp_path_factory) -> Settings:
-    return settings_for(database_url, tmp_path_factory.mktemp("service"), port=free_port(), max_file_bytes=40 * MIB)
+    folder, one = tmp_path_factory.mktemp("service"), {"api_processes": 1}  # whose memory is looked at
+    return settings_for(database_url, folder, port=free_port(), max_file_bytes=40 * MIB, **one)
 
 
 @pytest.fixture(scope="module")
