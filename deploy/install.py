@@ -1,21 +1,20 @@
 """Installs Motet and all it needs into .venv, and shows that it is alive meanwhile. Standard library alone.
 
-torch comes first and by its exact pin, from TORCH_INDEX too where that is set. Then everything else that constraints.txt pins,
-which is all there is to install (a test checks that): so nothing is resolved, and two processes download at once, since pip
-takes one package after another. pip's own words go to .venv/install.log. Older versions of the `openai` SDK lie apart in
-.venv/sdk/VERSION, for the tests that hold our face against each of them.
+First comes pip by its pin, since older ones think twice as long about each package. torch comes next, from TORCH_INDEX too
+where that is set, with all that it asks for. Then everything else that constraints.txt pins, which is all there is to install
+(a test checks that): so nothing is resolved, and two processes install a half each. Byte code is written of what Motet's processes
+import, most of the rest being imported by nobody; this shows also that it can be imported. Older versions of the `openai` SDK lie
+apart in .venv/sdk/VERSION, for the tests that hold our face against each of them. All words go to .venv/install.log.
 """
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
 import time
 import venv
 from pathlib import Path
-from typing import IO, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -23,7 +22,6 @@ PYTHON = VENV / "bin" / "python"
 LOG = VENV / "install.log"
 STAMP = VENV / "installed"
 PINS = ROOT / "constraints.txt"
-WHEELS = VENV / "wheels"  # until they are installed
 OLDER_SDKS = ("1.109.1", "2.54.0")
 ROOMS = (  # what the processes of a worker, and all others, import
     ("worker.daemon", "worker.heartbeat", "worker.executor"),
@@ -44,16 +42,17 @@ def make_venv() -> None:
         PYTHON.exists() and subprocess.run([PYTHON, "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0
     )
     if not works:
-        venv.create(VENV, with_pip=True, clear=True)
+        with Ticker("virtual environment"):
+            venv.create(VENV, with_pip=True, clear=True)
 
 
 class Ticker:
-    """Says every moment what pip is doing: on a terminal in one line, elsewhere a line now and then."""
+    """Says every moment what is being done: on a terminal in one line, elsewhere a line now and then."""
 
     def __init__(self, title: str) -> None:
-        self.doing = "starting"
         self._title = title
         self._start = time.monotonic()
+        self._read = LOG.stat().st_size if LOG.exists() else 0
         self._terminal = sys.stdout.isatty()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -70,32 +69,32 @@ class Ticker:
 
     def _run(self) -> None:
         while not self._over.wait(0.5 if self._terminal else 5):
-            line = f"{self._title}: {time.monotonic() - self._start:.0f} s, {self.doing[:60]}"
+            line = f"{self._title}: {time.monotonic() - self._start:.0f} s, {self._news()[:60]}"
             print(f"\r\033[K{line}" if self._terminal else line, end="" if self._terminal else "\n", flush=True)
 
-
-def start_pip(*words: str, stdout: int | IO[bytes] = subprocess.PIPE) -> subprocess.Popen[bytes]:
-    """pip in the new environment, with its words on `stdout`."""
-    env = {**os.environ, "PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    command = [str(PYTHON), "-m", "pip", *words]
-    return subprocess.Popen(command, stdout=stdout, stderr=subprocess.STDOUT, env=env, cwd=ROOT)
+    def _news(self) -> str:
+        """What the log says last of what is being done."""
+        found = _NEWS.findall(LOG.read_bytes()[self._read :]) if LOG.exists() else []
+        return b" ".join(found[-1]).decode(errors="replace").lower() if found else "at work"
 
 
-def pip_install(title: str, *words: str, constrained: bool = True) -> None:
-    """Run pip; on failure show its last lines and leave."""
-    quiet = ("--no-input", "--progress-bar", "off")
-    lean = "--no-compile"  # most modules are imported by nobody; see compile_imports
-    pins = ("--constraint", "constraints.txt") if constrained else ()
-    with LOG.open("ab") as log, Ticker(title) as ticker:
-        process = start_pip("install", *quiet, lean, *pins, *words)
-        assert process.stdout is not None
-        for line in process.stdout:
-            log.write(line)
-            if news := _NEWS.search(line):
-                ticker.doing = b" ".join(news.groups()).decode(errors="replace").lower()
-        code = process.wait()
-    if code != 0:
-        fail(title)
+def run(title: str, *commands: tuple[str, ...]) -> None:
+    """Run these with the new Python, all at once and with their words in the log; when one fails, show its end and leave."""
+    with LOG.open("ab") as log, Ticker(title):
+        env = {**os.environ, "PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+        processes = [
+            subprocess.Popen([str(PYTHON), *command], stdout=log, stderr=subprocess.STDOUT, env=env, cwd=ROOT)
+            for command in commands
+        ]
+        codes = [process.wait() for process in processes]
+    if any(codes):
+        sys.stdout.write("".join(LOG.read_text(errors="replace").splitlines(keepends=True)[-_TAIL_LINES:]))
+        sys.exit(f"motet: {title} failed; all that was said is in {LOG}. Fix what it names and run the same command again.")
+
+
+def install(*words: str) -> tuple[str, ...]:
+    """The words for Python that have pip install something."""
+    return (*("-m", "pip", "install", "--no-input", "--progress-bar", "off", "--no-compile", "--no-warn-conflicts"), *words)
 
 
 def missing() -> list[str]:
@@ -111,56 +110,26 @@ def without(pins: list[str], there: list[str]) -> list[str]:
     return [line for line in pins if "==" in line and _key(line) not in installed]
 
 
-def download(title: str, pins: list[str]) -> None:
-    """Bring packages into WHEELS, half of them by each of two processes."""
-    words = ("download", "--no-input", "--progress-bar", "off", "--no-deps", "--dest", str(WHEELS))
-    with LOG.open("ab") as log, Ticker(title) as ticker:
-        ticker.doing = f"downloading {len(pins)} packages"
-        processes = [start_pip(*words, *half, stdout=log) for half in (pins[::2], pins[1::2]) if half]
-        codes = [process.wait() for process in processes]
-    if any(codes):
-        fail(title)
-
-
-def compile_imports(title: str) -> None:
-    """Have Python write the byte code of all that Motet's processes import, ours included."""
-    with LOG.open("ab") as log, Ticker(title) as ticker:
-        ticker.doing = "importing every room"
-        commands = ([PYTHON, "-c", f"import {', '.join(room)}"] for room in ROOMS)
-        processes = [subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT) for command in commands]
-        codes = [process.wait() for process in processes]
-    if any(codes):
-        fail(title)
-
-
 def _key(pin: str) -> tuple[str, str]:
     """Package and version of `name==version`, as all spellings of the name are; a build's own mark (+cpu) does not count."""
     name, _, version = pin.strip().partition("==")
     return re.sub(r"[-_.]+", "-", name).lower(), version.partition("+")[0]
 
 
-def fail(title: str) -> NoReturn:
-    sys.stdout.write("".join(LOG.read_text(errors="replace").splitlines(keepends=True)[-_TAIL_LINES:]))
-    sys.exit(f"motet: {title} failed; all that was said is in {LOG}. Fix what it names and run the same command again.")
-
-
 def main() -> None:
     STAMP.unlink(missing_ok=True)
-    with Ticker("virtual environment"):
-        make_venv()
+    make_venv()
     LOG.write_text("")
+    run("pip", install(pin_of("pip")))
     index = os.environ.get("TORCH_INDEX")
-    pip_install("torch", pin_of("torch"), "setuptools", *(["--extra-index-url", index] if index else []))
-    WHEELS.mkdir(exist_ok=True)
-    pins = missing()
-    download("packages", pins)
-    local = ("--no-index", "--find-links", str(WHEELS), "--no-deps", "--no-build-isolation")
-    pip_install("motet and the packages", *local, *pins, "--editable", ".")
-    shutil.rmtree(WHEELS)
-    compile_imports("byte code")
-    for version in OLDER_SDKS:
-        apart = ("--upgrade", "--no-deps", "--target", str(VENV / "sdk" / version), f"openai=={version}", "distro==1.9.0")
-        pip_install(f"openai {version}", *apart, constrained=False)
+    pins = ("--constraint", str(PINS), *(("--extra-index-url", index) if index else ()))
+    run("torch", install(*pins, pin_of("torch"), "setuptools"))
+    rest = missing()
+    halves = (rest[::2], [*rest[1::2], "--no-build-isolation", "--editable", "."])
+    run("motet and the packages", *(install("--no-deps", *half) for half in halves if half))
+    run("byte code", *(("-c", f"import {', '.join(room)}") for room in ROOMS))
+    apart = ("--upgrade", "--no-deps", "distro==1.9.0", "--target")
+    run("older SDKs", *(install(*apart, str(VENV / "sdk" / version), f"openai=={version}") for version in OLDER_SDKS))
     STAMP.touch()
 
 
