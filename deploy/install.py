@@ -2,9 +2,10 @@
 
 First comes pip by its pin, since older ones think twice as long about each package. torch comes next, from TORCH_INDEX too
 where that is set, with all that it asks for. Then everything else that constraints.txt pins, which is all there is to install
-(a test checks that): so nothing is resolved, and two processes install a half each. Byte code is written of what Motet's processes
-import, most of the rest being imported by nobody; this shows also that it can be imported. Older versions of the `openai` SDK lie
-apart in .venv/sdk/VERSION, for the tests that hold our face against each of them. All words go to .venv/install.log.
+(a test checks that): so nothing is resolved, and two processes install a half each. Byte code is written of what Motet's
+processes import, most of the rest being imported by nobody; this shows also that it can be imported. Older versions of the
+`openai` SDK lie apart in .venv/sdk/VERSION, for the tests that hold our face against each of them. All words go to
+.venv/install.log.
 """
 
 import os
