@@ -18,7 +18,7 @@ from benchmarks.simulator.runs import Ended, Run, run_all
 from benchmarks.simulator.workload import TRACES, Arrival, closed, eleven, largest_tenants, rolling, trace
 from service.scheduler.decision import Decision
 from service.scheduler.estimate import INSIDE
-from service.scheduler.greedy import easy_wsap
+from service.scheduler.greedy import backfill
 from service.scheduler.problem import Node, Problem, Queued, Running, makespan
 from service.scheduler.solve import solve
 from service.scheduler.window import Budget
@@ -93,7 +93,7 @@ class Bench:
         solve(busy_fleet(99))
         for seed in range(15):
             problem = busy_fleet(seed).to_json()
-            for kind, act, found in (("rules", lambda p: Decision(easy_wsap(p), "greedy", 0), rules), ("plan", solve, plans)):
+            for kind, act, found in (("rules", lambda p: Decision(backfill(p), "greedy", 0), rules), ("plan", solve, plans)):
                 fresh = Problem.from_json(problem)  # nothing of it is worked out yet
                 wall, cpu = time.perf_counter(), time.process_time()
                 decision = act(fresh)

@@ -9,7 +9,7 @@ from ortools.sat.python import cp_model
 
 from service.scheduler.board import Board
 from service.scheduler.decision import Decision
-from service.scheduler.greedy import easy_wsap
+from service.scheduler.greedy import backfill
 from service.scheduler.problem import Problem, Queued, Start
 from service.scheduler.solve import BUDGET, solve
 
@@ -29,7 +29,7 @@ def fcfs(problem: Problem) -> Decision:
 
 def easy(problem: Problem) -> Decision:
     """In order of arrival, with one reservation and backfill that does not delay it."""
-    return Decision(easy_wsap(problem, problem.placeable), "easy", 0)
+    return Decision(backfill(problem, problem.placeable, reserved=1), "easy", 0)
 
 
 def sjf(problem: Problem) -> Decision:
@@ -42,9 +42,10 @@ def lpt(problem: Problem) -> Decision:
     return _any_fit(problem, sorted(problem.placeable, key=lambda task: -(task.shortest or 0)), "lpt")
 
 
-def wsap_rule(problem: Problem) -> Decision:
-    """The product's own fallback."""
-    return Decision(easy_wsap(problem), "easy_wsap", 0)
+def easy_wsap(problem: Problem) -> Decision:
+    """By ascending seconds x GPUs / weight, with one reservation and backfill that does not delay it."""
+    order = sorted(problem.placeable, key=lambda task: (task.shortest or 0) * task.gpus / task.weight)
+    return Decision(backfill(problem, order, reserved=1), "easy_wsap", 0)
 
 
 def big_m(problem: Problem, seconds: float = 5.0) -> Decision:
@@ -84,7 +85,7 @@ def ours(problem: Problem) -> Decision:
     return solve(problem, BUDGET)
 
 
-POLICIES: dict[str, Policy] = {"fcfs": fcfs, "easy": easy, "sjf": sjf, "lpt": lpt, "easy_wsap": wsap_rule, "ours": ours}
+POLICIES: dict[str, Policy] = {"fcfs": fcfs, "easy": easy, "sjf": sjf, "lpt": lpt, "easy_wsap": easy_wsap, "ours": ours}
 
 
 def _any_fit(problem: Problem, order: Sequence[Queued], name: str) -> Decision:

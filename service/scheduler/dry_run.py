@@ -16,7 +16,7 @@ from service.errors import FieldError
 from service.parts import Parts
 from service.scheduler import snapshot, waiting
 from service.scheduler.estimate import BYTES_PER_TOKEN, Estimate
-from service.scheduler.greedy import easy_wsap, start_all
+from service.scheduler.greedy import backfill, start_all
 from service.scheduler.intervals import intervals
 from service.scheduler.problem import Start
 from service.scheduler.reasons import reasons
@@ -60,7 +60,7 @@ def dry_run(session: Session, parts: Parts, tenant_id: str, spec: TaskSpec, pinn
     """For a tenant whose spec has passed preflight. The session's transaction must be new and see all tenants' rows."""
     asked = _task(tenant_id, spec, pinned)
     seen = snapshot.read(session, parts, asked=asked)
-    starts = start_all(seen.problem) or easy_wsap(seen.problem)
+    starts = start_all(seen.problem) or backfill(seen.problem)
     start = next((start for start in starts if start.task == _ID), None)
     kinds = {kind_of(node): node for node in seen.nodes.values() if seen.work.fits(asked.task, node)}
     found = {kind: seen.work.estimate(asked.task, kind, spec.gpus) for kind in kinds} or {

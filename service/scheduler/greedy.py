@@ -1,25 +1,28 @@
-"""Plans by rule: start what fits, and EASY backfill with one reservation. The fallback, and the solver's first hint.
+"""Plans by rule: start what fits, and backfill that delays none of those in front. The fallback, and the solver's first hint.
 
-Order is WSAP: ascending seconds x GPUs / weight, which minimises weighted completion on a single GPU. Knows no solver.
+The order is ascending seconds x sqrt(GPUs) / weight. Seconds x GPUs / weight is the best one where any GPUs do; but a wide
+task must find its GPUs on one node, while a narrow one fits into holes and takes little from it. Knows no solver.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from math import sqrt
 
 from service.scheduler.board import Board
 from service.scheduler.problem import LATE_FACTOR, Problem, Queued, Start
 
+RESERVED = 20  # so many of the waiting have GPUs reserved; with one, what comes later pushes back all but that one
 EXACT = 24  # so many of the waiting are fitted into holes; those behind them stand at the ends
 
 
-def wsap(problem: Problem) -> list[Queued]:
-    """The placeable tasks by ascending seconds x GPUs / weight; ties by arrival.
+def ranked(problem: Problem) -> list[Queued]:
+    """The placeable tasks by ascending seconds x sqrt(GPUs) / weight; ties by arrival.
 
     A task that misses its deadline unless it starts within its own duration weighs as much more as its lateness costs.
     """
     ranks = {}
     for task, shortest in zip(problem.queued, problem.shortest.tolist(), strict=True):
         urgent = task.deadline is not None and task.deadline < 2 * shortest
-        ranks[task.id] = shortest * task.gpus / (task.weight * (1 + LATE_FACTOR if urgent else 1))
+        ranks[task.id] = shortest * sqrt(task.gpus) / (task.weight * (1 + LATE_FACTOR if urgent else 1))
     return sorted(problem.placeable, key=lambda task: ranks[task.id])
 
 
@@ -36,18 +39,29 @@ def start_all(problem: Problem) -> tuple[Start, ...] | None:
     return widened(problem, starts)
 
 
-def easy_wsap(problem: Problem, order: Sequence[Queued] | None = None, board: Board | None = None) -> tuple[Start, ...]:
-    """Start in WSAP order until one does not fit; that one gets a reservation which later ones may not delay.
+def backfill(
+    problem: Problem,
+    order: Sequence[Queued] | None = None,
+    board: Board | None = None,
+    planned: Sequence[Start] = (),
+    reserved: int = RESERVED,
+) -> tuple[Start, ...]:
+    """`planned`, which stay as they are, and every other task of `order`: now, if that delays nobody who has GPUs reserved.
 
-    Those that cannot start now stand where they would start next, in the same order: their expected starts. `board` is the
-    problem's, with nothing put on it yet; it is spent.
+    The first `reserved` that cannot start now have, those of `planned` that start later among them: each where it ends
+    first. The others stand where they would start next, in the same order: their expected starts. `board` is the problem's,
+    with nothing put on it yet; it is spent.
     """
-    board, starts, later = board or Board(problem), [], []
-    reserved = False
-    for task in wsap(problem) if order is None else order:
+    board, later = board or Board(problem), []
+    starts = [board.put(start) for start in planned]
+    placed = {start.task for start in starts}
+    reserved -= sum(start.start > 0 for start in starts)
+    for task in ranked(problem) if order is None else order:
+        if task.id in placed:
+            continue
         start = board.now(task) if board.most_free >= task.gpus else None
-        if start is None and not reserved:
-            start, reserved = board.best(task), True
+        if start is None and reserved > 0:
+            start, reserved = board.best(task), reserved - 1
         if start is None:
             later.append(task)
         else:
@@ -59,25 +73,6 @@ def lpt(problem: Problem) -> tuple[Start, ...]:
     """Longest first, wider before narrower among equals, each where it ends first: a short makespan for a closed batch."""
     order = sorted(problem.placeable, key=lambda task: (-(task.shortest or 0) * task.gpus, -task.gpus))
     return _in_turn(Board(problem), order)
-
-
-def complete(
-    problem: Problem, starts: Iterable[Start], order: Sequence[Queued], board: Board | None = None
-) -> tuple[Start, ...]:
-    """`starts`, which stay as they are, and every other task of `order`: now, if that delays none of them, else in turn."""
-    board = board or Board(problem)
-    planned = [board.put(start) for start in starts]
-    placed = {start.task for start in planned}
-    later = []
-    for task in order:
-        if task.id in placed:
-            continue
-        start = board.now(task) if board.most_free >= task.gpus else None
-        if start is None:
-            later.append(task)
-        else:
-            planned.append(board.put(start))
-    return tuple(planned) + _in_turn(board, later)
 
 
 def widened(problem: Problem, starts: Sequence[Start]) -> tuple[Start, ...]:

@@ -1,4 +1,4 @@
-"""A plan: start everything if it fits; else the better of EASY-WSAP and CP-SAT over a window of the queue.
+"""A plan: start everything if it fits; else the better of backfill by rule and CP-SAT over a window of the queue.
 
 A closed batch instead gets the shortest makespan found by rule, by multifit and, when it is small, by CP-SAT.
 The same problem gives the same plan: one worker, a budget in CP-SAT's deterministic time, and a wall-clock guard that falls
@@ -8,7 +8,7 @@ back to the rules and says so. Knows no database and no clock.
 from service.scheduler.batch import pack
 from service.scheduler.board import Board
 from service.scheduler.decision import Decision
-from service.scheduler.greedy import complete, easy_wsap, lpt, start_all, widened, wsap
+from service.scheduler.greedy import backfill, lpt, ranked, start_all, widened
 from service.scheduler.malformed import malformed
 from service.scheduler.problem import Problem, Queued, Start, makespan, missed, objective
 from service.scheduler.violations import violations
@@ -33,8 +33,8 @@ def solve(problem: Problem, budget: Budget = BUDGET) -> Decision:
 
 
 def _rolling(problem: Problem, budget: Budget) -> Decision:
-    order, board = wsap(problem), Board(problem)
-    fallback = easy_wsap(problem, order, board.copy())
+    order, board = ranked(problem), Board(problem)
+    fallback = backfill(problem, order, board.copy())
     window = order[: budget.window]
     seen = _of(fallback, window)
     found = search(problem, window, seen, budget)
@@ -45,7 +45,7 @@ def _rolling(problem: Problem, budget: Budget) -> Decision:
 
     if found.starts is None:
         return decided(fallback, "greedy", found.note)
-    planned = complete(problem, found.starts, order, board)
+    planned = backfill(problem, order, board, found.starts)
     wrong = violations(problem, planned)
     if wrong or objective(problem, planned) > objective(problem, fallback):
         note = "; ".join(wrong) or "the solver's window leaves less for the rest of the queue than the rules do"
@@ -55,7 +55,7 @@ def _rolling(problem: Problem, budget: Budget) -> Decision:
 
 def _closed(problem: Problem, budget: Budget) -> Decision:
     """The shortest makespan of all that was tried; of equal ones the least weighted completion."""
-    tried = {"greedy": easy_wsap(problem), "batch": lpt(problem)}
+    tried = {"greedy": backfill(problem), "batch": lpt(problem)}
     packed = pack(problem)
     if packed is not None:
         tried["batch"] = min(tried["batch"], packed, key=lambda starts: _worth(problem, starts))

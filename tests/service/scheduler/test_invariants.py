@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from benchmarks.simulator.check import check
 from service.scheduler.board import Board
-from service.scheduler.greedy import complete, easy_wsap, wsap
+from service.scheduler.greedy import backfill, ranked
 from service.scheduler.problem import Limit, Node, Problem, Queued, Running, Width, missed, objective
 from service.scheduler.solve import MalformedProblem, solve
 from service.scheduler.violations import violations
@@ -48,7 +48,7 @@ def test_the_same_problem_has_the_same_plan(problem: Problem, closed: bool) -> N
 def test_the_plan_is_never_worse_than_the_rules(problem: Problem) -> None:
     decision = solve(problem, QUICK)
     if decision.method != "start":
-        assert objective(problem, decision.starts) <= objective(problem, easy_wsap(problem))
+        assert objective(problem, decision.starts) <= objective(problem, backfill(problem))
 
 
 @settings(max_examples=25, deadline=None)
@@ -58,25 +58,25 @@ def test_with_one_more_node_the_plan_is_still_no_worse_than_the_rules_there(prob
     decision = solve(larger, QUICK)
     assert check(larger, decision.starts) == len(larger.placeable)
     if decision.method != "start":
-        assert objective(larger, decision.starts) <= objective(larger, easy_wsap(larger))
+        assert objective(larger, decision.starts) <= objective(larger, backfill(larger))
 
 
 @settings(max_examples=40, deadline=None)
 @given(problems(), st.integers(1, 5))
 def test_backfill_moves_no_planned_start(problem: Problem, count: int) -> None:
-    order = wsap(problem)
+    order = ranked(problem)
     board = Board(problem)
     planned = []
     for task in order[:count]:
         start = board.best(task)
         planned += [board.put(start)] if start else []
-    filled = complete(problem, planned, order)
+    filled = backfill(problem, order, planned=planned)
     assert filled[: len(planned)] == tuple(planned)
     check(problem, filled)
 
 
 def test_a_wide_task_is_not_starved_by_narrow_ones() -> None:
-    """Narrow ones keep coming, all lighter in WSAP; the wide one is reserved for and starts when what ran at first is done."""
+    """Narrow ones keep coming, all in front of it; the wide one has a reservation and starts when what ran at first is done."""
     node = (Node("n", 8),)
     wide = Queued("wide", 8, 100, (100,))
     running = tuple(Running(f"r{at}", "n", 1, 20 + at) for at in range(8))

@@ -18,7 +18,7 @@ from service.parts import Parts
 from service.queue import Queue, QueueJob
 from service.reconcile import plan_the_forgotten
 from service.scheduler import loop, turn
-from service.scheduler.greedy import easy_wsap
+from service.scheduler.greedy import backfill
 from service.scheduler.loop import plan_once, replan
 from service.scheduler.models import Plan, PlannerLease, PlanRequest, ThroughputProfile
 from service.scheduler.pace import Asked, Pace
@@ -105,7 +105,7 @@ def test_the_end_of_a_task_lets_the_next_one_start(tenant, new_node, plan):
 
 
 def test_where_the_rules_are_not_optimal_the_stored_plan_is(database, parts, admin, new_node):
-    """Four tasks on one node of 3 GPUs, for which the rules' order with one reservation is not the best."""
+    """Four tasks on one node of 3 GPUs, for which the rules' order is not the best."""
     node = new_node(slots=3)
     with database.begin() as session:
         measured = {"base_model": "small", "precision": "bf16", "device_type": "cpu", "tokens": 128, "rows": 0}
@@ -117,7 +117,7 @@ def test_where_the_rules_are_not_optimal_the_stored_plan_is(database, parts, adm
     replan(parts)
     (kept,) = admin.get("/v1/admin/plans").json()["data"]
     problem = Problem.from_json(kept["problem"])
-    assert kept["objective"] < objective(problem, easy_wsap(problem))
+    assert kept["objective"] < objective(problem, backfill(problem))
     assert (kept["method"], kept["solver_status"], kept["bound"]) == ("cpsat", "OPTIMAL", kept["objective"])
     assert kept["decision"]["started"]
     assert len(node.desired().placements) == len(kept["decision"]["started"])

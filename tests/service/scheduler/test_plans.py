@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.scheduler.greedy import easy_wsap
+from service.scheduler.greedy import backfill, ranked
 from service.scheduler.problem import Node, Problem, Queued, Running, objective
 from service.scheduler.solve import solve
 
@@ -51,7 +51,7 @@ def check(problem: Problem, starts) -> None:
 @settings(max_examples=60, deadline=None)
 @given(problems())
 def test_plans_hold_are_deterministic_and_never_worse_than_the_rules(problem):
-    by_rule = easy_wsap(problem)
+    by_rule = backfill(problem)
     check(problem, by_rule)
     decision = solve(problem)
     check(problem, decision.starts)
@@ -106,11 +106,32 @@ def test_what_the_solver_calls_optimal_is_what_brute_force_finds(problem):
 
 
 def test_a_wide_task_is_not_starved_by_narrow_ones():
-    """EASY's one reservation: narrow tasks may use the hole before it, and may not push it back."""
+    """Narrow tasks may use the hole before its reservation, and may not push it back."""
     wide = Queued("wide", 2, 1000, (100,))
     narrow = [Queued(f"narrow{at}", 1, 10, (seconds,)) for at, seconds in enumerate((40, 60))]
     problem = Problem((Node("n", 2),), (Running("r", "n", 1, 50),), (wide, *narrow))
-    starts = {start.task: start for start in easy_wsap(problem)}
+    starts = {start.task: start for start in backfill(problem)}
     assert starts["narrow0"].start == 0  # ends at 40, before the reservation
     assert starts["wide"].start == 50
     assert starts["narrow1"].start == 150  # would have ended at 60
+
+
+def test_each_that_waits_in_front_keeps_its_start():
+    """With one reservation the last would take the second node at once, and push back who waits for the whole of it."""
+    nodes = (Node("n0", 2), Node("n1", 2))
+    running = (Running("r0", "n0", 2, 50), Running("r1", "n1", 1, 60))
+    queued = tuple(
+        Queued(name, gpus, weight, (seconds,) * 2)
+        for name, gpus, weight, seconds in (("a", 2, 1000, 100), ("b", 2, 500, 100), ("c", 1, 1, 200))
+    )
+    starts = {start.task: start for start in backfill(Problem(nodes, running, queued))}
+    assert (starts["a"].start, starts["b"].start, starts["c"].start) == (50, 60, 150)
+    one = {start.task: start for start in backfill(Problem(nodes, running, queued), reserved=1)}
+    assert (one["c"].start, one["b"].start) == (0, 150)
+
+
+def test_a_wide_task_weighs_less_than_its_width_in_the_order():
+    """Four times as wide counts as twice as long: its GPUs must lie on one node, a narrow one takes what is left."""
+    nodes = (Node("n", 4),)
+    queued = tuple(Queued(name, gpus, 1, (seconds,)) for name, gpus, seconds in (("narrow", 1, 250), ("wide", 4, 100)))
+    assert [task.id for task in ranked(Problem(nodes, (), queued))] == ["wide", "narrow"]
