@@ -49,10 +49,6 @@ class Replicas:
         """Which measures for all what is the same on each."""
         return self._all[0]
 
-    @property
-    def width(self) -> int:
-        return len(self._all)
-
     # ---- which job where -------------------------------------------------------------------------------------------
 
     def widen(self, prepared: Prepared) -> None:

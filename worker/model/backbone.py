@@ -85,22 +85,15 @@ class Backbone:
 
     @classmethod
     def _of(cls, config: PreTrainedConfig, family: Family, weights: Weights, precision: Precision) -> "Backbone":
-        kinds = family.rope_kinds(config)
         embedding = weights[EMBEDDING]
         return cls(
             family=config.model_type,
             embedding=embedding,
-            layers=tuple(
-                _block(
-                    *(weights, f"model.layers.{layer}", family, family.biased(config), precision),
-                    *(family.window(config, layer), kinds.index(family.rope_kind(config, layer))),
-                )
-                for layer in range(config.num_hidden_layers)
-            ),
+            layers=tuple(_block(weights, family, config, layer, precision) for layer in range(config.num_hidden_layers)),
             norm=_norm(weights[NORM], family),
             head=embedding if config.tie_word_embeddings else weights[HEAD],
             shape=_shape(family, config),
-            rotaries=tuple(RotaryTable.of(config, head_size(config), kind, embedding) for kind in kinds),
+            rotaries=tuple(RotaryTable.of(config, head_size(config), kind, embedding) for kind in family.rope_kinds(config)),
             max_positions=config.max_position_embeddings,
             targets=_targets(config),
             embedding_scale=_rounded(config.hidden_size**0.5, embedding) if family.scaled_embedding else None,
@@ -172,9 +165,8 @@ def _joined(
     return weight, torch.cat(weights.below(prefix, "bias", kinds)) if kinds[0] in biased else None
 
 
-def _block(
-    weights: Weights, prefix: str, family: Family, biased: frozenset[str], precision: Precision, window: int | None, rope: int
-) -> BlockWeights:
+def _block(weights: Weights, family: Family, config: PreTrainedConfig, layer: int, precision: Precision) -> BlockWeights:
+    prefix, biased = f"model.layers.{layer}", family.biased(config)
     joined = {name: _joined(weights, prefix, kinds, biased, precision) for name, kinds in GROUPS.items()}
     norms: dict[str, Any] = {
         name: _norm(weights[f"{prefix}.{path}.weight"], family) for name, path in (family.norms | family.head_norms).items()
@@ -188,8 +180,8 @@ def _block(
         b_gate_up=joined["gate_up"][1],
         w_down=joined["down"][0],
         b_down=joined["down"][1],
-        window=window,
-        rope=rope,
+        window=family.window(config, layer),
+        rope=family.rope_kinds(config).index(family.rope_kind(config, layer)),
         **({"q_norm": None, "k_norm": None} | norms),
     )
 

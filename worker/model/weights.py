@@ -61,7 +61,7 @@ class Weights:
             log.warning("%d tensors are not of this family and change nothing: %s", len(strange), ", ".join(strange[:_SAID]))
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._held[name].read().detach().to(self._device, self._dtype)
+        return self._held[name].read().to(self._device, self._dtype)
 
     def below(self, prefix: str, suffix: str, kinds: Iterable[str]) -> list[Tensor]:
         """Those of a layer's matrices of these kinds."""
