@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import triton
 from grouped_lora import launch
-from grouped_lora.attention import SequenceTable, attention, attention_backward, sequence_blocks
+from grouped_lora.attention import Incoming, SequenceTable, attention, attention_backward, sequence_blocks
 from grouped_lora.cross_entropy import cross_entropy
 from grouped_lora.dropout import token_keys
 from grouped_lora.expand import expand
@@ -79,7 +79,10 @@ def kernels(rank: int, drop: bool) -> dict[str, Callable[[], object]]:
         "shrink of three": lambda: shrink(x, copy, table, trio, (D,) * 3, matrix=0),
         "outer of one": lambda: outer(one, x, grad, table, (0,), (D,), matrix=0),
         "outer of three": lambda: outer(three, x, grad, table, trio, (D,) * 3, matrix=0),
-        "expand": lambda: expand(one, copy, 0, D, table, matrix=0),
+        "expand": lambda: expand(one, copy, 0, D, table),
+        "attention backward": lambda: attention_backward(
+            x, qkv, x, lse, sequences, heads, 0.125, None, Incoming(one, copy, 0, table, 0)
+        ),
     }
 
 

@@ -14,8 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from grouped_lora.attention import attention, attention_backward
-from grouped_lora.expand import expand
+from grouped_lora.attention import Incoming, attention, attention_backward
 from grouped_lora.norm import norm_backward, residual_norm
 from grouped_lora.outer import outer
 from grouped_lora.rotary import rotary
@@ -89,7 +88,6 @@ def calls() -> list[Measured]:
             "outer, dA of q k v", lambda i: outer(s[3][i], h[i], grad[i], work, sh.a(*trio), (d,) * 3), d * (tokens + 6 * row)
         ),
         Measured("outer, dA of o", lambda i: outer(s[1][i], h[i], grad[i], work, sh.a("o_proj"), (d,)), d * (tokens + 2 * row)),
-        Measured("expand, o", lambda i: expand(s[1][i], copy[i], sh.a("o_proj")[0], d, work), d * (tokens + row)),
         Measured(
             "residual + norm",
             lambda i: residual_norm(h[i], h[i - 1], s[1][i], copy[i], sh.b("o_proj")[0], weight, 1e-5, work),
@@ -116,6 +114,14 @@ def calls() -> list[Measured]:
             "attention backward",
             lambda i: attention_backward(h[i], qkv[i], out, lse, batch.sequences, heads, fused.stack.scale),
             tokens * (2 * wide + 2 * d),
+        ),
+        Measured(
+            "attention backward, dX of o",
+            lambda i: attention_backward(
+                h[i], qkv[i], out, lse, batch.sequences, heads, fused.stack.scale,
+                incoming=Incoming(s[1][i], copy[i], sh.a("o_proj")[0], work, 0),
+            ),
+            tokens * (2 * wide + 3 * d) + row * d,
         ),
         *torch_attention(qkv, [*flat.bounds, t] if t > flat.size else flat.bounds, heads, tokens * (wide + d)),
     ]

@@ -1,10 +1,9 @@
 """Causal attention over the sequences of one flat token axis, forward and backward, for many short sequences.
 
-Works on qkv[T, (Hq + 2 Hkv) D] as the rotary kernel leaves it: grouped query heads read their K and V in place, and
-backward writes
-one dqkv of that layout, summing a K head's query heads in registers. Every sum runs over a sequence's own blocks in
-order, so bits
-do not depend on neighbours and two runs agree. (FlashAttention-2, Dao 2023, algorithms 1 and 2, in blocks of 64 by 64.)
+Works on qkv[T, (Hq + 2 Hkv) D] as the rotary kernel leaves it: grouped query heads read their K and V in place, and backward
+writes one dqkv of that layout, summing a K head's query heads in registers. What the adapters of the product behind it add to
+its incoming gradient joins where backward first reads that. Every sum runs over a sequence's own blocks in order, so bits do
+not depend on neighbours and two runs agree. (FlashAttention-2, Dao 2023, algorithms 1 and 2, in blocks of 64 by 64.)
 Legend: M query rows, N key rows of a tile; D head size; lse, delta [Hq, T] fp32.
 """
 
@@ -16,36 +15,61 @@ import torch
 import triton
 import triton.language as tl
 
+from grouped_lora.keep import kept, load_keys
 from grouped_lora.launch import config
-from grouped_lora.tiles import mma
+from grouped_lora.tiles import load_ranks, load_shrunk, mma, span_at
+from grouped_lora.work import WorkTable
 
 BLOCK = 64
-LOG2E = 1.4426950408889634
+SEQUENCE_COLUMNS = 4  # first token of the block, its sequence's first token and end, the sequence's span in the work table
 
 
 @dataclass(frozen=True)
 class SequenceTable:
-    """blocks [N, 3] int32: first token of a block, its sequence's first token and end; empty entries have end 0."""
+    """blocks [N, 4] int32, as SEQUENCE_COLUMNS names them; empty entries have end 0."""
 
     blocks: torch.Tensor
 
 
-def sequence_blocks(bounds: Sequence[int], capacity: int | None = None) -> np.ndarray:
-    """blocks [capacity, 3] for sequences [bounds[i], bounds[i + 1]); without a capacity as many as there are.
+@dataclass(frozen=True)
+class Incoming:
+    """What adapters add to the gradient that comes in: ds [T, 1, RMAX] @ their A, one layer's `adapters` from `column` on.
 
-    Raises ValueError if they do not fit.
+    matrix: the number of the product behind attention, whose input was dropped.
+    """
+
+    ds: torch.Tensor
+    adapters: torch.Tensor
+    column: int
+    table: WorkTable
+    matrix: int
+
+
+def sequence_blocks(bounds: Sequence[int], capacity: int | None = None, spans: np.ndarray | None = None) -> np.ndarray:
+    """blocks [capacity, 4] for sequences [bounds[i], bounds[i + 1]); without a capacity as many as there are.
+
+    spans: of the work table, each sequence within one of them or without an adapter. Raises ValueError if they do not fit.
     """
     starts, stops = np.asarray(bounds[:-1], np.int32), np.asarray(bounds[1:], np.int32)
     counts = -(-(stops - starts) // BLOCK)
     total = int(counts.sum())
     if capacity is not None and total > capacity:
         raise ValueError(f"{total} attention blocks do not fit a table of {capacity}")
-    blocks = np.zeros((max(total, 1) if capacity is None else capacity, 3), np.int32)
+    blocks = np.zeros((max(total, 1) if capacity is None else capacity, SEQUENCE_COLUMNS), np.int32)
     first = np.repeat(np.cumsum(counts) - counts, counts)
     blocks[:total, 0] = np.repeat(starts, counts) + (np.arange(total) - first) * BLOCK
     blocks[:total, 1] = np.repeat(starts, counts)
     blocks[:total, 2] = np.repeat(stops, counts)
+    if spans is not None:
+        used = spans[: np.count_nonzero(spans[:, 1])]
+        blocks[:total, 3] = np.repeat(np.searchsorted(used[:, 0], starts, "right") - 1, counts)
     return blocks
+
+
+@triton.jit
+def _block_at(blocks_ptr, block):
+    entry = blocks_ptr + block * 4
+    return tl.load(entry), tl.load(entry + 1), tl.load(entry + 2), tl.load(entry + 3)
 
 
 @triton.jit
@@ -107,9 +131,7 @@ def _attention(
 ):  # fmt: skip
     block = tl.program_id(0)
     head = tl.program_id(1)
-    start = tl.load(blocks_ptr + block * 3)
-    first = tl.load(blocks_ptr + block * 3 + 1)
-    stop = tl.load(blocks_ptr + block * 3 + 2)
+    start, first, stop, _ = _block_at(blocks_ptr, block)
     if stop == 0:
         return
     width = (HQ + 2 * HKV) * D
@@ -143,21 +165,45 @@ def _dq_of(q, dout, lse, delta, acc, qkv_ptr, width, k_column, start, at, stop, 
 
 
 @triton.jit
+def _joined(dout, ds_ptr, w_ptr, keys_ptr, w_stride, column, local, matrix, start, stop, row0, rank, limit, D: tl.constexpr,
+            BD: tl.constexpr, B: tl.constexpr, RMAX: tl.constexpr, DROP: tl.constexpr, R: tl.constexpr):  # fmt: skip
+    """dout [B, BD] of one head, whose columns start at `local`, with the adapter's part."""
+    columns = tl.arange(0, BD)
+    ds = load_shrunk(ds_ptr, RMAX, 0, start, stop, rank, B, R)
+    y = mma(ds, load_ranks(w_ptr, w_stride, column + local, row0, rank, columns, D, R), tl.zeros((B, BD), tl.float32))
+    if DROP:
+        y = tl.where(kept(load_keys(keys_ptr, start, stop, B), matrix, columns + local, limit), y, 0.0)
+    return (y + dout.to(tl.float32)).to(dout.dtype)
+
+
+@triton.jit
 def _dq(
-    qkv_ptr, out_ptr, dout_ptr, lse_ptr, delta_ptr, dqkv_ptr, blocks_ptr, T, scale, window, HQ: tl.constexpr,
-    HKV: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, WINDOWED: tl.constexpr,
+    qkv_ptr, out_ptr, dout_ptr, lse_ptr, delta_ptr, dqkv_ptr, blocks_ptr, T, scale, window, ds_ptr, w_ptr, keys_ptr, spans_ptr,
+    w_stride, column, matrix, HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
+    WINDOWED: tl.constexpr, RMAX: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
     head = tl.program_id(1)
-    start = tl.load(blocks_ptr + block * 3)
-    first = tl.load(blocks_ptr + block * 3 + 1)
-    stop = tl.load(blocks_ptr + block * 3 + 2)
+    start, first, stop, span = _block_at(blocks_ptr, block)
     if stop == 0:
         return
     width = (HQ + 2 * HKV) * D
     k_column = (HQ + head // (HQ // HKV)) * D
     q = _load(qkv_ptr, start, stop, width, head * D, B, D, BD)
     dout = _load(dout_ptr, start, stop, HQ * D, head * D, B, D, BD)
+    if RMAX > 0:
+        _, _, row0, rank, _, limit = span_at(spans_ptr, span)
+        if rank > 0:
+            if rank <= 16:
+                dout = _joined(dout, ds_ptr, w_ptr, keys_ptr, w_stride, column, head * D, matrix, start, stop, row0, rank,
+                               limit, D, BD, B, RMAX, DROP, 16)  # fmt: skip
+            elif (rank <= 32) | (RMAX <= 32):
+                dout = _joined(dout, ds_ptr, w_ptr, keys_ptr, w_stride, column, head * D, matrix, start, stop, row0, rank,
+                               limit, D, BD, B, RMAX, DROP, 32)  # fmt: skip
+            else:
+                dout = _joined(dout, ds_ptr, w_ptr, keys_ptr, w_stride, column, head * D, matrix, start, stop, row0, rank,
+                               limit, D, BD, B, RMAX, DROP, RMAX)  # fmt: skip
+            _store(dout_ptr, start, stop, HQ * D, head * D, dout, B, D, BD)
     out = _load(out_ptr, start, stop, HQ * D, head * D, B, D, BD)
     delta = tl.sum(dout.to(tl.float32) * out.to(tl.float32), 1)
     rows = start + tl.arange(0, B)
@@ -198,8 +244,7 @@ def _dkv(
 ):  # fmt: skip
     block = tl.program_id(0)
     group = tl.program_id(1)
-    start = tl.load(blocks_ptr + block * 3)
-    stop = tl.load(blocks_ptr + block * 3 + 2)
+    start, _, stop, _ = _block_at(blocks_ptr, block)
     if stop == 0:
         return
     width = (HQ + 2 * HKV) * D
@@ -257,8 +302,10 @@ def attention_backward(
     heads: tuple[int, int],
     scale: float,
     window: int | None = None,
+    incoming: Incoming | None = None,
 ) -> torch.Tensor:
-    """dqkv [T, (Hq + 2 Hkv) D] of dout [T, Hq D]. Rows of no sequence are left unwritten."""
+    """dqkv [T, (Hq + 2 Hkv) D] of dout [T, Hq D], to which the adapters' part is added in place. Rows of no sequence are left
+    unwritten."""
     hq, hkv = heads
     size = qkv.shape[1] // (hq + 2 * hkv)
     dqkv = torch.empty_like(qkv)
@@ -268,9 +315,14 @@ def attention_backward(
     }  # fmt: skip
     reach = _NO_WINDOW if window is None else window
     cfg = config("attention_backward")
+    ds, adapters, spans, keys, column, matrix, rank = dout, dout, table.blocks, None, 0, 0, 0
+    if incoming is not None:
+        ds, adapters, column, matrix = incoming.ds, incoming.adapters, incoming.column, incoming.matrix
+        spans, keys, rank = incoming.table.spans, incoming.table.keys, incoming.table.max_rank
     _dq[(table.blocks.shape[0], hq)](
-        qkv, out, dout, lse, delta, dqkv, table.blocks, qkv.shape[0], scale, reach,
-        **numbers, num_warps=cfg.warps, num_stages=cfg.stages,
+        qkv, out, dout, lse, delta, dqkv, table.blocks, qkv.shape[0], scale, reach, ds, adapters,
+        keys if keys is not None else spans, spans, adapters.stride(0), column, matrix,
+        **numbers, RMAX=rank, DROP=keys is not None, num_warps=cfg.warps, num_stages=cfg.stages,
     )  # fmt: skip
     _dkv[(table.blocks.shape[0], hkv)](
         qkv, dout, lse, delta, dqkv, table.blocks, qkv.shape[0], scale, reach,

@@ -1,13 +1,14 @@
-"""The attention kernel against float64, sequence by sequence: ugly lengths, grouped heads, windows, NaN neighbours,
-equal bits."""
+"""The attention kernel against float64, sequence by sequence: ugly lengths, grouped heads, windows, NaN neighbours, equal bits;
+adapters' part of the incoming gradient."""
 
 from itertools import pairwise
 
 import pytest
 import torch
-from grouped_lora.attention import SequenceTable, attention, attention_backward, sequence_blocks
+from grouped_lora.attention import Incoming, SequenceTable, attention, attention_backward, sequence_blocks
+from grouped_lora.span import Span
 
-from tests.kernels.triton_case import DEVICE, DTYPES, close
+from tests.kernels.triton_case import DEVICE, DTYPES, Case, close
 
 SIZE, SCALE = 40, 0.2
 
@@ -66,3 +67,27 @@ def test_a_sequence_has_the_same_bits_alone_and_among_nan() -> None:
         out, lse = attention(x, table(bounds), (2, 1), SCALE)
         results.append((out[at : at + 100], attention_backward(dx, x, out, lse, table(bounds), (2, 1), SCALE)[at : at + 100]))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_adapters_join_the_gradient_that_comes_in(dtype: torch.dtype, dropout: float) -> None:
+    case = Case((17, 0, 1, 129, 30), width=2 * SIZE + 9, dtype=dtype, tail=21, dropout=dropout)
+    bounds = [0, 5, 17, 18, 18 + 129, case.total - 21, case.total]  # the first adapter has two sequences
+    sequences = SequenceTable(torch.from_numpy(sequence_blocks(bounds, 12, case.table.spans.cpu().numpy())).to(DEVICE))
+    qkv, dout, ds = case.tokens(4 * SIZE), case.tokens(2 * SIZE), case.shrunk(1)
+    out, lse = attention(qkv, sequences, (2, 1), SCALE)
+    joined = dout.clone()
+    dqkv = attention_backward(
+        joined, qkv, out, lse, sequences, (2, 1), SCALE, incoming=Incoming(ds, case.weights, 4, case.table, 9)
+    )
+    for span in case.spans:
+        part = slice(span.start, span.stop)
+
+        def plain(kind: torch.dtype, span: Span = span, part: slice = part) -> torch.Tensor:
+            product = ds[part, 0, : span.rank].to(kind) @ case.rows(span)[:, 4 : 4 + 2 * SIZE].to(kind)
+            return dout[part].to(kind) + product * case.seen(span, 9, 2 * SIZE, kind)
+
+        close(joined[part], plain, dtype)
+    assert torch.equal(joined[-21:], dout[-21:])
+    assert torch.equal(dqkv, attention_backward(joined, qkv, out, lse, sequences, (2, 1), SCALE))

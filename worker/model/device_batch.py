@@ -1,8 +1,7 @@
 """A flat batch as one upload: every number a pass reads, packed into one int32 buffer of a shape that repeats.
 
-Knows FlatBatch and the kernels' tables; knows no weights and no trainer. The token axis ends in a tail that nobody
-owns, up to the
-bucket's size; labels end in rows of weight 0. So a captured graph can be fed any batch of its bucket.
+Knows FlatBatch and the kernels' tables; knows no weights and no trainer. The token axis ends in a tail that nobody owns, up to
+the bucket's size; labels end in rows of weight 0. So a captured graph can be fed any batch of its bucket.
 """
 
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 from grouped_lora import Span
-from grouped_lora.attention import SequenceTable, sequence_blocks
+from grouped_lora.attention import SEQUENCE_COLUMNS, SequenceTable, sequence_blocks
 from grouped_lora.work import SPAN_COLUMNS, HostTable, WorkTable, host_table
 from numpy.typing import NDArray
 from torch import Tensor
@@ -89,7 +88,7 @@ class BatchShape:
             "spans": (self.spans, SPAN_COLUMNS),
             "scales": (self.spans,),
             "blocks": (self.blocks, 3),
-            "attention": (self.attention_blocks, 3),
+            "attention": (self.attention_blocks, SEQUENCE_COLUMNS),
             "keys": (self.tokens if self.drops else 0,),
         }
 
@@ -127,7 +126,7 @@ def fill(shape: BatchShape, batch: FlatBatch, table: HostTable) -> NDArray[np.in
     put("scales", table.scales)
     put("blocks", table.blocks)
     tail = (*batch.bounds, shape.tokens) if shape.tokens > batch.size else batch.bounds
-    put("attention", sequence_blocks(tail, shape.attention_blocks))
+    put("attention", sequence_blocks(tail, shape.attention_blocks, table.spans))
     if batch.keys is not None:
         put("keys", batch.keys[: batch.size].view(np.int32))
     return flat

@@ -1,8 +1,7 @@
 """The decoder stack on CUDA: forward and backward written by hand over grouped_lora's kernels, base products in cuBLAS.
 
-Backward is explicit, so what is saved is chosen here: the residual stream, what enters each product, and the small
-S; gate and up
-are saved before the adapters join and turn into their own gradient in place. Knows one flat batch on the device; knows no jobs,
+Backward is explicit, so what is saved is chosen here: the residual stream, what enters each product, and the small S; gate and
+up are saved before the adapters join and turn into their own gradient in place. Knows one flat batch on the device; knows no jobs,
 losses or optimizers. Legend: T tokens, D hidden, F ffn; C one layer's arena columns.
 """
 
@@ -10,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from grouped_lora.attention import SequenceTable, attention, attention_backward
-from grouped_lora.expand import expand
+from grouped_lora.attention import Incoming, SequenceTable, attention, attention_backward
 from grouped_lora.frozen import Frozen, dense
 from grouped_lora.norm import norm_backward, residual_norm
 from grouped_lora.rotary import rotary, rotary_backward
@@ -217,18 +215,17 @@ class FusedStack:
     ) -> Tensor:
         sh, table, w = self.shape, batch.table, self.layers[index]
         lora, matrix = table.max_rank > 0, sh.matrix(index, "o_proj")
-        ds_qkv = None
+        ds_qkv = incoming = None
         if lora:
             assert t.s["o"] is not None
             ds_o = self._aside.shrink(dx, own, table, sh.b("o_proj"), (sh.hidden,))
             gradients.append(Gradient(t.s["o"], dx, sh.b("o_proj"), (sh.hidden,)))
             gradients.append(Gradient(ds_o, t.attended, sh.a("o_proj"), (sh.q_width,), matrix=matrix))
+            incoming = Incoming(ds_o, own, sh.columns["o_proj"][0], table, matrix)
         dout = torch.mm(dx, dense(w.w_o))
-        if lora:
-            self._aside.join()
-            expand(ds_o, own, sh.columns["o_proj"][0], sh.q_width, table, matrix, out=dout)
+        self._aside.join()
         heads = (sh.heads, sh.kv_heads)
-        dqkv = attention_backward(dout, t.qkv, t.attended, t.lse, batch.sequences, heads, self.scale, w.window)
+        dqkv = attention_backward(dout, t.qkv, t.attended, t.lse, batch.sequences, heads, self.scale, w.window, incoming)
         rotary_backward(dqkv, self.cos, self.sin, batch.positions, heads, t.raw, self._norms(w))
         kinds = ("q_proj", "k_proj", "v_proj")
         if lora:
