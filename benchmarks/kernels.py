@@ -118,7 +118,13 @@ def calls() -> list[Measured]:
         Measured(
             "attention backward, dX of o",
             lambda i: attention_backward(
-                h[i], qkv[i], out, lse, batch.sequences, heads, fused.stack.scale,
+                h[i],
+                qkv[i],
+                out,
+                lse,
+                batch.sequences,
+                heads,
+                fused.stack.scale,
                 incoming=Incoming(s[1][i], copy[i], sh.a("o_proj")[0], work, 0),
             ),
             tokens * (2 * wide + 3 * d) + row * d,

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from grouped_lora.kernel import Kernel
 from grouped_lora.launch import config
 
 MOMENT_BLOCK = 256
@@ -32,6 +33,7 @@ class RowTable:
     rates: torch.Tensor
 
 
+@Kernel
 @triton.jit
 def _squares(g_ptr, rows_ptr, out_ptr, layer_stride, row_stride, W, pieces, BN: tl.constexpr):
     slot = tl.program_id(0)
@@ -45,6 +47,7 @@ def _squares(g_ptr, rows_ptr, out_ptr, layer_stride, row_stride, W, pieces, BN: 
     tl.store(out_ptr + (slot * tl.num_programs(2) + tl.program_id(2)) * pieces + piece, tl.sum(g * g, 0))
 
 
+@Kernel
 @triton.jit
 def _clip(partial_ptr, firsts_ptr, rates_ptr, norms_ptr, per_row, BN: tl.constexpr):
     adapter = tl.program_id(0)
@@ -123,6 +126,7 @@ def _step(p, g, m, v, rates_ptr, norms_ptr, adapter, beta1, beta2, eps):
     return p, m, v
 
 
+@Kernel
 @triton.jit
 def _adamw(
     p_ptr, g_ptr, m_ptr, v_ptr, copy_ptr, rows_ptr, owner_ptr, rates_ptr, norms_ptr, layer_stride, row_stride,
@@ -147,6 +151,7 @@ def _adamw(
     tl.store(copy_ptr + at, p, mask=mask)
 
 
+@Kernel
 @triton.jit
 def _adamw8(
     p_ptr, g_ptr, m_ptr, v_ptr, mscale_ptr, vscale_ptr, copy_ptr, rows_ptr, owner_ptr, rates_ptr, norms_ptr, layer_stride,

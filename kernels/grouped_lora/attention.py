@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from grouped_lora.keep import kept, load_keys
+from grouped_lora.kernel import Kernel
 from grouped_lora.launch import config
 from grouped_lora.tiles import load_ranks, load_shrunk, mma, span_at
 from grouped_lora.work import WorkTable
@@ -124,6 +125,7 @@ def _attend(q, qkv_ptr, width, k_column, start, at, stop, window, scale, peak, t
     return higher, total * fade + tl.sum(p, 1), mma(p.to(v.dtype), v, acc * fade[:, None])
 
 
+@Kernel
 @triton.jit
 def _attention(
     qkv_ptr, out_ptr, lse_ptr, blocks_ptr, T, scale, window, HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr,
@@ -176,6 +178,7 @@ def _joined(dout, ds_ptr, w_ptr, keys_ptr, w_stride, column, local, matrix, star
     return (y + dout.to(tl.float32)).to(dout.dtype)
 
 
+@Kernel
 @triton.jit
 def _dq(
     qkv_ptr, out_ptr, dout_ptr, lse_ptr, delta_ptr, dqkv_ptr, blocks_ptr, T, scale, window, ds_ptr, w_ptr, keys_ptr, spans_ptr,
@@ -237,6 +240,7 @@ def _dkv_of(k, v, dk, dv, qkv_ptr, dout_ptr, lse_ptr, delta_ptr, width, head, T,
     return mma(ds.to(k.dtype), q, dk), dv
 
 
+@Kernel
 @triton.jit
 def _dkv(
     qkv_ptr, dout_ptr, lse_ptr, delta_ptr, dqkv_ptr, blocks_ptr, T, scale, window, HQ: tl.constexpr, HKV: tl.constexpr,

@@ -7,11 +7,13 @@ import torch
 import triton
 import triton.language as tl
 
+from grouped_lora.kernel import Kernel
 from grouped_lora.launch import config
 
 _LANES = 1024
 
 
+@Kernel
 @triton.jit
 def _cross_entropy(logits_ptr, labels_ptr, weights_ptr, logp_ptr, stride, V, GRAD: tl.constexpr, BV: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
@@ -40,6 +42,7 @@ def _cross_entropy(logits_ptr, labels_ptr, weights_ptr, logp_ptr, stride, V, GRA
             tl.store(base + columns, weight * (probability - tl.where(columns == label, 1.0, 0.0)), mask=columns < V)
 
 
+@Kernel
 @triton.jit
 def _span_sums(values_ptr, bounds_ptr, sums_ptr, LANES: tl.constexpr):
     span = tl.program_id(0)

@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from grouped_lora.kernel import Kernel
 from grouped_lora.launch import config
 from grouped_lora.tiles import block_at, load_ranks, load_shrunk, mma, store_tokens
 from grouped_lora.work import BLOCK_T, WorkTable
@@ -19,6 +20,7 @@ def _tile(s_ptr, w_ptr, s_stride, w_stride, w_column, start, end, row0, rank, co
     return mma(s, load_ranks(w_ptr, w_stride, w_column, row0, rank, columns, limit, R), tl.zeros((BT, BN), tl.float32))
 
 
+@Kernel
 @triton.jit
 def _expand(s_ptr, w_ptr, y_ptr, spans_ptr, blocks_ptr, s_stride, w_stride, y_stride, w_column, width,
             BT: tl.constexpr, BN: tl.constexpr, RMAX: tl.constexpr):  # fmt: skip

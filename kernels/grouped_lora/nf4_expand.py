@@ -7,12 +7,14 @@ import torch
 import triton
 import triton.language as tl
 
+from grouped_lora.kernel import Kernel
 from grouped_lora.launch import config
 
 BLOCK = 64  # numbers of one scale
 SCALES_BLOCK = 256  # scales of one outer scale
 
 
+@Kernel
 @triton.jit
 def _expand(
     codes_ptr, scales_ptr, outer_ptr, mean_ptr, levels_ptr, map_ptr, out_ptr, count,

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from grouped_lora.keep import kept, load_keys
+from grouped_lora.kernel import Kernel
 from grouped_lora.launch import config
 from grouped_lora.tiles import block_at, load_ranks, load_shrunk, load_tokens, mma, store_tokens
 from grouped_lora.work import BLOCK_T, WorkTable
@@ -52,6 +53,7 @@ def _forward(
         store_tokens(h_ptr, start, end, D, columns, D, x * rstd[:, None] * w[None, :], BT)
 
 
+@Kernel
 @triton.jit
 def _residual_norm(
     x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, spans_ptr, blocks_ptr, b_stride, b_column, eps,
@@ -139,6 +141,7 @@ def _backward(
         store_tokens(dx_ptr, start, end, D, columns, D, dx, BT)
 
 
+@Kernel
 @triton.jit
 def _norm_backward(
     dh_ptr, ds_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, keys_ptr, spans_ptr, scales_ptr, blocks_ptr, a_stride,

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from grouped_lora.keep import kept, load_keys
+from grouped_lora.kernel import Kernel
 from grouped_lora.launch import config
 from grouped_lora.tiles import load_shrunk, load_tokens, mma, span_at, store_ranks
 from grouped_lora.work import WorkTable
@@ -55,6 +56,7 @@ def _walk(
         store_ranks(g_ptr, g_stride, g_column + 2 * g_step, row0, rank, columns, width, tl.trans(acc2), accumulate, R)
 
 
+@Kernel
 @triton.jit
 def _outer(
     s_ptr, y_ptr, g_ptr, keys_ptr, spans_ptr, s_stride, y_stride, g_stride, y_column0, y_column1, y_column2,

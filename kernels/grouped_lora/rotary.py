@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from grouped_lora.kernel import Kernel
 from grouped_lora.launch import config
 from grouped_lora.tiles import block_at, load_ranks, load_shrunk, mma
 from grouped_lora.work import BLOCK_T, WorkTable
@@ -65,6 +66,7 @@ def _heads(
         tl.store(qkv_ptr + at + H, high, mask=mask)
 
 
+@Kernel
 @triton.jit
 def _rotary(
     qkv_ptr, s_ptr, w_ptr, raw_ptr, qn_ptr, kn_ptr, cos_ptr, sin_ptr, pos_ptr, spans_ptr, blocks_ptr, w_stride,
@@ -96,6 +98,7 @@ def _rotary(
                    start, end, row0, rank, eps, GROUP, HQ, HKV, H, BH, NORM, BT, RMAX, RMAX)  # fmt: skip
 
 
+@Kernel
 @triton.jit
 def _rotary_backward(
     dqkv_ptr, raw_ptr, qn_ptr, kn_ptr, cos_ptr, sin_ptr, pos_ptr, eps, T,

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from grouped_lora.keep import kept, load_keys
+from grouped_lora.kernel import Kernel
 from grouped_lora.launch import config
 from grouped_lora.tiles import block_at, load_ranks, load_shrunk, load_tokens, mma, store_shrunk
 from grouped_lora.work import BLOCK_T, WorkTable
@@ -58,6 +59,7 @@ def _product(
         store_shrunk(out_ptr + out_column0 + 2 * out_step, start, end, out_stride, rank, acc2 * scale, BT, R)
 
 
+@Kernel
 @triton.jit
 def _shrink(
     x_ptr, w_ptr, out_ptr, keys_ptr, spans_ptr, scales_ptr, blocks_ptr, x_stride, w_stride, out_stride, split_stride,
@@ -93,6 +95,7 @@ def _shrink(
                  k_end, start, end, row0, rank, scale, keys_ptr, limit, matrix + mat, SHARED, BK, BT, DROP, RMAX)  # fmt: skip
 
 
+@Kernel
 @triton.jit
 def _sum_pieces(pieces_ptr, out_ptr, spans_ptr, blocks_ptr, split_stride, PIECES: tl.constexpr, MATS: tl.constexpr,
                 BT: tl.constexpr, RMAX: tl.constexpr):  # fmt: skip

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from grouped_lora.keep import kept, load_keys
+from grouped_lora.kernel import Kernel
 from grouped_lora.launch import config
 from grouped_lora.shrink import sum_pieces
 from grouped_lora.tiles import (
@@ -78,6 +79,7 @@ def _forward(
         store_shrunk(piece_ptr, start, end, RMAX, rank, acc * scale, BT, R)
 
 
+@Kernel
 @triton.jit
 def _swiglu(
     gu_ptr, s_ptr, w_ptr, act_ptr, pieces_ptr, keys_ptr, spans_ptr, scales_ptr, blocks_ptr, w_stride, g_column, u_column,
@@ -182,6 +184,7 @@ def _backward(
     store_ranks(g_ptr, g_stride, a_column, row0, rank, columns, F, tl.trans(da_down), accumulate, R)
 
 
+@Kernel
 @triton.jit
 def _swiglu_backward(
     gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, g_ptr, keys_ptr, spans_ptr, w_stride, g_stride, g_column, u_column, a_column,

@@ -1,8 +1,8 @@
 """The decoder stack on CUDA: forward and backward written by hand over grouped_lora's kernels, base products in cuBLAS.
 
 Backward is explicit, so what is saved is chosen here: the residual stream, what enters each product, and the small S; gate and
-up are saved before the adapters join and turn into their own gradient in place. Knows one flat batch on the device; knows no jobs,
-losses or optimizers. Legend: T tokens, D hidden, F ffn; C one layer's arena columns.
+up are saved before the adapters join and turn into their own gradient in place. Knows one flat batch on the device; knows no
+jobs, losses or optimizers. Legend: T tokens, D hidden, F ffn; C one layer's arena columns.
 """
 
 from collections.abc import Sequence

@@ -1,0 +1,64 @@
+"""A kernel that is launched many times a pass: what Triton works out anew at each launch is remembered.
+
+To find what it compiled, Triton reads every argument's class (dtype, whether an address or a number is a multiple of 16) and
+every option, which costs the host more than most of these kernels cost the device. Here dtypes, addresses modulo 16, numbers
+and options are the key of one dictionary. Knows no kernel in particular; under the interpreter it only passes calls on.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from triton import knobs
+from triton.compiler import CompiledKernel
+from triton.runtime import driver
+
+_MOST = 1 << 15  # launches that are remembered: a number that counts a batch's tokens makes them many
+
+
+def signature_of(args: Iterable[object]) -> list[object]:
+    """What Triton may compile these arguments apart by, and more: numbers as they are, since that takes less time to find."""
+    found: list[object] = []
+    for value in args:
+        if isinstance(value, Tensor):
+            found += (value.dtype, value.data_ptr() & 15)
+        else:
+            found.append(value if type(value) is int else type(value))
+    return found
+
+
+class Kernel:
+    """A jit function, launched as Triton's own: kernel[grid](arguments, constants and options by name). The first argument is a
+    tensor on the current device."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self._known: dict[tuple[object, ...], tuple[CompiledKernel, tuple[Any, ...]]] = {}
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return partial(self._launch, grid)
+
+    def _launch(self, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
+        device = args[0].get_device()
+        key = (device, *signature_of(args), *named.items())
+        known = self._known.get(key)
+        if known is None:
+            self._learn(key, self._function[grid](*args, **named), args, named)
+            return
+        compiled, constants = known
+        x, y, z = (*grid, 1, 1)[:3]
+        stream = driver.active.get_current_stream(device)
+        compiled.run(
+            *(x, y, z, stream, compiled.function, compiled.packed_metadata),
+            compiled.launch_metadata(grid, stream, *args, *constants),
+            *(knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook),
+            *(*args, *constants),
+        )
+
+    def _learn(self, key: tuple[object, ...], compiled: object, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if not isinstance(compiled, CompiledKernel):
+            return
+        if len(self._known) >= _MOST:
+            self._known.clear()
+        self._known[key] = compiled, tuple(named[name] for name in self._function.arg_names[len(args) :])
