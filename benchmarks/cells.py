@@ -46,7 +46,7 @@ def base_segments(fed: Sequence[Segment]) -> list[Segment]:
 def cell(
     trainer: DeviceTrainer, shape: LlamaShape, model: str, fed: list[Segment], batch: int, loop: bool
 ) -> list[dict[str, Any]]:
-    """One row a contestant; `ms` are medians of calls taken in turns, so that all see the same clocks."""
+    """One row a contestant; `ms` are medians of blocks that take turns, each at its own steady clocks."""
     base = base_segments(fed)
     contestants: dict[str, Callable[[], object]] = {
         OURS: lambda: afresh(trainer, fed),
@@ -55,7 +55,7 @@ def cell(
     peaks = {name: _peak_gb(run) for name, run in contestants.items()}  # before the peers have tensors of their own
     peers, difference = _peers(trainer, fed)
     contestants[GROUPED] = peers[GROUPED]
-    times = in_turns(contestants, 11)
+    times = in_turns(contestants)
     if loop:
         times[LOOP] = median_ms(peers[LOOP], 3, 1)
     peaks |= {name: _peak_gb(peers[name]) for name in times if name not in peaks}

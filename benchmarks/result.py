@@ -2,10 +2,11 @@
 
 import datetime
 import json
+import math
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 import triton
 
 RESULTS = Path(__file__).parent / "results"
+SETTLE_MS = 400  # of a call on end before its times count beside others'
 
 
 def device_name() -> str:
@@ -23,36 +25,40 @@ def device_name() -> str:
 
 
 def median_ms(run: Callable[[], object], repeats: int = 10, warmup: int = 3) -> tuple[float, float, float]:
-    """(median, least, most) milliseconds between CUDA events around one call."""
-    for _ in range(warmup):
+    """(median, least, most) milliseconds of one call."""
+    return _spread(_timed(run, repeats, warmup))
+
+
+def in_turns(calls: dict[str, Callable[[], object]], rounds: int = 3, each: int = 5) -> dict[str, tuple[float, float, float]]:
+    """(median, least, most) milliseconds of each call, `each` of it on end in every round.
+
+    Before a block counts, its own call has run for SETTLE_MS. A chip at its power limit clocks down by what it has just done:
+    the same pass was seen to take 55.5 ms after another's memory-bound one and 59 ms after its own kind, as in training.
+    """
+    lead = {name: math.ceil(SETTLE_MS / median_ms(run, 3, 2)[0]) for name, run in calls.items()}
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, run in calls.items():
+            times[name] += _timed(run, each, lead[name])
+    return {name: _spread(found) for name, found in times.items()}
+
+
+def _timed(run: Callable[[], object], count: int, lead: int) -> list[float]:
+    """Milliseconds between CUDA events around each of `count` calls on end, after `lead` more."""
+    for _ in range(lead):
         run()
-    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
+    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
     for begin, end in pairs:
         begin.record()
         run()
         end.record()
     torch.cuda.synchronize()
-    times = sorted(begin.elapsed_time(end) for begin, end in pairs)
-    return times[len(times) // 2], times[0], times[-1]
+    return [begin.elapsed_time(end) for begin, end in pairs]
 
 
-def in_turns(calls: dict[str, Callable[[], object]], rounds: int, warmup: int = 3) -> dict[str, tuple[float, float, float]]:
-    """(median, least, most) milliseconds of each call, one of each in every round: all are measured by the same rule, under the
-    same clocks."""
-    for _ in range(warmup):
-        for run in calls.values():
-            run()
-    marks: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, run in calls.items():
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            run()
-            end.record()
-            marks[name].append((begin, end))
-    torch.cuda.synchronize()
-    times = {name: sorted(begin.elapsed_time(end) for begin, end in pairs) for name, pairs in marks.items()}
-    return {name: (each[len(each) // 2], each[0], each[-1]) for name, each in times.items()}
+def _spread(times: Sequence[float]) -> tuple[float, float, float]:
+    ordered = sorted(times)
+    return ordered[len(ordered) // 2], ordered[0], ordered[-1]
 
 
 def _commit() -> str:
