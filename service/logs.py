@@ -4,13 +4,15 @@ Rooms log with the standard library; what they give as `extra` becomes a member 
 """
 
 import atexit
+import contextlib
 import logging
-import queue
 import re
 import sys
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from logging.handlers import QueueHandler, QueueListener
+from logging.handlers import QueueHandler
 from typing import Any
 
 import structlog
@@ -34,6 +36,7 @@ _SHAPES: tuple[tuple[Callable[[str], bool], re.Pattern[str], str], ...] = (
         _HIDDEN,
     ),
 )
+_MOMENT_SECONDS = 0.05  # in which lines are gathered
 _SHORTEST = 8  # characters of a secret that is looked for by its value
 
 
@@ -97,14 +100,48 @@ def configure(secrets: Iterable[str] = ()) -> None:
 
 def write_aside() -> None:
     """From now on a thread writes the lines, so that an event loop does not lose its turn to other threads with each of them.
-    What was said is written before the process ends."""
+    What was said is written before the process ends, but for the last moment of one that is killed."""
     root = logging.getLogger()
     (written,) = root.handlers
-    lines: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
-    handler = QueueHandler(lines)
-    handler.setFormatter(written.formatter)
-    written.setFormatter(None)  # what comes to it is formatted
-    root.handlers[:] = [handler]
-    listener = QueueListener(lines, written)
-    listener.start()
-    atexit.register(listener.stop)
+    root.handlers[:] = [_Aside(written)]
+
+
+class _Aside(QueueHandler):
+    """Formats each line at once, and has a thread write those of a moment in one go."""
+
+    def __init__(self, instead_of: logging.Handler) -> None:
+        self._lines: deque[str] = deque()
+        super().__init__(self._lines)  # type: ignore[arg-type]
+        self.setFormatter(instead_of.formatter)
+        self._some, self._over = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
+        self._thread.start()
+        atexit.register(self._stop)
+
+    def prepare(self, record: logging.LogRecord) -> str:
+        return self.format(record)
+
+    def enqueue(self, record: Any) -> None:
+        """A line, since that is what is prepared of a record."""
+        self._lines.append(record)
+        if not self._some.is_set():  # or the thread is about to look
+            self._some.set()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            self._some.wait()
+            self._over.wait(_MOMENT_SECONDS)
+            self._some.clear()
+            self._write()
+
+    def _write(self) -> None:
+        lines = [self._lines.popleft() for _ in range(len(self._lines))]
+        with contextlib.suppress(OSError):  # nobody reads them any more, or there is no room: it is no reason to stop
+            sys.stderr.write("".join(f"{line}\n" for line in lines))
+            sys.stderr.flush()
+
+    def _stop(self) -> None:
+        self._over.set()
+        self._some.set()
+        self._thread.join()
+        self._write()

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import Select, func, or_, select
+from sqlalchemy import ARRAY, Select, String, any_, bindparam, func, or_, select
 from sqlalchemy.orm import Session
 
 from contract.states import TASK_TERMINAL, TaskStatus
@@ -14,10 +14,14 @@ from service.files.models import File
 from service.tasks.models import Task
 from service.tenants.keys import Principal
 from service.tenants.quotas import admit_bytes
-from service.tenants.scope import missing, scoped
+from service.tenants.scope import missing, scoped, scoped_when_asked, whose
 
 _OPEN = [status for status in TaskStatus if status not in TASK_TERMINAL]
 _NAMED = 10  # tasks that a refusal lists
+
+_THERE = select(File).where(File.deleted_at.is_(None), or_(File.expires_at.is_(None), File.expires_at > func.clock_timestamp()))
+_PIN = scoped_when_asked(_THERE.where(File.id == any_(bindparam("ids", type_=ARRAY(String)))), File)
+_PIN = _PIN.order_by(File.id).with_for_update(read=True)
 
 
 class FileInUse(Conflict):
@@ -47,8 +51,7 @@ def keep(session: Session, principal: Principal, name: str, data: DataSet, expir
 
 def files_of(principal: Principal) -> Select[File]:
     """The caller's files that are neither deleted nor expired."""
-    expires = or_(File.expires_at.is_(None), File.expires_at > func.clock_timestamp())
-    return scoped(select(File).where(File.deleted_at.is_(None), expires), File, principal)
+    return scoped(_THERE, File, principal)
 
 
 def find_file(session: Session, principal: Principal, file_id: str) -> File:
@@ -61,8 +64,7 @@ def find_file(session: Session, principal: Principal, file_id: str) -> File:
 
 def pin(session: Session, principal: Principal, file_ids: Sequence[str]) -> dict[str, File]:
     """Those of the files that exist, by id, held against deletion until the transaction ends."""
-    found = session.scalars(files_of(principal).where(File.id.in_(file_ids)).order_by(File.id).with_for_update(read=True))
-    return {file.id: file for file in found}
+    return {file.id: file for file in session.scalars(_PIN, whose(principal) | {"ids": list(file_ids)})}
 
 
 def delete(session: Session, principal: Principal, file_id: str) -> None:

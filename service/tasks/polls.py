@@ -9,7 +9,7 @@ import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from sqlalchemy import select
+from sqlalchemy import ARRAY, String, any_, bindparam, select
 from starlette.concurrency import run_in_threadpool
 
 from contract.states import TASK_TERMINAL
@@ -19,12 +19,15 @@ from service.tasks.models import Task
 from service.tasks.resource import render
 from service.tasks.watch import Watcher
 from service.tenants.keys import Principal
-from service.tenants.scope import find, missing, scoped
+from service.tenants.scope import find, missing, scoped_when_asked, whose
 
 _KEPT_BYTES = 16 * 2**20  # of answers
 _ENTRY_BYTES = 500  # what an answer takes beside its text
 _APART_SECONDS = 0.02  # between a tenant's reads: so long at most a question waits for others to share its read
 _MOST = 10_000  # tenants whose last read is remembered
+
+_LISTED = Task.id == any_(bindparam("ids", type_=ARRAY(String)))
+_ASKED = scoped_when_asked(select(Task.id, Task.version, Task.status).where(_LISTED, Task.deleted_at.is_(None)), Task)
 
 Ids = tuple[str, str]  # tenant, task
 
@@ -155,9 +158,7 @@ class Polls:
 
 
 def _versions(db: Database, principal: Principal, ids: frozenset[str]) -> dict[str, Version]:
-    asked = select(Task.id, Task.version, Task.status).where(Task.id.in_(ids), Task.deleted_at.is_(None))
-    with db.begin() as session:
-        found = session.execute(scoped(asked, Task, principal)).all()
+    found = db.look(_ASKED, whose(principal) | {"ids": list(ids)})
     return {row.id: Version(etag_of(row.version), row.status in TASK_TERMINAL) for row in found}
 
 

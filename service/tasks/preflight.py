@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from contract.adapter import AdapterManifest
@@ -22,6 +22,7 @@ from service.tenants.keys import Principal
 from service.tenants.scope import scoped
 
 _LISTED = 20  # models that a refusal names
+_ENABLED = select(BaseModel).where(BaseModel.name == bindparam("name"), BaseModel.enabled)
 
 
 class SpecRefused(Invalid):
@@ -81,7 +82,7 @@ def for_preview(
 
 
 def _find_model(session: Session, name: str) -> BaseModel | None:
-    return session.scalar(select(BaseModel).where(BaseModel.name == name, BaseModel.enabled))
+    return session.scalar(_ENABLED, {"name": name})
 
 
 def _format(field: str, file: File, objective: Objective) -> Iterator[FieldError]:

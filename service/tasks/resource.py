@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
-from sqlalchemy import BigInteger, Row, case, func, select
+from sqlalchemy import ARRAY, BigInteger, Row, String, any_, bindparam, case, func, select
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.orm import Session
 
@@ -121,6 +121,7 @@ _sums = (
         func.sum(rows_in(Job.total_steps)).label("full"),
     )
     .join(Task, Task.id == Job.task_id)
+    .where(Job.task_id == any_(bindparam("ids", type_=ARRAY(String))))
     .group_by(Job.task_id, Job.status)
 )
 
@@ -129,7 +130,7 @@ def render(session: Session, tasks: Sequence[Task]) -> list[TaskResource]:
     """The tasks' resources, in the same order."""
     ids = [task.id for task in tasks]
     sums: dict[str, list[Row[Any]]] = defaultdict(list)
-    for row in session.execute(_sums.where(Job.task_id.in_(ids))):
+    for row in session.execute(_sums, {"ids": ids}):
         sums[row.task_id].append(row)
     winners, placements = _winners(session, tasks), _placements(session, tasks)
     return [_render(task, sums[task.id], winners.get(task.id), placements.get(task.id)) for task in tasks]

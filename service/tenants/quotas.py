@@ -3,7 +3,7 @@
 Limits stand in the tenant's row; none means no limit. GPUs in use are the planner's to keep: a task beyond them waits.
 """
 
-from sqlalchemy import BigInteger, Select, column, func, select, text, true
+from sqlalchemy import BigInteger, bindparam, column, func, select, text, true
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session
 
@@ -15,11 +15,16 @@ from service.fleet.models import Placement
 from service.tasks.models import Task
 from service.tenants.keys import Principal
 from service.tenants.models import Tenant
-from service.tenants.scope import scoped
+from service.tenants.scope import scoped, scoped_when_asked, whose
 from service.usage.queries import month_of, trained_tokens
 
 _WAITING = [TaskStatus.VALIDATING, TaskStatus.QUEUED, TaskStatus.PAUSED]
 _NEAR = 100  # tasks; more than are ever being made at once
+
+_QUEUED = scoped_when_asked(select(func.count()).select_from(Task).where(Task.status.in_(_WAITING)), Task)
+_LIMITS = select(Tenant.queued_tasks_quota, Tenant.month_tokens_quota, _QUEUED.scalar_subquery()).where(
+    Tenant.id == bindparam("tenant")
+)
 
 
 class QuotaExceeded(Forbidden):
@@ -35,8 +40,7 @@ class QuotaExceeded(Forbidden):
 
 def admit_task(session: Session, principal: Principal) -> None:
     """Raise QuotaExceeded where the tenant may not queue another task now."""
-    limits = select(Tenant.queued_tasks_quota, Tenant.month_tokens_quota, _queued(principal).scalar_subquery())
-    limit, tokens, used = session.execute(limits.where(Tenant.id == principal.tenant_id)).one()
+    limit, tokens, used = session.execute(_LIMITS, whose(principal)).one()
     if limit is not None:
         if used + _NEAR >= limit:  # close enough for two at once to pass together: they take turns
             _take_turn(session, principal)
@@ -67,12 +71,7 @@ def running_gpus(session: Session, principal: Principal) -> int:
 
 def queued_tasks(session: Session, principal: Principal) -> int:
     """Tasks that have neither ended nor a node."""
-    return session.scalars(_queued(principal)).one()
-
-
-def _queued(principal: Principal) -> Select[int]:
-    waiting = select(func.count()).select_from(Task).where(Task.status.in_(_WAITING))
-    return scoped(waiting, Task, principal)
+    return session.scalars(_QUEUED, whose(principal)).one()
 
 
 def stored_bytes(session: Session, principal: Principal) -> int:

@@ -2,7 +2,7 @@
 
 from typing import Any, TypeVar
 
-from sqlalchemy import Select, select
+from sqlalchemy import Select, bindparam, select
 from sqlalchemy.orm import Session
 
 from service.db import Base
@@ -16,6 +16,17 @@ Row = TypeVar("Row", bound=Base)
 def scoped(statement: Rows, model: type[Base], principal: Principal) -> Rows:
     """The statement, narrowed to the rows of `model` that belong to the caller's tenant."""
     return statement.where(model.__table__.c.tenant_id == principal.tenant_id)
+
+
+def scoped_when_asked(statement: Rows, model: type[Base]) -> Rows:
+    """The same for a statement that is made once and executed often, since making one takes longer than all else about it: it
+    is executed with `whose(principal)`."""
+    return statement.where(model.__table__.c.tenant_id == bindparam("tenant"))
+
+
+def whose(principal: Principal) -> dict[str, str]:
+    """The parameter of a statement that is scoped when it is asked."""
+    return {"tenant": principal.tenant_id}
 
 
 def find(session: Session, model: type[Row], id: str, principal: Principal, noun: str, *, lock: bool = False) -> Row:
