@@ -33,7 +33,7 @@ demo: install ## train a small sweep on this machine and show the best adapter
 up: install ## the whole of Motet in the foreground, until Ctrl-C
 	@$(BIN)/motet up
 
-SIDE_BY_SIDE := --numprocesses auto --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := --numprocesses logical --dist loadfile --no-loadscope-reorder
 
 test: install ## everything that needs no GPU, short forms
 	$(BIN)/pytest $(SIDE_BY_SIDE)

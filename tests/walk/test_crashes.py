@@ -61,7 +61,14 @@ def child(motet: House, module: str) -> int:
     return pid
 
 
+def emptied_valkey(motet: House) -> int:
+    with motet.valkey as valkey:
+        valkey.flushall()
+    return motet.pids["valkey"]
+
+
 VICTIMS = {  # the API last: training goes on without it, and must not be over before the others were killed
+    "valkey": emptied_valkey,
     "executor": lambda motet: child(motet, "worker.executor"),
     "worker": lambda motet: motet.pids["worker"],
     "heartbeat": lambda motet: child(motet, "worker.heartbeat"),
@@ -70,25 +77,14 @@ VICTIMS = {  # the API last: training goes on without it, and must not be over b
 }
 
 
-@pytest.mark.timeout(900)  # an unbroken run first, then one with five restarts
+@pytest.mark.timeout(900)  # an unbroken run first, then one with six restarts
 def test_kills_lose_nothing(motet: House, unbroken: dict[tuple[int, str], dict[int, float | None]]) -> None:
+    """Also not what was flushed: all hints are lost with Valkey, whose end makes things only later."""
     task_id = start(motet)
     for pid_of in VICTIMS.values():
         done = steps(motet.until(task_id, lambda task: task["status"] == "running" and steps(task) >= 8))
         os.kill(pid_of(motet), signal.SIGKILL)
         motet.until(task_id, lambda task, done=done: steps(task) > done)
-    assert motet.ended(task_id)["status"] == "succeeded"
-    assert motet.curves(task_id) == unbroken
-
-
-def test_redis_flushed_and_stopped_only_makes_it_later(
-    motet: House, unbroken: dict[tuple[int, str], dict[int, float | None]]
-) -> None:
-    task_id = start(motet)
-    motet.until(task_id, lambda task: steps(task) >= 5)
-    with motet.valkey as valkey:
-        valkey.flushall()
-    os.kill(motet.pids["valkey"], signal.SIGKILL)
     assert motet.ended(task_id)["status"] == "succeeded"
     assert motet.curves(task_id) == unbroken
 
