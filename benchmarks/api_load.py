@@ -21,6 +21,7 @@ from typing import Any
 
 import httpx
 import psycopg
+import uvloop
 from motet.stack import Event, Stack, ready_of
 
 from benchmarks.hundred_million import JOBS, ask, fill
@@ -159,7 +160,7 @@ def measure(seconds: float, with_100m: bool) -> None:
         running = Running.of(stack)
         placed, polled = running.placed(), [running.task(8) for _ in range(20)]
         load = Load(str(running.http.base_url), running.key, seq=2)
-        met = asyncio.run(put(load, running, placed, polled, seconds))
+        met = uvloop.run(put(load, running, placed, polled, seconds))
         print(f"{len(load.polled)} polls, {len(load.submits)} submissions, {len(load.reports)} reports", flush=True)
         stored = running.stored(placed.task_id)
         gate = judge(load, stored)

@@ -88,6 +88,7 @@ class Database:
             pool_size=pool_size,
             max_overflow=0,
             pool_timeout=10,
+            pool_use_lifo=True,  # few connections, all of them warm: each has its own server process and prepared statements
             # a server that is gone is noticed within seconds, not when the kernel gives up
             connect_args={"connect_timeout": 5, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3},
         )

@@ -18,4 +18,5 @@ class AuditEntry(Base):
     request_id: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[Now]
 
+    __mapper_args__ = {"eager_defaults": False}  # noqa: RUF012  # who adds one does not read it
     __table_args__ = (Index("ix_audit_entries_tenant_id_created", "tenant_id", text("created_at DESC"), text("id DESC")),)

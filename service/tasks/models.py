@@ -150,3 +150,5 @@ class TaskEvent(Base):
     kind: Mapped[str] = mapped_column(String(16))
     data: Mapped[Json]
     created_at: Mapped[Now]
+
+    __mapper_args__ = {"eager_defaults": False}  # noqa: RUF012  # who adds one does not read it

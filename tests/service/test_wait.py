@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
 from anyio import to_thread
 
-from service.tasks import polls
 from service.tasks.models import Task
+from service.tasks.together import Together
 from service.tasks.watch import touch
 from tests.service.live import PATIENCE, until
 
@@ -106,11 +107,17 @@ def test_a_listener_that_lost_its_connection_misses_nothing(server, stack, http,
     assert watcher.listening.wait(PATIENCE)
 
 
+def counted(together: Together[Any], monkeypatch: pytest.MonkeyPatch) -> list[frozenset[str]]:
+    """The ids of each read that it begins from now on."""
+    reads: list[frozenset[str]] = []
+    look = together._look
+    monkeypatch.setattr(together, "_look", lambda *given: reads.append(given[-1]) or look(*given))
+    return reads
+
+
 def test_those_who_ask_at_once_share_reads(server, tenant, monkeypatch):
     """Never one that was begun before they asked: what a client did, its next question sees."""
-    task_id, reads = tenant.task()["id"], []
-    read = polls._versions
-    monkeypatch.setattr(polls, "_versions", lambda *given: reads.append(1) or read(*given))
+    task_id, reads = tenant.task()["id"], counted(server.state.polls._versions, monkeypatch)
     headers = tenant.headers | {"if-none-match": '"1"'}
 
     async def ask() -> list[int]:
@@ -119,22 +126,21 @@ def test_those_who_ask_at_once_share_reads(server, tenant, monkeypatch):
         return [answer.status_code for answer in answers]
 
     assert asyncio.run(ask()) == [304] * 60
-    assert len(reads) < 60
+    assert 0 < len(reads) < 60
 
 
-def test_those_who_ask_at_once_for_what_nobody_has_asked_for_share_loads(server, tenant, monkeypatch):
-    task_id, loads, asked = tenant.task()["id"], [], 60
-    load = polls._load
-    monkeypatch.setattr(polls, "_load", lambda *given: loads.append(1) or load(*given))
+def test_tasks_that_nobody_has_asked_for_yet_are_loaded_together(server, tenant, monkeypatch):
+    tasks, loads = [tenant.task()["id"] for _ in range(4)], counted(server.state.polls._loads, monkeypatch)
+    asked = tasks * 15
 
-    async def ask() -> set[int]:
+    async def ask() -> list[str]:
         async with httpx.AsyncClient(base_url=server.url, headers=tenant.headers, timeout=PATIENCE) as client:
-            return {
-                one.status_code for one in await asyncio.gather(*(client.get(f"/v1/tasks/{task_id}") for _ in range(asked)))
-            }
+            answers = await asyncio.gather(*(client.get(f"/v1/tasks/{task_id}") for task_id in asked))
+        return [answer.json()["id"] for answer in answers]
 
-    assert asyncio.run(ask()) == {200}
-    assert len(loads) < asked / 4
+    assert asyncio.run(ask()) == asked
+    assert 0 < len(loads) < len(asked) / 4
+    assert set().union(*loads) == set(tasks)
 
 
 def test_what_a_poller_sees_is_never_older_than_its_question(http, tenant, database):
