@@ -24,8 +24,8 @@ LOG = VENV / "install.log"
 STAMP = VENV / "installed"
 PINS = ROOT / "constraints.txt"
 OLDER_SDKS = ("1.109.1", "2.54.0")
-ROOMS = (  # what the processes of a worker, and all others, import
-    ("worker.daemon", "worker.heartbeat", "worker.executor"),
+ROOMS = (  # what the processes of a worker import, and who tries an adapter; and all others
+    ("worker.daemon", "worker.heartbeat", "worker.executor", "peft"),
     ("service.__main__", "service.app", "service.work", "service.reconcile", "motet.cli", "deploy.devstack.stack"),
 )
 _NEWS = re.compile(rb"(Collecting|Downloading|Installing|Preparing|Building) ([^ (\n]+)")
@@ -128,9 +128,10 @@ def main() -> None:
     rest = missing()
     halves = (rest[::2], [*rest[1::2], "--no-build-isolation", "--editable", "."])
     run("motet and the packages", *(install("--no-deps", *half) for half in halves if half))
-    run("byte code", *(("-c", f"import {', '.join(room)}") for room in ROOMS))
+    imports = (("-c", f"import {', '.join(room)}") for room in ROOMS)
     apart = ("--upgrade", "--no-deps", "distro==1.9.0", "--target")
-    run("older SDKs", *(install(*apart, str(VENV / "sdk" / version), f"openai=={version}") for version in OLDER_SDKS))
+    sdks = (install(*apart, str(VENV / "sdk" / version), f"openai=={version}") for version in OLDER_SDKS)
+    run("byte code, older SDKs", *imports, *sdks)
     STAMP.touch()
 
 
