@@ -27,7 +27,7 @@ from motet.stack import Event, Stack, ready_of
 from benchmarks.hundred_million import JOBS, ask, fill
 from benchmarks.load import POLLERS, REPORT_SECONDS, SERIES, STREAMS, SUBMISSIONS, SUBMITTERS, Load, Placed, quantile, spread
 from benchmarks.result import write_result
-from benchmarks.spent import Spent, memory_mb
+from benchmarks.spent import Spent, family, memory_mb
 from tests.service.fleet.scripted import ScriptedNode, moved
 
 ROOT = Path(__file__).parent.parent
@@ -124,14 +124,14 @@ async def put(load: Load, running: Running, placed: Placed, polled: list[str], s
     readers = [asyncio.ensure_future(load.follow(number, placed.task_id)) for number in range(STREAMS)]
     work = [load.poll(number, polled[number % len(polled)], seconds) for number in range(POLLERS)]
     work += [load.submit(spec, waiting) for _ in range(SUBMITTERS)]
-    reporting = load.report(placed, int(seconds / REPORT_SECONDS))
-    at_once, spent = asyncio.gather(reporting, *work), Spent(running.programs)
+    reporting = load.report(placed, load.bodies(placed, int(seconds / REPORT_SECONDS)))
+    at_once, spent, api = asyncio.gather(reporting, *work), Spent(running.programs), family(running.pid)
     while not at_once.done():
-        memory.append(memory_mb(running.pid))
+        memory.append(memory_mb(api))
         await asyncio.wait([at_once], timeout=0.5)
     in_time = {"report_seconds": at_once.result()[0], "points_in_time": load.points, "cpu": spent.seconds()}
     stopped = await asyncio.to_thread(running.restart)
-    await load.report(placed, 2)
+    await load.report(placed, load.bodies(placed, 2))
     last = running.stored(placed.task_id)["last_event"]
     until = time.monotonic() + 30
     while not all(seen and seen[-1] >= last for seen in load.streams) and time.monotonic() < until:

@@ -12,6 +12,7 @@ from benchmarks.load_http import Connection
 
 POLLERS, POLLS_PER_SECOND, STREAMS, SUBMISSIONS, SUBMITTERS = 200, 300, 50, 500, 8
 REPORT_SECONDS, POINTS_PER_SECOND, SERIES = 0.5, 20_000, 100  # what one worker reports, of so many jobs
+EACH = int(POINTS_PER_SECOND * REPORT_SECONDS / SERIES)  # points of a job in one report
 
 
 @dataclass(frozen=True)
@@ -88,26 +89,34 @@ class Load:
             except OSError:
                 await asyncio.sleep(0.2)  # the API restarts; nothing tells when it is back
 
-    async def report(self, placed: Placed, count: int) -> float:
-        """A worker that sends `count` reports, one every REPORT_SECONDS, at once where it is late; how long it took."""
-        loop, each = asyncio.get_running_loop(), int(POINTS_PER_SECOND * REPORT_SECONDS / SERIES)
+    def bodies(self, placed: Placed, count: int) -> list[bytes]:
+        """The next `count` reports, made before they are due: a worker makes them on a machine of its own, here they would
+        keep this process's loop from seeing answers that came."""
+        reports = [
+            {"fence": placed.fence, "seq": self.seq + number, "events": _points(self.step + number * EACH)}
+            for number in range(count)
+        ]
+        return [json.dumps(report).encode() for report in reports]
+
+    async def report(self, placed: Placed, bodies: list[bytes]) -> float:
+        """A worker that sends these reports, one every REPORT_SECONDS, at once where it is late; how long it took."""
+        loop = asyncio.get_running_loop()
         began = loop.time()
         async with Connection(self.url, placed.token) as connection:
-            for number in range(count):
+            for number, body in enumerate(bodies):
                 due = began + number * REPORT_SECONDS
                 await asyncio.sleep(max(0.0, due - loop.time()))
-                body = json.dumps({"fence": placed.fence, "seq": self.seq, "events": _points(self.step, each)}).encode()
                 answer = await connection.request("POST", f"/internal/v1/placements/{placed.placement_id}/reports", body)
                 self.reports.append((loop.time() - due) * 1000)
                 if answer.status != 200:
                     self.wrong.append(f"report: {answer.status} {answer.body[:200]!r}")
                     break
-                self.seq, self.step, self.points = self.seq + 1, self.step + each, self.points + each * SERIES
-        return max(loop.time() - began, count * REPORT_SECONDS)
+                self.seq, self.step, self.points = self.seq + 1, self.step + EACH, self.points + EACH * SERIES
+        return max(loop.time() - began, len(bodies) * REPORT_SECONDS)
 
 
-def _points(first: int, count: int) -> list[dict[str, Any]]:
-    steps = list(range(first, first + count))
+def _points(first: int) -> list[dict[str, Any]]:
+    steps = list(range(first, first + EACH))
     values = [1.0 + 1.0 / step + (step * 7919 % 1000) / 9973 for step in steps]
     return [{"kind": "points", "job": job, "series": "train_loss", "steps": steps, "values": values} for job in range(SERIES)]
 
