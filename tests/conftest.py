@@ -27,8 +27,9 @@ if not Path("/dev/nvidiactl").exists():
 
 _READY_SECONDS = 60.0
 _LONGEST = (  # they come first, in this order: short files fill the time beside the last of them
-    *("walk/test_crashes.py", "walk/test_walk.py", "test_readme.py", "service/queue/test_processes.py", "service/test_fuzz.py"),
-    *("deploy/test_devstack.py", "kernels/test_triton_pass.py", "worker/test_replicas.py", "service/test_commands.py"),
+    *("walk/test_crashes.py", "walk/test_walk.py", "worker/test_executor.py", "worker/test_daemon.py", "test_readme.py"),
+    *("service/queue/test_processes.py", "worker/model/test_alone.py", "deploy/test_devstack.py", "worker/test_replicas.py"),
+    *("benchmarks/test_placement.py", "service/test_fuzz.py", "service/test_commands.py", "kernels/test_triton_pass.py"),
 )
 _NOT_RUN = {"gpu": "tests that need a GPU: make test-gpu", "slow": "tests of the long form: make test-all"}
 
@@ -138,6 +139,7 @@ class NotRun:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {Path(__file__).parent / name: place for place, name in enumerate(_LONGEST)}
+    assert [path for path in places if not path.exists()] == []
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
