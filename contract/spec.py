@@ -110,7 +110,11 @@ class TaskSpec(Strict):
     training: Training = Training()
     early_exit: EarlyExitPolicy = EarlyExitPolicy()
     gpus: Annotated[int, Field(ge=1, le=64, strict=True)] = Field(
-        default=1, description="Of one node. Each holds the whole base and trains a part of the jobs; none is split."
+        default=1,
+        description=(
+            "Of one node. Each holds the whole base and trains a part of the jobs; none is split, so more GPUs than jobs stand "
+            "idle, which an estimate tells. The task runs at just this width."
+        ),
     )
     priority: Annotated[int, Field(ge=1, le=100, strict=True)] = Field(default=1, description="Weight in the queue.")
     not_before: AwareDatetime | None = Field(default=None, description="The task starts no earlier.")

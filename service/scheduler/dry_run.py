@@ -53,7 +53,7 @@ class EstimateResource(BaseModel):
     expected_start_interval: list[datetime] | None
     expected_end_interval: list[datetime] | None
     waiting: str | None = Field(description="Why it would not start at once")
-    problems: list[FieldError] = Field(description="Rows of its files that will be cut or left out")
+    problems: list[FieldError] = Field(description="Rows of its files that will be cut or left out; GPUs that stand idle")
 
 
 def dry_run(session: Session, parts: Parts, tenant_id: str, spec: TaskSpec, pinned: Pinned) -> EstimateResource:
@@ -75,7 +75,7 @@ def dry_run(session: Session, parts: Parts, tenant_id: str, spec: TaskSpec, pinn
         device_type=kind or None,
         **_moments(seen, starts, start),
         waiting=_why(seen, starts, start),
-        problems=list(_rows(parts.storage, spec, pinned)),
+        problems=[*_idle(spec), *_rows(parts.storage, spec, pinned)],
     )
 
 
@@ -122,6 +122,16 @@ def _why(seen: Snapshot, starts: tuple[Start, ...], start: Start | None) -> str 
         return None
     found = {reason.task: reason for reason in reasons(seen.problem, starts, seen.standing or None, priorities(seen))}
     return str(waiting.tell(found[_ID], scene(seen, starts), seen.at)["sentence"])
+
+
+def _idle(spec: TaskSpec) -> Iterator[FieldError]:
+    """GPUs that no job would train on, since none is split."""
+    jobs = spec.search_space.size
+    if spec.gpus > jobs:
+        message = (
+            f"is {spec.gpus}, but the search space makes jobs for {jobs} and none is split: {spec.gpus - jobs} would stand idle"
+        )
+        yield FieldError(field="gpus", code="gpus_idle", message=message)
 
 
 def _rows(storage: Storage, spec: TaskSpec, pinned: Pinned) -> Iterator[FieldError]:

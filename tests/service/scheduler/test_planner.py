@@ -393,7 +393,11 @@ def test_an_estimate_says_what_a_task_would_take_and_stores_nothing(tenant, new_
     assert first in said["waiting"]
     assert said["expected_start_interval"][0] <= said["expected_start"] <= said["expected_start_interval"][1]
     assert [(p["field"], p["line"], p["code"]) for p in said["problems"]] == [("dataset.file_id", 4, "row_truncated")]
-    assert tenant.post("/v1/tasks/estimate", json=spec | {"gpus": 8}).json()["expected_start"] is None
+    wide = tenant.post("/v1/tasks/estimate", json=spec | {"gpus": 8}).json()
+    assert wide["expected_start"] is None
+    assert ("gpus", "gpus_idle", "is 8, but the search space makes jobs for 2 and none is split: 6 would stand idle") in [
+        (problem["field"], problem["code"], problem["message"]) for problem in wide["problems"]
+    ]
     refused = tenant.post("/v1/tasks/estimate", json=spec | {"base_model": "smal"})
     assert refused.status_code == 422
     assert "did you mean 'small'" in refused.text
