@@ -1,7 +1,8 @@
 """The API under load on one machine, everything at once: pollers, a storm of submissions, event streams, and a worker's points.
 
-`python -m benchmarks.api_load [--seconds 20] [--without-100m]` starts a Motet of its own without a trainer, puts load on it
-from this process beside it, restarts the API under open streams, then fills in a hundred million points and asks about them.
+`python -m benchmarks.api_load [--seconds 20] [--api-processes 2] [--without-100m]` starts a Motet of its own without a trainer,
+puts load on it from this process beside it, restarts the API under open streams, then fills in a hundred million points and
+asks about them.
 
 The gate: every acknowledged point is stored once, every stream saw every event once and in order, through the restart too, and
 every request was answered as it should be.
@@ -155,8 +156,8 @@ def judge(load: Load, stored: dict[str, float]) -> dict[str, Any]:
     return {"tolerance": 0, "worst_error": worst, "compared": compared | {"of": load.wrong[:5]}, "passed": worst == 0}
 
 
-def measure(seconds: float, with_100m: bool) -> None:
-    with Stack(["--workers", "0"]) as stack:
+def measure(seconds: float, with_100m: bool, processes: int) -> None:
+    with Stack(["--workers", "0", "--api-processes", str(processes)]) as stack:
         running = Running.of(stack)
         placed, polled = running.placed(), [running.task(8) for _ in range(20)]
         load = Load(str(running.http.base_url), running.key, seq=2)
@@ -178,7 +179,8 @@ def measure(seconds: float, with_100m: bool) -> None:
         }
         rows: list[dict[str, Any]] = [{"of": f"polls, {kind}"} | spread(taken) for kind, taken in load.polls.items()]
         rows += [{"of": "submissions"} | spread(load.submits), {"of": "reports of 10,000 points"} | spread(load.reports)]
-        rows += [{"of": "machine", "cores": os.cpu_count(), "load": "from a process beside the service, on the same cores"}]
+        beside = "from a process beside the service, on the same cores"
+        rows += [{"of": "machine", "cores": os.cpu_count(), "api_processes": processes, "load": beside}]
         rows += [{"of": "memory of the API, MiB", "samples": [round(one, 1) for one in memory]}, {"of": "stored"} | stored]
         rows += [{"of": "CPU seconds while the load lasted"} | met["cpu"]]
         if with_100m:
@@ -201,10 +203,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=20.0, help="how long the load lasts (%(default)s)")
     parser.add_argument("--without-100m", action="store_true", help="leave the hundred million points out")
+    parser.add_argument("--api-processes", type=int, default=1, help="how many processes serve the API (%(default)s)")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="motet-load-") as folder:
         os.environ["MOTET_STATE_DIR"] = folder
-        measure(chosen.seconds, not chosen.without_100m)
+        measure(chosen.seconds, not chosen.without_100m, chosen.api_processes)
 
 
 if __name__ == "__main__":

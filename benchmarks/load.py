@@ -5,6 +5,7 @@ Latencies count from when a request was due, not from when this process came to 
 
 import asyncio
 import json
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +41,7 @@ class Load:
     wrong: list[str] = field(default_factory=list)
     streams: list[list[int]] = field(default_factory=lambda: [[] for _ in range(STREAMS)])
     over: bool = False
-    polled: list[float] = field(default_factory=list)  # when each poll was answered, seconds of the loop's clock
+    polled: list[float] = field(default_factory=list)  # when each poll was answered, seconds of the monotonic clock
 
     @property
     def polls_per_second(self) -> float:
@@ -50,15 +51,15 @@ class Load:
     async def poll(self, number: int, task_id: str, seconds: float) -> None:
         """One poller; every second one sends the ETag that it has."""
         kind = "plain" if number % 2 else "if-none-match"
-        every, loop, etag = POLLERS / POLLS_PER_SECOND, asyncio.get_running_loop(), ""
-        due = loop.time() + every * number / POLLERS
+        every, etag = POLLERS / POLLS_PER_SECOND, ""
+        due = time.monotonic() + every * number / POLLERS
         until = due + seconds
         async with Connection(self.url, self.key) as connection:
             while due < until:
-                await asyncio.sleep(max(0.0, due - loop.time()))
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
                 headers = f"If-None-Match: {etag}\r\n" if etag and kind != "plain" else ""
                 answer = await connection.request("GET", f"/v1/tasks/{task_id}", headers=headers)
-                self.polled.append(loop.time())
+                self.polled.append(time.monotonic())
                 self.polls[kind].append((self.polled[-1] - due) * 1000)
                 if answer.status not in (200, 304):
                     self.wrong.append(f"poll: {answer.status}")
@@ -66,13 +67,12 @@ class Load:
 
     async def submit(self, spec: bytes, waiting: list[int]) -> None:
         """One of the storm's submitters, with one request in hand, until none waits."""
-        loop = asyncio.get_running_loop()
         async with Connection(self.url, self.key) as connection:
             while waiting:
                 waiting.pop()
-                began = loop.time()
+                began = time.monotonic()
                 answer = await connection.request("POST", "/v1/tasks", spec)
-                self.submits.append((loop.time() - began) * 1000)
+                self.submits.append((time.monotonic() - began) * 1000)
                 if answer.status != 201:
                     self.wrong.append(f"submit: {answer.status} {answer.body[:200]!r}")
 
@@ -100,19 +100,18 @@ class Load:
 
     async def report(self, placed: Placed, bodies: list[bytes]) -> float:
         """A worker that sends these reports, one every REPORT_SECONDS, at once where it is late; how long it took."""
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        began = time.monotonic()
         async with Connection(self.url, placed.token) as connection:
             for number, body in enumerate(bodies):
                 due = began + number * REPORT_SECONDS
-                await asyncio.sleep(max(0.0, due - loop.time()))
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
                 answer = await connection.request("POST", f"/internal/v1/placements/{placed.placement_id}/reports", body)
-                self.reports.append((loop.time() - due) * 1000)
+                self.reports.append((time.monotonic() - due) * 1000)
                 if answer.status != 200:
                     self.wrong.append(f"report: {answer.status} {answer.body[:200]!r}")
                     break
                 self.seq, self.step, self.points = self.seq + 1, self.step + EACH, self.points + EACH * SERIES
-        return max(loop.time() - began, len(bodies) * REPORT_SECONDS)
+        return max(time.monotonic() - began, len(bodies) * REPORT_SECONDS)
 
 
 def _points(first: int) -> list[dict[str, Any]]:
