@@ -60,6 +60,9 @@ def kernels(rank: int, drop: bool) -> dict[str, Callable[[], object]]:
         "norm": lambda: residual_norm(x, x, s[1], copy, 0, half(D), 1e-5, table),
         "norm backward": lambda: norm_backward(x, s[3], s[3], copy, trio, x, rstd, half(D), x, table),
         "rotary": lambda: rotary(qkv, s[3], copy, (0, D, D + KV), cos, cos, places, heads, table),
+        "rotary, head norms": lambda: rotary(
+            qkv, s[3], copy, (0, D, D + KV), half(99, 64), half(99, 64), places, (16, 4), table, (half(128), half(128), 1e-6)
+        ),
         "swiglu": lambda: swiglu(gate_up, s[2], copy, at, table),
         "swiglu backward": lambda: swiglu_backward(gate_up, act, s[2], s[1], copy, grad, at, table),
     }
@@ -145,7 +148,7 @@ def main() -> int:
             for row in rows:
                 worst = max(worst, row["shared_kb"])
                 print(
-                    "{class:18} {call:20} {kernel:20} {shared_kb:6.1f} KB {registers:4} registers {spilled:5} spilled".format(
+                    "{class:18} {call:28} {kernel:20} {shared_kb:6.1f} KB {registers:4} registers {spilled:5} spilled".format(
                         **row
                     )
                 )

@@ -35,6 +35,7 @@ HOPPER = {
     "norm_backward_wide": Config(32, 4, 2, 16),
     "norm_backward_bare": Config(512, 8, 1, 16),
     "rotary": Config(0, 4, 2),
+    "rotary_normed": Config(0, 8, 2),
     "swiglu": Config(32, 4, 4, registers=128),
     "swiglu_wide": Config(32, 8, 2),
     "swiglu_bare": Config(128, 8, 2),

@@ -20,10 +20,10 @@ GROUP = 4  # heads that one program turns, where q and k have multiples of it
 
 
 @triton.jit
-def _normed(low, high, norm_ptr, half, eps, H: tl.constexpr):
-    rstd = 1.0 / tl.sqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * H) + eps)
-    low = low * rstd[:, None] * tl.load(norm_ptr + half, mask=half < H, other=0.0).to(tl.float32)[None, :]
-    return low, high * rstd[:, None] * tl.load(norm_ptr + H + half, mask=half < H, other=0.0).to(tl.float32)[None, :]
+def _norm_weight(qn_ptr, kn_ptr, mat, at, mask):
+    """A half of q's or of k's norm weight."""
+    q = tl.load(qn_ptr + at, mask=mask & (mat == 0), other=0.0)
+    return (q + tl.load(kn_ptr + at, mask=mask & (mat == 1), other=0.0)).to(tl.float32)[None, :]
 
 
 @triton.jit
@@ -36,12 +36,15 @@ def _heads(
     tokens = start + tl.arange(0, BT)
     half = tl.arange(0, BH)
     mask = (tokens < end)[:, None] & (half < H)[None, :]
-    turns = mat < 2  # v is not rotated
+    turns = mat < 2  # v is turned by nothing: a condition in the loop is what Triton 3.6 fails to pipeline
     if R > 0:
         s = load_shrunk(s_ptr, 3 * RMAX, mat * RMAX, start, end, rank, BT, R)
     position = tl.load(pos_ptr + tokens, mask=tokens < end, other=0).to(tl.int64)
-    cos = tl.load(cos_ptr + position[:, None] * H + half[None, :], mask=mask & turns, other=0.0)
+    cos = tl.load(cos_ptr + position[:, None] * H + half[None, :], mask=mask & turns, other=1.0)
     sin = tl.load(sin_ptr + position[:, None] * H + half[None, :], mask=mask & turns, other=0.0)
+    if NORM:
+        norm_low = _norm_weight(qn_ptr, kn_ptr, mat, half, half < H)
+        norm_high = _norm_weight(qn_ptr, kn_ptr, mat, H + half, half < H)
     for head in range(first, first + GROUP):
         at = tokens.to(tl.int64)[:, None] * ((HQ + 2 * HKV) * 2 * H) + head * 2 * H + half[None, :]
         low = tl.load(qkv_ptr + at, mask=mask, other=0.0).to(tl.float32)
@@ -50,23 +53,21 @@ def _heads(
             low = mma(s, load_ranks(w_ptr, w_stride, column, row0, rank, half, H, R), low)
             high = mma(s, load_ranks(w_ptr, w_stride, column + H, row0, rank, half, H, R), high)
             column += 2 * H
-        if turns:
-            if NORM:
-                raw = tokens.to(tl.int64)[:, None] * ((HQ + HKV) * 2 * H) + head * 2 * H + half[None, :]
-                low = low.to(raw_ptr.dtype.element_ty)
-                high = high.to(raw_ptr.dtype.element_ty)
-                tl.store(raw_ptr + raw, low, mask=mask)
-                tl.store(raw_ptr + raw + H, high, mask=mask)
-                norm_ptr = qn_ptr if mat == 0 else kn_ptr
-                low, high = _normed(low.to(tl.float32), high.to(tl.float32), norm_ptr, half, eps, H)
-            turned = low * cos - high * sin
-            high = high * cos + low * sin
-            low = turned
-        tl.store(qkv_ptr + at, low, mask=mask)
-        tl.store(qkv_ptr + at + H, high, mask=mask)
+        if NORM:
+            raw = tokens.to(tl.int64)[:, None] * ((HQ + HKV) * 2 * H) + head * 2 * H + half[None, :]
+            raw_low = low.to(raw_ptr.dtype.element_ty)
+            raw_high = high.to(raw_ptr.dtype.element_ty)
+            tl.store(raw_ptr + raw, raw_low, mask=mask & turns)
+            tl.store(raw_ptr + raw + H, raw_high, mask=mask & turns)
+            raw_low = raw_low.to(tl.float32)
+            raw_high = raw_high.to(tl.float32)
+            rstd = 1.0 / tl.sqrt((tl.sum(raw_low * raw_low, 1) + tl.sum(raw_high * raw_high, 1)) / (2 * H) + eps)
+            low = tl.where(turns, raw_low * rstd[:, None] * norm_low, low)
+            high = tl.where(turns, raw_high * rstd[:, None] * norm_high, high)
+        tl.store(qkv_ptr + at, low * cos - high * sin, mask=mask)
+        tl.store(qkv_ptr + at + H, high * cos + low * sin, mask=mask)
 
 
-@Kernel
 @triton.jit
 def _rotary(
     qkv_ptr, s_ptr, w_ptr, raw_ptr, qn_ptr, kn_ptr, cos_ptr, sin_ptr, pos_ptr, spans_ptr, blocks_ptr, w_stride,
@@ -151,7 +152,7 @@ def rotary(
     half = cos.shape[1]
     hq, hkv = heads
     raw = torch.empty((qkv.shape[0], (hq + hkv) * 2 * half), dtype=qkv.dtype, device=qkv.device) if head_norms else None
-    cfg = config("rotary")
+    cfg = config("rotary_normed" if head_norms else "rotary")
     group = gcd(GROUP, hq, hkv)
     _rotary[((hq + 2 * hkv) // group, table.blocks.shape[0])](
         qkv, s if s is not None else qkv, adapters, raw if raw is not None else qkv,
