@@ -17,6 +17,7 @@ from motet.stack import Stack, ready_of
 from typer.testing import CliRunner
 
 from contract.states import JOB_TRANSITIONS, TASK_TRANSITIONS
+from tests.walk.house import ONE_THREAD
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -83,6 +84,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         for name in ("MOTET_API_URL", "MOTET_API_KEY", "MOTET_ADMIN_KEY", "MOTET_PORT"):
             patch.delenv(name, raising=False)
         patch.setenv("MOTET_STATE_DIR", str(state))
+        for name, value in ONE_THREAD.items():
+            patch.setenv(name, value)
         patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
         with Stack(["--device", "cpu"]) as stack:
             assert any(ready_of(event) for event in stack.events())
@@ -119,6 +122,8 @@ def restored_and_runs(state: Path, environment: dict[str, str]) -> None:
     credentials = json.loads((Path(environment["MOTET_STATE_DIR"]) / "credentials.json").read_text())
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MOTET_STATE_DIR", str(state))
+        for name, value in ONE_THREAD.items():
+            patch.setenv(name, value)
         with Stack(["--device", "cpu", "--workers", "0"]) as stack:
             ready = next(found for event in stack.events() if (found := ready_of(event)))
             with Client(api_url=ready.api_url, key=credentials["demo_key"]) as client:

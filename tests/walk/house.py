@@ -24,6 +24,8 @@ ROOT = Path(__file__).parents[2]
 BASE_MODEL = ROOT / "examples" / "base-model"
 GSM8K = ROOT / "examples" / "gsm8k" / "train.jsonl"
 ENDED = ("succeeded", "failed", "cancelled")
+# Test processes share the cores. There a second thread makes steps of the small base a third slower; alone it gains nothing.
+ONE_THREAD = {"MOTET_WORKER_THREADS": "1"}
 
 
 class House:
@@ -35,7 +37,7 @@ class House:
         self._process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**os.environ, "MOTET_STATE_DIR": str(state), **environment},
+            env={**os.environ, "MOTET_STATE_DIR": str(state), **ONE_THREAD, **environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
