@@ -122,8 +122,6 @@ def restored_and_runs(state: Path, environment: dict[str, str]) -> None:
     credentials = json.loads((Path(environment["MOTET_STATE_DIR"]) / "credentials.json").read_text())
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MOTET_STATE_DIR", str(state))
-        for name, value in ONE_THREAD.items():
-            patch.setenv(name, value)
         with Stack(["--device", "cpu", "--workers", "0"]) as stack:
             ready = next(found for event in stack.events() if (found := ready_of(event)))
             with Client(api_url=ready.api_url, key=credentials["demo_key"]) as client:
