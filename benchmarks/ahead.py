@@ -21,13 +21,14 @@ from typing import Any
 import torch
 import triton
 from grouped_lora import launch
-from grouped_lora.attention import Incoming, SequenceTable, attention, attention_backward, sequence_blocks
+from grouped_lora.attention import Incoming, attention, attention_backward
 from grouped_lora.cross_entropy import cross_entropy
 from grouped_lora.dropout import token_keys
 from grouped_lora.expand import expand
 from grouped_lora.norm import norm_backward, residual_norm
 from grouped_lora.outer import outer
 from grouped_lora.rotary import rotary, rotary_backward
+from grouped_lora.sequences import SequenceTable, sequence_blocks
 from grouped_lora.shrink import shrink
 from grouped_lora.span import Span
 from grouped_lora.swiglu import SwigluColumns, swiglu, swiglu_backward
@@ -84,7 +85,7 @@ def kernels(rank: int, drop: bool) -> dict[str, Callable[[], object]]:
         "outer of three": lambda: outer(three, x, grad, table, trio, (D,) * 3, matrix=0),
         "expand": lambda: expand(one, copy, 0, D, table),
         "attention backward": lambda: attention_backward(
-            x, qkv, x, lse, sequences, heads, 0.125, None, Incoming(one, copy, 0, table, 0)
+            x, qkv, x, lse, sequences, heads, 0.125, incoming=Incoming(one, copy, 0, table, 0)
         ),
     }
 

@@ -45,10 +45,10 @@ class Crew:
                 return None
             for number, began, code in self._ended():
                 if code > 0:
-                    log.error("API process %d ended with exit code %d", number, code)
+                    log.error("process %d ended with exit code %d", number, code)
                     self._stop()
                     sys.exit(code)
-                log.warning("API process %d ended (%d); another takes its place", number, code)
+                log.warning("process %d ended (%d); another takes its place", number, code)
                 self._lost(number)
                 self._due[number] = began + _APART_SECONDS
 

@@ -12,11 +12,27 @@ from datetime import datetime
 from typing import Annotated, Any, Protocol, Self, TypeVarTuple
 
 import psycopg
-from sqlalchemy import BigInteger, DateTime, MetaData, QueuePool, Row, Select, String, create_engine, event, func, select
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    ColumnElement,
+    DateTime,
+    MetaData,
+    QueuePool,
+    Row,
+    Select,
+    String,
+    any_,
+    bindparam,
+    create_engine,
+    event,
+    func,
+    select,
+)
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DisconnectionError
-from sqlalchemy.orm import DeclarativeBase, Session, mapped_column
+from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute, Session, mapped_column
 
 _CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
 
@@ -57,6 +73,11 @@ _NAME_TENANT = "SELECT set_config('motet.tenant', %s, true)"  # SET LOCAL takes 
 def pool_of(processes: int) -> int:
     """Connections of a role for each of so many processes of one API."""
     return max(_LEAST, POOL_SIZE // processes)
+
+
+def among_ids(column: InstrumentedAttribute[str]) -> ColumnElement[bool]:
+    """Whether it is one of the parameter `ids`. For a statement that is made once: `in_` makes one for each number of them."""
+    return column == any_(bindparam("ids", type_=ARRAY(String)))
 
 
 def after_commit(session: Session, act: Callable[[], None]) -> None:

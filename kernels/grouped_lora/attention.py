@@ -7,10 +7,8 @@ not depend on neighbours and two runs agree. (FlashAttention-2, Dao 2023, algori
 Legend: M query rows, N key rows of a tile; D head size; lse, delta [Hq, T] fp32.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -18,18 +16,9 @@ import triton.language as tl
 from grouped_lora.keep import kept, load_keys
 from grouped_lora.kernel import Kernel
 from grouped_lora.launch import config
+from grouped_lora.sequences import BLOCK, SequenceTable
 from grouped_lora.tiles import load_ranks, load_shrunk, mma, span_at
 from grouped_lora.work import WorkTable
-
-BLOCK = 64
-SEQUENCE_COLUMNS = 4  # first token of the block, its sequence's first token and end, the sequence's span in the work table
-
-
-@dataclass(frozen=True)
-class SequenceTable:
-    """blocks [N, 4] int32, as SEQUENCE_COLUMNS names them; empty entries have end 0."""
-
-    blocks: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -44,27 +33,6 @@ class Incoming:
     column: int
     table: WorkTable
     matrix: int
-
-
-def sequence_blocks(bounds: Sequence[int], capacity: int | None = None, spans: np.ndarray | None = None) -> np.ndarray:
-    """blocks [capacity, 4] for sequences [bounds[i], bounds[i + 1]); without a capacity as many as there are.
-
-    spans: of the work table, each sequence within one of them or without an adapter. Raises ValueError if they do not fit.
-    """
-    starts, stops = np.asarray(bounds[:-1], np.int32), np.asarray(bounds[1:], np.int32)
-    counts = -(-(stops - starts) // BLOCK)
-    total = int(counts.sum())
-    if capacity is not None and total > capacity:
-        raise ValueError(f"{total} attention blocks do not fit a table of {capacity}")
-    blocks = np.zeros((max(total, 1) if capacity is None else capacity, SEQUENCE_COLUMNS), np.int32)
-    first = np.repeat(np.cumsum(counts) - counts, counts)
-    blocks[:total, 0] = np.repeat(starts, counts) + (np.arange(total) - first) * BLOCK
-    blocks[:total, 1] = np.repeat(starts, counts)
-    blocks[:total, 2] = np.repeat(stops, counts)
-    if spans is not None:
-        used = spans[: np.count_nonzero(spans[:, 1])]
-        blocks[:total, 3] = np.repeat(np.searchsorted(used[:, 0], starts, "right") - 1, counts)
-    return blocks
 
 
 @triton.jit

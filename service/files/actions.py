@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import ARRAY, Select, String, any_, bindparam, func, or_, select
+from sqlalchemy import Select, func, or_, select
 from sqlalchemy.orm import Session
 
 from contract.states import TASK_TERMINAL, TaskStatus
-from service.db import new_id
+from service.db import among_ids, new_id
 from service.errors import Conflict
 from service.files.intake import DataSet
 from service.files.models import File
@@ -20,7 +20,7 @@ _OPEN = [status for status in TaskStatus if status not in TASK_TERMINAL]
 _NAMED = 10  # tasks that a refusal lists
 
 _THERE = select(File).where(File.deleted_at.is_(None), or_(File.expires_at.is_(None), File.expires_at > func.clock_timestamp()))
-_PIN = scoped_when_asked(_THERE.where(File.id == any_(bindparam("ids", type_=ARRAY(String)))), File)
+_PIN = scoped_when_asked(_THERE.where(among_ids(File.id)), File)
 _PIN = _PIN.order_by(File.id).with_for_update(read=True)
 
 

@@ -9,10 +9,10 @@ import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from sqlalchemy import ARRAY, String, any_, bindparam, select
+from sqlalchemy import select
 
 from contract.states import TASK_TERMINAL
-from service.db import Database
+from service.db import Database, among_ids
 from service.downloads import matches
 from service.tasks.models import Task
 from service.tasks.resource import TaskResource, render
@@ -25,9 +25,10 @@ _KEPT_BYTES = 16 * 2**20  # of answers
 _ENTRY_BYTES = 500  # what an answer takes beside its text
 _APART_SECONDS = 0.02  # between a tenant's reads: so long at most a question waits for others to share its read
 
-_LISTED = Task.id == any_(bindparam("ids", type_=ARRAY(String)))
-_ASKED = scoped_when_asked(select(Task.id, Task.version, Task.status).where(_LISTED, Task.deleted_at.is_(None)), Task)
-_WHOLE = scoped_when_asked(select(Task).where(_LISTED, Task.deleted_at.is_(None)), Task)
+_ASKED = scoped_when_asked(
+    select(Task.id, Task.version, Task.status).where(among_ids(Task.id), Task.deleted_at.is_(None)), Task
+)
+_WHOLE = scoped_when_asked(select(Task).where(among_ids(Task.id), Task.deleted_at.is_(None)), Task)
 
 Ids = tuple[str, str]  # tenant, task
 

@@ -7,13 +7,14 @@ from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
-from sqlalchemy import ARRAY, BigInteger, Row, String, any_, bindparam, case, func, select
+from sqlalchemy import BigInteger, Row, case, func, select
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.orm import Session
 
 from contract.search import JobConfig
 from contract.states import JOB_TERMINAL, TASK_TERMINAL, JobStatus, RequeueReason, TaskStatus
 from service.adapters.models import Adapter
+from service.db import among_ids
 from service.fleet.models import Node, Placement
 from service.tasks.models import Job, Task
 
@@ -121,7 +122,7 @@ _sums = (
         func.sum(rows_in(Job.total_steps)).label("full"),
     )
     .join(Task, Task.id == Job.task_id)
-    .where(Job.task_id == any_(bindparam("ids", type_=ARRAY(String))))
+    .where(among_ids(Job.task_id))
     .group_by(Job.task_id, Job.status)
 )
 

@@ -5,7 +5,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from grouped_lora.attention import Incoming, SequenceTable, attention, attention_backward, sequence_blocks
+from grouped_lora.attention import Incoming, attention, attention_backward
+from grouped_lora.sequences import SequenceTable, sequence_blocks
 from grouped_lora.span import Span
 
 from tests.kernels.triton_case import DEVICE, DTYPES, Case, close

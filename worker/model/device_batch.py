@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 from grouped_lora import Span
-from grouped_lora.attention import SEQUENCE_COLUMNS, SequenceTable, sequence_blocks
+from grouped_lora.sequences import BLOCK, SEQUENCE_COLUMNS, SequenceTable, sequence_blocks
 from grouped_lora.work import SPAN_COLUMNS, HostTable, WorkTable, host_table
 from numpy.typing import NDArray
 from torch import Tensor
@@ -20,7 +20,6 @@ from worker.model.fused import DeviceBatch
 from worker.model.fused_head import Labels
 
 _ALIGN = 4  # int32 numbers: every piece starts on 16 bytes
-_ATTENTION_BLOCK = 64
 
 
 def bucket(count: int, steps: int, least: int) -> int:
@@ -74,7 +73,7 @@ class BatchShape:
 
     @property
     def attention_blocks(self) -> int:
-        return -(-self.tokens // _ATTENTION_BLOCK) + self.sequences + 1
+        return -(-self.tokens // BLOCK) + self.sequences + 1
 
     def pieces(self) -> dict[str, tuple[int, ...]]:
         """The shape of every piece of the buffer, in its order."""

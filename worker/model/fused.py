@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from grouped_lora.attention import Incoming, SequenceTable, attention, attention_backward
+from grouped_lora.attention import Incoming, attention, attention_backward
 from grouped_lora.frozen import Frozen, dense
 from grouped_lora.norm import norm_backward, residual_norm
 from grouped_lora.rotary import rotary, rotary_backward
+from grouped_lora.sequences import SequenceTable
 from grouped_lora.swiglu import SwigluColumns, swiglu, swiglu_backward
 from grouped_lora.work import WorkTable
 from torch import Tensor
