@@ -108,4 +108,4 @@ def _count(session: Session, task: Task, placement: Placement, done: wire.Throug
     rate = measured_rate(before, done.tokens, done.seconds + done.evaluation_seconds, gpus)
     if rate is not None:
         node.tokens_per_second = node.tokens_per_second | {task.base_model: rate}
-    return learned.note_steps(session, task.base_model, task.precision, kind_of(node), done)
+    return learned.note_steps(session, task.base_model, task.precision, kind_of(node), gpus, done)

@@ -86,7 +86,7 @@ def estimate(work: Work, model: Model, gpus: int, step_tokens: int = STEP_TOKENS
     worked = trained + np.einsum("hgm,g->hm", alive, _evaluated(work, list(groups)))
     share = _largest_share(alive.sum(axis=1) / np.maximum(any_alive, 1e-9), gpus)
     per_gpu = np.maximum(worked / np.maximum(any_alive, 1e-9) * share, min(row_tokens))
-    seconds, deviation = _step_seconds(model, per_gpu, step_tokens, _rows(groups, gpus))
+    seconds, deviation = _step_seconds(model, per_gpu, step_tokens, _rows(groups, gpus), gpus)
     spent = np.cumsum(seconds * lengths, axis=1)
     mean = float((any_alive * seconds * lengths).sum(1).mean())
     low, high = _interval(spent, any_alive, float(deviation.mean()))
@@ -171,16 +171,16 @@ def _rows(groups: Counter[_Group], gpus: int) -> float:
     return sum(many * group.rank * group.passes for group, many in groups.items()) / gpus
 
 
-def _step_seconds(model: Model, tokens: Numbers, most: int, rows: float) -> tuple[Numbers, Numbers]:
-    table = _speeds(model, rows)
+def _step_seconds(model: Model, tokens: Numbers, most: int, rows: float, gpus: int) -> tuple[Numbers, Numbers]:
+    table = _speeds(model, rows, gpus)
     at = np.log2(np.clip(tokens, 1, most))
     seconds = np.exp(np.interp(at, _TABLE, table[0]))
     return seconds * np.maximum(1.0, tokens / most), np.interp(at, _TABLE, table[1])
 
 
 @lru_cache(maxsize=1024)
-def _speeds(model: Model, rows: float) -> tuple[Numbers, Numbers]:
-    found = [speed(model, 2.0**power, rows) for power in _TABLE]
+def _speeds(model: Model, rows: float, gpus: int) -> tuple[Numbers, Numbers]:
+    found = [speed(model, 2.0**power, rows, gpus) for power in _TABLE]
     return np.log([each.seconds for each in found]), np.array([each.deviation for each in found])
 
 

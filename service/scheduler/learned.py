@@ -18,10 +18,10 @@ def profiles(session: Session, bases: Collection[str]) -> dict[Key, Profile]:
     """All that was measured of these bases, the same order each time."""
     rows = select(ThroughputProfile).where(ThroughputProfile.base_model.in_(bases))
     return {
-        Key(row.base_model, row.precision, row.device_type, row.tokens, row.rows): Profile(
+        Key(row.base_model, row.precision, row.device_type, row.tokens, row.rows, row.width): Profile(
             row.mean_tokens, row.log_seconds, row.variance, row.measured
         )
-        for row in session.scalars(rows.order_by(ThroughputProfile.tokens, ThroughputProfile.rows))
+        for row in session.scalars(rows.order_by(ThroughputProfile.tokens, ThroughputProfile.rows, ThroughputProfile.width))
     }
 
 
@@ -33,8 +33,9 @@ def lives(session: Session, classes: Collection[str]) -> Mapping[str, Lives]:
     return found
 
 
-def note_steps(session: Session, base: str, precision: str, kind: str, done: Throughput) -> int:
-    """One more measurement of a base's steps on a device of a type; how many there were with it, 0 if it says nothing.
+def note_steps(session: Session, base: str, precision: str, kind: str, width: int, done: Throughput) -> int:
+    """One more measurement of a base's steps on a device of a type, in a placement on `width` of them; how many there were
+    with it, 0 if it says nothing.
 
     Evaluations are left out: estimate.py counts them apart.
     """
@@ -42,8 +43,9 @@ def note_steps(session: Session, base: str, precision: str, kind: str, done: Thr
     if steps <= 0 or done.tokens <= 0 or seconds <= 0:
         return 0
     tokens, seconds = done.tokens / steps, seconds / steps
-    key = throughput.key_of(base, precision, kind, tokens, done.rows / steps)
+    key = throughput.key_of(base, precision, kind, tokens, done.rows / steps, width)
     own = {"base_model": base, "precision": precision, "device_type": kind, "tokens": key.tokens, "rows": key.rows}
+    own |= {"width": width}
     blank = {"mean_tokens": 0.0, "log_seconds": 0.0, "variance": 0.0, "measured": 0}
     session.execute(insert(ThroughputProfile).values(**own, **blank).on_conflict_do_nothing())
     row = session.get_one(ThroughputProfile, tuple(own.values()), with_for_update=True, populate_existing=True)

@@ -72,6 +72,7 @@ class ThroughputProfile(Base):
     device_type: Mapped[str] = mapped_column(String(128), primary_key=True)
     tokens: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)  # of a step and device, up to a power of two
     rows: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)  # adapter rows, likewise; 0: not told
+    width: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)  # devices of the placement
     mean_tokens: Mapped[float] = mapped_column(Double)
     log_seconds: Mapped[float] = mapped_column(Double)
     variance: Mapped[float] = mapped_column(Double)

@@ -1,4 +1,4 @@
-"""How long a step takes: measured profiles by base, precision, GPU type, tokens and adapter rows; a roofline before any.
+"""How long a step takes: measured profiles by base, precision, GPU type, tokens, adapter rows and width; a roofline before any.
 
 Values only: knows no task and no database. A profile corrects the roofline where it was taken, and less so further away, so
 one measurement already says something about every other size of step.
@@ -15,19 +15,21 @@ READS_PER_STEP = 2.0  # of each weight byte: forward and backward
 NEWEST = 0.3  # how much the newest measurement counts
 _UNMEASURED = 0.7  # log deviation of the roofline: a factor of two either way
 _FURTHER = 0.15  # log deviation that each doubling of the distance to the nearest profile adds
+_WIDER = 2.0  # a doubling of the width is as far as so many of tokens: replicas share an interpreter, and hold each other up
 _LEAST = 0.05  # nobody's speed is known better than this
 
 
 @dataclass(frozen=True)
 class Key:
     """Where a profile holds. `tokens` of a step and adapter `rows`, both per GPU, are rounded up to powers of two; 0 rows
-    means that they were not told."""
+    means that they were not told. `width` is how many GPUs the placement had, of which one was timed."""
 
     base: str
     precision: str
     gpu: str
     tokens: int
     rows: int
+    width: int = 1
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ class Speed:
     deviation: float
 
 
-def key_of(base: str, precision: str, gpu: str, tokens: float, rows: float = 0) -> Key:
-    return Key(base, precision, gpu, _up(tokens), _up(rows) if rows else 0)
+def key_of(base: str, precision: str, gpu: str, tokens: float, rows: float = 0, width: int = 1) -> Key:
+    return Key(base, precision, gpu, _up(tokens), _up(rows) if rows else 0, width)
 
 
 def measured(before: Profile | None, tokens: float, seconds: float) -> Profile:
@@ -86,16 +88,17 @@ def roofline(model: Model, tokens: float) -> float:
     return hardware.step_seconds + max(compute, memory)
 
 
-def speed(model: Model, tokens: float, rows: float = 0) -> Speed:
-    """A step of `tokens` tokens and `rows` adapter rows on one GPU.
+def speed(model: Model, tokens: float, rows: float = 0, width: int = 1) -> Speed:
+    """A step of `tokens` tokens and `rows` adapter rows on one GPU of a placement on `width`.
 
     Profiles correct the roofline by the ratio seen, weighted by 4 ** -distance in doublings of tokens (and, half as
-    strongly, of rows).
+    strongly, of rows, and twice as strongly of the width).
     """
     total = log_ratio = variance = 0.0
     nearest = math.inf
     for key, profile in model.profiles:
-        off = _doublings(tokens, profile.tokens) + (0.5 * _doublings(rows, key.rows) if rows and key.rows else 0.0)
+        off = _doublings(tokens, profile.tokens) + _WIDER * _doublings(width, key.width)
+        off += 0.5 * _doublings(rows, key.rows) if rows and key.rows else 0.0
         weight = 4.0**-off * min(profile.measured, 8)
         total += weight
         log_ratio += weight * (profile.log_seconds - math.log(roofline(model, profile.tokens)))

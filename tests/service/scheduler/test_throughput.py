@@ -46,6 +46,19 @@ def test_between_two_measurements_the_nearer_one_counts_more() -> None:
     assert ratios[2] == pytest.approx(8, rel=0.1)
 
 
+def test_another_width_is_believed_to_be_as_fast_until_it_was_measured() -> None:
+    """And the further away, the less surely. Once measured, it says little of the others."""
+    narrow = profiled((4096, 3 * roofline(MODEL, 4096)))
+    found = [speed(narrow, 4096, width=width) for width in (1, 2, 8)]
+    assert [each.seconds for each in found] == [found[0].seconds] * 3
+    assert found[0].deviation < found[1].deviation < found[2].deviation <= speed(MODEL, 4096).deviation
+    slow = measured(None, 4096, 9 * roofline(MODEL, 4096))
+    both = replace(narrow, profiles=(*narrow.profiles, *[(key_of("m", "bf16", "h100", 4096, width=2), slow)] * 4))
+    ratios = [speed(both, 4096, width=width).seconds / roofline(MODEL, 4096) for width in (1, 2, 4)]
+    assert ratios == [pytest.approx(3, rel=0.1), pytest.approx(9, rel=0.1), pytest.approx(9, rel=0.1)]
+    assert both.profiles[1][0] == Key("m", "bf16", "h100", 4096, 0, 2)
+
+
 def test_a_profile_moves_with_the_newest_and_knows_its_spread() -> None:
     steady, shaky = None, None
     for at in range(30):
