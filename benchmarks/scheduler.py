@@ -22,7 +22,7 @@ from benchmarks.simulator.workload import TRACES
 RESULT = Path(__file__).parent / "results" / "scheduler-cpu.json"
 PARTS: dict[str, Callable[[Bench], None]] = {
     "timing": Bench.timing, "eleven": Bench.eleven, "gaps": Bench.gaps, "figure12": Bench.figure_12, "eta": Bench.eta,
-    "traces": Bench.traces, "rolling": Bench.rolling, "philly": Bench.philly,
+    "traces": Bench.traces, "rolling": Bench.rolling, "widths": Bench.widths, "philly": Bench.philly,
 }  # fmt: skip
 
 
@@ -31,8 +31,10 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to measure; others keep their figures"
     )
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4, 5], help="of the rolling part")
-    parser.add_argument("--tasks", type=int, default=300, help="of the rolling part")
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4, 5], help="of the rolling part; the first two of widths"
+    )
+    parser.add_argument("--tasks", type=int, default=300, help="of the parts rolling and widths")
     parser.add_argument("--bursts", action="store_true", help="the rolling part's arrivals in bursts of 20")
     parser.add_argument("--trace", type=Path, default=TRACES / "philly_week.csv.gz", help="submit_s, duration_s, gpus, tenant")
     parser.add_argument("--coalesce", type=int, default=300, help="seconds of simulated time between plans on the trace")

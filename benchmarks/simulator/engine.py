@@ -151,8 +151,8 @@ class _Run:
 
     def _queued(self, each: Waiting, weight: int) -> Queued:
         task = each.task
-        wide = [task.gpus]
-        while self._setup.widths and 2 * wide[-1] <= self._setup.node_gpus:
+        wide, most = [task.gpus], min(self._setup.node_gpus, task.max_gpus or task.gpus)
+        while self._setup.widths and 2 * wide[-1] <= most:
             wide.append(2 * wide[-1])
         widths = [Width(gpus, self._durations(each, gpus)) for gpus in wide]
         deadline = None if task.deadline is None else task.deadline - self._now

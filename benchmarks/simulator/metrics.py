@@ -1,10 +1,14 @@
-"""Numbers of a finished run. Times in seconds; slowdown is (end - arrival) / the task's own true duration."""
+"""Numbers of a finished run. Times in seconds; slowdown is (end - arrival) / the task's own true duration.
 
+`completion_weighted_fixed` is of the tasks that may not be wider than they ask for.
+"""
+
+from collections.abc import Sequence
 from statistics import fmean, median
 
 import numpy as np
 
-from benchmarks.simulator.outcome import Outcome
+from benchmarks.simulator.outcome import Outcome, Ran
 from service.scheduler.fair_share import jain
 
 
@@ -16,7 +20,6 @@ def metrics(outcome: Outcome) -> dict[str, float]:
         raise ValueError(f"{len(lost)} tasks never ended, {lost[0]} among them")
     ends = [(r, r.ended - r.task.at) for r in ran if r.ended is not None]
     completions = [seconds for _, seconds in ends]
-    weights = [r.task.priority for r in ran]
     slowdowns = [seconds / r.task.true for r, seconds in ends]
     makespan = max(r.task.at + seconds for r, seconds in ends) - min(r.task.at for r in ran)
     busy = sum((end - start) * r.task.gpus for r in ran for _, start, end in r.placed)
@@ -25,7 +28,8 @@ def metrics(outcome: Outcome) -> dict[str, float]:
         "makespan": makespan,
         "completion_mean": fmean(completions),
         "completion_p95": float(np.percentile(completions, 95)),
-        "completion_weighted": sum(w * c for w, c in zip(weights, completions, strict=True)) / sum(weights),
+        "completion_weighted": _weighted(ran),
+        "completion_weighted_fixed": _weighted([r for r in ran if r.task.max_gpus is None]),
         "slowdown_p99": float(np.percentile(slowdowns, 99)),
         "wait_max": max((r.started or 0) - r.task.at for r in ran),
         "utilisation": busy / (makespan * outcome.setup.nodes * outcome.setup.node_gpus),
@@ -39,3 +43,9 @@ def metrics(outcome: Outcome) -> dict[str, float]:
         "plan_ms_p99": float(1000 * np.percentile(outcome.wall, 99)),
         "plan_cpu_ms_p50": 1000 * median(outcome.cpu),
     }
+
+
+def _weighted(ran: Sequence[Ran]) -> float:
+    """Mean completion by weight; 0 of nothing."""
+    weights = sum(r.task.priority for r in ran)
+    return sum(r.task.priority * (r.ended - r.task.at) for r in ran if r.ended is not None) / max(1, weights)

@@ -11,7 +11,7 @@ class Setup:
     """The fleet and the house rules of a run. `prior` is the part of the worst case that tasks are believed to take.
 
     `speeds` are the nodes' (a task takes its seconds divided by them; empty: all 1), `drains` are (second, node's number,
-    whether it drains). `widths`: a task may also run 2, 4, ... times as wide, each doubling 1.8 times as fast.
+    whether it drains). `widths`: what tasks say of `max_gpus` is heeded.
     """
 
     nodes: int

@@ -6,6 +6,7 @@ Knows no files but the traces. Every plan that is counted was first judged by `c
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from statistics import fmean, median
 from typing import Any
@@ -85,6 +86,23 @@ class Bench:
             self.figures[f"wjct_vs_{rival}"] = 1 - ours["completion_weighted"] / means[rival]["completion_weighted"]
         self.figures["p99_slowdown_vs_easy_wsap"] = 1 - ours["slowdown_p99"] / means["easy_wsap"]["slowdown_p99"]
         self.figures["churn"] = ours["churn"]
+
+    def widths(self) -> None:
+        """The same load, where half of the tasks may be spread over a node while nobody else needs it, and where none may; how
+        much sooner all of them complete by weight, and those that may not. Two seeds."""
+        o = self.options
+        runs = {
+            (heeded, seed): Run(
+                f"widths-{'half' if heeded else 'none'}-{seed}",
+                tuple(replace(task, max_gpus=8) if at % 2 else task for at, task in enumerate(rolling(o.tasks, 64, 1.8, seed))),
+                "ours", Setup(8, widths=heeded), o.plot, o.export,
+            )
+            for seed in o.seeds[:2] for heeded in (False, True)
+        }  # fmt: skip
+        found = dict(zip(runs, self._run(list(runs.values())), strict=True))
+        for figure, key in (("wjct_widths", "completion_weighted"), ("wjct_widths_fixed", "completion_weighted_fixed")):
+            none, half = (fmean(found[heeded, seed].figures[key] for seed in o.seeds[:2]) for heeded in (False, True))
+            self.figures[figure] = 1 - half / none
 
     def timing(self) -> None:
         """1,000 queued on 1,024 GPUs, all busy; wall clock and the process's CPU time of each plan, after one to warm up."""

@@ -32,6 +32,7 @@ class Arrival:
     batch_size: int = 4
     base: str = "llama-3-8b"
     deadline: int | None = None  # a second of the run
+    max_gpus: int | None = None  # it may be spread over, each doubling 1.8 times as fast
 
 
 def closed(count: int, seed: int, minute: int = 1) -> list[Arrival]:

@@ -112,8 +112,11 @@ def test_faster_nodes_are_told_apart_and_a_drained_one_gets_nothing_new() -> Non
 
 
 def test_a_task_alone_is_spread_over_idle_gpus() -> None:
-    (ran,) = outcome_of([Arrival("t", 0, 2, 1000, 1000)], "ours", Setup(1, widths=True)).ran
+    alone = [Arrival("t", 0, 2, 1000, 1000, max_gpus=8)]
+    (ran,) = outcome_of(alone, "ours", Setup(1, widths=True)).ran
     assert ran.placed == [("node-000", 0, round(1000 / 1.8**2))]
+    (ran,) = outcome_of(alone, "ours", Setup(1)).ran
+    assert ran.placed == [("node-000", 0, 1000)]
 
 
 def test_a_deadline_that_is_missed_was_foretold() -> None:
