@@ -6,7 +6,7 @@ Knows nothing of who trains, where, or how a file is stored: it holds names and 
 import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AwareDatetime, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, AwareDatetime, Field, ValidationInfo, field_validator, model_validator
 
 from contract.base import NO_BOOL, STORABLE, Strict
 from contract.search import Decay, JobConfig, PositiveFloat, SearchSpace
@@ -17,6 +17,24 @@ DPO_BETA = 0.1  # where a search space gives none (Rafailov et al. 2023, section
 Precision = Literal["bf16", "nf4", "nf4_double"]  # of the frozen base
 
 Name = Annotated[str, Field(min_length=1, max_length=128), STORABLE]
+
+_MOST_GPUS = 64  # of one node
+Gpus = Annotated[int, Field(ge=1, le=_MOST_GPUS, strict=True)]
+
+
+def _widths(least: int, most: int) -> tuple[int, ...]:
+    """Each has twice the GPUs of the one before it, so that half as many jobs lie on each."""
+    return tuple(least << doublings for doublings in range(most.bit_length()) if least << doublings <= most)
+
+
+def _widest(most: int, info: ValidationInfo) -> int:
+    least = info.data.get("gpus")
+    if least is not None and most not in (allowed := _widths(least, _MOST_GPUS)):
+        raise ValueError(f"is {most}, must be 'gpus' doubled any number of times: {', '.join(map(str, allowed))}")
+    return most
+
+
+MaxGpus = Annotated[Gpus, AfterValidator(_widest)]  # of a model whose field `gpus` stands before it
 
 
 class Dataset(Strict):
@@ -109,11 +127,20 @@ class TaskSpec(Strict):
     warm_start: WarmStart | None = None
     training: Training = Training()
     early_exit: EarlyExitPolicy = EarlyExitPolicy()
-    gpus: Annotated[int, Field(ge=1, le=64, strict=True)] = Field(
+    gpus: Gpus = Field(
         default=1,
         description=(
             "Of one node. Each holds the whole base and trains a part of the jobs; none is split, so more GPUs than jobs stand "
-            "idle, which an estimate tells. The task runs at just this width."
+            "idle, which an estimate tells. The task runs at just this width, unless max_gpus allows more."
+        ),
+    )
+    max_gpus: MaxGpus | None = Field(
+        default=None,
+        description=(
+            "The most GPUs of one node that the task may be spread over: gpus doubled any number of times. It starts at the "
+            "width at which it ends soonest on GPUs that nobody else needs meanwhile, and keeps it until it ends or leaves its "
+            "node. You pay for the seconds of each GPU; an estimate says how many at each width. A width that saves less than "
+            "a tenth of the time is not taken."
         ),
     )
     priority: Annotated[int, Field(ge=1, le=100, strict=True)] = Field(default=1, description="Weight in the queue.")
@@ -136,6 +163,11 @@ class TaskSpec(Strict):
         if self.deadline is not None and self.not_before is not None and self.deadline <= self.not_before:
             raise ValueError("'deadline' does not lie after 'not_before'")
         return self
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The numbers of GPUs that it may run on, ascending."""
+        return _widths(self.gpus, self.max_gpus or self.gpus)
 
     def jobs(self) -> list[JobConfig]:
         """The task's jobs in index order."""

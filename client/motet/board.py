@@ -66,7 +66,7 @@ class Board:
         task = self._view.task
         line = Text.assemble((task.name or task.id, "bold"), "  ", (task.status.value, "cyan"))
         if task.placement is not None:
-            line.append(f" on {task.placement.node}")
+            line.append(f" on {task.placement.where}")
             if task.placement.tokens_per_second:
                 line.append(f" · {task.placement.tokens_per_second:,.0f} tokens/s")
         elif task.waiting is not None and task.waiting.sentence:

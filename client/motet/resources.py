@@ -62,11 +62,17 @@ class Placement(Message):
     """Where a running task runs."""
 
     node: str
+    gpus: int = 1
     since: datetime
     tokens_per_second: float | None = None
     steps: int = 0
     micro_batches: int = 0
     forwards: int = 0
+
+    @property
+    def where(self) -> str:
+        """The node, and how many of its GPUs if it has several."""
+        return self.node if self.gpus == 1 else f"{self.gpus} GPUs of {self.node}"
 
 
 class Waiting(Message):

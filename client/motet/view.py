@@ -131,7 +131,7 @@ def _task_news(before: Task, task: Task) -> list[str]:
     if task.base_val_loss is not None and before.base_val_loss is None:
         news.append(f"the base alone has validation loss {task.base_val_loss:.3f}")
     if task.status != before.status:
-        where = f" on {task.placement.node}" if task.placement is not None else ""
+        where = f" on {task.placement.where}" if task.placement is not None else ""
         why_back = f" ({task.requeue_reason})" if task.status == "queued" and task.requeue_reason else ""
         news.append(f"{task.status}{where}{why_back}" + (f": {task.error}" if task.error else ""))
     return news

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from contract.base import NO_BOOL, STORABLE, Strict
 from contract.search import BatchSize, PositiveFloat, SearchSpace, Seed
-from contract.spec import Dataset, EarlyExitPolicy, Name, Objective, TaskSpec, Training, WarmStart
+from contract.spec import Dataset, EarlyExitPolicy, Gpus, MaxGpus, Name, Objective, TaskSpec, Training, WarmStart
 
 BASE_LEARNING_RATE = 1e-4
 _AUTO_MULTIPLIERS = (0.5, 2.0, 10.0)
@@ -76,7 +76,8 @@ class JobRequest(Strict):
     training: Training | None = None
     warm_start: WarmStart | None = None
     early_exit: EarlyExitPolicy = EarlyExitPolicy()
-    gpus: Annotated[int, Field(ge=1, le=64, strict=True)] = 1
+    gpus: Gpus = 1
+    max_gpus: MaxGpus | None = None
     priority: Annotated[int, Field(ge=1, le=100, strict=True)] = 1
 
     @model_validator(mode="after")
@@ -111,6 +112,7 @@ class JobRequest(Strict):
             training=training,
             early_exit=self.early_exit,
             gpus=self.gpus,
+            max_gpus=self.max_gpus,
             priority=self.priority,
             labels=self.metadata or {},
         )

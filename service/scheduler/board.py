@@ -154,18 +154,24 @@ class Board:
         return self._start(task, found)
 
     def widen(self, task: Queued, start: Start) -> Start:
-        """Move a start that stands to the width from which it ends soonest, on GPUs of its node that nobody needs meanwhile."""
-        at, limit, chosen = self._places[start.node], self._limits.get(task.tenant), start
+        """Move a start that stands to the width from which it ends soonest, on GPUs of one node that nobody needs meanwhile.
+
+        It begins when it did. One that begins at once may change to a node that is as fast, of equal ones to the tightest.
+        """
+        limit, home = self._limits.get(task.tenant), self._places[start.node]
+        self._take(start, -1)
+        found = self._place(task, home, start.start, start.end - start.start, start.gpus)
         for width in task.wider:
-            seconds, spare = width.seconds[at], width.gpus - start.gpus
-            if seconds is None or start.start + seconds >= chosen.end:
-                continue
-            if self._earliest(at, limit, spare, seconds, start.start) == start.start:
-                chosen = Start(task.id, start.node, start.start, start.start + seconds, width.gpus)
-        if chosen != start:
-            self._take(start, -1)
-            self._take(chosen, 1)
-        return chosen
+            fits = [home] if start.start else np.flatnonzero(self._takes & (self._now >= width.gpus)).tolist()
+            for at in fits:
+                seconds = width.seconds[at]
+                if seconds is None or task.seconds[at] != task.seconds[home] or start.start + seconds > found.end:
+                    continue
+                place = self._place(task, at, start.start, seconds, width.gpus)
+                sooner = place.end < found.end or (place < found and found.gpus == width.gpus)
+                if sooner and self._earliest(at, limit, width.gpus, seconds, start.start) == start.start:
+                    found = place
+        return self.put(self._start(task, found))
 
     def tails(self) -> "Tails":
         """What stands behind everything put so far. The board is spent: its limits go along."""

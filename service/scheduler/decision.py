@@ -9,8 +9,8 @@ from service.scheduler.problem import Missed, Start
 class Decision:
     """A start for every placeable task, and how it came about.
 
-    `objective` and `bound` are over the tasks the solver saw (all of them for method `start`); of a closed batch they are
-    makespans. `status` is CP-SAT's word. `late` names the deadlines that this plan will miss.
+    `objective` and `bound` are over the tasks the solver saw, at their narrowest (for method `start` all, as they start); of a
+    closed batch they are makespans. `status` is CP-SAT's word. `late` names the deadlines that this plan will miss.
     """
 
     starts: tuple[Start, ...]

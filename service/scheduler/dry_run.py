@@ -16,8 +16,7 @@ from service.errors import FieldError
 from service.parts import Parts
 from service.scheduler import snapshot, waiting
 from service.scheduler.estimate import BYTES_PER_TOKEN, Estimate
-from service.scheduler.greedy import backfill, start_all
-from service.scheduler.intervals import intervals
+from service.scheduler.greedy import backfill, start_all, widened
 from service.scheduler.problem import Start
 from service.scheduler.reasons import reasons
 from service.scheduler.shares import kind_of
@@ -28,6 +27,7 @@ from service.tasks.models import Job, Task
 from service.tasks.preflight import Pinned
 
 _ID = "task_asked_about"
+_ANY = "an accelerator"  # that no node has yet
 _LISTED = 50  # rows
 
 
@@ -39,6 +39,14 @@ class Between(BaseModel):
     high: float
 
 
+class WidthEstimate(BaseModel):
+    """What the task would take on so many GPUs of one node."""
+
+    gpus: int
+    seconds: Between
+    gpu_seconds: Between = Field(description="The seconds of all of them, which is what is paid for")
+
+
 class EstimateResource(BaseModel):
     """What the task would take if it were posted now."""
 
@@ -46,7 +54,9 @@ class EstimateResource(BaseModel):
     jobs: int
     tokens: float = Field(description="Expected to be trained; early exit is counted in")
     full_tokens: float = Field(description="If every job trained to its end")
-    gpu_seconds: Between
+    gpus: int = Field(description="That it would start on: more than gpus where max_gpus allows it and they stand idle")
+    gpu_seconds: Between = Field(description="At that width")
+    widths: list[WidthEstimate] = Field(description="Each width that the spec allows, ascending")
     device_type: str | None = Field(description="The estimate is for this one, the fleet's fastest that it fits")
     expected_start: datetime | None = Field(description="Null where no node has room for it")
     expected_end: datetime | None
@@ -60,18 +70,22 @@ def dry_run(session: Session, parts: Parts, tenant_id: str, spec: TaskSpec, pinn
     """For a tenant whose spec has passed preflight. The session's transaction must be new and see all tenants' rows."""
     asked = _task(tenant_id, spec, pinned)
     seen = snapshot.read(session, parts, asked=asked)
-    starts = start_all(seen.problem) or backfill(seen.problem)
+    starts = start_all(seen.problem) or widened(seen.problem, backfill(seen.problem))
     start = next((start for start in starts if start.task == _ID), None)
     kinds = {kind_of(node): node for node in seen.nodes.values() if seen.work.fits(asked.task, node)}
     found = {kind: seen.work.estimate(asked.task, kind, spec.gpus) for kind in kinds} or {
-        "": seen.work.estimate(asked.task, "an accelerator", spec.gpus)
+        "": seen.work.estimate(asked.task, _ANY, spec.gpus)
     }
     kind, best = min(found.items(), key=lambda item: item[1].seconds)
+    widths = [_width(seen.work.estimate(asked.task, kind or _ANY, gpus), gpus) for gpus in spec.widths]
+    taken = next(width for width in widths if start is None or width.gpus == start.gpus)
     return EstimateResource(
         jobs=spec.search_space.size,
         tokens=best.tokens,
         full_tokens=seen.work.full_tokens(asked.task),
-        gpu_seconds=_gpu_seconds(best, spec.gpus),
+        gpus=taken.gpus,
+        gpu_seconds=taken.gpu_seconds,
+        widths=widths,
         device_type=kind or None,
         **_moments(seen, starts, start),
         waiting=_why(seen, starts, start),
@@ -98,15 +112,17 @@ def _task(tenant_id: str, spec: TaskSpec, pinned: Pinned) -> Asked:
     return Asked(task, jobs)
 
 
-def _gpu_seconds(found: Estimate, gpus: int) -> Between:
-    return Between(expected=found.seconds * gpus, low=found.low * gpus, high=found.high * gpus)
+def _width(found: Estimate, gpus: int) -> WidthEstimate:
+    seconds = {"expected": found.seconds, "low": found.low, "high": found.high}
+    each = {name: gpus * value for name, value in seconds.items()}
+    return WidthEstimate(gpus=gpus, seconds=Between(**seconds), gpu_seconds=Between(**each))
 
 
 def _moments(seen: Snapshot, starts: tuple[Start, ...], start: Start | None) -> dict[str, datetime | list[datetime] | None]:
     names = ("expected_start", "expected_end", "expected_start_interval", "expected_end_interval")
     if start is None:
         return dict.fromkeys(names)
-    between = intervals(seen.problem.running, starts, seen.spreads)[_ID]
+    between = seen.between(starts)[_ID]
 
     def moment(seconds: float) -> datetime:
         return seen.at + timedelta(seconds=seconds)
@@ -132,6 +148,10 @@ def _idle(spec: TaskSpec) -> Iterator[FieldError]:
             f"is {spec.gpus}, but the search space makes jobs for {jobs} and none is split: {spec.gpus - jobs} would stand idle"
         )
         yield FieldError(field="gpus", code="gpus_idle", message=message)
+    elif spec.max_gpus is not None and spec.max_gpus > jobs:
+        widest = max(width for width in spec.widths if width <= jobs)
+        message = f"is {spec.max_gpus}, but the search space makes jobs for {jobs} and none is split: at most {widest} are used"
+        yield FieldError(field="max_gpus", code="gpus_idle", message=message)
 
 
 def _rows(storage: Storage, spec: TaskSpec, pinned: Pinned) -> Iterator[FieldError]:

@@ -20,8 +20,8 @@ _RIGHT = 10.0  # in powers of two: what a task gains that its tenant's due cover
 class Share:
     """A tenant: its weight among the others, GPUs held now by type, and its decayed use by type, in GPUs.
 
-    `demand` is the GPUs it holds and its queued tasks ask for together, None if it is without bound; what one tenant does
-    not want falls to the others.
+    `demand` is the GPUs that its running and queued tasks ask for together, each at its narrowest, None if it is without
+    bound; what one tenant does not want falls to the others. So what a task holds beyond its narrowest is borrowed.
     """
 
     tenant: str

@@ -76,14 +76,18 @@ def lpt(problem: Problem) -> tuple[Start, ...]:
 
 
 def widened(problem: Problem, starts: Sequence[Start]) -> tuple[Start, ...]:
-    """The same starts, longest first each as wide as helps it on GPUs that all of them leave free."""
-    tasks = {task.id: task for task in problem.queued}
-    if not any(tasks[start.task].wider for start in starts):
+    """The same starts, longest first each as wide as helps it on GPUs that all of them leave free. None begins later.
+
+    Those that begin later than now stay as they are, unless the batch is closed: who arrives until then comes first.
+    """
+    able = {task.id: task for task in problem.queued if task.wider}
+    may = [start for start in starts if start.task in able and (problem.closed or start.start == 0)]
+    if not may:
         return tuple(starts)
     board = Board(problem)
     wide = {start.task: board.put(start) for start in starts}
-    for start in sorted(starts, key=lambda start: -start.end):
-        wide[start.task] = board.widen(tasks[start.task], start)
+    for start in sorted(may, key=lambda start: -start.end):
+        wide[start.task] = board.widen(able[start.task], start)
     return tuple(wide[start.task] for start in starts)
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from service.scheduler.problem import NEVER, Problem, Queued
+from service.scheduler.problem import NEVER, Problem, Queued, row_of
 
 
 def malformed(problem: Problem) -> list[str]:
@@ -68,4 +68,6 @@ def _widths(problem: Problem) -> Iterator[tuple[str, NDArray[np.int64], int]]:
         yield problem.queued[at].id, problem.seconds[at], int(asked[at])
     for task in problem.queued:
         for width in task.wider:
-            yield task.id, np.array([NEVER if s is None else s for s in width.seconds], np.int64), width.gpus
+            row = row_of(width.seconds)
+            if isinstance(row, list) or row < 1 or (row < NEVER and width.gpus > smallest):
+                yield task.id, np.broadcast_to(np.array(row, np.int64), len(problem.nodes)), width.gpus

@@ -2,12 +2,13 @@
 
 A tenant may borrow what stands idle. When another's task, covered by what that one is owed, has waited longer than the bound,
 the biggest borrower gives back its lowest-priority, youngest placement; never so much that it falls as far under its own due
-as the claimant was. So the largest shortfall only shrinks, and nobody takes turns at preempting each other. Where free GPUs
-are scattered, a placement that fits among them elsewhere may be moved out of the way, whoever's it is.
+as the claimant was. So the largest shortfall only shrinks, and nobody takes turns at preempting each other. A task that runs
+wider than it must goes on narrower beside the claim. Where free GPUs are scattered, a placement that fits among them
+elsewhere may be moved out of the way, whoever's it is.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from service.scheduler.fair_share import entitled
 from service.scheduler.problem import Node
@@ -15,7 +16,8 @@ from service.scheduler.problem import Node
 
 @dataclass(frozen=True)
 class Held:
-    """A running task. `age` is seconds since it was placed; `nodes` are those it could run on, for moving it."""
+    """A running task. `age` is seconds since it was placed; `nodes` are those it could run on, for moving it; `spare` of its
+    GPUs are beyond its narrowest width."""
 
     task: str
     tenant: str
@@ -24,6 +26,12 @@ class Held:
     priority: float
     age: float
     nodes: frozenset[str] = frozenset()
+    spare: int = 0
+
+    @property
+    def gives(self) -> int:
+        """GPUs that it gives back at once: those it can spare, or all of them."""
+        return self.spare or self.gpus
 
 
 @dataclass(frozen=True)
@@ -98,28 +106,32 @@ class _Ledger:
         excess = {tenant: gpus - self._owed.get(tenant, 0.0) for tenant, gpus in self._holds.items()}
         shortfall = self._owed.get(claim.tenant, 0.0) - self._holds.get(claim.tenant, 0)
         spare = {other: free for other, free in self._free.items() if other != node}
-        free, victims = self._free[node], []
-        left = [placed for placed in self._held if placed.node == node]
+        free, victims = self._free[node], dict[str, Held]()
+        left = {placed.task: placed for placed in self._held if placed.node == node}
         while free < claim.gpus:
-            lends = [p for p in left if p.tenant != claim.tenant and p.gpus - excess[p.tenant] < shortfall]
-            moves = {p.task: self._elsewhere(p, spare) for p in left}
-            takeable = [p for p in left if p in lends or moves[p.task]]
+            lends = [p for p in left.values() if p.tenant != claim.tenant and p.gives - excess[p.tenant] < shortfall]
+            moves = {p.task: self._elsewhere(p, spare) for p in left.values()}
+            takeable = [p for p in left.values() if p in lends or moves[p.task]]
             if not takeable:
                 return None
             victim = min(takeable, key=lambda p: (p not in lends, -excess[p.tenant], p.priority, p.age, p.task))
-            home = moves[victim.task]
+            home, given = moves[victim.task], victim.gives
             if victim not in lends and home:
-                spare[home] -= victim.gpus
+                spare[home] -= victim.gpus - victim.spare
+                given = victim.gpus
             else:
-                excess[victim.tenant] -= victim.gpus
-            left.remove(victim)
-            victims.append(victim)
-            free += victim.gpus
-        return node, tuple(victims)
+                excess[victim.tenant] -= given
+            del left[victim.task]
+            if given < victim.gpus:
+                left[victim.task] = replace(victim, gpus=victim.gpus - given, spare=0)
+            victims.setdefault(victim.task, victim)
+            free += given
+        return node, tuple(victims.values())
 
     def _elsewhere(self, placed: Held, spare: Mapping[str, int]) -> str | None:
-        """The tightest other node with room for it."""
-        homes = [(free, node) for node, free in spare.items() if node in placed.nodes and free >= placed.gpus]
+        """The tightest other node with room for it at its narrowest."""
+        least = placed.gpus - placed.spare
+        homes = [(free, node) for node, free in spare.items() if node in placed.nodes and free >= least]
         return min(homes)[1] if homes else None
 
     def sentence(self, claim: Claim, victims: tuple[Held, ...]) -> str:

@@ -107,7 +107,7 @@ class Problem:
         """Of each queued task (rows) at its narrowest on each node; NEVER where it does not fit."""
         table: NDArray[np.int64] = np.empty((len(self.queued), len(self.nodes)), np.int64)
         for at, task in enumerate(self.queued):
-            table[at] = _row(task.seconds)
+            table[at] = row_of(task.seconds)
         return table
 
     @cached_property
@@ -174,7 +174,7 @@ def _alike(seconds: Seconds) -> bool:
     return bool(seconds) and seconds.count(seconds[0]) == len(seconds)
 
 
-def _row(seconds: Seconds) -> int | list[int]:
+def row_of(seconds: Seconds) -> int | list[int]:
     """As numpy takes it."""
     if _alike(seconds):
         return NEVER if seconds[0] is None else seconds[0]

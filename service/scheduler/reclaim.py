@@ -91,6 +91,7 @@ def _held(seen: Snapshot) -> list[Held]:
             seen.tasks[task_id].priority,
             (seen.at - placed.created_at).total_seconds(),
             frozenset(node.id for node in open_ if seen.work.fits(seen.tasks[task_id], node)),
+            max(0, len(placed.device_indexes) - seen.tasks[task_id].gpus),
         )
         for task_id, placed in seen.placements.items()
         if placed.leaving is None

@@ -34,11 +34,12 @@ def capacity(nodes: Iterable[Node]) -> dict[str, int]:
 
 
 def shares(
-    session: Session, now: datetime, half_life: float, held: Mapping[str, Mapping[str, int]], waiting: Mapping[str, int]
+    session: Session, now: datetime, half_life: float, held: Mapping[str, Mapping[str, int]], wanted: Mapping[str, int]
 ) -> list[Share]:
-    """Every tenant that holds, waits or has used something. `held`: GPUs by tenant and type; `waiting`: GPUs asked for."""
+    """Every tenant that holds, waits or has used something. `held`: GPUs by tenant and type; `wanted`: by tenant, GPUs that
+    its tasks, running and waiting, ask for at their narrowest."""
     use = _use(session, now, half_life)
-    active = {*held, *waiting}
+    active = {*held, *wanted}
     rows = session.execute(select(Tenant.id, Tenant.weight).where(Tenant.id.in_({*active, *use})))
     weights = {id: weight for id, weight in rows}
     return [
@@ -48,7 +49,7 @@ def shares(
             dict(held.get(tenant, {})),
             use.get(tenant, {}),
             tenant in active,
-            sum(held.get(tenant, {}).values()) + waiting.get(tenant, 0),
+            wanted.get(tenant, 0),
         )
         for tenant, weight in sorted(weights.items())
     ]

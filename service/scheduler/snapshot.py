@@ -15,8 +15,9 @@ from contract.states import TaskStatus
 from service.fleet.models import Node, Placement
 from service.parts import Parts
 from service.scheduler import problem as p
+from service.scheduler.estimate import Estimate
 from service.scheduler.fair_share import Ask, Share, standing, weights
-from service.scheduler.intervals import Spread
+from service.scheduler.intervals import Between, Spread, intervals
 from service.scheduler.memo import Memo
 from service.scheduler.models import PlanRequest
 from service.scheduler.promises import Promise, kept, promises
@@ -59,6 +60,19 @@ class Snapshot:
     later: dict[str, datetime] = field(default_factory=dict)
     promised: tuple[p.Start, ...] = ()
     awaited: dict[str, Promise] = field(default_factory=dict)  # promises whose GPUs are still being given back
+
+    def between(self, starts: Sequence[p.Start] = ()) -> dict[str, Between]:
+        """Between which moments what runs and what `starts` will probably start and end; each start at its own width."""
+        wide = {start.task: self._spread_of(start) for start in starts if start.gpus > self.tasks[start.task].gpus}
+        return intervals(self.problem.running, starts, self.spreads | wide)
+
+    def _spread_of(self, start: p.Start) -> Spread:
+        return spread(self.work.estimate(self.tasks[start.task], kind_of(self.nodes[start.node]), start.gpus))
+
+
+def spread(found: Estimate) -> Spread:
+    """How far from its expected end it may come to one."""
+    return Spread(found.low / found.seconds, found.high / found.seconds)
 
 
 def read(session: Session, parts: Parts, promised: Sequence[Promise] = (), asked: Asked | None = None) -> Snapshot:
@@ -117,13 +131,14 @@ class _Seen:
         fleet = tuple(p.Node(node.id, len(node.devices), node.drained_at is not None) for node in self._nodes.values())
         running = [self._running(placed, task) for placed, task in self._live]
         shared, gpus = self._shares(), capacity(self._nodes.values())
-        waiting = self._waiting(shared, gpus)
+        quotas = limits(self._session, {task.tenant_id for task in self._queued})
+        waiting = self._waiting(shared, gpus, quotas)
         given = kept([*promises(self._session, self._now), *self._promised], fleet, running, waiting)
         return Snapshot(
             at=self._now,
             requests=requests,
             oldest=oldest,
-            problem=p.Problem(fleet, given.running, given.queued, limits(self._session, {task.tenant for task in waiting})),
+            problem=p.Problem(fleet, given.running, given.queued, quotas),
             tasks={task.id: task for task in [*self._sound, *(task for _, task in self._live)]},
             nodes=self._nodes,
             placements={task.id: placed for placed, task in self._live},
@@ -145,11 +160,11 @@ class _Seen:
             seconds = LEAVING_SECONDS
         else:
             found = self._work.estimate(task, kind_of(node), gpus)
-            self._spreads[task.id] = Spread(found.low / found.seconds, found.high / found.seconds)
+            self._spreads[task.id] = spread(found)
             seconds = max(1, round(found.seconds))
         return p.Running(task.id, node.id, gpus, seconds, task.tenant_id)
 
-    def _waiting(self, shared: Sequence[Share], gpus: Mapping[str, int]) -> list[p.Queued]:
+    def _waiting(self, shared: Sequence[Share], gpus: Mapping[str, int], quotas: Sequence[p.Limit]) -> list[p.Queued]:
         nodes = list(self._nodes.values())
         seconds = {task.id: self._work.seconds(task, nodes) for task in self._queued}
         before, named = _waited_before(self._session, self._queued), {node.name: node.id for node in nodes}
@@ -161,13 +176,19 @@ class _Seen:
             asks.append(Ask(task.id, task.tenant_id, task.gpus, shortest, task.priority, self._waited[task.id]))
         weigh = weights(asks, shared, gpus)
         told = {task.id: named.get((task.waiting or {}).get("node", "")) for task in self._queued}  # by the last plan
-        return [self._queueing(task, weigh[task.id], seconds[task.id], told[task.id]) for task in self._queued]
+        most = {quota.tenant: quota.gpus for quota in quotas}
+        found = []
+        for task in self._queued:
+            wider = self._work.wider(task, nodes, seconds[task.id], most.get(task.tenant_id, p.NEVER))
+            found.append(self._queueing(task, weigh[task.id], seconds[task.id], wider, told[task.id]))
+        return found
 
-    def _queueing(self, task: Task, weight: int, seconds: tuple[int | None, ...], planned: str | None) -> p.Queued:
+    def _queueing(
+        self, task: Task, weight: int, seconds: p.Seconds, wider: tuple[p.Width, ...], planned: str | None
+    ) -> p.Queued:
         kind = next((kind_of(node) for node, s in zip(self._nodes.values(), seconds, strict=True) if s is not None), None)
         if kind is not None:
-            found = self._work.estimate(task, kind, task.gpus)
-            self._spreads[task.id] = Spread(found.low / found.seconds, found.high / found.seconds)
+            self._spreads[task.id] = spread(self._work.estimate(task, kind, task.gpus))
         deadline = self._work.specs[task.id].deadline
         return p.Queued(
             id=task.id,
@@ -177,17 +198,19 @@ class _Seen:
             planned=planned,
             tenant=task.tenant_id,
             deadline=None if deadline is None else round((deadline - self._now).total_seconds()),
+            wider=wider,
         )
 
     def _shares(self) -> Sequence[Share]:
         held: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        wanted = Counter[str]()
         for placed, task in self._live:
             held[task.tenant_id][kind_of(self._nodes[placed.node_id])] += len(placed.device_indexes)
-        waiting = Counter[str]()
+            wanted[task.tenant_id] += task.gpus
         for task in self._queued:
-            waiting[task.tenant_id] += task.gpus
+            wanted[task.tenant_id] += task.gpus
         half_life = self._parts.settings.fair_share_half_life_seconds
-        return shares(self._session, self._now, half_life, held, waiting) if len(waiting.keys() | held.keys()) > 1 else ()
+        return shares(self._session, self._now, half_life, held, wanted) if len(wanted) > 1 else ()
 
 
 def _waited_before(session: Session, tasks: Iterable[Task]) -> dict[str, float]:

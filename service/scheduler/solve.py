@@ -5,6 +5,8 @@ The same problem gives the same plan: one worker, a budget in CP-SAT's determini
 back to the rules and says so. Knows no database and no clock.
 """
 
+from dataclasses import replace
+
 from service.scheduler.batch import pack
 from service.scheduler.board import Board
 from service.scheduler.decision import Decision
@@ -35,13 +37,13 @@ def solve(problem: Problem, budget: Budget = BUDGET) -> Decision:
 def _rolling(problem: Problem, budget: Budget) -> Decision:
     order, board = ranked(problem), Board(problem)
     fallback = backfill(problem, order, board.copy())
-    window = order[: budget.window]
+    window = [replace(task, wider=()) for task in order[: budget.window]]
     seen = _of(fallback, window)
     found = search(problem, window, seen, budget)
 
     def decided(starts: tuple[Start, ...], method: str, note: str | None) -> Decision:
-        value = objective(problem, _of(starts, window))
-        return Decision(starts, method, value, found.status, found.bound, note, missed(problem, starts))
+        value, wide = objective(problem, _of(starts, window)), widened(problem, starts)
+        return Decision(wide, method, value, found.status, found.bound, note, missed(problem, wide))
 
     if found.starts is None:
         return decided(fallback, "greedy", found.note)

@@ -13,17 +13,20 @@ from sqlalchemy.orm import Session
 
 from contract.search import JobConfig
 from contract.spec import Precision, Schedule, TaskSpec
-from contract.states import ExitReason, JobStatus, TaskStatus
+from contract.states import JOB_TERMINAL, ExitReason, JobStatus, TaskStatus
 from service.files.models import File
 from service.fleet.models import BaseModel, Node
 from service.scheduler import learned
 from service.scheduler.estimate import Estimate, Work, estimate, tokens_per_row
 from service.scheduler.hardware import hardware
 from service.scheduler.memo import Memo
+from service.scheduler.problem import Seconds, Width
 from service.scheduler.shares import kind_of
 from service.scheduler.survival import JobProgress, shape_class
 from service.scheduler.throughput import Model, relevant
 from service.tasks.models import Job, Task
+
+PAYS = 0.1  # of the time a doubling of the GPUs must save, or it is not worth them
 
 # Of one parameter, at the least: embeddings, norms and the head stay in bf16.
 BYTES_PER_WEIGHT: Mapping[Precision, float] = {"bf16": 2, "nf4": 1 / 2 + 4 / 64, "nf4_double": 1 / 2 + 1 / 64 + 4 / 64 / 256}
@@ -62,7 +65,12 @@ class Workload:
         return int(self._bases[task.base_model].parameters * BYTES_PER_WEIGHT[self.specs[task.id].precision])
 
     def fits(self, task: Task, node: Node) -> bool:
+        """At its narrowest; each GPU holds the same however many there are."""
         return task.gpus <= len(node.devices) and self.bytes_per_gpu(task) <= memory_of(node)
+
+    def left(self, task: Task) -> int:
+        """Jobs that have not ended."""
+        return sum(job.status not in JOB_TERMINAL for job in self._jobs[task.id])
 
     def estimate(self, task: Task, kind: str, gpus: int) -> Estimate:
         """What the task still takes on `gpus` devices of a type."""
@@ -84,8 +92,10 @@ class Workload:
         tokens = tokens_per_row(file.bytes, file.rows, spec.training.max_seq_len)
         return sum(job.total_steps * job.batch_size * tokens for job in self._jobs[task.id])
 
-    def seconds(self, task: Task, nodes: Iterable[Node]) -> tuple[int | None, ...]:
-        """For each node, how long; None where it does not fit."""
+    def seconds(self, task: Task, nodes: Iterable[Node], gpus: int | None = None) -> tuple[int | None, ...]:
+        """For each node, how long on so many of its devices (without a number, as few as it asks for); None where it does
+        not fit."""
+        width = gpus or task.gpus
         known: dict[tuple[str, int, int], int | None] = {}
         found = []
         for node in nodes:
@@ -93,9 +103,27 @@ class Workload:
                 node.id, (kind_of(node), len(node.devices), memory_of(node))
             )
             if alike not in known:
-                fits = self.fits(task, node)
-                known[alike] = max(1, round(self.estimate(task, alike[0], task.gpus).seconds)) if fits else None
+                fits = width <= alike[1] and self.fits(task, node)
+                known[alike] = max(1, round(self.estimate(task, alike[0], width).seconds)) if fits else None
             found.append(known[alike])
+        return tuple(found)
+
+    def wider(self, task: Task, nodes: Sequence[Node], narrow: Seconds, most: int) -> tuple[Width, ...]:
+        """The widths over its narrowest, which takes `narrow` seconds on each node, that its spec allows and that pay.
+
+        None is wider than `most` GPUs or than it has jobs left; and each saves a part of the time that the next narrower
+        one takes on that node, or is not offered there.
+        """
+        found, before, widest = [], narrow, min(self.left(task), most)
+        for gpus in self.specs[task.id].widths[1:]:
+            if gpus > widest:
+                break
+            took = zip(self.seconds(task, nodes, gpus), before, strict=True)
+            seconds = tuple(s if s is not None and b is not None and s <= (1 - PAYS) * b else None for s, b in took)
+            if not any(seconds):
+                break
+            found.append(Width(gpus, seconds))
+            before = seconds
         return tuple(found)
 
     def _model(self, base: str, precision: Precision, kind: str) -> Model:

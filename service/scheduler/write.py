@@ -17,7 +17,7 @@ from service.fleet.placements import touch_nodes
 from service.parts import Parts
 from service.scheduler.decision import Decision
 from service.scheduler.history import note
-from service.scheduler.intervals import Between, intervals
+from service.scheduler.intervals import Between
 from service.scheduler.models import Plan, PlanRequest
 from service.scheduler.problem import Start
 from service.scheduler.snapshot import Snapshot
@@ -46,7 +46,7 @@ def starting(seen: Snapshot, decision: Decision) -> dict[str, Start]:
 def place(session: Session, parts: Parts, seen: Snapshot, decision: Decision) -> Placed:
     """Start what starts now. The caller's transaction holds the planner's lease."""
     starts = starting(seen, decision)
-    between = intervals(seen.problem.running, decision.starts, seen.spreads)
+    between = seen.between(decision.starts)
     same = _same(session, seen, starts)
     nodes = _lock_nodes(session, {starts[task.id].node for task in same})
     busy = _busy(session, nodes)
@@ -71,7 +71,7 @@ def tell(session: Session, seen: Snapshot, decision: Decision, placed: Placed, s
 
     The caller's transaction holds the planner's lease.
     """
-    between = intervals(seen.problem.running, decision.starts, seen.spreads)
+    between = seen.between(decision.starts)
     told = changed(seen, reasons_of(seen, decision, between))
     if told:
         with session.no_autoflush:
@@ -91,7 +91,7 @@ def tell(session: Session, seen: Snapshot, decision: Decision, placed: Placed, s
 
 def note_ends(session: Session, seen: Snapshot) -> None:
     """Write down when running tasks are expected to end, where that has moved. For a transaction of its own."""
-    between = intervals(seen.problem.running, (), seen.spreads)
+    between = seen.between()
     moved = []
     for run in seen.problem.running:
         placed = seen.placements.get(run.id)

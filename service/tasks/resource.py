@@ -58,6 +58,7 @@ class PlacementResource(BaseModel):
     """Where a running task runs, or an ended one ran last, and what it did there."""
 
     node: str
+    gpus: int = Field(description="That it holds; with max_gpus, it may be more than the task's own")
     since: datetime
     acknowledged_at: datetime | None = Field(description="When the node said that it has the task")
     ended_at: datetime | None
@@ -181,6 +182,7 @@ def _placements(session: Session, tasks: Sequence[Task]) -> dict[str, PlacementR
     return {
         placement.task_id: PlacementResource(
             node=node,
+            gpus=len(placement.device_indexes),
             since=placement.created_at,
             acknowledged_at=placement.acknowledged_at,
             ended_at=placement.ended_at,

@@ -86,6 +86,12 @@ BAD = [
     (spec(warm_start={}), "warm_start.adapter_id", "required"),
     (spec(gpus=0), "gpus", "greater than or equal to 1"),
     (spec(gpus=True), "gpus", "integer"),
+    (spec(max_gpus=0), "max_gpus", "greater than or equal to 1"),
+    (spec(max_gpus=128), "max_gpus", "less than or equal to 64"),
+    (spec(max_gpus=2.0), "max_gpus", "integer"),
+    (spec(gpus=2, max_gpus=1), "max_gpus", "is 1, must be 'gpus' doubled any number of times: 2, 4, 8, 16, 32, 64"),
+    (spec(gpus=3, max_gpus=9), "max_gpus", "is 9, must be 'gpus' doubled any number of times: 3, 6, 12, 24, 48"),
+    (spec(gpus=0, max_gpus=3), "gpus", "greater than or equal to 1"),
     (spec(priority=101), "priority", "less than or equal to 100"),
 ]
 
@@ -97,6 +103,11 @@ def test_a_mistake_names_its_field_and_the_limit(given, field, words):
     errors = refusal.value.errors()
     assert [".".join(map(str, error["loc"])) for error in errors] == [field]
     assert words.lower() in errors[0]["msg"].lower()
+
+
+@pytest.mark.parametrize(("asked", "widths"), [({}, (1,)), ({"gpus": 3}, (3,)), ({"gpus": 3, "max_gpus": 12}, (3, 6, 12))])
+def test_a_task_may_run_at_its_width_doubled_up_to_the_most(asked, widths):
+    assert TaskSpec.model_validate(spec(**asked)).widths == widths
 
 
 def test_several_mistakes_are_said_at_once():

@@ -167,6 +167,7 @@ def test_a_running_task_shows_what_it_has_done(tenant, database):
     assert placement.pop("since")
     assert placement == {
         "node": "north",
+        "gpus": 1,
         "acknowledged_at": None,
         "ended_at": None,
         "end_reason": None,

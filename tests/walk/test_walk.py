@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy
 
 from tests.walk.house import BASE_MODEL, ROOT, House, gsm8k, house
 
@@ -120,20 +121,44 @@ def test_rows_made_just_now_are_learnt_and_shuffled_completions_are_not(motet: H
     assert true["val_loss"] < 0.5 * false["val_loss"], (true, false)
 
 
-def test_a_task_on_two_devices_trains_on_both(motet: House) -> None:
-    task_id = motet.submit(
-        dataset={"file_id": motet.upload(_made_rows(random.Random(), 48))},
-        search_space={**LEARNABLE, "learning_rate": [3e-3, 1e-3, 3e-4], "batch_size": [4]},
-        training={"max_steps": 6},
-        early_exit={"policy": "none", "eval_every": 6},
-        gpus=2,
-    )
-    task = motet.ended(task_id)
-    assert task["status"] == "succeeded"
-    assert [job["step"] for job in motet.jobs(task_id)] == [6] * 3
-    assert task["placement"]["steps"] == 6
-    assert task["placement"]["micro_batches"] == 12, "one of each replica a step"
-    assert motet.http.get(f"/v1/tasks/{task_id}/adapter").status_code == 200
+def test_a_task_takes_a_second_device_only_where_nobody_needs_it_and_trains_the_same_on_both(motet: House) -> None:
+    spec = {
+        "dataset": {"file_id": motet.upload(_made_rows(random.Random(), 48))},
+        "search_space": {**LEARNABLE, "learning_rate": [3e-3, 1e-3, 3e-4, 1e-4], "batch_size": [4]},
+        "training": {"max_steps": 6},
+        "early_exit": {"policy": "none", "eval_every": 6},
+    }
+    (node,) = motet.as_admin("GET", "/v1/admin/nodes")["data"]
+    motet.as_admin("POST", f"/v1/admin/nodes/{node['id']}/drain")  # so that one plan sees both
+    _believe_steps_to_be_long(motet)
+    beside, other = motet.submit(max_gpus=2, **spec), motet.submit(**spec | {"search_space": LEARNABLE})
+    for task_id in (beside, other):
+        motet.until(task_id, lambda task: task["waiting"] is not None and task["waiting"]["code"] == "node_drained")
+    motet.as_admin("POST", f"/v1/admin/nodes/{node['id']}/undrain")
+    narrow, _ = motet.ended(beside), motet.ended(other)
+    assert narrow["placement"]["gpus"] == 1
+
+    _believe_steps_to_be_long(motet)
+    alone = motet.submit(max_gpus=2, **spec)
+    wide = motet.ended(alone)
+    assert wide["placement"]["gpus"] == 2
+    assert wide["placement"]["steps"] == 6
+    assert wide["placement"]["micro_batches"] == 12, "one of each replica a step"
+    assert motet.curves(alone) == motet.curves(beside)
+    files = [motet.http.get(f"/v1/adapters/{task['winner']['adapter_id']}").json()["files"] for task in (wide, narrow)]
+    shas = [{file["path"]: file["sha256"] for file in listed} for listed in files]
+    assert shas[0] == shas[1] != {}
+
+
+def _believe_steps_to_be_long(motet: House) -> None:
+    """A second a token on every device, as if it had been measured: a second device pays, however fast this machine is."""
+    engine = sqlalchemy.create_engine(motet.database_url)
+    with engine.begin() as connection:
+        columns = "base_model, precision, device_type, tokens, rows, width, measured, mean_tokens, log_seconds, variance"
+        first = f"INSERT INTO throughput_profiles ({columns}) VALUES ('base', 'bf16', 'cpu', 64, 8, 1, 8, 64, 0, 0)"
+        connection.execute(sqlalchemy.text(f"{first} ON CONFLICT DO NOTHING"))
+        connection.execute(sqlalchemy.text("UPDATE throughput_profiles SET log_seconds = ln(mean_tokens), variance = 0"))
+    engine.dispose()
 
 
 def test_two_tenants_train_at_once_and_cannot_see_each_other(motet: House) -> None:

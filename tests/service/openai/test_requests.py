@@ -40,10 +40,10 @@ def test_a_search_space_is_taken_as_it_is():
 
 
 def test_the_rest_of_a_request_lands_in_the_spec():
-    said = {"validation_file": "file_2", "suffix": "mine", "metadata": {"a": "b"}, "gpus": 2, "priority": 3}
+    said = {"validation_file": "file_2", "suffix": "mine", "metadata": {"a": "b"}, "gpus": 2, "priority": 3, "max_gpus": 8}
     spec = JobRequest.model_validate(FILE | said).spec()
     assert (spec.dataset.file_id, spec.dataset.validation_file_id, spec.name) == ("file_1", "file_2", "mine")
-    assert (spec.labels, spec.gpus, spec.priority) == ({"a": "b"}, 2, 3)
+    assert (spec.labels, spec.gpus, spec.max_gpus, spec.priority) == ({"a": "b"}, 2, 8, 3)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,7 @@ def test_the_rest_of_a_request_lands_in_the_spec():
         {"search_space": {"learning_rate": [1e-4]}, "hyperparameters": {"batch_size": 8}},
         {"search_space": {"learning_rate": [1e-4]}, "seed": 1},
         {"training": {"epochs": 1}, "hyperparameters": {"n_epochs": 2}},
+        {"gpus": 2, "max_gpus": 3},
         {"hyperparameters": {"learning_rate_multiplier": 0}},
         {"hyperparameters": {"learning_rate_multiplier": True}},
         {"method": {"type": "reinforcement"}},

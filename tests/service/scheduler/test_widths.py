@@ -1,0 +1,321 @@
+"""How wide a task runs: in plans, where GPUs stand idle and nobody is the later for it; on real rows, from the spec to what a
+node is given, and back again when somebody else is owed the GPUs."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given, settings
+from sqlalchemy import func, select, update
+
+from contract.states import TaskStatus
+from service.fleet.models import Placement
+from service.scheduler.models import Plan, ThroughputProfile
+from service.scheduler.preempt import Claim, Held, preemption
+from service.scheduler.problem import Limit, Node, Problem, Queued, Running, Start, Width
+from service.scheduler.requests import request_plan
+from service.scheduler.solve import solve
+from service.scheduler.window import Budget
+from service.tasks.models import Task
+from service.tenants.models import Tenant
+from tests.service.fleet.scripted import completed, moved, throughput
+from tests.service.scheduler.problems import problems
+
+QUICK = Budget(window=4, deterministic=0.005, polish=0.01)
+LONG = {"training": {"max_seq_len": 64, "epochs": 100}, "early_exit": {"policy": "none"}}  # than an executor takes to load
+
+# ---- plans -----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=80, deadline=None)
+@given(problems())
+def test_widening_makes_nobody_later_and_ends_nothing_later(problem: Problem) -> None:
+    """Against the plan in which nobody may be wider: the same starts at the same moments, and some of them end sooner."""
+    narrow = replace(problem, queued=tuple(replace(task, wider=()) for task in problem.queued))
+    before = {start.task: start for start in solve(narrow, QUICK).starts}
+    after = {start.task: start for start in solve(problem, QUICK).starts}
+    assert after.keys() == before.keys()
+    for task, start in after.items():
+        assert start.start == before[task].start
+        assert start.end <= before[task].end
+        assert start == before[task] or (start.start == 0 and start.end < before[task].end), "wider only to end sooner, and now"
+
+
+def task(name: str, *seconds: int, gpus: int = 1, nodes: int = 1, tenant: str = "") -> Queued:
+    """Of widths gpus, 2 x gpus, ...: as many as there are durations."""
+    first, *more = ((each,) * nodes for each in seconds)
+    wider = tuple(Width(gpus << at, each) for at, each in enumerate(more, 1))
+    return Queued(name, gpus, 1, first, wider=wider, tenant=tenant)
+
+
+def planned(problem: Problem) -> dict[str, Start]:
+    return {start.task: start for start in solve(problem, QUICK).starts}
+
+
+def test_what_waits_comes_before_who_would_be_wider() -> None:
+    """Weighted completion alone would have the first on both GPUs; but others wait for the second."""
+    node = (Node("n", 2),)
+    alone = planned(Problem(node, (), (task("a", 100, 51),)))
+    assert (alone["a"].gpus, alone["a"].end) == (2, 51)
+    both = planned(Problem(node, (), (task("a", 100, 51), task("b", 100))))
+    assert {start.gpus for start in both.values()} == {1}
+    crowd = planned(Problem(node, (), (task("a", 100, 51), task("b", 100), task("c", 10))))
+    assert {start.gpus for start in crowd.values()} == {1}
+
+
+def test_it_takes_the_node_on_which_it_can_be_widest() -> None:
+    """At its narrowest it would fit the hole of the first."""
+    nodes = Node("a", 4), Node("b", 4)
+    problem = Problem(nodes, (Running("r", "a", 3, 1000),), (task("t", 100, 60, 35, nodes=2),))
+    assert planned(problem)["t"] == Start("t", "b", 0, 35, 4)
+    other = planned(replace(problem, queued=(*problem.queued, task("u", 200, nodes=2))))
+    assert (other["t"].node, other["t"].gpus) == ("b", 2), "beside the other"
+    slower = replace(problem.queued[0], seconds=(100, 110), wider=(Width(2, (60, 66)), Width(4, (35, 40))))
+    assert planned(replace(problem, queued=(slower,)))["t"].node == "a", "each width pays by what its own node takes"
+    drained = replace(problem, nodes=(nodes[0], replace(nodes[1], drained=True)))
+    assert planned(drained)["t"] == Start("t", "a", 0, 100, 1)
+
+
+def test_a_reservation_ends_how_wide_a_task_may_be() -> None:
+    """Four GPUs stand free until the wide one starts in 40 s, and two beside it."""
+    problem = Problem((Node("n", 8),), (Running("r", "n", 4, 40),), (task("t", 100, 60, 45), task("wide", 10, gpus=6)))
+    found = planned(problem)
+    assert (found["t"].gpus, found["t"].end, found["wide"].start) == (2, 60, 40)
+    sooner = replace(problem, queued=(task("t", 100, 60, 40), problem.queued[1]))
+    assert planned(sooner)["t"].gpus == 4
+
+
+def test_a_quota_bounds_the_width() -> None:
+    problem = Problem((Node("n", 8),), (), (task("t", 100, 55, 30, tenant="ada"),), (Limit("ada", 3),))
+    assert planned(problem)["t"].gpus == 2
+
+
+def test_who_ends_last_is_widened_first() -> None:
+    problem = Problem((Node("n", 4),), (), (task("short", 50, 30, 20), task("long", 100, 60, 40)))
+    found = planned(problem)
+    assert (found["long"].gpus, found["short"].gpus) == (2, 2)
+    problem = Problem((Node("n", 3),), (), (task("short", 50, 30), task("long", 100, 60)))
+    found = planned(problem)
+    assert (found["long"].gpus, found["short"].gpus) == (2, 1)
+
+
+# ---- taking back -----------------------------------------------------------------------------------------------------
+
+
+def test_a_borrower_that_is_wider_than_it_must_goes_on_narrower() -> None:
+    """It holds all there is, and its tenant is owed no more than its one task asks for at its narrowest."""
+    wide = Held("wide", "ada", "n", 8, 1, 100, frozenset({"n"}), spare=7)
+    claim = Claim("t", "bo", 1, 700, frozenset({"n"}))
+    due = {"ada": 1.0, "bo": 1.0}
+    found = preemption([claim], [wide], [Node("n", 8)], due, bound=600)
+    assert found is not None
+    assert found.victims == (wide,)
+    as_wide_as_it_must = replace(wide, spare=0)
+    assert preemption([claim], [as_wide_as_it_must], [Node("n", 8)], due, bound=600) is None, "it would be left with nothing"
+
+
+def test_one_that_could_go_elsewhere_at_its_narrowest_is_moved_out_of_the_way() -> None:
+    nodes = [Node("a", 4), Node("b", 4)]
+    held = [Held("wide", "ada", "a", 4, 1, 100, frozenset({"a", "b"}), spare=3), Held("other", "bo", "b", 3, 1, 100)]
+    claim = Claim("t", "bo", 4, 700, frozenset({"a"}))
+    found = preemption([claim], held, nodes, {"ada": 4.0, "bo": 7.0}, bound=600)
+    assert found is not None
+    assert (found.node, found.victims) == ("a", (held[0],))
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def widths(node) -> dict[str, int]:
+    """How many devices each task of the node has."""
+    return {placement.task_id: len(placement.device_indexes) for placement in node.desired().placements}
+
+
+def begin(node, task_id):
+    placement = node.take(task_id)
+    node.leases(placement.pulse())
+    jobs = [job.index for job in placement.given.jobs]
+    placement.report(placement.attached(steps=1000, warmup=10), *(moved(job, "warmup") for job in jobs))
+    return placement
+
+
+def leave(placement):
+    """Checkpoint where it stands, and go."""
+    placement.report(placement.checkpoint({job.index: 0 for job in placement.given.jobs}), {"kind": "detached"})
+
+
+@pytest.fixture
+def again(parts, plan):
+    def turn():
+        with parts.db.begin() as session:
+            request_plan(session, parts.queue, "test")
+        return plan()
+
+    return turn
+
+
+def test_alone_it_has_both_devices_and_everybody_says_so(tenant, new_node, plan, database):
+    node = new_node(slots=2)
+    made = tenant.task(max_gpus=2, **LONG)
+    plan()
+    assert widths(node) == {made["id"]: 2}
+    told = tenant.get(f"/v1/tasks/{made['id']}").json()
+    assert (told["gpus"], told["spec"]["max_gpus"], told["placement"]["gpus"]) == (1, 2, 2)
+    (seen,) = tenant.get("/v1/schedule").json()["nodes"]
+    assert (seen["free"], seen["running"][0]["gpus"]) == (0, 2)
+    (placed,) = tenant.get(f"/v1/tasks/{made['id']}/plan-history").json()["data"]
+    assert placed["said"]["device_indexes"] == [0, 1]
+    with database.begin() as session:
+        kept = session.scalars(select(Plan)).one()
+        assert kept.decision["starts"][0]["gpus"] == 2
+        assert [width["gpus"] for width in kept.problem["queued"][0]["wider"]] == [2]
+        row = session.scalars(select(Placement)).one()
+        assert row.expected_seconds < 0.7 * kept.problem["queued"][0]["seconds"]
+        assert row.expected_low < row.expected_end < row.expected_high
+
+
+def test_it_is_narrow_where_the_other_device_is_needed(tenant, new_node, plan):
+    node = new_node(slots=2)
+    first, second = tenant.task(max_gpus=2, **LONG)["id"], tenant.task(**LONG)["id"]
+    plan()
+    assert widths(node) == {first: 1, second: 1}
+
+
+EIGHT = {"search_space": {"learning_rate": [1e-4 * at for at in range(1, 9)], "batch_size": [4]}}
+ONE = {"search_space": {"learning_rate": [1e-4], "batch_size": [4]}}
+
+
+def test_it_is_no_wider_than_its_jobs_its_quota_its_node_or_its_gain(tenant, new_tenant, admin, new_node, plan, database):
+    limited = new_tenant()
+    with database.begin() as session:
+        session.execute(update(Tenant).where(Tenant.id == limited.tenant_id).values(running_gpus_quota=3))
+    for caller, spec, width in (
+        (tenant, LONG | ONE | {"max_gpus": 8}, 1),
+        (tenant, LONG | {"max_gpus": 8}, 2),
+        (tenant, LONG | EIGHT | {"max_gpus": 64}, 4),
+        (limited, LONG | EIGHT | {"max_gpus": 8}, 2),
+        (tenant, LONG | EIGHT | {"gpus": 3, "max_gpus": 6}, 3),
+        (tenant, ONE | {"max_gpus": 2}, 1),
+        (tenant, {"max_gpus": 2, "training": {"max_steps": 1}}, 1),  # it is over once it has loaded
+    ):
+        node, id = new_node(slots=4), caller.task(**spec)["id"]
+        plan()
+        assert widths(node) == {id: width}, spec
+        admin.post(f"/v1/admin/nodes/{node.id}/drain")
+
+
+def test_who_comes_back_may_be_wider_or_narrower(tenant, new_node, plan):
+    node = new_node(slots=2)
+    moldable = tenant.task(max_gpus=2, **LONG)["id"]
+    plan()
+    placement = begin(node, moldable)
+    assert widths(node) == {moldable: 2}
+    tenant.post(f"/v1/tasks/{moldable}/pause")
+    leave(placement)
+    other = tenant.task(**LONG)["id"]
+    plan()
+    tenant.post(f"/v1/tasks/{moldable}/resume")
+    plan()
+    assert widths(node) == {moldable: 1, other: 1}
+    tenant.post(f"/v1/tasks/{other}/cancel")
+    placement = begin(node, moldable)
+    tenant.post(f"/v1/tasks/{moldable}/pause")
+    leave(placement)
+    tenant.post(f"/v1/tasks/{moldable}/resume")
+    plan()
+    assert widths(node) == {moldable: 2}
+
+
+def test_it_gives_back_what_it_does_not_need_to_a_tenant_that_is_owed_it(new_tenant, new_node, plan, again, database):
+    node, borrower, owner = new_node(slots=2), new_tenant(), new_tenant()
+    wide = borrower.task(max_gpus=2, **LONG)["id"]
+    plan()
+    placement = begin(node, wide)
+    claim = owner.task(**LONG)["id"]
+    plan()
+    assert not any(placement.leave for placement in node.desired().placements), "not before the bound"
+    with database.begin() as session:
+        past = func.clock_timestamp() - timedelta(seconds=10_000)
+        session.execute(update(Task).where(Task.id == claim).values(queued_at=past))
+    again()
+    assert [placement.leave for placement in node.desired().placements] == [True]
+    leave(placement)
+    plan()
+    assert widths(node) == {wide: 1, claim: 1}
+    said = borrower.get(f"/v1/tasks/{wide}").json()
+    assert (said["status"], said["requeue_reason"]) == (TaskStatus.RUNNING, "preempted")
+    assert "your tenant held 2 GPUs of the 1 it is owed" in said["requeue_detail"]
+
+
+def test_its_tenant_s_share_counts_the_gpus_that_it_holds(new_tenant, new_node, plan):
+    """Of two that have waited equally long, the one whose tenant holds two devices goes second."""
+    node, wide, narrow = new_node(slots=3), new_tenant(), new_tenant()
+    held = [wide.task(max_gpus=2, **LONG)["id"]]
+    plan()
+    held.append(narrow.task(**LONG)["id"])
+    plan()
+    assert list(widths(node).values()) == [2, 1]
+    more = [caller.task(**LONG)["id"] for caller in (wide, narrow)]
+    plan()
+    begin(node, held[1]).report(completed(0, loss=None, best_step=None), completed(1, loss=None, best_step=None))
+    plan()
+    assert more[1] in widths(node)
+
+
+def test_where_two_devices_hold_each_other_up_it_is_no_longer_widened(tenant, new_node, plan, again, database):
+    node = new_node(slots=2)
+
+    def run(width, **speed):
+        """A task that may be wider, and did so: it says how fast it was, and ends."""
+        id = tenant.task(max_gpus=2, **LONG)["id"]
+        plan()
+        assert widths(node) == {id: width}
+        placement = begin(node, id)
+        placement.report(throughput(steps=10, **speed))
+        placement.report(completed(0, loss=None, best_step=None), completed(1, loss=None, best_step=None))
+
+    run(2, tokens=2000, rows=600, seconds=19.0, device_steps=20, device_seconds=36.0)  # half a step's tokens each
+    alone = tenant.task(**LONG)["id"]
+    plan()
+    placement = begin(node, alone)
+    placement.report(throughput(steps=10, tokens=2000, rows=600, seconds=19.0))  # all of them in as long
+    placement.report(completed(0, loss=None, best_step=None), completed(1, loss=None, best_step=None))
+    run(1, tokens=2000, rows=600, seconds=19.0)
+    with database.begin() as session:
+        seen = [(row.width, row.tokens) for row in session.scalars(select(ThroughputProfile).order_by(ThroughputProfile.width))]
+    assert seen == [(1, 256), (2, 128)]
+
+
+# ---- estimates -------------------------------------------------------------------------------------------------------
+
+
+def test_an_estimate_tells_what_each_width_takes_and_at_which_it_would_start(tenant, new_node, plan):
+    node = new_node(slots=4)
+    spec = tenant.spec(tenant.file(), max_gpus=4, **LONG)
+
+    def estimate(**changes):
+        answer = tenant.post("/v1/tasks/estimate", json=spec | changes)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    said = estimate(**EIGHT)
+    assert [width["gpus"] for width in said["widths"]] == [1, 2, 4]
+    expected = [width["seconds"]["expected"] for width in said["widths"]]
+    assert expected == sorted(expected, reverse=True)
+    assert expected[2] < expected[0] / 2
+    for width in said["widths"]:
+        assert width["gpu_seconds"]["expected"] == pytest.approx(width["gpus"] * width["seconds"]["expected"])
+    assert (said["gpus"], said["gpu_seconds"]) == (4, said["widths"][2]["gpu_seconds"])
+    assert said["problems"] == []
+    few = estimate()
+    assert few["gpus"] == 2
+    assert [(p["field"], p["code"], p["message"]) for p in few["problems"]] == [
+        ("max_gpus", "gpus_idle", "is 4, but the search space makes jobs for 2 and none is split: at most 2 are used")
+    ]
+    held = tenant.task(gpus=2, **LONG)["id"]
+    plan()
+    assert widths(node) == {held: 2}
+    assert estimate(**EIGHT)["gpus"] == 2
+    refused = tenant.post("/v1/tasks/estimate", json=spec | {"max_gpus": 3})
+    assert refused.status_code == 422
+    assert "is 3, must be 'gpus' doubled any number of times: 1, 2, 4" in refused.text
