@@ -92,7 +92,7 @@ class EarlyExitPolicy(Strict):
     tau_slope: Annotated[float, Field(ge=0), NO_BOOL] = 0.001
     tau_gap: Annotated[float, Field(gt=0), NO_BOOL] = 0.1
     guard_patience: Annotated[int, Field(ge=0, le=1000, strict=True)] = Field(
-        default=13, description="Of alto_guarded: evaluations without a new lowest validation loss before a pattern ends a job."
+        default=6, description="Of alto_guarded: evaluations without a new lowest validation loss before a pattern ends a job."
     )
     reduction_factor: Annotated[int, Field(ge=2, le=64, strict=True)] = Field(
         default=4, description="Of asha, whose first rung is where warmup ends; each next one is so many times as far."

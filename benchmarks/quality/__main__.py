@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.quality.gate import run_gate
-from benchmarks.quality.pairs import EDGES, PAIRS, ROWS, SEEN, Pair, rows_of, spec_of, swept
+from benchmarks.quality.pairs import PAIRS, SEEN, Pair, rows_of, spec_of, swept
 from benchmarks.quality.referee import Referee
 from benchmarks.quality.replay import watch_steps
 from benchmarks.quality.report import report
@@ -39,9 +39,7 @@ def main() -> None:
     sweeping.add_argument("--scales", default="1", help="what ALTO's learning rates are multiplied by")
     sweeping.add_argument("--policies", default="none,alto,alto_guarded", help="none: in full; others live")
     sweeping.add_argument("--epochs", type=int, default=3)
-    sweeping.add_argument(
-        "--rows", type=int, default=ROWS, help="at most, of a set, drawn with a fixed seed; smaller sets are taken whole"
-    )
+    sweeping.add_argument("--rows", type=int, help="at most, of a set, fewer than it says itself; drawn with a fixed seed")
     sweeping.add_argument("--minutes", type=float, default=8.0)
     reporting = actions.add_parser("report")
     reporting.add_argument("--commit", help="the commit measured, where the tree is not a checkout")
@@ -97,7 +95,7 @@ def run_one(base: Base, pair: Pair, scale: float, policy: str, given: argparse.N
     spec = spec_of(pair, scale, given.epochs, policy)
     with tempfile.TemporaryDirectory() as folder:
         data = load(spec, rows_of(pair, given.data, Path(folder), given.rows), None, base.reader)
-    parts = split(data.validation, EDGES)
+    parts = split(data.validation, pair.edges)
     configs, full = spec.jobs(), policy == "none"
     jobs = range(len(configs)) if full else swept(configs)
     seen = parts if full else parts[:SEEN]  # a live sweep reads no more than its policy does

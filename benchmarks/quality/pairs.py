@@ -11,25 +11,35 @@ from contract.search import JobConfig
 from contract.spec import TaskSpec
 
 ROWS = 1000
-HELD_OUT = 96  # rows, in parts that end at EDGES: a policy sees the first SEEN parts, all measure what it chose
-EDGES = (32, 64)
+HELD_OUT = 96  # rows, in PARTS: a policy sees the first SEEN of them, all measure what it chose
+PARTS = 3
 SEEN = 2
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A set by its path below the data folder, of which at most `rows` are taken."""
+    """A set by its path below the data folder: at most `rows` of it are taken, and of them `held_out`, or this part, held
+    out."""
 
     name: str
     path: str
     objective: str = "sft"
     rows: int = ROWS
+    held_out: int = HELD_OUT
+    part: float = 0.2
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """At how many rows the parts of those held out end, but for the last."""
+        return tuple(self.held_out * part // PARTS for part in range(1, PARTS))
 
 
 PAIRS = (
     Pair("gsm8k", "sft/gsm8k/train.jsonl"),
     Pair("e2e_nlg", "sft/e2e_nlg/valid.jsonl"),
-    Pair("mrpc", "sft/mrpc/train.jsonl"),
+    # As many rows trained on as of the others. Its answers are one or two words: 96 rows hold 353 labels, and the best of 60
+    # jobs times 30 evaluations is then the luckiest, by 3 %.
+    Pair("mrpc", "sft/mrpc/train.jsonl", rows=1808, held_out=904, part=0.5),
     Pair("mawps", "sft/mawps/train.jsonl"),
     Pair("p3_dream", "sft/p3_tasks/dream.jsonl"),
     Pair("p3_samsum", "sft/p3_tasks/samsum.jsonl"),
@@ -60,7 +70,7 @@ def spec_of(pair: Pair, scale: float, epochs: int, policy: str = "none") -> Task
     return TaskSpec.model_validate(
         {
             "base_model": "base-7m",
-            "dataset": {"file_id": pair.name, "max_validation_rows": HELD_OUT, "validation_fraction": 0.2},
+            "dataset": {"file_id": pair.name, "max_validation_rows": pair.held_out, "validation_fraction": pair.part},
             "objective": {"type": pair.objective},
             "search_space": {"method": "list", "jobs": [*configurations(scale, dpo), *extra]},
             "training": {"epochs": epochs, "max_seq_len": 512},
@@ -74,11 +84,13 @@ def swept(configs: list[JobConfig]) -> range:
     return range(len(configs) - len(RECOMMENDED))
 
 
-def rows_of(pair: Pair, data: Path, folder: Path, most: int) -> Path:
-    """The set's rows, `most` at most, as a file in `folder`. Raises OSError where the set is not there."""
+def rows_of(pair: Pair, data: Path, folder: Path, most: int | None) -> Path:
+    """The set's rows, as many as the pair takes and `most` at most, as a file in `folder`. Raises OSError where the set is not
+    there."""
     lines = [line for line in (data / pair.path).read_text(encoding="utf-8").split("\n") if line]
-    if len(lines) > min(most, pair.rows):
-        lines = random.Random(pair.name).sample(lines, min(most, pair.rows))
+    taken = pair.rows if most is None else min(most, pair.rows)
+    if len(lines) > taken:
+        lines = random.Random(pair.name).sample(lines, taken)
     chosen = folder / f"{pair.name}.jsonl"
     chosen.write_text("".join(json.dumps(json.loads(line)) + "\n" for line in lines), encoding="utf-8")
     return chosen
