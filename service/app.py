@@ -19,6 +19,7 @@ import service.openai.files
 import service.openai.jobs
 import service.scheduler.routes
 import service.tasks.routes
+import service.tasks.submit
 import service.tenants.routes
 import service.usage.routes
 import service.webhooks.routes
@@ -30,9 +31,10 @@ from service.settings import Settings
 from service.state import State
 
 _ROUTERS = (
+    service.tasks.submit.router,
+    service.tasks.routes.router,
     service.files.routes.router,
     service.scheduler.routes.router,
-    service.tasks.routes.router,
     service.adapters.routes.router,
     service.webhooks.routes.router,
     service.fleet.admin.router,

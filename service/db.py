@@ -6,10 +6,10 @@ Knows no tables; each room declares its own in its models.py.
 import secrets
 import select as sockets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Annotated, Any, Protocol, Self, TypeVarTuple
+from typing import Annotated, Any, Protocol, Self
 
 import psycopg
 from sqlalchemy import (
@@ -19,8 +19,6 @@ from sqlalchemy import (
     DateTime,
     MetaData,
     QueuePool,
-    Row,
-    Select,
     String,
     any_,
     bindparam,
@@ -28,11 +26,14 @@ from sqlalchemy import (
     event,
     func,
     select,
+    text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute, Session, mapped_column
+
+from service.plain import Plain, Row
 
 _CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
 
@@ -42,8 +43,6 @@ def new_id(prefix: str) -> str:
     number = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
     return f"{prefix}_" + "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -1, -5))
 
-
-Found = TypeVarTuple("Found")
 
 Id = Annotated[str, mapped_column(String(40), primary_key=True)]
 Json = Annotated[dict[str, Any], mapped_column(JSONB)]
@@ -67,7 +66,7 @@ class Base(DeclarativeBase):
 POOL_SIZE = 20  # of each role, for all processes of an API together
 _LEAST = 5  # for each of them
 _AFTER_COMMIT = "after_commit"
-_NAME_TENANT = "SELECT set_config('motet.tenant', %s, true)"  # SET LOCAL takes no parameters
+_NAME_TENANT = Plain(text("SELECT set_config('motet.tenant', :tenant, true)"))  # SET LOCAL takes no parameters
 
 
 def pool_of(processes: int) -> int:
@@ -141,12 +140,12 @@ class Database:
         pool = self.engine.pool
         return pool.checkedout() if isinstance(pool, QueuePool) else 0
 
-    def look(self, statement: Select[*Found], parameters: Mapping[str, Any]) -> Sequence[Row[*Found]]:
+    def look(self, statement: Plain, parameters: Mapping[str, Any]) -> list[Row]:
         """What one statement finds, in a transaction of its own. For what is asked without end: a session takes longer."""
         with self.engine.connect() as connection:
             if self._tenant_id is not None:
-                connection.exec_driver_sql(_NAME_TENANT, (self._tenant_id,))
-            found = connection.execute(statement, parameters).all()
+                _NAME_TENANT.run(connection, {"tenant": self._tenant_id})
+            found = statement.run(connection, parameters)
             connection.commit()
         return found
 
@@ -156,7 +155,7 @@ class Database:
         with Session(self.engine, expire_on_commit=False) as session:
             with session.begin():
                 if self._tenant_id is not None:
-                    session.connection().exec_driver_sql(_NAME_TENANT, (self._tenant_id,))
+                    _NAME_TENANT.run(session.connection(), {"tenant": self._tenant_id})
                 if self._note is not None:
                     self._note.open(session)
                 yield session

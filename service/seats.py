@@ -4,6 +4,7 @@ threads share one interpreter with it, and each that computes takes its turn fro
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -30,11 +31,18 @@ async def calm() -> None:
             return
 
 
+@asynccontextmanager
+async def seated(request: Request, kind: str) -> AsyncIterator[None]:
+    """Hold a seat of this kind, taken at a calm turn."""
+    seats: asyncio.Semaphore = request.app.state.seats[kind]
+    async with seats:
+        await calm()
+        yield
+
+
 def _seat(kind: str) -> Callable[[Request], AsyncIterator[None]]:
     async def held(request: Request) -> AsyncIterator[None]:
-        seats: asyncio.Semaphore = request.app.state.seats[kind]
-        async with seats:
-            await calm()
+        async with seated(request, kind):
             yield
 
     return held

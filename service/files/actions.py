@@ -20,8 +20,8 @@ _OPEN = [status for status in TaskStatus if status not in TASK_TERMINAL]
 _NAMED = 10  # tasks that a refusal lists
 
 _THERE = select(File).where(File.deleted_at.is_(None), or_(File.expires_at.is_(None), File.expires_at > func.clock_timestamp()))
-_PIN = scoped_when_asked(_THERE.where(among_ids(File.id)), File)
-_PIN = _PIN.order_by(File.id).with_for_update(read=True)
+# the caller's files of `ids` that exist, held against deletion until the transaction ends
+PINNED = scoped_when_asked(_THERE.where(among_ids(File.id)), File).order_by(File.id).with_for_update(read=True, of=File)
 
 
 class FileInUse(Conflict):
@@ -64,7 +64,7 @@ def find_file(session: Session, principal: Principal, file_id: str) -> File:
 
 def pin(session: Session, principal: Principal, file_ids: Sequence[str]) -> dict[str, File]:
     """Those of the files that exist, by id, held against deletion until the transaction ends."""
-    return {file.id: file for file in session.scalars(_PIN, whose(principal) | {"ids": list(file_ids)})}
+    return {file.id: file for file in session.scalars(PINNED, whose(principal) | {"ids": list(file_ids)})}
 
 
 def delete(session: Session, principal: Principal, file_id: str) -> None:

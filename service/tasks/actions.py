@@ -1,7 +1,10 @@
 """What tenants do with tasks, from making them to deleting them. Every face of the API calls these; they know no HTTP."""
 
+import json
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from types import MappingProxyType
+from typing import cast
 
 from sqlalchemy import Select, func, select, text, update
 from sqlalchemy.orm import Session
@@ -9,15 +12,17 @@ from structlog.contextvars import get_contextvars
 
 from contract.spec import TaskSpec
 from contract.states import JOB_TERMINAL, TASK_TERMINAL, JobStatus, RequeueReason, TaskStatus, check_task
+from service.audit.note import note_made
 from service.db import after_commit, clock, new_id
 from service.errors import Conflict
 from service.fleet.placements import ask_to_leave, end_placement, live_placement
 from service.hints import Hints
 from service.parts import Parts
+from service.plain import Plain
 from service.queue import Queue, QueueJob
 from service.scheduler import waiting
 from service.scheduler.requests import request_plan
-from service.tasks.events import tell_status
+from service.tasks.events import Kind
 from service.tasks.models import Job, Task
 from service.tasks.preflight import preflight
 from service.tasks.watch import touch
@@ -41,7 +46,10 @@ class TaskEnded(Conflict):
 
 
 def create(session: Session, queue: Queue, principal: Principal, spec: TaskSpec) -> Task:
-    """Make the task and all its jobs, and wake a validator once they are committed. Raises SpecRefused, QuotaExceeded."""
+    """Make the task and all its jobs, and wake a validator once they are committed. Raises SpecRefused, QuotaExceeded.
+
+    The task is not the session's: it tells what was stored, and whoever wants to change it finds it anew.
+    """
     admit_task(session, principal)
     pinned = preflight(session, principal, spec)
     task = Task(
@@ -58,28 +66,44 @@ def create(session: Session, queue: Queue, principal: Principal, spec: TaskSpec)
         priority=spec.priority,
         labels=dict(spec.labels),
         request_id=get_contextvars().get("request_id"),
-        last_event=0,
-        told_status="",
+        version=1,
     )
-    session.add(task)
-    tell_status(session, task)
-    session.flush()
-    _add_jobs(session, task, spec)
+    task.created_at = _store(session, task, spec)
+    note_made(session, task.id)
     after_commit(session, lambda: queue.wake(QueueJob.VALIDATE))
     return task
 
 
-def _add_jobs(session: Session, task: Task, spec: TaskSpec) -> None:
-    """In one statement, however many: a search may have hundreds."""
+def _store(session: Session, task: Task, spec: TaskSpec) -> datetime:
+    """The task, its jobs and its first event, in one statement: row by row, a storm's submissions took twice as long. When."""
     configs = [config.model_dump_json() for config in spec.jobs()]
-    whose = {"tenant": task.tenant_id, "task": task.id, "status": JobStatus.PENDING}
-    session.execute(_ADD_JOBS, {"ids": [new_id("job") for _ in configs], "configs": configs, **whose})
+    said: dict[str, object] = {"spec": spec.model_dump_json(), "labels": json.dumps(task.labels), "pending": JobStatus.PENDING}
+    said |= {"job_ids": [new_id("job") for _ in configs], "configs": f"[{','.join(configs)}]"}
+    ((when,),) = _STORE.run(session.connection(), {name: getattr(task, name) for name in _AS_IT_IS} | said)
+    return cast(datetime, when)
 
 
-_ADD_JOBS = text(
-    """INSERT INTO jobs (id, tenant_id, task_id, index, config, status, step, promoted)
-    SELECT each.id, :tenant, :task, each.at - 1, CAST(each.config AS jsonb), :status, 0, false
-    FROM unnest(CAST(:ids AS varchar[]), CAST(:configs AS text[])) WITH ORDINALITY AS each(id, config, at)"""
+_AS_IT_IS = (
+    *("id", "tenant_id", "name", "status", "version", "base_model", "base_revision", "train_file_id", "validation_file_id"),
+    *("gpus", "priority", "request_id"),
+)
+_STORE = Plain(
+    text(
+        f"""WITH task AS (
+        INSERT INTO tasks ({", ".join(_AS_IT_IS)}, spec, labels, fence, losses, last_event, told_status)
+        VALUES (:{", :".join(_AS_IT_IS)}, CAST(:spec AS jsonb), CAST(:labels AS jsonb), 0, 0, 1, :status)
+        RETURNING id, tenant_id, status, created_at
+    ), told AS (
+        INSERT INTO task_events (task_id, number, tenant_id, kind, data)
+        SELECT id, 1, tenant_id, '{Kind.STATUS}', jsonb_build_object('status', status) FROM task
+    ), made AS (
+        INSERT INTO jobs (id, tenant_id, task_id, index, config, status, step, promoted)
+        SELECT each.id, task.tenant_id, task.id, each.at - 1, each.config, :pending, 0, false
+        FROM task, ROWS FROM (unnest(CAST(:job_ids AS varchar[])), jsonb_array_elements(CAST(:configs AS jsonb)))
+            WITH ORDINALITY AS each(id, config, at)
+    )
+    SELECT created_at FROM task"""
+    )
 )
 
 

@@ -14,6 +14,7 @@ from sqlalchemy import select
 from contract.states import TASK_TERMINAL
 from service.db import Database, among_ids
 from service.downloads import matches
+from service.plain import Plain
 from service.tasks.models import Task
 from service.tasks.resource import TaskResource, render
 from service.tasks.together import Together
@@ -25,8 +26,8 @@ _KEPT_BYTES = 16 * 2**20  # of answers
 _ENTRY_BYTES = 500  # what an answer takes beside its text
 _APART_SECONDS = 0.02  # between a tenant's reads: so long at most a question waits for others to share its read
 
-_ASKED = scoped_when_asked(
-    select(Task.id, Task.version, Task.status).where(among_ids(Task.id), Task.deleted_at.is_(None)), Task
+_ASKED = Plain(
+    scoped_when_asked(select(Task.id, Task.version, Task.status).where(among_ids(Task.id), Task.deleted_at.is_(None)), Task)
 )
 _WHOLE = scoped_when_asked(select(Task).where(among_ids(Task.id), Task.deleted_at.is_(None)), Task)
 
@@ -117,7 +118,7 @@ class Polls:
 
 def _versions(db: Database, principal: Principal, ids: frozenset[str]) -> dict[str, Version]:
     found = db.look(_ASKED, whose(principal) | {"ids": list(ids)})
-    return {row.id: Version(etag_of(row.version), row.status in TASK_TERMINAL) for row in found}
+    return {id: Version(etag_of(version), status in TASK_TERMINAL) for id, version, status in found}
 
 
 def _load(db: Database, principal: Principal, ids: frozenset[str]) -> dict[str, Answer]:

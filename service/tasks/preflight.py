@@ -18,11 +18,15 @@ from service.files import actions as files
 from service.files.models import File
 from service.files.rows import Format
 from service.fleet.models import BaseModel
+from service.plain import Plain
 from service.tenants.keys import Principal
-from service.tenants.scope import scoped
+from service.tenants.scope import scoped, whose
 
 _LISTED = 20  # models that a refusal names
-_ENABLED = select(BaseModel).where(BaseModel.name == bindparam("name"), BaseModel.enabled)
+_IS_IT = (BaseModel.name == bindparam("name")) & BaseModel.enabled
+_ENABLED = select(BaseModel).where(_IS_IT)
+_OF_FILE, _OF_MODEL = File.__table__.c, BaseModel.__table__.c
+_NAMED = Plain(files.PINNED.outerjoin_from(File, BaseModel, _IS_IT).with_only_columns(*_OF_FILE, *_OF_MODEL))
 
 
 class SpecRefused(Invalid):
@@ -43,10 +47,9 @@ class Pinned:
 def preflight(session: Session, principal: Principal, spec: TaskSpec) -> Pinned:
     """Find and hold what the spec names. Raises SpecRefused, which lists everything that is wrong."""
     wanted = spec.dataset
-    held = files.pin(session, principal, [id for id in (wanted.file_id, wanted.validation_file_id) if id is not None])
+    held, model = _named(session, principal, spec)
     train = held.get(wanted.file_id)
     validation = held.get(wanted.validation_file_id or "")
-    model = _find_model(session, spec.base_model)
     errors = [
         *_files(spec, train, validation),
         *(
@@ -79,6 +82,19 @@ def for_preview(
     assert file is not None  # its absence is an error
     assert model is not None
     return file, model
+
+
+def _named(session: Session, principal: Principal, spec: TaskSpec) -> tuple[dict[str, File], BaseModel | None]:
+    """The files that the spec names, by id, and its base model: those of them that there are."""
+    ids = [id for id in (spec.dataset.file_id, spec.dataset.validation_file_id) if id is not None]
+    found = _NAMED.run(session.connection(), whose(principal) | {"ids": ids, "name": spec.base_model})
+    held = [File(**dict(zip(_OF_FILE.keys(), row[: len(_OF_FILE)], strict=True))) for row in found]
+    if not found:
+        model = _find_model(session, spec.base_model)
+    else:
+        of_model = dict(zip(_OF_MODEL.keys(), found[0][len(_OF_FILE) :], strict=True))
+        model = BaseModel(**of_model) if of_model["name"] is not None else None
+    return {file.id: file for file in held}, model
 
 
 def _find_model(session: Session, name: str) -> BaseModel | None:

@@ -8,20 +8,16 @@ from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
 from pydantic import Field
 
-from contract.spec import TaskSpec
 from contract.states import TaskStatus
 from service.answers import problems
 from service.downloads import matches
-from service.once import Once
 from service.pages import Cursor, Limit, Page, page
-from service.seats import Submitting
 from service.state import Events, NodeHints, Polled, Wakes, Works, state_of
 from service.tasks import actions
 from service.tasks.jobs import JobResource, find_job, jobs_of_task
 from service.tasks.metrics import MAX_RESOLUTION, Metrics, Series, Window, coarse_curves, curves
 from service.tasks.models import Task
-from service.tasks.polls import etag_of
-from service.tasks.resource import TaskResource, render, render_new
+from service.tasks.resource import TaskResource, render
 from service.tenants.auth import Db, Reader, Writer, admit
 from service.tenants.keys import Scope
 from service.tenants.scope import find
@@ -40,25 +36,6 @@ _EVENTS: dict[int | str, dict[str, Any]] = {
     200: {"description": "The events", "content": {"text/event-stream": {"schema": {"type": "string"}}}},
     204: {"description": "The task has ended, and all its events were read"},
 }
-
-
-@router.post(
-    "/tasks",
-    status_code=201,
-    operation_id="create_task",
-    summary="Train a search space",
-    description="Every configuration of the search space becomes a job. The answer is the task, which is `validating`.",
-    responses=problems(400, 409, 413, 422),
-)
-def create_task(
-    spec: TaskSpec, writer: Writer, db: Db, queue: Wakes, claim: Once, response: Response, seat: Submitting
-) -> TaskResource:
-    with db.begin() as session:
-        resource = render_new(actions.create(session, queue, writer, spec), spec.search_space.size)
-        headers = {"Location": f"/v1/tasks/{resource.id}", "ETag": etag_of(resource.version)}
-        claim.keep(session, 201, resource, headers)
-    response.headers.update(headers)
-    return resource
 
 
 @router.get("/tasks", operation_id="list_tasks", summary="List tasks, the newest first", responses=problems(422))

@@ -3,7 +3,7 @@
 Limits stand in the tenant's row; none means no limit. GPUs in use are the planner's to keep: a task beyond them waits.
 """
 
-from sqlalchemy import BigInteger, bindparam, column, func, select, text, true
+from sqlalchemy import BigInteger, bindparam, column, func, literal_column, select, text, true
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session
 
@@ -12,18 +12,22 @@ from service.adapters.models import Adapter
 from service.errors import Forbidden
 from service.files.models import File
 from service.fleet.models import Placement
+from service.plain import Plain
 from service.tasks.models import Task
 from service.tenants.keys import Principal
 from service.tenants.models import Tenant
 from service.tenants.scope import scoped, scoped_when_asked, whose
 from service.usage.queries import month_of, trained_tokens
 
-_WAITING = [TaskStatus.VALIDATING, TaskStatus.QUEUED, TaskStatus.PAUSED]
+_WAITING = (TaskStatus.VALIDATING, TaskStatus.QUEUED, TaskStatus.PAUSED)
 _NEAR = 100  # tasks; more than are ever being made at once
 
-_QUEUED = scoped_when_asked(select(func.count()).select_from(Task).where(Task.status.in_(_WAITING)), Task)
-_LIMITS = select(Tenant.queued_tasks_quota, Tenant.month_tokens_quota, _QUEUED.scalar_subquery()).where(
-    Tenant.id == bindparam("tenant")
+_IS_WAITING = Task.status.in_([literal_column(f"'{status}'") for status in _WAITING])  # as ix_tasks_open says it
+_QUEUED = scoped_when_asked(select(func.count()).select_from(Task).where(_IS_WAITING), Task)
+_LIMITS = Plain(
+    select(Tenant.queued_tasks_quota, Tenant.month_tokens_quota, _QUEUED.scalar_subquery()).where(
+        Tenant.id == bindparam("tenant")
+    )
 )
 
 
@@ -40,7 +44,7 @@ class QuotaExceeded(Forbidden):
 
 def admit_task(session: Session, principal: Principal) -> None:
     """Raise QuotaExceeded where the tenant may not queue another task now."""
-    limit, tokens, used = session.execute(_LIMITS, whose(principal)).one()
+    ((limit, tokens, used),) = _LIMITS.run(session.connection(), whose(principal))
     if limit is not None:
         if used + _NEAR >= limit:  # close enough for two at once to pass together: they take turns
             _take_turn(session, principal)

@@ -5,12 +5,15 @@ from sqlalchemy import func, select, update
 
 from contract.spec import TaskSpec
 from contract.states import JobStatus, TaskStatus
+from service.db import Database
 from service.files.models import File
 from service.fleet.models import BaseModel, Node, Placement
 from service.queue import Queue
 from service.scheduler.models import PlanRequest
-from service.tasks.models import Job, Task
+from service.tasks import actions
+from service.tasks.models import Job, Task, TaskEvent
 from service.tasks.validate import validate_due
+from service.tenants.keys import Principal, Scope
 from tests.service.api import PAIR, chat_rows
 
 
@@ -42,6 +45,35 @@ def test_a_task_is_made_with_all_its_jobs(tenant, database):
         (3, 1e-3, 16),
     ]
     assert tenant.get(f"/v1/jobs/{jobs['data'][2]['id']}").json() == jobs["data"][2]
+
+
+def test_what_making_one_tells_is_what_is_stored(tenant, settings, database, queue):
+    spec = tenant.spec(tenant.file(), name="sums", labels={"run": "7"}, priority=3, deadline="2031-01-01T00:00:00Z")
+    caller = Principal(tenant.tenant_id, "key_x", frozenset(Scope))
+    with Database(settings.app_database_url, pool_size=1).of(tenant.tenant_id).begin() as session:
+        told = actions.create(session, queue, caller, TaskSpec.model_validate(spec))
+    with database.begin() as session:
+        stored = session.get_one(Task, told.id)
+        for name in set(Task.__table__.c.keys()) - {"fence", "losses", "last_event", "told_status"}:
+            assert getattr(told, name) == getattr(stored, name), name
+        assert (stored.fence, stored.losses, stored.last_event, stored.told_status) == (0, 0, 1, "validating")
+        (event,) = session.scalars(select(TaskEvent).where(TaskEvent.task_id == told.id))
+        assert (event.number, event.kind, event.data) == (1, "status", {"status": "validating"})
+
+
+@pytest.mark.parametrize("header", ["application/json", "application/json; charset=utf-8"])
+def test_however_it_is_sent_a_submission_is_answered_alike(tenant, header):
+    """The second one goes the long way, through FastAPI."""
+    made = tenant.post("/v1/tasks", json=tenant.spec(tenant.file()), headers={"content-type": header})
+    assert made.status_code == 201
+    assert made.headers["content-type"] == "application/json"
+    assert made.json() == tenant.get(made.headers["location"]).json()
+    assert {"ratelimit-limit", "x-request-id", "etag"} <= made.headers.keys()
+    stranger = {"content-type": header, "authorization": "Bearer x"}
+    nobody = tenant.client.post("/v1/tasks", json=tenant.spec("file_x"), headers=stranger)
+    assert (nobody.status_code, nobody.json()["code"]) == (401, "key_refused")
+    wrong = tenant.post("/v1/tasks", json=tenant.spec("file_x", gpus=0), headers={"content-type": header})
+    assert (wrong.status_code, wrong.json()["errors"][0]["field"]) == (422, "gpus")
 
 
 def refusals(response) -> dict[str, str]:
