@@ -22,7 +22,7 @@ from service.scheduler.memo import Memo
 from service.scheduler.models import PlanRequest
 from service.scheduler.promises import Promise, kept, promises
 from service.scheduler.shares import capacity, kind_of, limits, shares
-from service.scheduler.workload import Workload
+from service.scheduler.workload import Shapes, Workload
 from service.tasks.models import Job, Task
 
 LEAVING_SECONDS = 10  # what a task that was asked to leave is expected to take over it
@@ -165,28 +165,23 @@ class _Seen:
         return p.Running(task.id, node.id, gpus, seconds, task.tenant_id)
 
     def _waiting(self, shared: Sequence[Share], gpus: Mapping[str, int], quotas: Sequence[p.Limit]) -> list[p.Queued]:
-        nodes = list(self._nodes.values())
-        seconds = {task.id: self._work.seconds(task, nodes) for task in self._queued}
-        before, named = _waited_before(self._session, self._queued), {node.name: node.id for node in nodes}
+        nodes, most = Shapes(self._nodes.values()), {quota.tenant: quota.gpus for quota in quotas}
+        widths = {task.id: self._work.widths(task, nodes, most.get(task.tenant_id, p.NEVER)) for task in self._queued}
+        before, named = _waited_before(self._session, self._queued), {node.name: node.id for node in self._nodes.values()}
         asks = []
         for task in self._queued:
             waited = (self._now - (task.queued_at or task.created_at)).total_seconds() + before.get(task.id, 0.0)
             self._waited[task.id] = max(0.0, waited)
-            shortest = min((s for s in seconds[task.id] if s is not None), default=1)
+            shortest = min((s for s in widths[task.id][0].seconds if s is not None), default=1)
             asks.append(Ask(task.id, task.tenant_id, task.gpus, shortest, task.priority, self._waited[task.id]))
         weigh = weights(asks, shared, gpus)
         told = {task.id: named.get((task.waiting or {}).get("node", "")) for task in self._queued}  # by the last plan
-        most = {quota.tenant: quota.gpus for quota in quotas}
-        found = []
-        for task in self._queued:
-            wider = self._work.wider(task, nodes, seconds[task.id], most.get(task.tenant_id, p.NEVER))
-            found.append(self._queueing(task, weigh[task.id], seconds[task.id], wider, told[task.id]))
-        return found
+        return [self._queueing(task, weigh[task.id], widths[task.id], told[task.id]) for task in self._queued]
 
-    def _queueing(
-        self, task: Task, weight: int, seconds: p.Seconds, wider: tuple[p.Width, ...], planned: str | None
-    ) -> p.Queued:
-        kind = next((kind_of(node) for node, s in zip(self._nodes.values(), seconds, strict=True) if s is not None), None)
+    def _queueing(self, task: Task, weight: int, widths: Sequence[p.Width], planned: str | None) -> p.Queued:
+        narrow, *wider = widths
+        pairs = zip(self._nodes.values(), narrow.seconds, strict=True)
+        kind = next((kind_of(node) for node, seconds in pairs if seconds is not None), None)
         if kind is not None:
             self._spreads[task.id] = spread(self._work.estimate(task, kind, task.gpus))
         deadline = self._work.specs[task.id].deadline
@@ -194,11 +189,11 @@ class _Seen:
             id=task.id,
             gpus=task.gpus,
             weight=weight,
-            seconds=seconds,
+            seconds=narrow.seconds,
             planned=planned,
             tenant=task.tenant_id,
             deadline=None if deadline is None else round((deadline - self._now).total_seconds()),
-            wider=wider,
+            wider=tuple(wider),
         )
 
     def _shares(self) -> Sequence[Share]:

@@ -5,7 +5,7 @@ The arithmetic is estimate.py's. A task whose stored spec cannot be read any mor
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from sqlalchemy import select
@@ -30,6 +30,28 @@ PAYS = 0.1  # of the time a doubling of the GPUs must save, or it is not worth t
 
 # Of one parameter, at the least: embeddings, norms and the head stay in bf16.
 BYTES_PER_WEIGHT: Mapping[Precision, float] = {"bf16": 2, "nf4": 1 / 2 + 4 / 64, "nf4_double": 1 / 2 + 1 / 64 + 4 / 64 / 256}
+
+
+class Shape(NamedTuple):
+    """What tells a node from others: its devices' type, how many there are, and the bytes of the smallest."""
+
+    kind: str
+    gpus: int
+    memory: int
+
+
+class Shapes:
+    """The nodes that tasks may run on, as far as a duration goes."""
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self._of = tuple(Shape(kind_of(node), len(node.devices), memory_of(node)) for node in nodes)
+        self.distinct = tuple(dict.fromkeys(self._of))
+
+    def each(self, seconds: Mapping[Shape, int | None]) -> Seconds:
+        """Those of each node, in their order."""
+        if len(self.distinct) == 1:
+            return (seconds[self.distinct[0]],) * len(self._of)
+        return tuple(seconds[shape] for shape in self._of)
 
 
 class Workload:
@@ -57,7 +79,6 @@ class Workload:
         self._profiles = learned.profiles(session, {task.base_model for task in sound})
         self._lives = learned.lives(session, {shape_class(spec) for spec in self.specs.values()})
         self._models: dict[tuple[str, Precision, str], Model] = {}
-        self._alike: dict[str, tuple[str, int, int]] = {}  # of each node, what tells it from others
         self._jobs = self._read(session, sound, unsaved or {})
 
     def bytes_per_gpu(self, task: Task) -> int:
@@ -65,7 +86,7 @@ class Workload:
         return int(self._bases[task.base_model].parameters * BYTES_PER_WEIGHT[self.specs[task.id].precision])
 
     def fits(self, task: Task, node: Node) -> bool:
-        """At its narrowest; each GPU holds the same however many there are."""
+        """At its narrowest."""
         return task.gpus <= len(node.devices) and self.bytes_per_gpu(task) <= memory_of(node)
 
     def left(self, task: Task) -> int:
@@ -92,39 +113,34 @@ class Workload:
         tokens = tokens_per_row(file.bytes, file.rows, spec.training.max_seq_len)
         return sum(job.total_steps * job.batch_size * tokens for job in self._jobs[task.id])
 
-    def seconds(self, task: Task, nodes: Iterable[Node], gpus: int | None = None) -> tuple[int | None, ...]:
-        """For each node, how long on so many of its devices (without a number, as few as it asks for); None where it does
-        not fit."""
-        width = gpus or task.gpus
-        known: dict[tuple[str, int, int], int | None] = {}
-        found = []
-        for node in nodes:
-            alike = self._alike.get(node.id) or self._alike.setdefault(
-                node.id, (kind_of(node), len(node.devices), memory_of(node))
-            )
-            if alike not in known:
-                fits = width <= alike[1] and self.fits(task, node)
-                known[alike] = max(1, round(self.estimate(task, alike[0], width).seconds)) if fits else None
-            found.append(known[alike])
-        return tuple(found)
-
-    def wider(self, task: Task, nodes: Sequence[Node], narrow: Seconds, most: int) -> tuple[Width, ...]:
-        """The widths over its narrowest, which takes `narrow` seconds on each node, that its spec allows and that pay.
+    def widths(self, task: Task, nodes: "Shapes", most: int) -> tuple[Width, ...]:
+        """How long it takes on each node: on as few devices as it asks for, and on each wider width that its spec allows and
+        that pays there, ascending.
 
         None is wider than `most` GPUs or than it has jobs left; and each saves a part of the time that the next narrower
-        one takes on that node, or is not offered there.
+        one takes on that node.
         """
-        found, before, widest = [], narrow, min(self.left(task), most)
+        before = {shape: self._seconds(task, shape, task.gpus) for shape in nodes.distinct}
+        found, widest = [Width(task.gpus, nodes.each(before))], min(self.left(task), most)
         for gpus in self.specs[task.id].widths[1:]:
             if gpus > widest:
                 break
-            took = zip(self.seconds(task, nodes, gpus), before, strict=True)
-            seconds = tuple(s if s is not None and b is not None and s <= (1 - PAYS) * b else None for s, b in took)
-            if not any(seconds):
+            before = {shape: self._paying(task, shape, gpus, seconds) for shape, seconds in before.items()}
+            if not any(before.values()):
                 break
-            found.append(Width(gpus, seconds))
-            before = seconds
+            found.append(Width(gpus, nodes.each(before)))
         return tuple(found)
+
+    def _seconds(self, task: Task, shape: "Shape", gpus: int) -> int | None:
+        """None where it does not fit."""
+        if gpus > shape.gpus or self.bytes_per_gpu(task) > shape.memory:
+            return None
+        return max(1, round(self.estimate(task, shape.kind, gpus).seconds))
+
+    def _paying(self, task: Task, shape: "Shape", gpus: int, narrower: int | None) -> int | None:
+        """As `_seconds`; None too where that saves too little against the `narrower` width's, or that is None."""
+        seconds = self._seconds(task, shape, gpus) if narrower is not None else None
+        return seconds if seconds is not None and narrower is not None and seconds <= (1 - PAYS) * narrower else None
 
     def _model(self, base: str, precision: Precision, kind: str) -> Model:
         if (base, precision, kind) not in self._models:
