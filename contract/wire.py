@@ -5,9 +5,9 @@ A non-finite loss travels as null. `PROTOCOL` is the version spoken; a peer of P
 """
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, SerializerFunctionWrapHandler, field_serializer
 
 from contract.adapter import AdapterFile, AdapterManifest
 from contract.base import Message, Sha256
@@ -159,6 +159,11 @@ class Placement(Message):
     warm_start: WarmStartRef | None = None
     next_seq: int = 1  # the first report this placement still owes
     request_id: str | None = None  # of the call that made the task, for logs
+
+    @field_serializer("spec", mode="wrap")
+    def _for_a_worker(self, spec: TaskSpec, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without what is the planner's alone: a spec is strict, so a worker of before `max_gpus` would refuse it."""
+        return {name: said for name, said in serialise(spec).items() if name != "max_gpus"}
 
 
 class DesiredState(Message):

@@ -151,6 +151,14 @@ def test_a_field_of_a_newer_neighbour_is_ignored(message):
     assert type(message).model_validate(newer) == message
 
 
+def test_a_worker_of_before_widths_reads_a_spec_that_has_them():
+    (placement,) = next(message for message in OTHERS if isinstance(message, wire.DesiredState)).placements
+    wide = placement.model_copy(update={"spec": placement.spec.model_copy(update={"max_gpus": 2})})
+    for mode in ("python", "json"):
+        assert "max_gpus" not in wide.model_dump(mode=mode)["spec"]
+    assert wire.Placement.model_validate_json(wide.model_dump_json()) == placement
+
+
 def test_a_loss_that_is_no_number_is_null():
     sent = wire.Points(job=0, series="train_loss", steps=[1, 2], values=[math.nan, -math.inf])
     assert json.loads(sent.model_dump_json())["values"] == [None, None]
