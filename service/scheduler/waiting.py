@@ -153,7 +153,8 @@ def _unfit(reason: Reason, scene: Scene) -> str:
     roomiest = max((o for o in scene.offers.values() if o.gpus >= asked), key=lambda offer: offer.memory_bytes)
     return (
         f"The base model's weights need at least {_gib(scene.needs[reason.task])} of each GPU, but the roomiest node with "
-        f"{_gpus(asked)}, {roomiest.name}, has {_gib(roomiest.memory_bytes)}; ask for more GPUs, or wait until one joins."
+        f"{_gpus(asked)}, {roomiest.name}, has {_gib(roomiest.memory_bytes)}; take a smaller base or precision nf4, or wait "
+        "until a roomier node joins."
     )
 
 
