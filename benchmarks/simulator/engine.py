@@ -140,7 +140,7 @@ class _Run:
     def _problem(self) -> Problem:
         waiting = self._queue()
         if self._setup.fair:
-            weights = self._tenancy.weights(waiting, self._held())
+            weights = self._tenancy.weights(waiting, self._placements())
         else:
             weights = {each.task.id: each.task.priority * 100 for each in waiting}
         running = tuple(
@@ -217,5 +217,6 @@ class _Run:
         for name, live in self._live.items():
             task = self._ran[name].task
             age = self._now - live.started
-            found.append(Held(name, task.tenant, live.node, live.gpus, task.priority, age, nodes))
+            spare = live.gpus - task.gpus
+            found.append(Held(name, task.tenant, live.node, live.gpus, task.priority, age, nodes, spare))
         return found

@@ -3,6 +3,7 @@
 Knows no clock but the moments it is told, and starts nothing: it says what a plan should weigh and who gives back.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -56,9 +57,9 @@ class Tenancy:
     def enter(self, tenant: str, gpus: int) -> None:
         self._use[tenant] = entered(self._use[tenant], gpus, ENTRY_SECONDS, self._half_life)
 
-    def weights(self, waiting: Sequence[Waiting], held: Mapping[str, int]) -> dict[str, int]:
+    def weights(self, waiting: Sequence[Waiting], placed: Sequence[Held]) -> dict[str, int]:
         asks = [Ask(w.task.id, w.task.tenant, w.task.gpus, w.seconds, w.task.priority, w.waited) for w in waiting]
-        return weights(asks, self._shares(waiting, held), {_KIND: self._gpus})
+        return weights(asks, self._shares(waiting, placed), {_KIND: self._gpus})
 
     def preempt(
         self, waiting: Sequence[Waiting], placed: Sequence[Held], nodes: Sequence[Node], bound: float
@@ -81,19 +82,23 @@ class Tenancy:
         self.record.covered_wait = max(self.record.covered_wait, longest)
 
     def _due(self, waiting: Sequence[Waiting], placed: Sequence[Held]) -> tuple[dict[str, float], dict[str, int]]:
-        holds: dict[str, int] = {}
-        for each in placed:
-            holds[each.tenant] = holds.get(each.tenant, 0) + each.gpus
-        return owed(self._shares(waiting, holds), self._gpus), holds
+        return owed(self._shares(waiting, placed), self._gpus), _held(placed)
 
-    def _shares(self, waiting: Sequence[Waiting], held: Mapping[str, int]) -> list[Share]:
-        demand = dict(held)
-        for each in waiting:
-            demand[each.task.tenant] = demand.get(each.task.tenant, 0) + each.task.gpus
-        return [
-            Share(t, 1.0, {_KIND: held.get(t, 0)}, {_KIND: self._use[t]}, demand.get(t, 0) > 0, demand.get(t, 0))
-            for t in self._tenants
-        ]
+    def _shares(self, waiting: Sequence[Waiting], placed: Sequence[Held]) -> list[Share]:
+        held, demand = _held(placed), Counter[str]()
+        for each in placed:
+            demand[each.tenant] += each.gpus - each.spare
+        for asks in waiting:
+            demand[asks.task.tenant] += asks.task.gpus
+        return [Share(t, 1.0, {_KIND: held[t]}, {_KIND: self._use[t]}, demand[t] > 0, demand[t]) for t in self._tenants]
+
+
+def _held(placed: Sequence[Held]) -> Counter[str]:
+    """GPUs by tenant."""
+    held = Counter[str]()
+    for each in placed:
+        held[each.tenant] += each.gpus
+    return held
 
 
 def _claims(waiting: Sequence[Waiting]) -> list[Claim]:

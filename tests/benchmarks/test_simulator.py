@@ -119,6 +119,18 @@ def test_a_task_alone_is_spread_over_idle_gpus() -> None:
     assert ran.placed == [("node-000", 0, 1000)]
 
 
+def test_who_comes_after_a_task_that_was_spread_waits_no_longer_than_the_bound() -> None:
+    """It holds the whole node for hours; then it goes on beside the other."""
+    tasks = [Arrival("wide", 0, 1, 50_000, 50_000, tenant="a", max_gpus=8), Arrival("next", 100, 1, 20_000, 20_000, tenant="b")]
+    outcome = outcome_of(tasks, "ours", Setup(1, fair=True, bound=600, widths=True))
+    wide, following = outcome.ran
+    assert following.started is not None
+    assert following.started <= 700
+    assert outcome.preempted == 1
+    assert len(wide.placed) == 2
+    assert wide.placed[1][1] <= 701, "at once"
+
+
 def test_a_deadline_that_is_missed_was_foretold() -> None:
     tasks = [Arrival(f"t{at}", 0, 8, 100, 100, deadline=(at + 1) * 90) for at in range(3)]
     outcome = outcome_of(tasks, "ours", Setup(1))

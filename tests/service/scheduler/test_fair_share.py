@@ -116,14 +116,17 @@ def test_no_lender_falls_as_far_under_its_due_as_the_claimant_was_and_the_claim_
         gpus = data.draw(st.integers(0, free[node]))
         if gpus:
             free[node] -= gpus
-            held.append(Held(f"h{at}", data.draw(st.sampled_from(tenants)), node, gpus, data.draw(st.integers(1, 3)), at))
+            tenant, priority, spare = (
+                data.draw(s) for s in (st.sampled_from(tenants), st.integers(1, 3), st.integers(0, gpus - 1))
+            )
+            held.append(Held(f"h{at}", tenant, node, gpus, priority, at, spare=spare))
     claim = Claim("t", "ada", data.draw(st.integers(1, 8)), 700, BOTH)
     found = preemption([claim], held, NODES, due, bound=600)
     if found is None:
         return
     assert free[found.node] + sum(victim.gpus for victim in found.victims) >= claim.gpus
     for tenant in tenants[1:]:
-        gave = sum(victim.gpus for victim in found.victims if victim.tenant == tenant)
+        gave = sum(victim.gives for victim in found.victims if victim.tenant == tenant)
         if gave:
             left = sum(placed.gpus for placed in held if placed.tenant == tenant) - gave
             assert due[tenant] - left < due["ada"] - sum(placed.gpus for placed in held if placed.tenant == "ada")
