@@ -204,6 +204,22 @@ def test_it_is_no_wider_than_its_jobs_its_quota_its_node_or_its_gain(tenant, new
         admin.post(f"/v1/admin/nodes/{node.id}/drain")
 
 
+def test_each_node_is_offered_what_it_has_room_for(tenant, new_node, plan, database):
+    nodes = {new_node(slots=slots).id: slots for slots in (4, 1, 2)}
+    new_node(slots=8, memory=2**20)  # too small for the base
+    made = tenant.task(max_gpus=8, **LONG | EIGHT)["id"]
+    plan()
+    with database.begin() as session:
+        problem = Problem.from_json(session.scalars(select(Plan)).one().problem)
+        assert session.scalars(select(Placement)).one().device_indexes == [0, 1, 2, 3]
+    (queued,) = problem.queued
+    assert queued.id == made
+    for width in queued.widths:
+        fitting = {node.id for node, seconds in zip(problem.nodes, width.seconds, strict=True) if seconds is not None}
+        assert fitting == {node for node, slots in nodes.items() if slots >= width.gpus}
+    assert [width.gpus for width in queued.widths] == [1, 2, 4]
+
+
 def test_who_comes_back_may_be_wider_or_narrower(tenant, new_node, plan):
     node = new_node(slots=2)
     moldable = tenant.task(max_gpus=2, **LONG)["id"]
@@ -316,6 +332,9 @@ def test_an_estimate_tells_what_each_width_takes_and_at_which_it_would_start(ten
     plan()
     assert widths(node) == {held: 2}
     assert estimate(**EIGHT)["gpus"] == 2
-    refused = tenant.post("/v1/tasks/estimate", json=spec | {"max_gpus": 3})
-    assert refused.status_code == 422
-    assert "is 3, must be 'gpus' doubled any number of times: 1, 2, 4" in refused.text
+    for path in ("/v1/tasks/estimate", "/v1/tasks"):
+        refused = tenant.post(path, json=spec | {"max_gpus": 3})
+        assert refused.status_code == 422
+        (error,) = refused.json()["errors"]
+        assert error["field"] == "max_gpus"
+        assert "is 3, must be 'gpus' doubled any number of times: 1, 2, 4" in error["message"]
