@@ -1,5 +1,5 @@
-"""Seats for requests that compute: as few as keep the database busy, given while the event loop has nothing else to do. All
-threads share one interpreter with it, and each that computes takes its turn from all who poll or stream. Knows no routes.
+"""Seats for requests that compute: as few as keep the database busy. All threads share one interpreter with the event loop, and
+each that computes takes its turn from all who poll or stream. Knows no routes.
 """
 
 import asyncio
@@ -11,8 +11,6 @@ from fastapi import Depends, Request
 
 # half of each such request waits for the database; with three of each, polls beside a storm took several times as long
 SEATS = {"submissions": 2, "reports": 2}
-_CALM_SECONDS = 0.001  # a turn of the loop that answers somebody takes longer
-_PATIENCE_SECONDS = 0.25  # the longest that a request waits for a calm turn
 
 
 def make() -> dict[str, asyncio.Semaphore]:
@@ -20,23 +18,11 @@ def make() -> dict[str, asyncio.Semaphore]:
     return {kind: asyncio.Semaphore(count) for kind, count in SEATS.items()}
 
 
-async def calm() -> None:
-    """Wait until the loop has nobody to answer, or until patience ends."""
-    loop = asyncio.get_running_loop()
-    began = now = loop.time()
-    while now - began < _PATIENCE_SECONDS:
-        await asyncio.sleep(0)  # one turn: all that is ready is done
-        before, now = now, loop.time()
-        if now - before < _CALM_SECONDS:
-            return
-
-
 @asynccontextmanager
 async def seated(request: Request, kind: str) -> AsyncIterator[None]:
-    """Hold a seat of this kind, taken at a calm turn."""
+    """Hold a seat of this kind."""
     seats: asyncio.Semaphore = request.app.state.seats[kind]
     async with seats:
-        await calm()
         yield
 
 

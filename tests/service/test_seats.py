@@ -1,17 +1,12 @@
-"""Seats: no more requests of a kind compute at once than there are seats, whoever fails gives his back, kinds do not mix, and
-a seat is taken while the loop has nobody to answer.
-"""
+"""Seats: no more requests of a kind compute at once than there are seats, whoever fails gives his back, kinds do not mix."""
 
 import asyncio
-import time
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
 from service import seats
-
-TURNS = 8
 
 
 class House:
@@ -60,27 +55,11 @@ def test_what_computes_much_takes_a_seat(client, path, method) -> None:
     assert any("_seat." in found.call.__qualname__ for found in route.dependant.dependencies)
 
 
-async def _turns_before_calm() -> int:
-    """How many busy turns of the loop a request lets pass, of TURNS that follow each other."""
-    loop, passed = asyncio.get_running_loop(), 0
-
-    def busy(left: int) -> None:
-        nonlocal passed
-        time.sleep(2 * seats._CALM_SECONDS)
-        passed += 1
-        if left > 1:
-            loop.call_soon(busy, left - 1)
-
-    loop.call_soon(busy, TURNS)
-    await seats.calm()
-    return passed
-
-
-def test_it_waits_until_the_loop_has_nobody_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seats, "_PATIENCE_SECONDS", 3600.0)
-    assert asyncio.run(_turns_before_calm()) == TURNS
-
-
-def test_a_loop_that_is_never_calm_does_not_keep_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seats, "_PATIENCE_SECONDS", seats._CALM_SECONDS)
-    assert asyncio.run(_turns_before_calm()) < TURNS
+@pytest.mark.parametrize("said", ["application/json", "application/json; charset=utf-8"])
+def test_a_submission_takes_its_seat_whichever_way_it_goes(client, tenant, monkeypatch, said) -> None:
+    free = asyncio.Semaphore(1)
+    taken: list[bool] = []
+    monkeypatch.setattr(free, "release", lambda: taken.append(free.locked()))
+    monkeypatch.setitem(client.app.state.seats, "submissions", free)
+    assert tenant.post("/v1/tasks", json=tenant.spec("file_none"), headers={"content-type": said}).status_code == 422
+    assert taken == [True]

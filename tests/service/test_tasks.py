@@ -294,6 +294,28 @@ def test_tasks_of_the_same_files_are_validated_by_one_reading(tenant, database, 
     for task in tasks:
         seen = tenant.get(f"/v1/tasks/{task}").json()
         assert (seen["status"], seen["version"], seen["waiting"]["code"]) == ("queued", 2, "not_planned")
+        assert seen["queued_at"] > seen["created_at"]
+        assert statuses_told(database, task) == ["validating", "queued"]
+
+
+def statuses_told(database, task_id: str) -> list[str]:
+    """By its events, which are numbered without gaps."""
+    with database.begin() as session:
+        told = list(session.scalars(select(TaskEvent).where(TaskEvent.task_id == task_id).order_by(TaskEvent.number)))
+        task = session.get_one(Task, task_id)
+        assert (task.last_event, task.told_status) == (len(told), told[-1].data["status"])
+    assert [event.number for event in told] == list(range(1, len(told) + 1))
+    return [event.data["status"] for event in told]
+
+
+def test_of_tasks_that_are_validated_together_one_that_was_paused_is_not_queued(tenant, database, storage, queue):
+    spec = tenant.spec(tenant.file())
+    one, other = (tenant.post("/v1/tasks", json=spec).json()["id"] for _ in range(2))
+    tenant.post(f"/v1/tasks/{other}/pause")
+    validate_due(database, storage, queue)
+    assert [tenant.get(f"/v1/tasks/{task}").json()["status"] for task in (one, other)] == ["queued", "paused"]
+    assert statuses_told(database, one) == ["validating", "queued"]
+    assert statuses_told(database, other) == ["validating", "paused"]
 
 
 def test_a_task_that_is_cancelled_while_it_is_validated_stays_cancelled(tenant, database, storage, queue):

@@ -15,6 +15,7 @@ from standardwebhooks.webhooks import WebhookVerificationError
 
 from service.db import clock
 from service.webhooks.courier import WAITS, Courier
+from service.webhooks.messages import EventType
 from service.webhooks.models import Delivery, Webhook
 from service.webhooks.parts import box_of, outbound_of
 
@@ -272,3 +273,8 @@ def test_bodies_are_json_with_a_stable_text(tenant, hook, receiver, courier):
     headers, body = receiver.got[0]
     assert headers["content-type"] == "application/json"
     assert set(json.loads(body)) == {"id", "object", "type", "created_at", "timestamp", "data"}
+
+
+def test_nobody_is_told_of_what_is_told_without_webhooks():
+    """The statements that make tasks and that queue them know no webhooks."""
+    assert not {"task.validating", "task.queued"} & set(EventType)
