@@ -122,6 +122,7 @@ class FusedStack:
 
         Appends to `traces` if given: all that backward reads, or with `checkpoint` each layer's input alone.
         """
+        self._aside.begin(x.shape[0])
         pending = Pending(x)
         for index in range(len(self.layers)):
             pending, trace = self._layer(index, pending, batch, adapters)
