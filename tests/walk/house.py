@@ -116,9 +116,8 @@ class House:
         task: dict[str, Any] = {}
         while time.monotonic() < deadline:
             try:
-                answer = (http or self.http).get(
-                    f"/v1/tasks/{task_id}", params={"wait": 10}, headers={"If-None-Match": etag} if etag else {}
-                )
+                known = {"params": {"wait": 10}, "headers": {"If-None-Match": etag}} if etag else {}
+                answer = (http or self.http).get(f"/v1/tasks/{task_id}", **known)
             except httpx.TransportError:
                 time.sleep(0.2)  # the API was just killed; nothing tells when it is back
                 continue
