@@ -125,7 +125,7 @@ async def put(load: Load, running: Running, placed: Placed, polled: list[str], s
     readers = [asyncio.ensure_future(load.follow(number, placed.task_id)) for number in range(STREAMS)]
     work = [load.poll(number, polled[number % len(polled)], seconds) for number in range(POLLERS)]
     work += [load.submit(spec, waiting) for _ in range(SUBMITTERS)]
-    reporting = load.report(placed, load.bodies(placed, int(seconds / REPORT_SECONDS)))
+    reporting = load.report_with_all(placed, load.bodies(placed, int(seconds / REPORT_SECONDS)))
     at_once, spent, api = asyncio.gather(reporting, *work), Spent(running.programs), family(running.pid)
     while not at_once.done():
         memory.append(memory_mb(api))

@@ -1,6 +1,7 @@
 """Load for the API: pollers, submitters, event streams and a worker that reports, from coroutines of one process.
 
-Latencies count from when a request was due, not from when this process came to send it. Knows nothing of what serves it.
+Latencies count from when a request was due, not from when this process came to send it. All connect, and every poller has asked
+once, before anything counts: 250 connections at one instant are a load of their own. Knows nothing of what serves it.
 """
 
 import asyncio
@@ -42,6 +43,7 @@ class Load:
     streams: list[list[int]] = field(default_factory=lambda: [[] for _ in range(STREAMS)])
     over: bool = False
     polled: list[float] = field(default_factory=list)  # when each poll was answered, seconds of the monotonic clock
+    ready: asyncio.Barrier = field(default_factory=lambda: asyncio.Barrier(POLLERS + SUBMITTERS + 1))
 
     @property
     def polls_per_second(self) -> float:
@@ -51,10 +53,12 @@ class Load:
     async def poll(self, number: int, task_id: str, seconds: float) -> None:
         """One poller; every second one sends the ETag that it has."""
         kind = "plain" if number % 2 else "if-none-match"
-        every, etag = POLLERS / POLLS_PER_SECOND, ""
-        due = time.monotonic() + every * number / POLLERS
-        until = due + seconds
+        every = POLLERS / POLLS_PER_SECOND
         async with Connection(self.url, self.key) as connection:
+            etag = (await connection.request("GET", f"/v1/tasks/{task_id}")).headers.get("etag", "")
+            await self.ready.wait()
+            due = time.monotonic() + every * number / POLLERS
+            until = due + seconds
             while due < until:
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
                 headers = f"If-None-Match: {etag}\r\n" if etag and kind != "plain" else ""
@@ -68,6 +72,8 @@ class Load:
     async def submit(self, spec: bytes, waiting: list[int]) -> None:
         """One of the storm's submitters, with one request in hand, until none waits."""
         async with Connection(self.url, self.key) as connection:
+            await connection.request("GET", "/livez")
+            await self.ready.wait()
             while waiting:
                 waiting.pop()
                 began = time.monotonic()
@@ -98,10 +104,15 @@ class Load:
         ]
         return [json.dumps(report).encode() for report in reports]
 
+    async def report_with_all(self, placed: Placed, bodies: list[bytes]) -> float:
+        """As `report`, once everybody is ready."""
+        await self.ready.wait()
+        return await self.report(placed, bodies)
+
     async def report(self, placed: Placed, bodies: list[bytes]) -> float:
         """A worker that sends these reports, one every REPORT_SECONDS, at once where it is late; how long it took."""
-        began = time.monotonic()
         async with Connection(self.url, placed.token) as connection:
+            began = time.monotonic()
             for number, body in enumerate(bodies):
                 due = began + number * REPORT_SECONDS
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
