@@ -142,7 +142,10 @@ def why(exit: Exit) -> str:
     seen = exit.evidence
     match exit.reason:
         case ExitReason.UNDERPERFORMING if {"rank", "alive", "kept"} <= seen.keys():
-            return f"rank {seen['rank']} of {seen['alive']} after warmup, the best {seen['kept']} go on"
+            alive, kept = seen["alive"], seen["kept"]
+            finished = seen.get("finished", alive)  # fewer where nobody who came later could have saved it
+            of, best = (f"{alive}", f"{kept}") if finished == alive else (f"the first {finished}", f"{kept} of {alive}")
+            return f"rank {seen['rank']} of {of} after warmup, the best {best} go on"
         case ExitReason.OVERFITTING if seen.get("gap") is not None and "tau_gap" in seen:
             return f"validation loss {seen['gap']:.0%} above training loss, {seen['tau_gap']:.0%} is the limit"
         case ExitReason.DIVERGING if {"train_slope", "val_slope"} <= seen.keys():
