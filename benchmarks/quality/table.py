@@ -23,20 +23,20 @@ def table(result: dict[str, Any], file: str) -> str:
             f"| {row['pair']}{' (DPO)' if row['objective'] == 'dpo' else ''} | {ours['saved']:.0%} | {ours['ratio']:.3f} "
             f"| {live['ratio']:.3f} | {row['asha']['ratio']:.3f} | {told['unsloth']:.2f} | {told['tinker']:.2f} |"
         )
-    f, net = result["figures"], {row["pair"]: row["policies"][OURS]["saved_net"] for row in result["rows"]}
-    least, most = min(net, key=net.__getitem__), max(net, key=net.__getitem__)
+    f = result["figures"]
+    least, most = (end(result["rows"], key=_net) for end in (min, max))
     lines += [
         "",
         f"The true best was among the quarter kept after warmup on {f['best_in_top_quartile']:.0%} of the sets. ALTO's own "
         f"rules, to the letter, save\n{f['alto_saved_mean']:.0%} at a mean ratio of {f['alto_ratio_mean']:.3f}. Evaluations "
         f"cost tokens too, and these sets are small: net of\nthem {f['samples_saved_net_mean']:.0%} of all tokens are saved on "
-        f"average, from {net[least]:.0%} ({least}, validated on {_rows(result, least)} rows) to {net[most]:.0%} ({most}, on\n"
-        f"{_rows(result, most)}). All figures and curves: `benchmarks/results/{file}`.",
+        f"average, from {_net(least):.0%} ({least['pair']}, validated on {least['policy_rows']} rows) to {_net(most):.0%} "
+        f"({most['pair']}, on\n{most['policy_rows']}). All figures and curves: `benchmarks/results/{file}`.",
     ]
     return "\n".join(lines)
 
 
-def _rows(result: dict[str, Any], pair: str) -> int:
-    """On how many held-out rows the pair's policies looked."""
-    rows: int = next(row["policy_rows"] for row in result["rows"] if row["pair"] == pair)
-    return rows
+def _net(row: dict[str, Any]) -> float:
+    """What the default policy saved of the pair's tokens, evaluations counted."""
+    net: float = row["policies"][OURS]["saved_net"]
+    return net

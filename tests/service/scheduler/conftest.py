@@ -1,5 +1,20 @@
-"""The fleet's fixtures, for the tests of this folder."""
+"""The fleet's fixtures, for the tests of this folder, and one to plan again."""
 
+import pytest
+
+from service.scheduler.requests import request_plan
 from tests.service.fleet.fixtures import new_node, nothing_left, parts, plan
 
 __all__ = ["new_node", "nothing_left", "parts", "plan"]
+
+
+@pytest.fixture
+def again(parts, plan):
+    """Plan once more, whatever has changed."""
+
+    def turn():
+        with parts.db.begin() as session:
+            request_plan(session, parts.queue, "test")
+        return plan()
+
+    return turn

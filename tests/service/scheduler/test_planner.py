@@ -12,7 +12,6 @@ from service.reconcile import plan_what_time_has_changed
 from service.scheduler.fair_share import decayed, entered
 from service.scheduler.loop import replan
 from service.scheduler.models import Plan, PlanRequest, SurvivalRow, ThroughputProfile
-from service.scheduler.requests import request_plan
 from service.scheduler.shares import ENTRY_SECONDS, shares
 from service.tasks.models import Task
 from tests.service.fleet.rows import dump
@@ -28,18 +27,6 @@ def set_rows(database):
             session.execute(update(model).where(model.id == id).values(**values))
 
     return write
-
-
-@pytest.fixture
-def again(parts, plan):
-    """Plan once more, whatever has changed."""
-
-    def turn():
-        with parts.db.begin() as session:
-            request_plan(session, parts.queue, "test")
-        return plan()
-
-    return turn
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from service.fleet.models import Placement
 from service.scheduler.models import Plan, ThroughputProfile
 from service.scheduler.preempt import Claim, Held, preemption
 from service.scheduler.problem import Limit, Node, Problem, Queued, Running, Start, Width
-from service.scheduler.requests import request_plan
 from service.scheduler.solve import solve
 from service.scheduler.window import Budget
 from service.tasks.models import Task
@@ -142,16 +141,6 @@ def begin(node, task_id):
 def leave(placement):
     """Checkpoint where it stands, and go."""
     placement.report(placement.checkpoint({job.index: 0 for job in placement.given.jobs}), {"kind": "detached"})
-
-
-@pytest.fixture
-def again(parts, plan):
-    def turn():
-        with parts.db.begin() as session:
-            request_plan(session, parts.queue, "test")
-        return plan()
-
-    return turn
 
 
 def test_alone_it_has_both_devices_and_everybody_says_so(tenant, new_node, plan, database):
