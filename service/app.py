@@ -23,7 +23,7 @@ import service.tasks.submit
 import service.tenants.routes
 import service.usage.routes
 import service.webhooks.routes
-from service import health, once, openapi, problems, seats
+from service import health, once, openapi, problems
 from service.db import pool_of
 from service.metrics.api import ApiMetrics
 from service.requests import BodyLimit, RequestLog
@@ -54,7 +54,7 @@ def create_app(settings: Settings, metrics: ApiMetrics | None = None) -> FastAPI
     """The service as these settings want it. Nothing connects, and no thread runs, before it starts."""
     metrics = metrics or ApiMetrics()
     app = routes(metrics)
-    app.state.motet, app.state.seats = State.of(settings, metrics), seats.make()
+    app.state.motet = State.of(settings, metrics)
     return app
 
 
@@ -66,6 +66,7 @@ def routes(metrics: ApiMetrics | None = None) -> FastAPI:
         version=version("motet"),
         docs_url=None,
         redoc_url=None,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # what there is to tell is in logs.py and metrics/
         lifespan=_lifespan,
     )
     app.add_middleware(BodyLimit)
@@ -94,5 +95,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         await asyncio.to_thread(state.watcher.stop)
+        await state.line.close()
         state.db.engine.dispose()
         state.system.engine.dispose()

@@ -6,7 +6,7 @@ Knows no tables; each room declares its own in its models.py.
 import secrets
 import select as sockets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Annotated, Any, Protocol, Self
@@ -33,7 +33,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute, Session, mapped_column
 
-from service.plain import Plain, Row
+from service.plain import Plain
 
 _CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
 
@@ -63,10 +63,17 @@ class Base(DeclarativeBase):
     )
 
 
+# a server that is gone is noticed within seconds, not when the kernel gives up
+CONNECT: dict[str, Any] = {"connect_timeout": 5, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
 POOL_SIZE = 20  # of each role, for all processes of an API together
 _LEAST = 5  # for each of them
 _AFTER_COMMIT = "after_commit"
-_NAME_TENANT = Plain(text("SELECT set_config('motet.tenant', :tenant, true)"))  # SET LOCAL takes no parameters
+NAME_TENANT = Plain(text("SELECT set_config('motet.tenant', :tenant, true)"))  # SET LOCAL takes no parameters
+
+
+def driver_url(url: str) -> str:
+    """The same database, as psycopg alone takes it."""
+    return url.replace("postgresql+psycopg://", "postgresql://", 1)
 
 
 def pool_of(processes: int) -> int:
@@ -109,8 +116,7 @@ class Database:
             max_overflow=0,
             pool_timeout=10,
             pool_use_lifo=True,  # few connections, all of them warm: each has its own server process and prepared statements
-            # a server that is gone is noticed within seconds, not when the kernel gives up
-            connect_args={"connect_timeout": 5, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3},
+            connect_args=CONNECT,
         )
         event.listen(self.engine, "checkout", self._alive)
         self._tenant_id: str | None = None
@@ -140,22 +146,13 @@ class Database:
         pool = self.engine.pool
         return pool.checkedout() if isinstance(pool, QueuePool) else 0
 
-    def look(self, statement: Plain, parameters: Mapping[str, Any]) -> list[Row]:
-        """What one statement finds, in a transaction of its own. For what is asked without end: a session takes longer."""
-        with self.engine.connect() as connection:
-            if self._tenant_id is not None:
-                _NAME_TENANT.run(connection, {"tenant": self._tenant_id})
-            found = statement.run(connection, parameters)
-            connection.commit()
-        return found
-
     @contextmanager
     def begin(self) -> Iterator[Session]:
         """A session in one transaction: committed on the way out, rolled back on any error."""
         with Session(self.engine, expire_on_commit=False) as session:
             with session.begin():
                 if self._tenant_id is not None:
-                    _NAME_TENANT.run(session.connection(), {"tenant": self._tenant_id})
+                    NAME_TENANT.run(session.connection(), {"tenant": self._tenant_id})
                 if self._note is not None:
                     self._note.open(session)
                 yield session

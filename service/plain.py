@@ -32,9 +32,15 @@ class Plain:
             gone = driver.closed or driver.broken
             if gone:
                 connection.invalidate(error)
-            raise cast(DBAPIError, self._told(error, gone)) from error
+            raise self.told(error, gone) from error
 
-    def _told(self, error: psycopg.Error, gone: bool) -> object:
-        return DBAPIError.instance(
+    async def ask(self, connection: psycopg.AsyncConnection[Row], parameters: Mapping[str, Any]) -> psycopg.AsyncCursor[Row]:
+        """Send it through the event loop's own connection."""
+        return await connection.execute(self._sql, {**self._constants, **parameters})
+
+    def told(self, error: psycopg.Error, gone: bool) -> DBAPIError:
+        """What SQLAlchemy would raise. `gone`: the connection is not to be used again."""
+        made: object = DBAPIError.instance(
             self._sql, None, error, psycopg.Error, hide_parameters=True, connection_invalidated=gone, dialect=_DIALECT
         )
+        return cast(DBAPIError, made)

@@ -6,6 +6,7 @@ Only the owner's connection makes roles or changes them. Knows no tables: protec
 import psycopg
 from sqlalchemy import Connection, create_engine, make_url, text
 
+from service.db import driver_url
 from service.settings import SettingsError
 
 APP, SYSTEM = "motet_app", "motet_system"
@@ -44,12 +45,12 @@ def admit(owner_url: str, role: str, url: str) -> None:
 
 
 def _connect(url: str) -> None:
-    psycopg.connect(url.replace("+psycopg", "", 1), connect_timeout=5).close()
+    psycopg.connect(driver_url(url), connect_timeout=5).close()
 
 
 def _set_password(owner_url: str, role: str, password: str | None) -> None:
     """Sent as its SCRAM verifier: the password itself is in no log of the server."""
-    with psycopg.connect(owner_url.replace("+psycopg", "", 1), connect_timeout=5, autocommit=True) as connection:
+    with psycopg.connect(driver_url(owner_url), connect_timeout=5, autocommit=True) as connection:
         words = f"ALTER ROLE {role} LOGIN"
         if password is not None:
             verifier = connection.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256").decode()

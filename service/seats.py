@@ -4,12 +4,11 @@ each that computes takes its turn from all who poll or stream. Knows no routes.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Annotated
 
 from fastapi import Depends, Request
 
-# with two submissions at once beside a full load, they took a quarter less at the 99th percentile, and polls twice as long
+# with two transactions of submissions at once beside a full load, polls took twice as long
 SEATS = {"submissions": 1, "reports": 2}
 
 
@@ -18,17 +17,10 @@ def make() -> dict[str, asyncio.Semaphore]:
     return {kind: asyncio.Semaphore(count) for kind, count in SEATS.items()}
 
 
-@asynccontextmanager
-async def seated(request: Request, kind: str) -> AsyncIterator[None]:
-    """Hold a seat of this kind."""
-    seats: asyncio.Semaphore = request.app.state.seats[kind]
-    async with seats:
-        yield
-
-
 def _seat(kind: str) -> Callable[[Request], AsyncIterator[None]]:
     async def held(request: Request) -> AsyncIterator[None]:
-        async with seated(request, kind):
+        seat: asyncio.Semaphore = request.app.state.motet.seats[kind]
+        async with seat:
             yield
 
     return held

@@ -1,14 +1,17 @@
 """What every request may reach: the parts of one running service, and the dependencies that hand them to routes."""
 
+import asyncio
 from dataclasses import dataclass
 from typing import Annotated, cast
 
 from fastapi import Depends, Request
 
+from service import seats
 from service.db import Database, pool_of
 from service.files.tokenizer import Tokenizers
 from service.grants import UploadGrants
 from service.hints import Hints
+from service.line import Line
 from service.metrics.api import ApiMetrics
 from service.parts import Parts
 from service.queue import Queue
@@ -16,6 +19,7 @@ from service.settings import Settings
 from service.storage import LocalStorage, Storage
 from service.tasks.polls import Polls
 from service.tasks.stream import Feed
+from service.tasks.submissions import Submissions
 from service.tasks.watch import Watcher
 from service.tenants.keyring import KeyRing
 from service.tenants.rates import Rates
@@ -34,7 +38,10 @@ class State:
     grants: UploadGrants
     watcher: Watcher
     feed: Feed
+    line: Line
     polls: Polls
+    submissions: Submissions
+    seats: dict[str, asyncio.Semaphore]
     keys: KeyRing
     rates: Rates
     metrics: ApiMetrics
@@ -44,19 +51,22 @@ class State:
     def of(cls, settings: Settings, metrics: ApiMetrics) -> "State":
         """The parts as the settings want them. Nothing connects yet."""
         grants, connections = UploadGrants(settings.secret_key.get_secret_value()), pool_of(settings.api_processes)
-        watcher = Watcher(settings.app_database_url)
-        system = Database(settings.database_url, connections)
+        watcher, line = Watcher(settings.app_database_url), Line(settings.app_database_url)
+        system, queue, own_seats = Database(settings.database_url, connections), Queue(settings.redis_url), seats.make()
         return cls(
             settings=settings,
             db=Database(settings.app_database_url, connections),
             system=system,
-            queue=Queue(settings.redis_url),
+            queue=queue,
             hints=Hints(settings.redis_url),
             storage=LocalStorage(settings.storage_dir, grants),
             grants=grants,
             watcher=watcher,
             feed=Feed(watcher),
-            polls=Polls(watcher),
+            line=line,
+            polls=Polls(watcher, line),
+            submissions=Submissions(queue, own_seats["submissions"]),
+            seats=own_seats,
             keys=KeyRing(system),
             rates=Rates(settings.redis_url),
             metrics=metrics,

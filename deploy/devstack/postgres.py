@@ -23,7 +23,7 @@ from deploy.devstack.trouble import StackError, died, trouble_of
 
 _USER = "motet"
 _PORT = "5432"  # only a part of the socket's name; said everywhere because PGPORT may say otherwise
-_SETTINGS = {"listen_addresses": "", "max_connections": "200", "timezone": "UTC", "log_timezone": "UTC"}
+_SETTINGS = {"listen_addresses": "", "max_connections": "250", "timezone": "UTC", "log_timezone": "UTC"}
 _THROWAWAY = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 _ORPHAN_SECONDS = 10.0
 

@@ -3,13 +3,14 @@
 A transaction that wrote nothing leaves no entry, unless what it read is worth one. A request that writes in two leaves two.
 """
 
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import bindparam, event, insert
+from sqlalchemy import event, text
 from sqlalchemy.orm import ORMExecuteState, Session, UOWTransaction
 
-from service.audit.models import AuditEntry
 from service.db import new_id
 from service.plain import Plain
 from service.tenants.keys import Principal
@@ -18,7 +19,13 @@ _MOST = 20  # targets
 _LONGEST = 255
 _MEMBERS = ("id", "tenant_id", "key_id", "action", "targets", "request_id")
 _NOTE = "note"  # where a session keeps its own
-_ADD = Plain(insert(AuditEntry).values({name: bindparam(name) for name in _MEMBERS}))
+_ADD = Plain(
+    text(
+        f"""INSERT INTO audit_entries ({", ".join(_MEMBERS)}) SELECT {", ".join(_MEMBERS)}
+        FROM jsonb_to_recordset(CAST(:entries AS jsonb)) AS entry(id varchar, tenant_id varchar, key_id varchar, action varchar,
+            targets varchar[], request_id varchar)"""
+    )
+)
 
 
 @dataclass
@@ -43,16 +50,25 @@ class Note:
     def close(self, session: Session) -> None:
         """Add the entry, if there is something to tell, before the session commits."""
         session.flush()
-        if not self._wrote and not self.reading:
-            return
-        targets = [target[:_LONGEST] for target in dict.fromkeys([*self.targets, *self._made])][:_MOST]
-        entry: dict[str, object] = {"id": new_id("audit"), "tenant_id": self.principal.tenant_id}
-        entry |= {"key_id": self.principal.key_id, "action": self.action, "targets": targets, "request_id": self.request_id}
-        _ADD.run(session.connection(), entry)
+        add_entries(session, [self])
 
     def made(self, id: str) -> None:
+        """Say that a statement made this row: of what a session itself adds, its note knows."""
         self._wrote = True
         self._made.append(id)
+
+    def entry(self) -> dict[str, object] | None:
+        """What there is to tell, if anything."""
+        if not self._wrote and not self.reading:
+            return None
+        targets = [target[:_LONGEST] for target in dict.fromkeys([*self.targets, *self._made])][:_MOST]
+        entry: dict[str, object] = {"id": new_id("audit"), "tenant_id": self.principal.tenant_id}
+        return entry | {
+            "key_id": self.principal.key_id,
+            "action": self.action,
+            "targets": targets,
+            "request_id": self.request_id,
+        }
 
     def _flushed(self, session: Session, context: UOWTransaction) -> None:
         if session.new or session.dirty or session.deleted:
@@ -65,8 +81,15 @@ class Note:
             self._wrote = True
 
 
+def add_entries(session: Session, notes: Iterable[Note]) -> None:
+    """Add those of requests that share a transaction, where there is something to tell."""
+    entries = [entry for note in notes if (entry := note.entry()) is not None]
+    if entries:
+        _ADD.run(session.connection(), {"entries": json.dumps(entries)})
+
+
 def note_made(session: Session, id: str) -> None:
-    """Say that a statement made this row: of what the session itself adds, its note knows."""
+    """Say to the session's note, if it has one, that a statement made this row."""
     note: Note | None = session.info.get(_NOTE)
     if note is not None:
         note.made(id)

@@ -12,7 +12,7 @@ from service.scheduler.models import PlanChange
 from service.scheduler.schedule import Schedule, schedule
 from service.state import Works
 from service.tasks.models import Task
-from service.tasks.preflight import preflight
+from service.tasks.preflight import Preflight
 from service.tenants.auth import Db, Reader
 from service.tenants.scope import find, scoped
 
@@ -57,6 +57,6 @@ def list_plan_history(
 )
 def estimate_task(spec: TaskSpec, reader: Reader, db: Db, parts: Works) -> EstimateResource:
     with db.begin() as session:
-        pinned = preflight(session, reader, spec)
+        pinned = Preflight(session, reader).check(spec)
     with parts.db.begin() as session:
         return dry_run(session, parts, reader.tenant_id, spec, pinned)

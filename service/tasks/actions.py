@@ -1,10 +1,9 @@
 """What tenants do with tasks, from making them to deleting them. Every face of the API calls these; they know no HTTP."""
 
 import json
-from collections.abc import Iterable, Mapping
-from datetime import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import cast
 
 from sqlalchemy import Select, func, select, text, update
 from sqlalchemy.orm import Session
@@ -14,7 +13,7 @@ from contract.spec import TaskSpec
 from contract.states import JOB_TERMINAL, TASK_TERMINAL, JobStatus, RequeueReason, TaskStatus, check_task
 from service.audit.note import note_made
 from service.db import after_commit, clock, new_id
-from service.errors import Conflict
+from service.errors import Conflict, Problem
 from service.fleet.placements import ask_to_leave, end_placement, live_placement
 from service.hints import Hints
 from service.parts import Parts
@@ -24,10 +23,10 @@ from service.scheduler import waiting
 from service.scheduler.requests import request_plan
 from service.tasks.events import Kind
 from service.tasks.models import Job, Task
-from service.tasks.preflight import preflight
+from service.tasks.preflight import Pinned, Preflight
 from service.tasks.watch import touch
 from service.tenants.keys import Principal
-from service.tenants.quotas import admit_task
+from service.tenants.quotas import Room
 from service.tenants.scope import find, scoped
 
 _UNFINISHED = [status for status in JobStatus if status not in JOB_TERMINAL]
@@ -45,14 +44,48 @@ class TaskEnded(Conflict):
     code, title = "task_ended", "The task has ended"
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """A task that somebody asks for, and the request that asks."""
+
+    spec: TaskSpec
+    request_id: str | None
+
+
 def create(session: Session, queue: Queue, principal: Principal, spec: TaskSpec) -> Task:
     """Make the task and all its jobs, and wake a validator once they are committed. Raises SpecRefused, QuotaExceeded.
 
     The task is not the session's: it tells what was stored, and whoever wants to change it finds it anew.
     """
-    admit_task(session, principal)
-    pinned = preflight(session, principal, spec)
-    task = Task(
+    (made,) = create_all(session, queue, principal, [Wanted(spec, get_contextvars().get("request_id"))])
+    if isinstance(made, Problem):
+        raise made
+    note_made(session, made.id)
+    return made
+
+
+def create_all(session: Session, queue: Queue, principal: Principal, wanted: Sequence[Wanted]) -> list[Task | Problem]:
+    """The same for several, each made or refused for itself; whoever asks sees to the session's note."""
+    room, preflight = Room(session, principal, len(wanted)), Preflight(session, principal)
+    made: list[Task | Problem] = []
+    for one in wanted:
+        try:
+            room.must_have()
+            made.append(_task(principal, one, preflight.check(one.spec)))
+        except Problem as refused:
+            made.append(refused)
+        else:
+            room.taken()
+    pairs = [(task, one.spec) for task, one in zip(made, wanted, strict=True) if isinstance(task, Task)]
+    if pairs:
+        _store(session, pairs)
+        after_commit(session, lambda: queue.wake(QueueJob.VALIDATE))
+    return made
+
+
+def _task(principal: Principal, wanted: Wanted, pinned: Pinned) -> Task:
+    spec = wanted.spec
+    return Task(
         id=new_id("task"),
         tenant_id=principal.tenant_id,
         name=spec.name,
@@ -65,44 +98,46 @@ def create(session: Session, queue: Queue, principal: Principal, spec: TaskSpec)
         gpus=spec.gpus,
         priority=spec.priority,
         labels=dict(spec.labels),
-        request_id=get_contextvars().get("request_id"),
+        request_id=wanted.request_id,
         version=1,
     )
-    task.created_at = _store(session, task, spec)
-    note_made(session, task.id)
-    after_commit(session, lambda: queue.wake(QueueJob.VALIDATE))
-    return task
 
 
-def _store(session: Session, task: Task, spec: TaskSpec) -> datetime:
-    """The task, its jobs and its first event, in one statement: row by row, a storm's submissions took twice as long. When."""
-    configs = [config.model_dump_json() for config in spec.jobs()]
-    said: dict[str, object] = {"spec": spec.model_dump_json(), "labels": json.dumps(task.labels), "pending": JobStatus.PENDING}
-    said |= {"job_ids": [new_id("job") for _ in configs], "configs": f"[{','.join(configs)}]"}
-    ((when,),) = _STORE.run(session.connection(), {name: getattr(task, name) for name in _AS_IT_IS} | said)
-    return cast(datetime, when)
+def _store(session: Session, made: Iterable[tuple[Task, TaskSpec]]) -> None:
+    """The tasks, their jobs and first events, in one statement: row by row, a storm took several times as long."""
+    rows = {task.id: (task, [config.model_dump(mode="json") for config in spec.jobs()]) for task, spec in made}
+    tasks = [
+        {name: getattr(task, name) for name in _STORED} | {"jobs": [{"id": new_id("job"), "config": one} for one in configs]}
+        for task, configs in rows.values()
+    ]
+    for task_id, when in _STORE.run(session.connection(), {"tasks": json.dumps(tasks), "pending": JobStatus.PENDING}):
+        rows[task_id][0].created_at = when
 
 
-_AS_IT_IS = (
-    *("id", "tenant_id", "name", "status", "version", "base_model", "base_revision", "train_file_id", "validation_file_id"),
-    *("gpus", "priority", "request_id"),
-)
+_STORED = {
+    **dict.fromkeys(("id", "tenant_id", "name", "status", "base_model", "base_revision", "train_file_id"), "varchar"),
+    **dict.fromkeys(("validation_file_id", "request_id"), "varchar"),
+    **dict.fromkeys(("gpus", "priority", "version"), "integer"),
+    **dict.fromkeys(("spec", "labels"), "jsonb"),
+}  # of a task as it is made, by type
 _STORE = Plain(
     text(
-        f"""WITH task AS (
-        INSERT INTO tasks ({", ".join(_AS_IT_IS)}, spec, labels, fence, losses, last_event, told_status)
-        VALUES (:{", :".join(_AS_IT_IS)}, CAST(:spec AS jsonb), CAST(:labels AS jsonb), 0, 0, 1, :status)
+        f"""WITH given AS MATERIALIZED (
+        SELECT * FROM jsonb_to_recordset(CAST(:tasks AS jsonb))
+            AS given({", ".join(f"{name} {kind}" for name, kind in _STORED.items())}, jobs jsonb)
+    ), task AS (
+        INSERT INTO tasks ({", ".join(_STORED)}, fence, losses, last_event, told_status)
+        SELECT {", ".join(_STORED)}, 0, 0, 1, status FROM given ORDER BY id
         RETURNING id, tenant_id, status, created_at
     ), told AS (
         INSERT INTO task_events (task_id, number, tenant_id, kind, data)
         SELECT id, 1, tenant_id, '{Kind.STATUS}', jsonb_build_object('status', status) FROM task
     ), made AS (
         INSERT INTO jobs (id, tenant_id, task_id, index, config, status, step, promoted)
-        SELECT each.id, task.tenant_id, task.id, each.at - 1, each.config, :pending, 0, false
-        FROM task, ROWS FROM (unnest(CAST(:job_ids AS varchar[])), jsonb_array_elements(CAST(:configs AS jsonb)))
-            WITH ORDINALITY AS each(id, config, at)
+        SELECT job.one->>'id', tenant_id, given.id, job.at - 1, job.one->'config', :pending, 0, false
+        FROM given, jsonb_array_elements(jobs) WITH ORDINALITY AS job(one, at)
     )
-    SELECT created_at FROM task"""
+    SELECT id, created_at FROM task"""
     )
 )
 

@@ -3,6 +3,7 @@
 Callers hold the row lock of the task whose jobs these are.
 """
 
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from service.arrays import Doubles, Integers
 from service.tasks.models import PointChunk
 
 CHUNK = 256  # points
+_NONE = -(2**31)  # before every step
 _Key = tuple[str, str]  # job id, series
 
 
@@ -51,12 +53,11 @@ class Curves:
     def append(self, job_id: str, series: str, steps: Sequence[int], values: Sequence[float]) -> None:
         """Add points; NaN is a value. Raises StepRepeated where the steps do not ascend beyond the last one kept."""
         tail = self._tails[job_id, series]
-        last = tail.last_step
-        for step in steps:
-            if last is not None and step <= last:
-                raise StepRepeated(series, step, last)
-            last = step
-        tail.last_step = last
+        before = [_NONE if tail.last_step is None else tail.last_step, *steps[:-1]]
+        if any(map(operator.le, steps, before)):
+            step, last = next(pair for pair in zip(steps, before, strict=True) if pair[0] <= pair[1])
+            raise StepRepeated(series, step, last)
+        tail.last_step = steps[-1]
         tail.steps += steps
         tail.values += values
 

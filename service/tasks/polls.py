@@ -7,6 +7,7 @@ database connection. Knows no HTTP but what an ETag is.
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sqlalchemy import select
@@ -14,10 +15,11 @@ from sqlalchemy import select
 from contract.states import TASK_TERMINAL
 from service.db import Database, among_ids
 from service.downloads import matches
+from service.line import Line
 from service.plain import Plain
 from service.tasks.models import Task
 from service.tasks.resource import TaskResource, render
-from service.tasks.together import Together
+from service.tasks.together import Together, in_thread
 from service.tasks.watch import Watcher
 from service.tenants.keys import Principal
 from service.tenants.scope import missing, scoped_when_asked, whose
@@ -30,8 +32,6 @@ _ASKED = Plain(
     scoped_when_asked(select(Task.id, Task.version, Task.status).where(among_ids(Task.id), Task.deleted_at.is_(None)), Task)
 )
 _WHOLE = scoped_when_asked(select(Task).where(among_ids(Task.id), Task.deleted_at.is_(None)), Task)
-
-Ids = tuple[str, str]  # tenant, task
 
 
 def etag_of(version: int) -> str:
@@ -49,22 +49,26 @@ class Version:
 
 @dataclass(frozen=True)
 class Answer:
-    """A task as JSON. `lasting`: it looks like this until its version is another."""
+    """A task as JSON, of its tenant; without a text, one that has changed since. `lasting`: it looks like this until its
+    version is another."""
 
+    tenant_id: str
     etag: str
     text: bytes
     lasting: bool
 
 
 class Polls:
-    """`watcher` tells when a task has changed."""
+    """`watcher` tells when a task has changed, `line` asks for its version."""
 
-    def __init__(self, watcher: Watcher) -> None:
-        self._watcher = watcher
-        self._versions = Together(_versions, _APART_SECONDS)
-        self._loads = Together(_load)
-        self._kept: OrderedDict[Ids, Answer] = OrderedDict()
+    def __init__(self, watcher: Watcher, line: Line) -> None:
+        self._watcher, self._line = watcher, line
+        self._versions = Together(self._look, apart=_APART_SECONDS, turn=line.turn)
+        self._loads = Together(in_thread(_load))
+        self._changes = Together(in_thread(_load), gather=_APART_SECONDS)  # a plan changes many tasks at once
+        self._kept: OrderedDict[str, Answer] = OrderedDict()  # by task
         self._bytes = 0
+        watcher.tell(self._forget)
 
     async def version(self, db: Database, principal: Principal, task_id: str) -> Version:
         """The task's version now. Raises NotFound where the task is not the caller's, whose `db` it is."""
@@ -92,39 +96,52 @@ class Polls:
 
     async def answer(self, db: Database, principal: Principal, task_id: str, version: Version | None = None) -> Answer:
         """The task, not older than `version` (None: than this call). Raises NotFound."""
-        ids = principal.tenant_id, task_id
-        kept = self._kept.get(ids)
-        if kept is not None:
+        kept = self._kept.get(task_id)
+        mine = kept is not None and kept.tenant_id == principal.tenant_id
+        if kept is not None and mine and kept.text:
             if version is None:
                 version = await self.version(db, principal, task_id)
             if kept.etag == version.etag:
-                self._kept.move_to_end(ids)
+                if task_id in self._kept:
+                    self._kept.move_to_end(task_id)
                 return kept
-        found = await self._loads.ask(db, principal, task_id)
+        found = await (self._changes if mine else self._loads).ask(db, principal, task_id)
         if found is None:
             raise missing("task", task_id)
-        return self._keep(ids, found)
+        return self._keep(task_id, found)
 
-    def _keep(self, ids: Ids, answer: Answer) -> Answer:
-        old = self._kept.pop(ids, None)
-        self._bytes -= _size(old) if old is not None else 0
+    async def _look(self, _: Database, principal: Principal, ids: list[str]) -> dict[str, Version]:
+        found = await self._line.look(principal.tenant_id, _ASKED, whose(principal) | {"ids": ids})
+        return {id: Version(etag_of(version), status in TASK_TERMINAL) for id, version, status in found}
+
+    def _keep(self, task_id: str, answer: Answer) -> Answer:
+        self._drop(task_id)
         if answer.lasting:
-            self._kept[ids] = answer
+            self._kept[task_id] = answer
             self._bytes += _size(answer)
         while self._bytes > _KEPT_BYTES:
-            self._bytes -= _size(self._kept.popitem(last=False)[1])
+            self._drop(next(iter(self._kept)))
         return answer
 
+    def _drop(self, task_id: str) -> None:
+        old = self._kept.pop(task_id, None)
+        self._bytes -= _size(old) if old is not None else 0
 
-def _versions(db: Database, principal: Principal, ids: frozenset[str]) -> dict[str, Version]:
-    found = db.look(_ASKED, whose(principal) | {"ids": list(ids)})
-    return {id: Version(etag_of(version), status in TASK_TERMINAL) for id, version, status in found}
+    def _forget(self, task_ids: Iterable[str]) -> None:
+        """Leave no more of them than that they are polled: of what is known to have changed nobody need ask the version."""
+        for task_id in task_ids:
+            old = self._kept.get(task_id)
+            if old is not None:
+                self._keep(task_id, Answer(old.tenant_id, "", b"", lasting=True))
 
 
-def _load(db: Database, principal: Principal, ids: frozenset[str]) -> dict[str, Answer]:
+def _load(db: Database, principal: Principal, ids: list[str]) -> dict[str, Answer]:
     with db.begin() as session:
-        tasks = render(session, session.scalars(_WHOLE, whose(principal) | {"ids": list(ids)}).all())
-    return {task.id: Answer(etag_of(task.version), task.model_dump_json().encode(), _lasts(task)) for task in tasks}
+        tasks = render(session, session.scalars(_WHOLE, whose(principal) | {"ids": ids}).all())
+    return {
+        task.id: Answer(principal.tenant_id, etag_of(task.version), task.model_dump_json().encode(), _lasts(task))
+        for task in tasks
+    }
 
 
 def _lasts(task: TaskResource) -> bool:

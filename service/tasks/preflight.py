@@ -35,6 +35,9 @@ class SpecRefused(Invalid):
     code, title = "task_refused", "The task could not run"
 
 
+_Named = tuple[dict[str, File], BaseModel | None]  # files by id, and the base model
+
+
 @dataclass(frozen=True)
 class Pinned:
     """What the task will be made of; the files cannot be deleted before the transaction ends."""
@@ -44,27 +47,37 @@ class Pinned:
     model: BaseModel
 
 
-def preflight(session: Session, principal: Principal, spec: TaskSpec) -> Pinned:
-    """Find and hold what the spec names. Raises SpecRefused, which lists everything that is wrong."""
-    wanted = spec.dataset
-    held, model = _named(session, principal, spec)
-    train = held.get(wanted.file_id)
-    validation = held.get(wanted.validation_file_id or "")
-    errors = [
-        *_files(spec, train, validation),
-        *(
-            _model_unknown(session, spec.base_model)
-            if model is None
-            else _model("training.max_seq_len", spec.training.max_seq_len, model)
-        ),
-        *(() if train is None else _sizes(spec, train)),
-        *(() if model is None else _start(session, principal, spec, model)),
-    ]
-    if errors:
-        raise SpecRefused(errors)
-    assert train is not None  # its absence is an error
-    assert model is not None
-    return Pinned(train, validation, model)
+class Preflight:
+    """The look at specs of one tenant in one transaction: what several of them name is looked up once."""
+
+    def __init__(self, session: Session, principal: Principal) -> None:
+        self._session, self._principal = session, principal
+        self._named: dict[tuple[str | None, ...], _Named] = {}
+
+    def check(self, spec: TaskSpec) -> Pinned:
+        """Find and hold what the spec names. Raises SpecRefused, which lists everything that is wrong."""
+        session, wanted = self._session, spec.dataset
+        names = wanted.file_id, wanted.validation_file_id, spec.base_model
+        if names not in self._named:
+            self._named[names] = _find(session, self._principal, spec)
+        held, model = self._named[names]
+        train = held.get(wanted.file_id)
+        validation = held.get(wanted.validation_file_id or "")
+        errors = [
+            *_files(spec, train, validation),
+            *(
+                _model_unknown(session, spec.base_model)
+                if model is None
+                else _model("training.max_seq_len", spec.training.max_seq_len, model)
+            ),
+            *(() if train is None else _sizes(spec, train)),
+            *(() if model is None else _start(session, self._principal, spec, model)),
+        ]
+        if errors:
+            raise SpecRefused(errors)
+        assert train is not None  # its absence is an error
+        assert model is not None
+        return Pinned(train, validation, model)
 
 
 def for_preview(
@@ -84,7 +97,7 @@ def for_preview(
     return file, model
 
 
-def _named(session: Session, principal: Principal, spec: TaskSpec) -> tuple[dict[str, File], BaseModel | None]:
+def _find(session: Session, principal: Principal, spec: TaskSpec) -> _Named:
     """The files that the spec names, by id, and its base model: those of them that there are."""
     ids = [id for id in (spec.dataset.file_id, spec.dataset.validation_file_id) if id is not None]
     found = _NAMED.run(session.connection(), whose(principal) | {"ids": ids, "name": spec.base_model})

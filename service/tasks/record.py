@@ -6,8 +6,8 @@ Callers hold the task's row lock; a refused event undoes the whole report with t
 import math
 from collections.abc import Sequence
 
-from sqlalchemy import select, text
-from sqlalchemy.orm import Session
+from sqlalchemy import bindparam, select, text
+from sqlalchemy.orm import Session, defer
 from sqlalchemy.orm.attributes import set_committed_value
 
 from contract import wire
@@ -22,6 +22,7 @@ from service.tasks.events import Kind, News
 from service.tasks.models import Job, Task
 from service.tasks.summaries import summarise
 
+_JOBS = select(Job).where(Job.task_id == bindparam("task")).options(defer(Job.config))  # a report needs all but that
 _REACH = text(
     """UPDATE jobs j SET step = greatest(j.step, n.step)
     FROM unnest(CAST(:jobs AS varchar[]), CAST(:steps AS integer[])) AS n(id, step) WHERE j.id = n.id"""
@@ -37,7 +38,7 @@ class Record:
 
     def __init__(self, session: Session, storage: Storage, task: Task) -> None:
         self._session, self._storage, self._task = session, storage, task
-        self._jobs = {job.index: job for job in task.jobs}
+        self._jobs = {job.index: job for job in session.scalars(_JOBS, {"task": task.id})}
         self._news = News(session, task)
         self._failure: str | None = None
         self._ended: list[str] = []

@@ -55,14 +55,13 @@ def list_tasks(
 
 
 async def get_task(task_id: str, reader: Reader, db: Db, polls: Polled, request: Request, wait: Wait = 0) -> Response:
-    known, version = request.headers.get("if-none-match"), None
-    if wait > 0:
-        version = await polls.changed(db, reader, task_id, known, wait)
-    elif known is not None:
-        version = await polls.version(db, reader, task_id)
+    known = request.headers.get("if-none-match")
+    version = await polls.changed(db, reader, task_id, known, wait) if wait > 0 else None
     if version is not None and matches(known, version.etag):
-        return Response(status_code=304, headers=_headers(version.etag))
+        return _same(version.etag)
     answer = await polls.answer(db, reader, task_id, version)
+    if version is None and matches(known, answer.etag):
+        return _same(answer.etag)
     return Response(answer.text, headers=_headers(answer.etag), media_type="application/json")
 
 
@@ -95,6 +94,10 @@ router.add_api_route(
     methods=["GET"],
     route_class_override=_PollRoute,
 )
+
+
+def _same(etag: str) -> Response:
+    return Response(status_code=304, headers=_headers(etag))
 
 
 def _headers(etag: str) -> dict[str, str]:

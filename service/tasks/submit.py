@@ -6,66 +6,68 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
-from starlette.concurrency import run_in_threadpool
 
 from contract.spec import TaskSpec
 from service.answers import problems
-from service.db import Database
-from service.kept import Claim
 from service.once import Once
-from service.queue import Queue
-from service.seats import Submitting, seated
+from service.seats import Submitting
 from service.state import Wakes, state_of
 from service.tasks import actions
 from service.tasks.polls import etag_of
 from service.tasks.resource import TaskResource, render_new
-from service.tenants.auth import Db, Writer, admit
-from service.tenants.keys import Principal, Scope
+from service.tasks.submissions import Submission
+from service.tenants.auth import Db, Writer, admit, note_of
+from service.tenants.keys import Scope
 
 router = APIRouter(prefix="/v1", tags=["tasks"], responses=problems(401, 403))
 
 _QUICK_BYTES = 2**16  # of a body that the event loop reads itself
+_QUICK_JOBS = 64  # of a task that others may have to wait for
 
 
 def create_task(spec: TaskSpec, writer: Writer, db: Db, queue: Wakes, claim: Once, seat: Submitting) -> Response:
-    return _submit(spec, writer, db, queue, claim)
-
-
-def _submit(spec: TaskSpec, writer: Principal, db: Database, queue: Queue, claim: Claim) -> Response:
     with db.begin() as session:
         resource = render_new(actions.create(session, queue, writer, spec), spec.search_space.size)
-        headers = {"Location": f"/v1/tasks/{resource.id}", "ETag": etag_of(resource.version)}
+        headers = _headers(resource.id, resource.version)
         claim.keep(session, 201, resource, headers)
     return Response(resource.model_dump_json(), 201, headers, "application/json")
 
 
+def _headers(task_id: str, version: int) -> dict[str, str]:
+    return {"Location": f"/v1/tasks/{task_id}", "ETag": etag_of(version)}
+
+
 class _SubmitRoute(APIRoute):
-    """Hands a plain, well-formed submission to _submit itself: FastAPI takes as long as all that is done for it. All others
-    are FastAPI's, which says what is wrong with them."""
+    """Has a plain, well-formed submission made with those that come at the same time. All others are FastAPI's, which takes as
+    long as all that is done for one, and says what is wrong with it."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         usual = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
-            spec = await _plain_spec(request)
-            if spec is None:
-                return await usual(request)
-            writer, db = await admit(request, Scope.WRITE)
-            claim = Claim(writer.tenant_id, None, "")
-            async with seated(request, "submissions"):
-                return await run_in_threadpool(_submit, spec, writer, db, state_of(request).queue, claim)
+            writer, db = await admit(request, Scope.WRITE)  # before anybody reads what was sent
+            spec = await _quick_spec(request)
+            if spec is not None:
+                made = await state_of(request).submissions.make(db, writer, Submission(spec, note_of(request, writer)))
+                if made is not None:
+                    return Response(made.text, 201, _headers(made.id, made.version), "application/json")
+            return await usual(request)
 
         return handle
 
 
-async def _plain_spec(request: Request) -> TaskSpec | None:
-    """The spec of a request that consists of it, and is read quickly."""
+async def _quick_spec(request: Request) -> TaskSpec | None:
+    """The spec of a request that consists of it, where it is read and made quickly."""
     headers = request.headers
     if headers.get("content-type") != "application/json" or "idempotency-key" in headers:
         return None
     body = await request.body()
-    if len(body) > _QUICK_BYTES:
-        return None
+    spec = _spec_of(body) if len(body) <= _QUICK_BYTES else None
+    return spec if spec is not None and spec.search_space.size <= _QUICK_JOBS else None
+
+
+def _spec_of(body: bytes) -> TaskSpec | None:
+    """None where it is no spec."""
     try:
         return TaskSpec.model_validate(json.loads(body))
     except (ValueError, RecursionError):

@@ -27,7 +27,7 @@ from service.tasks.watch import CHANNEL, touch
 
 log = logging.getLogger(__name__)
 
-_TOGETHER = 100  # tasks of one transaction
+_TOGETHER = 100  # tasks of one transaction, told of in one notice
 
 
 def validate_due(db: Database, storage: Storage, queue: Queue) -> int:
@@ -131,7 +131,7 @@ _QUEUE = Plain(
         INSERT INTO task_events (task_id, number, tenant_id, kind, data)
         SELECT id, last_event, tenant_id, '{Kind.STATUS}', jsonb_build_object('status', status) FROM queued
     )
-    SELECT id, request_id, pg_notify('{CHANNEL}', id) FROM queued"""
+    SELECT id, request_id, (SELECT pg_notify('{CHANNEL}', string_agg(id, ' ')) FROM queued) FROM queued"""
     )
 )
 

@@ -8,19 +8,21 @@ import logging
 import selectors
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import psycopg
 from sqlalchemy import ARRAY, String, func, literal, select
 from sqlalchemy.orm import Session
 
+from service.db import driver_url
 from service.tasks.events import tell_status
 from service.tasks.models import Task
 
 log = logging.getLogger(__name__)
 
-CHANNEL = "motet_tasks"
+CHANNEL = "motet_tasks"  # each notice names some tasks, with spaces between
+TOLD_TOGETHER = 200  # tasks of a notice, which may have 8,000 bytes; a plan changes all that wait
 _RETRY_SECONDS = 1.0
 
 
@@ -33,16 +35,18 @@ def touch(session: Session, *tasks: Task) -> None:
         task.version += 1
         tell_status(session, task)
     if tasks:
-        ids = func.unnest(literal([task.id for task in tasks], ARRAY(String)))
-        session.execute(select(func.pg_notify(CHANNEL, ids)))
+        ids = [task.id for task in tasks]
+        notices = [" ".join(ids[at : at + TOLD_TOGETHER]) for at in range(0, len(ids), TOLD_TOGETHER)]
+        session.execute(select(func.pg_notify(CHANNEL, func.unnest(literal(notices, ARRAY(String))))))
 
 
 class Watcher:
     """Listens in a thread of its own and wakes events on one asyncio loop."""
 
     def __init__(self, database_url: str) -> None:
-        self._url = database_url.replace("postgresql+psycopg://", "postgresql://", 1)
+        self._url = driver_url(database_url)
         self._events: dict[str, set[asyncio.Event]] = {}  # touched on the loop alone
+        self._told: list[Callable[[Iterable[str]], None]] = []
         self.heard = 0  # notices so far, of any task: what is read from now on holds what they told of
         self._stopping = threading.Event()
         self.listening = threading.Event()
@@ -65,6 +69,10 @@ class Watcher:
     def release(self) -> None:
         """Let every waiting request answer now, as before a shutdown. For any thread and for signal handlers."""
         self._loop.call_soon_threadsafe(self._release)
+
+    def tell(self, of: Callable[[Iterable[str]], None]) -> None:
+        """Have `of` called on the loop with the tasks that have changed, as far as it is heard."""
+        self._told.append(of)
 
     @contextmanager
     def watch(self, task_id: str) -> Iterator[asyncio.Event]:
@@ -89,14 +97,16 @@ class Watcher:
         self._released.set()
         self._wake_all()
 
-    def _wake(self, task_id: str) -> None:
+    def _wake(self, task_ids: Iterable[str]) -> None:
         self.heard += 1
-        for event in self._events.get(task_id, ()):
-            event.set()
+        for told in self._told:
+            told(task_ids)
+        for task_id in task_ids:
+            for event in self._events.get(task_id, ()):
+                event.set()
 
     def _wake_all(self) -> None:
-        for task_id in self._events:
-            self._wake(task_id)
+        self._wake(self._events)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -117,5 +127,5 @@ class Watcher:
             selector.register(self._wake_r, selectors.EVENT_READ)
             while not self._stopping.is_set():
                 selector.select()
-                for notice in connection.notifies(timeout=0):
-                    self._loop.call_soon_threadsafe(self._wake, notice.payload)
+                told = [task_id for notice in connection.notifies(timeout=0) for task_id in notice.payload.split()]
+                self._loop.call_soon_threadsafe(self._wake, told)

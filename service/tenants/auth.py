@@ -2,7 +2,7 @@
 scope the route needs, and into a database that shows this tenant's rows alone."""
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 from fastapi import Depends, Request
 from fastapi.routing import APIRoute
@@ -18,6 +18,7 @@ from service.tenants.keys import Principal, Scope
 _bearer = HTTPBearer(scheme_name="ApiKey", description="An API key, `mk_...`", auto_error=False)
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 _READS = ("GET", "HEAD")
+_CALLER = "caller"  # of a request, in what is kept with it
 
 _FIXES = {
     "unknown": "The API key is not known here; check that it is whole and belongs to this service.",
@@ -39,7 +40,15 @@ class ScopeMissing(Forbidden):
 
 
 async def authenticate(request: Request, bearer: Bearer) -> Principal:
-    """The caller, whose request is counted. Raises KeyMissing, KeyRefused or RateLimitExceeded."""
+    """The caller, whose request is counted, once however often it is asked. Raises KeyMissing, KeyRefused or
+    RateLimitExceeded."""
+    known: dict[str, Any] = request.scope["state"]
+    if _CALLER not in known:
+        known[_CALLER] = await _authenticate(request, bearer)
+    return cast(Principal, known[_CALLER])
+
+
+async def _authenticate(request: Request, bearer: HTTPAuthorizationCredentials | None) -> Principal:
     state = state_of(request)
     if bearer is None:
         raise KeyMissing("This needs an API key: send the header `Authorization: Bearer mk_...`.")
@@ -77,12 +86,15 @@ Writer = Annotated[Principal, Depends(_needs(Scope.WRITE))]
 Admin = Annotated[Principal, Depends(_needs(Scope.ADMIN))]
 
 
-def _note(request: Request, principal: Principal, reading: bool = False) -> Note | None:
-    if request.method in _READS and not reading:
-        return None
+def note_of(request: Request, principal: Principal, reading: bool = False) -> Note:
+    """The request for the audit log: if it writes, or, `reading`, in any case."""
     route: APIRoute = request.scope["route"]
     targets = [str(value) for value in request.path_params.values()]
     return Note(principal, route.operation_id or route.name, targets, request_id(request.scope), reading)
+
+
+def _note(request: Request, principal: Principal) -> Note | None:
+    return None if request.method in _READS else note_of(request, principal)
 
 
 async def _db(request: Request, caller: _Caller) -> Database:
@@ -90,7 +102,7 @@ async def _db(request: Request, caller: _Caller) -> Database:
 
 
 async def _read_db(request: Request, caller: _Caller) -> Database:
-    return state_of(request).db.of(caller.tenant_id, _note(request, caller, reading=True))
+    return state_of(request).db.of(caller.tenant_id, note_of(request, caller, reading=True))
 
 
 async def _admin_db(request: Request, admin: Admin) -> Database:

@@ -20,7 +20,7 @@ from service.tenants.scope import scoped, scoped_when_asked, whose
 from service.usage.queries import month_of, trained_tokens
 
 _WAITING = (TaskStatus.VALIDATING, TaskStatus.QUEUED, TaskStatus.PAUSED)
-_NEAR = 100  # tasks; more than are ever being made at once
+_NEAR = 256  # tasks; as many as the most processes of an API ever make at once, 16 each (tasks/submissions.py)
 
 _IS_WAITING = Task.status.in_([literal_column(f"'{status}'") for status in _WAITING])  # as ix_tasks_open says it
 _QUEUED = scoped_when_asked(select(func.count()).select_from(Task).where(_IS_WAITING), Task)
@@ -42,17 +42,30 @@ class QuotaExceeded(Forbidden):
         return cls(detail, quota=quota, limit=limit, used=used)
 
 
-def admit_task(session: Session, principal: Principal) -> None:
-    """Raise QuotaExceeded where the tenant may not queue another task now."""
-    ((limit, tokens, used),) = _LIMITS.run(session.connection(), whose(principal))
-    if limit is not None:
-        if used + _NEAR >= limit:  # close enough for two at once to pass together: they take turns
-            _take_turn(session, principal)
-            used = queued_tasks(session, principal)
-        if used >= limit:
-            raise QuotaExceeded.of("queued_tasks", limit, used, "wait until some have started, or cancel some")
-    if tokens is not None and (used := trained_tokens(session, principal, month_of(session))) >= tokens:
-        raise QuotaExceeded.of("month_tokens", tokens, used, "the count begins anew on the first of the month")
+class Room:
+    """For how many more tasks a tenant has room, in a transaction that makes up to `wanted`."""
+
+    def __init__(self, session: Session, principal: Principal, wanted: int = 1) -> None:
+        ((self._limit, tokens, self._used),) = _LIMITS.run(session.connection(), whose(principal))
+        if self._limit is not None and self._used + wanted + _NEAR > self._limit:
+            _take_turn(session, principal)  # close enough for two at once to pass together
+            self._used = queued_tasks(session, principal)
+        self._month: QuotaExceeded | None = None
+        if tokens is not None and (trained := trained_tokens(session, principal, month_of(session))) >= tokens:
+            way_out = "the count begins anew on the first of the month"
+            self._month = QuotaExceeded.of("month_tokens", tokens, trained, way_out)
+
+    def must_have(self) -> None:
+        """Raise QuotaExceeded where the tenant may not queue another task now."""
+        if self._limit is not None and self._used >= self._limit:
+            way_out = "wait until some have started, or cancel some"
+            raise QuotaExceeded.of("queued_tasks", self._limit, self._used, way_out)
+        if self._month is not None:
+            raise self._month
+
+    def taken(self) -> None:
+        """Count a task that is being made."""
+        self._used += 1
 
 
 def admit_bytes(session: Session, principal: Principal, more: int) -> None:

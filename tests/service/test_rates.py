@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from service.tasks import submit
 from service.tenants.rates import RateLimitExceeded, Rates
 from tests.service.api import Caller
 
@@ -36,6 +37,21 @@ def test_a_key_that_calls_too_often_is_told_when_to_go_on(limited, tenant):
 def test_an_error_carries_the_headers_too(limited):
     answer = limited(10).get("/v1/tasks/none")
     assert (answer.status_code, answer.headers["ratelimit-remaining"]) == (404, "9")
+
+
+def test_a_submission_that_is_no_spec_counts_once(limited):
+    answer = limited(10).post("/v1/tasks", json={"base_model": 7})
+    assert (answer.status_code, answer.headers["ratelimit-remaining"]) == (422, "9")
+
+
+def test_who_calls_too_often_or_has_no_key_is_told_so_before_the_spec_is_looked_at(limited, client, monkeypatch):
+    looked_at = []
+    monkeypatch.setattr(submit, "_spec_of", looked_at.append)
+    caller = limited(1)
+    assert caller.get("/v1/quotas").status_code == 200
+    assert caller.post("/v1/tasks", json={"base_model": 7}).status_code == 429
+    assert client.post("/v1/tasks", json={"base_model": 7}).status_code == 401
+    assert not looked_at
 
 
 def test_a_key_without_a_limit_has_the_services(tenant, settings):

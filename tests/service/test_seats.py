@@ -1,6 +1,7 @@
 """Seats: no more requests of a kind compute at once than there are seats, whoever fails gives his back, kinds do not mix."""
 
 import asyncio
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -14,7 +15,7 @@ class House:
 
     def __init__(self) -> None:
         self.app, self.inside, self.let_go = FastAPI(), {kind: 0 for kind in seats.SEATS}, asyncio.Event()
-        self.app.state.seats = seats.make()
+        self.app.state.motet = SimpleNamespace(seats=seats.make())
         self.app.post("/submissions")(self.submit)
         self.app.post("/reports")(self.report)
 
@@ -57,9 +58,8 @@ def test_what_computes_much_takes_a_seat(client, path, method) -> None:
 
 @pytest.mark.parametrize("said", ["application/json", "application/json; charset=utf-8"])
 def test_a_submission_takes_its_seat_whichever_way_it_goes(client, tenant, monkeypatch, said) -> None:
-    free = asyncio.Semaphore(1)
-    taken: list[bool] = []
-    monkeypatch.setattr(free, "release", lambda: taken.append(free.locked()))
-    monkeypatch.setitem(client.app.state.seats, "submissions", free)
+    seat, taken = client.app.state.motet.seats["submissions"], []
+    give_back = seat.release
+    monkeypatch.setattr(seat, "release", lambda: taken.append(seat.locked()) or give_back())
     assert tenant.post("/v1/tasks", json=tenant.spec("file_none"), headers={"content-type": said}).status_code == 422
     assert taken == [True]

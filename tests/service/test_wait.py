@@ -5,9 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 from anyio import to_thread
 
+from service.db import driver_url
+from service.tasks import watch
 from service.tasks.models import Task
 from service.tasks.together import Together
 from service.tasks.watch import touch
@@ -107,17 +110,39 @@ def test_a_listener_that_lost_its_connection_misses_nothing(server, stack, http,
     assert watcher.listening.wait(PATIENCE)
 
 
-def counted(together: Together[Any], monkeypatch: pytest.MonkeyPatch) -> list[frozenset[str]]:
+def test_all_that_a_plan_changes_are_told_in_few_notices(server, tenant, database, settings, monkeypatch):
+    ids = [tenant.task()["id"] for _ in range(5)]
+    monkeypatch.setattr(watch, "TOLD_TOGETHER", 2)
+    with psycopg.connect(driver_url(settings.database_url), autocommit=True) as listener:
+        listener.execute(f"LISTEN {watch.CHANNEL}")
+
+        async def wait() -> list[str]:
+            async with httpx.AsyncClient(base_url=server.url, headers=tenant.headers, timeout=PATIENCE) as client:
+                asked = [client.get(f"/v1/tasks/{one}", params={"wait": 60}, headers={"if-none-match": '"1"'}) for one in ids]
+                answers = asyncio.gather(*asked)
+                await asyncio.to_thread(until, lambda: set(ids) <= set(server.state.watcher._events))
+                with database.begin() as session:
+                    touch(session, *(session.get_one(Task, one) for one in ids))
+                return [answer.headers["etag"] for answer in await answers]
+
+        assert asyncio.run(wait()) == ['"2"'] * 5
+        told = [notice.payload.split() for notice in listener.notifies(timeout=PATIENCE, stop_after=3)]
+    assert [len(names) for names in told] == [2, 2, 1]
+    assert [name for names in told for name in names] == ids
+
+
+def counted(together: Together[Any, Any], monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The ids of each read that it begins from now on."""
-    reads: list[frozenset[str]] = []
-    look = together._look
-    monkeypatch.setattr(together, "_look", lambda *given: reads.append(given[-1]) or look(*given))
+    reads: list[list[str]] = []
+    act = together._act
+    monkeypatch.setattr(together, "_act", lambda *given: reads.append(given[-1]) or act(*given))
     return reads
 
 
 def test_those_who_ask_at_once_share_reads(server, tenant, monkeypatch):
     """Never one that was begun before they asked: what a client did, its next question sees."""
     task_id, reads = tenant.task()["id"], counted(server.state.polls._versions, monkeypatch)
+    httpx.get(f"{server.url}/v1/tasks/{task_id}", headers=tenant.headers)  # how it looks is kept from here on
     headers = tenant.headers | {"if-none-match": '"1"'}
 
     async def ask() -> list[int]:
@@ -141,6 +166,23 @@ def test_tasks_that_nobody_has_asked_for_yet_are_loaded_together(server, tenant,
     assert asyncio.run(ask()) == asked
     assert 0 < len(loads) < len(asked) / 4
     assert set().union(*loads) == set(tasks)
+
+
+def test_of_a_task_that_is_known_to_have_changed_no_version_is_asked(server, tenant, http, database, monkeypatch):
+    """It is loaded at once; with nobody listening, its version tells."""
+    task_id, polls = tenant.task()["id"], server.state.polls
+    assert http.get(f"/v1/tasks/{task_id}").headers["etag"] == '"1"'
+    versions, loads = counted(polls._versions, monkeypatch), counted(polls._changes, monkeypatch)
+    with database.begin() as session:
+        touch(session, session.get_one(Task, task_id))
+    until(lambda: not polls._kept[task_id].text)
+    known = {"if-none-match": '"1"'}
+    assert [http.get(f"/v1/tasks/{task_id}", headers=known).headers["etag"] for _ in range(2)] == ['"2"'] * 2
+    assert (versions, loads) == ([[task_id]], [[task_id]])
+    with database.begin() as session:
+        session.get_one(Task, task_id).version += 1  # as if the notice were still on its way
+    assert [http.get(f"/v1/tasks/{task_id}", headers=known).headers["etag"] for _ in range(2)] == ['"3"'] * 2
+    assert (len(versions), len(loads)) == (3, 2)
 
 
 def test_what_a_poller_sees_is_never_older_than_its_question(http, tenant, database):
