@@ -140,7 +140,7 @@ def test_a_worker_that_slept_past_its_lease_changes_nothing(
 
         rows, log = everything(motet.database_url), motet.log("api")
         told = log.stat().st_size
-        for pid in family:
+        for pid in reversed(family):  # the daemon last: it kills an executor whose placement is over, and takes note of its end
             os.kill(pid, signal.SIGCONT)
         deadline = time.monotonic() + 20
         while motet.below(sleeper, "worker.executor") == family[2:] and time.monotonic() < deadline:
