@@ -29,6 +29,7 @@ from benchmarks.hundred_million import JOBS, ask, fill
 from benchmarks.load import POLLERS, REPORT_SECONDS, SERIES, STREAMS, SUBMISSIONS, SUBMITTERS, Load, Placed, quantile, spread
 from benchmarks.result import write_result
 from benchmarks.spent import Spent, family, memory_mb
+from service.db import driver_url
 from tests.service.fleet.scripted import ScriptedNode, moved
 
 ROOT = Path(__file__).parent.parent
@@ -62,7 +63,7 @@ class Running:
         pid = pids["api"]
         lines = Path(f"/proc/{pid}/environ").read_text().split("\0")
         environment = dict(line.split("=", 1) for line in lines if "=" in line)
-        url = environment["MOTET_DATABASE_URL"].replace("+psycopg", "")
+        url = environment["MOTET_DATABASE_URL"]
         spec = {"base_model": "base", "dataset": {"file_id": file_id}}
         return cls(events, http, keys["demo_key"], pid, pids, url, environment["MOTET_JOIN_TOKEN"], spec)
 
@@ -102,7 +103,7 @@ class Running:
     def stored(self, task_id: str) -> dict[str, float]:
         """What the database holds of the task's points."""
         own = "FROM point_chunks p JOIN jobs j ON j.id = p.job_id WHERE j.task_id = %s AND p.hidden_by IS NULL"
-        with psycopg.connect(self.database_url) as connection:
+        with psycopg.connect(driver_url(self.database_url)) as connection:
             points, chunks = connection.execute(f"SELECT sum(cardinality(steps)), count(*) {own}", [task_id]).fetchone() or (
                 0,
                 0,

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import psycopg
 
-from service.db import Database
+from service.db import Database, driver_url
 from service.tasks.summaries import summarise
 
 TASKS, JOBS, STEPS, CHUNK = 100, 50, 20_000, 256
@@ -19,7 +19,7 @@ RESOLUTION = 400  # about as many as a chart has pixels
 def fill(database_url: str, template: str) -> dict[str, Any]:
     """Copies of the task `template`, which has JOBS jobs, each with STEPS points; how many points, bytes and seconds."""
     began = time.monotonic()
-    with psycopg.connect(database_url, autocommit=True) as connection:
+    with psycopg.connect(driver_url(database_url), autocommit=True) as connection:
         for statement in _STATEMENTS:
             connection.execute(statement, {"template": template, "tasks": TASKS, "steps": STEPS, "chunk": CHUNK})
         points, size = connection.execute(_MEASURE).fetchone() or (0, 0)
@@ -48,7 +48,7 @@ _MEASURE = "SELECT sum(cardinality(steps)), pg_total_relation_size('point_chunks
 
 def ask(url: str, key: str, database_url: str, repeats: int = 9) -> list[dict[str, Any]]:
     """Milliseconds of questions over HTTP: a task with summaries, one without, and a part of one point by point."""
-    db = Database(database_url.replace("postgresql://", "postgresql+psycopg://", 1), pool_size=1)
+    db = Database(database_url, pool_size=1)
     with db.begin() as session:
         for index in range(JOBS):
             summarise(session, f"job_many_7_{index}")

@@ -21,51 +21,49 @@ class Line:
     def __init__(self, url: str) -> None:
         self._url = driver_url(url)
         self._connection: psycopg.AsyncConnection[Row] | None = None
-        self._broke = False  # the last one that failed, by itself
         self._away: tuple[float, str] = (-math.inf, "")  # when no connection could be made, and why
         self.turn = asyncio.Semaphore(1)
 
     async def look(self, tenant_id: str, statement: Plain, parameters: Mapping[str, Any]) -> list[Row]:
         """What one statement finds of the tenant's rows, in a transaction of its own. Raises what SQLAlchemy would."""
-        reused = self._connection is not None
+        connection = reused = self._connection
         try:
-            try:
-                return await self._look(tenant_id, statement, parameters)
-            except psycopg.OperationalError:
-                if not (reused and self._broke):
-                    raise
-            return await self._look(tenant_id, statement, parameters)  # the server had closed it while nobody asked
+            connection = connection or await self._connect()
+            self._connection = None  # until it has answered nobody knows what it is in the middle of
+            rows = await _ask(connection, tenant_id, statement, parameters)
+            self._connection = connection
+            return rows
         except psycopg.Error as error:
-            raise statement.told(error, gone=True) from error
-
-    async def _look(self, tenant_id: str, statement: Plain, parameters: Mapping[str, Any]) -> list[Row]:
-        connection = self._connection or await self._connect()
-        try:
-            async with connection.pipeline():  # one way to the server and back
-                await connection.execute("BEGIN")
-                await NAME_TENANT.ask(connection, {"tenant": tenant_id})
-                found = await statement.ask(connection, parameters)
-                await connection.execute("COMMIT")
-            rows = await found.fetchall()
-        except BaseException:  # whatever it was, nobody knows what the connection is in the middle of
-            self._broke = connection.broken
-            await self.close()
-            raise
-        return rows
+            if reused is None or not reused.broken:
+                raise statement.told(error, gone=True) from error
+        finally:
+            if connection is not None and self._connection is None:
+                await connection.close()
+        return await self.look(tenant_id, statement, parameters)  # the server had closed it while nobody asked
 
     async def _connect(self) -> psycopg.AsyncConnection[Row]:
         loop, (when, why) = asyncio.get_running_loop(), self._away
         if loop.time() < when + _AWAY_SECONDS:
             raise psycopg.OperationalError(why)
         try:
-            self._connection = await psycopg.AsyncConnection.connect(self._url, autocommit=True, **CONNECT)
+            return await psycopg.AsyncConnection.connect(self._url, autocommit=True, **CONNECT)
         except psycopg.OperationalError as error:
             self._away = loop.time(), str(error)
             raise
-        return self._connection
 
     async def close(self) -> None:
         """Hang up; whoever asks later opens it again."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
+
+
+async def _ask(
+    connection: psycopg.AsyncConnection[Row], tenant_id: str, statement: Plain, parameters: Mapping[str, Any]
+) -> list[Row]:
+    async with connection.pipeline():  # one way to the server and back
+        await connection.execute("BEGIN")
+        await NAME_TENANT.ask(connection, {"tenant": tenant_id})
+        found = await statement.ask(connection, parameters)
+        await connection.execute("COMMIT")
+    return await found.fetchall()

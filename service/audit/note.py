@@ -62,8 +62,9 @@ class Note:
         if not self._wrote and not self.reading:
             return None
         targets = [target[:_LONGEST] for target in dict.fromkeys([*self.targets, *self._made])][:_MOST]
-        entry: dict[str, object] = {"id": new_id("audit"), "tenant_id": self.principal.tenant_id}
-        return entry | {
+        return {
+            "id": new_id("audit"),
+            "tenant_id": self.principal.tenant_id,
             "key_id": self.principal.key_id,
             "action": self.action,
             "targets": targets,

@@ -128,4 +128,5 @@ class Watcher:
             while not self._stopping.is_set():
                 selector.select()
                 told = [task_id for notice in connection.notifies(timeout=0) for task_id in notice.payload.split()]
-                self._loop.call_soon_threadsafe(self._wake, told)
+                if told:
+                    self._loop.call_soon_threadsafe(self._wake, told)

@@ -120,14 +120,14 @@ def test_nobody_waits_in_turn_for_a_server_that_says_nothing(monkeypatch):
 
 
 def test_a_question_that_the_server_breaks_off_is_not_asked_again(line, monkeypatch):
-    questions: list[str] = []
-    look = line._look
+    questions: list[Plain] = []
+    ask = line_module._ask
 
-    async def counted(*given: Any) -> Any:
-        questions.append(given[0])
-        return await look(*given)
+    async def counted(connection: Any, tenant_id: str, statement: Plain, parameters: Any) -> Any:
+        questions.append(statement)
+        return await ask(connection, tenant_id, statement, parameters)
 
-    monkeypatch.setattr(line, "_look", counted)
+    monkeypatch.setattr(line_module, "_ask", counted)
 
     async def body() -> None:
         await line.look("t", PID, {})

@@ -8,12 +8,20 @@ from sqlalchemy import func, update
 from contract.states import TaskStatus
 from service.db import new_id
 from service.fleet.models import Placement
+from service.settings import Settings
+from service.tasks import submissions
 from service.tasks.models import Task
+from service.tenants import quotas
 from service.tenants.models import Tenant
 from tests.service.api import chat_rows, jsonl
 from tests.service.made import adapter, jobs_of, placement
 
 UNLIMITED = {"running_gpus": None, "queued_tasks": 1000, "stored_bytes": None, "month_tokens": None}
+
+
+def test_the_last_tasks_before_a_limit_are_as_many_as_all_processes_make_at_once():
+    bounds = Settings.model_fields["api_processes"].metadata
+    assert submissions._MOST * next(bound.le for bound in bounds if hasattr(bound, "le")) <= quotas._NEAR
 
 
 @pytest.fixture
