@@ -95,6 +95,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         await asyncio.to_thread(state.watcher.stop)
-        await state.line.close()
+        await state.polls.close()
         state.db.engine.dispose()
         state.system.engine.dispose()

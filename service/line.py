@@ -4,14 +4,16 @@ Knows no tables.
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psycopg
+from psycopg.rows import namedtuple_row
 
 from service.db import CONNECT, NAME_TENANT, driver_url
-from service.plain import Plain, Row
+from service.plain import Plain
 
+Found = psycopg.AsyncCursor[Any]  # rows that have come, with their columns' names
 _AWAY_SECONDS = 1.0  # for so long after a connection could not be made nobody tries: all would wait for it in turn
 
 
@@ -20,33 +22,34 @@ class Line:
 
     def __init__(self, url: str) -> None:
         self._url = driver_url(url)
-        self._connection: psycopg.AsyncConnection[Row] | None = None
+        self._connection: psycopg.AsyncConnection[Any] | None = None
         self._away: tuple[float, str] = (-math.inf, "")  # when no connection could be made, and why
         self.turn = asyncio.Semaphore(1)
 
-    async def look(self, tenant_id: str, statement: Plain, parameters: Mapping[str, Any]) -> list[Row]:
-        """What one statement finds of the tenant's rows, in a transaction of its own. Raises what SQLAlchemy would."""
+    async def look(self, tenant_id: str, statements: Sequence[Plain], parameters: Mapping[str, Any]) -> list[Found]:
+        """What each statement finds of the tenant's rows, in a transaction of their own, on one way to the server and back.
+        Raises what SQLAlchemy would."""
         connection = reused = self._connection
         try:
             connection = connection or await self._connect()
             self._connection = None  # until it has answered nobody knows what it is in the middle of
-            rows = await _ask(connection, tenant_id, statement, parameters)
+            found = await _ask(connection, tenant_id, statements, parameters)
             self._connection = connection
-            return rows
+            return found
         except psycopg.Error as error:
             if reused is None or not reused.broken:
-                raise statement.told(error, gone=True) from error
+                raise statements[0].told(error, gone=True) from error
         finally:
             if connection is not None and self._connection is None:
                 await connection.close()
-        return await self.look(tenant_id, statement, parameters)  # the server had closed it while nobody asked
+        return await self.look(tenant_id, statements, parameters)  # the server had closed it while nobody asked
 
-    async def _connect(self) -> psycopg.AsyncConnection[Row]:
+    async def _connect(self) -> psycopg.AsyncConnection[Any]:
         loop, (when, why) = asyncio.get_running_loop(), self._away
         if loop.time() < when + _AWAY_SECONDS:
             raise psycopg.OperationalError(why)
         try:
-            return await psycopg.AsyncConnection.connect(self._url, autocommit=True, **CONNECT)
+            return await psycopg.AsyncConnection.connect(self._url, autocommit=True, row_factory=namedtuple_row, **CONNECT)
         except psycopg.OperationalError as error:
             self._away = loop.time(), str(error)
             raise
@@ -59,11 +62,11 @@ class Line:
 
 
 async def _ask(
-    connection: psycopg.AsyncConnection[Row], tenant_id: str, statement: Plain, parameters: Mapping[str, Any]
-) -> list[Row]:
-    async with connection.pipeline():  # one way to the server and back
+    connection: psycopg.AsyncConnection[Any], tenant_id: str, statements: Sequence[Plain], parameters: Mapping[str, Any]
+) -> list[Found]:
+    async with connection.pipeline():
         await connection.execute("BEGIN")
         await NAME_TENANT.ask(connection, {"tenant": tenant_id})
-        found = await statement.ask(connection, parameters)
+        found = [await statement.ask(connection, parameters) for statement in statements]
         await connection.execute("COMMIT")
-    return await found.fetchall()
+    return found

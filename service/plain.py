@@ -34,7 +34,7 @@ class Plain:
                 connection.invalidate(error)
             raise self.told(error, gone) from error
 
-    async def ask(self, connection: psycopg.AsyncConnection[Row], parameters: Mapping[str, Any]) -> psycopg.AsyncCursor[Row]:
+    async def ask(self, connection: psycopg.AsyncConnection[Any], parameters: Mapping[str, Any]) -> psycopg.AsyncCursor[Any]:
         """Send it through the event loop's own connection."""
         return await connection.execute(self._sql, {**self._constants, **parameters})
 

@@ -38,7 +38,6 @@ class State:
     grants: UploadGrants
     watcher: Watcher
     feed: Feed
-    line: Line
     polls: Polls
     submissions: Submissions
     seats: dict[str, asyncio.Semaphore]
@@ -51,7 +50,7 @@ class State:
     def of(cls, settings: Settings, metrics: ApiMetrics) -> "State":
         """The parts as the settings want them. Nothing connects yet."""
         grants, connections = UploadGrants(settings.secret_key.get_secret_value()), pool_of(settings.api_processes)
-        watcher, line = Watcher(settings.app_database_url), Line(settings.app_database_url)
+        watcher = Watcher(settings.app_database_url)
         system, queue, own_seats = Database(settings.database_url, connections), Queue(settings.redis_url), seats.make()
         return cls(
             settings=settings,
@@ -63,8 +62,7 @@ class State:
             grants=grants,
             watcher=watcher,
             feed=Feed(watcher),
-            line=line,
-            polls=Polls(watcher, line),
+            polls=Polls(watcher, Line(settings.app_database_url), Line(settings.app_database_url)),
             submissions=Submissions(queue, own_seats["submissions"]),
             seats=own_seats,
             keys=KeyRing(system),

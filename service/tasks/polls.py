@@ -1,12 +1,12 @@
 """A task for those who ask again and again: whether it has changed, and how it looks.
 
 All who ask at the same time are answered from one read, begun after the last of them came (together.py). How a task looks is
-kept until its version is another. Only the event loop may call this; a request that waits holds neither a thread nor a
-database connection. Knows no HTTP but what an ETag is.
+kept until its version is another. Only the event loop may call this, and it reads and answers by itself: whoever polls waits
+for no thread, however many compute. Knows no HTTP but what an ETag is.
 """
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -18,8 +18,8 @@ from service.downloads import matches
 from service.line import Line
 from service.plain import Plain
 from service.tasks.models import Task
-from service.tasks.resource import TaskResource, render
-from service.tasks.together import Together, in_thread
+from service.tasks.resource import BESIDE, Beside, TaskResource
+from service.tasks.together import Together
 from service.tasks.watch import Watcher
 from service.tenants.keys import Principal
 from service.tenants.scope import missing, scoped_when_asked, whose
@@ -27,11 +27,16 @@ from service.tenants.scope import missing, scoped_when_asked, whose
 _KEPT_BYTES = 16 * 2**20  # of answers
 _ENTRY_BYTES = 500  # what an answer takes beside its text
 _APART_SECONDS = 0.02  # between a tenant's reads: so long at most a question waits for others to share its read
+_MOST_LOADED = 25  # tasks of one read
+_SLICE_SECONDS = 0.005  # for so long tasks that were read are made answers before others have the loop
 
 _ASKED = Plain(
     scoped_when_asked(select(Task.id, Task.version, Task.status).where(among_ids(Task.id), Task.deleted_at.is_(None)), Task)
 )
-_WHOLE = scoped_when_asked(select(Task).where(among_ids(Task.id), Task.deleted_at.is_(None)), Task)
+_WHOLE = [
+    Plain(scoped_when_asked(statement, Task))
+    for statement in (select(*Task.__table__.c).where(among_ids(Task.id), Task.deleted_at.is_(None)), *BESIDE)
+]
 
 
 def etag_of(version: int) -> str:
@@ -47,28 +52,32 @@ class Version:
     ended: bool
 
 
-@dataclass(frozen=True)
+@dataclass
 class Answer:
-    """A task as JSON, of its tenant; without a text, one that has changed since. `lasting`: it looks like this until its
-    version is another."""
+    """A task as JSON, of its tenant."""
 
     tenant_id: str
     etag: str
     text: bytes
-    lasting: bool
+    polled: bool = False  # whether anybody asked for it, since it is this
 
 
 class Polls:
-    """`watcher` tells when a task has changed, `line` asks for its version."""
+    """`watcher` tells when a task has changed, `versions` is asked for its version and `loads` for the whole."""
 
-    def __init__(self, watcher: Watcher, line: Line) -> None:
-        self._watcher, self._line = watcher, line
-        self._versions = Together(self._look, apart=_APART_SECONDS, turn=line.turn)
-        self._loads = Together(in_thread(_load))
-        self._changes = Together(in_thread(_load), gather=_APART_SECONDS)  # a plan changes many tasks at once
+    def __init__(self, watcher: Watcher, versions: Line, loads: Line) -> None:
+        self._watcher, self._asked, self._whole = watcher, versions, loads
+        self._versions = Together(self._look, apart=_APART_SECONDS, turn=versions.turn)
+        self._loads = Together(self._load, apart=_APART_SECONDS, most=_MOST_LOADED, turn=loads.turn)
         self._kept: OrderedDict[str, Answer] = OrderedDict()  # by task
         self._bytes = 0
+        self._changed: dict[str, set[str]] = defaultdict(set)  # by tenant: some tasks that were polled before they changed
         watcher.tell(self._forget)
+
+    async def close(self) -> None:
+        """Hang up; whoever asks later opens the connections again."""
+        await self._asked.close()
+        await self._whole.close()
 
     async def version(self, db: Database, principal: Principal, task_id: str) -> Version:
         """The task's version now. Raises NotFound where the task is not the caller's, whose `db` it is."""
@@ -96,56 +105,68 @@ class Polls:
 
     async def answer(self, db: Database, principal: Principal, task_id: str, version: Version | None = None) -> Answer:
         """The task, not older than `version` (None: than this call). Raises NotFound."""
-        kept = self._kept.get(task_id)
-        mine = kept is not None and kept.tenant_id == principal.tenant_id
-        if kept is not None and mine and kept.text:
+        answer = self._kept.get(task_id)
+        if answer is not None and answer.tenant_id == principal.tenant_id:
             if version is None:
                 version = await self.version(db, principal, task_id)
-            if kept.etag == version.etag:
+            if answer.etag == version.etag:
                 if task_id in self._kept:
                     self._kept.move_to_end(task_id)
-                return kept
-        found = await (self._changes if mine else self._loads).ask(db, principal, task_id)
-        if found is None:
+                answer.polled = True
+                return answer
+        answer = await self._loads.ask(db, principal, task_id)
+        if answer is None:
             raise missing("task", task_id)
-        return self._keep(task_id, found)
-
-    async def _look(self, _: Database, principal: Principal, ids: list[str]) -> dict[str, Version]:
-        found = await self._line.look(principal.tenant_id, _ASKED, whose(principal) | {"ids": ids})
-        return {id: Version(etag_of(version), status in TASK_TERMINAL) for id, version, status in found}
-
-    def _keep(self, task_id: str, answer: Answer) -> Answer:
-        self._drop(task_id)
-        if answer.lasting:
-            self._kept[task_id] = answer
-            self._bytes += _size(answer)
-        while self._bytes > _KEPT_BYTES:
-            self._drop(next(iter(self._kept)))
+        answer.polled = True
         return answer
 
-    def _drop(self, task_id: str) -> None:
+    async def _look(self, _: Database, principal: Principal, ids: list[str]) -> dict[str, Version]:
+        (found,) = await self._asked.look(principal.tenant_id, [_ASKED], whose(principal) | {"ids": ids})
+        return {id: Version(etag_of(version), status in TASK_TERMINAL) for id, version, status in await found.fetchall()}
+
+    async def _load(self, _: Database, principal: Principal, ids: list[str]) -> dict[str, Answer]:
+        """With those that have changed since they were polled: a plan changes many at once, and all will be asked for."""
+        tenant_id, loop, answers = principal.tenant_id, asyncio.get_running_loop(), {}
+        asked = [*ids, *self._take_changed(tenant_id, ids)]
+        tasks, *beside = await self._whole.look(tenant_id, _WHOLE, whose(principal) | {"ids": asked})
+        made, until = Beside(*[await found.fetchall() for found in beside]), loop.time() + _SLICE_SECONDS
+        async for row in tasks:
+            task = made.of(row)
+            answers[task.id] = Answer(tenant_id, etag_of(task.version), task.model_dump_json().encode())
+            if _lasts(task):
+                self._keep(task.id, answers[task.id])
+            if loop.time() > until:
+                await asyncio.sleep(0)
+                until = loop.time() + _SLICE_SECONDS
+        return answers
+
+    def _take_changed(self, tenant_id: str, beside: list[str]) -> list[str]:
+        """Those of the tenant's changed tasks that a read of these has room for; they are no longer held to be changed."""
+        changed = self._changed.pop(tenant_id, set()).difference(beside)
+        return list(changed)[: max(0, _MOST_LOADED - len(beside))]
+
+    def _keep(self, task_id: str, answer: Answer) -> None:
+        self._drop(task_id)
+        self._kept[task_id] = answer
+        self._bytes += _size(answer)
+        while self._bytes > _KEPT_BYTES:
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, task_id: str) -> Answer | None:
         old = self._kept.pop(task_id, None)
         self._bytes -= _size(old) if old is not None else 0
+        return old
 
     def _forget(self, task_ids: Iterable[str]) -> None:
-        """Leave no more of them than that they are polled: of what is known to have changed nobody need ask the version."""
+        """Keep no answer of a task that has changed: of that its version need not be asked."""
         for task_id in task_ids:
-            old = self._kept.get(task_id)
-            if old is not None:
-                self._keep(task_id, Answer(old.tenant_id, "", b"", lasting=True))
-
-
-def _load(db: Database, principal: Principal, ids: list[str]) -> dict[str, Answer]:
-    with db.begin() as session:
-        tasks = render(session, session.scalars(_WHOLE, whose(principal) | {"ids": ids}).all())
-    return {
-        task.id: Answer(principal.tenant_id, etag_of(task.version), task.model_dump_json().encode(), _lasts(task))
-        for task in tasks
-    }
+            old = self._drop(task_id)
+            if old is not None and old.polled and len(changed := self._changed[old.tenant_id]) < _MOST_LOADED:
+                changed.add(task_id)
 
 
 def _lasts(task: TaskResource) -> bool:
-    """That a node has the task is written without a new version."""
+    """Whether it looks like this until its version is another: that a node has the task is written without a new one."""
     placement = task.placement
     return placement is None or placement.acknowledged_at is not None or placement.ended_at is not None
 

@@ -1,13 +1,13 @@
 """A task as the API shows it, made from few queries however many tasks and jobs there are."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
-from sqlalchemy import BigInteger, Row, case, func, select
+from sqlalchemy import ARRAY, BigInteger, String, any_, case, func, literal, select
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.orm import Session
 
@@ -111,8 +111,8 @@ def rows_in(steps: Any) -> Any:
     return (steps // _steps_per_epoch) * Task.train_rows + func.least((steps % _steps_per_epoch) * batch_size, Task.train_rows)
 
 
-_ended = Job.status.in_(sorted(JOB_TERMINAL))
-_sums = (
+_ended = Job.status == any_(literal(sorted(JOB_TERMINAL), ARRAY(String)))  # `in_` is worked out each time
+_SUMS = (
     select(
         Job.task_id,
         Job.status,
@@ -126,16 +126,65 @@ _sums = (
     .where(among_ids(Job.task_id))
     .group_by(Job.task_id, Job.status)
 )
+_WINNERS = (
+    select(
+        Job.task_id,
+        Job.id.label("job_id"),
+        Job.index.label("number"),
+        Job.config,
+        Adapter.id.label("adapter_id"),
+        Adapter.val_loss,
+        Adapter.step,
+    )
+    .join(Adapter, Adapter.job_id == Job.id)
+    .join(Task, Task.winner_job_id == Job.id)
+    .where(among_ids(Task.id))
+)
+_PLACEMENTS = (
+    select(
+        Placement.task_id,
+        Node.name.label("node"),
+        func.cardinality(Placement.device_indexes).label("gpus"),
+        Placement.created_at,
+        Placement.acknowledged_at,
+        Placement.ended_at,
+        Placement.end_reason,
+        Placement.tokens,
+        Placement.train_seconds,
+        Placement.steps,
+        Placement.micro_batches,
+        Placement.forwards,
+    )
+    .join(Node, Node.id == Placement.node_id)
+    .join(Task, Task.id == Placement.task_id)
+    .where(among_ids(Task.id))
+    .order_by(Placement.created_at)
+)
+BESIDE = (_SUMS, _WINNERS, _PLACEMENTS)  # what the rows beside theirs tell of the tasks `ids`
 
 
 def render(session: Session, tasks: Sequence[Task]) -> list[TaskResource]:
     """The tasks' resources, in the same order."""
-    ids = [task.id for task in tasks]
-    sums: dict[str, list[Row[Any]]] = defaultdict(list)
-    for row in session.execute(_sums, {"ids": ids}):
-        sums[row.task_id].append(row)
-    winners, placements = _winners(session, tasks), _placements(session, tasks)
-    return [_render(task, sums[task.id], winners.get(task.id), placements.get(task.id)) for task in tasks]
+    ids = {"ids": [task.id for task in tasks]}
+    beside = Beside(*(session.execute(statement, ids) for statement in BESIDE))
+    return [beside.of(task) for task in tasks]
+
+
+class Beside:
+    """What `BESIDE` found."""
+
+    def __init__(self, sums: Iterable[Any], winners: Iterable[Any], placements: Iterable[Any]) -> None:
+        self._sums: dict[str, list[Any]] = defaultdict(list)
+        for row in sums:
+            self._sums[row.task_id].append(row)
+        self._winners = {row.task_id: row for row in winners}
+        self._placements = {row.task_id: row for row in placements}  # a later one takes the place
+
+    def of(self, task: Any) -> TaskResource:
+        """The resource of one of the tasks: whatever has a Task's columns."""
+        winner = self._winners.get(task.id) if task.winner_job_id is not None else None
+        placed = task.status == TaskStatus.RUNNING or task.status in TASK_TERMINAL  # not between two placements
+        return _render(task, self._sums[task.id], winner, self._placements.get(task.id) if placed else None)
 
 
 def render_new(task: Task, jobs: int) -> TaskResource:
@@ -145,7 +194,7 @@ def render_new(task: Task, jobs: int) -> TaskResource:
 
 @dataclass(frozen=True)
 class _New:
-    """What `_sums` would say of jobs that nobody has looked at."""
+    """What `_SUMS` would say of jobs that nobody has looked at."""
 
     status: JobStatus
     count: int
@@ -155,50 +204,33 @@ class _New:
     full: int | None = None
 
 
-def _winners(session: Session, tasks: Sequence[Task]) -> dict[str, Winner]:
-    ids = [task.winner_job_id for task in tasks if task.winner_job_id is not None]
-    if not ids:
-        return {}
-    found = session.execute(select(Job, Adapter).join(Adapter, Adapter.job_id == Job.id).where(Job.id.in_(ids)))
-    return {
-        job.task_id: Winner(
-            job_id=job.id,
-            index=job.index,
-            config=JobConfig.model_validate(job.config),
-            adapter_id=adapter.id,
-            val_loss=adapter.val_loss,
-            step=adapter.step,
-        )
-        for job, adapter in found
-    }
+def _winner(row: Any) -> Winner:
+    return Winner(
+        job_id=row.job_id,
+        index=row.number,
+        config=JobConfig.model_validate(row.config),
+        adapter_id=row.adapter_id,
+        val_loss=row.val_loss,
+        step=row.step,
+    )
 
 
-def _placements(session: Session, tasks: Sequence[Task]) -> dict[str, PlacementResource]:
-    """The newest placement of each task that is not between two."""
-    ids = [task.id for task in tasks if task.status == TaskStatus.RUNNING or task.status in TASK_TERMINAL]
-    if not ids:
-        return {}
-    placed = select(Placement, Node.name).join(Node, Node.id == Placement.node_id).where(Placement.task_id.in_(ids))
-    return {
-        placement.task_id: PlacementResource(
-            node=node,
-            gpus=len(placement.device_indexes),
-            since=placement.created_at,
-            acknowledged_at=placement.acknowledged_at,
-            ended_at=placement.ended_at,
-            end_reason=placement.end_reason,
-            tokens_per_second=placement.tokens / placement.train_seconds if placement.train_seconds > 0 else None,
-            steps=placement.steps,
-            micro_batches=placement.micro_batches,
-            forwards=placement.forwards,
-        )
-        for placement, node in session.execute(placed.order_by(Placement.created_at))  # a later one takes the place
-    }
+def _placement(row: Any) -> PlacementResource:
+    return PlacementResource(
+        node=row.node,
+        gpus=row.gpus,
+        since=row.created_at,
+        acknowledged_at=row.acknowledged_at,
+        ended_at=row.ended_at,
+        end_reason=row.end_reason,
+        tokens_per_second=row.tokens / row.train_seconds if row.train_seconds > 0 else None,
+        steps=row.steps,
+        micro_batches=row.micro_batches,
+        forwards=row.forwards,
+    )
 
 
-def _render(
-    task: Task, sums: Sequence[Row[Any] | _New], winner: Winner | None, placement: PlacementResource | None
-) -> TaskResource:
+def _render(task: Any, sums: Sequence[Any], winner: Any, placement: Any) -> TaskResource:
     return TaskResource(
         id=task.id,
         name=task.name,
@@ -226,16 +258,16 @@ def _render(
         jobs={status: 0 for status in JobStatus} | {JobStatus(row.status): row.count for row in sums},
         progress=Progress(steps_done=sum(row.done for row in sums), steps_total=_known([row.total for row in sums])),
         samples=_count_samples(sums),
-        winner=winner,
+        winner=_winner(winner) if winner is not None else None,
         waiting=task.waiting,
         desired_status=TaskStatus(task.desired_status) if task.desired_status else None,
         requeue_detail=task.requeue_detail,
         requeue_reason=RequeueReason(task.requeue_reason) if task.requeue_reason else None,
-        placement=placement,
+        placement=_placement(placement) if placement is not None else None,
     )
 
 
-def _count_samples(sums: Sequence[Row[Any] | _New]) -> Samples:
+def _count_samples(sums: Sequence[Any]) -> Samples:
     full = _known([row.full for row in sums])
     saved = sum(row.full - row.trained for row in sums if row.status == JobStatus.EXITED and row.full is not None)
     return Samples(

@@ -23,6 +23,11 @@ def line(settings) -> Line:
     return Line(settings.app_database_url)
 
 
+async def ask(line: Line, tenant_id: str, statement: Plain, **given: Any) -> list[Any]:
+    (found,) = await line.look(tenant_id, [statement], given)
+    return await found.fetchall()
+
+
 def asked(line: Line, body: Coroutine[Any, Any, Any]) -> Any:
     async def run() -> Any:
         try:
@@ -39,14 +44,14 @@ def test_each_tenant_sees_its_own_rows_and_nobody_none(line, tenant, new_tenant)
 
     async def body() -> list[Any]:
         whose = (tenant.tenant_id, other.tenant_id, "tenant_none", tenant.tenant_id)
-        return [await line.look(one, TASKS, {}) for one in whose]
+        return [await ask(line, one, TASKS) for one in whose]
 
     assert asked(line, body()) == [[(mine,)], [(theirs,)], [], [(mine,)]]
 
 
 def test_one_connection_for_all_questions_and_no_transaction_left_open(line, database):
     async def body() -> tuple[Any, ...]:
-        pids = [await line.look("t", PID, {}) for _ in range(9)]
+        pids = [await ask(line, "t", PID) for _ in range(9)]
         with database.begin() as session:
             state = session.scalars(text("SELECT state FROM pg_stat_activity WHERE pid = :pid"), {"pid": pids[0][0][0]}).one()
         return pids, state
@@ -58,10 +63,10 @@ def test_one_connection_for_all_questions_and_no_transaction_left_open(line, dat
 
 def test_a_connection_that_the_server_closed_is_opened_anew(line, database):
     async def body() -> list[Any]:
-        ((lost,),) = await line.look("t", PID, {})
+        ((lost,),) = await ask(line, "t", PID)
         with database.begin() as session:
             session.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": lost})
-        return [(lost,), *await line.look("t", PID, {})]
+        return [(lost,), *await ask(line, "t", PID)]
 
     lost, found = asked(line, body())
     assert lost != found
@@ -78,8 +83,8 @@ def test_a_connection_that_the_server_closed_is_opened_anew(line, database):
 def test_what_fails_is_sqlalchemys_error_and_the_next_question_is_answered(line, statement, given, raised):
     async def body() -> list[Any]:
         with pytest.raises(raised):
-            await line.look("t", Plain(text(statement)), given)
-        return await line.look("t", PID, {})
+            await ask(line, "t", Plain(text(statement)), **given)
+        return await ask(line, "t", PID)
 
     assert len(asked(line, body())) == 1
 
@@ -90,7 +95,7 @@ def test_a_server_that_is_away_is_said_to_be(settings):
     async def body() -> None:
         for _ in range(2):
             with pytest.raises(OperationalError):
-                await away.look("t", PID, {})
+                await ask(away, "t", PID)
 
     asked(away, body())
 
@@ -109,11 +114,11 @@ def test_nobody_waits_in_turn_for_a_server_that_says_nothing(monkeypatch):
     async def body() -> None:
         for _ in range(20):
             with pytest.raises(OperationalError, match="timeout expired"):
-                await away.look("t", PID, {})
+                await ask(away, "t", PID)
         assert len(attempts) == 1
         away._away = away._away[0] - line_module._AWAY_SECONDS, away._away[1]
         with pytest.raises(OperationalError):
-            await away.look("t", PID, {})
+            await ask(away, "t", PID)
         assert len(attempts) == 2
 
     asked(away, body())
@@ -121,18 +126,18 @@ def test_nobody_waits_in_turn_for_a_server_that_says_nothing(monkeypatch):
 
 def test_a_question_that_the_server_breaks_off_is_not_asked_again(line, monkeypatch):
     questions: list[Plain] = []
-    ask = line_module._ask
+    really = line_module._ask
 
-    async def counted(connection: Any, tenant_id: str, statement: Plain, parameters: Any) -> Any:
-        questions.append(statement)
-        return await ask(connection, tenant_id, statement, parameters)
+    async def counted(connection: Any, tenant_id: str, statements: list[Plain], parameters: Any) -> Any:
+        questions.extend(statements)
+        return await really(connection, tenant_id, statements, parameters)
 
     monkeypatch.setattr(line_module, "_ask", counted)
 
     async def body() -> None:
-        await line.look("t", PID, {})
+        await ask(line, "t", PID)
         with pytest.raises(OperationalError):
-            await line.look("t", Plain(text("SELECT pg_cancel_backend(pg_backend_pid()), pg_sleep(30)")), {})
+            await ask(line, "t", Plain(text("SELECT pg_cancel_backend(pg_backend_pid()), pg_sleep(30)")))
 
     asked(line, body())
     assert len(questions) == 2
@@ -140,12 +145,12 @@ def test_a_question_that_the_server_breaks_off_is_not_asked_again(line, monkeypa
 
 def test_who_gives_up_in_the_middle_leaves_no_half_question(line):
     async def body() -> list[Any]:
-        await line.look("t", PID, {})
-        slow = asyncio.ensure_future(line.look("t", Plain(text("SELECT pg_sleep(30)")), {}))
+        await ask(line, "t", PID)
+        slow = asyncio.ensure_future(ask(line, "t", Plain(text("SELECT pg_sleep(30)"))))
         await asyncio.wait([slow], timeout=0.1)
         slow.cancel()
         await asyncio.wait([slow])
         assert slow.cancelled()
-        return await line.look("t", PID, {})
+        return await ask(line, "t", PID)
 
     assert len(asked(line, body())) == 1

@@ -15,6 +15,7 @@ from service.tasks.models import Task
 from service.tasks.together import Together
 from service.tasks.watch import touch
 from tests.service.live import PATIENCE, until
+from tests.service.made import adapter, jobs_of, placement
 
 
 @pytest.fixture
@@ -23,10 +24,14 @@ def http(server, tenant) -> Iterator[httpx.Client]:
         yield made
 
 
+def change(database, *task_ids: str) -> None:
+    with database.begin() as session:
+        touch(session, *(session.get_one(Task, task_id) for task_id in task_ids))
+
+
 def test_a_task_that_has_changed_since_is_answered_at_once(http, tenant, database):
     task_id = tenant.task()["id"]
-    with database.begin() as session:
-        touch(session, session.get_one(Task, task_id))
+    change(database, task_id)
     answer = http.get(f"/v1/tasks/{task_id}", params={"wait": 60}, headers={"if-none-match": '"1"'})
     assert (answer.status_code, answer.headers["etag"]) == (200, '"2"')
 
@@ -121,8 +126,7 @@ def test_all_that_a_plan_changes_are_told_in_few_notices(server, tenant, databas
                 asked = [client.get(f"/v1/tasks/{one}", params={"wait": 60}, headers={"if-none-match": '"1"'}) for one in ids]
                 answers = asyncio.gather(*asked)
                 await asyncio.to_thread(until, lambda: set(ids) <= set(server.state.watcher._events))
-                with database.begin() as session:
-                    touch(session, *(session.get_one(Task, one) for one in ids))
+                change(database, *ids)
                 return [answer.headers["etag"] for answer in await answers]
 
         assert asyncio.run(wait()) == ['"2"'] * 5
@@ -172,10 +176,9 @@ def test_of_a_task_that_is_known_to_have_changed_no_version_is_asked(server, ten
     """It is loaded at once; with nobody listening, its version tells."""
     task_id, polls = tenant.task()["id"], server.state.polls
     assert http.get(f"/v1/tasks/{task_id}").headers["etag"] == '"1"'
-    versions, loads = counted(polls._versions, monkeypatch), counted(polls._changes, monkeypatch)
-    with database.begin() as session:
-        touch(session, session.get_one(Task, task_id))
-    until(lambda: not polls._kept[task_id].text)
+    versions, loads = counted(polls._versions, monkeypatch), counted(polls._loads, monkeypatch)
+    change(database, task_id)
+    until(lambda: task_id not in polls._kept)
     known = {"if-none-match": '"1"'}
     assert [http.get(f"/v1/tasks/{task_id}", headers=known).headers["etag"] for _ in range(2)] == ['"2"'] * 2
     assert (versions, loads) == ([[task_id]], [[task_id]])
@@ -183,6 +186,69 @@ def test_of_a_task_that_is_known_to_have_changed_no_version_is_asked(server, ten
         session.get_one(Task, task_id).version += 1  # as if the notice were still on its way
     assert [http.get(f"/v1/tasks/{task_id}", headers=known).headers["etag"] for _ in range(2)] == ['"3"'] * 2
     assert (len(versions), len(loads)) == (3, 2)
+
+
+def test_what_a_plan_changes_is_loaded_with_the_first_that_is_asked_for(server, tenant, http, database, monkeypatch):
+    ids, polls = [tenant.task()["id"] for _ in range(4)], server.state.polls
+    monkeypatch.setattr("service.tasks.polls._MOST_LOADED", 3)
+    for task_id in ids:
+        http.get(f"/v1/tasks/{task_id}")
+    loads = counted(polls._loads, monkeypatch)
+    change(database, *ids)
+    until(lambda: not set(ids) & set(polls._kept))
+    assert http.get(f"/v1/tasks/{ids[0]}").headers["etag"] == '"2"'
+    assert loads == [[ids[0]]]
+    assert ids[0] in polls._kept
+    others = [task_id for task_id in ids if task_id in polls._kept]
+    assert len(others) == 3, "no more than one read has room for"
+    assert [http.get(f"/v1/tasks/{task_id}").headers["etag"] for task_id in others] == ['"2"'] * 3
+    assert len(loads) == 1
+    assert [http.get(f"/v1/tasks/{task_id}").headers["etag"] for task_id in ids] == ['"2"'] * 4
+    assert len(loads) == 2
+
+
+def test_what_nobody_polls_any_more_is_loaded_no_more(server, tenant, http, database):
+    asked, left, polls = tenant.task()["id"], tenant.task()["id"], server.state.polls
+    for task_id in (asked, left):
+        http.get(f"/v1/tasks/{task_id}")
+    kept = []
+    for _ in range(2):
+        change(database, asked, left)
+        until(lambda: not {asked, left} & set(polls._kept))
+        http.get(f"/v1/tasks/{asked}")
+        kept.append({asked, left} & set(polls._kept))
+    assert kept == [{asked, left}, {asked}]
+
+
+@pytest.mark.parametrize("slice_seconds", [0.0, 60.0])
+def test_a_poll_shows_what_a_list_does(http, server, tenant, database, stack, monkeypatch, slice_seconds):
+    """The event loop reads tasks by statements of its own, a list through the ORM."""
+    monkeypatch.setattr("service.tasks.polls._SLICE_SECONDS", slice_seconds)
+    statuses = ("queued", "running", "succeeded", "paused")
+    ids = [tenant.task(search_space={"learning_rate": [1e-4, 2e-4, 3e-4]})["id"] for _ in statuses]
+    with database.begin() as session:
+        for task_id, status in zip(ids, statuses, strict=True):
+            task, jobs = session.get_one(Task, task_id), jobs_of(session, task_id)
+            task.status, task.train_rows, task.waiting = status, 37, {"reason": "capacity"} if status == "queued" else None
+            for job, step, stands in zip(jobs, (3, 20, 30), ("training", "exited", "completed"), strict=True):
+                job.status, job.step, job.total_steps = stands, step, 30
+            placement(session, task_id, tokens=100, ended=True)
+            placement(session, task_id, tokens=700, devices=2, ended=status != "running")
+            session.flush()
+            if status == "succeeded":
+                adapter(session, server.state.storage, jobs[2], {"adapter_model.safetensors": b"x"})
+                task.winner_job_id = jobs[2].id
+    listed = {task["id"]: task for task in http.get("/v1/tasks").json()["data"]}
+
+    async def ask() -> list[Any]:
+        async with httpx.AsyncClient(base_url=server.url, headers=tenant.headers, timeout=PATIENCE) as client:
+            return [answer.json() for answer in await asyncio.gather(*(client.get(f"/v1/tasks/{one}") for one in ids))]
+
+    polled = asyncio.run(ask())
+    assert polled == [listed[task_id] for task_id in ids]
+    assert [task["winner"] is not None for task in polled] == [status == "succeeded" for status in statuses]
+    assert [task["placement"] and task["placement"]["gpus"] for task in polled] == [None, 2, 2, None]
+    assert polled[0]["samples"] == {"trained": 3 * 4 + (37 * 2) + (37 * 3), "full": 3 * 37 * 3, "saved_fraction": 37 / 333}
 
 
 def test_what_a_poller_sees_is_never_older_than_its_question(http, tenant, database):
