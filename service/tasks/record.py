@@ -5,6 +5,8 @@ Callers hold the task's row lock; a refused event undoes the whole report with t
 
 import math
 from collections.abc import Sequence
+from datetime import datetime
+from functools import cached_property
 
 from sqlalchemy import bindparam, select, text
 from sqlalchemy.orm import Session, defer
@@ -64,6 +66,11 @@ class Record:
         if self._ended or self._failure is not None:
             conclude(self._session, self._task, self._failure)
 
+    @cached_property
+    def _now(self) -> datetime:
+        """One time for all that a report tells: of many jobs at once, when they are placed."""
+        return clock(self._session)
+
     def _apply(self, event: wire.Event) -> None:
         match event:
             case wire.Attached():
@@ -114,10 +121,10 @@ class Record:
 
     def _moved(self, event: wire.JobMoved) -> None:
         job = self._unfinished(event.job)
+        job.started_at = job.started_at or self._now
         if job.status != event.status:
             job.status = check_job(JobStatus(job.status), event.status)
         job.step = max(job.step, event.step)
-        job.started_at = job.started_at or clock(self._session)
         job.promoted = job.promoted or event.status == JobStatus.TRAINING
         if event.warmup_val_loss is not None:
             job.warmup_val_loss = event.warmup_val_loss
@@ -176,11 +183,11 @@ class Record:
 
     def _end(self, event: wire.JobCompleted | wire.JobExited | wire.JobFailed, status: JobStatus) -> Job:
         job = self._unfinished(event.job)
+        job.ended_at, job.checkpoint = self._now, None
         job.status = check_job(JobStatus(job.status), status)
         job.step = max(job.step, event.step)
         if not isinstance(event, wire.JobFailed):
             job.best_step, job.best_val_loss = event.best_step, event.best_val_loss
-        job.ended_at, job.checkpoint = clock(self._session), None
         self._task.losses = 0
         self._ended.append(job.id)
         self._news.job(job)

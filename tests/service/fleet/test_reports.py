@@ -4,7 +4,7 @@ import math
 import random
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import Engine, event, select
 
 from service.adapters.models import Adapter
 from service.fleet.models import Node, Placement
@@ -68,6 +68,23 @@ def test_a_whole_task_over_the_wire(tenant, placement, jobs, task_of):
     assert placement.node.desired().placements == []
     # what the executor still had to say once the last job ended is neither lost nor an error
     placement.report(throughput(steps=1), {"kind": "detached"})
+
+
+def test_a_report_of_many_jobs_takes_no_more_statements_than_one_of_few(tenant, new_node, plan):
+    counts = []
+    for jobs in (2, 50):
+        node, task = new_node(), tenant.task(search_space={"learning_rate": [1e-4 * (1 + n) for n in range(jobs)]})
+        plan()
+        taken = node.take(task["id"])
+        taken.report(taken.attached())
+        said: list[str] = []
+        event.listen(Engine, "before_cursor_execute", count := lambda *given, said=said: said.append(given[2]))
+        try:
+            taken.report(*(moved(job, "warmup") for job in range(jobs)), *(points(job, [1, 2]) for job in range(jobs)))
+        finally:
+            event.remove(Engine, "before_cursor_execute", count)
+        counts.append(len(said))
+    assert counts[1] == counts[0]
 
 
 def test_a_repeated_report_is_answered_as_before_and_changes_nothing(database, placement):
