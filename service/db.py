@@ -3,6 +3,7 @@
 Knows no tables; each room declares its own in its models.py.
 """
 
+import os
 import secrets
 import select as sockets
 import time
@@ -63,6 +64,7 @@ class Base(DeclarativeBase):
     )
 
 
+os.environ["PGTZ"] = "UTC"  # libpq asks for it with each connection: what we show is UTC, whatever the server's own zone
 # a server that is gone is noticed within seconds, not when the kernel gives up
 CONNECT: dict[str, Any] = {"connect_timeout": 5, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
 POOL_SIZE = 20  # of each role, for all processes of an API together

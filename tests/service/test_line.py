@@ -6,10 +6,12 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 from sqlalchemy import select, text
 from sqlalchemy.exc import DataError, OperationalError, ProgrammingError
 
 from service import line as line_module
+from service.db import Database, clock, driver_url
 from service.line import Line
 from service.plain import Plain
 from service.tasks.models import Task
@@ -59,6 +61,20 @@ def test_one_connection_for_all_questions_and_no_transaction_left_open(line, dat
     pids, state = asked(line, body())
     assert len({pid for ((pid,),) in pids}) == 1
     assert state == "idle"
+
+
+def test_times_are_utc_whatever_the_servers_zone(settings, stack):
+    name = sql.Identifier(driver_url(settings.database_url).rpartition("/")[2].partition("?")[0])
+    with stack.postgres.connect() as owner:
+        owner.execute(sql.SQL("ALTER DATABASE {} SET timezone TO 'Asia/Kathmandu'").format(name))
+        try:
+            line, database = Line(settings.app_database_url), Database(settings.app_database_url, 1)
+            ((told,),) = asked(line, ask(line, "t", Plain(text("SELECT clock_timestamp()"))))
+            with database.begin() as session:
+                assert {told.isoformat()[-6:], clock(session).isoformat()[-6:]} == {"+00:00"}
+            database.engine.dispose()
+        finally:
+            owner.execute(sql.SQL("ALTER DATABASE {} RESET timezone").format(name))
 
 
 def test_a_connection_that_the_server_closed_is_opened_anew(line, database):
