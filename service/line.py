@@ -11,7 +11,7 @@ import psycopg
 from psycopg.rows import namedtuple_row
 
 from service.db import CONNECT, NAME_TENANT, driver_url
-from service.plain import Plain
+from service.plain import Plain, told
 
 Found = psycopg.AsyncCursor[Any]  # rows that have come, with their columns' names
 _AWAY_SECONDS = 1.0  # for so long after a connection could not be made nobody tries: all would wait for it in turn
@@ -38,7 +38,7 @@ class Line:
             return found
         except psycopg.Error as error:
             if reused is None or not reused.broken:
-                raise statements[0].told(error, gone=True) from error
+                raise told(error, statements, gone=True) from error
         finally:
             if connection is not None and self._connection is None:
                 await connection.close()

@@ -38,3 +38,8 @@ def test_a_connection_that_is_lost_meanwhile_is_not_used_again(database):
     assert raised.value.connection_invalidated
     with database.begin() as session:
         assert PID.run(session.connection(), {}) != [(lost,)]
+
+
+def test_a_statement_that_is_never_worked_out_once_is_refused():
+    with pytest.raises(ValueError, match=r"in_\(\) is worked out each time"):
+        Plain(select(column("n")).where(column("n").in_([1, 2])))
