@@ -180,7 +180,7 @@ class Attached(Message):
     """The executor took the placement and knows its rows. `total_steps` by job index."""
 
     kind: Literal["attached"] = "attached"
-    train_rows: int
+    train_rows: Annotated[int, Field(ge=1)]
     validation_rows: int
     truncated_rows: int  # longer than max_seq_len, cut
     skipped_rows: int  # nothing left to train on after truncation

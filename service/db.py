@@ -66,7 +66,13 @@ class Base(DeclarativeBase):
 
 os.environ["PGTZ"] = "UTC"  # libpq asks for it with each connection: what we show is UTC, whatever the server's own zone
 # a server that is gone is noticed within seconds, not when the kernel gives up
-CONNECT: dict[str, Any] = {"connect_timeout": 5, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
+CONNECT: dict[str, Any] = {
+    "connect_timeout": 5,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 11_000,  # ms; while something sent waits for its receipt, no keepalive asks
+}
 POOL_SIZE = 20  # of each role, for all processes of an API together
 _LEAST = 5  # for each of them
 _AFTER_COMMIT = "after_commit"

@@ -11,9 +11,9 @@ import psycopg
 from psycopg.rows import namedtuple_row
 
 from service.db import CONNECT, NAME_TENANT, driver_url
-from service.plain import Plain, told
+from service.plain import Plain, as_sqlalchemy
 
-Found = psycopg.AsyncCursor[Any]  # rows that have come, with their columns' names
+Cursor = psycopg.AsyncCursor[Any]  # over rows that have come, with their columns' names
 _AWAY_SECONDS = 1.0  # for so long after a connection could not be made nobody tries: all would wait for it in turn
 
 
@@ -26,9 +26,9 @@ class Line:
         self._away: tuple[float, str] = (-math.inf, "")  # when no connection could be made, and why
         self.turn = asyncio.Semaphore(1)
 
-    async def look(self, tenant_id: str, statements: Sequence[Plain], parameters: Mapping[str, Any]) -> list[Found]:
-        """What each statement finds of the tenant's rows, in a transaction of their own, on one way to the server and back.
-        Raises what SQLAlchemy would."""
+    async def look(self, tenant_id: str, statements: Sequence[Plain], parameters: Mapping[str, Any]) -> list[Cursor]:
+        """What each statement finds of the tenant's rows, all at one moment, on one way to the server and back. Raises what
+        SQLAlchemy would."""
         connection = reused = self._connection
         try:
             connection = connection or await self._connect()
@@ -38,7 +38,7 @@ class Line:
             return found
         except psycopg.Error as error:
             if reused is None or not reused.broken:
-                raise told(error, statements, gone=True) from error
+                raise as_sqlalchemy(error, statements, gone=True) from error
         finally:
             if connection is not None and self._connection is None:
                 await connection.close()
@@ -63,9 +63,9 @@ class Line:
 
 async def _ask(
     connection: psycopg.AsyncConnection[Any], tenant_id: str, statements: Sequence[Plain], parameters: Mapping[str, Any]
-) -> list[Found]:
+) -> list[Cursor]:
     async with connection.pipeline():
-        await connection.execute("BEGIN")
+        await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         await NAME_TENANT.ask(connection, {"tenant": tenant_id})
         found = [await statement.ask(connection, parameters) for statement in statements]
         await connection.execute("COMMIT")

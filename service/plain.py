@@ -35,15 +35,15 @@ class Plain:
             gone = driver.closed or driver.broken
             if gone:
                 connection.invalidate(error)
-            raise told(error, [self], gone) from error
+            raise as_sqlalchemy(error, [self], gone) from error
 
     async def ask(self, connection: psycopg.AsyncConnection[Any], parameters: Mapping[str, Any]) -> psycopg.AsyncCursor[Any]:
         """Send it through the event loop's own connection."""
         return await connection.execute(self.sql, {**self._constants, **parameters})
 
 
-def told(error: psycopg.Error, statements: Sequence[Plain], gone: bool) -> DBAPIError:
-    """What SQLAlchemy would raise of one of these. `gone`: the connection is not to be used again."""
+def as_sqlalchemy(error: psycopg.Error, statements: Sequence[Plain], gone: bool) -> DBAPIError:
+    """What SQLAlchemy would raise where one of these fails. `gone`: the connection is not to be used again."""
     said = "; ".join(statement.sql for statement in statements)
     made: object = DBAPIError.instance(
         said, None, error, psycopg.Error, hide_parameters=True, connection_invalidated=gone, dialect=_DIALECT

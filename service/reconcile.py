@@ -128,6 +128,7 @@ def end_placements_of_ended_tasks(parts: Parts) -> None:
                 task, placement = found
                 log.error("placement %s outlived its task, which is %s", placement_id, task.status)
                 end_placement(session, parts.hints, placement, "finished" if task.status in TASK_TERMINAL else "stray")
+                touch(session, task)
 
 
 def validate_the_forgotten(parts: Parts) -> None:

@@ -9,6 +9,7 @@ import asyncio
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from sqlalchemy import select
 
@@ -28,7 +29,11 @@ _KEPT_BYTES = 16 * 2**20  # of answers
 _ENTRY_BYTES = 500  # what an answer takes beside its text
 _APART_SECONDS = 0.02  # between a tenant's reads: so long at most a question waits for others to share its read
 _MOST_LOADED = 25  # tasks of one read
+_MOST_TENANTS = 10_000  # of whom it is known what has changed
 _SLICE_SECONDS = 0.005  # for so long tasks that were read are made answers before others have the loop
+
+_NUL = "\0"  # in no id; asked for, it would spoil the read of all who ask at the same time
+Found = TypeVar("Found")
 
 _ASKED = Plain(
     scoped_when_asked(select(Task.id, Task.version, Task.status).where(among_ids(Task.id), Task.deleted_at.is_(None)), Task)
@@ -59,14 +64,15 @@ class Answer:
     tenant_id: str
     etag: str
     text: bytes
-    polled: bool = False  # whether anybody asked for it, since it is this
+    polled: bool = False  # whether anybody was given it; one that was loaded along may never be
 
 
 class Polls:
-    """`watcher` tells when a task has changed, `versions` is asked for its version and `loads` for the whole."""
+    """`watcher` tells when a task has changed. Versions and whole tasks have a line each: nobody who asks for one waits for
+    the longer read."""
 
     def __init__(self, watcher: Watcher, versions: Line, loads: Line) -> None:
-        self._watcher, self._asked, self._whole = watcher, versions, loads
+        self._watcher, self._version_line, self._load_line = watcher, versions, loads
         self._versions = Together(self._look, apart=_APART_SECONDS, turn=versions.turn)
         self._loads = Together(self._load, apart=_APART_SECONDS, most=_MOST_LOADED, turn=loads.turn)
         self._kept: OrderedDict[str, Answer] = OrderedDict()  # by task
@@ -76,15 +82,12 @@ class Polls:
 
     async def close(self) -> None:
         """Hang up; whoever asks later opens the connections again."""
-        await self._asked.close()
-        await self._whole.close()
+        await self._version_line.close()
+        await self._load_line.close()
 
     async def version(self, db: Database, principal: Principal, task_id: str) -> Version:
         """The task's version now. Raises NotFound where the task is not the caller's, whose `db` it is."""
-        found = await self._versions.ask(db, principal, task_id)
-        if found is None:
-            raise missing("task", task_id)
-        return found
+        return await _found(self._versions, db, principal, task_id)
 
     async def changed(self, db: Database, principal: Principal, task_id: str, known: str | None, wait: float) -> Version:
         """The task's version once it is another than in the header `known` (None: than it is now), has ended, or `wait`
@@ -114,21 +117,20 @@ class Polls:
                     self._kept.move_to_end(task_id)
                 answer.polled = True
                 return answer
-        answer = await self._loads.ask(db, principal, task_id)
-        if answer is None:
-            raise missing("task", task_id)
+        answer = await _found(self._loads, db, principal, task_id)
         answer.polled = True
         return answer
 
     async def _look(self, _: Database, principal: Principal, ids: list[str]) -> dict[str, Version]:
-        (found,) = await self._asked.look(principal.tenant_id, [_ASKED], whose(principal) | {"ids": ids})
+        (found,) = await self._version_line.look(principal.tenant_id, [_ASKED], whose(principal) | {"ids": ids})
         return {id: Version(etag_of(version), status in TASK_TERMINAL) for id, version, status in await found.fetchall()}
 
     async def _load(self, _: Database, principal: Principal, ids: list[str]) -> dict[str, Answer]:
-        """With those that have changed since they were polled: a plan changes many at once, and all will be asked for."""
+        """These tasks, and with them others that have changed since they were polled: a plan changes many at once, and all
+        will be asked for."""
         tenant_id, loop, answers = principal.tenant_id, asyncio.get_running_loop(), {}
-        asked = [*ids, *self._take_changed(tenant_id, ids)]
-        tasks, *beside = await self._whole.look(tenant_id, _WHOLE, whose(principal) | {"ids": asked})
+        all_ids = [*ids, *self._take_changed(tenant_id, ids)]
+        tasks, *beside = await self._load_line.look(tenant_id, _WHOLE, whose(principal) | {"ids": all_ids})
         made, until = Beside(*[await found.fetchall() for found in beside]), loop.time() + _SLICE_SECONDS
         async for row in tasks:
             task = made.of(row)
@@ -140,10 +142,10 @@ class Polls:
                 until = loop.time() + _SLICE_SECONDS
         return answers
 
-    def _take_changed(self, tenant_id: str, beside: list[str]) -> list[str]:
+    def _take_changed(self, tenant_id: str, asked: list[str]) -> list[str]:
         """Those of the tenant's changed tasks that a read of these has room for; they are no longer held to be changed."""
-        changed = self._changed.pop(tenant_id, set()).difference(beside)
-        return list(changed)[: max(0, _MOST_LOADED - len(beside))]
+        changed = self._changed.pop(tenant_id, set()).difference(asked)
+        return list(changed)[: max(0, _MOST_LOADED - len(asked))]
 
     def _keep(self, task_id: str, answer: Answer) -> None:
         self._drop(task_id)
@@ -161,8 +163,17 @@ class Polls:
         """Keep no answer of a task that has changed: of that its version need not be asked."""
         for task_id in task_ids:
             old = self._drop(task_id)
+            if len(self._changed) >= _MOST_TENANTS:
+                self._changed.clear()  # what is not loaded along is loaded when it is asked for
             if old is not None and old.polled and len(changed := self._changed[old.tenant_id]) < _MOST_LOADED:
                 changed.add(task_id)
+
+
+async def _found(reads: Together[str, Found], db: Database, principal: Principal, task_id: str) -> Found:
+    found = await reads.ask(db, principal, task_id) if _NUL not in task_id else None
+    if found is None:
+        raise missing("task", task_id)
+    return found
 
 
 def _lasts(task: TaskResource) -> bool:

@@ -68,7 +68,8 @@ class Record:
 
     @cached_property
     def _now(self) -> datetime:
-        """One time for all that a report tells: of many jobs at once, when they are placed."""
+        """One time for all that a report tells. Who asks has changed nothing of a job yet: the session would first write that
+        job alone, and a task's first report tells of all its jobs."""
         return clock(self._session)
 
     def _apply(self, event: wire.Event) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 from sqlalchemy import ARRAY, BigInteger, String, any_, case, func, literal, select
 from sqlalchemy import cast as sql_cast
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from contract.search import JobConfig
 from contract.states import JOB_TERMINAL, TASK_TERMINAL, JobStatus, RequeueReason, TaskStatus
@@ -140,6 +140,8 @@ _WINNERS = (
     .join(Task, Task.winner_job_id == Job.id)
     .where(among_ids(Task.id))
 )
+_each = aliased(Placement)
+_newest = select(_each.id).where(_each.task_id == Task.id).order_by(_each.created_at.desc()).limit(1)
 _PLACEMENTS = (
     select(
         Placement.task_id,
@@ -157,10 +159,9 @@ _PLACEMENTS = (
     )
     .join(Node, Node.id == Placement.node_id)
     .join(Task, Task.id == Placement.task_id)
-    .where(among_ids(Task.id))
-    .order_by(Placement.created_at)
+    .where(among_ids(Task.id), Placement.id == _newest.scalar_subquery())
 )
-BESIDE = (_SUMS, _WINNERS, _PLACEMENTS)  # what the rows beside theirs tell of the tasks `ids`
+BESIDE = (_SUMS, _WINNERS, _PLACEMENTS)  # of the tasks `ids`, in the order that Beside takes what they find
 
 
 def render(session: Session, tasks: Sequence[Task]) -> list[TaskResource]:
@@ -171,14 +172,14 @@ def render(session: Session, tasks: Sequence[Task]) -> list[TaskResource]:
 
 
 class Beside:
-    """What `BESIDE` found."""
+    """What jobs, winners and placements tell of some tasks."""
 
     def __init__(self, sums: Iterable[Any], winners: Iterable[Any], placements: Iterable[Any]) -> None:
         self._sums: dict[str, list[Any]] = defaultdict(list)
         for row in sums:
             self._sums[row.task_id].append(row)
         self._winners = {row.task_id: row for row in winners}
-        self._placements = {row.task_id: row for row in placements}  # a later one takes the place
+        self._placements = {row.task_id: row for row in placements}
 
     def of(self, task: Any) -> TaskResource:
         """The resource of one of the tasks: whatever has a Task's columns."""

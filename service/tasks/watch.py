@@ -15,7 +15,7 @@ import psycopg
 from sqlalchemy import ARRAY, String, func, literal, select
 from sqlalchemy.orm import Session
 
-from service.db import driver_url
+from service.db import CONNECT, driver_url
 from service.tasks.events import tell_status
 from service.tasks.models import Task
 
@@ -111,7 +111,7 @@ class Watcher:
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                with psycopg.connect(self._url, autocommit=True, connect_timeout=5, keepalives_idle=5) as connection:
+                with psycopg.connect(self._url, autocommit=True, **CONNECT) as connection:
                     connection.execute(f"LISTEN {CHANNEL}")
                     self.listening.set()
                     self._loop.call_soon_threadsafe(self._wake_all)  # whatever changed while nobody listened

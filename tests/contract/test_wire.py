@@ -52,7 +52,7 @@ seconds = st.floats(0, 1e6)
 EVENTS = {
     "attached": event(
         "attached",
-        train_rows=count,
+        train_rows=st.integers(1, 2**31 - 1),
         validation_rows=count,
         truncated_rows=count,
         skipped_rows=count,

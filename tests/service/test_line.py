@@ -51,6 +51,14 @@ def test_each_tenant_sees_its_own_rows_and_nobody_none(line, tenant, new_tenant)
     assert asked(line, body()) == [[(mine,)], [(theirs,)], [], [(mine,)]]
 
 
+def test_all_statements_of_a_question_see_one_moment(line):
+    async def body() -> list[Any]:
+        found = await line.look("t", [Plain(text(f"SHOW transaction_{name}")) for name in ("isolation", "read_only")], {})
+        return [await cursor.fetchone() for cursor in found]
+
+    assert asked(line, body()) == [("repeatable read",), ("on",)]
+
+
 def test_one_connection_for_all_questions_and_no_transaction_left_open(line, database):
     async def body() -> tuple[Any, ...]:
         pids = [await ask(line, "t", PID) for _ in range(9)]

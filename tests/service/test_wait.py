@@ -207,6 +207,31 @@ def test_what_a_plan_changes_is_loaded_with_the_first_that_is_asked_for(server, 
     assert len(loads) == 2
 
 
+def test_a_change_that_comes_while_a_task_is_read_shows_in_the_next_answer(server, tenant, http, database, monkeypatch):
+    task_id, polls = tenant.task()["id"], server.state.polls
+    look, watcher = polls._load_line.look, server.state.watcher
+
+    async def looked(*given: Any) -> Any:
+        found, heard = await look(*given), watcher.heard
+        monkeypatch.setattr(polls._load_line, "look", look)
+        await asyncio.to_thread(change, database, task_id)
+        while watcher.heard == heard:
+            await asyncio.sleep(0.01)
+        return found
+
+    monkeypatch.setattr(polls._load_line, "look", looked)
+    assert [http.get(f"/v1/tasks/{task_id}").headers["etag"] for _ in range(3)] == ['"1"', '"2"', '"2"']
+
+
+def test_an_id_that_cannot_be_asked_for_spoils_no_other_poll(server, tenant, http, monkeypatch):
+    task_id, polls = tenant.task()["id"], server.state.polls
+    reads = counted(polls._versions, monkeypatch), counted(polls._loads, monkeypatch)
+    for known in ({}, {"wait": 0.05}):
+        assert http.get("/v1/tasks/a%00b", params=known).status_code == 404
+    assert reads == ([], [])
+    assert http.get(f"/v1/tasks/{task_id}").status_code == 200
+
+
 def test_what_nobody_polls_any_more_is_loaded_no_more(server, tenant, http, database):
     asked, left, polls = tenant.task()["id"], tenant.task()["id"], server.state.polls
     for task_id in (asked, left):

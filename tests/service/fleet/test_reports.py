@@ -87,6 +87,13 @@ def test_a_report_of_many_jobs_takes_no_more_statements_than_one_of_few(tenant, 
     assert counts[1] == counts[0]
 
 
+def test_a_data_set_without_rows_is_refused(placement):
+    """What is shown of a task divides by them."""
+    refused = placement.send(placement.attached() | {"train_rows": 0})
+    assert refused.status_code == 422
+    assert "train_rows" in refused.text
+
+
 def test_a_repeated_report_is_answered_as_before_and_changes_nothing(database, placement):
     answer = placement.send(moved(0, "warmup"), points(0, [1, 2, 3]))
     before = dump(database)

@@ -67,11 +67,14 @@ def test_a_placement_whose_task_is_not_running_is_ended(database, parts, tenant,
     plan()
     with database.begin() as session:
         session.execute(update(Task).values(status=status, fence=Task.fence + 1))
+        etag = session.get_one(Task, task["id"]).version
     version = node.desired().version
     reconcile.end_placements_of_ended_tasks(parts)
     desired = node.desired()
     assert desired.placements == []
     assert desired.version > version
+    with database.begin() as session:
+        assert session.get_one(Task, task["id"]).version > etag, "who polls is told"
     assert status_of(database, task["id"])[0] == status
 
 
