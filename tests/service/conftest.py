@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import pytest
 from fastapi import FastAPI
 from pydantic import SecretStr
@@ -22,7 +23,7 @@ from service.storage import Storage
 from service.tenants.keys import Scope, mint_key
 from service.tenants.models import Tenant
 from tests.service.api import Caller
-from tests.service.live import Server, live
+from tests.service.live import PATIENCE, Server, live
 
 _numbers = itertools.count(1)
 
@@ -207,4 +208,11 @@ def small_model(database) -> str:
 def server(settings) -> Iterator[Server]:
     """The module's app on a socket."""
     with live(settings) as made:
+        yield made
+
+
+@pytest.fixture
+def http(server, tenant) -> Iterator[httpx.Client]:
+    """The test's tenant, over that socket."""
+    with httpx.Client(base_url=server.url, headers=tenant.headers, timeout=PATIENCE) as made:
         yield made

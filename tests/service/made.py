@@ -1,4 +1,4 @@
-"""Things that only workers bring about, put straight into the database: loss points, placements, and adapters in storage."""
+"""Things that only workers bring about, put straight into the database: points, placements, stored adapters, changes."""
 
 import hashlib
 import io
@@ -9,10 +9,17 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.adapters.models import Adapter
-from service.db import new_id
+from service.db import Database, new_id
 from service.fleet.models import Node, Placement
 from service.storage import Storage
 from service.tasks.models import Job, PointChunk, Task
+from service.tasks.watch import touch
+
+
+def change(database: Database, *task_ids: str) -> None:
+    """Something about these tasks that a poller can see."""
+    with database.begin() as session:
+        touch(session, *(session.get_one(Task, task_id) for task_id in task_ids))
 
 
 def jobs_of(session: Session, task_id: str) -> list[Job]:
@@ -43,6 +50,7 @@ def placement(
     at: datetime | None = None,
     ended: bool = True,
     evaluation_tokens: int = 0,
+    train_seconds: float = 0.0,
 ) -> None:
     """A placement of the task on a node of its own, with what it did."""
     node = Node(id=new_id("node"), name=new_id("n"), boot_id="b", status="ready", devices=[], versions={}, credential_hash=b"")
@@ -60,6 +68,7 @@ def placement(
             lease_until=now,
             ended_at=now if ended else None,
             tokens=tokens,
+            train_seconds=train_seconds,
             evaluation_tokens=evaluation_tokens,
             gpu_seconds=gpu_seconds,
         )
