@@ -145,7 +145,7 @@ class Polls:
     def _take_changed(self, tenant_id: str, asked: list[str]) -> list[str]:
         """Those of the tenant's changed tasks that a read of these has room for; they are no longer held to be changed."""
         changed = self._changed.pop(tenant_id, set()).difference(asked)
-        return list(changed)[: max(0, _MOST_LOADED - len(asked))]
+        return list(changed)[: _MOST_LOADED - len(asked)]
 
     def _keep(self, task_id: str, answer: Answer) -> None:
         self._drop(task_id)

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
-from sqlalchemy import ARRAY, BigInteger, String, any_, case, func, literal, select
+from sqlalchemy import ARRAY, BigInteger, Double, String, any_, case, func, literal, select
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.orm import Session, aliased
 
@@ -126,11 +126,11 @@ _SUMS = (
     .where(among_ids(Job.task_id))
     .group_by(Job.task_id, Job.status)
 )
-_WINNERS = (
+_WINNERS = (  # as Winner names what they are
     select(
         Job.task_id,
         Job.id.label("job_id"),
-        Job.index.label("number"),
+        Job.index,
         Job.config,
         Adapter.id.label("adapter_id"),
         Adapter.val_loss,
@@ -142,17 +142,16 @@ _WINNERS = (
 )
 _each = aliased(Placement)
 _newest = select(_each.id).where(_each.task_id == Task.id).order_by(_each.created_at.desc()).limit(1)
-_PLACEMENTS = (
+_PLACEMENTS = (  # as PlacementResource does
     select(
         Placement.task_id,
         Node.name.label("node"),
         func.cardinality(Placement.device_indexes).label("gpus"),
-        Placement.created_at,
+        Placement.created_at.label("since"),
         Placement.acknowledged_at,
         Placement.ended_at,
         Placement.end_reason,
-        Placement.tokens,
-        Placement.train_seconds,
+        (Placement.tokens / func.nullif(Placement.train_seconds, 0.0, type_=Double)).label("tokens_per_second"),
         Placement.steps,
         Placement.micro_batches,
         Placement.forwards,
@@ -205,32 +204,6 @@ class _New:
     full: int | None = None
 
 
-def _winner(row: Any) -> Winner:
-    return Winner(
-        job_id=row.job_id,
-        index=row.number,
-        config=JobConfig.model_validate(row.config),
-        adapter_id=row.adapter_id,
-        val_loss=row.val_loss,
-        step=row.step,
-    )
-
-
-def _placement(row: Any) -> PlacementResource:
-    return PlacementResource(
-        node=row.node,
-        gpus=row.gpus,
-        since=row.created_at,
-        acknowledged_at=row.acknowledged_at,
-        ended_at=row.ended_at,
-        end_reason=row.end_reason,
-        tokens_per_second=row.tokens / row.train_seconds if row.train_seconds > 0 else None,
-        steps=row.steps,
-        micro_batches=row.micro_batches,
-        forwards=row.forwards,
-    )
-
-
 def _render(task: Any, sums: Sequence[Any], winner: Any, placement: Any) -> TaskResource:
     return TaskResource(
         id=task.id,
@@ -259,12 +232,12 @@ def _render(task: Any, sums: Sequence[Any], winner: Any, placement: Any) -> Task
         jobs={status: 0 for status in JobStatus} | {JobStatus(row.status): row.count for row in sums},
         progress=Progress(steps_done=sum(row.done for row in sums), steps_total=_known([row.total for row in sums])),
         samples=_count_samples(sums),
-        winner=_winner(winner) if winner is not None else None,
+        winner=Winner.model_validate(winner._asdict()) if winner is not None else None,
         waiting=task.waiting,
         desired_status=TaskStatus(task.desired_status) if task.desired_status else None,
         requeue_detail=task.requeue_detail,
         requeue_reason=RequeueReason(task.requeue_reason) if task.requeue_reason else None,
-        placement=_placement(placement) if placement is not None else None,
+        placement=PlacementResource.model_validate(placement._asdict()) if placement is not None else None,
     )
 
 

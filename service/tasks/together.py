@@ -45,22 +45,20 @@ class Together(Generic[Asked, Found]):
     """`act` sees to what is asked for one tenant: no more than `most` in one go. `turn`: what each go holds while
     it goes on, so that tenants take turns.
 
-    A go waits `gather` seconds for more to be asked, until `apart` seconds after the tenant's last one began, and, where that
-    one saw to several, until `rest` times as long as it took has passed since, but no longer than LONGEST_REST: meanwhile the
-    process is there for others.
+    A go waits until `apart` seconds after the tenant's last one began, and, where that one saw to several, until `rest` times
+    as long as it took has passed since, but no longer than LONGEST_REST: meanwhile the process is there for others.
     """
 
     def __init__(
         self,
         act: Act[Asked, Found],
         *,
-        gather: float = 0.0,
         apart: float = 0.0,
         rest: float = 0.0,
         most: int | None = None,
         turn: AbstractAsyncContextManager[Any] = nullcontext(),  # noqa: B008  (it keeps nothing)
     ) -> None:
-        self._act, self._gather, self._apart, self._rest, self._most, self._turn = act, gather, apart, rest, most, turn
+        self._act, self._apart, self._rest, self._most, self._turn = act, apart, rest, most, turn
         self._gathering: dict[str, _Gathering[Asked, Found]] = {}  # by tenant
         self._newest: dict[str, asyncio.Task[Mapping[Asked, Found]]] = {}  # by tenant, until it has ended
         self._not_before: dict[str, float] = {}  # by tenant, for its next go
@@ -89,7 +87,7 @@ class Together(Generic[Asked, Found]):
         try:
             if before is not None:
                 await asyncio.wait([before])
-            early = max(self._gather, self._not_before.get(tenant, 0.0) - loop.time())
+            early = self._not_before.get(tenant, 0.0) - loop.time()
             if early > 0:
                 await asyncio.sleep(early)
             async with self._turn:

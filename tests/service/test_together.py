@@ -200,16 +200,17 @@ async def three_goes(how: dict[str, float], asked: str, pause: float = 0.0) -> d
     return dict(zip([first for _, (first, *_) in goes.begun], goes.at, strict=True))
 
 
-def test_a_go_that_gathers_is_for_all_who_come_meanwhile() -> None:
+def test_a_go_that_waits_is_for_all_who_come_meanwhile() -> None:
     async def body() -> None:
         goes = Goes()
         goes.let.set()
-        together = Together(goes.act, gather=0.1)
+        together = Together(goes.act, apart=0.1)
+        assert await all_of(*asking(together, "a", "w")) == ["W"]
         waiting = asking(together, "a", "x")
         await asyncio.sleep(0)
         waiting += asking(together, "a", "y")
         assert await all_of(*waiting) == ["X", "Y"]
-        assert goes.begun == [("a", ["x", "y"])]
+        assert goes.begun == [("a", ["w"]), ("a", ["x", "y"])]
 
     run(body)
 
