@@ -23,13 +23,24 @@ from typing import Any
 import httpx
 import psycopg
 import uvloop
-from motet.stack import Event, Stack, ready_of
+from motet.local.stack_process import Event, Stack, ready_of
 
-from benchmarks.hundred_million import JOBS, ask, fill
-from benchmarks.load import POLLERS, REPORT_SECONDS, SERIES, STREAMS, SUBMISSIONS, SUBMITTERS, Load, Placed, quantile, spread
-from benchmarks.result import write_result
-from benchmarks.spent import Spent, family, memory_mb
-from service.db import driver_url
+from benchmarks.bulk_points import JOBS, ask, fill
+from benchmarks.load_generators import (
+    POLLERS,
+    REPORT_SECONDS,
+    SERIES,
+    STREAMS,
+    SUBMISSIONS,
+    SUBMITTERS,
+    Load,
+    Placed,
+    quantile,
+    spread,
+)
+from benchmarks.process_usage import Spent, family, memory_mb
+from benchmarks.result_file import write_result
+from service.database.engine import driver_url
 from tests.service.fleet.scripted import ScriptedNode, moved
 
 ROOT = Path(__file__).parent.parent

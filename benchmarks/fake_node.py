@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 
 from contract import wire
-from contract.adapter import AdapterFile, AdapterManifest, Lineage
+from contract.adapter_manifest import AdapterFile, AdapterManifest, Lineage
 from contract.states import JobStatus
-from worker.desired import Desired, DesiredStates, NodeForgotten
-from worker.hints import Hints
-from worker.link import NodeLink, PlacementLink
+from worker.api_client import NodeLink, PlacementLink
+from worker.node.desired_state_poller import Desired, DesiredStates, NodeForgotten
+from worker.node.wakeup_listener import Hints
 
 _GIB = 2**30
 _FILES = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"nothing was trained"}

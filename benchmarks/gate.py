@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.llama import LlamaShape, Rows, attach, feed, random_backbone
+from benchmarks.llama_shapes import LlamaShape, Rows, attach, feed, random_backbone
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
-from worker.model.batch import Segment
-from worker.model.device_arena import DeviceArena
-from worker.model.device_trainer import DeviceTrainer
-from worker.model.rotary import RotaryTable
-from worker.model.trainer import Trainer
+from worker.model.cuda.device_arena import DeviceArena
+from worker.model.cuda.device_trainer import DeviceTrainer
+from worker.model.flat_batch import Segment
+from worker.model.plain.rotary import RotaryTable
+from worker.model.plain.trainer import Trainer
 
 SMALL = LlamaShape(3, 256, 768, 4, 2, 64, 1000, True)
 TOLERANCE = 1.5  # times the error of plain bf16, against float64

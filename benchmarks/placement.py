@@ -21,7 +21,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from benchmarks.fake_node import FakeNode
-from benchmarks.result import write_result
+from benchmarks.result_file import write_result
 from tests.walk.house import House, house
 
 _ROWS = [{"prompt": f"{at} + 1?", "completion": str(at + 1)} for at in range(20)]
@@ -77,7 +77,7 @@ def measure(tasks: int, nodes: int, slots: int, rate: float, seconds: float, see
             for _ in range(tasks):
                 at += draw.expovariate(rate)
                 time.sleep(max(0.0, at - time.monotonic()))
-                task = motet.submit(dataset={"file_id": file}, **_SPEC)
+                task = motet.commands.submit(dataset={"file_id": file}, **_SPEC)
                 posted[task] = time.monotonic()
             for task in posted:
                 motet.ended(task)

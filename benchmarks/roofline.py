@@ -7,7 +7,7 @@ dS, and the activations that a sum over features or tokens has to read once more
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.llama import LlamaShape
+from benchmarks.llama_shapes import LlamaShape
 
 COPY_BYTES_PER_S = 3.0e12  # an H100's device-to-device copy, read and written bytes counted
 

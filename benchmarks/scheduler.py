@@ -16,13 +16,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.simulator.parts import Bench
-from benchmarks.simulator.workload import TRACES
+from benchmarks.simulator.arrivals import TRACES
+from benchmarks.simulator.experiments import Experiments
 
 RESULT = Path(__file__).parent / "results" / "scheduler-cpu.json"
-PARTS: dict[str, Callable[[Bench], None]] = {
-    "timing": Bench.timing, "eleven": Bench.eleven, "gaps": Bench.gaps, "figure12": Bench.figure_12, "eta": Bench.eta,
-    "traces": Bench.traces, "rolling": Bench.rolling, "widths": Bench.widths, "philly": Bench.philly,
+PARTS: dict[str, Callable[[Experiments], None]] = {
+    "timing": Experiments.timing, "eleven": Experiments.eleven, "gaps": Experiments.gaps, "figure12": Experiments.figure_12, "eta": Experiments.eta,
+    "traces": Experiments.traces, "rolling": Experiments.rolling, "widths": Experiments.widths, "philly": Experiments.philly,
 }  # fmt: skip
 
 
@@ -51,13 +51,13 @@ def main() -> None:
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
     for name in options.only:
-        bench = Bench(options)
+        bench = Experiments(options)
         PARTS[name](bench)
         print(name, {key: round(value, 4) for key, value in bench.figures.items()}, flush=True)
         write(options.out, name, bench)
 
 
-def write(out: Path, part: str, bench: Bench) -> None:
+def write(out: Path, part: str, bench: Experiments) -> None:
     """Put what one part measured into the result file, beside what other parts left there."""
     blank: dict[str, Any] = {"figures": {}, "rows": [], "parts": {}}
     before = json.loads(out.read_text()) if out.exists() else blank

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 import triton
 
-from benchmarks.cells import BASE, GROUPED, LOOP, OURS, cell, new_trainer, small_cells
-from benchmarks.consecutive import consecutive_steps, count_compilations
+from benchmarks.consecutive_steps import consecutive_steps, count_compilations
 from benchmarks.gate import run_gate
-from benchmarks.llama import LLAMA_1B, LLAMA_8B, RANKS, Rows, attach, feed, random_backbone
-from benchmarks.result import median_ms, write_result
-from benchmarks.sequential import COMPILED, SEQUENTIAL, sequential_ms
+from benchmarks.llama_shapes import LLAMA_1B, LLAMA_8B, RANKS, Rows, attach, feed, random_backbone
+from benchmarks.pass_timing import BASE, GROUPED, LOOP, OURS, cell, new_trainer, small_cells
+from benchmarks.result_file import median_ms, write_result
+from benchmarks.sequential_peft import COMPILED, SEQUENTIAL, sequential_ms
 from worker.model.backbone import Backbone
-from worker.model.batch import Segment
-from worker.model.optimizer import RowUpdate
+from worker.model.flat_batch import Segment
+from worker.model.row_optimizer import RowUpdate
 
 PEAK_FLOPS = 989e12  # H100 SXM, dense bf16, the vendor's datasheet
 ROWS_32 = 1168 + 128  # arena rows for 32 adapters of 16, 32, 64 in turn, and room to attach

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, SerializerFunctionWrapHandler, field_serializer
 
-from contract.adapter import AdapterFile, AdapterManifest
-from contract.base import Message, Sha256
-from contract.search import JobConfig
-from contract.spec import Precision, TaskSpec
+from contract.adapter_manifest import AdapterFile, AdapterManifest
+from contract.search_space import JobConfig
 from contract.states import ExitReason, JobStatus, RequeueReason
+from contract.strict import Message, Sha256
+from contract.task_spec import Precision, TaskSpec
 
 PROTOCOL = 1
 

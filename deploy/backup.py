@@ -17,13 +17,13 @@ from pathlib import Path
 
 from sqlalchemy import create_engine
 
-from deploy.devstack.account import choose_account
-from deploy.devstack.folder import private_folder
 from deploy.devstack.postgres import Postgres, installed
+from deploy.devstack.postgres_account import choose_account
+from deploy.devstack.private_folders import private_folder
 from deploy.devstack.stack import postgres_of
-from deploy.devstack.state import State, default_folder
-from deploy.devstack.trouble import StackError, died
-from service import roles
+from deploy.devstack.stack_errors import StackError, died
+from deploy.devstack.state_folder import State, default_folder
+from service.database import roles
 
 _DUMP = "database.dump"
 _READY_SECONDS = 120.0

@@ -25,8 +25,15 @@ STAMP = VENV / "installed"
 PINS = ROOT / "constraints.txt"
 OLDER_SDKS = ("1.109.1", "2.54.0")
 ROOMS = (  # what the processes of a worker import, and who tries an adapter; and all others
-    ("worker.daemon", "worker.heartbeat", "worker.executor", "peft"),
-    ("service.__main__", "service.app", "service.work", "service.reconcile", "motet.cli", "deploy.devstack.stack"),
+    ("worker.node.daemon", "worker.node.heartbeat", "worker.executor.training_loop", "peft"),
+    (
+        "service.__main__",
+        "service.app",
+        "service.background.queue_worker",
+        "service.background.reconciler",
+        "motet.cli",
+        "deploy.devstack.stack",
+    ),
 )
 _NEWS = re.compile(rb"(Collecting|Downloading|Installing|Preparing|Building) ([^ (\n]+)")
 _TAIL_LINES = 15

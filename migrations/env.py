@@ -5,7 +5,7 @@ import os
 from alembic import context
 from sqlalchemy import NullPool, create_engine, text
 
-from service.schema import metadata
+from service.database.schema import metadata
 
 _LOCK = 0x6D6F746574  # "motet"; an advisory lock of this database
 

@@ -10,16 +10,17 @@ import sys
 from psycopg import OperationalError as ConnectionFailed
 from sqlalchemy.exc import OperationalError
 
-from service import logs, schema
+from service import json_logging
+from service.database import schema
 from service.settings import Settings, SettingsError, complain
 
 # each takes the settings and returns when its work is done
 _COMMANDS = {
-    "migrate": "service.schema:migrate",
+    "migrate": "service.database.schema:migrate",
     "bootstrap": "service.bootstrap:run",
-    "api": "service.serve:run",
-    "queue": "service.work:run_worker",
-    "reconcile": "service.reconcile:run",
+    "api": "service.server:run",
+    "queue": "service.background.queue_worker:run_worker",
+    "reconcile": "service.background.reconciler:run",
 }
 _NEED_TABLES = ("api", "queue", "reconcile")
 _OPENAPI = "service.app:openapi_yaml"
@@ -35,7 +36,7 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         settings = Settings.load()
-        logs.configure(settings.secrets)
+        json_logging.configure(settings.secrets)
         _run(arguments[0], settings)
     except (SettingsError, schema.SchemaBehind) as error:
         complain(str(error))

@@ -11,41 +11,41 @@ from fastapi import FastAPI
 import service.adapters.routes
 import service.audit.routes
 import service.files.routes
-import service.fleet.admin
+import service.fleet.admin_routes
 import service.fleet.routes
 import service.metrics.routes
-import service.openai.catalogue
-import service.openai.files
-import service.openai.jobs
+import service.openai.file_routes
+import service.openai.job_routes
+import service.openai.model_routes
 import service.scheduler.routes
 import service.tasks.routes
-import service.tasks.submit
+import service.tasks.submission.routes
 import service.tenants.routes
 import service.usage.routes
 import service.webhooks.routes
-from service import health, once, openapi, problems
-from service.db import pool_of
-from service.metrics.api import ApiMetrics
-from service.requests import BodyLimit, RequestLog
+from service.app_state import State
+from service.database.engine import pool_of
+from service.http import health, idempotency, openapi, problem_handlers
+from service.http.middleware import BodyLimit, RequestLog
+from service.metrics.api_metrics import ApiMetrics
 from service.settings import Settings
-from service.state import State
 
 _ROUTERS = (
-    service.tasks.submit.router,
+    service.tasks.submission.routes.router,
     service.tasks.routes.router,
     service.files.routes.router,
     service.scheduler.routes.router,
     service.adapters.routes.router,
     service.webhooks.routes.router,
-    service.fleet.admin.router,
+    service.fleet.admin_routes.router,
     service.tenants.routes.router,
     service.usage.routes.router,
     service.audit.routes.router,
     service.fleet.routes.router,
     service.metrics.routes.router,
-    service.openai.files.router,
-    service.openai.jobs.router,
-    service.openai.catalogue.router,
+    service.openai.file_routes.router,
+    service.openai.job_routes.router,
+    service.openai.model_routes.router,
     health.router,
 )
 
@@ -66,13 +66,17 @@ def routes(metrics: ApiMetrics | None = None) -> FastAPI:
         version=version("motet"),
         docs_url=None,
         redoc_url=None,
-        telemetry={"tracing": False, "metrics": False, "logs": False},  # what there is to tell is in logs.py and metrics/
+        telemetry={
+            "tracing": False,
+            "metrics": False,
+            "logs": False,
+        },  # what there is to tell is in json_logging.py and metrics/
         lifespan=_lifespan,
     )
     app.add_middleware(BodyLimit)
     app.add_middleware(RequestLog, metrics=metrics or ApiMetrics())
-    problems.install(app)
-    once.install(app)
+    problem_handlers.install(app)
+    idempotency.install(app)
     for router in _ROUTERS:
         # not include_router: FastAPI would ask each router in turn, and the one that answers twice, for milliseconds
         app.router.routes.extend(router.routes)

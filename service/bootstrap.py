@@ -12,9 +12,9 @@ from pathlib import Path
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
-from service.db import Database, new_id
+from service.database.engine import Database, new_id
 from service.settings import Settings, say
-from service.tenants.keys import Scope, check_key, mint_key
+from service.tenants.api_keys import Scope, check_key, mint_key
 from service.tenants.models import ApiKey, Tenant
 
 FILE_NAME = "credentials.json"

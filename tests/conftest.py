@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from deploy.devstack.account import choose_account
+from deploy.devstack.owned_process import Process, how_it_ended
 from deploy.devstack.postgres import Postgres
-from deploy.devstack.process import Process, how_it_ended
-from deploy.devstack.trouble import died
+from deploy.devstack.postgres_account import choose_account
+from deploy.devstack.stack_errors import died
 from deploy.devstack.valkey import Valkey
 
 # the cores are shared among test processes, where threads that spin while they wait would keep others from working
@@ -27,8 +27,19 @@ if not Path("/dev/nvidiactl").exists():
 
 _READY_SECONDS = 60.0
 _LONGEST = (  # they come first, in this order: short files fill the time beside the last of them
-    *("walk/test_crashes.py", "walk/test_walk.py", "worker/test_executor.py", "worker/test_daemon.py", "test_readme.py"),
-    *("service/queue/test_processes.py", "worker/model/test_alone.py", "deploy/test_devstack.py", "worker/test_replicas.py"),
+    *(
+        "walk/test_crashes.py",
+        "walk/test_walk.py",
+        "worker/executor/test_executor.py",
+        "worker/node/test_daemon.py",
+        "test_readme.py",
+    ),
+    *(
+        "service/background/test_queue_processes.py",
+        "worker/model/test_alone.py",
+        "deploy/test_devstack.py",
+        "worker/replicas/test_replica_set.py",
+    ),
     *("benchmarks/test_placement.py", "service/test_fuzz.py", "service/test_commands.py", "kernels/test_triton_pass.py"),
 )
 _NOT_RUN = {"gpu": "tests that need a GPU: make test-gpu", "slow": "tests of the long form: make test-all"}

@@ -113,7 +113,7 @@ def test_pure_modules_see_no_clock_no_files_and_no_network(pattern: str) -> None
         f"{place(path, line)} imports {name}"
         for path in paths
         for line, name in imports(path)
-        if not within(name, PURE_SEES | PURE_STDLIB) or within(name, {"service.scheduler.models", "service.scheduler.loop"})
+        if not within(name, PURE_SEES | PURE_STDLIB) or within(name, {"service.scheduler.models", "service.scheduler.planner"})
     ]
     assert not impure, "\n".join(impure)
 
@@ -137,8 +137,8 @@ def test_imports_stand_at_the_top(house: str) -> None:
         ("service.app", TENSORS | {"ortools"}),
         ("motet.cli", TENSORS | STORES),
         ("contract.wire", TENSORS | STORES),
-        ("worker.daemon", TENSORS),
-        ("worker.executor", STORES | {"peft", "transformers.modeling_utils"}),
+        ("worker.node.daemon", TENSORS),
+        ("worker.executor.training_loop", STORES | {"peft", "transformers.modeling_utils"}),
     ],
 )
 def test_importing_it_loads_no_stranger(module: str, never: set[str]) -> None:

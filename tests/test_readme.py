@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from motet import Client
 from motet.cli import app
-from motet.examples import register_base
-from motet.stack import Stack, ready_of
+from motet.local.example_files import register_base
+from motet.local.stack_process import Stack, ready_of
 from typer.testing import CliRunner
 
 from contract.states import JOB_TRANSITIONS, TASK_TRANSITIONS

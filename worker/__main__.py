@@ -1,10 +1,10 @@
-"""`python -m worker`: the daemon of one node. Its children are `worker.heartbeat` and `worker.executor`."""
+"""`python -m worker`: the daemon of one node. Its children are `worker.node.heartbeat` and `worker.executor.training_loop`."""
 
 import sys
 
-from worker.daemon import serve
-from worker.logs import log_to_stderr
+from worker.node.daemon import serve
 from worker.settings import SettingsError
+from worker.stderr_logging import log_to_stderr
 
 
 def main() -> int:

@@ -4,8 +4,8 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from worker.lease import Lease
-from worker.link import Unreachable
+from worker.api_client import Unreachable
+from worker.executor.placement_lease import Lease
 
 log = logging.getLogger(__name__)
 

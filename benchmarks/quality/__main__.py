@@ -14,17 +14,17 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.quality.base_set_pairs import PAIRS, SEEN, Pair, rows_of, spec_of, swept
+from benchmarks.quality.early_exit_driver import Referee
 from benchmarks.quality.gate import run_gate
-from benchmarks.quality.pairs import PAIRS, SEEN, Pair, rows_of, spec_of, swept
-from benchmarks.quality.referee import Referee
+from benchmarks.quality.recorded_sweep import Curve, OutOfTime, Sweep, split, train
 from benchmarks.quality.replay import watch_steps
 from benchmarks.quality.report import report
-from benchmarks.quality.sweep import Curve, OutOfTime, Sweep, split, train
-from contract.revision import revision_of
-from contract.spec import Schedule
+from contract.model_revision import revision_of
+from contract.task_spec import Schedule
 from contract.wire import BaseModelRef
-from worker.base import Base, load_base
-from worker.data import load
+from worker.data.dataset import load
+from worker.replicas.base_loader import Base, load_base
 
 STEP_TOKENS = {"cpu": 4096, "cuda": 65536}
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from worker.base import Base
+from worker.data.row_reader import example
 from worker.model.arena import Arena, Slot
 from worker.model.backbone import Backbone
-from worker.model.batch import Example, Segment
-from worker.model.optimizer import RowUpdate
-from worker.model.trainer import Trainer
-from worker.rows import example
+from worker.model.flat_batch import Example, Segment
+from worker.model.plain.trainer import Trainer
+from worker.model.row_optimizer import RowUpdate
+from worker.replicas.base_loader import Base
 
 STEPS = 8
 SETTINGS = ((16, 2e-4, 2), (64, 5e-5, 4), (32, 1e-4, 8))  # rank, learning rate, batch size

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from benchmarks.quality.referee import Referee
-from benchmarks.quality.sweep import Curve, Sweep
-from contract.search import JobConfig
-from contract.spec import EVALUATIONS, Schedule, TaskSpec
+from benchmarks.quality.early_exit_driver import Referee
+from benchmarks.quality.recorded_sweep import Curve, Sweep
+from contract.search_space import JobConfig
+from contract.task_spec import EVALUATIONS, Schedule, TaskSpec
 
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2)  # of a job's steps, where ranks are compared (ALTO figure 16)
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.quality.pairs import PAIRS, RECOMMENDED, SEEN, spec_of, swept
-from benchmarks.quality.picture import draw
+from benchmarks.quality.base_set_pairs import PAIRS, RECOMMENDED, SEEN, spec_of, swept
+from benchmarks.quality.readme_table import OURS
+from benchmarks.quality.recorded_sweep import Curve, Sweep
 from benchmarks.quality.replay import ASHA_FACTORS, ASHA_WARMUPS, Outcome, best_of, rankings, replay
-from benchmarks.quality.sweep import Curve, Sweep
-from benchmarks.quality.table import OURS
-from benchmarks.result import RESULTS, device_name, write_result
-from contract.spec import TaskSpec
+from benchmarks.quality.sweep_plot import draw
+from benchmarks.result_file import RESULTS, device_name, write_result
+from contract.task_spec import TaskSpec
 
 POLICIES = ("alto", "alto_guarded")
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from random import Random
 
-from benchmarks.simulator.lives import draw_lives, draw_nature, progress, walk
-from contract.spec import EarlyExitPolicy
+from benchmarks.simulator.job_outcomes import draw_lives, draw_nature, progress, walk
 from contract.states import JobStatus
-from service.scheduler.estimate import LOADING_SECONDS, Estimate, Work, estimate
-from service.scheduler.hardware import hardware
-from service.scheduler.survival import NOTHING, Lives, learned, lived
-from service.scheduler.throughput import Key, Model, Profile, key_of, measured
+from contract.task_spec import EarlyExitPolicy
+from service.scheduler.estimate.gpu_types import hardware
+from service.scheduler.estimate.survival import NOTHING, Lives, learned, lived
+from service.scheduler.estimate.task_duration import LOADING_SECONDS, Estimate, Work, estimate
+from service.scheduler.estimate.throughput import Key, Model, Profile, key_of, measured
 
 PARTS = (0.0, 0.25, 0.5, 0.75)  # of a run, at which its end is foretold
 _BASES = (("llama-3-8b", 8_000_000_000, 1.4), ("qwen-3-8b", 8_200_000_000, 1.7), ("small-1b", 1_200_000_000, 2.2))

@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.simulator.check import check
-from benchmarks.simulator.outcome import Outcome, Ran, Setup
+from benchmarks.simulator.arrivals import Arrival
+from benchmarks.simulator.plan_judge import check
 from benchmarks.simulator.policies import Policy
-from benchmarks.simulator.tenancy import Tenancy, Waiting
-from benchmarks.simulator.workload import Arrival
-from service.scheduler.decision import Decision
-from service.scheduler.preempt import Held
-from service.scheduler.problem import Node, Problem, Queued, Running, Start, Width
+from benchmarks.simulator.run_record import Outcome, Ran, Setup
+from benchmarks.simulator.tenant_shares import Tenancy, Waiting
+from service.scheduler.core.decision import Decision
+from service.scheduler.core.preemption import Held
+from service.scheduler.core.problem import Node, Problem, Queued, Running, Start, Width
 
 RELOAD_SECONDS = 60  # what a preempted task loses: its current step, and loading again
 _END, _ARRIVAL, _DRAIN, _TIMER = range(4)  # at one moment in this order

@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 
 from ortools.sat.python import cp_model
 
-from service.scheduler.board import Board
-from service.scheduler.decision import Decision
-from service.scheduler.greedy import backfill
-from service.scheduler.problem import Problem, Queued, Start
-from service.scheduler.solve import BUDGET, solve
+from service.scheduler.core.decision import Decision
+from service.scheduler.core.problem import Problem, Queued, Start
+from service.scheduler.core.rules import backfill
+from service.scheduler.core.solve import BUDGET, solve
+from service.scheduler.core.timeline import Timeline
 
 Policy = Callable[[Problem], Decision]
 
 
 def fcfs(problem: Problem) -> Decision:
     """In order of arrival; nobody starts before the one in front."""
-    board, starts = Board(problem), []
+    board, starts = Timeline(problem), []
     for task in problem.placeable:
         start = board.now(task)
         if start is None:
@@ -89,7 +89,7 @@ POLICIES: dict[str, Policy] = {"fcfs": fcfs, "easy": easy, "sjf": sjf, "lpt": lp
 
 
 def _any_fit(problem: Problem, order: Sequence[Queued], name: str) -> Decision:
-    board, starts = Board(problem), []
+    board, starts = Timeline(problem), []
     for task in order:
         start = board.now(task)
         if start is not None:

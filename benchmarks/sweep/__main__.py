@@ -17,20 +17,20 @@ from typing import Any
 import torch
 
 from benchmarks.gate import run_gate
-from benchmarks.llama import LLAMA_1B
-from benchmarks.quality.pairs import BATCH_SIZES, RANKS, RATES
-from benchmarks.quality.table import OURS
-from benchmarks.result import write_result
-from benchmarks.sequential import sequential_ms
-from benchmarks.sweep.base import write_base
-from benchmarks.sweep.live import HELD_OUT, Live, read_rows, run_search
-from benchmarks.sweep.split import device_ms
-from benchmarks.sweep.spread import spread
+from benchmarks.llama_shapes import LLAMA_1B
+from benchmarks.quality.base_set_pairs import BATCH_SIZES, RANKS, RATES
+from benchmarks.quality.readme_table import OURS
+from benchmarks.result_file import write_result
+from benchmarks.sequential_peft import sequential_ms
+from benchmarks.sweep.cost_split import device_ms
+from benchmarks.sweep.live_search import HELD_OUT, Live, read_rows, run_search
+from benchmarks.sweep.packed_vs_solo import spread
+from benchmarks.sweep.random_base import write_base
 from benchmarks.sweep.stopwatch import EVALUATION, LOADING, OTHER, PARKING, STORING, TRAINING
-from contract.spec import EVALUATIONS, TaskSpec
+from contract.task_spec import EVALUATIONS, TaskSpec
 from contract.wire import BaseModelRef
-from worker.base import load_base
-from worker.data import load
+from worker.data.dataset import load
+from worker.replicas.base_loader import load_base
 
 CHECKPOINT_SECONDS = 600  # of a placement: none falls into a search of this length
 STEP_TOKENS = 16384  # of a pass: the worker's default on a GPU

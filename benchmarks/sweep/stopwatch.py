@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from worker.executor import Executor
-from worker.model.batch import Segment
-from worker.model.device_trainer import DeviceTrainer
-from worker.safeguard import Safeguard
-from worker.slots import Slots
+from worker.adapters.adapter_slots import Slots
+from worker.executor.checkpoint_policy import CheckpointPolicy
+from worker.executor.training_loop import Executor
+from worker.model.cuda.device_trainer import DeviceTrainer
+from worker.model.flat_batch import Segment
 
 TRAINING, EVALUATION, PARKING, LOADING, STORING, OTHER = "training", "evaluation", "parking", "loading", "storing", "other"
 _WATCHED: tuple[tuple[type, str, str], ...] = (
@@ -22,7 +22,7 @@ _WATCHED: tuple[tuple[type, str, str], ...] = (
     (Slots, "give", PARKING),
     (Slots, "park", PARKING),
     (Slots, "note_best", PARKING),
-    (Safeguard, "take", PARKING),
+    (CheckpointPolicy, "take", PARKING),
 )
 _SAMPLED = 40  # every so many training passes one is kept, to be measured again by itself
 

@@ -1,6 +1,6 @@
 """The `motet` command line, and a small client that scripts can import: `from motet import Client`."""
 
-from motet.client import Client
-from motet.errors import ApiError, DownloadDamaged, FieldProblem, MotetError, NoCredentials, TaskNotDone, Unreachable
+from motet.api.client import Client
+from motet.api.errors import ApiError, DownloadDamaged, FieldProblem, MotetError, NoCredentials, TaskNotDone, Unreachable
 
 __all__ = ["ApiError", "Client", "DownloadDamaged", "FieldProblem", "MotetError", "NoCredentials", "TaskNotDone", "Unreachable"]

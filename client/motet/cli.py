@@ -13,22 +13,22 @@ import typer
 from rich.console import Console
 
 from contract.states import TaskStatus
-from motet import invocation
-from motet.client import Client
-from motet.demo import demo as run_demo
-from motet.doctor import examine
-from motet.errors import ApiError, MotetError, NoCredentials, Unreachable
-from motet.narrator import Narrator
-from motet.previews import show
-from motet.resources import Task
-from motet.specfile import SpecError, json_schema, read
-from motet.submit import preview as preview_spec
-from motet.submit import submit as submit_spec
-from motet.tables import jobs_table, nodes_table, running_table, tasks_table, waiting_table
-from motet.up import up as run_up
-from motet.view import View
-from motet.watch import outcome
-from motet.watch import watch as watch_task
+from motet.api.client import Client
+from motet.api.errors import ApiError, MotetError, NoCredentials, Unreachable
+from motet.api.resources import Task
+from motet.commands import invocation
+from motet.commands.narrator import Narrator
+from motet.commands.preview import show
+from motet.commands.spec_file import SpecError, json_schema, read
+from motet.commands.submit import preview as preview_spec
+from motet.commands.submit import submit as submit_spec
+from motet.commands.tables import jobs_table, nodes_table, running_table, tasks_table, waiting_table
+from motet.commands.task_view import View
+from motet.commands.watch import outcome
+from motet.commands.watch import watch as watch_task
+from motet.local.demo import demo as run_demo
+from motet.local.doctor import examine
+from motet.local.up import up as run_up
 
 _PLAIN_WIDTH = 140  # columns where there is no terminal to ask
 

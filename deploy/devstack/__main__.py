@@ -18,9 +18,9 @@ from types import FrameType
 from typing import Any
 
 from deploy.devstack.stack import Options, Stack
-from deploy.devstack.state import State, default_folder
+from deploy.devstack.stack_errors import StackError, trouble_of
+from deploy.devstack.state_folder import State, default_folder
 from deploy.devstack.supervisor import StopAsked, Supervisor
-from deploy.devstack.trouble import StackError, trouble_of
 
 _POLL_SECONDS = 0.1
 

@@ -15,11 +15,11 @@ from urllib.parse import quote
 import psycopg
 from psycopg import sql
 
-from deploy.devstack.account import Account
-from deploy.devstack.folder import private_file, private_folder, socket_folder
-from deploy.devstack.process import Process, spawn
-from deploy.devstack.roles import password_of
-from deploy.devstack.trouble import StackError, died, trouble_of
+from deploy.devstack.owned_process import Process, spawn
+from deploy.devstack.postgres_account import Account
+from deploy.devstack.private_folders import private_file, private_folder, socket_folder
+from deploy.devstack.role_passwords import password_of
+from deploy.devstack.stack_errors import StackError, died, trouble_of
 
 _USER = "motet"
 _PORT = "5432"  # only a part of the socket's name; said everywhere because PGPORT may say otherwise

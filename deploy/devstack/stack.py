@@ -7,14 +7,14 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.devstack import kin
-from deploy.devstack.account import Account, choose_account
-from deploy.devstack.folder import private_folder
+from deploy.devstack import process_reaper
 from deploy.devstack.postgres import Postgres
-from deploy.devstack.program import Keeper, Module
-from deploy.devstack.state import State
+from deploy.devstack.postgres_account import Account, choose_account
+from deploy.devstack.private_folders import private_folder
+from deploy.devstack.programs import Module, ProcessReaper
+from deploy.devstack.stack_errors import StackError
+from deploy.devstack.state_folder import State
 from deploy.devstack.supervisor import Supervisor
-from deploy.devstack.trouble import StackError
 from deploy.devstack.valkey import Valkey
 
 DEFAULT_PORT = 8321
@@ -41,7 +41,7 @@ class Stack:
         self._state = state
         self._options = options
         self._secrets = state.secrets()
-        kin.kill(self._secrets.mark)  # what an earlier run's keeper has not ended yet; it may hold the port
+        process_reaper.kill(self._secrets.mark)  # what an earlier run's keeper has not ended yet; it may hold the port
         self._port = Port(options.host, options.port)
         self._mark = f"{self._secrets.mark}.{secrets.token_hex(4)}"
         account = choose_account()
@@ -58,7 +58,7 @@ class Stack:
 
     def start(self, supervisor: Supervisor) -> None:
         """Bring everything up. Raises StackError, or StopAsked when told to stop meanwhile."""
-        supervisor.start(self._valkey, self._postgres, Keeper(self._state.logs / "keeper.log", self._mark))
+        supervisor.start(self._valkey, self._postgres, ProcessReaper(self._state.logs / "keeper.log", self._mark))
         supervisor.await_ready(self._valkey, _SERVER_SECONDS)
         supervisor.await_ready(self._postgres, _SERVER_SECONDS)
         self._postgres.create_database()
@@ -71,7 +71,7 @@ class Stack:
 
     def sweep(self) -> None:
         """End what stopped programs left running."""
-        kin.kill(self._mark)
+        process_reaper.kill(self._mark)
 
     def _service(self, word: str, **more: str) -> Module:
         env = more | {

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from deploy.devstack.process import Process, how_it_ended
-from deploy.devstack.program import Program
-from deploy.devstack.trouble import StackError, died, trouble_of
+from deploy.devstack.owned_process import Process, how_it_ended
+from deploy.devstack.programs import Program
+from deploy.devstack.stack_errors import StackError, died, trouble_of
 
 Emit = Callable[[dict[str, Any]], None]
 

@@ -10,10 +10,10 @@ from urllib.parse import quote
 
 import redis
 
-from deploy.devstack.folder import private_file, private_folder, socket_folder
-from deploy.devstack.process import Process, dying_with_owner, spawn
-from deploy.devstack.roles import password_of
-from deploy.devstack.trouble import StackError
+from deploy.devstack.owned_process import Process, dying_with_owner, spawn
+from deploy.devstack.private_folders import private_file, private_folder, socket_folder
+from deploy.devstack.role_passwords import password_of
+from deploy.devstack.stack_errors import StackError
 
 # What each role may do; docker-compose.yml says the same. A node reads its own stream alone: it knows no other's name, which
 # holds 80 random bits, and no command that lists names.

@@ -3,7 +3,7 @@
 from sqlalchemy import Double, ForeignKey
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.db import Base, Id, Json, Now
+from service.database.engine import Base, Id, Json, Now
 
 
 class Adapter(Base):
@@ -15,5 +15,5 @@ class Adapter(Base):
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), unique=True)
     step: Mapped[int]
     val_loss: Mapped[float] = mapped_column(Double)
-    manifest: Mapped[Json]  # a contract.adapter.AdapterManifest
+    manifest: Mapped[Json]  # a contract.adapter_manifest.AdapterManifest
     created_at: Mapped[Now]

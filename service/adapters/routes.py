@@ -10,24 +10,24 @@ from fastapi.responses import StreamingResponse
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
-from contract.adapter import AdapterManifest
+from contract.adapter_manifest import AdapterManifest
 from contract.states import TASK_TERMINAL, TaskStatus
-from service.adapters.archive import tar_gz
+from service.adapters.adapter_archive import tar_gz
+from service.adapters.adapter_readme import NAME, readme
 from service.adapters.models import Adapter
-from service.adapters.readme import NAME, readme
 from service.adapters.resource import AdapterResource
-from service.answers import bytes_of, problems
-from service.downloads import ObjectLost, attachment, matches, send_object
-from service.errors import Conflict, NotFound
-from service.pages import Cursor, Limit, Page, page
-from service.state import Store
-from service.storage import ObjectMissing, Storage
-from service.tasks.jobs import jobs_of_task
-from service.tasks.metrics import MAX_RESOLUTION, Window, coarse_curves
+from service.app_state import Store
+from service.http.downloads import ObjectLost, attachment, matches, send_object
+from service.http.pagination import Cursor, Limit, Page, page
+from service.http.problems import Conflict, NotFound
+from service.http.response_schemas import bytes_of, problems
+from service.storage.object_store import ObjectMissing, Storage
+from service.tasks.curves.curve_reader import MAX_RESOLUTION, Window, coarse_curves
+from service.tasks.job_resource import jobs_of_task
 from service.tasks.models import Task
-from service.tenants.auth import Db, NotedDb, Reader
-from service.tenants.keys import Principal
-from service.tenants.scope import find, missing, scoped
+from service.tenants.api_keys import Principal
+from service.tenants.authentication import Db, NotedDb, Reader
+from service.tenants.tenant_scope import find, missing, scoped
 
 router = APIRouter(prefix="/v1", tags=["adapters"], responses=problems(401, 403))
 

@@ -4,7 +4,7 @@ from sqlalchemy import ForeignKey, Index, String, text
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.db import Base, Id, Now
+from service.database.engine import Base, Id, Now
 
 
 class AuditEntry(Base):

@@ -7,11 +7,11 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 from sqlalchemy import select
 
-from service.answers import problems
 from service.audit.models import AuditEntry
-from service.pages import Cursor, Limit, Page, page
-from service.tenants.auth import AdminDb, Db, Reader
-from service.tenants.scope import scoped
+from service.http.pagination import Cursor, Limit, Page, page
+from service.http.response_schemas import problems
+from service.tenants.authentication import AdminDb, Db, Reader
+from service.tenants.tenant_scope import scoped
 
 router = APIRouter(prefix="/v1", responses=problems(401, 403, 422))
 

@@ -7,14 +7,14 @@ from sqlalchemy import Select, func, or_, select
 from sqlalchemy.orm import Session
 
 from contract.states import TASK_TERMINAL, TaskStatus
-from service.db import among_ids, new_id
-from service.errors import Conflict
-from service.files.intake import DataSet
+from service.database.engine import among_ids, new_id
+from service.files.dataset_intake import DataSet
 from service.files.models import File
+from service.http.problems import Conflict
 from service.tasks.models import Task
-from service.tenants.keys import Principal
+from service.tenants.api_keys import Principal
 from service.tenants.quotas import admit_bytes
-from service.tenants.scope import missing, scoped, scoped_when_asked, whose
+from service.tenants.tenant_scope import missing, scoped, scoped_when_asked, whose
 
 _OPEN = [status for status in TaskStatus if status not in TASK_TERMINAL]
 _NAMED = 10  # tasks that a refusal lists

@@ -3,7 +3,7 @@
 from sqlalchemy import ForeignKey, String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.db import At, Base, Big, Id, Now
+from service.database.engine import At, Base, Big, Id, Now
 
 
 class File(Base):

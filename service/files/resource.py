@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from service.files.models import File
-from service.files.rows import Format
+from service.files.row_checks import Format
 
 
 class FileResource(BaseModel):

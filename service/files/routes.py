@@ -2,16 +2,16 @@
 
 from fastapi import APIRouter, Request, Response
 
-from service.answers import bytes_of, problems
-from service.downloads import send_object
+from service.app_state import BaseTokenizers, Store
 from service.files import actions
 from service.files.models import File
-from service.files.preview import PreviewRequest, PreviewResource, find, preview
+from service.files.multipart_upload import Received
 from service.files.resource import FileResource
-from service.files.upload import Received
-from service.pages import Cursor, Limit, Page, page
-from service.state import BaseTokenizers, Store
-from service.tenants.auth import Db, Reader, Writer
+from service.files.row_preview import PreviewRequest, PreviewResource, find, preview
+from service.http.downloads import send_object
+from service.http.pagination import Cursor, Limit, Page, page
+from service.http.response_schemas import bytes_of, problems
+from service.tenants.authentication import Db, Reader, Writer
 
 router = APIRouter(prefix="/v1/files", tags=["files"], responses=problems(401, 403))
 

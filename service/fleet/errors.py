@@ -1,6 +1,6 @@
 """What the fleet's own calls can go wrong with. The codes are what daemons and executors act upon."""
 
-from service.errors import Conflict, Invalid, NotFound, Unauthorized
+from service.http.problems import Conflict, Invalid, NotFound, Unauthorized
 
 
 class JoinRefused(Unauthorized):

@@ -4,7 +4,7 @@ from sqlalchemy import ForeignKey, Index, Integer, LargeBinary, String, Text, te
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.db import At, Base, Big, Id, Json, Now
+from service.database.engine import At, Base, Big, Id, Json, Now
 
 
 class BaseModel(Base):

@@ -9,15 +9,15 @@ from sqlalchemy.orm import Session
 
 from contract.states import RequeueReason
 from contract.wire import Heartbeat, HeartbeatAnswer, LeaseGrant, NodeRegistration, NodeWelcome, PlacementsLost, Pulse
-from service.db import clock, new_id
+from service.background.dependencies import Dependencies
+from service.background.wakeups import stream_of
+from service.database.engine import clock, new_id
 from service.fleet.credentials import check_node, mint_credential, placement_token
 from service.fleet.errors import NodeUnknown
-from service.fleet.leases import lease_until
+from service.fleet.lease_clock import lease_until
 from service.fleet.models import Node, Placement
 from service.fleet.placements import lock_placement, release
-from service.hints import stream_of
-from service.parts import Parts
-from service.scheduler.requests import request_plan
+from service.scheduler.state.plan_requests import request_plan
 from service.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _STALL_STEPS = 20
 
 
-def register(parts: Parts, said: NodeRegistration) -> NodeWelcome:
+def register(parts: Dependencies, said: NodeRegistration) -> NodeWelcome:
     """Take a node into the fleet under a new credential. Whatever the service thought it ran is lost first.
 
     A daemon registers when it runs nothing: as it starts, or after it ended all executors.
@@ -71,7 +71,7 @@ def _welcome(session: Session, node: Node, said: NodeRegistration, credential_ha
     node.joined_at = node.heartbeat_at = clock(session)
 
 
-def heartbeat(parts: Parts, node_id: str, bearer: str | None, said: Heartbeat) -> HeartbeatAnswer:
+def heartbeat(parts: Dependencies, node_id: str, bearer: str | None, said: Heartbeat) -> HeartbeatAnswer:
     """Renew the leases of the placements that pulse, acknowledge new ones, and take tasks off executors that stall.
 
     The lease of one that was asked to leave is told, and no longer renewed.
@@ -131,7 +131,7 @@ def _beat(session: Session, node: Node, now: datetime) -> int:
     return version
 
 
-def report_lost(parts: Parts, node_id: str, bearer: str | None, said: PlacementsLost) -> None:
+def report_lost(parts: Dependencies, node_id: str, bearer: str | None, said: PlacementsLost) -> None:
     """The daemon says which placements its executors took with them. One that has ended since, or moved on, is left alone."""
     with parts.db.begin() as session:
         check_node(session, node_id, bearer)
@@ -141,7 +141,7 @@ def report_lost(parts: Parts, node_id: str, bearer: str | None, said: Placements
         lose(parts, placement_id, said.reason, said.detail)
 
 
-def lose(parts: Parts, placement_id: str, reason: RequeueReason, detail: str) -> bool:
+def lose(parts: Dependencies, placement_id: str, reason: RequeueReason, detail: str) -> bool:
     """Give a live placement's task back to the queue, in a transaction of its own. Whether there was something to give back."""
     with parts.db.begin() as session:
         found = lock_placement(session, placement_id)

@@ -4,15 +4,15 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from contract.states import TASK_TERMINAL, RequeueReason, TaskStatus
-from service.db import after_commit, clock
+from service.background.dependencies import Dependencies
+from service.background.wakeups import Hints
+from service.database.engine import after_commit, clock
 from service.fleet.models import Node, Placement
-from service.hints import Hints
-from service.parts import Parts
-from service.scheduler.history import note
-from service.scheduler.requests import request_plan
+from service.scheduler.explain.plan_history import note
+from service.scheduler.state.plan_requests import request_plan
+from service.tasks.lifecycle.rewind import rewind
 from service.tasks.models import Task
-from service.tasks.rewind import rewind
-from service.tasks.watch import touch
+from service.tasks.polling.task_watcher import touch
 
 
 def touch_nodes(session: Session, hints: Hints, *node_ids: str) -> None:
@@ -52,7 +52,7 @@ def end_placement(session: Session, hints: Hints, placement: Placement, reason: 
 
 def ask_to_leave(
     session: Session,
-    parts: Parts,
+    parts: Dependencies,
     task: Task,
     placement: Placement,
     reason: RequeueReason,
@@ -72,7 +72,9 @@ def ask_to_leave(
         touch(session, task)
 
 
-def release(session: Session, parts: Parts, task: Task, placement: Placement, reason: RequeueReason, detail: str = "") -> None:
+def release(
+    session: Session, parts: Dependencies, task: Task, placement: Placement, reason: RequeueReason, detail: str = ""
+) -> None:
     """Take a running task off its node, in one transaction: fence, placement, jobs, curves, queue, plan request.
 
     One that was asked to leave leaves for that reason, however it went. The caller holds the locks of `lock_placement` and

@@ -4,30 +4,30 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from contract import wire
-from contract.spec import TaskSpec
 from contract.states import TASK_TERMINAL, RequeueReason
-from service.errors import FieldError
+from contract.task_spec import TaskSpec
+from service.background.dependencies import Dependencies
 from service.fleet.credentials import check_placement
 from service.fleet.errors import FenceStale, PlacementTokenRefused, ReportRefused, SeqGap
 from service.fleet.models import Node, Placement
 from service.fleet.placements import end_placement, lock_placement, release
-from service.parts import Parts
-from service.scheduler import learned
-from service.scheduler.estimate import measured_rate
-from service.scheduler.moved import end_moved
-from service.scheduler.requests import request_plan
-from service.scheduler.shares import kind_of
-from service.scheduler.survival import shape_class
-from service.scheduler.workload import progress_of
+from service.http.problems import FieldError
+from service.scheduler.estimate.drift import end_moved
+from service.scheduler.estimate.survival import shape_class
+from service.scheduler.estimate.task_duration import measured_rate
+from service.scheduler.estimate.task_workload import progress_of
+from service.scheduler.state import learned_profiles
+from service.scheduler.state.plan_requests import request_plan
+from service.scheduler.state.usage_shares import kind_of
 from service.settings import Settings
+from service.tasks.lifecycle.report_reducer import EventRefused, Record
 from service.tasks.models import Task
-from service.tasks.record import EventRefused, Record
-from service.tasks.watch import touch
+from service.tasks.polling.task_watcher import touch
 
 _ENDS = (wire.JobCompleted, wire.JobExited, wire.JobFailed)
 
 
-def accept(parts: Parts, placement_id: str, bearer: str | None, said: wire.Report) -> wire.ReportAck:
+def accept(parts: Dependencies, placement_id: str, bearer: str | None, said: wire.Report) -> wire.ReportAck:
     """Apply a report in one transaction. Raises FenceStale, SeqGap or ReportRefused, and has then changed nothing.
 
     A report that was applied before is answered as before.
@@ -70,7 +70,7 @@ def stale(placement: Placement) -> FenceStale:
     return FenceStale(f"Placement {placement.id} is over ({why}); nothing was changed.")
 
 
-def _applied(session: Session, parts: Parts, task: Task, placement: Placement, events: list[wire.Event]) -> None:
+def _applied(session: Session, parts: Dependencies, task: Task, placement: Placement, events: list[wire.Event]) -> None:
     """What follows from a report for the placement, for what is known of speeds and lives, and for the plan."""
     measured = [_count(session, task, placement, event) for event in events if isinstance(event, wire.Throughput)]
     told = any(isinstance(event, _ENDS) for event in events) or any(number & (number - 1) == 0 for number in measured if number)
@@ -89,7 +89,7 @@ def _learn(session: Session, task: Task) -> None:
     """What the jobs of an ended task have lived tells about others like it."""
     spec = TaskSpec.model_validate(task.spec)
     known = [job for job in task.jobs if job.total_steps is not None and job.warmup_steps is not None]
-    learned.note_ended(session, shape_class(spec), [progress_of(spec, job, 1) for job in known])
+    learned_profiles.note_ended(session, shape_class(spec), [progress_of(spec, job, 1) for job in known])
 
 
 def _count(session: Session, task: Task, placement: Placement, done: wire.Throughput) -> int:
@@ -108,4 +108,4 @@ def _count(session: Session, task: Task, placement: Placement, done: wire.Throug
     rate = measured_rate(before, done.tokens, done.seconds + done.evaluation_seconds, gpus)
     if rate is not None:
         node.tokens_per_second = node.tokens_per_second | {task.base_model: rate}
-    return learned.note_steps(session, task.base_model, task.precision, kind_of(node), gpus, done)
+    return learned_profiles.note_steps(session, task.base_model, task.precision, kind_of(node), gpus, done)

@@ -6,17 +6,17 @@ from fastapi import APIRouter, Depends, Header, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from contract import wire
-from service.bodies import Whole, pour, read_json
-from service.downloads import send_object
-from service.errors import invalid_field
+from service.app_state import Service, Works
 from service.files.models import File
 from service.fleet import nodes, reports
 from service.fleet.credentials import check_join, check_node
-from service.fleet.desired import desired_state, warm_start
+from service.fleet.desired_state import desired_state, warm_start
 from service.fleet.errors import ObjectUnknown
-from service.seats import Reporting
-from service.state import Service, Works
-from service.storage import ObjectMismatch
+from service.http.concurrency_limits import Reporting
+from service.http.downloads import send_object
+from service.http.problems import invalid_field
+from service.http.request_bodies import Whole, pour, read_json
+from service.storage.object_store import ObjectMismatch
 
 router = APIRouter(prefix="/internal/v1", include_in_schema=False)
 

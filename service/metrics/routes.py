@@ -7,11 +7,11 @@ from fastapi import APIRouter, Depends, Request, Response
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_1_0_0 as TEXT
 
-from service.answers import problems
-from service.metrics.house import HouseMetrics
-from service.state import Service, SystemDb
-from service.tenants.auth import Bearer, authenticate, must_have
-from service.tenants.keys import Scope
+from service.app_state import Service, SystemDb
+from service.http.response_schemas import problems
+from service.metrics.fleet_metrics import FleetMetrics
+from service.tenants.api_keys import Scope
+from service.tenants.authentication import Bearer, authenticate, must_have
 
 router = APIRouter(tags=["health"])
 
@@ -40,6 +40,6 @@ def metrics(service: Service, db: SystemDb) -> Response:
     service.measure()
     registry = CollectorRegistry()
     with db.begin() as session:
-        registry.register(HouseMetrics(session))
+        registry.register(FleetMetrics(session))
         house = generate_latest(registry)
     return Response(service.metrics.told() + house, media_type=TEXT)

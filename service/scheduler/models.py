@@ -3,7 +3,7 @@
 from sqlalchemy import Double, ForeignKey, Index, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.db import At, Base, Big, Id, Json, Now
+from service.database.engine import At, Base, Big, Id, Json, Now
 
 
 class PlanRequest(Base):

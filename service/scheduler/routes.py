@@ -3,18 +3,18 @@
 from fastapi import APIRouter
 from sqlalchemy import select
 
-from contract.spec import TaskSpec
-from service.answers import problems
-from service.pages import Cursor, Limit, Page, page
-from service.scheduler.dry_run import EstimateResource, dry_run
-from service.scheduler.history import PlanChangeResource
+from contract.task_spec import TaskSpec
+from service.app_state import Works
+from service.http.pagination import Cursor, Limit, Page, page
+from service.http.response_schemas import problems
+from service.scheduler.estimate.dry_run import EstimateResource, dry_run
+from service.scheduler.explain.plan_history import PlanChangeResource
+from service.scheduler.explain.schedule_view import Schedule, schedule
 from service.scheduler.models import PlanChange
-from service.scheduler.schedule import Schedule, schedule
-from service.state import Works
 from service.tasks.models import Task
-from service.tasks.preflight import Preflight
-from service.tenants.auth import Db, Reader
-from service.tenants.scope import find, scoped
+from service.tasks.submission.spec_checks import Preflight
+from service.tenants.authentication import Db, Reader
+from service.tenants.tenant_scope import find, scoped
 
 router = APIRouter(prefix="/v1", responses=problems(401, 403))
 

@@ -9,25 +9,25 @@ from sqlalchemy import Select, func, select, text, update
 from sqlalchemy.orm import Session
 from structlog.contextvars import get_contextvars
 
-from contract.spec import TaskSpec
 from contract.states import JOB_TERMINAL, TASK_TERMINAL, JobStatus, RequeueReason, TaskStatus, check_task
-from service.audit.note import note_made
-from service.db import after_commit, clock, new_id
-from service.errors import Conflict, Problem
+from contract.task_spec import TaskSpec
+from service.audit.audit_trail import note_made
+from service.background.dependencies import Dependencies
+from service.background.queue import Queue, QueueJob
+from service.background.wakeups import Hints
+from service.database.engine import after_commit, clock, new_id
+from service.database.prepared_statements import PreparedStatement
 from service.fleet.placements import ask_to_leave, end_placement, live_placement
-from service.hints import Hints
-from service.parts import Parts
-from service.plain import Plain
-from service.queue import Queue, QueueJob
-from service.scheduler import waiting
-from service.scheduler.requests import request_plan
-from service.tasks.events import Kind
+from service.http.problems import Conflict, Problem
+from service.scheduler.explain import waiting_text
+from service.scheduler.state.plan_requests import request_plan
+from service.tasks.lifecycle.event_log import Kind
 from service.tasks.models import Job, Task
-from service.tasks.preflight import Pinned, Preflight
-from service.tasks.watch import touch
-from service.tenants.keys import Principal
+from service.tasks.polling.task_watcher import touch
+from service.tasks.submission.spec_checks import Pinned, Preflight
+from service.tenants.api_keys import Principal
 from service.tenants.quotas import Room
-from service.tenants.scope import find, scoped
+from service.tenants.tenant_scope import find, scoped
 
 _UNFINISHED = [status for status in JobStatus if status not in JOB_TERMINAL]
 
@@ -120,7 +120,7 @@ _STORED = {
     **dict.fromkeys(("gpus", "priority", "version"), "integer"),
     **dict.fromkeys(("spec", "labels"), "jsonb"),
 }  # of a task as it is made, by type
-_STORE = Plain(
+_STORE = PreparedStatement(
     text(
         f"""WITH given AS MATERIALIZED (
         SELECT * FROM jsonb_to_recordset(CAST(:tasks AS jsonb))
@@ -182,7 +182,7 @@ def cancel(session: Session, queue: Queue, hints: Hints, principal: Principal, t
     return task
 
 
-def pause(session: Session, parts: Parts, principal: Principal, task_id: str) -> Task:
+def pause(session: Session, parts: Dependencies, principal: Principal, task_id: str) -> Task:
     """Take the task out of the queue, or off its node once its jobs are safe (`desired_status` is `paused` until then).
 
     One that is paused already stays so. Raises NotFound, TaskEnded.
@@ -199,7 +199,7 @@ def pause(session: Session, parts: Parts, principal: Principal, task_id: str) ->
     if task.status == TaskStatus.QUEUED:
         task.status = check_task(TaskStatus.QUEUED, TaskStatus.PAUSED)
         task.fence += 1
-        task.waiting = waiting.paused()
+        task.waiting = waiting_text.paused()
         request_plan(session, parts.queue, "task_paused")
     else:  # its files are still being checked
         task.desired_status = TaskStatus.PAUSED
@@ -207,7 +207,7 @@ def pause(session: Session, parts: Parts, principal: Principal, task_id: str) ->
     return task
 
 
-def resume(session: Session, parts: Parts, principal: Principal, task_id: str) -> Task:
+def resume(session: Session, parts: Dependencies, principal: Principal, task_id: str) -> Task:
     """Put a paused task back into the queue; one that is still on its way to a pause gets there instead.
 
     One that is not paused stays as it is. Raises NotFound, TaskEnded.
@@ -217,7 +217,7 @@ def resume(session: Session, parts: Parts, principal: Principal, task_id: str) -
         raise TaskEnded(f"The task has already {task.status}; there is nothing left to resume.", task_status=task.status)
     if task.status == TaskStatus.PAUSED:
         task.status = check_task(TaskStatus.PAUSED, TaskStatus.QUEUED)
-        task.queued_at, task.waiting = clock(session), waiting.not_planned()
+        task.queued_at, task.waiting = clock(session), waiting_text.not_planned()
         request_plan(session, parts.queue, "task_resumed")
     elif task.desired_status == TaskStatus.PAUSED:
         task.desired_status = TaskStatus.QUEUED if task.status == TaskStatus.RUNNING else None

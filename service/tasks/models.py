@@ -9,9 +9,9 @@ from sqlalchemy import BigInteger, CheckConstraint, Double, ForeignKey, Index, I
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
-from contract.spec import Precision
 from contract.states import JobStatus, TaskStatus
-from service.db import At, Base, Big, Id, Json, Now
+from contract.task_spec import Precision
+from service.database.engine import At, Base, Big, Id, Json, Now
 
 
 class Task(Base):

@@ -11,10 +11,10 @@ from sqlalchemy import ARRAY, BigInteger, Double, String, any_, case, func, lite
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.orm import Session, aliased
 
-from contract.search import JobConfig
+from contract.search_space import JobConfig
 from contract.states import JOB_TERMINAL, TASK_TERMINAL, JobStatus, RequeueReason, TaskStatus
 from service.adapters.models import Adapter
-from service.db import among_ids
+from service.database.engine import among_ids
 from service.fleet.models import Node, Placement
 from service.tasks.models import Job, Task
 

@@ -4,7 +4,7 @@ from sqlalchemy import BigInteger, ForeignKey, LargeBinary, String
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.db import At, Base, Id, Now
+from service.database.engine import At, Base, Id, Now
 
 QUEUED_TASKS = 1000  # what a new tenant may have waiting
 

@@ -9,22 +9,24 @@ from sqlalchemy.orm import Session
 
 from contract.states import TaskStatus
 from service.adapters.models import Adapter
-from service.errors import Forbidden
+from service.database.prepared_statements import PreparedStatement
 from service.files.models import File
 from service.fleet.models import Placement
-from service.plain import Plain
+from service.http.problems import Forbidden
 from service.tasks.models import Task
-from service.tenants.keys import Principal
+from service.tenants.api_keys import Principal
 from service.tenants.models import Tenant
-from service.tenants.scope import scoped, scoped_when_asked, whose
-from service.usage.queries import month_of, trained_tokens
+from service.tenants.tenant_scope import scoped, scoped_when_asked, whose
+from service.usage.usage_queries import month_of, trained_tokens
 
 _WAITING = (TaskStatus.VALIDATING, TaskStatus.QUEUED, TaskStatus.PAUSED)
-_NEAR = 256  # tasks; as many as the most processes of an API ever make at once, 16 each (tasks/submissions.py)
+_NEAR = (
+    256  # tasks; as many as the most processes of an API ever make at once, 16 each (tasks/submission/batched_submission.py)
+)
 
 _IS_WAITING = Task.status.in_([literal_column(f"'{status}'") for status in _WAITING])  # as ix_tasks_open says it
 _QUEUED = scoped_when_asked(select(func.count()).select_from(Task).where(_IS_WAITING), Task)
-_LIMITS = Plain(
+_LIMITS = PreparedStatement(
     select(Tenant.queued_tasks_quota, Tenant.month_tokens_quota, _QUEUED.scalar_subquery()).where(
         Tenant.id == bindparam("tenant")
     )

@@ -9,15 +9,15 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from contract.base import Strict
-from service.answers import problems
-from service.db import new_id
-from service.errors import Conflict, NotFound, invalid_field
-from service.pages import Cursor, Limit, Page, page
-from service.scheduler.requests import request_plan
-from service.state import Service, Wakes
-from service.tenants.auth import AdminDb
-from service.tenants.keys import Scope, mint_key
+from contract.strict import Strict
+from service.app_state import Service, Wakes
+from service.database.engine import new_id
+from service.http.pagination import Cursor, Limit, Page, page
+from service.http.problems import Conflict, NotFound, invalid_field
+from service.http.response_schemas import problems
+from service.scheduler.state.plan_requests import request_plan
+from service.tenants.api_keys import Scope, mint_key
+from service.tenants.authentication import AdminDb
 from service.tenants.models import QUEUED_TASKS, ApiKey, Tenant
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], responses=problems(401, 403, 422))

@@ -7,12 +7,12 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 from sqlalchemy import Row, desc, func, select, tuple_
 
-from service.answers import problems
-from service.pages import Cursor, Limit, read_cursor, write_cursor
+from service.http.pagination import Cursor, Limit, read_cursor, write_cursor
+from service.http.response_schemas import problems
 from service.tenants import quotas
-from service.tenants.auth import Db, Reader
+from service.tenants.authentication import Db, Reader
 from service.tenants.models import Tenant
-from service.usage.queries import Period, month_of, trained_tokens, usage_of
+from service.usage.usage_queries import Period, month_of, trained_tokens, usage_of
 
 router = APIRouter(prefix="/v1", tags=["usage"], responses=problems(401, 403))
 

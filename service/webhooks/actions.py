@@ -6,16 +6,16 @@ from datetime import timedelta
 from sqlalchemy import Select, func, select, update
 from sqlalchemy.orm import Session
 
-from service.db import after_commit, clock, new_id
-from service.errors import Invalid, invalid_field
-from service.outbound import Outbound, Refused
-from service.queue import Queue, QueueJob
-from service.secrets import SecretBox
-from service.tenants.keys import Principal
-from service.tenants.scope import find, missing, scoped
-from service.webhooks.messages import EventType, send
+from service.background.queue import Queue, QueueJob
+from service.database.engine import after_commit, clock, new_id
+from service.http.outbound import Outbound, Refused
+from service.http.problems import Invalid, invalid_field
+from service.secret_box import SecretBox
+from service.tenants.api_keys import Principal
+from service.tenants.tenant_scope import find, missing, scoped
 from service.webhooks.models import Delivery, Webhook
-from service.webhooks.signing import new_secret
+from service.webhooks.signatures import new_secret
+from service.webhooks.webhook_messages import EventType, send
 
 MOST = 50  # webhooks of a tenant
 _BOTH_SIGN = timedelta(hours=24)  # after a rotation

@@ -15,12 +15,12 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from service.db import Database, clock
-from service.outbound import Answer, Failed, Outbound, Refused
-from service.secrets import SecretBox, Unsealable
+from service.database.engine import Database, clock
+from service.http.outbound import Answer, Failed, Outbound, Refused
+from service.secret_box import SecretBox, Unsealable
 from service.webhooks.actions import give_up_waiting
 from service.webhooks.models import Delivery, Webhook
-from service.webhooks.signing import headers
+from service.webhooks.signatures import headers
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ GONE = 410  # the receiver wants nothing any more
 
 
 @dataclass(frozen=True)
-class Errand:
+class DueDelivery:
     """One message on its way."""
 
     id: str
@@ -73,7 +73,7 @@ class Courier:
             done += len(errands)
         return done
 
-    def _take(self) -> list[Errand]:
+    def _take(self) -> list[DueDelivery]:
         """Some due messages, hidden from other couriers."""
         with self._db.begin() as session:
             now = clock(session)
@@ -85,7 +85,7 @@ class Courier:
                 delivery.next_at = now + _HELD
                 delivery.attempts += 1
                 secrets = self._secrets(webhook, now)
-                errands.append(Errand(delivery.id, webhook.url, delivery.payload.encode(), secrets))
+                errands.append(DueDelivery(delivery.id, webhook.url, delivery.payload.encode(), secrets))
             return errands
 
     def _secrets(self, webhook: Webhook, now: datetime) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ class Courier:
             log.error("webhook %s: %s", webhook.id, error)
             return ()
 
-    def _run(self, errand: Errand) -> None:
+    def _run(self, errand: DueDelivery) -> None:
         status, error = None, None
         if not errand.secrets:
             error = "the webhook's secret cannot be read on our side; rotate it"
@@ -110,7 +110,7 @@ class Courier:
         with self._db.begin() as session:
             _note(session, errand.id, status, error)
 
-    def _post(self, errand: Errand) -> Answer:
+    def _post(self, errand: DueDelivery) -> Answer:
         signed = headers(errand.secrets, errand.id, int(time.time()), errand.body)
         return self._outbound.post(errand.url, errand.body, signed)
 

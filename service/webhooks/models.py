@@ -4,7 +4,7 @@ from sqlalchemy import ForeignKey, Index, LargeBinary, String, Text, text
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.db import At, Base, Id, Now
+from service.database.engine import At, Base, Id, Now
 
 
 class Webhook(Base):

@@ -7,18 +7,18 @@ from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
 from sqlalchemy import select
 
-from contract.base import STORABLE, Strict
-from service.answers import problems
-from service.outbound import MAX_URL, Outbound
-from service.pages import Cursor, Limit, Page, page
-from service.secrets import SecretBox
-from service.state import Config, Wakes
-from service.tenants.auth import Db, Reader, Writer
-from service.tenants.scope import scoped
+from contract.strict import STORABLE, Strict
+from service.app_state import Config, Wakes
+from service.http.outbound import MAX_URL, Outbound
+from service.http.pagination import Cursor, Limit, Page, page
+from service.http.response_schemas import problems
+from service.secret_box import SecretBox
+from service.tenants.authentication import Db, Reader, Writer
+from service.tenants.tenant_scope import scoped
 from service.webhooks import actions
-from service.webhooks.messages import WANTED
+from service.webhooks.factories import box_of, outbound_of
 from service.webhooks.models import Delivery, Webhook
-from service.webhooks.parts import box_of, outbound_of
+from service.webhooks.webhook_messages import WANTED
 
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"], responses=problems(401, 403))
 

@@ -6,10 +6,10 @@ from statistics import fmean
 import pytest
 
 from benchmarks.simulator.calibration import calibrate
-from benchmarks.simulator.lives import draw_lives, draw_nature, progress, promoted, walk
-from contract.spec import EarlyExitPolicy
+from benchmarks.simulator.job_outcomes import draw_lives, draw_nature, progress, promoted, walk
 from contract.states import JOB_TERMINAL, ExitReason
-from service.scheduler.estimate import INSIDE
+from contract.task_spec import EarlyExitPolicy
+from service.scheduler.estimate.task_duration import INSIDE
 
 POLICY = EarlyExitPolicy()
 

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.simulator.check import BadPlan, check
+from benchmarks.simulator.arrivals import TRACES, Arrival, largest_tenants, rolling, trace
 from benchmarks.simulator.engine import simulate
-from benchmarks.simulator.metrics import metrics
-from benchmarks.simulator.outcome import Outcome, Setup
-from benchmarks.simulator.picture import draw
+from benchmarks.simulator.named_runs import Run, run_all
+from benchmarks.simulator.plan_judge import BadPlan, check
 from benchmarks.simulator.policies import POLICIES, big_m
-from benchmarks.simulator.runs import Run, run_all
-from benchmarks.simulator.workload import TRACES, Arrival, largest_tenants, rolling, trace
-from service.scheduler.decision import Decision
-from service.scheduler.greedy import backfill
-from service.scheduler.problem import Node, Problem, Queued, Start
-from service.scheduler.solve import solve
+from benchmarks.simulator.run_metrics import metrics
+from benchmarks.simulator.run_plot import draw
+from benchmarks.simulator.run_record import Outcome, Setup
+from service.scheduler.core.decision import Decision
+from service.scheduler.core.problem import Node, Problem, Queued, Start
+from service.scheduler.core.rules import backfill
+from service.scheduler.core.solve import solve
 
 
 def outcome_of(tasks: list[Arrival], policy: str, setup: Setup) -> Outcome:

@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cells import BASE, GROUPED, LOOP, OURS
-from benchmarks.consecutive import consecutive_steps
-from benchmarks.llama import Rows
-from benchmarks.plot import STEP as STEP_FILE
-from benchmarks.plot import page, plot, read
-from benchmarks.sequential import COMPILED, SEQUENTIAL, inputs
+from benchmarks.consecutive_steps import consecutive_steps
+from benchmarks.llama_shapes import Rows
+from benchmarks.pass_timing import BASE, GROUPED, LOOP, OURS
+from benchmarks.readme_figures import STEP as STEP_FILE
+from benchmarks.readme_figures import page, plot, read
+from benchmarks.sequential_peft import COMPILED, SEQUENTIAL, inputs
 from benchmarks.step import STEP, figures
 from tests.worker.model import tiny
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
-from worker.model.trainer import Trainer
+from worker.model.plain.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
 NAMES = (
@@ -69,5 +69,7 @@ def test_sequential_peft_sees_the_same_rows() -> None:
 
 def test_the_readmes_tables_and_plot_are_those_of_the_result_files() -> None:
     readme = (ROOT / "README.md").read_text()
-    assert page(readme) == readme, "make them anew: python -m benchmarks.plot"
-    assert plot(read(STEP_FILE)) == (ROOT / "docs" / "step.svg").read_text(), "make it anew: python -m benchmarks.plot"
+    assert page(readme) == readme, "make them anew: python -m benchmarks.readme_figures"
+    assert plot(read(STEP_FILE)) == (ROOT / "docs" / "step.svg").read_text(), (
+        "make it anew: python -m benchmarks.readme_figures"
+    )

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from motet import Client
-from motet.credentials import Credentials, find, state_folder
-from motet.errors import NoCredentials, Unreachable
+from motet.api.credentials import Credentials, find, state_folder
+from motet.api.errors import NoCredentials, Unreachable
 
 LOCAL = {"api_url": "http://127.0.0.1:8321", "admin_key": "mk_admin", "demo_key": "mk_demo"}
 

@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
-from motet.resources import Schedule, Task
-from motet.tables import running_table, tasks_table, waiting_table
+from motet.api.resources import Schedule, Task
+from motet.commands.tables import running_table, tasks_table, waiting_table
 from rich.console import Console
 
 

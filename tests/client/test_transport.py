@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from motet import ApiError, Client, Unreachable
-from motet.errors import DownloadDamaged
+from motet.api.errors import DownloadDamaged
 
 Answer = tuple[int, dict[str, str], bytes]
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.search import JobConfig
-from contract.spec import Schedule, TaskSpec
+from contract.search_space import JobConfig
+from contract.task_spec import Schedule, TaskSpec
 
 
 def spec(training: dict | None = None, early_exit: dict | None = None) -> TaskSpec:

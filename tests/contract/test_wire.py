@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from contract import wire
-from contract.adapter import AdapterManifest
-from contract.spec import TaskSpec
+from contract.adapter_manifest import AdapterManifest
 from contract.states import ExitReason, JobStatus, RequeueReason
+from contract.task_spec import TaskSpec
 
 SHA = "0123456789abcdef" * 4
 CONFIG = {"learning_rate": 1e-4, "rank": 8, "alpha": 16.0, "batch_size": 4, "seed": 0}

@@ -4,12 +4,12 @@ import sys
 from pathlib import Path
 
 from deploy.devstack.__main__ import emit
-from deploy.devstack.account import choose_account
-from deploy.devstack.folder import private_folder
 from deploy.devstack.postgres import Postgres
-from deploy.devstack.program import Keeper, Module
+from deploy.devstack.postgres_account import choose_account
+from deploy.devstack.private_folders import private_folder
+from deploy.devstack.programs import Module, ProcessReaper
+from deploy.devstack.stack_errors import StackError
 from deploy.devstack.supervisor import StopAsked, Supervisor
-from deploy.devstack.trouble import StackError
 from deploy.devstack.valkey import Valkey
 
 
@@ -22,7 +22,7 @@ def main(folder: Path, elsewhere: Path, mood: str) -> None:
     valkey = Valkey(folder / "valkey", logs / "valkey.log", "secret")
     busy = Module("busy", ["tests.deploy.busy", str(folder / "pids"), mood], logs / "busy.log", {}, mark, patience=0.5)
     with Supervisor(emit) as supervisor:
-        supervisor.start(valkey, postgres, Keeper(logs / "keeper.log", mark))
+        supervisor.start(valkey, postgres, ProcessReaper(logs / "keeper.log", mark))
         supervisor.await_ready(valkey, 60)
         supervisor.await_ready(postgres, 60)
         postgres.create_database()

@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 import pytest
 
-from deploy.devstack import kin
+from deploy.devstack import process_reaper
 from deploy.devstack.stack import Port
-from deploy.devstack.trouble import StackError
+from deploy.devstack.stack_errors import StackError
 from tests.deploy.watching import PATIENCE_SECONDS, Events, as_ordinary_user, await_end, processes_in
 
 NAMES = {"postgres", "valkey", "keeper", "api", "queue", "reconcile"}
@@ -165,7 +165,7 @@ def test_a_killed_stack_of_an_ordinary_user_leaves_nothing_and_starts_again(fold
     assert set(ready["pids"]) == NAMES | {"worker"}
     await_node(state)
     before = credentials(state)
-    marked = kin.find(json.loads((state / "secrets.json").read_text())["mark"])
+    marked = process_reaper.find(json.loads((state / "secrets.json").read_text())["mark"])
     assert len(marked) > len({"api", "queue", "reconcile", "worker"}), "a heartbeat should carry the mark too"
     first.process.kill()
     for pid in [*ready["pids"].values(), *marked]:

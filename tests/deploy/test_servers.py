@@ -9,8 +9,8 @@ import redis
 from sqlalchemy import create_engine, text
 
 from deploy.devstack import postgres, valkey
-from deploy.devstack.folder import socket_folder
-from deploy.devstack.trouble import StackError, died
+from deploy.devstack.private_folders import socket_folder
+from deploy.devstack.stack_errors import StackError, died
 
 
 def test_postgres_answers(stack):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deploy.devstack.program import SOURCE_ROOT
+from deploy.devstack.programs import SOURCE_ROOT
 
 PATIENCE_SECONDS = 60
 

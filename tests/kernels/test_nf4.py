@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from grouped_lora.nf4 import LEVELS, Nf4Weight, quantise
+from grouped_lora.base.nf4 import LEVELS, Nf4Weight, quantise
 
 from tests.kernels import nf4_golden
 

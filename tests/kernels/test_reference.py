@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from grouped_lora import Adapters, Group, Part, Span, grouped_linear, reference
+from grouped_lora import Adapters, Group, Part, Span, grouped_linear
+from grouped_lora.products import reference
 from torch import Tensor
 
 T, K, ROWS, COLUMNS = 61, 20, 40, 400

@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import pytest
 import torch
-from grouped_lora.attention import Incoming, attention, attention_backward
-from grouped_lora.sequences import SequenceTable, sequence_blocks
-from grouped_lora.span import Span
+from grouped_lora.adapter_spans import Span
+from grouped_lora.block.packed_attention import Incoming, attention, attention_backward
+from grouped_lora.block.sequence_table import SequenceTable, sequence_blocks
 
 from tests.kernels.triton_case import DEVICE, DTYPES, Case, close
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from grouped_lora.adamw import RowTable, adamw
-from grouped_lora.cross_entropy import cross_entropy, span_sums
-from grouped_lora.norm import norm_backward, residual_norm
-from grouped_lora.rotary import rotary, rotary_backward
-from grouped_lora.shrink import shrink
-from grouped_lora.span import Span
+from grouped_lora.adapter_spans import Span
+from grouped_lora.block.cross_entropy import cross_entropy, span_sums
+from grouped_lora.block.qkv_rotary import rotary, rotary_backward
+from grouped_lora.block.residual_norm import norm_backward, residual_norm
+from grouped_lora.optimizer.adamw import RowTable, adamw
+from grouped_lora.products.shrink import shrink
 
 from tests.kernels.triton_case import DEVICE, DTYPES, Case, close
 

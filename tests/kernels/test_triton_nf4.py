@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from grouped_lora.nf4 import LEVELS, Nf4Weight, dynamic_map, quantise
-from grouped_lora.nf4_expand import expand
+from grouped_lora.base.nf4 import LEVELS, Nf4Weight, dynamic_map, quantise
+from grouped_lora.base.nf4_decode import expand
 
 from tests.kernels.triton_case import DEVICE, DTYPES
 

@@ -1,7 +1,7 @@
 """The grouped products as operators: torch.compile keeps one graph, the numbers are the same, gradients land in the buffer."""
 
 import torch
-from grouped_lora.ops import adapt
+from grouped_lora.products.torch_ops import adapt
 
 from tests.kernels.triton_case import DEVICE, Case, close, own
 

@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 
-from benchmarks.peers import GroupedLora, LoopLora, Lora, PeerPass
+from benchmarks.contestants import GroupedLora, LoopLora, Lora, PeerPass
 from tests.kernels.triton_case import DEVICE, error
 from tests.worker.model import tiny
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
-from worker.model.batch import Dropout, FlatBatch, Segment
-from worker.model.device_arena import DeviceArena
-from worker.model.device_batch import BatchShape, fill, tables, unpack
-from worker.model.device_trainer import spans_of
-from worker.model.fused import DeviceBatch
-from worker.model.fused_head import Labels
-from worker.model.fused_pass import FusedPass
-from worker.model.trainer import Trainer
+from worker.model.cuda.device_arena import DeviceArena
+from worker.model.cuda.device_batch import BatchShape, fill, tables, unpack
+from worker.model.cuda.device_trainer import spans_of
+from worker.model.cuda.fused_head import Labels
+from worker.model.cuda.fused_pass import FusedPass
+from worker.model.cuda.fused_stack import DeviceBatch
+from worker.model.flat_batch import Dropout, FlatBatch, Segment
+from worker.model.plain.trainer import Trainer
 
 CLOSE = 2e-5
 ROWS = 40

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from grouped_lora.expand import expand
-from grouped_lora.outer import outer
-from grouped_lora.shrink import shrink
-from grouped_lora.span import Span
-from grouped_lora.swiglu import CHUNK, SwigluColumns, swiglu, swiglu_backward
-from grouped_lora.work import work_table
+from grouped_lora.adapter_spans import Span
+from grouped_lora.block.swiglu import CHUNK, SwigluColumns, swiglu, swiglu_backward
+from grouped_lora.products.expand import expand
+from grouped_lora.products.shrink import shrink
+from grouped_lora.products.weight_gradients import outer
+from grouped_lora.work_table import work_table
 
 from tests.kernels.triton_case import DEVICE, DTYPES, Case, close, own
 

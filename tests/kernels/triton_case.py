@@ -4,9 +4,9 @@ import os
 from collections.abc import Callable
 
 import torch
+from grouped_lora.adapter_spans import Span
 from grouped_lora.dropout import keep_mask, threshold, token_keys
-from grouped_lora.span import Span
-from grouped_lora.work import work_table
+from grouped_lora.work_table import work_table
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The interpreter widens bf16 before it multiplies, so there it would say nothing that fp32 does not.

@@ -14,16 +14,16 @@ from fastapi import FastAPI
 from pydantic import SecretStr
 from starlette.testclient import TestClient
 
-from service import roles, schema
 from service.app import create_app
-from service.db import Database
+from service.database import roles, schema
+from service.database.engine import Database
 from service.fleet.models import BaseModel
 from service.settings import Settings
-from service.storage import Storage
-from service.tenants.keys import Scope, mint_key
+from service.storage.object_store import Storage
+from service.tenants.api_keys import Scope, mint_key
 from service.tenants.models import Tenant
 from tests.service.api import Caller
-from tests.service.live import PATIENCE, Server, live
+from tests.service.live_server import PATIENCE, Server, live
 
 _numbers = itertools.count(1)
 

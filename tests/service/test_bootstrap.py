@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy import func, select, update
 
 from service.bootstrap import FILE_NAME, bootstrap
-from service.db import Database
-from service.tenants.keys import Scope, check_key
+from service.database.engine import Database
+from service.tenants.api_keys import Scope, check_key
 from service.tenants.models import ApiKey, Tenant
 
 

@@ -13,8 +13,8 @@ import httpx
 import pytest
 from sqlalchemy import create_engine, text
 
-from service import schema
 from service.bootstrap import FILE_NAME
+from service.database import schema
 from service.settings import Settings
 from tests.service.api import chat_rows, jsonl
 from tests.service.processes import Api, serving

@@ -1,11 +1,11 @@
 """motet doctor against a real service: what it finds, and what it says where there is nothing to ask."""
 
 import pytest
-from motet.client import Client
-from motet.doctor import examine
+from motet.api.client import Client
+from motet.local.doctor import examine
 
-from service.tenants.keys import Scope
-from tests.service.live import Server
+from service.tenants.api_keys import Scope
+from tests.service.live_server import Server
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def test_without_a_service_it_says_how_to_get_one():
 
 
 def test_one_that_does_not_answer(monkeypatch, free_port):
-    monkeypatch.setattr("motet.transport._PAUSES", ())
+    monkeypatch.setattr("motet.api.transport._PAUSES", ())
     url = f"http://127.0.0.1:{free_port()}"
     (only,) = examine(lambda: Client(url, "mk_x"))
     assert only.what == f"{url} does not answer"

@@ -19,9 +19,9 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.core.failures import FailureGroup
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance, status_code_conformance
 
-from service.tenants.keys import Scope
+from service.tenants.api_keys import Scope
 from tests.service.api import Caller
-from tests.service.live import Server
+from tests.service.live_server import Server
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 STEPS = 10  # requests of one scenario, at most
@@ -33,7 +33,7 @@ SETTINGS = hypothesis_settings(
     database=None,
     suppress_health_check=list(HealthCheck),
 )
-# an endless answer, and bodies that are no JSON: test_events.py and test_intake.py send those
+# an endless answer, and bodies that are no JSON: test_events.py and test_dataset_intake.py send those
 LEFT_OUT = ("stream_task_events",)
 
 

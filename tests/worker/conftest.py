@@ -9,7 +9,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from contract import wire
-from contract.revision import revision_of
+from contract.model_revision import revision_of
 from tests.worker.corpus import EXAMPLE_BASE
 from tests.worker.fleet import Fleet, placer
 

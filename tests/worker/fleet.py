@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
 from contract import wire
-from contract.spec import TaskSpec
 from contract.states import JOB_TERMINAL, JobStatus, check_job
+from contract.task_spec import TaskSpec
 from tests.worker.corpus import jsonl, rows
 
 JOIN_TOKEN = "join-" + "x" * 32

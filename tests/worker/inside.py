@@ -7,10 +7,10 @@ from typing import Any
 from contract import wire
 from contract.states import JOB_TERMINAL, JobStatus
 from tests.worker.fleet import JOIN_TOKEN, Fleet, Reported
-from worker.clock import boot_now
-from worker.executor import Executor
-from worker.link import PlacementLink
-from worker.pipe import Attach, Ended, Progress, Stop
+from worker.api_client import PlacementLink
+from worker.boot_clock import boot_now
+from worker.executor.training_loop import Executor
+from worker.pipe_messages import Attach, Ended, Progress, Stop
 from worker.settings import Settings
 
 

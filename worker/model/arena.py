@@ -1,7 +1,7 @@
 """Arena: one flat buffer that holds every adapter on a backbone, one row per rank. Knows no jobs, no steps and no learning.
 
 Attach and detach allocate rows and move no pointer of a neighbour; a checkpoint or a park is one copy of a slice.
-Row-major, W columns a row (layout.py): `master` and `grad` are float32 [rows, W], `moments` lie beside them (moments.py).
+Row-major, W columns a row (arena_layout.py): `master` and `grad` are float32 [rows, W], `moments` lie beside them (moments.py).
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.model.layout import Layout, Target
+from worker.model.arena_layout import Layout, Target
 from worker.model.moments import CodedMoments, Moments, PlainMoments
 
 ROW_MULTIPLE = 8  # storage of a rank is rounded up to this; the rows beyond the rank stay zero

@@ -7,21 +7,21 @@ from typing import Any, Protocol
 
 import torch
 from grouped_lora import Adapters
-from grouped_lora.frozen import Frozen
-from grouped_lora.nf4 import Nf4Weight
+from grouped_lora.base.frozen_product import Frozen
+from grouped_lora.base.nf4 import Nf4Weight
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 
-from contract.spec import Precision
-from worker.model.attention import Axis, causal_mask
-from worker.model.batch import FlatBatch
-from worker.model.block import BlockShape, BlockWeights, run_block
-from worker.model.family import FAMILIES, Family, family_of, head_size
-from worker.model.head import LabelLoss, label_loss
-from worker.model.layout import GROUPS, Layout, Target
-from worker.model.norm import rms_norm
-from worker.model.rotary import RotaryTable
-from worker.model.weights import EMBEDDING, HEAD, NORM, PATHS, Weights, at_hand, in_folder, matrices_of, shapes_of
+from contract.task_spec import Precision
+from worker.model.arena_layout import GROUPS, Layout, Target
+from worker.model.base_weights import EMBEDDING, HEAD, NORM, PATHS, Weights, at_hand, in_folder, matrices_of, shapes_of
+from worker.model.families import FAMILIES, Family, family_of, head_size
+from worker.model.flat_batch import FlatBatch
+from worker.model.plain.attention import Axis, causal_mask
+from worker.model.plain.decoder_block import BlockShape, BlockWeights, run_block
+from worker.model.plain.lm_head import LabelLoss, label_loss
+from worker.model.plain.rms_norm import rms_norm
+from worker.model.plain.rotary import RotaryTable
 
 
 class Model(Protocol):

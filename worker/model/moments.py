@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
-from grouped_lora.eight_bit import BLOCK, decode, encode, encode_again
+from grouped_lora.optimizer.blockwise_8bit import BLOCK, decode, encode, encode_again
 from torch import Tensor
 
 

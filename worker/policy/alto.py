@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from contract.spec import EarlyExitPolicy
 from contract.states import ExitReason
+from contract.task_spec import EarlyExitPolicy
 from worker.policy.verdict import Evidence, History, Standing, Verdict, not_finite, slope
 
 

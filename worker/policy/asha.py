@@ -5,8 +5,8 @@ Pure: knows neither tensors nor steps. Rungs are far apart by the spec's calenda
 
 from collections.abc import Iterable
 
-from contract.spec import EarlyExitPolicy
 from contract.states import ExitReason
+from contract.task_spec import EarlyExitPolicy
 from worker.policy.verdict import History, Standing, Verdict, not_finite
 
 

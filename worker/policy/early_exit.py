@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from contract.spec import EarlyExitPolicy
+from contract.task_spec import EarlyExitPolicy
 from worker.policy.alto import Alto, GuardedAlto
 from worker.policy.asha import Asha
 from worker.policy.verdict import History, Policy, Standing, Verdict, not_finite

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from sqlalchemy import text
 
-from service.parts import Parts
-from service.scheduler.loop import replan
-from service.tasks.validate import validate_due
+from service.background.dependencies import Dependencies
+from service.scheduler.planner import replan
+from service.tasks.submission.data_validation import validate_due
 from tests.service.fleet.scripted import ScriptedNode
 
 _numbers = itertools.count(1)
@@ -27,8 +27,8 @@ def nothing_left(database) -> None:
 
 
 @pytest.fixture(scope="module")
-def parts(settings) -> Iterator[Parts]:
-    made = Parts.of(settings)
+def parts(settings) -> Iterator[Dependencies]:
+    made = Dependencies.of(settings)
     yield made
     made.db.engine.dispose()
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from sqlalchemy import MetaData, select
 
-from service.db import Database
+from service.database.engine import Database
 
 
 def dump(database: Database) -> dict[str, list[tuple[Any, ...]]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contract import wire
-from contract.adapter import AdapterFile, AdapterManifest, Lineage
+from contract.adapter_manifest import AdapterFile, AdapterManifest, Lineage
 
 GIB = 2**30
 

@@ -10,11 +10,11 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from service.tasks.events import Kind, record
+from service.tasks.lifecycle.event_log import Kind, record
 from service.tasks.models import Task, TaskEvent
-from service.tasks.watch import touch
+from service.tasks.polling.task_watcher import touch
 from tests.service.fleet.scripted import completed, exited, moved, points
-from tests.service.live import PATIENCE, Server, live, until
+from tests.service.live_server import PATIENCE, Server, live, until
 
 ENDED = ("succeeded", "failed", "cancelled")
 
@@ -119,7 +119,7 @@ def test_from_any_number_on_and_then_no_more(tenant, tell):
 
 
 def test_more_events_than_one_read_takes(tenant, tell, monkeypatch):
-    monkeypatch.setattr("service.tasks.stream._BATCH", 3)
+    monkeypatch.setattr("service.tasks.polling.event_stream._BATCH", 3)
     task_id = tenant.task()["id"]
     tell(task_id, 7)
     tenant.post(f"/v1/tasks/{task_id}/cancel")

@@ -5,11 +5,11 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import select, update
 
-from service.db import clock
+from service.background.reconciler import end_expired_leases
+from service.database.engine import clock
 from service.fleet.models import Placement
-from service.reconcile import end_expired_leases
 from service.tasks.models import Task
-from service.tasks.validate import validate_due
+from service.tasks.submission.data_validation import validate_due
 from tests.service.fleet.rows import dump
 from tests.service.fleet.scripted import completed, moved, points
 

@@ -5,9 +5,9 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import select, update
 
-from service.db import clock
+from service.background.reconciler import end_expired_leases, give_up_silent_nodes
+from service.database.engine import clock
 from service.fleet.models import Node, Placement
-from service.reconcile import end_expired_leases, give_up_silent_nodes
 from service.tasks.models import Task
 from tests.service.fleet.rows import dump
 from tests.service.fleet.scripted import ScriptedNode, moved, points, throughput

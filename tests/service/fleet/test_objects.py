@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from service.storage import ObjectMissing
+from service.storage.object_store import ObjectMissing
 from tests.service.fleet.scripted import moved, points
 
 

@@ -7,8 +7,8 @@ from sqlalchemy import select
 
 from contract.states import JOB_REWINDS, JobStatus
 from service.adapters.models import Adapter
+from service.tasks.lifecycle.rewind import status_at
 from service.tasks.models import Job, PointChunk
-from service.tasks.rewind import status_at
 from tests.service.fleet.scripted import completed, exited, moved, points
 
 

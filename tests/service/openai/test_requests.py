@@ -2,7 +2,7 @@
 
 import pytest
 
-from service.openai.requests import JobRequest
+from service.openai.job_requests import JobRequest
 
 FILE = {"model": "small", "training_file": "file_1"}
 

@@ -15,7 +15,7 @@ from deploy.install import OLDER_SDKS
 from service.fleet.models import BaseModel
 from service.tasks.models import Task
 from tests.service.fleet.scripted import ScriptedNode, completed, exited, moved, points, throughput
-from tests.service.live import Server
+from tests.service.live_server import Server
 
 ROOT = Path(__file__).parents[3]
 NEWEST = "3.52.0"

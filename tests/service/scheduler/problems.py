@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from service.scheduler.problem import Limit, Node, Problem, Queued, Running, Width
+from service.scheduler.core.problem import Limit, Node, Problem, Queued, Running, Width
 
 TENANTS = ("", "ada", "bo")
 

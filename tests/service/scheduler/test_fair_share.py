@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.scheduler.fair_share import Ask, Share, decayed, entered, entitled, jain, owed, standing, weight, weights
-from service.scheduler.preempt import Claim, Held, next_bound, preemption
-from service.scheduler.problem import Node
+from service.scheduler.core.fair_share import Ask, Share, decayed, entered, entitled, jain, owed, standing, weight, weights
+from service.scheduler.core.preemption import Claim, Held, next_bound, preemption
+from service.scheduler.core.problem import Node
 
 
 def test_use_forgets_by_halves_and_settles_at_what_is_held() -> None:

@@ -5,13 +5,13 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.simulator.check import check
-from service.scheduler.board import Board
-from service.scheduler.greedy import backfill, ranked
-from service.scheduler.problem import Limit, Node, Problem, Queued, Running, Width, missed, objective
-from service.scheduler.solve import MalformedProblem, solve
-from service.scheduler.violations import violations
-from service.scheduler.window import Budget
+from benchmarks.simulator.plan_judge import check
+from service.scheduler.core.cp_sat import Budget
+from service.scheduler.core.plan_checks import violations
+from service.scheduler.core.problem import Limit, Node, Problem, Queued, Running, Width, missed, objective
+from service.scheduler.core.rules import backfill, ranked
+from service.scheduler.core.solve import MalformedProblem, solve
+from service.scheduler.core.timeline import Timeline
 from tests.service.scheduler.problems import problems, with_node
 
 QUICK = Budget(window=4, deterministic=0.005, polish=0.01)
@@ -65,7 +65,7 @@ def test_with_one_more_node_the_plan_is_still_no_worse_than_the_rules_there(prob
 @given(problems(), st.integers(1, 5))
 def test_backfill_moves_no_planned_start(problem: Problem, count: int) -> None:
     order = ranked(problem)
-    board = Board(problem)
+    board = Timeline(problem)
     planned = []
     for task in order[:count]:
         start = board.best(task)

@@ -6,13 +6,13 @@ import pytest
 from sqlalchemy import select, text, update
 
 from contract.states import TaskStatus
-from service.db import clock
+from service.background.reconciler import plan_what_time_has_changed
+from service.database.engine import clock
 from service.fleet.models import Placement
-from service.reconcile import plan_what_time_has_changed
-from service.scheduler.fair_share import decayed, entered
-from service.scheduler.loop import replan
+from service.scheduler.core.fair_share import decayed, entered
 from service.scheduler.models import Plan, PlanRequest, SurvivalRow, ThroughputProfile
-from service.scheduler.shares import ENTRY_SECONDS, shares
+from service.scheduler.planner import replan
+from service.scheduler.state.usage_shares import ENTRY_SECONDS, shares
 from service.tasks.models import Task
 from tests.service.fleet.rows import dump
 from tests.service.fleet.scripted import completed, exited, moved, points, throughput

@@ -5,9 +5,9 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.scheduler.greedy import backfill, ranked
-from service.scheduler.problem import Node, Problem, Queued, Running, objective
-from service.scheduler.solve import solve
+from service.scheduler.core.problem import Node, Problem, Queued, Running, objective
+from service.scheduler.core.rules import backfill, ranked
+from service.scheduler.core.solve import solve
 
 
 @st.composite

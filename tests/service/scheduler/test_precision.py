@@ -3,9 +3,9 @@
 from sqlalchemy import select
 
 from service.fleet.models import BaseModel
-from service.scheduler.memo import Memo
+from service.scheduler.estimate.estimate_cache import Memo
+from service.scheduler.estimate.task_workload import Workload
 from service.scheduler.models import ThroughputProfile
-from service.scheduler.workload import Workload
 from service.tasks.models import Task
 from tests.service.fleet.scripted import moved, throughput
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.spec import EarlyExitPolicy
 from contract.states import ExitReason, JobStatus
-from service.scheduler.survival import (
+from contract.task_spec import EarlyExitPolicy
+from service.scheduler.estimate.survival import (
     ALTO,
     CLASS_JOBS,
     NOTHING,

@@ -10,11 +10,11 @@ from sqlalchemy import func, select, update
 
 from contract.states import TaskStatus
 from service.fleet.models import Placement
+from service.scheduler.core.cp_sat import Budget
+from service.scheduler.core.preemption import Claim, Held, preemption
+from service.scheduler.core.problem import Limit, Node, Problem, Queued, Running, Start, Width
+from service.scheduler.core.solve import solve
 from service.scheduler.models import Plan, ThroughputProfile
-from service.scheduler.preempt import Claim, Held, preemption
-from service.scheduler.problem import Limit, Node, Problem, Queued, Running, Start, Width
-from service.scheduler.solve import solve
-from service.scheduler.window import Budget
 from service.tasks.models import Task
 from service.tenants.models import Tenant
 from tests.service.fleet.scripted import completed, moved, throughput

@@ -11,9 +11,9 @@ from transformers import Gemma2Config, LlamaConfig, PreTrainedConfig, Qwen3Confi
 from tests.worker.model import tiny
 from worker.model.arena import Arena, Slot
 from worker.model.backbone import Backbone
-from worker.model.batch import Example, Segment
-from worker.model.optimizer import RowUpdate
-from worker.model.trainer import Trainer
+from worker.model.flat_batch import Example, Segment
+from worker.model.plain.trainer import Trainer
+from worker.model.row_optimizer import RowUpdate
 
 STEPS = 20
 VOCAB = 515

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.model.arena import AdapterState, Arena, ArenaFullError, Slot, rows_for
-from worker.model.layout import ALIGN, Layout, Target
-from worker.model.optimizer import RowUpdate, update_rows
+from worker.model.arena_layout import ALIGN, Layout, Target
+from worker.model.row_optimizer import RowUpdate, update_rows
 
 SIZES = {"q_proj": (20, 36), "k_proj": (20, 18), "v_proj": (20, 18), "o_proj": (36, 20)}
 SIZES |= {"gate_proj": (20, 33), "up_proj": (20, 33), "down_proj": (33, 20)}

@@ -9,15 +9,15 @@ import torch
 from safetensors.torch import save_file
 from transformers import Gemma3TextConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, PreTrainedConfig
 
-from contract.families import MODEL_TYPES
+from contract.model_types import MODEL_TYPES
 from tests.worker.model import tiny
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
-from worker.model.batch import FlatBatch, Segment
-from worker.model.family import FAMILIES, UnsupportedModelError
-from worker.model.fused_pass import FusedPass
-from worker.model.trainer import Trainer
-from worker.model.weights import HEAD
+from worker.model.base_weights import HEAD
+from worker.model.cuda.fused_pass import FusedPass
+from worker.model.families import FAMILIES, UnsupportedModelError
+from worker.model.flat_batch import FlatBatch, Segment
+from worker.model.plain.trainer import Trainer
 
 CONFIGS = tiny.configs()
 LENGTHS = [23, 2, 9, 40, 17]

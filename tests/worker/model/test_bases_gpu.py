@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from grouped_lora.nf4 import Nf4Weight
+from grouped_lora.base.nf4 import Nf4Weight
 from torch import Tensor, nn
 from transformers import Gemma2Config, Gemma3TextConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
@@ -13,10 +13,10 @@ from tests.worker.model import tiny
 from tests.worker.model.test_device_trainer import SIZES, error, examples, fill_slots, llama
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
-from worker.model.batch import Example, Segment
-from worker.model.device_arena import DeviceArena
-from worker.model.device_trainer import DeviceTrainer
-from worker.model.trainer import Trainer
+from worker.model.cuda.device_arena import DeviceArena
+from worker.model.cuda.device_trainer import DeviceTrainer
+from worker.model.flat_batch import Example, Segment
+from worker.model.plain.trainer import Trainer
 
 pytestmark = pytest.mark.gpu
 

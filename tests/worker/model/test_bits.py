@@ -4,14 +4,14 @@ from itertools import pairwise
 
 import pytest
 import torch
-from grouped_lora.frozen import product, whole_rows
+from grouped_lora.base.frozen_product import product, whole_rows
 from torch import Tensor
 
-from worker.model.attention import BLOCK, Axis, Heads, attend, causal_mask
-from worker.model.batch import PIECE_ROWS
-from worker.model.gated import ACTIVATIONS, Pieces, gated
-from worker.model.head import label_loss
-from worker.model.norm import rms_norm
+from worker.model.flat_batch import PIECE_ROWS
+from worker.model.plain.attention import BLOCK, Axis, Heads, attend, causal_mask
+from worker.model.plain.gated_mlp import ACTIVATIONS, Pieces, gated
+from worker.model.plain.lm_head import label_loss
+from worker.model.plain.rms_norm import rms_norm
 
 RANGES = ((0, 3), (3, 403), (403, 460), (460, 1460))  # jobs' tokens on the axis
 BOTH = pytest.mark.parametrize("threads", [1, 2], indirect=True)

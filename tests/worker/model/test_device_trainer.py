@@ -10,11 +10,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Co
 
 from worker.model.arena import Arena, Slot
 from worker.model.backbone import Backbone
-from worker.model.batch import Dropout, Example, Segment
-from worker.model.device_arena import DeviceArena
-from worker.model.device_trainer import SIGHTS, DeviceTrainer
-from worker.model.optimizer import RowUpdate, update_rows
-from worker.model.trainer import OutOfMemory, Trainer
+from worker.model.cuda.device_arena import DeviceArena
+from worker.model.cuda.device_trainer import CAPTURE_AFTER, DeviceTrainer
+from worker.model.flat_batch import Dropout, Example, Segment
+from worker.model.plain.trainer import OutOfMemory, Trainer
+from worker.model.row_optimizer import RowUpdate, update_rows
 
 pytestmark = pytest.mark.gpu
 
@@ -168,7 +168,7 @@ def test_buckets_that_come_often_are_captured_and_keep_their_bits() -> None:
     slots = fill_slots(trainer)
     passes = [[Segment(slot, examples(index, rows), 0.01) for index, slot in enumerate(slots)] for rows in (2, 5)]
     seen: list[list[list[Tensor]]] = [[], []]
-    for _ in range(SIGHTS + 3):
+    for _ in range(CAPTURE_AFTER + 3):
         losses = [trainer.train(segments) for segments in passes[:1]]
         grads = [trainer.arena.grad[slot.used].clone() for slot in slots]
         trainer.forget(slots)

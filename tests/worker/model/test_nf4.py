@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from grouped_lora.nf4 import Nf4Weight
+from grouped_lora.base.nf4 import Nf4Weight
 from torch import Tensor
 
 from tests.worker.model import tiny
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
-from worker.model.batch import Segment
-from worker.model.optimizer import RowUpdate
-from worker.model.trainer import Trainer
+from worker.model.flat_batch import Segment
+from worker.model.plain.trainer import Trainer
+from worker.model.row_optimizer import RowUpdate
 
 CONFIGS = tiny.configs()
 RANKS = (8, 1, 24)

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from tests.worker.model import tiny
 from worker.model.arena import Arena
+from worker.model.arena_layout import KINDS
 from worker.model.backbone import Backbone
-from worker.model.batch import Dropout, Segment
-from worker.model.layout import KINDS
-from worker.model.optimizer import RowUpdate
-from worker.model.trainer import Trainer
+from worker.model.flat_batch import Dropout, Segment
+from worker.model.plain.trainer import Trainer
+from worker.model.row_optimizer import RowUpdate
 
 CONFIGS = tiny.configs()
 RANKS = (8, 1, 24, 5)

@@ -18,9 +18,9 @@ from transformers import (
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from worker.model.backbone import Backbone
-from worker.model.batch import Example, FlatBatch, Segment
-from worker.model.head import bent
-from worker.model.trainer import Trainer
+from worker.model.flat_batch import Example, FlatBatch, Segment
+from worker.model.plain.lm_head import softcapped
+from worker.model.plain.trainer import Trainer
 
 VOCAB = 131
 LLAMA3_ROPE = {
@@ -136,4 +136,4 @@ def label_logits(trainer: Trainer, segments: list[Segment]) -> Tensor:
     backbone: Backbone = trainer.backbone
     with torch.no_grad():
         hidden = backbone.hidden(backbone.embed(batch), batch, trainer.adapters(batch, None), trainer.arena.layout)
-        return bent(backbone.final_norm(hidden[batch.label_rows]) @ backbone.head.t(), backbone.logit_cap)
+        return softcapped(backbone.final_norm(hidden[batch.label_rows]) @ backbone.head.t(), backbone.logit_cap)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.policy.admission import Capacity, Demand, MemoryModel, peak, refitted, refusal, regrown, rows_cap
-from worker.policy.dealing import Load, deal
+from worker.policy.replica_assignment import Load, deal
 
 MIB = 2**20
 

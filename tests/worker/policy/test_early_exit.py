@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.spec import EarlyExitPolicy
 from contract.states import ExitReason
+from contract.task_spec import EarlyExitPolicy
 from worker.policy.alto import Alto, GuardedAlto
 from worker.policy.asha import Asha
 from worker.policy.early_exit import TrainToEnd, policy_of

@@ -1,0 +1,161 @@
+"""Every kernel of a step compiled ahead for a chip that need not be there: whether its shared memory fits, and what it spills.
+
+    python -m benchmarks.compile_ahead [--chip 80] [--limit-kb 163] [--processes N]
+
+Llama-3.2-1B's shape in bf16, by launch.py's table for that chip, in three rank classes (none, 64, 256) and with dropout.
+Launches nothing. Exits with 1 if a kernel does not fit: a program may have 163 KB on an A100 (80), 99 KB on other Amperes and
+Adas (86, 89), 227 KB on a Hopper.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+from grouped_lora import launch_configs
+from grouped_lora.adapter_spans import Span
+from grouped_lora.block.cross_entropy import cross_entropy
+from grouped_lora.block.packed_attention import Incoming, attention, attention_backward
+from grouped_lora.block.qkv_rotary import rotary, rotary_backward
+from grouped_lora.block.residual_norm import norm_backward, residual_norm
+from grouped_lora.block.sequence_table import SequenceTable, sequence_blocks
+from grouped_lora.block.swiglu import SwigluColumns, swiglu, swiglu_backward
+from grouped_lora.dropout import token_keys
+from grouped_lora.products.expand import expand
+from grouped_lora.products.shrink import shrink
+from grouped_lora.products.weight_gradients import outer
+from grouped_lora.work_table import work_table
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}
+OPTIONS = ("num_warps", "num_stages", "maxnreg")
+CLASSES = {"no adapter": (0, False), "rank 64": (64, False), "rank 64, dropout": (64, True), "rank 256": (256, False)}
+T, D, F, KV = 192, 2048, 8192, 512
+
+
+def kernels(rank: int, drop: bool) -> dict[str, Callable[[], object]]:
+    """One call of each wrapper, on tensors that nobody reads."""
+    spans = [Span(0, 64, 0, 16, 1.0, 0.1 if drop else 0.0), Span(64, T, 16, rank, 1.0)] if rank else []
+    table = work_table(spans, T, "cpu", keys=token_keys(0, 0, [0], [T]) if drop else None)
+    rows = rank + 16
+
+    def half(*size: int) -> torch.Tensor:
+        return torch.empty(*size, dtype=torch.bfloat16)
+
+    copy, grad, x, rstd = half(rows, 5 * F), torch.empty(rows, 5 * F), half(T, D), torch.empty(T)
+    gate_up, act, qkv, cos = half(T, 2 * F), half(T, F), half(T, D + 2 * KV), torch.empty(99, 32)
+    s = {mats: half(T, mats, rank) if rank else None for mats in (1, 2, 3)}
+    places, trio, at = torch.zeros(T, dtype=torch.int32), (0, D, 2 * D), SwigluColumns(0, F, 2 * F)
+    sequences, heads, lse = SequenceTable(torch.from_numpy(sequence_blocks([0, T]))), (32, 8), torch.empty(32, T)
+    found: dict[str, Callable[[], object]] = {
+        "norm": lambda: residual_norm(x, x, s[1], copy, 0, half(D), 1e-5, table),
+        "norm backward": lambda: norm_backward(x, s[3], s[3], copy, trio, x, rstd, half(D), x, table),
+        "rotary": lambda: rotary(qkv, s[3], copy, (0, D, D + KV), cos, cos, places, heads, table),
+        "rotary, head norms": lambda: rotary(
+            qkv, s[3], copy, (0, D, D + KV), half(99, 64), half(99, 64), places, (16, 4), table, (half(128), half(128), 1e-6)
+        ),
+        "swiglu": lambda: swiglu(gate_up, s[2], copy, at, table),
+        "swiglu backward": lambda: swiglu_backward(gate_up, act, s[2], s[1], copy, grad, at, table),
+    }
+    if not rank:
+        return found | {
+            "attention": lambda: attention(qkv, sequences, heads, 0.125),
+            "attention backward": lambda: attention_backward(x, qkv, x, lse, sequences, heads, 0.125),
+            "rotary backward": lambda: rotary_backward(qkv, cos, cos, places, heads),
+            "cross entropy": lambda: cross_entropy(half(64, 128256), places, rstd),
+        }
+    one, three = s[1], s[3]
+    assert one is not None
+    assert three is not None
+    return found | {
+        "shrink of one": lambda: shrink(gate_up, copy, table, (0, F), (F, F), (0, F)),
+        "shrink of two": lambda: shrink(x, copy, table, trio[:2], (D,) * 2, matrix=0),
+        "shrink of three": lambda: shrink(x, copy, table, trio, (D,) * 3, matrix=0),
+        "outer of one": lambda: outer(one, x, grad, table, (0,), (D,), matrix=0),
+        "outer of three": lambda: outer(three, x, grad, table, trio, (D,) * 3, matrix=0),
+        "expand": lambda: expand(one, copy, 0, D, table),
+        "attention backward": lambda: attention_backward(
+            x, qkv, x, lse, sequences, heads, 0.125, incoming=Incoming(one, copy, 0, table, 0)
+        ),
+    }
+
+
+def compiled(chip: int, function: JITFunction, *args: Any, **named: Any) -> dict[str, Any]:
+    """What the compiler says of one launch: {kernel, shared_kb, registers, spilled bytes}."""
+    options = {key: named.pop(key) for key in OPTIONS if named.get(key) is not None}
+    values = dict(zip((p.name for p in function.params), args, strict=False)) | named
+    signature, constants, attributes = {}, {}, {}
+    for place, parameter in enumerate(function.params):
+        value = values[parameter.name]
+        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
+            signature[parameter.name], constants[parameter.name] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[parameter.name], attributes[(place,)] = TYPES[value.dtype], [["tt.divisibility", 16]]
+        else:
+            signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
+            if isinstance(value, int) and value % 16 == 0:
+                attributes[(place,)] = [["tt.divisibility", 16]]
+    source = ASTSource(function, signature, constants, attributes)
+    kernel = triton.compile(source, target=GPUTarget("cuda", chip, 32), options=options)
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as ptx:
+        ptx.write(kernel.asm["ptx"])
+        ptx.flush()
+        arch = f"sm_{chip}a" if chip >= 90 else f"sm_{chip}"
+        command = [triton.knobs.nvidia.ptxas.path, "-v", f"-arch={arch}", ptx.name, "-o", os.devnull]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    registers, spilled = (
+        int(found[1]) for found in (re.search(p, said) for p in (r"Used (\d+)", r"(\d+) bytes spill st")) if found
+    )
+    return {
+        "kernel": function.__name__, "shared_kb": kernel.metadata.shared / 1024, "registers": registers, "spilled": spilled
+    }  # fmt: skip
+
+
+def one(chip: int, case: tuple[str, str]) -> list[dict[str, Any]]:
+    """Every launch of one call: launching is replaced by compiling in this process."""
+    found: list[dict[str, Any]] = []
+    table = launch_configs.AMPERE if chip < 90 else launch_configs.HOPPER
+    launch_configs._configs = lambda: table  # type: ignore[assignment]
+
+    def run(function: JITFunction, *args: Any, grid: Any, warmup: bool = False, **named: Any) -> None:
+        found.append(compiled(chip, function, *args, **named))
+
+    JITFunction.run = run
+    kernels(*CLASSES[case[0]])[case[1]]()
+    return [{"class": case[0], "call": case[1], **row} for row in found]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--chip", type=int, default=80, help="compute capability: 80, 86, 89, 90")
+    parser.add_argument("--limit-kb", type=float, help="shared memory a program may have")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    options = parser.parse_args()
+    limit = options.limit_kb or {80: 163, 87: 163, 90: 227}.get(options.chip, 99)
+    cases = [(name, call) for name, numbers in CLASSES.items() for call in kernels(*numbers)]
+    worst = 0.0
+    with ProcessPoolExecutor(options.processes) as pool:
+        for rows in pool.map(partial(one, options.chip), cases):
+            for row in rows:
+                worst = max(worst, row["shared_kb"])
+                print(
+                    "{class:18} {call:28} {kernel:20} {shared_kb:6.1f} KB {registers:4} registers {spilled:5} spilled".format(
+                        **row
+                    )
+                )
+    print(f"sm_{options.chip}: at most {worst:.1f} KB of {limit} KB shared memory")
+    return int(worst > limit)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""What others do for the adapters' products, over our own base passes, attention and loss: a PyTorch loop, and
+torch's grouped_mm.
+
+Every base product, norm, rotary, SwiGLU and the head are the ones of worker.model.cuda.fused_stack with no adapter in the work
+table; only how
+LoRA is computed differs, so a difference in time is LoRA's.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from grouped_lora import Span
+from grouped_lora.block.packed_attention import attention, attention_backward
+from grouped_lora.block.qkv_rotary import rotary, rotary_backward
+from grouped_lora.block.residual_norm import norm_backward, residual_norm
+from grouped_lora.block.swiglu import SwigluColumns, swiglu, swiglu_backward
+from torch import Tensor
+
+from worker.model.cuda.fused_head import Labels, head_loss
+from worker.model.cuda.fused_pass import FusedPass
+from worker.model.cuda.fused_stack import DeviceBatch
+
+KINDS = {"qkv": ("q_proj", "k_proj", "v_proj"), "o": ("o_proj",), "gate_up": ("gate_proj", "up_proj"), "down": ("down_proj",)}
+
+
+class Lora(ABC):
+    """The products of all adapters with one matrix of one layer."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, y: Tensor, layer: int, kind: str) -> None:
+        """y += the adapters' part of x's product; y is a view of columns."""
+
+    @abstractmethod
+    def backward(self, x: Tensor, dy: Tensor, dx: Tensor, layer: int, kind: str) -> None:
+        """dx += the adapters' part; dA and dB are kept."""
+
+
+class LoopLora(Lora):
+    """One adapter after another, as in a plain PyTorch program."""
+
+    def __init__(self, copy: Tensor, grad: Tensor, spans: Sequence[Span], columns: dict[str, tuple[int, int]]) -> None:
+        self._copy, self._grad, self._spans, self._columns = copy, grad, spans, columns
+        self._s: dict[tuple[int, str, int], Tensor] = {}
+
+    def _views(self, layer: int, kind: str, span: Span, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        a, b = self._columns[kind]
+        rows = slice(span.row, span.row + span.rank)
+        in_, out = slice(a, a + x.shape[1]), slice(b, b + y.shape[1])
+        return (
+            self._copy[layer, rows, in_],
+            self._copy[layer, rows, out],
+            self._grad[layer, rows, in_],
+            self._grad[layer, rows, out],
+        )
+
+    def forward(self, x: Tensor, y: Tensor, layer: int, kind: str) -> None:
+        for index, span in enumerate(self._spans):
+            a, b, _, _ = self._views(layer, kind, span, x, y)
+            s = (x[span.start : span.stop] @ a.t()) * span.scale
+            y[span.start : span.stop] += s @ b
+            self._s[layer, kind, index] = s
+
+    def backward(self, x: Tensor, dy: Tensor, dx: Tensor, layer: int, kind: str) -> None:
+        for index, span in enumerate(self._spans):
+            a, b, da, db = self._views(layer, kind, span, x, dy)
+            own = dy[span.start : span.stop]
+            ds = (own @ b.t()) * span.scale
+            dx[span.start : span.stop] += ds @ a
+            da.copy_(ds.t() @ x[span.start : span.stop])
+            db.copy_(self._s.pop((layer, kind, index)).t() @ own)
+
+
+class GroupedLora(Lora):
+    """torch's grouped_mm over ranks padded to the largest."""
+
+    def __init__(
+        self,
+        copy: Tensor,
+        tokens: int,
+        spans: Sequence[Span],
+        columns: dict[str, tuple[int, int]],
+        widths: dict[str, tuple[int, int]],
+    ) -> None:
+        rank = max(span.rank for span in spans)
+        self._ends = torch.tensor([span.stop for span in spans], device=copy.device, dtype=torch.int32)
+        self._scale = torch.zeros(tokens, 1, device=copy.device, dtype=copy.dtype)
+        self._a: dict[tuple[int, str], Tensor] = {}
+        self._b: dict[tuple[int, str], Tensor] = {}
+        for span in spans:
+            self._scale[span.start : span.stop] = span.scale
+        for layer in range(copy.shape[0]):
+            for kind, (a, b) in columns.items():
+                for store, at, width in ((self._a, a, widths[kind][0]), (self._b, b, widths[kind][1])):
+                    padded = torch.zeros(len(spans), rank, width, device=copy.device, dtype=copy.dtype)
+                    for index, span in enumerate(spans):
+                        padded[index, : span.rank] = copy[layer, span.row : span.row + span.rank, at : at + width]
+                    store[layer, kind] = padded
+        self.grads: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
+        self._s: dict[tuple[int, str], Tensor] = {}
+
+    def forward(self, x: Tensor, y: Tensor, layer: int, kind: str) -> None:
+        s = F.grouped_mm(x, self._a[layer, kind].transpose(1, 2), offs=self._ends) * self._scale
+        y += F.grouped_mm(s, self._b[layer, kind], offs=self._ends)
+        self._s[layer, kind] = s
+
+    def backward(self, x: Tensor, dy: Tensor, dx: Tensor, layer: int, kind: str) -> None:
+        ds = F.grouped_mm(dy, self._b[layer, kind].transpose(1, 2), offs=self._ends) * self._scale
+        dx += F.grouped_mm(ds, self._a[layer, kind], offs=self._ends)
+        da = F.grouped_mm(ds.t(), x, offs=self._ends)
+        db = F.grouped_mm(self._s.pop((layer, kind)).t(), dy, offs=self._ends)
+        self.grads[layer, kind] = (da, db)
+
+
+class PeerPass:
+    """Forward and backward with the adapters' products done by `lora`. `base`: a batch whose table has no adapters."""
+
+    def __init__(self, fused: FusedPass, lora: Lora) -> None:
+        self._fused, self._stack, self._lora = fused, fused.stack, lora
+
+    def _apply(self, x: Tensor, y: Tensor, layer: int, group: str) -> None:
+        for kind, part in zip(KINDS[group], self._parts(y, group), strict=True):
+            self._lora.forward(x, part, layer, kind)
+
+    def _undo(self, x: Tensor, dy: Tensor, dx: Tensor, layer: int, group: str) -> None:
+        for kind, part in zip(KINDS[group], self._parts(dy, group), strict=True):
+            self._lora.backward(x, part, dx, layer, kind)
+
+    def _parts(self, y: Tensor, group: str) -> Sequence[Tensor]:
+        sh = self._stack.shape
+        if group == "qkv":
+            return y.split([sh.q_width, sh.kv_width, sh.kv_width], 1)
+        return y.chunk(2, 1) if group == "gate_up" else [y]
+
+    def train(self, base: DeviceBatch, labels: Labels) -> Tensor:
+        """The sums of log-probabilities; gradients stay with `lora`."""
+        stack, sh, table = self._stack, self._stack.shape, base.table
+        heads, none = (sh.heads, sh.kv_heads), self._fused.embedding
+        x, y = self._fused.embedding.index_select(0, base.tokens), None
+        kept = []
+        for layer, w in enumerate(stack.layers):
+            x, h, rstd = residual_norm(x, y, None, none, 0, w.norm_attention, sh.eps, table)
+            qkv = torch.mm(h, w.w_qkv.t())
+            self._apply(h, qkv, layer, "qkv")
+            rotary(qkv, None, none, (0, 0, 0), stack.cos, stack.sin, base.positions, heads, table)
+            out, lse = attention(qkv, base.sequences, heads, stack.scale)
+            y = torch.mm(out, w.w_o.t())
+            self._apply(out, y, layer, "o")
+            x_mid, h_mid, rstd_mid = residual_norm(x, y, None, none, 0, w.norm_mlp, sh.eps, table)
+            gate_up = torch.mm(h_mid, w.w_gate_up.t())
+            self._apply(h_mid, gate_up, layer, "gate_up")
+            act, _ = swiglu(gate_up, None, none, SwigluColumns(0, 0, 0), table)
+            y = torch.mm(act, w.w_down.t())
+            self._apply(act, y, layer, "down")
+            kept.append((x, h, rstd, qkv, out, lse, x_mid, h_mid, rstd_mid, gate_up, act))
+            x = x_mid
+        x, h, rstd = residual_norm(x, y, None, none, 0, stack.final_norm, sh.eps, table)
+        sums, _, dh = head_loss(h, self._fused.head, labels, grad=True)
+        assert dh is not None
+        dx = stack.final_backward(dh, x, rstd, base)
+        for layer in range(len(stack.layers) - 1, -1, -1):
+            w = stack.layers[layer]
+            x, h, rstd, qkv, out, lse, x_mid, h_mid, rstd_mid, gate_up, act = kept.pop()
+            dact = torch.mm(dx, w.w_down)
+            self._undo(act, dx, dact, layer, "down")
+            dgu = swiglu_backward(gate_up, dact, None, None, none, none, SwigluColumns(0, 0, 0), table)
+            dh = torch.mm(dgu, w.w_gate_up)
+            self._undo(h_mid, dgu, dh, layer, "gate_up")
+            dx = norm_backward(dh, None, None, none, (), x_mid, rstd_mid, w.norm_mlp, dx, table)
+            dout = torch.mm(dx, w.w_o)
+            self._undo(out, dx, dout, layer, "o")
+            dqkv = attention_backward(dout, qkv, out, lse, base.sequences, heads, stack.scale)
+            rotary_backward(dqkv, stack.cos, stack.sin, base.positions, heads)
+            dh = torch.mm(dqkv, w.w_qkv)
+            self._undo(h, dqkv, dh, layer, "qkv")
+            dx = norm_backward(dh, None, None, none, (), x, rstd, w.norm_attention, dx, table)
+        return sums

@@ -1,0 +1,133 @@
+"""Forward and backward of one batch, cell by cell: ours, the frozen base alone, torch grouped_mm and a PyTorch loop, in turns.
+
+All share our base passes, attention and loss (contestants.py), so that a difference is the adapters'. Knows no optimizer and no order
+of batches.
+"""
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from benchmarks.contestants import GroupedLora, LoopLora, PeerPass
+from benchmarks.llama_shapes import LlamaShape, Rows, attach, feed
+from benchmarks.result_file import in_turns, median_ms
+from benchmarks.roofline import adapter_floor
+from worker.model.backbone import Backbone
+from worker.model.cuda.device_arena import DeviceArena
+from worker.model.cuda.device_batch import BatchShape, fill, tables, unpack
+from worker.model.cuda.device_trainer import DeviceTrainer, spans_of
+from worker.model.cuda.fused_pass import FusedPass
+from worker.model.flat_batch import FlatBatch, Segment
+
+OURS, BASE, GROUPED, LOOP = "ours", "base alone", "torch grouped_mm, padded", "PyTorch loop"
+
+
+def new_trainer(backbone: Backbone, rows: int, coded: bool = False, checkpoint: bool = False) -> DeviceTrainer:
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    arena = DeviceArena(backbone.targets, rows, "cuda", torch.bfloat16, coded)
+    return DeviceTrainer(backbone, arena, checkpoint)
+
+
+def afresh(trainer: DeviceTrainer, fed: Sequence[Segment]) -> None:
+    """One pass as the first of a step: gradients are written, not added to the last ones."""
+    trainer.arena.written.clear()
+    trainer.train(fed)
+
+
+def base_segments(fed: Sequence[Segment]) -> list[Segment]:
+    """The same rows without adapters."""
+    return [Segment(None, segment.examples, segment.weight) for segment in fed]
+
+
+def cell(
+    trainer: DeviceTrainer, shape: LlamaShape, model: str, fed: list[Segment], batch: int, loop: bool
+) -> list[dict[str, Any]]:
+    """One row a contestant; `ms` are medians of blocks that take turns, each at its own steady clocks."""
+    base = base_segments(fed)
+    contestants: dict[str, Callable[[], object]] = {
+        OURS: lambda: afresh(trainer, fed),
+        BASE: lambda: trainer.train(base),
+    }
+    peaks = {name: _peak_gb(run) for name, run in contestants.items()}  # before the peers have tensors of their own
+    peers, difference = _peers(trainer, fed)
+    contestants[GROUPED] = peers[GROUPED]
+    times = in_turns(contestants)
+    if loop:
+        times[LOOP] = median_ms(peers[LOOP], 3, 1)
+    peaks |= {name: _peak_gb(peers[name]) for name in times if name not in peaks}
+    ranks = [segment.slot.rank for segment in fed if segment.slot is not None]
+    tokens = sum(e.length for s in fed for e in s.examples)
+    labels = sum(e.labels for s in fed for e in s.examples)
+    floor = adapter_floor(shape, ranks, tokens)
+    rows = []
+    for name, (median, least, most) in times.items():
+        row = {
+            "what": f"forward + backward, {name}", "model": model, "batch": batch, "adapters": len(fed), "ms": median,
+            "least_ms": least, "most_ms": most, "tokens": tokens, "labels": labels, "peak_gb": peaks[name],
+        }  # fmt: skip
+        if name == OURS:
+            row |= {"adapter_floor_ms": floor.ms, "adapter_floor_gb": floor.bytes / 1e9, "tax_floor": floor.ms / times[BASE][0]}
+        if name == GROUPED:
+            row["gradient_difference"] = difference
+        rows.append(row)
+    return rows
+
+
+def _peak_gb(run: Callable[[], object]) -> float:
+    """What one call holds at its peak, the base and the arena and what other contestants keep included."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() / 1e9
+
+
+def _peers(trainer: DeviceTrainer, fed: list[Segment]) -> tuple[dict[str, Callable[[], object]], float]:
+    """The peers' passes over this batch, and how far grouped_mm's gradient of one matrix is from ours."""
+    flat = FlatBatch.of(fed)
+    spans, _ = spans_of(fed, flat.ranges)
+    table = tables(flat, (), ())
+    shape = BatchShape.of(flat, table)
+    base, labels = unpack(shape, torch.from_numpy(fill(shape, flat, table)).cuda())
+    arena = trainer.arena
+    fused = FusedPass(trainer.backbone, arena.layout, 4096)
+    columns = fused.stack.shape.columns
+    widths = {target.kind: (target.in_features, target.out_features) for target in arena.layout.targets[:7]}
+    afresh(trainer, fed)
+    copy, ours = arena.layered(arena.copy), arena.layered(arena.grad)
+    grouped_lora = GroupedLora(copy, shape.tokens, spans, columns, widths)
+    grouped = PeerPass(fused, grouped_lora)
+    grouped.train(base, labels)
+    span, (a, _) = spans[4], columns["up_proj"]
+    want = ours[2, span.row : span.row + span.rank, a : a + widths["up_proj"][0]].clone()
+    got = grouped_lora.grads[2, "up_proj"][0][4, : span.rank]
+    difference = ((got.float() - want).norm() / want.norm()).item()
+
+    def loop() -> None:
+        PeerPass(fused, LoopLora(copy, torch.empty_like(ours), spans, columns)).train(base, labels)
+
+    return {GROUPED: lambda: grouped.train(base, labels), LOOP: loop}, difference
+
+
+def small_cells(backbone: Backbone, rows: Rows) -> list[dict[str, Any]]:
+    """A sweep's tail: few adapters at batch 1, one captured graph a bucket; launched one by one beside it."""
+    found = []
+    for adapters in (1, 4, 12):
+        trainer = new_trainer(backbone, 64 * adapters)
+        fed = feed(attach(trainer, adapters), rows, 1)
+        eager = new_trainer(backbone, 64 * adapters)
+        eager.graph_tokens = 0
+        fed_eager = [Segment(own.slot, s.examples, s.weight) for own, s in zip(attach(eager, adapters), fed, strict=True)]
+        captured = median_ms(lambda trainer=trainer, fed=fed: afresh(trainer, fed), 21)  # type: ignore[misc]
+        launched = median_ms(lambda trainer=eager, fed=fed_eager: afresh(trainer, fed), 9)  # type: ignore[misc]
+        found.append(
+            {"what": "forward + backward, few adapters", "adapters": adapters, "tokens": sum(s.examples[0].length for s in fed),
+             "ms": captured[0], "least_ms": captured[1], "most_ms": captured[2], "eager_ms": launched[0],
+             "peak_gb": torch.cuda.max_memory_allocated() / 1e9}
+        )  # fmt: skip
+        del trainer, eager
+    return found

@@ -1,0 +1,86 @@
+"""Early exit over a sweep, step by step, whoever feeds it losses: a live run or a recorded one. Trains nothing.
+
+It asks the executor's own policies at the executor's own moments, and keeps what the executor would report.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from contract.task_spec import Schedule, TaskSpec
+from worker.policy.early_exit import policy_of
+from worker.policy.verdict import Evidence, History, Standing
+
+
+@dataclass
+class Entrant:
+    """A job of the sweep. reason: how it ended (a verdict's, or "completed"), None while it is alive."""
+
+    index: int
+    batch_size: int
+    schedule: Schedule
+    step: int = 0
+    history: History = field(default_factory=History)
+    rung_losses: list[float] = field(default_factory=list)
+    settled: int = 0
+    evaluations: int = 0
+    best: float = math.inf
+    best_step: int = 0
+    reason: str | None = None
+    evidence: Evidence = field(default_factory=dict)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it stands at a rung, parked, until its place there is certain."""
+        return len(self.rung_losses) > self.settled
+
+    @property
+    def due(self) -> bool:
+        return self.schedule.evaluates_at(self.step)
+
+
+class Referee:
+    def __init__(self, spec: TaskSpec, train_rows: int, jobs: range) -> None:
+        configs = spec.jobs()
+        self.entrants = {
+            job: Entrant(job, min(configs[job].batch_size, train_rows), Schedule.of(spec, configs[job], train_rows))
+            for job in jobs
+        }
+        self._policy = policy_of(spec.early_exit)
+
+    @property
+    def active(self) -> list[Entrant]:
+        """Those that take the next step."""
+        return [e for e in self.entrants.values() if e.reason is None and not e.waits]
+
+    def evaluated(self, job: int, ema: float, val_loss: float) -> None:
+        """The job was evaluated after its step; what follows from it alone."""
+        e = self.entrants[job]
+        e.evaluations += 1
+        if val_loss < e.best:
+            e.best, e.best_step = val_loss, e.step
+        e.history, verdict = self._policy.observe(e.history, ema, val_loss)
+        if math.isfinite(val_loss) and e.step >= e.schedule.total_steps:
+            e.reason = "completed"
+        elif verdict is not None:
+            e.reason, e.evidence = verdict.reason.value, verdict.evidence
+        elif e.step in e.schedule.rungs:
+            e.rung_losses.append(val_loss)
+
+    def settle(self) -> None:
+        """What follows for those who stand at a rung."""
+        here = [e for e in self.entrants.values() if e.schedule.boundary and (e.rung_losses or e.reason is None)]
+        if not any(e.waits and e.reason is None for e in here):
+            return
+        settled = self._policy.settle([Standing(e.index, tuple(e.rung_losses)) for e in here])
+        for e in here:
+            if e.waits and e.reason is None and e.index in settled:
+                verdict = settled[e.index]
+                if verdict is None:
+                    e.settled = len(e.rung_losses)
+                else:
+                    e.reason, e.evidence = verdict.reason.value, verdict.evidence
+
+    def leader(self) -> Entrant:
+        """The winner, as the service picks it: the lowest validation loss among those not ranked out, ties to the lower job."""
+        kept = [e for e in self.entrants.values() if e.reason != "underperforming"]
+        return min(kept, key=lambda e: (e.best, e.index))

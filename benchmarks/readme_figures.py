@@ -1,0 +1,131 @@
+"""The README's tables of a training step, of early exit and of a whole search, and docs/step.svg, made from result files.
+
+    python -m benchmarks.readme_figures
+
+Measures nothing. Each table stands between two comments in the README and is replaced.
+"""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from benchmarks.quality import readme_table as quality
+from benchmarks.result_file import RESULTS
+
+ROOT = Path(__file__).parent.parent
+STEP, QUALITY, SWEEP = "step-h100.json", "quality-h100.json", "sweep-h100.json"
+CONTESTANTS = (
+    ("PEFT, one adapter after another", "sequential PEFT", "#b8b8b8"),
+    ("PyTorch loop over adapters", "forward + backward, PyTorch loop", "#9a9a9a"),
+    ("torch grouped_mm, padded ranks", "forward + backward, torch grouped_mm, padded", "#7f8fb0"),
+    ("Motet", "forward + backward, ours", "#1f5fbf"),
+    ("the frozen base alone", "forward + backward, base alone", "#d08a2e"),
+)
+WIDTH, ROW, LEFT, RIGHT = 760, 26, 230, 70
+
+
+def milliseconds(rows: list[dict[str, Any]], what: str, batch: int) -> float | None:
+    found = [row["ms"] for row in rows if row["what"] == what and row.get("batch") == batch and row.get("model", "1B") == "1B"]
+    return found[0] if found else None
+
+
+def table(result: dict[str, Any]) -> str:
+    """Milliseconds of every contestant at batch 1, 2 and 4, as Markdown."""
+    lines = [
+        "32 adapters of ranks 16, 32, 64 on Llama-3.2-1B's shape, GSM8K's row lengths, forward and backward in milliseconds\n"
+        f"on one {result['device']} (torch {result['versions']['torch']}, commit {result['commit']}, {result['date'][:10]}):\n",
+        "| | batch 1 | batch 2 | batch 4 |",
+        "|---|---|---|---|",
+    ]
+    for name, what, _ in CONTESTANTS:
+        cells = [milliseconds(result["rows"], what, batch) for batch in (1, 2, 4)]
+        lines.append(f"| {name} | " + " | ".join("" if ms is None else f"{ms:,.0f}" for ms in cells) + " |")
+    f = result["figures"]
+    lines += [
+        "",
+        f"The executor's whole step (upload, losses, clipping and AdamW included) takes {f['step_ms_bs1']:.1f}, "
+        f"{f['step_ms_bs2']:.1f} and {f['step_ms_bs4']:.1f} ms:\n{f['tokens_per_s_bs1']:,.0f} tokens a second at batch 1. "
+        f"32 adapters cost {f['lora_tax_bs1']:.1%}, {f['lora_tax_bs2']:.1%} and {f['lora_tax_bs4']:.1%} over the frozen base "
+        "(aims: 15 % at\nbatch 1, 10 % at batch 4). 32 adapters on Llama-3.1-8B's shape with checkpointing and 8-bit moments "
+        f"peak at {f['peak_gb_8b_32']:.0f} GB.\nAll figures and how they were taken: `benchmarks/results/step-h100.json`.",
+    ]
+    return "\n".join(lines)
+
+
+def search(result: dict[str, Any]) -> str:
+    """A whole search beside the same configurations one after another, as Markdown."""
+    f = result["figures"]
+    (split,) = (row for row in result["rows"] if row["what"] == "where the search's seconds went")
+    seconds = {name: value for name, value in split.items() if name != "what"}
+    shares = ", ".join(f"{name} {value / sum(seconds.values()):.0%}" for name, value in seconds.items())
+    lines = [
+        "60 configurations on Llama-3.2-1B's shape (random weights) over rows of GSM8K, from loading the base to the stored\n"
+        f"adapters, on one {result['device']} (commit {result['commit']}, {result['date'][:10]}):\n",
+        "| | minutes |",
+        "|---|---|",
+        f"| PEFT, one after another: measured steps times their number, training alone | {60 * f['hours_sequential']:.0f} |",
+        f"| Motet without early exit: measured on fewer rows, scaled | {f['minutes_batching_only']:.1f} |",
+        f"| Motet, {f['samples_saved']:.0%} of the samples saved | {f['minutes_ours']:.1f} |",
+        "",
+        f"That is {f['x_sequential']:.1f} times faster, {f['x_sequential_batching_only']:.1f} without early exit (aim: 30). "
+        f"Where its seconds went:\n{shares}.\nAll figures and how they were taken: `benchmarks/results/{SWEEP}`.",
+    ]
+    return "\n".join(lines)
+
+
+def plot(result: dict[str, Any]) -> str:
+    """Bars of batch 1 on a logarithmic axis, as SVG."""
+    bars = [(name, milliseconds(result["rows"], what, 1), colour) for name, what, colour in CONTESTANTS]
+    known = [(name, ms, colour) for name, ms, colour in bars if ms is not None]
+    decades = math.log10(max(ms for _, ms, _ in known)) - 1  # the axis begins at 10 ms
+    span = WIDTH - LEFT - RIGHT
+
+    def reach(ms: float) -> float:
+        return span * (math.log10(ms) - 1) / decades
+
+    height = ROW * (len(known) + 2)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="13">',
+        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+        '<text x="8" y="18">One pass over 32 adapters, batch 1: milliseconds (logarithmic)</text>',
+    ]
+    for place, (name, ms, colour) in enumerate(known):
+        y = ROW * (place + 1)
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 18}" text-anchor="end">{name}</text>')
+        parts.append(f'<rect x="{LEFT}" y="{y + 4}" width="{reach(ms):.1f}" height="{ROW - 8}" fill="{colour}"/>')
+        parts.append(f'<text x="{LEFT + reach(ms) + 6:.1f}" y="{y + 18}">{ms:,.0f}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def page(readme: str) -> str:
+    """The README with its tables made anew. Raises ValueError where one's two comments are not there once."""
+    made = {
+        "step": f"![One pass over 32 adapters](docs/step.svg)\n\n{table(read(STEP))}",
+        "quality": quality.table(read(QUALITY), QUALITY),
+        "search": search(read(SWEEP)),
+    }
+    for name, text in made.items():
+        begin, end = (f"<!-- made by benchmarks.readme_figures: {name} {edge} -->" for edge in ("begin", "end"))
+        between = re.escape(begin) + ".*?" + re.escape(end)
+        block = f"{begin}\n\n{text}\n\n{end}"
+        readme, count = re.subn(between, lambda _, block=block: block, readme, flags=re.S)
+        if count != 1:
+            raise ValueError(f"README.md must hold {begin} and {end} once")
+    return readme
+
+
+def read(file: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((RESULTS / file).read_text())
+    return result
+
+
+def main() -> None:
+    (ROOT / "docs" / "step.svg").write_text(plot(read(STEP)))
+    readme = ROOT / "README.md"
+    readme.write_text(page(readme.read_text()))
+
+
+if __name__ == "__main__":
+    main()

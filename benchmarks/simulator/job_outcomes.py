@@ -1,0 +1,152 @@
+"""What becomes of a task's jobs: loss curves drawn at random, judged by the worker's own early exit; and how long that takes.
+
+The curves know nothing of hazards: learning rates lie too low, well or too high for their task, and a task overfits more or
+less. So what the estimator believes is tested on lives that it did not invent.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from contract.states import ExitReason, JobStatus
+from contract.task_spec import EarlyExitPolicy
+from service.scheduler.estimate.survival import JobProgress
+from worker.policy.early_exit import policy_of
+from worker.policy.verdict import History, Standing, Verdict, smooth
+
+_EVALUATIONS = 60
+Observe = Callable[[History, float, float], tuple[History, Verdict | None]]
+
+
+@dataclass(frozen=True)
+class Nature:
+    """A task's data: the best learning rate (log10), how soon it overfits (0: never), how noisy its losses are."""
+
+    best: float
+    overfits: float
+    noise: float
+
+
+@dataclass(frozen=True)
+class Life:
+    """A job's calendar and the step at which it ended, by `reason` or (None) because it was done."""
+
+    batch_size: int
+    rank: int
+    total_steps: int
+    warmup_steps: int
+    end: int
+    reason: ExitReason | None
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Steps during which the same jobs train: `first` to `last` of the warmup, or behind the boundary if `late`."""
+
+    late: bool
+    first: int
+    last: int
+    tokens: float  # of each step
+    seconds: float  # of all of them
+
+
+def draw_nature(draw: Random) -> Nature:
+    return Nature(draw.uniform(-4.2, -3.2), max(0.0, draw.gauss(0.0, 0.2)), draw.uniform(0.002, 0.01))
+
+
+def draw_lives(rows: int, epochs: int, count: int, nature: Nature, policy: EarlyExitPolicy, draw: Random) -> list[Life]:
+    """`count` jobs over learning rates, batch sizes and ranks as tLoRA 4.1 draws the latter two, through the real policy."""
+    judge = policy_of(policy)
+    begun = [_Job(rows, epochs, nature, policy, draw) for _ in range(count)]
+    for job in begun:
+        job.train(judge.observe, job.warmup)
+    settled = judge.settle(Standing(at, (job.losses[-1],)) for at, job in enumerate(begun) if job.reason is None)
+    for at, verdict in settled.items():
+        if verdict is None:
+            begun[at].train(judge.observe, begun[at].total)
+        else:
+            begun[at].reason = verdict.reason
+    return [Life(job.batch_size, job.rank, job.total, job.warmup, job.step, job.reason) for job in begun]
+
+
+class _Job:
+    def __init__(self, rows: int, epochs: int, nature: Nature, policy: EarlyExitPolicy, draw: Random) -> None:
+        self.batch_size, self.rank = draw.choice((1, 2, 4, 8)), draw.choice((2, 4, 8, 16))
+        self.total = epochs * math.ceil(rows / self.batch_size)
+        self.warmup = max(1, math.ceil(policy.warmup_fraction * self.total))
+        self.every = max(1, self.total // _EVALUATIONS)
+        self.step, self.losses = 0, [math.nan]
+        self.reason: ExitReason | None = None
+        self._nature, self._draw, self._alpha = nature, draw, policy.ema_alpha
+        self._off = draw.uniform(-5.5, -2.5) - nature.best  # how far its learning rate lies from the best, in decades
+        self._history = History()
+        self._smoothed: float | None = None
+
+    def train(self, observe: Observe, until: int) -> None:
+        """To `until`, or to the evaluation that ends it."""
+        while self.reason is None and self.step < until:
+            self.step = min(until, (self.step // self.every + 1) * self.every)
+            train, val = self._losses(self.step / self.total)
+            self._smoothed = smooth(self._smoothed, train, 1 - (1 - self._alpha) ** self.every)
+            self.losses.append(val)
+            self._history, verdict = observe(self._history, self._smoothed, val)
+            if verdict:
+                self.reason = verdict.reason
+
+    def _losses(self, part: float) -> tuple[float, float]:
+        """Training and validation loss after this part of training."""
+        pace = 25 * 10 ** (0.8 * min(self._off, 0.5))
+        train = 0.9 + 0.12 * self._off**2 + 1.5 * math.exp(-pace * part)
+        if self._off > 0.75:  # too high: it falls a little, then rises
+            train += 4 * (self._off - 0.75) * max(0.0, part - 0.01) * 10
+        gap = 0.02 + self._nature.overfits * max(0.0, part - 0.15) * 10 ** (0.3 * min(self._off, 0.5))
+        return train + self._draw.gauss(0, self._nature.noise), train * (1 + gap) + self._draw.gauss(0, self._nature.noise)
+
+
+def walk(lives: Sequence[Life], row_tokens: float, step_seconds: Callable[[float], float]) -> list[Segment]:
+    """The whole run on one GPU: all warmups side by side, then all that were promoted; those that are done leave the step."""
+    found = []
+    for late in (False, True):
+        last = 0
+        ends = [(_length(life, late), life) for life in lives if _length(life, late) > 0]
+        for end in sorted({end for end, _ in ends}):
+            tokens = row_tokens * sum(life.batch_size for until, life in ends if until >= end)
+            found.append(Segment(late, last, end, tokens, (end - last) * step_seconds(tokens)))
+            last = end
+    return found
+
+
+def progress(lives: Sequence[Life], segments: Sequence[Segment], at: float) -> tuple[JobProgress, ...]:
+    """Every job as it stands `at` seconds into the walk."""
+    late, step = False, 0.0
+    for segment in segments:
+        late = segment.late
+        if at < segment.seconds:
+            step = segment.first + (segment.last - segment.first) * at / segment.seconds
+            break
+        at, step = at - segment.seconds, segment.last
+    return tuple(_stands(life, late, int(step)) for life in lives)
+
+
+def promoted(life: Life) -> bool:
+    return life.end > life.warmup_steps or (life.end == life.total_steps and life.reason is None)
+
+
+def _length(life: Life, late: bool) -> int:
+    return max(0, life.end - life.warmup_steps) if late else min(life.end, life.warmup_steps)
+
+
+def _stands(life: Life, late: bool, step: int) -> JobProgress:
+    here = (life.warmup_steps if late else 0) + step
+    ahead = here < life.end and (promoted(life) or not late)
+    if ahead:
+        status = JobStatus.TRAINING if late else JobStatus.WARMUP
+    elif not late and here >= life.warmup_steps and (promoted(life) or life.reason == ExitReason.UNDERPERFORMING):
+        status = JobStatus.PARKED
+    else:
+        status = JobStatus.EXITED if life.reason else JobStatus.COMPLETED
+    reason = life.reason if status == JobStatus.EXITED else None
+    done = min(here, life.end) if late else min(here, life.end, life.warmup_steps)
+    passed = promoted(life) and (late or life.total_steps == life.warmup_steps)
+    return JobProgress(status, done, life.total_steps, life.warmup_steps, life.batch_size, passed, reason, life.rank)

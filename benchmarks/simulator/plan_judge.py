@@ -1,0 +1,56 @@
+"""An independent judge of plans: hands out GPUs by number, event by event, and believes nothing the planner says of itself.
+
+Shares no code with the product's own `violations`.
+"""
+
+from collections.abc import Iterable
+
+from service.scheduler.core.problem import Problem, Start
+
+
+class BadPlan(AssertionError):
+    """The plan breaks a rule; the message says which."""
+
+
+def check(problem: Problem, starts: Iterable[Start]) -> int:
+    """Hand out GPU numbers in order of start and raise BadPlan if they run out; returns how many starts were checked."""
+    ids = {node.id: at for at, node in enumerate(problem.nodes)}
+    queued = {task.id: task for task in problem.queued}
+    until: dict[str, list[int]] = {node.id: [0] * node.gpus for node in problem.nodes}
+    tenants: dict[str, list[tuple[int, int, int]]] = {limit.tenant: [] for limit in problem.limits}
+    for run in sorted(problem.running, key=lambda run: -run.remaining):
+        free = [at for at, busy in enumerate(until[run.node]) if not busy]
+        for at in free[: run.gpus]:  # a node may have shrunk under what it runs
+            until[run.node][at] = run.remaining
+        if run.tenant in tenants:
+            tenants[run.tenant].append((0, run.remaining, run.gpus))
+    begun: dict[str, list[int]] = {limit.tenant: [] for limit in problem.limits}
+    seen: set[str] = set()
+    for start in sorted(starts, key=lambda start: (start.start, start.end)):
+        if start.task in seen or start.task not in queued:
+            raise BadPlan(f"{start.task} starts twice, or was never queued")
+        seen.add(start.task)
+        task, node = queued[start.task], problem.nodes[ids[start.node]]
+        if node.drained:
+            raise BadPlan(f"{start.task} starts on {node.id}, which is drained")
+        durations = {task.gpus: task.seconds[ids[node.id]]} | {w.gpus: w.seconds[ids[node.id]] for w in task.wider}
+        if durations.get(start.gpus) != start.end - start.start:
+            raise BadPlan(f"{start.task} takes {start.end - start.start} s on {start.gpus} GPUs, not {durations}")
+        _occupy(until[node.id], start.gpus, start.start, start.end, start.task)
+        if task.tenant in tenants:
+            tenants[task.tenant].append((start.start, start.end, start.gpus))
+            begun[task.tenant].append(start.start)
+    for limit in problem.limits:
+        for moment in begun[limit.tenant]:
+            taken = sum(gpus for begin, end, gpus in tenants[limit.tenant] if begin <= moment < end)
+            if taken > limit.gpus:
+                raise BadPlan(f"{limit.tenant} holds {taken} GPUs at {moment}, its limit is {limit.gpus}")
+    return len(seen)
+
+
+def _occupy(gpus: list[int], count: int, begin: int, end: int, name: str) -> None:
+    free = [at for at, busy in enumerate(gpus) if busy <= begin]
+    if begin < 0 or len(free) < count:
+        raise BadPlan(f"{name} needs {count} GPUs at {begin}, {len(free)} are free")
+    for at in free[:count]:
+        gpus[at] = end

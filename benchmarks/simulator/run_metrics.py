@@ -1,0 +1,51 @@
+"""Numbers of a finished run. Times in seconds; slowdown is (end - arrival) / the task's own true duration.
+
+`completion_weighted_fixed` is of the tasks that may not be wider than they ask for.
+"""
+
+from collections.abc import Sequence
+from statistics import fmean, median
+
+import numpy as np
+
+from benchmarks.simulator.run_record import Outcome, Ran
+from service.scheduler.core.fair_share import jain
+
+
+def metrics(outcome: Outcome) -> dict[str, float]:
+    """Raises ValueError if a task never ended."""
+    ran = outcome.ran
+    lost = [r.task.id for r in ran if r.ended is None]
+    if lost:
+        raise ValueError(f"{len(lost)} tasks never ended, {lost[0]} among them")
+    ends = [(r, r.ended - r.task.at) for r in ran if r.ended is not None]
+    completions = [seconds for _, seconds in ends]
+    slowdowns = [seconds / r.task.true for r, seconds in ends]
+    makespan = max(r.task.at + seconds for r, seconds in ends) - min(r.task.at for r in ran)
+    busy = sum((end - start) * r.task.gpus for r in ran for _, start, end in r.placed)
+    planned = outcome.moves + outcome.kept
+    return {
+        "makespan": makespan,
+        "completion_mean": fmean(completions),
+        "completion_p95": float(np.percentile(completions, 95)),
+        "completion_weighted": _weighted(ran),
+        "completion_weighted_fixed": _weighted([r for r in ran if r.task.max_gpus is None]),
+        "slowdown_p99": float(np.percentile(slowdowns, 99)),
+        "wait_max": max((r.started or 0) - r.task.at for r in ran),
+        "utilisation": busy / (makespan * outcome.setup.nodes * outcome.setup.node_gpus),
+        "churn": outcome.moves / planned if planned else 0.0,
+        "jain": jain(outcome.record.together.values()),
+        "together_seconds": outcome.record.together_seconds,
+        "covered_wait_max": outcome.record.covered_wait,
+        "preempted": outcome.preempted,
+        "plans": outcome.plans,
+        "plan_ms_p50": 1000 * median(outcome.wall),
+        "plan_ms_p99": float(1000 * np.percentile(outcome.wall, 99)),
+        "plan_cpu_ms_p50": 1000 * median(outcome.cpu),
+    }
+
+
+def _weighted(ran: Sequence[Ran]) -> float:
+    """Mean completion by weight; 0 of nothing."""
+    weights = sum(r.task.priority for r in ran)
+    return sum(r.task.priority * (r.ended - r.task.at) for r in ran if r.ended is not None) / max(1, weights)

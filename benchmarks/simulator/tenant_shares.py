@@ -1,0 +1,105 @@
+"""Fair share in a simulated run: the product's own shares, weights and preemption, fed with what the fake fleet holds.
+
+Knows no clock but the moments it is told, and starts nothing: it says what a plan should weigh and who gives back.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.simulator.arrivals import Arrival
+from service.scheduler.core.fair_share import Ask, Share, decayed, entered, entitled, owed, weights
+from service.scheduler.core.preemption import Claim, Held, Preemption, next_bound, preemption
+from service.scheduler.core.problem import Node
+
+ENTRY_SECONDS = 300.0  # what a start is charged at once
+_KIND = "gpu"
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A queued task: what its planner believes of its duration, how long it has waited in all, the nodes that it fits."""
+
+    task: Arrival
+    seconds: float
+    waited: float
+    nodes: frozenset[str]
+
+
+@dataclass
+class Record:
+    """What tenants got: GPU seconds held while every tenant had something waiting, and the longest wait of a task that its
+    tenant's due covered all along."""
+
+    together: dict[str, float] = field(default_factory=dict)
+    together_seconds: float = 0.0
+    covered_wait: float = 0.0
+
+
+class Tenancy:
+    """All tenants' use, and who has been covered since when."""
+
+    def __init__(self, tenants: Sequence[str], gpus: int, half_life: float) -> None:
+        self._tenants, self._gpus, self._half_life = tenants, gpus, half_life
+        self._use = dict.fromkeys(tenants, 0.0)
+        self._since: dict[str, float] = {}
+        self.record = Record(dict.fromkeys(tenants, 0.0))
+
+    def pass_time(self, seconds: float, held: Mapping[str, int], waiting: set[str]) -> None:
+        """`seconds` went by with these GPUs held, while these tenants had something waiting."""
+        if len(waiting) == len(self._tenants):
+            self.record.together_seconds += seconds
+            for tenant in self._tenants:
+                self.record.together[tenant] += seconds * held.get(tenant, 0)
+        for tenant in self._tenants:
+            self._use[tenant] = decayed(self._use[tenant], held.get(tenant, 0), seconds, self._half_life)
+
+    def enter(self, tenant: str, gpus: int) -> None:
+        self._use[tenant] = entered(self._use[tenant], gpus, ENTRY_SECONDS, self._half_life)
+
+    def weights(self, waiting: Sequence[Waiting], placed: Sequence[Held]) -> dict[str, int]:
+        asks = [Ask(w.task.id, w.task.tenant, w.task.gpus, w.seconds, w.task.priority, w.waited) for w in waiting]
+        return weights(asks, self._shares(waiting, placed), {_KIND: self._gpus})
+
+    def preempt(
+        self, waiting: Sequence[Waiting], placed: Sequence[Held], nodes: Sequence[Node], bound: float
+    ) -> Preemption | None:
+        due, _ = self._due(waiting, placed)
+        return preemption(_claims(waiting), placed, nodes, due, bound)
+
+    def next_bound(self, waiting: Sequence[Waiting], placed: Sequence[Held], bound: float) -> float | None:
+        due, _ = self._due(waiting, placed)
+        return next_bound(_claims(waiting), placed, due, bound)
+
+    def watch(self, now: float, waiting: Sequence[Waiting], placed: Sequence[Held]) -> None:
+        """Note how long tasks have waited that their tenant's due covers. Call it before and after anything changes."""
+        due, holds = self._due(waiting, placed)
+        covered = {
+            w.task.id for w in waiting if entitled(w.task.gpus, holds.get(w.task.tenant, 0), due.get(w.task.tenant, 0.0))
+        }
+        self._since = {task: self._since.get(task, now) for task in covered}
+        longest = max((now - since for since in self._since.values()), default=0.0)
+        self.record.covered_wait = max(self.record.covered_wait, longest)
+
+    def _due(self, waiting: Sequence[Waiting], placed: Sequence[Held]) -> tuple[dict[str, float], dict[str, int]]:
+        return owed(self._shares(waiting, placed), self._gpus), _held(placed)
+
+    def _shares(self, waiting: Sequence[Waiting], placed: Sequence[Held]) -> list[Share]:
+        held, demand = _held(placed), Counter[str]()
+        for each in placed:
+            demand[each.tenant] += each.gpus - each.spare
+        for asks in waiting:
+            demand[asks.task.tenant] += asks.task.gpus
+        return [Share(t, 1.0, {_KIND: held[t]}, {_KIND: self._use[t]}, demand[t] > 0, demand[t]) for t in self._tenants]
+
+
+def _held(placed: Sequence[Held]) -> Counter[str]:
+    """GPUs by tenant."""
+    held = Counter[str]()
+    for each in placed:
+        held[each.tenant] += each.gpus
+    return held
+
+
+def _claims(waiting: Sequence[Waiting]) -> list[Claim]:
+    return [Claim(w.task.id, w.task.tenant, w.task.gpus, w.waited, w.nodes) for w in waiting]

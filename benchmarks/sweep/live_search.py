@@ -1,0 +1,100 @@
+"""One search through the real executor, from its placement to its last adapter, over real HTTP. Judges nothing."""
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.quality.base_set_pairs import BATCH_SIZES, RANKS, RATES
+from benchmarks.sweep.stopwatch import Stopwatch
+from contract.states import ExitReason
+from contract.wire import BaseModelRef, JobFailed, Throughput
+from tests.worker.fleet import Fleet, Reported, placer
+from tests.worker.inside import Inside
+
+HELD_OUT = 32
+SPACE = {"learning_rate": list(RATES), "rank": list(RANKS), "batch_size": list(BATCH_SIZES)}  # ALTO A.4: 60 configurations
+
+
+@dataclass(frozen=True)
+class Live:
+    """What a search did. samples: rows trained on, of `samples_full` without any exit."""
+
+    seconds: float
+    watch: Stopwatch
+    reported: Reported
+    samples: int
+    samples_full: int
+
+    @property
+    def saved(self) -> float:
+        return 1 - self.samples / self.samples_full
+
+    @property
+    def fates(self) -> dict[str, int]:
+        """How many jobs ended in which way."""
+        found: dict[str, int] = {}
+        for event in self.reported.ended.values():
+            name = str(getattr(event, "reason", event.kind))
+            found[name] = found.get(name, 0) + 1
+        return found
+
+    @property
+    def evaluation_tokens(self) -> int:
+        return sum(event.evaluation_tokens for event in self.reported.of(Throughput))
+
+    @property
+    def evaluations(self) -> int:
+        """How often a job was evaluated, all together."""
+        return sum(len(curve) for (_, series), curve in self.reported.curves.items() if series == "val_loss")
+
+    @property
+    def best_loss(self) -> float:
+        ended = [event for event in self.reported.ended.values() if getattr(event, "reason", "") != ExitReason.UNDERPERFORMING]
+        return min(event.best_val_loss for event in ended)
+
+
+def read_rows(path: Path, count: int) -> list[dict[str, Any]]:
+    """The first rows of a file. Raises ValueError where it has fewer."""
+    lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line][:count]
+    if len(lines) < count:
+        raise ValueError(f"{path} has {len(lines)} rows; {count} are wanted")
+    return [json.loads(line) for line in lines]
+
+
+def run_search(
+    base: BaseModelRef,
+    rows: list[dict[str, Any]],
+    epochs: int,
+    early_exit: dict[str, Any],
+    folder: Path,
+    device: str,
+    **settings: Any,
+) -> Live:
+    """Place the 60 configurations on one executor and let it end them all: load, profile, train, judge, export, upload.
+
+    Raises RuntimeError where a job failed.
+    """
+    fleet, watch = Fleet(), Stopwatch()
+    try:
+        placement = placer(fleet, base)(
+            SPACE,
+            rows,
+            dataset={"max_validation_rows": HELD_OUT, "validation_fraction": 0.5},
+            training={"epochs": epochs, "max_seq_len": 512},
+            early_exit=early_exit,
+        )
+        inside = Inside(fleet, folder, worker_device=device, **settings)
+        began = time.monotonic()
+        with watch.watching():
+            (reported,) = inside.run(placement)
+        seconds = time.monotonic() - began
+    finally:
+        fleet.close()
+    failed = reported.of(JobFailed)
+    if failed or fleet.refused or len(reported.ended) != len(placement.jobs):
+        raise RuntimeError(f"the search did not end well: {failed or fleet.refused or inside.ended}")
+    sizes = {job.index: job.config.batch_size for job in placement.jobs}
+    samples = sum(step * sizes[job] for job, step in reported.step.items())
+    return Live(seconds, watch, reported, samples, len(placement.jobs) * epochs * (len(rows) - HELD_OUT))

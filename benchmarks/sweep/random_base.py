@@ -1,0 +1,31 @@
+"""A base of a Llama's shape with random weights as a folder that a worker loads, under the example base's tokenizer."""
+
+import shutil
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.llama_shapes import LlamaShape
+from contract.model_revision import revision_of
+from contract.wire import BaseModelRef
+
+TOKENIZER = Path(__file__).parents[2] / "examples" / "base-model"
+
+
+def write_base(shape: LlamaShape, folder: Path, device: torch.device) -> BaseModelRef:
+    """Draw the weights on `device` and write them in bf16 to `folder`, which is made. The tokenizer knows fewer tokens than
+    the base."""
+    folder.mkdir(parents=True)
+    for path in TOKENIZER.iterdir():
+        if "token" in path.name or path.suffix == ".jinja":
+            shutil.copy(path, folder)
+    config = LlamaConfig(
+        hidden_size=shape.hidden, intermediate_size=shape.ffn, num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, head_dim=shape.head_size,
+        vocab_size=shape.vocabulary, tie_word_embeddings=shape.tied, max_position_embeddings=4096, rope_theta=500000.0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    with device:
+        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return BaseModelRef(name="random", source=str(folder), revision=revision_of(folder))

@@ -1,0 +1,272 @@
+"""What the API answers, as typed values. Unknown members are from a newer service, and ignored."""
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import Field
+
+from contract.adapter_manifest import AdapterFile, Lineage
+from contract.search_space import JobConfig
+from contract.states import TASK_TERMINAL, ExitReason, JobStatus, RequeueReason, TaskStatus
+from contract.strict import Message
+
+
+class File(Message):
+    """An uploaded JSONL data set; immutable."""
+
+    id: str
+    name: str
+    format: str
+    bytes: int
+    rows: int
+    sha256: str
+    created_at: datetime
+
+
+class Rows(Message):
+    """How many rows train and validate; None until a worker has read them."""
+
+    train: int | None = None
+    validation: int | None = None
+    truncated: int | None = None
+    skipped: int | None = None
+
+
+class Progress(Message):
+    """Optimizer steps over all jobs. The total shrinks when early exit ends a job."""
+
+    steps_done: int = 0
+    steps_total: int | None = None
+
+
+class Samples(Message):
+    """Training rows that passed through the model, and the share of `full` that early exit saved."""
+
+    trained: int = 0
+    full: int | None = None
+    saved_fraction: float | None = None
+
+
+class Winner(Message):
+    """The job with the lowest validation loss."""
+
+    job_id: str
+    index: int
+    config: JobConfig
+    adapter_id: str
+    val_loss: float
+    step: int
+
+
+class Placement(Message):
+    """Where a running task runs."""
+
+    node: str
+    gpus: int = 1
+    since: datetime
+    tokens_per_second: float | None = None
+    steps: int = 0
+    micro_batches: int = 0
+    forwards: int = 0
+
+    @property
+    def where(self) -> str:
+        """The node, and how many of its GPUs if it has several."""
+        return self.node if self.gpus == 1 else f"{self.gpus} GPUs of {self.node}"
+
+
+class Waiting(Message):
+    """Why a queued task waits, in one sentence; where and when it is expected to start and end."""
+
+    code: str = ""
+    sentence: str = ""
+    place: int | None = None
+    node: str | None = None
+    expected_start: datetime | None = None
+    expected_end: datetime | None = None
+    expected_start_interval: tuple[datetime, datetime] | None = None
+    expected_end_interval: tuple[datetime, datetime] | None = None
+    late_seconds: float | None = None
+
+
+class Task(Message):
+    """One search: a base, a dataset, many configurations."""
+
+    id: str
+    name: str | None = None
+    status: TaskStatus
+    error: str | None = None
+    base_model: str
+    base_revision: str
+    spec: dict[str, Any]
+    labels: dict[str, str] = Field(default={})
+    priority: int = 1
+    gpus: int = 1
+    version: int
+    created_at: datetime
+    queued_at: datetime | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    base_val_loss: float | None = None
+    rows: Rows = Rows()
+    jobs: dict[JobStatus, int] = Field(default={})
+    progress: Progress = Progress()
+    samples: Samples = Samples()
+    winner: Winner | None = None
+    waiting: Waiting | None = None
+    desired_status: TaskStatus | None = None
+    requeue_reason: RequeueReason | None = None
+    requeue_detail: str | None = None
+    placement: Placement | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the status will never change again."""
+        return self.status in TASK_TERMINAL
+
+
+class Exit(Message):
+    """Early exit's verdict and the numbers that led to it."""
+
+    reason: ExitReason
+    step: int
+    evidence: dict[str, Any] = Field(default={})
+
+
+class Job(Message):
+    """One configuration of a task, one adapter."""
+
+    id: str
+    task_id: str
+    index: int
+    config: JobConfig
+    status: JobStatus
+    step: int = 0
+    total_steps: int | None = None
+    warmup_steps: int | None = None
+    warmup_val_loss: float | None = None
+    promoted: bool = False
+    exit: Exit | None = None
+    error: str | None = None
+    best_step: int | None = None
+    best_val_loss: float | None = None
+    adapter_id: str | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+
+
+class Curve(Message):
+    """One loss series of one job; a value is None where the loss was not finite."""
+
+    job_id: str
+    index: int
+    series: str
+    steps: list[int]
+    values: list[float | None]
+
+
+class Adapter(Message):
+    """A committed adapter: a PEFT folder of immutable files."""
+
+    id: str
+    task_id: str
+    job_id: str
+    step: int
+    val_loss: float
+    bytes: int
+    files: list[AdapterFile]
+    lineage: Lineage
+    created_at: datetime
+
+
+class Model(Message):
+    """A base model that tasks may name."""
+
+    name: str
+    revision: str
+    architecture: str = ""
+    parameters: int = 0
+    max_position: int = 0
+
+
+class Device(Message):
+    """One accelerator, or one CPU slot that stands in for one."""
+
+    index: int
+    type: str
+    memory_bytes: int = 0
+
+
+class RunningTask(Message):
+    """A task on a node's devices."""
+
+    task_id: str
+    device_indexes: list[int] = Field(default=[])
+
+
+class Node(Message):
+    """A machine of the fleet. `tokens_per_second` is what one of its devices trains, by base model, as measured."""
+
+    id: str
+    name: str
+    status: str
+    devices: list[Device] = Field(default=[])
+    tokens_per_second: dict[str, float] = Field(default={})
+    running: list[RunningTask] = Field(default=[])
+    heartbeat_at: datetime | None = None
+    drained_at: datetime | None = None
+
+
+class ScheduledTask(Message):
+    """A task that runs on a node; one of another tenant has no id."""
+
+    task_id: str | None = None
+    name: str | None = None
+    gpus: int
+    since: datetime
+    leaving: bool = False
+    expected_end: datetime | None = None
+    expected_end_interval: tuple[datetime, datetime] | None = None
+
+
+class ScheduledNode(Message):
+    """A node of the fleet and what runs there."""
+
+    name: str
+    device_type: str
+    gpus: int
+    free: int
+    drained: bool = False
+    running: list[ScheduledTask] = Field(default=[])
+
+
+class WaitingTask(Message):
+    """A task in the queue; one of another tenant has neither id nor reason."""
+
+    task_id: str | None = None
+    name: str | None = None
+    gpus: int
+    place: int | None = None
+    node: str | None = None
+    code: str | None = None
+    sentence: str | None = None
+    expected_start: datetime | None = None
+    expected_end: datetime | None = None
+
+
+class Schedule(Message):
+    """What runs where and until when, what waits and why."""
+
+    planned_at: datetime | None = None
+    nodes: list[ScheduledNode]
+    waiting: list[WaitingTask]
+    waiting_total: int = 0
+
+
+class PlanChange(Message):
+    """Something that was planned for a task: `kind` is waits, placed or left."""
+
+    id: str
+    kind: str
+    said: dict[str, Any] = Field(default={})
+    created_at: datetime

@@ -1,0 +1,116 @@
+"""HTTP to the service: authentication, problems as ApiError, retries of reads. Knows no resource by name."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from motet.api.errors import ApiError, Unreachable
+
+_PAUSES = (0.1, 0.3, 1.0, 2.0, 4.0)  # seconds before each further try of a read: a restarting API is back within them
+_TIMEOUT = httpx.Timeout(30.0, connect=5.0)
+_WAITING_ANSWERS = {502, 503, 504}
+_HERE = {"127.0.0.1", "::1", "localhost"}  # a proxy that the environment names is for other hosts
+
+Query = Mapping[str, Any]
+
+
+class Transport:
+    """One base address, one key, one pool of connections."""
+
+    def __init__(self, api_url: str, key: str) -> None:
+        self.api_url = api_url
+        headers = {"Authorization": f"Bearer {key}", "User-Agent": "motet-client"}
+        proxied = _address(api_url).host not in _HERE
+        self._http = httpx.Client(base_url=api_url, headers=headers, timeout=_TIMEOUT, trust_env=proxied)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def get(
+        self, path: str, query: Query | None = None, headers: Mapping[str, str] | None = None, wait: float = 0
+    ) -> httpx.Response:
+        """A read, tried again while the connection fails. `wait`: seconds the service may take on purpose. 304 is an answer."""
+        timeout = httpx.Timeout(30.0 + wait, connect=5.0)
+        for pause in (*_PAUSES, None):
+            try:
+                answer = self._http.get(path, params=_given(query), headers=headers, timeout=timeout)
+                if answer.status_code not in _WAITING_ANSWERS or pause is None:
+                    return self._checked(answer)
+            except httpx.TransportError as error:
+                if pause is None:
+                    raise self._unreachable(error) from error
+            time.sleep(pause)
+        raise AssertionError("the last try returns or raises")
+
+    def post(self, path: str, json: Any = None, files: Any = None, data: Any = None) -> httpx.Response:
+        """A change, sent once: whether a lost answer came too late for it is not known."""
+        timeout = httpx.Timeout(None, connect=5.0) if files else _TIMEOUT  # a large file takes as long as it takes
+        try:
+            return self._checked(self._http.post(path, json=json, files=files, data=data, timeout=timeout))
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+
+    def delete(self, path: str) -> None:
+        try:
+            self._checked(self._http.delete(path))
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+
+    def pages(self, path: str, query: Query | None = None) -> Iterator[dict[str, Any]]:
+        """Every entry of a list, page by page."""
+        cursor = None
+        while True:
+            page = self.get(path, {**(query or {}), "cursor": cursor}).json()
+            yield from page["data"]
+            cursor = page.get("next_cursor")
+            if cursor is None:
+                return
+
+    @contextmanager
+    def stream(self, path: str) -> Iterator[Iterator[bytes]]:
+        """The blocks of a body too large to hold. A connection that breaks midway raises Unreachable."""
+        try:
+            with self._http.stream("GET", path) as answer:
+                if not answer.is_success:
+                    answer.read()
+                self._checked(answer)
+                yield answer.iter_bytes()
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+
+    def _checked(self, answer: httpx.Response) -> httpx.Response:
+        if answer.is_success or answer.status_code == 304:
+            return answer
+        raise ApiError(answer.status_code, _problem(answer))
+
+    def _unreachable(self, error: httpx.TransportError) -> Unreachable:
+        said = f"{self.api_url} does not answer ({str(error) or type(error).__name__})"
+        return Unreachable(f"{said}; is it running? `motet up` starts a local one")
+
+
+def _address(api_url: str) -> httpx.URL:
+    try:
+        url = httpx.URL(api_url)
+    except httpx.InvalidURL:
+        url = httpx.URL()
+    if url.scheme not in ("http", "https") or not url.host or "%" in url.host:
+        raise Unreachable(f"{api_url!r} is not the address of an API; one looks like http://127.0.0.1:8321")
+    return url
+
+
+def _given(query: Query | None) -> dict[str, Any]:
+    return {name: value for name, value in (query or {}).items() if value is not None}
+
+
+def _problem(answer: httpx.Response) -> dict[str, Any]:
+    """The problem body, or what can be said of an answer that is none, as from a proxy in between."""
+    try:
+        body = answer.json()
+    except ValueError:
+        body = None
+    if isinstance(body, dict) and "detail" in body:
+        return body
+    return {"detail": f"{answer.request.url} answered {answer.status_code} {answer.reason_phrase}, and not in Motet's words"}

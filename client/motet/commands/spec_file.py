@@ -1,0 +1,193 @@
+"""A task's spec as people write it: YAML with paths in it. Every mistake is found before anything is uploaded, with its line.
+
+    dataset: {file: train.jsonl, validation_file: validation.jsonl}
+
+Paths are relative to the spec's own folder. Knows YAML and TaskSpec; knows no service.
+"""
+
+import difflib
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from contract.task_spec import TaskSpec
+from motet.api.errors import MotetError
+
+_NOT_YET = "file_not_uploaded_yet"
+_PATHS = {
+    "file": "file_id",
+    "validation_file": "validation_file_id",
+}  # what stands in a spec -> what stands for it in a TaskSpec
+_FLOAT = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$")
+
+Where = Sequence[str | int]
+
+
+class SpecError(MotetError):
+    """The spec cannot be used; the text names each line and field."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which 1e-4 is a number, as everybody expects, and a key that stands twice is a mistake."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for place, key in enumerate(keys):
+            if key in keys[:place]:
+                raise yaml.constructor.ConstructorError(None, None, f"{key} stands here twice", node.value[place][0].start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in resolvers if tag != "tag:yaml.org,2002:float"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+
+
+@dataclass(frozen=True)
+class SpecFile:
+    """A spec that is right but for its files, which are still to be uploaded. `files`: the field each path stands for."""
+
+    path: Path
+    content: Mapping[str, Any]
+    files: Mapping[str, Path]
+
+    def with_files(self, ids: Mapping[str, str]) -> TaskSpec:
+        """The spec with the uploaded files' ids, by field."""
+        dataset = self.content.get("dataset")
+        whole = {"dataset": {**dataset, **ids}} if isinstance(dataset, dict) else {}
+        return TaskSpec.model_validate({**self.content, **whole})
+
+
+def read(path: Path) -> SpecFile:
+    """Raises SpecError with all that is wrong."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SpecError(f"there is no file {path}; examples/spec.yaml is one to begin with") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"cannot read {path}: {error}") from None
+    root, content = _parse(path, text)
+    content, files = _take_paths(path, root, content)
+    placeholders = dict.fromkeys(files, _NOT_YET)
+    draft = SpecFile(path, content, files)
+    try:
+        draft.with_files(placeholders)
+    except ValidationError as error:
+        raise _mistakes(path, [(found["loc"], _message(found)) for found in error.errors()], root) from None
+    return draft
+
+
+def json_schema() -> dict[str, Any]:
+    """What a spec may hold, as JSON Schema (draft 2020-12): a TaskSpec with paths beside the ids of uploads."""
+    made = TaskSpec.model_json_schema()
+    dataset = made["$defs"]["Dataset"]
+    for path, field in _PATHS.items():
+        told = f"Path of a JSONL file, relative to the spec's folder; uploaded, it becomes {field}"
+        dataset["properties"][path] = {"type": "string", "minLength": 1, "description": told}
+    dataset["required"] = [name for name in dataset["required"] if name not in _PATHS.values()]
+    dataset["oneOf"] = [{"required": ["file"]}, {"required": ["file_id"]}]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
+
+
+def _parse(path: Path, text: str) -> tuple[yaml.Node, dict[str, Any]]:
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        content = loader.construct_document(root) if root is not None else None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+        raise SpecError(f"{path}: {where}{error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise SpecError(f"{path} is not YAML: {error}") from None
+    except ValueError as error:  # a date or a number that only looks like one
+        raise SpecError(f"{path} holds a value that cannot be read: {error}") from None
+    except RecursionError:
+        raise SpecError(f"{path} is nested too deeply") from None
+    if root is None or not isinstance(content, dict):
+        raise SpecError(f"{path} holds no task: at its top there must be fields such as base_model, dataset, search_space")
+    return root, content
+
+
+def _take_paths(path: Path, root: yaml.Node, content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Path]]:
+    """The content without its paths, and the paths by the field they stand for."""
+    dataset = content.get("dataset")
+    if not isinstance(dataset, dict):
+        return content, {}
+    files: dict[str, Path] = {}
+    mistakes: list[tuple[Where, str]] = []
+    for given, field in _PATHS.items():
+        if given not in dataset:
+            continue
+        where = ("dataset", given)
+        local = path.parent / Path(str(dataset[given])).expanduser()
+        if dataset.get(field) is not None:
+            mistakes.append((where, f"stands beside {field}; keep the path or the id of an upload"))
+        elif not local.is_file():
+            mistakes.append((where, f"there is no file {local}; paths are relative to the spec's folder"))
+        files[field] = local
+    if "file" not in dataset and "file_id" not in dataset:
+        mistakes.append((("dataset",), "needs `file`, the path of a JSONL file, or `file_id`, an upload"))
+    if mistakes:
+        raise _mistakes(path, mistakes, root)
+    return {**content, "dataset": {name: value for name, value in dataset.items() if name not in _PATHS}}, files
+
+
+def _message(found: Mapping[str, Any]) -> str:
+    """One of pydantic's errors in our words."""
+    message = str(found["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+    if found["type"] == "missing":
+        return "is required"
+    if found["type"] == "extra_forbidden":
+        known = _fields_at(found["loc"][:-1])
+        near = difflib.get_close_matches(str(found["loc"][-1]), known, n=1)
+        return "is not a known field; " + (f"did you mean {near[0]}?" if near else f"the fields here are {', '.join(known)}")
+    if found["type"] != "value_error" and isinstance(found["input"], str | int | float | None):
+        return f"{message}, got {'nothing' if found['input'] is None else repr(found['input'])}"
+    return message
+
+
+def _fields_at(where: Where) -> list[str]:
+    model: type[BaseModel] = TaskSpec
+    for part in where:
+        inner = model.model_fields[part].annotation if isinstance(part, str) and part in model.model_fields else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return []
+        model = inner
+    return [*model.model_fields, *(_PATHS if where and where[-1] == "dataset" else ())]
+
+
+def _mistakes(path: Path, found: Sequence[tuple[Where, str]], root: yaml.Node) -> SpecError:
+    placed = sorted((_line(root, where), _dotted(where), message) for where, message in found)
+    lines = [f"line {line}, {field}: {message}" if field else f"line {line}: {message}" for line, field, message in placed]
+    if len(lines) == 1:
+        return SpecError(f"{path}: {lines[0]}")
+    return SpecError("\n  ".join([f"{path} has {len(lines)} mistakes:", *lines]))
+
+
+def _dotted(where: Where) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in where).removeprefix(".")
+
+
+def _line(node: yaml.Node, where: Where) -> int:
+    """The line, from 1, of what stands at `where`, or of the nearest thing around it."""
+    line = node.start_mark.line
+    for part in where:
+        if isinstance(node, yaml.MappingNode):
+            found = [(key, value) for key, value in node.value if key.value == part]
+            if not found:
+                break
+            line, node = found[0][0].start_mark.line, found[0][1]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+            line = node.start_mark.line
+        else:
+            break
+    return int(line) + 1

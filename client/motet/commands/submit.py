@@ -1,0 +1,40 @@
+"""`motet submit` and `motet preview`: upload what a spec names, then create its task or look at its rows. Knows specs and the
+client."""
+
+from motet.api.client import Client
+from motet.api.resources import Task
+from motet.commands.narrator import Narrator
+from motet.commands.preview import Preview
+from motet.commands.spec_file import SpecFile
+
+
+def submit(client: Client, spec: SpecFile, narrator: Narrator) -> Task:
+    """Upload each file once and create the task."""
+    uploaded: dict[str, str] = {}
+    for field, path in spec.files.items():
+        with narrator.doing(f"uploading {path.name}"):
+            file = client.files.upload(path)
+        narrator.say(f"uploaded {path.name}: {file.rows:,} rows, {file.bytes:,} bytes ({file.id})")
+        uploaded[field] = file.id
+    with narrator.doing("submitting"):
+        task = client.tasks.create(spec.with_files(uploaded))
+    narrator.say(f"submitted {task.id}: {sum(task.jobs.values())} jobs")
+    return task
+
+
+def preview(client: Client, spec: SpecFile, rows: int) -> Preview:
+    """The spec's first training rows as its task would read them. What is uploaded for it is deleted again."""
+    path = spec.files.get("file_id")
+    uploaded = client.files.upload(path).id if path is not None else None
+    task = spec.with_files(dict.fromkeys(spec.files, uploaded or "not needed"))
+    try:
+        return client.files.preview(
+            task.dataset.file_id,
+            task.base_model,
+            objective=task.objective.model_dump(mode="json"),
+            max_seq_len=task.training.max_seq_len,
+            rows=rows,
+        )
+    finally:
+        if uploaded is not None:
+            client.files.delete(uploaded)

@@ -1,0 +1,153 @@
+"""What a watcher knows of a task: its state, its jobs, their curves, and what is new since it looked last.
+
+Asks the client, answers with values and sentences; knows no terminal.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from contract.search_space import JobConfig
+from contract.states import JOB_TERMINAL, ExitReason, JobStatus, TaskStatus
+from motet.api.client import Client
+from motet.api.resources import Exit, Job, Task
+
+Curve = dict[int, float]  # step -> loss; a loss that was not finite is NaN
+
+
+@dataclass
+class View:
+    """Refreshed in place by one thread; `jobs` and `curves` are replaced whole, so that another may draw them meanwhile."""
+
+    task: Task
+    jobs: Sequence[Job] = ()
+    curves: Mapping[tuple[int, str], Curve] = field(default_factory=dict)
+
+    def refresh(self, client: Client, task: Task) -> list[str]:
+        """Take in the task as it is now; returns a sentence for each thing that is new."""
+        before, known = self.task, {job.index: job for job in self.jobs}
+        jobs = client.tasks.jobs(task.id)
+        self.curves = self._curves(client, jobs)
+        self.task, self.jobs = task, jobs
+        news = [] if not known and task.status == before.status else _task_news(before, task)
+        return news + [said for job in jobs if (said := self._job_news(known.get(job.index), job)) is not None]
+
+    def curve(self, index: int, series: str) -> Curve:
+        return self.curves.get((index, series), {})
+
+    @property
+    def leader(self) -> Job | None:
+        """The job with the lowest validation loss so far."""
+        judged = [job for job in self.jobs if job.best_val_loss is not None or self.curve(job.index, "val_loss")]
+        return min(judged, key=lambda job: (self.best(job), job.index), default=None)
+
+    def best(self, job: Job) -> float:
+        """The job's lowest validation loss so far; infinite where there is none."""
+        seen = [loss for loss in self.curve(job.index, "val_loss").values() if math.isfinite(loss)]
+        return min([*seen, job.best_val_loss if job.best_val_loss is not None else math.inf])
+
+    def label(self, config: JobConfig) -> str:
+        """The configuration in few words: what varies within the task, and the learning rate in any case."""
+        words = {
+            "learning_rate": f"lr {config.learning_rate:g}",
+            "rank": f"rank {config.rank}",
+            "alpha": f"alpha {config.alpha:g}",
+            "batch_size": f"batch {config.batch_size}",
+            "seed": f"seed {config.seed}",
+            "dropout": f"dropout {config.dropout:g}",
+            "weight_decay": f"decay {config.weight_decay:g}",
+            "schedule": config.schedule,
+            "lr_warmup_ratio": f"lr warmup {config.lr_warmup_ratio:.0%}",
+            "target_modules": "+".join(module.removesuffix("_proj") for module in config.target_modules),
+            "rslora": "rsLoRA" if config.rslora else "LoRA",
+            "beta": f"beta {config.beta:g}" if config.beta is not None else "",
+        }
+        return ", ".join(word for name, word in words.items() if name in self.axes)
+
+    @property
+    def axes(self) -> list[str]:
+        """The dimensions in which the jobs differ. The learning rate always counts, alpha only where it follows no rank."""
+        configs = [job.config for job in self.jobs]
+        varying = {name for name in JobConfig.model_fields if len({getattr(config, name) for config in configs}) > 1}
+        if len({config.alpha / config.rank for config in configs}) <= 1:
+            varying.discard("alpha")
+        return [name for name in JobConfig.model_fields if name in varying or name == "learning_rate"]
+
+    def summary(self) -> str:
+        """The state in one line."""
+        task, progress = self.task, self.task.progress
+        parts = [task.status.value]
+        if task.waiting is not None and not task.ended and task.placement is None and task.waiting.sentence:
+            parts.append(task.waiting.sentence)
+        if task.status == TaskStatus.RUNNING and progress.steps_total is None:
+            parts.append("the worker loads the base and reads the rows")
+        if progress.steps_total:
+            parts.append(f"{progress.steps_done:,} of {progress.steps_total:,} steps")
+        parts += [f"{count} {status.value}" for status, count in task.jobs.items() if count and status in _TOLD]
+        leader = self.leader
+        if leader is not None and math.isfinite(self.best(leader)):
+            parts.append(f"best validation loss {self.best(leader):.3f} (job {leader.index})")
+        if task.placement is not None and task.placement.tokens_per_second:
+            parts.append(f"{task.placement.tokens_per_second:,.0f} tokens/s")
+        return " · ".join(parts)
+
+    def _curves(self, client: Client, jobs: Sequence[Job]) -> Mapping[tuple[int, str], Curve]:
+        """The curves known so far, cut where a job was rewound, and the new points of the jobs that moved."""
+        steps = {job.index: job.step for job in jobs}
+        kept = {
+            key: {step: loss for step, loss in curve.items() if step <= steps[key[0]]} for key, curve in self.curves.items()
+        }
+        last = {job.index: max(kept.get((job.index, "train_loss"), {0: 0.0})) for job in jobs}
+        moved = [index for index, step in steps.items() if step > last[index]]
+        if moved:
+            for found in client.tasks.metrics(jobs[0].task_id, jobs=moved, from_step=min(last[index] for index in moved)):
+                points = zip(found.steps, found.values, strict=True)
+                curve = kept.setdefault((found.index, found.series), {})
+                curve.update((step, math.nan if loss is None else loss) for step, loss in points)
+        return kept
+
+    def _job_news(self, before: Job | None, job: Job) -> str | None:
+        if before is not None and before.status == job.status:
+            return None
+        name = f"job {job.index} ({self.label(job.config)})"
+        match job.status:
+            case JobStatus.EXITED if job.exit is not None:
+                return f"{name} exited at step {job.exit.step}, {job.exit.reason}: {why(job.exit)}"
+            case JobStatus.COMPLETED:
+                loss = f", best validation loss {job.best_val_loss:.3f}" if job.best_val_loss is not None else ""
+                return f"{name} completed its {job.step} steps{loss}"
+            case JobStatus.FAILED:
+                return f"{name} failed at step {job.step}: {job.error}"
+            case JobStatus.TRAINING if job.promoted and job.step:
+                return f"{name} passed the selection after warmup"
+        return None
+
+
+_TOLD = (JobStatus.WARMUP, JobStatus.PARKED, JobStatus.TRAINING, *sorted(JOB_TERMINAL))
+
+
+def _task_news(before: Task, task: Task) -> list[str]:
+    news = []
+    if task.base_val_loss is not None and before.base_val_loss is None:
+        news.append(f"the base alone has validation loss {task.base_val_loss:.3f}")
+    if task.status != before.status:
+        where = f" on {task.placement.where}" if task.placement is not None else ""
+        why_back = f" ({task.requeue_reason})" if task.status == "queued" and task.requeue_reason else ""
+        news.append(f"{task.status}{where}{why_back}" + (f": {task.error}" if task.error else ""))
+    return news
+
+
+def why(exit: Exit) -> str:
+    """Early exit's reason, with its numbers, as a person would say it."""
+    seen = exit.evidence
+    match exit.reason:
+        case ExitReason.UNDERPERFORMING if {"rank", "alive", "kept"} <= seen.keys():
+            alive, kept = seen["alive"], seen["kept"]
+            finished = seen.get("finished", alive)  # fewer where nobody who came later could have saved it
+            of, best = (f"{alive}", f"{kept}") if finished == alive else (f"the first {finished}", f"{kept} of {alive}")
+            return f"rank {seen['rank']} of {of} after warmup, the best {best} go on"
+        case ExitReason.OVERFITTING if seen.get("gap") is not None and "tau_gap" in seen:
+            return f"validation loss {seen['gap']:.0%} above training loss, {seen['tau_gap']:.0%} is the limit"
+        case ExitReason.DIVERGING if {"train_slope", "val_slope"} <= seen.keys():
+            return f"both losses rise, {seen['train_slope']:+.2f} and {seen['val_slope']:+.2f} per evaluation"
+    return str(seen.get("pattern", "see its evidence"))

@@ -1,0 +1,3 @@
+"""The local stack behind `motet up`, `motet demo` and `motet doctor`.
+
+Enters: JSON lines of `python -m deploy.devstack`. Leaves: a running stack, and what is wrong with one."""

@@ -1,0 +1,130 @@
+"""`motet demo`: a real search on real data, start to finish, and a second opinion on its result. Leaves nothing running.
+
+Starts the stack (or attaches), submits examples/spec.yaml, follows it, downloads the winner, and has PEFT alone recompute its
+loss in another process. Fails unless that agrees and the winner beats the base.
+"""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.text import Text
+
+from contract.states import JobStatus
+from motet.api.client import Client
+from motet.api.errors import MotetError
+from motet.api.resources import Task, Winner
+from motet.commands.invocation import command
+from motet.commands.narrator import Narrator
+from motet.commands.spec_file import SpecFile, read
+from motet.commands.submit import submit
+from motet.commands.tables import jobs_table
+from motet.commands.task_view import View
+from motet.commands.watch import outcome, watch
+from motet.local import example_files
+from motet.local.stack_process import Ready, Stack
+from motet.local.up import start, stop
+
+TOLERANCE = 1e-3  # nats; between the reported validation loss and PEFT's
+_QUESTION = "Tom has 3 boxes of 4 apples. He eats 2 apples. How many apples are left?"
+
+
+class DemoFailed(MotetError):
+    """The demo ran, and its result is not what it should be."""
+
+
+@dataclass(frozen=True)
+class SecondOpinion:
+    """What PEFT finds on the plain base: both losses over the validation rows, and both answers to a question."""
+
+    base_loss: float
+    adapter_loss: float
+    base_answer: str
+    adapter_answer: str
+
+
+def demo(narrator: Narrator, out: Path | None, arguments: list[str]) -> None:
+    """Raises DemoFailed, or another MotetError; the stack is stopped in any case if it was started here."""
+    spec = read(example_files.folder() / "spec.yaml")
+    narrator.say(
+        Text("Motet's demo: sixteen LoRA configurations at once on one small base model, on rows of GSM8K.", style="bold")
+    )
+    with Stack(arguments) as stack:
+        ready = start(stack, narrator)
+        narrator.say(
+            f"{'attached to the stack' if ready.attached else 'the stack is up'} at {ready.api_url} ({narrator.seconds:.0f} s)"
+        )
+        with Client() as client:
+            _run(client, narrator, spec, out or ready.state_dir / "adapters", ready)
+        if not ready.attached:
+            stop(stack, narrator)
+    narrator.say(f"\nThe whole demo took {narrator.seconds:.0f} s. Next:")
+    narrator.say(f"  {'make up' if Path('Makefile').is_file() else command() + ' up'}     opens this run again")
+
+
+def _run(client: Client, narrator: Narrator, spec: SpecFile, folder: Path, ready: Ready) -> None:
+    model = example_files.register_base(client)
+    narrator.say(f"base model {model.name}: {model.parameters:,} parameters, {model.architecture}")
+    task = submit(client, spec, narrator)
+    try:
+        view = watch(client, task.id, narrator)
+    except KeyboardInterrupt:
+        client.tasks.cancel(task.id)
+        raise
+    winner = _results(narrator, view, ready)
+    adapter = client.adapters.download(winner.adapter_id, folder / winner.adapter_id)
+    narrator.say(f"\nThe winner's adapter, ready for PEFT and vLLM: {adapter}")
+    with narrator.doing("loading it with PEFT on the plain base and recomputing its validation loss"):
+        opinion = second_opinion(adapter, spec.files["validation_file_id"])
+    _judge(narrator, view.task, winner, opinion)
+
+
+def _results(narrator: Narrator, view: View, ready: Ready) -> Winner:
+    task = view.task
+    ranked = sorted(view.jobs, key=lambda job: (view.best(job), job.index))
+    narrator.say()
+    narrator.say(jobs_table(view, narrator.console.width, ranked))
+    narrator.say()
+    if task.winner is None:
+        raise DemoFailed(
+            f"no adapter came out of it: {outcome(task)}; the worker's log is {ready.state_dir / 'logs' / 'worker.log'}"
+        )
+    exited = [job for job in view.jobs if job.status == JobStatus.EXITED]
+    saved = task.samples.saved_fraction or 0.0
+    narrator.say(
+        f"{len(view.jobs)} configurations, {len(exited)} of them stopped early: "
+        f"{task.samples.trained:,} of {task.samples.full or 0:,} samples trained, {saved:.0%} saved"
+    )
+    narrator.say(Text(f"winner: job {task.winner.index} ({view.label(task.winner.config)})", style="bold green"))
+    return task.winner
+
+
+def second_opinion(adapter: Path, rows: Path) -> SecondOpinion:
+    """Another process, which has PEFT and transformers and not one line of Motet. Raises DemoFailed if it fails."""
+    script = example_files.folder() / "use_adapter.py"
+    words = [str(adapter), "--rows", str(rows), "--ask", _QUESTION, "--json"]
+    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+        hint = '; PEFT comes with `pip install "motet[dev]"`' if "No module named" in said[0] else ""
+        raise DemoFailed(f"{script.name} could not load the adapter with PEFT: {said[0]}{hint}")
+    return SecondOpinion(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def _judge(narrator: Narrator, task: Task, winner: Winner, opinion: SecondOpinion) -> None:
+    narrator.say(f"  {'validation loss':24}{'reported':>10}{'by PEFT':>10}")
+    for name, reported, found in (
+        ("the base alone", task.base_val_loss, opinion.base_loss),
+        ("with the adapter", winner.val_loss, opinion.adapter_loss),
+    ):
+        narrator.say(f"  {name:24}{reported if reported is not None else float('nan'):>10.4f}{found:>10.4f}")
+    narrator.say(f"\nAsked: {_QUESTION}")
+    narrator.say(Text(f"  the base:     {' '.join(opinion.base_answer.split())[:100]}", style="dim"))
+    narrator.say(f"  the adapter:  {' '.join(opinion.adapter_answer.split())[:100]}")
+    off = abs(winner.val_loss - opinion.adapter_loss)
+    if off > TOLERANCE:
+        raise DemoFailed(f"PEFT finds another validation loss for the winner: {off:.2g} away, {TOLERANCE:g} is allowed")
+    if opinion.adapter_loss >= opinion.base_loss:
+        raise DemoFailed("the winner does not beat the base")

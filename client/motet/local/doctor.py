@@ -1,0 +1,96 @@
+"""motet doctor: what is running, what is wrong, and how to mend it. Asks, and changes nothing; knows no terminal."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from contract.states import TaskStatus
+from motet.api.client import Client
+from motet.api.errors import ApiError, NoCredentials, Unreachable
+from motet.api.resources import Task
+
+_LOOKED_AT = 50  # tasks of a status, at most
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at. `mend` is what to do where it is not well."""
+
+    well: bool
+    what: str
+    mend: str = ""
+
+
+def examine(connect: Callable[[], Client] = Client) -> Iterator[Finding]:
+    """Findings as they are made. Where the service cannot be asked, what is wrong with that is the last of them."""
+    try:
+        client = connect()
+    except NoCredentials as error:
+        yield Finding(False, "no service to talk to", str(error))
+        return
+    with client:
+        try:
+            yield from _service(client)
+            yield from _models(client)
+            yield from _nodes(client)
+            yield from _tasks(client)
+        except Unreachable as error:
+            yield Finding(False, f"{client.api_url} does not answer", str(error))
+        except ApiError as error:
+            yield Finding(False, f"{client.api_url} refused ({error.status} {error.code})", error.detail)
+
+
+def _service(client: Client) -> Iterator[Finding]:
+    client.ready()
+    yield Finding(True, f"{client.api_url} answers, and its database is up to date")
+    next(client.tasks.list(), None)
+    yield Finding(True, "the key is good")
+
+
+def _models(client: Client) -> Iterator[Finding]:
+    names = [model.name for model in client.models.list()]
+    if names:
+        yield Finding(True, f"base models: {', '.join(names)}")
+    else:
+        mend = "an admin allows one: `motet demo` does so with the example's, POST /v1/admin/models with a folder of yours"
+        yield Finding(False, "no base model is allowed", mend)
+
+
+def _nodes(client: Client) -> Iterator[Finding]:
+    try:
+        nodes = list(client.admin.nodes())
+    except NoCredentials:
+        yield Finding(True, "the machines are not looked at: that needs an admin key (MOTET_ADMIN_KEY)")
+        return
+    if not any(node.status == "ready" for node in nodes):
+        mend = "`motet up` brings one along; elsewhere start `python -m worker` on it (docs/OPERATIONS.md)"
+        yield Finding(False, "no machine is ready to train", mend)
+    for node in nodes:
+        runs = f"runs {', '.join(task.task_id for task in node.running)}" if node.running else "is idle"
+        if node.status == "ready":
+            yield Finding(True, f"node {node.name} is ready, has {len(node.devices)} devices and {runs}")
+        else:
+            seen = f"{node.heartbeat_at:%Y-%m-%d %H:%M} UTC" if node.heartbeat_at is not None else "never"
+            mend = "start its worker again; what it ran is already queued elsewhere"
+            yield Finding(False, f"node {node.name} is {node.status}, last heard of {seen}", mend)
+
+
+def _tasks(client: Client) -> Iterator[Finding]:
+    running = _some(client, TaskStatus.RUNNING)
+    yield Finding(True, f"{len(running)} tasks run" + (f": {', '.join(task.id for task in running[:5])}" if running else ""))
+    for task in _some(client, TaskStatus.QUEUED):
+        why = task.waiting.sentence if task.waiting is not None else ""
+        yield Finding(True, f"{task.id} waits: {why or 'no plan has looked at it yet'}")
+    stuck = _some(client, TaskStatus.VALIDATING)
+    if stuck:
+        mend = (
+            "if this lasts, `python -m service queue` and `python -m service reconcile` are not running; look into their logs"
+        )
+        yield Finding(False, f"{len(stuck)} tasks wait to be validated", mend)
+    for task in _some(client, TaskStatus.FAILED)[:3]:
+        yield Finding(
+            False, f"{task.id} failed: {task.error}", f"`motet jobs {task.id}` says what became of each configuration"
+        )
+
+
+def _some(client: Client, status: TaskStatus) -> list[Task]:
+    return [task for _, task in zip(range(_LOOKED_AT), client.tasks.list(status), strict=False)]

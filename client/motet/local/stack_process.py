@@ -1,0 +1,95 @@
+"""A local stack as a process of ours: `python -m deploy.devstack`, told apart by the JSON lines it says. Knows no terminal.
+
+Its own session keeps a Ctrl-C in the terminal for us alone; it stops when we ask, and also when our end of its standard
+input closes, so that nothing outlives a killed command line.
+"""
+
+import json
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from motet.api.errors import MotetError
+
+Event = Mapping[str, Any]
+
+
+class StackFailed(MotetError):
+    """The stack could not start, or ended by itself."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Where the stack answers. `attached`: it was running already and stays when we go."""
+
+    api_url: str
+    state_dir: Path
+    attached: bool
+
+
+class Stack:
+    """Use as a context: on the way out the stack is stopped, or left running where we only attached."""
+
+    def __init__(self, arguments: list[str] | None = None) -> None:
+        command = [sys.executable, "-P", "-m", "deploy.devstack", "--stop-on-eof", *(arguments or [])]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        self._events: queue.Queue[Event | None] = queue.Queue()
+        self._complaints = ""
+        self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read_events, self._read_complaints)]
+        for reader in self._readers:
+            reader.start()
+
+    def events(self) -> Iterator[Event]:
+        """What the stack says, as it says it, until it has ended. Raises StackFailed when it ends because of a failure."""
+        while (event := self._events.get()) is not None:
+            if event["event"] == "failed":
+                raise StackFailed(f"the stack cannot run: {event['message']}\n  way out: {event['fix']}")
+            yield event
+        if code := self._process.wait():
+            self._readers[1].join()
+            said = self._complaints.strip().splitlines()[-1:] or ["it said nothing"]
+            raise StackFailed(f"the stack ended with code {code}: {said[0]}")
+
+    def ask_to_stop(self) -> None:
+        """Asked a second time, it hurries."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+
+    def stop(self) -> None:
+        """Ask, and return once everything it started has ended."""
+        self.ask_to_stop()
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def _read_events(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._events.put(json.loads(line))
+        self._events.put(None)
+
+    def _read_complaints(self) -> None:
+        assert self._process.stderr is not None
+        self._complaints = self._process.stderr.read()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+
+def ready_of(event: Event) -> Ready | None:
+    """The event's message if it is the one that says ready."""
+    if event["event"] != "ready":
+        return None
+    return Ready(event["api_url"], Path(event["state_dir"]), event["attached"])

@@ -1,0 +1,110 @@
+"""`motet up`: the whole stack in the foreground. Starts it or attaches to it, tells what it does, stops it on Ctrl-C."""
+
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from motet.api.client import Client
+from motet.api.credentials import credentials_file
+from motet.api.errors import MotetError
+from motet.commands.invocation import command
+from motet.commands.narrator import Narrator
+from motet.local import example_files
+from motet.local.stack_process import Event, Ready, Stack, StackFailed, ready_of
+
+
+def start(stack: Stack, narrator: Narrator) -> Ready:
+    """Tell of the start until the stack is ready. Raises StackFailed."""
+    now = "starting"
+    with narrator.doing(lambda: now):
+        for event in stack.events():
+            now = _doing(event)
+            if (ready := ready_of(event)) is not None:
+                return ready
+    raise StackFailed("the stack ended before it was ready")
+
+
+def up(narrator: Narrator, arguments: list[str]) -> None:
+    """Until Ctrl-C, or until the stack that we attached to ends."""
+    with Stack(arguments) as stack:
+        try:
+            ready = start(stack, narrator)
+            _introduce(narrator, ready)
+            for event in stack.events():
+                _tell(narrator, event)
+        except KeyboardInterrupt:
+            stop(stack, narrator)
+
+
+def stop(stack: Stack, narrator: Narrator) -> None:
+    """Stop the stack and say so; Ctrl-C meanwhile hurries it."""
+    now = "stopping"
+    with narrator.doing(lambda: now):
+        stack.ask_to_stop()
+        while True:
+            try:
+                for event in stack.events():
+                    now = _doing(event)
+                break
+            except KeyboardInterrupt:
+                stack.ask_to_stop()
+    narrator.say("Stopped. Nothing is left running; everything is kept for the next start.")
+
+
+def _doing(event: Event) -> str:
+    name = event.get("name", "")
+    words = {"starting": f"starting {name}", "started": f"{name} is ready", "finished": f"{name} is done"}
+    return words.get(event["event"], f"{event['event']} {name}".strip())
+
+
+def _introduce(narrator: Narrator, ready: Ready) -> None:
+    """What runs where, and what to do next."""
+    with Client() as client:
+        base = _base(client)
+        kept = list(zip(range(100), client.tasks.list(), strict=False))
+    facts = Table.grid(padding=(0, 2))
+    for name, value in (
+        ("API", f"{ready.api_url}  (described at /openapi.json)"),
+        ("keys", f"{credentials_file()}"),
+        ("logs", f"{ready.state_dir / 'logs'}"),
+        ("base model", base),
+    ):
+        facts.add_row(Text(f"  {name}", style="dim"), Text(value, overflow="fold"))
+    narrator.say(Text("Motet runs already; attached to it." if ready.attached else "Motet is up.", style="bold green"))
+    narrator.say(facts)
+    if kept:
+        last = kept[0][1]
+        narrator.say(
+            f"\nKept from before: {len(kept)}{'+' if len(kept) == 100 else ''} task(s), the latest {last.id}, {last.status}."
+        )
+        narrator.say(f"  {command()} jobs {last.id}")
+    narrator.say("\nIn another terminal:")
+    narrator.say(
+        f"  {command()} submit {_shown(example_files.folder() / 'spec.yaml')} --watch" if base else f"  {command()} tasks"
+    )
+    narrator.say(f"\nCtrl-C {'leaves it running' if ready.attached else 'stops everything'}.")
+
+
+def _base(client: Client) -> str:
+    try:
+        model = example_files.register_base(client)
+    except MotetError as error:
+        return f"none registered: {error}"
+    return f"{model.name}, {model.parameters:,} parameters"
+
+
+def _shown(path: Path) -> str:
+    """Relative where that is shorter."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _tell(narrator: Narrator, event: Event) -> None:
+    """What happens to a stack that runs."""
+    match event["event"]:
+        case "died":
+            narrator.say(Text(f"{event['name']} {event['how']}; it is started again. Its log: {event['log']}", style="yellow"))
+        case "restarted":
+            narrator.say(f"{event['name']} runs again (pid {event['pid']})")
+        case "stopped":
+            narrator.say("The stack has stopped.")

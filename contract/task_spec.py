@@ -1,0 +1,232 @@
+"""TaskSpec: what a tenant asks for, and the calendar of each of its jobs.
+
+Knows nothing of who trains, where, or how a file is stored: it holds names and numbers, checked hard.
+"""
+
+import math
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, AwareDatetime, Field, ValidationInfo, field_validator, model_validator
+
+from contract.search_space import Decay, JobConfig, PositiveFloat, SearchSpace
+from contract.strict import NO_BOOL, STORABLE, Strict
+
+EVALUATIONS = 30  # of a job, about, where a policy says no interval: chosen with guard_patience (docs/NUMERICS.md)
+DPO_BETA = 0.1  # where a search space gives none (Rafailov et al. 2023, section 6)
+
+Precision = Literal["bf16", "nf4", "nf4_double"]  # of the frozen base
+
+Name = Annotated[str, Field(min_length=1, max_length=128), STORABLE]
+
+_MOST_GPUS = 64  # of one node
+Gpus = Annotated[int, Field(ge=1, le=_MOST_GPUS, strict=True)]
+
+
+def _widths(least: int, most: int) -> tuple[int, ...]:
+    """Each has twice the GPUs of the one before it, so that half as many jobs lie on each."""
+    return tuple(least << doublings for doublings in range(most.bit_length()) if least << doublings <= most)
+
+
+def _widest(most: int, info: ValidationInfo) -> int:
+    least = info.data.get("gpus")
+    if least is not None and most not in (allowed := _widths(least, _MOST_GPUS)):
+        raise ValueError(f"is {most}, must be 'gpus' doubled any number of times: {', '.join(map(str, allowed))}")
+    return most
+
+
+MaxGpus = Annotated[Gpus, AfterValidator(_widest)]  # of a model whose field `gpus` stands before it
+
+
+class Dataset(Strict):
+    """Which rows train and which validate. Without `validation_file_id` a fraction of the rows is held out by row hash."""
+
+    file_id: Name
+    validation_file_id: Name | None = None
+    validation_fraction: Annotated[float, Field(gt=0, le=0.5), NO_BOOL] = 0.1
+    max_validation_rows: Annotated[int, Field(ge=1, le=4096, strict=True)] = 512
+
+
+class Objective(Strict):
+    """What is learned. `sft`: mean cross entropy over completion tokens. `dpo`: direct preference optimisation over pairs of
+    answers (Rafailov et al. 2023), against the base, or the adapter that the task starts from."""
+
+    type: Literal["sft", "dpo"] = "sft"
+    turns: Literal["all", "last"] = Field(
+        default="all", description="Of chat rows under sft: which turns of the assistant are learned."
+    )
+
+
+class WarmStart(Strict):
+    """The adapter that every job starts from: one that an earlier task made, or one that was uploaded."""
+
+    adapter_id: Name
+
+
+class Training(Strict):
+    """What all jobs of a task share. Rows longer than `max_seq_len` tokens are truncated, and the count is reported."""
+
+    epochs: Annotated[int, Field(ge=1, le=100, strict=True)] = 3
+    max_steps: Annotated[int, Field(ge=1, strict=True)] | None = Field(
+        default=None, description="An upper bound on each job's optimizer steps."
+    )
+    max_seq_len: Annotated[int, Field(ge=8, le=131072, strict=True)] = 1024
+    weight_decay: Decay = Field(default=0.01, description="Of jobs whose search space gives none.")
+    max_grad_norm: PositiveFloat = Field(default=1.0, description="Each adapter's gradient is clipped to this global norm.")
+
+
+class EarlyExitPolicy(Strict):
+    """When a job is stopped. The numbers' names and defaults are ALTO's (Algorithm 1, section 5).
+
+    `alto` is Algorithm 1 to the letter. `alto_guarded`, the default, believes its patterns only once a job's validation loss
+    has stopped improving, as the paper's text has it. `asha` ranks each job at rungs, where it stops unless it is among the
+    best 1 / `reduction_factor` that have come so far (Li et al. 2020, the stopping form). `none` trains every job to its end.
+    """
+
+    policy: Literal["alto", "alto_guarded", "asha", "none"] = "alto_guarded"
+    warmup_fraction: Annotated[float, Field(gt=0, le=1), NO_BOOL] = 0.05
+    keep_fraction: Annotated[float, Field(gt=0, le=1), NO_BOOL] = 0.25
+    ema_alpha: Annotated[float, Field(gt=0, le=1), NO_BOOL] = 0.1
+    window: Annotated[int, Field(ge=2, le=100, strict=True)] = 2
+    patience_divergence: Annotated[int, Field(ge=1, le=100, strict=True)] = 2
+    patience_overfitting: Annotated[int, Field(ge=1, le=100, strict=True)] = 2
+    tau_slope: Annotated[float, Field(ge=0), NO_BOOL] = 0.001
+    tau_gap: Annotated[float, Field(gt=0), NO_BOOL] = 0.1
+    guard_patience: Annotated[int, Field(ge=0, le=1000, strict=True)] = Field(
+        default=6, description="Of alto_guarded: evaluations without a new lowest validation loss before a pattern ends a job."
+    )
+    reduction_factor: Annotated[int, Field(ge=2, le=64, strict=True)] = Field(
+        default=4, description="Of asha, whose first rung is where warmup ends; each next one is so many times as far."
+    )
+    eval_every: Annotated[int, Field(ge=1, strict=True)] | None = Field(
+        default=None, description="Steps between evaluations; left out, max(1, steps // 30)."
+    )
+    max_evaluation_share: Annotated[float, Field(gt=0, le=10), NO_BOOL] | None = Field(
+        default=0.1,
+        description=(
+            "Validation rows are left out, down to 32, until a job's evaluations take at most this part of the tokens that "
+            "it trains on; null: none is left out."
+        ),
+    )
+
+
+class TaskSpec(Strict):
+    """One task: a base model, a dataset, an objective and a search space."""
+
+    name: Name | None = None
+    base_model: Name
+    dataset: Dataset
+    objective: Objective = Objective()
+    search_space: SearchSpace
+    precision: Precision = Field(
+        default="bf16",
+        description=(
+            "Of the frozen base; on a CPU float32 stands for bf16. nf4 keeps its linear layers in 4 bits (QLoRA), a scale for "
+            "each 64 numbers; nf4_double keeps the scales in 8 bits too."
+        ),
+    )
+    warm_start: WarmStart | None = None
+    training: Training = Training()
+    early_exit: EarlyExitPolicy = EarlyExitPolicy()
+    gpus: Gpus = Field(
+        default=1,
+        description=(
+            "Of one node. Each holds the whole base and trains a part of the jobs; none is split, so more GPUs than jobs stand "
+            "idle, which an estimate tells. The task runs at just this width, unless max_gpus allows more."
+        ),
+    )
+    max_gpus: MaxGpus | None = Field(
+        default=None,
+        description=(
+            "The most GPUs of one node that the task may be spread over: gpus doubled any number of times. It starts at the "
+            "width at which it ends soonest on GPUs that nobody else needs meanwhile, and keeps it until it ends or leaves its "
+            "node. You pay for the seconds of each GPU; an estimate says how many at each width. A width that saves less than "
+            "a tenth of the time is not taken."
+        ),
+    )
+    priority: Annotated[int, Field(ge=1, le=100, strict=True)] = Field(default=1, description="Weight in the queue.")
+    not_before: AwareDatetime | None = Field(default=None, description="The task starts no earlier.")
+    deadline: AwareDatetime | None = Field(
+        default=None, description="When the task should have ended; it counts for more near it, and is told if it will be late."
+    )
+    labels: Annotated[dict[Name, Annotated[str, Field(max_length=512), STORABLE]], Field(max_length=16)] = Field(default={})
+
+    @field_validator("search_space")
+    @classmethod
+    def _beta_of_dpo(cls, space: SearchSpace, info: ValidationInfo) -> SearchSpace:
+        objective = info.data.get("objective")
+        if objective is not None and objective.type != "dpo" and space.says("beta"):
+            raise ValueError("gives 'beta', which only objective dpo has; leave it out, or set objective.type to 'dpo'")
+        return space
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.deadline is not None and self.not_before is not None and self.deadline <= self.not_before:
+            raise ValueError("'deadline' does not lie after 'not_before'")
+        return self
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The numbers of GPUs that it may run on, ascending."""
+        return _widths(self.gpus, self.max_gpus or self.gpus)
+
+    def jobs(self) -> list[JobConfig]:
+        """The task's jobs in index order."""
+        shared: dict[str, Any] = {"weight_decay": self.training.weight_decay}
+        if self.objective.type == "dpo":
+            shared["beta"] = DPO_BETA
+        return list(self.search_space.expand(shared))
+
+
+class Schedule(Strict):
+    """One job's calendar, in optimizer steps."""
+
+    total_steps: int
+    warmup_steps: int
+    eval_every: int
+    rungs: tuple[int, ...]  # the steps after which the job is ranked among its task's; none where warmup is all there is
+
+    @property
+    def boundary(self) -> bool:
+        """Whether warmup ends before training does, so that a selection takes place."""
+        return bool(self.rungs)
+
+    @classmethod
+    def of(cls, spec: TaskSpec, config: JobConfig, train_rows: int) -> Self:
+        """The calendar of `config` over `train_rows` rows: `epochs` passes, the last step of a pass may be short."""
+        if train_rows < 1:
+            raise ValueError("there are no rows to train on")
+        total = spec.training.epochs * math.ceil(train_rows / config.batch_size)
+        if spec.training.max_steps is not None:
+            total = min(total, spec.training.max_steps)
+        policy = spec.early_exit
+        warmup = min(total, max(1, math.ceil(policy.warmup_fraction * total)))
+        eval_every = policy.eval_every or max(1, total // EVALUATIONS)
+        return cls(
+            total_steps=total,
+            warmup_steps=warmup,
+            eval_every=min(eval_every, total),
+            rungs=tuple(_rungs(policy, warmup, total)),
+        )
+
+    def evaluates_at(self, step: int) -> bool:
+        """Whether validation runs after this step (1-based)."""
+        return step % self.eval_every == 0 or step == self.total_steps or step in self.rungs
+
+    @property
+    def evaluations(self) -> int:
+        """How often validation runs, if the job trains to its end."""
+        extra = sum(step % self.eval_every != 0 for step in {*self.rungs, self.total_steps})
+        return self.total_steps // self.eval_every + extra
+
+
+def _rungs(policy: EarlyExitPolicy, warmup: int, total: int) -> list[int]:
+    """Where jobs are ranked: once under ALTO, under ASHA ever further apart."""
+    if policy.policy == "none":
+        return []
+    rungs, step = [], warmup
+    while step < total:
+        rungs.append(step)
+        if policy.policy != "asha":
+            break
+        step *= policy.reduction_factor
+    return rungs

@@ -1,0 +1,95 @@
+"""The folder that a stack keeps between its runs: secrets, lock, what runs now. Knows no servers.
+
+$MOTET_STATE_DIR, else $XDG_STATE_HOME/motet, else ~/.local/state/motet. One stack at a time holds its lock.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import IO, Any
+
+from deploy.devstack.private_folders import private_file, private_folder
+from deploy.devstack.stack_errors import StackError, trouble_of
+
+_LONG_LOG_BYTES = 16 * 2**20
+
+
+def default_folder() -> Path:
+    if folder := os.environ.get("MOTET_STATE_DIR"):
+        return Path(folder).expanduser().absolute()
+    home = os.environ.get("XDG_STATE_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "state") / "motet"
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """Made at the first start, kept from then on. `mark` is what the stack's processes carry; it opens nothing."""
+
+    postgres: str
+    valkey: str
+    secret_key: str
+    join_token: str
+    mark: str
+
+
+class State:
+    def __init__(self, folder: Path) -> None:
+        self.folder = private_folder(folder)
+        self.logs = private_folder(folder / "logs")
+        self._lock: IO[Any] | None = None
+
+    @property
+    def running(self) -> dict[str, Any] | None:
+        """What the stack that runs now said of itself once it was ready; None before that."""
+        try:
+            return dict(json.loads((self.folder / "stack.json").read_text()))
+        except FileNotFoundError:
+            return None
+
+    def announce(self, what: dict[str, Any]) -> None:
+        private_file(self.folder / "stack.json", json.dumps(what))
+
+    def lock(self) -> bool:
+        """Whether this process now owns the folder. The kernel lets go of the lock when the process ends in whatever way."""
+        lock = self._open_lock()
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            return False
+        self._lock = lock
+        self.forget()
+        for log in self.logs.glob("*.log"):
+            if log.stat().st_size > _LONG_LOG_BYTES:
+                log.replace(log.with_suffix(".log.old"))
+        return True
+
+    def await_owner(self) -> None:
+        """Sleep until nobody owns the folder. A signal handler that raises ends the sleep."""
+        with self._open_lock() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+
+    def forget(self) -> None:
+        """Nothing runs any more."""
+        (self.folder / "stack.json").unlink(missing_ok=True)
+
+    def secrets(self) -> Secrets:
+        path = self.folder / "secrets.json"
+        if not path.exists():
+            private_file(path, json.dumps(asdict(Secrets(*(secrets.token_hex(32) for _ in fields(Secrets)))), indent=1))
+        try:
+            return Secrets(**json.loads(path.read_text()))
+        except OSError as error:
+            raise trouble_of(error) from error
+        except (ValueError, TypeError) as error:
+            fix = f"restore {path} from a copy, or remove {self.folder} to begin anew (its tasks and adapters are lost)"
+            raise StackError(f"{path} is damaged: {error}", fix) from error
+
+    def _open_lock(self) -> IO[Any]:
+        try:
+            return os.fdopen(os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600), "r+")
+        except OSError as error:
+            raise trouble_of(error) from error

@@ -1,0 +1,3 @@
+"""The kernels of a decoder block with the adapters' products joined in: attention, norm, rotary, SwiGLU, cross entropy.
+
+Enters: activations of the flat token axis. Leaves: activations and their gradients. It must not know jobs or files."""

@@ -1,0 +1,83 @@
+"""Cross entropy of one chunk of logits and its gradient in place, and sums of losses per adapter in one fixed order.
+
+One program reads one label token's logits twice (the second time out of cache). Knows nothing of the head's weights.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from grouped_lora.cached_launch import Kernel
+from grouped_lora.launch_configs import config
+
+_LANES = 1024
+
+
+@Kernel
+@triton.jit
+def _cross_entropy(logits_ptr, labels_ptr, weights_ptr, logp_ptr, stride, V, GRAD: tl.constexpr, BV: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    label = tl.load(labels_ptr + row)
+    base = logits_ptr + row * stride
+    peak = tl.full((BV,), float("-inf"), tl.float32)
+    total = tl.zeros((BV,), tl.float32)
+    for start in range(0, V, BV):
+        columns = start + tl.arange(0, BV)
+        x = tl.load(base + columns, mask=columns < V, other=float("-inf")).to(tl.float32)
+        higher = tl.maximum(peak, x)
+        safe = tl.where(higher == float("-inf"), 0.0, higher)
+        total = total * tl.exp(peak - safe) + tl.exp(x - safe)
+        peak = higher
+    top = tl.max(peak, 0)
+    safe_top = tl.where(top == float("-inf"), 0.0, top)
+    normaliser = safe_top + tl.log(tl.sum(total * tl.exp(peak - safe_top), 0))
+    tl.store(logp_ptr + row, tl.load(base + label).to(tl.float32) - normaliser)
+    if GRAD:
+        weight = tl.load(weights_ptr + row)
+        tl.debug_barrier()
+        for start in range(0, V, BV):
+            columns = start + tl.arange(0, BV)
+            x = tl.load(base + columns, mask=columns < V, other=float("-inf")).to(tl.float32)
+            probability = tl.exp(x - normaliser)
+            tl.store(base + columns, weight * (probability - tl.where(columns == label, 1.0, 0.0)), mask=columns < V)
+
+
+@Kernel
+@triton.jit
+def _span_sums(values_ptr, bounds_ptr, sums_ptr, LANES: tl.constexpr):
+    span = tl.program_id(0)
+    start = tl.load(bounds_ptr + span)
+    end = tl.load(bounds_ptr + span + 1)
+    total = tl.zeros((LANES,), tl.float32)
+    for at in range(start, end, LANES):
+        index = at + tl.arange(0, LANES)
+        total += tl.load(values_ptr + index, mask=index < end, other=0.0)
+    tl.store(sums_ptr + span, tl.sum(total, 0))
+
+
+def cross_entropy(
+    logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None, logp: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Log-probability [N] fp32 of each label under logits [N, V]; with `weights` [N] fp32, logits become weight ·
+    (softmax - onehot),
+
+    the gradient of the sum of -weight · logp. A row's NaN stays in its row.
+    """
+    logp = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device) if logp is None else logp
+    if logits.shape[0] == 0:
+        return logp
+    cfg = config("cross_entropy")
+    _cross_entropy[(logits.shape[0],)](
+        logits, labels, weights if weights is not None else logp, logp, logits.stride(0), logits.shape[1],
+        GRAD=weights is not None, BV=min(cfg.block_n, triton.next_power_of_2(logits.shape[1])), num_warps=cfg.warps,
+        num_stages=cfg.stages,
+    )  # fmt: skip
+    return logp
+
+
+def span_sums(values: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+    """Sums [S] fp32 of values[bounds[i] : bounds[i + 1]]; each in an order that depends on its own length alone."""
+    sums = torch.empty(bounds.shape[0] - 1, dtype=torch.float32, device=values.device)
+    if sums.shape[0]:
+        _span_sums[(sums.shape[0],)](values, bounds, sums, LANES=_LANES, num_warps=4)
+    return sums

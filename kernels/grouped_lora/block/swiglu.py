@@ -1,0 +1,263 @@
+"""SwiGLU with the adapters of gate, up and down in the same pass, forward and backward: gate, up and act are read once a way.
+
+Forward: act = silu(gate + S_g B_g) * (up + S_u B_u), and down's S = scale · act Aᵀ summed while act is at hand. Backward: the
+gradient of gate and up in place, with down's dS A joined to dact, and dB of gate and up and dA of down summed while their
+factors are at hand; act is computed again, not kept. Legend: T tokens, F features; gate_up[T, 2F]; S[T, 2, RMAX]; adapters and
+grad one layer's compute copy and fp32 gradient [rows, W].
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from grouped_lora.cached_launch import Kernel
+from grouped_lora.dropout_mask import kept, load_keys
+from grouped_lora.launch_configs import config
+from grouped_lora.products.shrink import sum_pieces
+from grouped_lora.tiles import (
+    block_at,
+    load_ranks,
+    load_shrunk,
+    load_tokens,
+    mma,
+    span_at,
+    store_ranks,
+    store_shrunk,
+    store_tokens,
+)
+from grouped_lora.work_table import BLOCK_T, WorkTable
+
+# Features that one program walks. Depends on nothing else, so that S is summed in the same pieces in every step.
+CHUNK = 512
+
+
+@dataclass(frozen=True)
+class SwigluColumns:
+    """Where the B of gate and up and the A of down start in a layer's part of an arena row; down's number for dropout."""
+
+    b_gate: int
+    b_up: int
+    a_down: int
+    down: int = 0
+
+
+@triton.jit
+def _sigmoid(x):
+    """1 / (1 + e^-x) with a reciprocal root, one instruction of the hardware, squared: a division takes eight."""
+    root = tl.rsqrt(1.0 + tl.exp(-x))
+    return root * root
+
+
+@triton.jit
+def _forward(
+    gu_ptr, s_ptr, w_ptr, act_ptr, piece_ptr, keys_ptr, w_stride, g_column, u_column, a_column, matrix, first, last, F,
+    start, end, row0, rank, scale, limit, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr,
+    DROP: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    if R > 0:
+        s_gate = load_shrunk(s_ptr, 2 * RMAX, 0, start, end, rank, BT, R)
+        s_up = load_shrunk(s_ptr, 2 * RMAX, RMAX, start, end, rank, BT, R)
+        acc = tl.zeros((BT, R), tl.float32)
+        if DROP:
+            keys = load_keys(keys_ptr, start, end, BT)
+    for c in tl.range(first, last, BN, num_stages=STAGES):  # named here, since only then loads without a product are pipelined
+        columns = c + tl.arange(0, BN)
+        gate = load_tokens(gu_ptr, start, end, 2 * F, columns, F, BT).to(tl.float32)
+        up = load_tokens(gu_ptr + F, start, end, 2 * F, columns, F, BT).to(tl.float32)
+        if R > 0:
+            gate = mma(s_gate, load_ranks(w_ptr, w_stride, g_column, row0, rank, columns, F, R), gate)
+            up = mma(s_up, load_ranks(w_ptr, w_stride, u_column, row0, rank, columns, F, R), up)
+        act = (gate * _sigmoid(gate) * up).to(act_ptr.dtype.element_ty)
+        store_tokens(act_ptr, start, end, F, columns, F, act, BT)
+        if R > 0:
+            if DROP:
+                act = tl.where(kept(keys, matrix, columns, limit), act, 0.0)
+            acc = mma(act, tl.trans(load_ranks(w_ptr, w_stride, a_column, row0, rank, columns, F, R)), acc)
+    if R > 0:
+        store_shrunk(piece_ptr, start, end, RMAX, rank, acc * scale, BT, R)
+
+
+@Kernel
+@triton.jit
+def _swiglu(
+    gu_ptr, s_ptr, w_ptr, act_ptr, pieces_ptr, keys_ptr, spans_ptr, scales_ptr, blocks_ptr, w_stride, g_column, u_column,
+    a_column, matrix, F, T, CHUNK: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr,
+    DROP: tl.constexpr,
+):  # fmt: skip
+    piece = tl.program_id(0)
+    block = tl.program_id(1)
+    span, start, end, row0, rank, limit = block_at(blocks_ptr, spans_ptr, block)
+    scale = tl.load(scales_ptr + span)
+    if start >= end:
+        return
+    first = piece * CHUNK
+    last = tl.minimum(F, first + CHUNK)
+    piece_ptr = pieces_ptr + piece.to(tl.int64) * T * RMAX
+    if RMAX == 0:
+        _forward(gu_ptr, s_ptr, w_ptr, act_ptr, piece_ptr, keys_ptr, w_stride, g_column, u_column, a_column,
+                 matrix, first, last, F, start, end, row0, rank, scale, limit, BT, BN, STAGES, RMAX, DROP, 0)  # fmt: skip
+    else:
+        if rank == 0:
+            _forward(gu_ptr, s_ptr, w_ptr, act_ptr, piece_ptr, keys_ptr, w_stride, g_column, u_column, a_column, matrix, first,
+                     last, F, start, end, row0, rank, scale, limit, BT, BN, STAGES, RMAX, DROP, 0)  # fmt: skip
+        elif rank <= 16:
+            _forward(gu_ptr, s_ptr, w_ptr, act_ptr, piece_ptr, keys_ptr, w_stride, g_column, u_column, a_column, matrix, first,
+                     last, F, start, end, row0, rank, scale, limit, BT, BN, STAGES, RMAX, DROP, 16)  # fmt: skip
+        elif (rank <= 32) | (RMAX <= 32):
+            _forward(gu_ptr, s_ptr, w_ptr, act_ptr, piece_ptr, keys_ptr, w_stride, g_column, u_column, a_column, matrix, first,
+                     last, F, start, end, row0, rank, scale, limit, BT, BN, STAGES, RMAX, DROP, 32)  # fmt: skip
+        else:
+            _forward(gu_ptr, s_ptr, w_ptr, act_ptr, piece_ptr, keys_ptr, w_stride, g_column, u_column, a_column, matrix, first,
+                     last, F, start, end, row0, rank, scale, limit, BT, BN, STAGES, RMAX, DROP, RMAX)  # fmt: skip
+
+
+@triton.jit
+def _slopes(gate, up, dact):
+    """silu(gate) * up and what dact makes of gate's and up's gradients."""
+    sigmoid = _sigmoid(gate)
+    silu = gate * sigmoid
+    return silu * up, dact * up * (sigmoid + silu * (1.0 - sigmoid)), dact * silu
+
+
+@triton.jit
+def _backward_alone(gu_ptr, dact_ptr, columns, F, start, end, BT: tl.constexpr, STAGES: tl.constexpr):
+    for t in tl.range(start, end, BT, num_stages=STAGES):
+        gate = load_tokens(gu_ptr, t, end, 2 * F, columns, F, BT).to(tl.float32)
+        up = load_tokens(gu_ptr + F, t, end, 2 * F, columns, F, BT).to(tl.float32)
+        dact = load_tokens(dact_ptr, t, end, F, columns, F, BT).to(tl.float32)
+        _, dgate, dup = _slopes(gate, up, dact)
+        store_tokens(gu_ptr, t, end, 2 * F, columns, F, dgate, BT)
+        store_tokens(gu_ptr + F, t, end, 2 * F, columns, F, dup, BT)
+
+
+@triton.jit
+def _turned(eye, ptr, start, stop, stride, columns, limit, BT: tl.constexpr, BN: tl.constexpr):
+    """The tile [N, T] of activations in fp32, turned by a product with the identity, which changes no finite number: the matrix
+    unit reads the tile where the copy from memory leaves it, and its result lies as the next product wants it. (A NaN spreads
+    over the tile's columns of its own token.)"""
+    return mma(eye, tl.trans(load_tokens(ptr, start, stop, stride, columns, limit, BT)), tl.zeros((BN, BT), tl.float32))
+
+
+@triton.jit
+def _backward(
+    gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, g_ptr, keys_ptr, w_stride, g_stride, g_column, u_column, a_column, matrix, columns,
+    F, start, end, row0, rank, accumulate, limit, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr,
+    DROP: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    # Tiles are [N, T], columns along the matrix unit's long side: a rank of 16 fills it, too, and what the first products leave
+    # in registers is the left operand of the second ones as it is.
+    b_gate = tl.trans(load_ranks(w_ptr, w_stride, g_column, row0, rank, columns, F, R))
+    b_up = tl.trans(load_ranks(w_ptr, w_stride, u_column, row0, rank, columns, F, R))
+    a_down = tl.trans(load_ranks(w_ptr, w_stride, a_column, row0, rank, columns, F, R))
+    db_gate = tl.zeros((BN, R), tl.float32)
+    db_up = tl.zeros((BN, R), tl.float32)
+    da_down = tl.zeros((BN, R), tl.float32)
+    place = tl.arange(0, BN)
+    eye = (place[:, None] == place[None, :]).to(gu_ptr.dtype.element_ty)
+    for t in tl.range(start, end, BT, num_stages=STAGES):
+        s_gate = load_shrunk(s_ptr, 2 * RMAX, 0, t, end, rank, BT, R)
+        s_up = load_shrunk(s_ptr, 2 * RMAX, RMAX, t, end, rank, BT, R)
+        ds = load_shrunk(ds_ptr, RMAX, 0, t, end, rank, BT, R)
+        gate = mma(b_gate, tl.trans(s_gate), _turned(eye, gu_ptr, t, end, 2 * F, columns, F, BT, BN))
+        up = mma(b_up, tl.trans(s_up), _turned(eye, gu_ptr + F, t, end, 2 * F, columns, F, BT, BN))
+        dact = _turned(eye, dact_ptr, t, end, F, columns, F, BT, BN)
+        if DROP:
+            keep = tl.trans(kept(load_keys(keys_ptr, t, end, BT), matrix, columns, limit))
+            dact += tl.where(keep, mma(a_down, tl.trans(ds), tl.zeros((BN, BT), tl.float32)), 0.0)
+        else:
+            dact = mma(a_down, tl.trans(ds), dact)
+        act, dgate, dup = _slopes(gate, up, dact)
+        act = act.to(gu_ptr.dtype.element_ty)
+        dgate = dgate.to(gu_ptr.dtype.element_ty)
+        dup = dup.to(gu_ptr.dtype.element_ty)
+        store_tokens(gu_ptr, t, end, 2 * F, columns, F, tl.trans(dgate), BT)
+        store_tokens(gu_ptr + F, t, end, 2 * F, columns, F, tl.trans(dup), BT)
+        if DROP:
+            act = tl.where(keep, act, 0.0)
+        db_gate = mma(dgate, s_gate, db_gate)
+        db_up = mma(dup, s_up, db_up)
+        da_down = mma(act, ds, da_down)
+    store_ranks(g_ptr, g_stride, g_column, row0, rank, columns, F, tl.trans(db_gate), accumulate, R)
+    store_ranks(g_ptr, g_stride, u_column, row0, rank, columns, F, tl.trans(db_up), accumulate, R)
+    store_ranks(g_ptr, g_stride, a_column, row0, rank, columns, F, tl.trans(da_down), accumulate, R)
+
+
+@Kernel
+@triton.jit
+def _swiglu_backward(
+    gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, g_ptr, keys_ptr, spans_ptr, w_stride, g_stride, g_column, u_column, a_column,
+    matrix, F, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr, DROP: tl.constexpr,
+):  # fmt: skip
+    span = tl.program_id(1)
+    start, end, row0, rank, accumulate, limit = span_at(spans_ptr, span)
+    if start >= end:
+        return
+    columns = tl.program_id(0) * BN + tl.arange(0, BN)
+    if RMAX == 0:
+        _backward_alone(gu_ptr, dact_ptr, columns, F, start, end, BT, STAGES)
+    else:
+        if rank == 0:
+            _backward_alone(gu_ptr, dact_ptr, columns, F, start, end, BT, STAGES)
+        elif rank <= 16:
+            _backward(gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, g_ptr, keys_ptr, w_stride, g_stride, g_column,
+                      u_column, a_column, matrix, columns, F, start, end, row0, rank, accumulate, limit, BT, BN,
+                      STAGES, RMAX, DROP, 16)  # fmt: skip
+        elif (rank <= 32) | (RMAX <= 32):
+            _backward(gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, g_ptr, keys_ptr, w_stride, g_stride, g_column,
+                      u_column, a_column, matrix, columns, F, start, end, row0, rank, accumulate, limit, BT, BN,
+                      STAGES, RMAX, DROP, 32)  # fmt: skip
+        else:
+            _backward(gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, g_ptr, keys_ptr, w_stride, g_stride, g_column, u_column, a_column,
+                      matrix, columns, F, start, end, row0, rank, accumulate, limit, BT, BN, STAGES, RMAX, DROP,
+                      RMAX)  # fmt: skip
+
+
+def swiglu(
+    gate_up: torch.Tensor, s: torch.Tensor | None, adapters: torch.Tensor, at: SwigluColumns, table: WorkTable
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(act, s_down): act [T, F] of gate_up [T, 2F] with gate's and up's products joined in fp32; down's S [T, 1, RMAX].
+
+    Without adapters (s None) s_down is None.
+    """
+    tokens, features = gate_up.shape[0], gate_up.shape[1] // 2
+    act = torch.empty((tokens, features), dtype=gate_up.dtype, device=gate_up.device)
+    width = table.max_rank if s is not None else 0
+    cfg = config("swiglu", width)
+    pieces = -(-features // CHUNK)
+    partial = torch.empty((pieces, tokens, 1, width), dtype=torch.float32, device=gate_up.device)
+    _swiglu[(pieces, table.blocks.shape[0])](
+        gate_up, s if s is not None else gate_up, adapters, act, partial, table.keys if table.keys is not None else act,
+        table.spans, table.scales, table.blocks, adapters.stride(0), at.b_gate, at.b_up, at.a_down, at.down, features, tokens,
+        CHUNK=CHUNK, BT=BLOCK_T, BN=cfg.block_n, STAGES=cfg.stages, RMAX=width, DROP=table.keys is not None,
+        num_warps=cfg.warps, num_stages=cfg.stages, maxnreg=cfg.registers,
+    )  # fmt: skip
+    return act, sum_pieces(partial, table, gate_up.dtype) if s is not None else None
+
+
+def swiglu_backward(
+    gate_up: torch.Tensor,
+    dact: torch.Tensor,
+    s: torch.Tensor | None,
+    ds_down: torch.Tensor | None,
+    adapters: torch.Tensor,
+    grad: torch.Tensor,
+    at: SwigluColumns,
+    table: WorkTable,
+) -> torch.Tensor:
+    """Overwrites gate_up [T, 2F] with its gradient and returns it; writes dB of gate and up and dA of down to `grad`.
+
+    dact [T, F] is the base's part of the gradient of act: ds_down @ A_down joins here. s and ds_down are None without adapters.
+    """
+    features = gate_up.shape[1] // 2
+    width = table.max_rank if s is not None else 0
+    cfg = config("swiglu_backward", width)
+    _swiglu_backward[(-(-features // cfg.block_n), table.spans.shape[0])](
+        gate_up, dact, s if s is not None else gate_up, ds_down if ds_down is not None else gate_up, adapters, grad,
+        table.keys if table.keys is not None else dact, table.spans, adapters.stride(0), grad.stride(0), at.b_gate, at.b_up,
+        at.a_down, at.down, features,
+        BT=cfg.block_t, BN=cfg.block_n, STAGES=cfg.stages, RMAX=width, DROP=table.keys is not None,
+        num_warps=cfg.warps, num_stages=cfg.stages, maxnreg=cfg.registers,
+    )  # fmt: skip
+    return gate_up

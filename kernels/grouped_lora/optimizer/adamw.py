@@ -1,0 +1,239 @@
+"""AdamW over the arena's active rows: clip per adapter, decay, step, and the compute copy, in one pass over the parameters.
+
+Knows rows and their adapters; knows nothing of matrices or layers beyond the arena's shape [L, rows, W]. The
+gradient norm of an
+adapter is summed in two stages of fixed order, so it has the same bits alone and packed. Moments are fp32, or 8-bit codes in
+blocks of 256 columns of one row (Dettmers et al., 8-bit Optimizers via Block-wise Quantization, sections 2.1-2.2): 7
+decades, of
+which decade i holds 2^i (signed) or 2^(i+1) (unsigned) evenly spaced values, computed in closed form from the code's own bits.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from grouped_lora.cached_launch import Kernel
+from grouped_lora.launch_configs import config
+
+MOMENT_BLOCK = 256
+RATE, DECAY, CORRECTION1, CORRECTION2, MAX_NORM = range(5)  # columns of the rates table
+
+
+@dataclass(frozen=True)
+class RowTable:
+    """rows [N] int32: active arena rows; owner [N] int32: index of each row's adapter; firsts [A + 1] int32: each
+    adapter's rows in
+    `rows`; rates [A, 5] fp32: learning rate, weight decay, 1 - beta1^t, 1 - beta2^t, largest gradient norm (inf: no clip)."""
+
+    rows: torch.Tensor
+    owner: torch.Tensor
+    firsts: torch.Tensor
+    rates: torch.Tensor
+
+
+@Kernel
+@triton.jit
+def _squares(g_ptr, rows_ptr, out_ptr, layer_stride, row_stride, W, pieces, BN: tl.constexpr):
+    slot = tl.program_id(0)
+    piece = tl.program_id(1)
+    row = tl.load(rows_ptr + slot)
+    if row < 0:
+        return
+    columns = piece * BN + tl.arange(0, BN)
+    base = g_ptr + tl.program_id(2).to(tl.int64) * layer_stride + row.to(tl.int64) * row_stride
+    g = tl.load(base + columns, mask=columns < W, other=0.0)
+    tl.store(out_ptr + (slot * tl.num_programs(2) + tl.program_id(2)) * pieces + piece, tl.sum(g * g, 0))
+
+
+@Kernel
+@triton.jit
+def _clip(partial_ptr, firsts_ptr, rates_ptr, norms_ptr, per_row, BN: tl.constexpr):
+    adapter = tl.program_id(0)
+    first = tl.load(firsts_ptr + adapter).to(tl.int64) * per_row
+    last = tl.load(firsts_ptr + adapter + 1).to(tl.int64) * per_row
+    total = tl.zeros((BN,), tl.float32)
+    for at in range(first, last, BN):
+        index = at + tl.arange(0, BN)
+        total += tl.load(partial_ptr + index, mask=index < last, other=0.0)
+    norm = tl.sqrt(tl.sum(total, 0))
+    largest = tl.load(rates_ptr + adapter * 5 + 4)
+    tl.store(norms_ptr + adapter * 2, norm)
+    # As torch's clip_grad_norm_: a NaN norm makes this adapter's step NaN, and no other's.
+    scale = largest / (norm + 1e-6)
+    tl.store(norms_ptr + adapter * 2 + 1, tl.where(scale < 1.0, scale, tl.where(norm == norm, 1.0, norm)))
+
+
+@triton.jit
+def _decode(code, SIGNED: tl.constexpr):
+    """Value in [-1, 1] of an 8-bit code. Unsigned: 0 is 0, 255 is 1, c in 1..254 lies in decade floor(log2(c + 1)) - 1."""
+    c = code.to(tl.int32)
+    if SIGNED:
+        magnitude = c & 127
+        ordinal = magnitude + 1
+        first = 0
+    else:
+        magnitude = c
+        ordinal = c + 1
+        first = 1
+    bits = ordinal.to(tl.float32).to(tl.int32, bitcast=True)
+    exponent = (bits >> 23) - 127
+    fraction = ((bits & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True) - 1.0
+    half = 0.5 / (1 << exponent).to(tl.float32)
+    value = tl.exp2((exponent - first - 6).to(tl.float32) * 3.321928094887362) * (0.1 + 0.9 * (fraction + half))
+    if SIGNED:
+        value = tl.where(magnitude == 127, 1.0, value)
+        value = tl.where(c >= 128, -value, value)
+        return tl.where(c == 255, 0.0, value)
+    value = tl.where(c == 255, 1.0, value)
+    return tl.where(c == 0, 0.0, value)
+
+
+@triton.jit
+def _encode(x, SIGNED: tl.constexpr):
+    """The code of x in [-1, 1]: nearest within its decade."""
+    magnitude = tl.minimum(tl.abs(x), 1.0)
+    decade = (
+        (magnitude > 1e-6).to(tl.int32) + (magnitude > 1e-5).to(tl.int32) + (magnitude > 1e-4).to(tl.int32)
+        + (magnitude > 1e-3).to(tl.int32) + (magnitude > 1e-2).to(tl.int32) + (magnitude > 1e-1).to(tl.int32)
+    )  # fmt: skip
+    exponent = decade if SIGNED else decade + 1
+    count = (1 << exponent).to(tl.float32)
+    scaled = magnitude * tl.exp2((6 - decade).to(tl.float32) * 3.321928094887362)
+    place = tl.minimum(tl.maximum((scaled - 0.1) / 0.9 * count, 0.0), count - 1.0).to(tl.int32)
+    code = place + (1 << exponent) - 1
+    last = 1.0 - 0.225 / count  # halfway between the largest value of the top decade and 1
+    if SIGNED:
+        code = tl.where((x < 0.0), code + 128, tl.where((decade == 6) & (magnitude > last), 127, code))
+        return tl.where(magnitude < 2.75e-7, 255, code)
+    code = tl.where((decade == 6) & (magnitude > last), 255, code)
+    # A second moment that is not 0 is never stored as 0: the step would be divided by eps alone.
+    return tl.where(magnitude == 0.0, 0, code)
+
+
+@triton.jit
+def _step(p, g, m, v, rates_ptr, norms_ptr, adapter, beta1, beta2, eps):
+    rate = tl.load(rates_ptr + adapter * 5)
+    decay = tl.load(rates_ptr + adapter * 5 + 1)
+    correction1 = tl.load(rates_ptr + adapter * 5 + 2)
+    correction2 = tl.load(rates_ptr + adapter * 5 + 3)
+    g = g * tl.load(norms_ptr + adapter * 2 + 1)
+    p = p * (1.0 - rate * decay)
+    m = beta1 * m + (1.0 - beta1) * g
+    v = beta2 * v + (1.0 - beta2) * g * g
+    p -= (rate / correction1) * m / (tl.sqrt(v / correction2) + eps)
+    return p, m, v
+
+
+@Kernel
+@triton.jit
+def _adamw(
+    p_ptr, g_ptr, m_ptr, v_ptr, copy_ptr, rows_ptr, owner_ptr, rates_ptr, norms_ptr, layer_stride, row_stride,
+    W, beta1, beta2, eps, BN: tl.constexpr,
+):  # fmt: skip
+    slot = tl.program_id(0)
+    row = tl.load(rows_ptr + slot)
+    if row < 0:
+        return
+    adapter = tl.load(owner_ptr + slot)
+    columns = tl.program_id(1) * BN + tl.arange(0, BN)
+    at = tl.program_id(2).to(tl.int64) * layer_stride + row.to(tl.int64) * row_stride + columns
+    mask = columns < W
+    p = tl.load(p_ptr + at, mask=mask, other=0.0)
+    g = tl.load(g_ptr + at, mask=mask, other=0.0)
+    m = tl.load(m_ptr + at, mask=mask, other=0.0)
+    v = tl.load(v_ptr + at, mask=mask, other=0.0)
+    p, m, v = _step(p, g, m, v, rates_ptr, norms_ptr, adapter, beta1, beta2, eps)
+    tl.store(p_ptr + at, p, mask=mask)
+    tl.store(m_ptr + at, m, mask=mask)
+    tl.store(v_ptr + at, v, mask=mask)
+    tl.store(copy_ptr + at, p, mask=mask)
+
+
+@Kernel
+@triton.jit
+def _adamw8(
+    p_ptr, g_ptr, m_ptr, v_ptr, mscale_ptr, vscale_ptr, copy_ptr, rows_ptr, owner_ptr, rates_ptr, norms_ptr, layer_stride,
+    row_stride, W, layer_scales, row_scales, beta1, beta2, eps, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    slot = tl.program_id(0)
+    row = tl.load(rows_ptr + slot)
+    if row < 0:
+        return
+    adapter = tl.load(owner_ptr + slot)
+    blocks = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
+    columns = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    at = tl.program_id(2).to(tl.int64) * layer_stride + row.to(tl.int64) * row_stride + columns
+    scale_at = tl.program_id(2).to(tl.int64) * layer_scales + row.to(tl.int64) * row_scales + blocks
+    mask = columns < W
+    known = blocks * BLOCK < W
+    m = (
+        _decode(tl.load(m_ptr + at, mask=mask, other=255), True)
+        * tl.load(mscale_ptr + scale_at, mask=known, other=0.0)[:, None]
+    )
+    v = _decode(tl.load(v_ptr + at, mask=mask, other=0), False) * tl.load(vscale_ptr + scale_at, mask=known, other=0.0)[:, None]
+    p = tl.load(p_ptr + at, mask=mask, other=0.0)
+    g = tl.load(g_ptr + at, mask=mask, other=0.0)
+    p, m, v = _step(p, g, m, v, rates_ptr, norms_ptr, adapter, beta1, beta2, eps)
+    m = tl.where(mask, m, 0.0)
+    v = tl.where(mask, v, 0.0)
+    tl.store(p_ptr + at, p, mask=mask)
+    tl.store(copy_ptr + at, p, mask=mask)
+    m_scale = tl.max(tl.abs(m), 1)
+    v_scale = tl.max(v, 1)
+    tl.store(mscale_ptr + scale_at, m_scale, mask=known)
+    tl.store(vscale_ptr + scale_at, v_scale, mask=known)
+    m_unit = m / tl.where(m_scale > 0.0, m_scale, 1.0)[:, None]
+    v_unit = v / tl.where(v_scale > 0.0, v_scale, 1.0)[:, None]
+    tl.store(m_ptr + at, _encode(m_unit, True).to(tl.uint8), mask=mask)
+    tl.store(v_ptr + at, _encode(v_unit, False).to(tl.uint8), mask=mask)
+
+
+def clip_scales(grad: torch.Tensor, table: RowTable) -> torch.Tensor:
+    """norms [A, 2] fp32 of grad [L, rows, W]: each adapter's global gradient norm, and the factor its gradient is
+    multiplied by."""
+    layers, _, width = grad.shape
+    cfg = config("adamw")
+    pieces = -(-width // cfg.block_n)
+    partial = torch.zeros((table.rows.shape[0], layers * pieces), dtype=torch.float32, device=grad.device)
+    _squares[(table.rows.shape[0], pieces, layers)](
+        grad, table.rows, partial, grad.stride(0), grad.stride(1), width, pieces, BN=cfg.block_n, num_warps=cfg.warps
+    )
+    norms = torch.empty((table.rates.shape[0], 2), dtype=torch.float32, device=grad.device)
+    _clip[(table.rates.shape[0],)](partial, table.firsts, table.rates, norms, layers * pieces, BN=1024, num_warps=4)
+    return norms
+
+
+def adamw(
+    master: torch.Tensor,
+    grad: torch.Tensor,
+    moments: tuple[torch.Tensor, ...],
+    copy: torch.Tensor,
+    table: RowTable,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+) -> torch.Tensor:
+    """One clipped AdamW step of the table's rows; returns norms [A, 2] (gradient norm, clip factor).
+
+    master, grad [L, rows, W] fp32 and copy (the compute copy) share their strides. moments: exp_avg and exp_avg_sq,
+    fp32 of that
+    shape; or their 8-bit codes, uint8 of that shape, followed by both block scales [L, rows, ceil(W / 256)] fp32.
+    """
+    layers, _, width = master.shape
+    cfg = config("adamw")
+    norms = clip_scales(grad, table)
+    grid = (table.rows.shape[0], -(-width // cfg.block_n), layers)
+    if len(moments) == 2:
+        _adamw[grid](
+            master, grad, *moments, copy, table.rows, table.owner, table.rates, norms, master.stride(0), master.stride(1),
+            width, *betas, eps, BN=cfg.block_n, num_warps=cfg.warps,
+        )  # fmt: skip
+    else:
+        scales = moments[2]
+        _adamw8[grid](
+            master, grad, *moments, copy, table.rows, table.owner, table.rates, norms, master.stride(0), master.stride(1),
+            width, scales.stride(0), scales.stride(1), *betas, eps, BLOCKS=cfg.block_n // MOMENT_BLOCK, BLOCK=MOMENT_BLOCK,
+            num_warps=cfg.warps,
+        )  # fmt: skip
+    return norms

@@ -1,0 +1,86 @@
+"""A frozen linear map with many adapters on it, as one differentiable function.
+
+The seam that kernels stand behind: callers see `grouped_linear` and `Adapters` alone. The frozen weight never gets a gradient;
+the adapters' gradients are added straight to the arena's gradient buffer while autograd walks back.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from grouped_lora.adapter_spans import Group, Span
+from grouped_lora.base.frozen_product import Frozen, dense, product
+from grouped_lora.products import reference
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """The adapters of one pass.
+
+    weights_RC: the arena, read. grad_RC: its gradients, added to (None where no gradient is wanted).
+    anchor: a scalar that requires grad, so that autograd visits layers whose input does not.
+    keys_T: dropout's keys, where a span has dropout.
+    """
+
+    weights_RC: Tensor
+    grad_RC: Tensor | None
+    spans: tuple[Span, ...]
+    anchor: Tensor
+    keys_T: NDArray[np.uint32] | None = None
+
+
+class _GroupedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_TK: Tensor,
+        residual_TN: Tensor | None,
+        anchor: Tensor,
+        w_NK: Frozen,
+        bias_N: Tensor | None,
+        adapters: Adapters,
+        group: Group,
+    ) -> Tensor:
+        y_TN = product(x_TK, dense(w_NK).t(), residual_TN, bias_N)
+        saved = reference.forward_(y_TN, x_TK, adapters.weights_RC, group, adapters.spans, adapters.keys_T)
+        ctx.adapters, ctx.group, ctx.weight = adapters, group, w_NK  # the weight is frozen: nobody writes it before backward
+        ctx.save_for_backward(x_TK, *saved)
+        return y_TN
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy_TN: Tensor) -> tuple[Tensor | None, ...]:
+        x_TK, *saved = ctx.saved_tensors
+        adapters: Adapters = ctx.adapters
+        if adapters.grad_RC is None:
+            raise RuntimeError("backward through adapters that were given no gradient buffer")
+        dx_TK = product(dy_TN, dense(ctx.weight)) if ctx.needs_input_grad[0] else None
+        reference.backward_(
+            adapters.grad_RC, dx_TK, dy_TN, x_TK, saved, adapters.weights_RC, ctx.group, adapters.spans, adapters.keys_T
+        )
+        return dx_TK, dy_TN if ctx.needs_input_grad[1] else None, None, None, None, None, None
+
+
+def grouped_linear(
+    x_TK: Tensor,
+    w_NK: Frozen,
+    bias_N: Tensor | None,
+    adapters: Adapters,
+    group: Group,
+    residual_TN: Tensor | None = None,
+) -> Tensor:
+    """x W^T (+ bias, + residual), and for each span its adapter's product on top: [T, N].
+
+    Differentiable in `x_TK` and `residual_TN`; dA and dB of each span go to `adapters.grad_RC`.
+    """
+    if x_TK.shape[1] != group.in_features or w_NK.shape != (group.width, group.in_features):
+        raise ValueError(
+            f"x {tuple(x_TK.shape)} and weight {tuple(w_NK.shape)} do not fit a group of {group.in_features} -> {group.width}"
+        )
+    y_TN: Tensor = _GroupedLinear.apply(x_TK, residual_TN, adapters.anchor, w_NK, bias_N, adapters, group)
+    return y_TN

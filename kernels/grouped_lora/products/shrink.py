@@ -1,0 +1,165 @@
+"""S = scale · X Wᵀ for every adapter in one launch: the product that shrinks features to ranks.
+
+Forward it is S = s X Aᵀ (all matrices that read the same X share one read of it), backward dS = s dY B (each matrix has its own
+columns of dY). Knows nothing of what the ranks mean. Legend: X[T, K] activations; W rows of the arena, one per rank, K columns;
+S[T, M, RMAX] for M matrices, in X's dtype, the scale folded in. Ranks beyond an adapter's own (rounded up to 8) are left
+unwritten.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from grouped_lora.cached_launch import Kernel
+from grouped_lora.dropout_mask import kept, load_keys
+from grouped_lora.launch_configs import config
+from grouped_lora.tiles import block_at, load_ranks, load_shrunk, load_tokens, mma, store_shrunk
+from grouped_lora.work_table import BLOCK_T, WorkTable
+
+# Longer sums are cut into pieces of this many features, so that a step of few tokens still fills the chip; the cut depends on
+# the matrix alone, never on the tokens.
+SPLIT_K = 2048
+
+
+@triton.jit
+def _product(
+    x_ptr, w_ptr, out_ptr, x_stride, w_stride, out_stride, x_column, w_column0, w_step, out_column0, out_step,
+    k_start, k_end, start, end, row0, rank, scale, keys_ptr, limit, matrix, MATS: tl.constexpr, BK: tl.constexpr,
+    BT: tl.constexpr, DROP: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    if DROP:
+        keys = load_keys(keys_ptr, start, end, BT)
+    acc0 = tl.zeros((BT, R), tl.float32)
+    acc1 = tl.zeros((BT, R), tl.float32)
+    acc2 = tl.zeros((BT, R), tl.float32)
+    for k in range(k_start, k_end, BK):
+        features = k + tl.arange(0, BK)
+        x = load_tokens(x_ptr + x_column, start, end, x_stride, features, k_end, BT)
+        w = load_ranks(w_ptr, w_stride, w_column0, row0, rank, features, k_end, R)
+        if DROP:
+            acc0 = mma(tl.where(kept(keys, matrix, features, limit), x, 0.0), tl.trans(w), acc0)
+        else:
+            acc0 = mma(x, tl.trans(w), acc0)
+        if MATS > 1:
+            w = load_ranks(w_ptr, w_stride, w_column0 + w_step, row0, rank, features, k_end, R)
+            if DROP:
+                acc1 = mma(tl.where(kept(keys, matrix + 1, features, limit), x, 0.0), tl.trans(w), acc1)
+            else:
+                acc1 = mma(x, tl.trans(w), acc1)
+        if MATS > 2:
+            w = load_ranks(w_ptr, w_stride, w_column0 + 2 * w_step, row0, rank, features, k_end, R)
+            if DROP:
+                acc2 = mma(tl.where(kept(keys, matrix + 2, features, limit), x, 0.0), tl.trans(w), acc2)
+            else:
+                acc2 = mma(x, tl.trans(w), acc2)
+    store_shrunk(out_ptr + out_column0, start, end, out_stride, rank, acc0 * scale, BT, R)
+    if MATS > 1:
+        store_shrunk(out_ptr + out_column0 + out_step, start, end, out_stride, rank, acc1 * scale, BT, R)
+    if MATS > 2:
+        store_shrunk(out_ptr + out_column0 + 2 * out_step, start, end, out_stride, rank, acc2 * scale, BT, R)
+
+
+@Kernel
+@triton.jit
+def _shrink(
+    x_ptr, w_ptr, out_ptr, keys_ptr, spans_ptr, scales_ptr, blocks_ptr, x_stride, w_stride, out_stride, split_stride,
+    x_column0, x_column1, x_column2, w_column0, w_column1, w_column2, k0, k1, k2, matrix,
+    SHARED: tl.constexpr, SPLIT: tl.constexpr, BK: tl.constexpr, BT: tl.constexpr, DROP: tl.constexpr, RMAX: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0)
+    mat = tl.program_id(1)  # with SHARED > 1 there is one program for all matrices, and mat is 0
+    piece = tl.program_id(2)
+    span, start, end, row0, rank, limit = block_at(blocks_ptr, spans_ptr, block)
+    scale = tl.load(scales_ptr + span)
+    if (start >= end) | (rank == 0):
+        return
+    x_column = tl.where(mat == 0, x_column0, tl.where(mat == 1, x_column1, x_column2))
+    w_column = tl.where(mat == 0, w_column0, tl.where(mat == 1, w_column1, w_column2))
+    k = tl.where(mat == 0, k0, tl.where(mat == 1, k1, k2))
+    k_start = piece * SPLIT
+    k_end = tl.minimum(k, k_start + SPLIT)
+    # A piece past a narrower matrix's end runs no iteration and writes zeros, since every piece is summed.
+    out_ptr += piece.to(tl.int64) * split_stride
+    w_step = w_column1 - w_column0
+    if rank <= 16:
+        _product(x_ptr, w_ptr, out_ptr, x_stride, w_stride, out_stride, x_column, w_column, w_step, mat * RMAX, RMAX, k_start,
+                 k_end, start, end, row0, rank, scale, keys_ptr, limit, matrix + mat, SHARED, BK, BT, DROP, 16)  # fmt: skip
+    elif (rank <= 32) | (RMAX <= 32):
+        _product(x_ptr, w_ptr, out_ptr, x_stride, w_stride, out_stride, x_column, w_column, w_step, mat * RMAX, RMAX, k_start,
+                 k_end, start, end, row0, rank, scale, keys_ptr, limit, matrix + mat, SHARED, BK, BT, DROP, 32)  # fmt: skip
+    elif (rank <= 64) | (RMAX <= 64):
+        _product(x_ptr, w_ptr, out_ptr, x_stride, w_stride, out_stride, x_column, w_column, w_step, mat * RMAX, RMAX, k_start,
+                 k_end, start, end, row0, rank, scale, keys_ptr, limit, matrix + mat, SHARED, BK, BT, DROP, 64)  # fmt: skip
+    else:
+        _product(x_ptr, w_ptr, out_ptr, x_stride, w_stride, out_stride, x_column, w_column, w_step, mat * RMAX, RMAX, k_start,
+                 k_end, start, end, row0, rank, scale, keys_ptr, limit, matrix + mat, SHARED, BK, BT, DROP, RMAX)  # fmt: skip
+
+
+@Kernel
+@triton.jit
+def _sum_pieces(pieces_ptr, out_ptr, spans_ptr, blocks_ptr, split_stride, PIECES: tl.constexpr, MATS: tl.constexpr,
+                BT: tl.constexpr, RMAX: tl.constexpr):  # fmt: skip
+    block = tl.program_id(0)
+    mat = tl.program_id(1)
+    _, start, end, _, rank, _ = block_at(blocks_ptr, spans_ptr, block)
+    start += tl.program_id(2) * BT
+    if (start >= end) | (rank == 0):
+        return
+    total = tl.zeros((BT, RMAX), tl.float32)
+    for piece in tl.static_range(PIECES):
+        total += load_shrunk(pieces_ptr + piece * split_stride, MATS * RMAX, mat * RMAX, start, end, rank, BT, RMAX)
+    store_shrunk(out_ptr + mat * RMAX, start, end, MATS * RMAX, rank, total, BT, RMAX)
+
+
+def sum_pieces(pieces: torch.Tensor, table: WorkTable, dtype: torch.dtype, out: torch.Tensor | None = None) -> torch.Tensor:
+    """S [T, M, RMAX]: the sum over pieces [P, T, M, RMAX] fp32, in their order, where the adapters have ranks."""
+    count, tokens, mats, width = pieces.shape
+    s = torch.empty((tokens, mats, width), dtype=dtype, device=pieces.device) if out is None else out
+    cfg = config("sum_pieces")
+    _sum_pieces[(table.blocks.shape[0], mats, BLOCK_T // cfg.block_t)](
+        pieces, s, table.spans, table.blocks, tokens * mats * width,
+        PIECES=count, MATS=mats, BT=cfg.block_t, RMAX=width, num_warps=cfg.warps,
+    )  # fmt: skip
+    return s
+
+
+def shrink(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    table: WorkTable,
+    columns: tuple[int, ...],
+    widths: tuple[int, ...],
+    x_columns: tuple[int, ...] | None = None,
+    out: torch.Tensor | None = None,
+    matrix: int | None = None,
+) -> torch.Tensor:
+    """S[T, M, RMAX] in x's dtype for M <= 3 matrices.
+
+    `weights` [rows, W] is the arena's compute copy of one layer; matrix m is its columns [columns[m], columns[m] + widths[m]).
+    Without `x_columns` all matrices read the same x[T, K]; with them matrix m reads x[:, x_columns[m] : + widths[m]].
+    matrix: the number of the first matrix, where x is an adapter's input and dropout applies to it.
+    """
+    mats = len(columns)
+    shape = (x.shape[0], mats, table.max_rank)
+    s = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
+    if table.max_rank == 0:
+        return s
+    # Three accumulators of a wide rank do not fit in registers: then each matrix is an item of its own, and x is read again.
+    together = x_columns is None and table.max_rank <= 64
+    shared = mats if together else 1
+    starts = x_columns or (0,) * mats
+    pieces = -(-max(widths) // SPLIT_K) if max(widths) > 2 * SPLIT_K else 1
+    target = s if pieces == 1 else torch.empty((pieces, *shape), dtype=torch.float32, device=x.device)
+    drop = table.keys is not None and matrix is not None
+
+    def third(values: tuple[int, ...]) -> tuple[int, ...]:
+        return (*values, *(values[-1],) * (3 - mats))
+
+    cfg = config(f"shrink_{shared}", table.max_rank)
+    _shrink[(table.blocks.shape[0], mats // shared, pieces)](
+        x, weights, target, table.keys if drop else x, table.spans, table.scales, table.blocks, x.stride(0), weights.stride(0),
+        mats * table.max_rank, x.shape[0] * mats * table.max_rank, *third(starts), *third(columns), *third(widths), matrix or 0,
+        SHARED=shared, SPLIT=SPLIT_K if pieces > 1 else 1 << 20, BK=cfg.block_n * 2 // x.element_size(), BT=BLOCK_T, DROP=drop,
+        RMAX=table.max_rank, num_warps=cfg.warps, num_stages=cfg.stages,
+    )  # fmt: skip
+    return s if pieces == 1 else sum_pieces(target, table, x.dtype, s)

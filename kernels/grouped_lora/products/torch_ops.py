@@ -1,0 +1,94 @@
+"""The grouped products as operators of torch.library, so that torch.compile sees one node each and keeps its graph whole.
+
+`adapt` is the whole of it, differentiable: y + S B over every adapter's own tokens. Its backward writes dA and dB straight into
+the gradient buffer, which no gradient flows out of. The executor's own passes call the kernels themselves: an operator's
+dispatch costs more than a launch.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grouped_lora.products.expand import expand
+from grouped_lora.products.shrink import shrink
+from grouped_lora.products.weight_gradients import outer
+from grouped_lora.work_table import WorkTable
+
+
+@torch.library.custom_op("grouped_lora::shrink", mutates_args=())
+def shrink_op(
+    x: Tensor, weights: Tensor, spans: Tensor, scales: Tensor, blocks: Tensor, max_rank: int, column: int, width: int
+) -> Tensor:
+    """S [T, 1, max_rank] of one matrix; ranks beyond an adapter's own are zero, and so are rows without an adapter."""
+    s = x.new_zeros(x.shape[0], 1, max_rank)
+    return shrink(x, weights, WorkTable(spans, scales, blocks, max_rank), (column,), (width,), out=s)
+
+
+@shrink_op.register_fake
+def _(
+    x: Tensor, weights: Tensor, spans: Tensor, scales: Tensor, blocks: Tensor, max_rank: int, column: int, width: int
+) -> Tensor:
+    return x.new_empty(x.shape[0], 1, max_rank)
+
+
+@torch.library.custom_op("grouped_lora::expand", mutates_args=())
+def expand_op(
+    s: Tensor, weights: Tensor, spans: Tensor, scales: Tensor, blocks: Tensor, max_rank: int, column: int, width: int
+) -> Tensor:
+    """s[:, 0] @ each adapter's own rows: [T, width]."""
+    return expand(s, weights, column, width, WorkTable(spans, scales, blocks, max_rank))
+
+
+@expand_op.register_fake
+def _(
+    s: Tensor, weights: Tensor, spans: Tensor, scales: Tensor, blocks: Tensor, max_rank: int, column: int, width: int
+) -> Tensor:
+    return s.new_empty(s.shape[0], width)
+
+
+@torch.library.custom_op("grouped_lora::outer", mutates_args=("grad",))
+def outer_op(
+    s: Tensor, y: Tensor, grad: Tensor, spans: Tensor, scales: Tensor, blocks: Tensor, max_rank: int, column: int, width: int
+) -> None:
+    """Each adapter's rows of grad[:, column : + width] become (or gain) s[:, 0]ᵀ @ y."""
+    outer(s, y, grad, WorkTable(spans, scales, blocks, max_rank), (column,), (width,))
+
+
+@outer_op.register_fake
+def _(
+    s: Tensor, y: Tensor, grad: Tensor, spans: Tensor, scales: Tensor, blocks: Tensor, max_rank: int, column: int, width: int
+) -> None:
+    return None
+
+
+class _Adapt(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor, weights: Tensor, grad: Tensor, table: Sequence[Tensor], places: Sequence[int]
+    ) -> Tensor:
+        a, b, max_rank = places
+        s = shrink_op(x, weights, *table, max_rank, a, x.shape[1])
+        ctx.save_for_backward(x, s, weights, grad, *table)
+        ctx.places = places
+        return y + expand_op(s, weights, *table, max_rank, b, y.shape[1])
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, s, weights, grad, *table = ctx.saved_tensors
+        a, b, max_rank = ctx.places
+        dy = dy.contiguous()
+        ds = shrink_op(dy, weights, *table, max_rank, b, dy.shape[1])
+        outer_op(s, dy, grad, *table, max_rank, b, dy.shape[1])
+        outer_op(ds, x, grad, *table, max_rank, a, x.shape[1])
+        return expand_op(ds, weights, *table, max_rank, a, x.shape[1]), dy, None, None, None, None
+
+
+def adapt(x: Tensor, y: Tensor, weights: Tensor, grad: Tensor, table: WorkTable, a: int, b: int) -> Tensor:
+    """y [T, N] and every adapter's product with x [T, K] on top; A starts at column `a`, B transposed at `b` of `weights`.
+
+    Differentiable in x and y. dA and dB go to `grad` [rows, W] fp32, as the table's spans say.
+    """
+    adapted: Tensor = _Adapt.apply(x, y, weights, grad, (table.spans, table.scales, table.blocks), (a, b, table.max_rank))
+    return adapted

@@ -1,0 +1,101 @@
+"""The README that an adapter's archive carries: what it was trained from, the whole search, its own curve, how to load it.
+
+Made from the rows when it is asked for, and only of a task that has ended, so it never changes. Pure.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from contract.adapter_manifest import AdapterManifest
+from contract.states import JobStatus
+from contract.task_spec import Precision
+from service.adapters.models import Adapter
+from service.tasks.curves.curve_reader import Curve
+from service.tasks.job_resource import JobResource
+from service.tasks.models import Task
+
+NAME = "README.md"
+_CURVE_POINTS = 20
+_BAR = 40  # characters of the longest
+_HELD: Mapping[Precision, str] = {
+    "bf16": "bf16",
+    "nf4": "NF4, 4 bits a number (QLoRA); the adapter itself is plain LoRA in float32",
+    "nf4_double": "NF4 with scales in 8 bits (QLoRA, double quantisation); the adapter itself is plain LoRA in float32",
+}
+
+
+def readme(task: Task, adapter: Adapter, jobs: Sequence[JobResource], validation: Curve | None) -> str:
+    """Markdown. `validation` is the adapter's own job's validation loss."""
+    lineage = AdapterManifest.model_validate(adapter.manifest).lineage
+    own = next(job for job in jobs if job.id == adapter.job_id)
+    rank, precision = lineage.config.rank, task.precision
+    base_loss = f"{task.base_val_loss:.4f}" if task.base_val_loss is not None else "not measured"
+    title = f"# {task.name or task.id}, configuration {own.index}"
+    facts = [
+        ("base model", f"`{lineage.base_model}`, revision `{lineage.base_revision[:16]}`"),
+        ("validation loss", f"{adapter.val_loss:.4f} after step {adapter.step}; the base alone: {base_loss}"),
+        ("configuration", _configuration(own)),
+        ("base held in", _HELD[precision]),
+        ("data set", f"sha256 `{lineage.dataset_sha256[:16]}`"),
+        ("task, job, adapter", f"`{task.id}`, `{own.id}`, `{adapter.id}`"),
+    ]
+    loading = _loading(lineage.base_model, adapter.id, rank, precision)
+    parts = [title, "\n".join(f"- {name}: {value}" for name, value in facts), loading]
+    if validation is not None and validation.steps:
+        parts.append(_curve(validation))
+    parts.append(_table(jobs, own.index))
+    return "\n\n".join(parts) + "\n"
+
+
+def _configuration(job: JobResource) -> str:
+    config = job.config
+    return f"learning rate {config.learning_rate:g}, rank {config.rank}, alpha {config.alpha:g}, batch {config.batch_size}"
+
+
+def _loading(base: str, folder: str, rank: int, precision: Precision) -> str:
+    if precision == "bf16":
+        imports, load = "AutoModelForCausalLM", "AutoModelForCausalLM.from_pretrained(BASE)"
+    else:
+        imports, double = "AutoModelForCausalLM, BitsAndBytesConfig", precision == "nf4_double"
+        config = f'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant={double})'
+        load = f"AutoModelForCausalLM.from_pretrained(BASE, quantization_config={config})"
+    return f"""## Load it
+
+`BASE` is where the weights of `{base}` lie, a folder or a name on a hub; `{folder}` is this folder.
+
+```python
+from peft import PeftModel
+from transformers import {imports}
+
+model = PeftModel.from_pretrained({load}, "{folder}")
+```
+
+```bash
+vllm serve BASE --enable-lora --max-lora-rank {_vllm_rank(rank)} --lora-modules mine={folder}
+```"""
+
+
+def _vllm_rank(rank: int) -> int:
+    """The least rank that vLLM offers which holds this one."""
+    return next(offered for offered in (8, 16, 32, 64, 128, 256, 320, 512) if offered >= rank)
+
+
+def _curve(curve: Curve) -> str:
+    known = [(step, value) for step, value in zip(curve.steps, curve.values, strict=True) if value is not None]
+    every = max(1, -(-len(known) // _CURVE_POINTS))
+    shown = known[::every] if not known or known[::every][-1] == known[-1] else [*known[::every], known[-1]]
+    top = max((value for _, value in shown), default=1.0) or 1.0
+    lines = [f"{step:>8}  {value:8.4f}  {'#' * max(1, round(_BAR * value / top))}" for step, value in shown]
+    return "## Its validation loss\n\n```text\n    step      loss\n" + "\n".join(lines) + "\n```"
+
+
+def _table(jobs: Sequence[JobResource], winner: int) -> str:
+    """All configurations, the best first."""
+    ranked = sorted(jobs, key=lambda job: (job.best_val_loss is None, job.best_val_loss or 0.0, job.index))
+    rows = ["| job | configuration | steps | end | best validation loss |", "|---|---|---|---|---|"]
+    for job in ranked:
+        end = job.exit.reason if job.exit is not None else job.status
+        loss = f"{job.best_val_loss:.4f}" if job.best_val_loss is not None else ""
+        mark = " (this one)" if job.index == winner else ""
+        rows.append(f"| {job.index}{mark} | {_configuration(job)} | {job.step}/{job.total_steps or '?'} | {end} | {loss} |")
+    early = sum(job.status == JobStatus.EXITED for job in jobs)
+    return f"## The search\n\n{len(jobs)} configurations, {early} of them stopped early.\n\n" + "\n".join(rows)

@@ -1,0 +1,144 @@
+"""What every request may reach: the parts of one running service, and the dependencies that hand them to routes."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Annotated, cast
+
+from fastapi import Depends, Request
+
+from service.background.dependencies import Dependencies
+from service.background.queue import Queue
+from service.background.wakeups import Hints
+from service.database.async_reader import AsyncReader
+from service.database.engine import Database, pool_of
+from service.files.folder_tokenizer import Tokenizers
+from service.http import concurrency_limits
+from service.metrics.api_metrics import ApiMetrics
+from service.settings import Settings
+from service.storage.object_store import LocalStorage, Storage
+from service.storage.upload_grants import UploadGrants
+from service.tasks.polling.event_stream import Feed
+from service.tasks.polling.poll_cache import PollCache
+from service.tasks.polling.task_watcher import Watcher
+from service.tasks.submission.batched_submission import BatchedSubmissions
+from service.tenants.key_cache import KeyCache
+from service.tenants.rate_limits import Rates
+
+
+@dataclass(frozen=True)
+class State:
+    """`db` is bound by row-level security: a tenant must be named to see its rows. `system` sees all."""
+
+    settings: Settings
+    db: Database
+    system: Database
+    queue: Queue
+    hints: Hints
+    storage: Storage
+    grants: UploadGrants
+    watcher: Watcher
+    feed: Feed
+    polls: PollCache
+    submissions: BatchedSubmissions
+    seats: dict[str, asyncio.Semaphore]
+    keys: KeyCache
+    rates: Rates
+    metrics: ApiMetrics
+    tokenizers: Tokenizers
+
+    @classmethod
+    def of(cls, settings: Settings, metrics: ApiMetrics) -> "State":
+        """The parts as the settings want them. Nothing connects yet."""
+        grants, connections = UploadGrants(settings.secret_key.get_secret_value()), pool_of(settings.api_processes)
+        watcher = Watcher(settings.app_database_url)
+        system, queue, own_seats = (
+            Database(settings.database_url, connections),
+            Queue(settings.redis_url),
+            concurrency_limits.make(),
+        )
+        return cls(
+            settings=settings,
+            db=Database(settings.app_database_url, connections),
+            system=system,
+            queue=queue,
+            hints=Hints(settings.redis_url),
+            storage=LocalStorage(settings.storage_dir, grants),
+            grants=grants,
+            watcher=watcher,
+            feed=Feed(watcher),
+            polls=PollCache(watcher, AsyncReader(settings.app_database_url), AsyncReader(settings.app_database_url)),
+            submissions=BatchedSubmissions(queue, own_seats["submissions"]),
+            seats=own_seats,
+            keys=KeyCache(system),
+            rates=Rates(settings.redis_url),
+            metrics=metrics,
+            tokenizers=Tokenizers(),
+        )
+
+    def measure(self) -> None:
+        """Tell the measurements what is in use now."""
+        for role, database in (("app", self.db), ("system", self.system)):
+            self.metrics.connections.labels(role).set(database.in_use)
+
+
+def state_of(request: Request) -> State:
+    return cast(State, request.app.state.motet)
+
+
+async def _service(request: Request) -> State:
+    return state_of(request)
+
+
+async def _settings(request: Request) -> Settings:
+    return state_of(request).settings
+
+
+async def _system(request: Request) -> Database:
+    return state_of(request).system
+
+
+async def _queue(request: Request) -> Queue:
+    return state_of(request).queue
+
+
+async def _hints(request: Request) -> Hints:
+    return state_of(request).hints
+
+
+async def _storage(request: Request) -> Storage:
+    return state_of(request).storage
+
+
+async def _grants(request: Request) -> UploadGrants:
+    return state_of(request).grants
+
+
+async def _parts(request: Request) -> Dependencies:
+    state = state_of(request)
+    return Dependencies(state.settings, state.system, state.storage, state.queue, state.hints)
+
+
+async def _polls(request: Request) -> PollCache:
+    return state_of(request).polls
+
+
+async def _tokenizers(request: Request) -> Tokenizers:
+    return state_of(request).tokenizers
+
+
+async def _feed(request: Request) -> Feed:
+    return state_of(request).feed
+
+
+# async, though nothing is awaited: FastAPI would hand each of them to a thread of its own
+Service = Annotated[State, Depends(_service)]
+Config = Annotated[Settings, Depends(_settings)]
+SystemDb = Annotated[Database, Depends(_system)]  # every tenant's rows: for keys, admins and the fleet
+Wakes = Annotated[Queue, Depends(_queue)]
+NodeHints = Annotated[Hints, Depends(_hints)]
+Store = Annotated[Storage, Depends(_storage)]
+Grants = Annotated[UploadGrants, Depends(_grants)]
+Works = Annotated[Dependencies, Depends(_parts)]
+Polled = Annotated[PollCache, Depends(_polls)]
+BaseTokenizers = Annotated[Tokenizers, Depends(_tokenizers)]
+Events = Annotated[Feed, Depends(_feed)]

@@ -1,0 +1,96 @@
+"""Writes a request's audit entry in the very transaction that did what it tells of. Knows no routes by name.
+
+A transaction that wrote nothing leaves no entry, unless what it read is worth one. A request that writes in two leaves two.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import event, text
+from sqlalchemy.orm import ORMExecuteState, Session, UOWTransaction
+
+from service.database.engine import new_id
+from service.database.prepared_statements import PreparedStatement
+from service.tenants.api_keys import Principal
+
+_MOST = 20  # targets
+_LONGEST = 255
+_MEMBERS = ("id", "tenant_id", "key_id", "action", "targets", "request_id")
+_NOTE = "note"  # where a session keeps its own
+_ADD = PreparedStatement(
+    text(
+        f"""INSERT INTO audit_entries ({", ".join(_MEMBERS)}) SELECT {", ".join(_MEMBERS)}
+        FROM jsonb_to_recordset(CAST(:entries AS jsonb)) AS entry(id varchar, tenant_id varchar, key_id varchar, action varchar,
+            targets varchar[], request_id varchar)"""
+    )
+)
+
+
+@dataclass
+class Note:
+    """One request: who, what, upon what. `reading`: note it even if it writes nothing."""
+
+    principal: Principal
+    action: str
+    targets: list[str]
+    request_id: str
+    reading: bool = False
+    _made: list[str] = field(default_factory=list)
+    _wrote: bool = False
+
+    def open(self, session: Session) -> None:
+        """Watch what the session writes."""
+        self._made, self._wrote = [], False
+        session.info[_NOTE] = self
+        event.listen(session, "after_flush", self._flushed)
+        event.listen(session, "do_orm_execute", self._executes)
+
+    def close(self, session: Session) -> None:
+        """Add the entry, if there is something to tell, before the session commits."""
+        session.flush()
+        add_entries(session, [self])
+
+    def made(self, id: str) -> None:
+        """Say that a statement made this row: of what a session itself adds, its note knows."""
+        self._wrote = True
+        self._made.append(id)
+
+    def entry(self) -> dict[str, object] | None:
+        """What there is to tell, if anything."""
+        if not self._wrote and not self.reading:
+            return None
+        targets = [target[:_LONGEST] for target in dict.fromkeys([*self.targets, *self._made])][:_MOST]
+        return {
+            "id": new_id("audit"),
+            "tenant_id": self.principal.tenant_id,
+            "key_id": self.principal.key_id,
+            "action": self.action,
+            "targets": targets,
+            "request_id": self.request_id,
+        }
+
+    def _flushed(self, session: Session, context: UOWTransaction) -> None:
+        if session.new or session.dirty or session.deleted:
+            self._wrote = True
+        ids: list[Any] = [getattr(made, "id", None) for made in session.new]
+        self._made += [id for id in ids if isinstance(id, str)]
+
+    def _executes(self, state: ORMExecuteState) -> None:
+        if state.is_insert or state.is_update or state.is_delete:
+            self._wrote = True
+
+
+def add_entries(session: Session, notes: Iterable[Note]) -> None:
+    """Add those of requests that share a transaction, where there is something to tell."""
+    entries = [entry for note in notes if (entry := note.entry()) is not None]
+    if entries:
+        _ADD.run(session.connection(), {"entries": json.dumps(entries)})
+
+
+def note_made(session: Session, id: str) -> None:
+    """Say to the session's note, if it has one, that a statement made this row."""
+    note: Note | None = session.info.get(_NOTE)
+    if note is not None:
+        note.made(id)

@@ -1,0 +1,124 @@
+"""Queue jobs: wake-ups that travel through RQ on Valkey. They carry no truth; each finds its work in Postgres.
+
+A writer in Redis can name one of `QueueJob` and nothing else: no function, no argument, no callback, no webhook.
+Knows nothing of what they do: that stands in queue_worker.py, which only a queue worker loads.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Any, ClassVar
+
+import redis
+import rq
+from rq.exceptions import DeserializationError, NoSuchJobError
+from rq.job import Job
+from rq.serializers import JSONSerializer
+
+from service.background.wakeups import connect
+
+log = logging.getLogger(__name__)
+
+QUEUE_NAME = "motet"
+LIMIT_SECONDS = 900  # for one queue job
+_ASKED_SECONDS = 2  # for so long at most a wake-up that got lost keeps others of its kind from being sent
+_STORM = 12  # wake-ups of a kind in a second; from then on,
+_PACE_SECONDS = 0.2  # they are sent no more often
+
+
+class QueueJob(StrEnum):
+    """The closed set."""
+
+    REPLAN = "replan"
+    VALIDATE = "validate"
+    SWEEP = "sweep"
+    DELIVER = "deliver"
+
+
+class NamedQueueJob(Job):
+    """A queue job of the closed set, whatever its hash in Redis says. `work` holds what a worker of this process does."""
+
+    work: ClassVar[Mapping[QueueJob, Callable[[], None]]] = {}
+
+    def __init__(self, id: str | None = None, connection: redis.Redis | None = None, serializer: Any = None) -> None:
+        super().__init__(id, connection, JSONSerializer)  # the caller's serializer could be pickle
+
+    def restore(self, raw_data: dict[bytes, bytes]) -> None:
+        """Take the name alone: callbacks, webhooks, retries, arguments and limits of the hash are not ours to obey."""
+        if b"data" not in raw_data:
+            raise NoSuchJobError(f"queue job {self.id} has no data")
+        super().restore({b"data": raw_data[b"data"]})
+        try:
+            self.func_name = str(self.func_name)
+        except DeserializationError:
+            self.func_name = "(not readable)"
+        self.instance, self.args, self.kwargs = None, (), {}
+        self.origin = QUEUE_NAME
+        self.timeout, self.result_ttl, self.failure_ttl = LIMIT_SECONDS, 0, 3600
+
+    def perform(self) -> None:
+        try:
+            named = QueueJob(self.func_name or "")
+        except ValueError:
+            log.error("refused queue job %s: %.200r is not one of %s", self.id, self.func_name, ", ".join(QueueJob))
+            return
+        self.work[named]()
+
+
+def asked(job: str) -> str:
+    """The key that stands while a wake-up of this kind is on its way, and whose work has not begun."""
+    return f"motet:asked:{job}"
+
+
+class Queue:
+    """Wakes queue workers. Never raises: whatever a lost wake-up was for, the reconciler finds in Postgres."""
+
+    def __init__(self, redis_url: str) -> None:
+        self._redis = connect(redis_url)
+        self._asked: dict[QueueJob, deque[float]] = {job: deque(maxlen=_STORM) for job in QueueJob}  # when, lately
+        self._sent: dict[QueueJob, float] = {}  # when the last one of each kind went out
+        self._later: dict[QueueJob, tuple[float, threading.Timer]] = {}
+        self._lock = threading.Lock()
+        self._queue = rq.Queue(QUEUE_NAME, connection=self._redis, job_class=NamedQueueJob, serializer=JSONSerializer)
+
+    def wake(self, job: QueueJob) -> None:
+        """Send a wake-up, unless one of its kind is on its way: what that one was sent for and this will be found together.
+
+        In a storm they are sent at a pace, so that much is found together.
+        """
+        now = time.monotonic()
+        lately = self._asked[job]
+        storm = len(lately) == _STORM and now - lately[0] < 1.0
+        lately.append(now)
+        if storm and (since := now - self._sent.get(job, 0.0)) < _PACE_SECONDS:
+            self.wake_later(job, _PACE_SECONDS - since)
+            return
+        try:
+            if not self._redis.set(asked(job), 1, nx=True, ex=_ASKED_SECONDS):
+                return
+            self._sent[job] = now
+            self._queue.enqueue_call(job.value, timeout=LIMIT_SECONDS, result_ttl=0, failure_ttl=3600)
+        except redis.RedisError as error:
+            log.warning("queue job %s was not sent, Redis is away: %s", job, error)
+
+    def wake_later(self, job: QueueJob, seconds: float) -> None:
+        """Send a wake-up in so many seconds, or sooner if one that was put off before is due sooner. Gone with the process."""
+        due = time.monotonic() + seconds
+        with self._lock:
+            put_off = self._later.get(job)
+            if put_off is not None:
+                if put_off[0] <= due:
+                    return
+                put_off[1].cancel()
+            timer = threading.Timer(seconds, self._wake_now, [job])
+            timer.daemon = True  # a process that stops does not wait for it
+            self._later[job] = due, timer
+            timer.start()
+
+    def _wake_now(self, job: QueueJob) -> None:
+        with self._lock:
+            self._later.pop(job, None)
+        self.wake(job)

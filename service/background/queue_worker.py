@@ -1,0 +1,126 @@
+"""The queue worker: what each queue job does, done in one process that outlives Valkey. queue.py says what may be asked for."""
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from types import FrameType
+from typing import Any
+
+import redis
+import rq
+from rq.exceptions import StopRequested
+from rq.job import Job
+from rq.serializers import JSONSerializer
+from rq.timeouts import JobTimeoutException
+from sqlalchemy.exc import SQLAlchemyError
+
+from service.background.dependencies import Dependencies
+from service.background.garbage_collection import sweep
+from service.background.queue import LIMIT_SECONDS, QUEUE_NAME, NamedQueueJob, QueueJob, asked
+from service.background.wakeups import connect
+from service.scheduler.planner import replan
+from service.scheduler.replan_pacing import Pace
+from service.settings import Settings
+from service.tasks.submission.data_validation import validate_due
+from service.webhooks.courier import Courier
+from service.webhooks.factories import box_of, outbound_of
+
+log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 1.0
+_TTL_SECONDS = 20  # RQ then looks up from an empty queue every 5 s
+
+
+def assemble(settings: Settings) -> Mapping[QueueJob, Callable[[], None]]:
+    """What a worker of these settings does for each queue job. Each finds its own work, and may find none."""
+    parts = Dependencies.of(settings)
+    courier, pace = Courier(parts.db, outbound_of(settings), box_of(settings)), Pace()
+
+    def plan() -> None:
+        replan(parts, pace)
+        courier.wake()  # whatever asks for a plan may be what a webhook is told
+
+    def validate() -> None:
+        validate_due(parts.db, parts.storage, parts.queue)
+
+    def collect() -> None:
+        sweep(parts.db, parts.storage, timedelta(days=settings.retention_days))
+
+    return {QueueJob.REPLAN: plan, QueueJob.VALIDATE: validate, QueueJob.SWEEP: collect, QueueJob.DELIVER: courier.wake}
+
+
+class _Worker(rq.SimpleWorker):
+    """Works in this very process: RQ's fork for each queue job costs more than most replans."""
+
+    max_connection_wait_time = 2.0
+    working = stopping = False
+
+    def execute_job(self, job: Job, queue: rq.Queue) -> None:
+        """Do it. It is forgotten before: a wake-up has no result and no history, and what it was for is in Postgres."""
+        with self.connection.pipeline() as pipeline:
+            pipeline.delete(job.key)
+            pipeline.lrem(queue.intermediate_queue_key, 1, job.id)
+            pipeline.delete(asked(str(job.func_name)))  # before the work: what is asked from now on may be too late for it
+            pipeline.execute()
+        self.working = True
+        try:
+            with self.death_penalty_class(LIMIT_SECONDS, JobTimeoutException, job_id=job.id):
+                job.perform()
+        except SQLAlchemyError as error:
+            log.error("queue job %s failed and is left to the reconciler: %s", job.func_name, error)
+        finally:
+            self.working = False
+
+    def heartbeat(self, timeout: int | None = None, pipeline: Any = None) -> None:
+        self._stop_if_asked()  # what request_stop raises can get lost inside the Redis client
+        super().heartbeat(timeout, pipeline)
+
+    def request_stop(self, signum: int, frame: FrameType | None) -> None:
+        self.stopping = True
+        self._stop_if_asked()
+
+    def _stop_if_asked(self) -> None:
+        if self.stopping and not self.working:
+            raise StopRequested
+
+    def subscribe(self) -> None:
+        """Take no commands over pub/sub: a writer in Redis could stop workers with them."""
+
+    def unsubscribe(self) -> None:
+        """Nothing was subscribed."""
+
+    def run_maintenance_tasks(self) -> None:
+        """Nothing to mend: nothing is kept of queue jobs."""
+
+    def _install_signal_handlers(self) -> None:
+        """run_worker's handlers outlive any one worker."""
+
+
+def run_worker(settings: Settings) -> None:
+    """Work off queue jobs until SIGTERM or SIGINT, which let the one in hand end. Redis may come and go."""
+    NamedQueueJob.work = assemble(settings)
+    stop = threading.Event()
+    current: list[_Worker] = []
+
+    def on_signal(signum: int, frame: FrameType | None) -> None:
+        stop.set()
+        if current:
+            current[0].request_stop(signum, frame)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    while not stop.is_set():
+        try:
+            connection = connect(settings.redis_url)
+            worker = _Worker(
+                [QUEUE_NAME], connection=connection, job_class=NamedQueueJob, serializer=JSONSerializer, worker_ttl=_TTL_SECONDS
+            )
+            current[:] = [worker]
+            log.info("working off queue jobs")
+            worker.work(logging_level="WARNING")
+        except (redis.RedisError, StopRequested) as error:
+            log.warning("the queue worker lost Redis and will look again: %r", error)
+        current.clear()
+        stop.wait(_RETRY_SECONDS)

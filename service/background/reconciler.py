@@ -1,0 +1,196 @@
+"""The reconciler: on its own timer it finds what a lost hint, a dead node or a crash left behind, and sets it going again.
+
+It needs no Redis. Each step is a short transaction that looks again under the row's lock, so any number of reconcilers may run.
+"""
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from sqlalchemy import DateTime, delete, func, select
+from sqlalchemy import cast as sql_cast
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from contract.states import TASK_TERMINAL, RequeueReason, TaskStatus
+from service.background.dependencies import Dependencies
+from service.background.queue import QueueJob
+from service.database.engine import clock
+from service.fleet.models import Node, Placement
+from service.fleet.nodes import lose
+from service.fleet.placements import end_placement, live_placement, lock_placement, release
+from service.scheduler.explain.waiting_text import NOT_BEFORE
+from service.scheduler.models import Plan, PlanRequest
+from service.scheduler.planner import replan
+from service.scheduler.state.plan_requests import request_plan
+from service.settings import Settings
+from service.tasks.lifecycle.rewind import rewind
+from service.tasks.models import Task
+from service.tasks.polling.task_watcher import touch
+from service.tasks.submission.data_validation import validate_due
+from service.webhooks.courier import Courier
+from service.webhooks.factories import box_of, outbound_of
+
+log = logging.getLogger(__name__)
+
+_SWEEP_SECONDS = 600.0
+_OUTLASTED = timedelta(seconds=15)
+_LOOKED_AT = timedelta(seconds=30)
+_PLANS_KEPT = 1000
+
+
+def run(settings: Settings) -> None:
+    """Reconcile every `settings.reconcile_seconds` until SIGTERM or SIGINT."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    parts = Dependencies.of(settings)
+    courier = Courier(parts.db, outbound_of(settings), box_of(settings))
+    swept = time.monotonic()
+    while not stop.wait(settings.reconcile_seconds):
+        once(parts)
+        courier.wake()  # in a thread of its own: receivers may take their time
+        if time.monotonic() - swept > _SWEEP_SECONDS:
+            parts.queue.wake(QueueJob.SWEEP)
+            swept = time.monotonic()
+
+
+def once(parts: Dependencies) -> None:
+    """All steps once. One that fails is logged and tried again at the next turn; the others go on."""
+    for step in STEPS:
+        try:
+            step(parts)
+        except (SQLAlchemyError, OSError, ValueError) as error:
+            log.error("%s failed and will be tried again: %s", step.__name__, error, exc_info=not isinstance(error, OSError))
+
+
+def give_up_silent_nodes(parts: Dependencies) -> None:
+    """A node without a heartbeat for as long as a lease lasts is lost, and so is what it ran."""
+    with parts.db.begin() as session:
+        since = clock(session) - timedelta(seconds=parts.settings.lease_seconds)
+        silent = select(Node).where(Node.status == "ready", Node.heartbeat_at < since)
+        for node in session.scalars(silent.with_for_update(skip_locked=True)):
+            log.warning("node %s is lost: no heartbeat since %s", node.name, node.heartbeat_at)
+            node.status = "lost"
+            request_plan(session, parts.queue, "node_lost")
+    with parts.db.begin() as session:
+        on_lost = select(Placement.id, Node.name).join(Node, Node.id == Placement.node_id)
+        left = session.execute(on_lost.where(Placement.ended_at.is_(None), Node.status == "lost")).all()
+    for placement_id, name in left:
+        lose(parts, placement_id, RequeueReason.NODE_LOST, f"node {name} was lost")
+
+
+def end_expired_leases(parts: Dependencies) -> None:
+    """A placement whose lease ran out belongs to nobody: never acknowledged, or its executor stopped pulsing."""
+    with parts.db.begin() as session:
+        expired = select(Placement.id).where(Placement.ended_at.is_(None), Placement.lease_until < func.clock_timestamp())
+        ids = list(session.scalars(expired))
+    for placement_id in ids:
+        with parts.db.begin() as session:
+            found = lock_placement(session, placement_id)
+            if found is None or found[1].ended_at is not None or found[1].lease_until >= clock(session):
+                continue
+            task, placement = found
+            silent = placement.acknowledged_at is None
+            reason = RequeueReason.NODE_LOST if silent else RequeueReason.EXECUTOR_LOST
+            detail = "the node never took the placement up" if silent else "the executor's lease ran out"
+            log.warning("task %s leaves node %s: %s", task.id, placement.node_id, detail)
+            release(session, parts, task, placement, reason, detail)
+
+
+def requeue_running_without_placement(parts: Dependencies) -> None:
+    """A task that is running nowhere goes back to the queue."""
+    live = select(Placement.id).where(Placement.task_id == Task.id, Placement.ended_at.is_(None)).exists()
+    with parts.db.begin() as session:
+        ids = list(session.scalars(select(Task.id).where(Task.status == TaskStatus.RUNNING, ~live)))
+    for task_id in ids:
+        with parts.db.begin() as session:
+            task = session.scalars(select(Task).where(Task.id == task_id).with_for_update()).one()
+            if task.status == TaskStatus.RUNNING and live_placement(session, task_id) is None:
+                log.error("task %s was running without a placement", task_id)
+                rewind(session, task, RequeueReason.EXECUTOR_LOST)
+                touch(session, task)
+                request_plan(session, parts.queue, "placement_missing")
+
+
+def end_placements_of_ended_tasks(parts: Dependencies) -> None:
+    """A placement whose task is not running is over."""
+    with parts.db.begin() as session:
+        stray = select(Placement.id).join(Task, Task.id == Placement.task_id)
+        ids = list(session.scalars(stray.where(Placement.ended_at.is_(None), Task.status != TaskStatus.RUNNING)))
+    for placement_id in ids:
+        with parts.db.begin() as session:
+            found = lock_placement(session, placement_id)
+            if found is not None and found[1].ended_at is None and found[0].status != TaskStatus.RUNNING:
+                task, placement = found
+                log.error("placement %s outlived its task, which is %s", placement_id, task.status)
+                end_placement(session, parts.hints, placement, "finished" if task.status in TASK_TERMINAL else "stray")
+                touch(session, task)
+
+
+def validate_the_forgotten(parts: Dependencies) -> None:
+    """A task whose wake-up was lost is validated here."""
+    with parts.db.begin() as session:
+        since = clock(session) - timedelta(seconds=parts.settings.reconcile_seconds)
+        stuck = session.scalar(select(func.count()).where(Task.status == TaskStatus.VALIDATING, Task.created_at < since))
+    if stuck:
+        validate_due(parts.db, parts.storage, parts.queue)
+
+
+def plan_the_forgotten(parts: Dependencies) -> None:
+    """Requests that nobody has answered for a turn are planned here."""
+    with parts.db.begin() as session:
+        since = clock(session) - timedelta(seconds=parts.settings.reconcile_seconds)
+        overdue = session.scalar(select(func.count()).where(PlanRequest.created_at < since))
+    if overdue:
+        replan(parts)
+
+
+def plan_what_time_has_changed(parts: Dependencies) -> None:
+    """A task whose spec let it start by now, and a running one that has outlasted its expected end, ask for a new plan."""
+    with parts.db.begin() as session:
+        now = clock(session)
+        released = select(Task.id).where(
+            Task.status == TaskStatus.QUEUED,
+            Task.waiting["code"].astext == NOT_BEFORE,
+            sql_cast(Task.waiting["expected_start"].astext, DateTime(timezone=True)) <= now,
+        )
+        outlasted = select(Placement.id).where(Placement.ended_at.is_(None), Placement.expected_end < now - _OUTLASTED)
+        waits = select(Task.id).where(Task.status == TaskStatus.QUEUED)
+        if session.scalar(select(released.exists())):
+            request_plan(session, parts.queue, "task_released")
+        elif session.scalar(select(outlasted.exists() & waits.exists())):
+            request_plan(session, parts.queue, "end_outlasted")
+        elif _bound_passed(session, parts.settings, now):
+            request_plan(session, parts.queue, "bound_passed")
+
+
+def _bound_passed(session: Session, settings: Settings, now: datetime) -> bool:
+    """Whether somebody waits longer than tenants should that are owed GPUs, others run, and no plan has looked at it lately."""
+    long_ago = now - timedelta(seconds=settings.preempt_after_seconds)
+    overdue = select(Task.id).where(Task.status == TaskStatus.QUEUED, Task.queued_at < long_ago)
+    tenants = select(func.count(Task.tenant_id.distinct())).where(Task.status.in_([TaskStatus.QUEUED, TaskStatus.RUNNING]))
+    lately = select(Plan.id).where(Plan.created_at > now - _LOOKED_AT)
+    return bool(session.scalar(select(overdue.exists() & (tenants.scalar_subquery() > 1) & ~lately.exists())))
+
+
+def forget_old_plans(parts: Dependencies) -> None:
+    """Of plans, the newest are kept."""
+    with parts.db.begin() as session:
+        oldest = select(Plan.id).order_by(Plan.id.desc()).offset(_PLANS_KEPT).limit(1).scalar_subquery()
+        session.execute(delete(Plan).where(Plan.id <= oldest))
+
+
+STEPS: tuple[Callable[[Dependencies], None], ...] = (
+    give_up_silent_nodes,
+    end_expired_leases,
+    requeue_running_without_placement,
+    end_placements_of_ended_tasks,
+    validate_the_forgotten,
+    plan_what_time_has_changed,
+    plan_the_forgotten,
+    forget_old_plans,
+)

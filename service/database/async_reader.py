@@ -1,0 +1,77 @@
+"""A connection of the event loop's own, for what is asked without end: whoever polls waits for no thread, however many compute.
+Knows no tables.
+"""
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import psycopg
+from psycopg.rows import namedtuple_row
+
+from service.database.engine import CONNECT, NAME_TENANT, driver_url
+from service.database.prepared_statements import PreparedStatement, as_sqlalchemy
+
+Cursor = psycopg.AsyncCursor[Any]  # over rows that have come, with their columns' names
+_AWAY_SECONDS = 1.0  # for so long after a connection could not be made nobody tries: all would wait for it in turn
+
+
+class AsyncReader:
+    """Opened when it is needed, and anew after it has broken. Whoever asks holds `turn`."""
+
+    def __init__(self, url: str) -> None:
+        self._url = driver_url(url)
+        self._connection: psycopg.AsyncConnection[Any] | None = None
+        self._away: tuple[float, str] = (-math.inf, "")  # when no connection could be made, and why
+        self.turn = asyncio.Semaphore(1)
+
+    async def look(
+        self, tenant_id: str, statements: Sequence[PreparedStatement], parameters: Mapping[str, Any]
+    ) -> list[Cursor]:
+        """What each statement finds of the tenant's rows, all at one moment, on one way to the server and back. Raises what
+        SQLAlchemy would."""
+        connection = reused = self._connection
+        try:
+            connection = connection or await self._connect()
+            self._connection = None  # until it has answered nobody knows what it is in the middle of
+            found = await _ask(connection, tenant_id, statements, parameters)
+            self._connection = connection
+            return found
+        except psycopg.Error as error:
+            if reused is None or not reused.broken:
+                raise as_sqlalchemy(error, statements, gone=True) from error
+        finally:
+            if connection is not None and self._connection is None:
+                await connection.close()
+        return await self.look(tenant_id, statements, parameters)  # the server had closed it while nobody asked
+
+    async def _connect(self) -> psycopg.AsyncConnection[Any]:
+        loop, (when, why) = asyncio.get_running_loop(), self._away
+        if loop.time() < when + _AWAY_SECONDS:
+            raise psycopg.OperationalError(why)
+        try:
+            return await psycopg.AsyncConnection.connect(self._url, autocommit=True, row_factory=namedtuple_row, **CONNECT)
+        except psycopg.OperationalError as error:
+            self._away = loop.time(), str(error)
+            raise
+
+    async def close(self) -> None:
+        """Hang up; whoever asks later opens it again."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+
+async def _ask(
+    connection: psycopg.AsyncConnection[Any],
+    tenant_id: str,
+    statements: Sequence[PreparedStatement],
+    parameters: Mapping[str, Any],
+) -> list[Cursor]:
+    async with connection.pipeline():
+        await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        await NAME_TENANT.ask(connection, {"tenant": tenant_id})
+        found = [await statement.ask(connection, parameters) for statement in statements]
+        await connection.execute("COMMIT")
+    return found

@@ -1,0 +1,98 @@
+"""Row-level security, made from the tables themselves: a table of tenants' rows cannot be forgotten. Knows no rooms.
+
+A table belongs to tenants if it has a `tenant_id`, or a reference that is never null to a table that does (through that table's
+own policy). The app role sees and writes the rows of the tenant that its transaction names in `motet.tenant`, and none where
+it names nobody. The system role sees all. FORCE: the tables' owner is bound too.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+
+from sqlalchemy import Connection, MetaData, Table, text
+
+from service.database.roles import APP, SYSTEM
+
+_TENANT = "(SELECT current_setting('motet.tenant', true))"
+# what the app role may do with tables that are nobody's; with all others that are nobody's, nothing
+_SHARED: Mapping[str, str] = {
+    "base_models": "SELECT",
+    "nodes": "SELECT, UPDATE (desired_version)",
+    "plan_requests": "SELECT, INSERT",
+}
+# of tenants' tables, where it is not everything
+_NARROWER: Mapping[str, str | None] = {"tenants": "SELECT", "api_keys": None, "audit_entries": "SELECT, INSERT"}
+_EVERYTHING = "SELECT, INSERT, UPDATE, DELETE"
+_MARK = "alembic_version"  # its comment says which protection the tables have
+
+
+def tenant_tables(metadata: MetaData) -> dict[str, str]:
+    """Every table of tenants' rows, with the SQL condition that its rows are of the transaction's tenant."""
+    found: dict[str, str] = {"tenants": f"id = {_TENANT}"}
+    for table in metadata.sorted_tables:  # a table comes after those it refers to
+        condition = _own(table) or _through(table, found)
+        if condition is not None:
+            found.setdefault(table.name, condition)
+    return found
+
+
+def protect(connection: Connection, metadata: MetaData) -> None:
+    """Give every table its policies and both roles their rights, in the connection's transaction. Again does nothing."""
+    statements = list(_statements(metadata))
+    mark = "protection " + hashlib.sha256("\n".join(statements).encode()).hexdigest()[:16]
+    if _mark_of(connection) == mark and not unprotected(connection, metadata):
+        return
+    for statement in statements:
+        connection.execute(text(statement))
+    connection.execute(text(f"COMMENT ON TABLE {_MARK} IS '{mark}'"))
+
+
+def unprotected(connection: Connection, metadata: MetaData) -> list[str]:
+    """Tenants' tables that the database has and does not guard: there must be none."""
+    asked = "SELECT relname FROM pg_class WHERE relkind = 'r' AND NOT (relrowsecurity AND relforcerowsecurity)"
+    open_ones = set(connection.scalars(text(f"{asked} AND relnamespace = 'public'::regnamespace")))
+    return sorted(open_ones & set(tenant_tables(metadata)))
+
+
+def rights_of_app(table: Table, metadata: MetaData) -> str | None:
+    """What the app role may do with the table, as GRANT says it; None for nothing."""
+    if table.name in tenant_tables(metadata):
+        return _NARROWER.get(table.name, _EVERYTHING)
+    return _SHARED.get(table.name)
+
+
+def _own(table: Table) -> str | None:
+    return f"tenant_id = {_TENANT}" if "tenant_id" in table.columns else None
+
+
+def _through(table: Table, found: Mapping[str, str]) -> str | None:
+    for key in sorted(table.foreign_keys, key=lambda key: key.parent.name):
+        if key.column.table.name in found and not key.parent.nullable:
+            parent, column = key.column.table.name, key.column.name
+            return f"EXISTS (SELECT FROM {parent} owner WHERE owner.{column} = {table.name}.{key.parent.name})"
+    return None
+
+
+def _statements(metadata: MetaData) -> Iterator[str]:
+    owned = tenant_tables(metadata)
+    yield f"GRANT USAGE ON SCHEMA public TO {APP}, {SYSTEM}"
+    yield f"GRANT SELECT ON {_MARK} TO {APP}, {SYSTEM}"
+    for table in metadata.sorted_tables:
+        name = table.name
+        yield f"REVOKE ALL ON {name} FROM PUBLIC, {APP}, {SYSTEM}"
+        yield f"GRANT {_EVERYTHING} ON {name} TO {SYSTEM}"
+        rights = rights_of_app(table, metadata)
+        if rights is not None:
+            yield f"GRANT {rights} ON {name} TO {APP}"
+        if name in owned:
+            condition = owned[name]
+            yield f"ALTER TABLE {name} ENABLE ROW LEVEL SECURITY"
+            yield f"ALTER TABLE {name} FORCE ROW LEVEL SECURITY"
+            yield f"DROP POLICY IF EXISTS of_tenant ON {name}"
+            yield f"DROP POLICY IF EXISTS of_system ON {name}"
+            yield f"CREATE POLICY of_tenant ON {name} TO {APP} USING ({condition}) WITH CHECK ({condition})"
+            yield f"CREATE POLICY of_system ON {name} TO {SYSTEM} USING (true) WITH CHECK (true)"
+    yield f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {APP}, {SYSTEM}"
+
+
+def _mark_of(connection: Connection) -> str | None:
+    return connection.scalar(text(f"SELECT obj_description('{_MARK}'::regclass)"))

@@ -1,0 +1,109 @@
+"""A base model's chat template, written in Jinja's sandbox: it may read the messages and nothing else.
+
+Has the words that templates on the Hub use (tojson, raise_exception, strftime_now, generation, break and continue), as
+transformers gives them to the same template when a worker trains. Knows no tokenizer.
+"""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import jinja2.ext
+import jinja2.nodes
+from jinja2.exceptions import SecurityError
+from jinja2.exceptions import TemplateError as JinjaError
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from contract.row_encoding import TEMPLATE_FAULTS, Messages, TemplateError
+
+
+class Template:
+    """Written by the owner of the model, and trusted with nothing. `words`: the special tokens, which it may name."""
+
+    def __init__(self, source: str, words: Mapping[str, str]) -> None:
+        """Raises TemplateError for one that Jinja cannot read."""
+        self._words = dict(words)
+        try:
+            self._template = _environment().from_string(source)
+        except (JinjaError, *TEMPLATE_FAULTS) as error:
+            raise TemplateError.of(error) from None
+
+    def write(self, messages: Messages, add_generation_prompt: bool) -> str:
+        """The conversation as text. Raises TemplateError."""
+        given = [dict(message) for message in messages]
+        try:
+            return self._template.render(
+                **self._words, messages=given, tools=None, documents=None, add_generation_prompt=add_generation_prompt
+            )
+        except (JinjaError, *TEMPLATE_FAULTS) as error:
+            raise TemplateError.of(error) from None
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks what is the assistant's; here it stands for what it encloses."""
+
+    tags = {"generation"}  # noqa: RUF012  (Jinja's name for it)
+
+    def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+
+
+class _Names(Namespace):
+    """A namespace without names that lead into Python."""
+
+    def __init__(*args: Any, **given: Any) -> None:  # self may be a name that a template sets
+        made = dict(*args[1:], **given)
+        for name in made:
+            _must_be_plain(name)
+        Namespace.__init__(args[0], made)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _must_be_plain(name)
+        Namespace.__setitem__(self, name, value)
+
+
+class _Dictionary:
+    """`dict`, and no more of it than a template needs."""
+
+    def __call__(self, *given: Any, **named: Any) -> dict[Any, Any]:
+        return dict(*given, **named)
+
+    def fromkeys(self, *given: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*given)
+
+
+def _must_be_plain(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace cannot hold {name!r}")
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    made.filters["tojson"] = _as_json
+    made.globals |= {
+        "raise_exception": _refuse,
+        "strftime_now": _now,
+        "dict": _Dictionary(),
+        "namespace": _Names,
+    }
+    return made
+
+
+def _as_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse(message: str) -> str:
+    raise JinjaError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)

@@ -1,0 +1,137 @@
+"""A data set on its way in: bytes become an object of storage while their lines are judged, in memory for one line and a block.
+
+Knows storage and rows; knows no HTTP and no tenants.
+"""
+
+from dataclasses import dataclass, field
+
+from service.files.row_checks import Format, RowError, check_row
+from service.http.problems import FieldError, Invalid, TooLarge, shown
+from service.settings import Settings
+from service.storage.object_store import Incoming, Stored
+
+MAX_ERRORS = 100
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one file: bytes in all, rows, and bytes of a line."""
+
+    bytes: int
+    rows: int
+    line_bytes: int
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Limits":
+        return cls(settings.max_file_bytes, settings.max_file_rows, settings.max_line_bytes)
+
+
+class FileInvalid(Invalid):
+    """Rows are wrong. The first mistakes are listed by line; `error_count` is how many there are."""
+
+    code, title = "file_invalid", "The file is not a data set"
+
+
+class FileTooLarge(TooLarge):
+    code = "file_too_large"
+
+    @classmethod
+    def bytes(cls, limit: int) -> "FileTooLarge":
+        return cls(f"A file may have at most {limit} bytes; split it.", limit=limit)
+
+    @classmethod
+    def rows(cls, limit: int) -> "FileTooLarge":
+        return cls(f"A file may have at most {limit} rows; split it.", limit=limit)
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A whole file without a mistake in it, in storage."""
+
+    format: Format
+    rows: int
+    stored: Stored
+
+
+@dataclass
+class RowCheck:
+    """Judges a file's lines as its bytes come by."""
+
+    limits: Limits
+    rows: int = 0
+    format: Format | None = None  # of the first row that has one
+    error_count: int = 0
+    errors: list[FieldError] = field(default_factory=list)
+    _rest: bytes = b""
+    _overlong: bool = False  # the line that is coming in is longer than allowed; its rest is skipped
+
+    def feed(self, block: bytes) -> None:
+        """Judge the lines that end in this block. Raises FileTooLarge at the first row beyond the limit."""
+        *lines, rest = block.split(b"\n")
+        if lines:
+            lines[0] = self._rest + lines[0]
+            self._rest = b""
+        for line in lines:
+            self._line(line)
+        self._rest += rest
+        if len(self._rest) > self.limits.line_bytes:
+            self._overlong, self._rest = True, b""
+
+    def finish(self) -> Format:
+        """The file's format. Raises FileInvalid with everything that was wrong."""
+        if self._rest or self._overlong:
+            self._line(self._rest)
+            self._rest = b""
+        if self.rows == 0:
+            raise FileInvalid([FieldError(field="file", code="empty_file", message="holds no rows")], error_count=1)
+        if self.errors:
+            raise FileInvalid(self.errors, error_count=self.error_count)
+        assert self.format is not None  # a row without a format is a mistake
+        return self.format
+
+    def _line(self, line: bytes) -> None:
+        self.rows += 1
+        if self.rows > self.limits.rows:
+            raise FileTooLarge.rows(self.limits.rows)
+        if self._overlong or len(line) > self.limits.line_bytes:
+            self._overlong = False
+            message = f"has more than {self.limits.line_bytes} bytes, the limit of a line"
+            self._note([RowError(None, "line_too_long", message)])
+            return
+        format, errors = check_row(line)
+        if format is not None and self.format is None:
+            self.format = format
+        if format is not None and format != self.format:
+            message = f"is a {format} row, but the file began with {self.format} rows; a file has one format"
+            errors.append(RowError(None, "mixed_formats", message))
+        self._note(errors)
+
+    def _note(self, errors: list[RowError]) -> None:
+        self.error_count += len(errors)
+        for error in errors[: MAX_ERRORS - len(self.errors)]:
+            path = None if error.path is None else shown(error.path)
+            self.errors.append(FieldError(line=self.rows, field=path, code=error.code, message=error.message))
+
+
+class Intake:
+    """One upload. Leave it without `finish` and nothing of it stays."""
+
+    def __init__(self, incoming: Incoming, limits: Limits) -> None:
+        self._incoming, self._check, self._limits = incoming, RowCheck(limits), limits
+        self._bytes = 0
+
+    def feed(self, block: bytes) -> None:
+        """Take the next bytes. Raises FileTooLarge beyond the limit of bytes or rows."""
+        self._bytes += len(block)
+        if self._bytes > self._limits.bytes:
+            raise FileTooLarge.bytes(self._limits.bytes)
+        self._incoming.write(block)
+        self._check.feed(block)
+
+    def finish(self) -> DataSet:
+        """The data set, now an object of storage. Raises FileInvalid."""
+        format = self._check.finish()
+        return DataSet(format, self._check.rows, self._incoming.commit())
+
+    def abandon(self) -> None:
+        self._incoming.abandon()

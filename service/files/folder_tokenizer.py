@@ -1,0 +1,169 @@
+"""A base model's tokenizer as the service reads it from the model's folder: tokenizer.json and what its neighbours say of it.
+
+A worker reads the same folder with transformers. Knows no rows and loads no weights.
+"""
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from contract.row_encoding import Messages, Offsets, RowReader, TemplateError, TokenizerError
+from service.files.chat_template import Template
+
+_TOKENIZER, _CONFIG, _SPECIAL, _TEMPLATE = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_KEPT = 4  # tokenizers in memory; a large one takes 100 MB
+
+
+class FolderTokenizer:
+    """A contract.row_encoding.Tokenizer of a base model's folder. Any thread may use it."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises TokenizerError."""
+        try:
+            said = _read(folder / _SPECIAL) | _read(folder / _CONFIG)
+            source = (folder / _TOKENIZER).read_text()
+            template = _template_of(folder, said)
+        except (OSError, ValueError) as error:
+            raise TokenizerError(f"the base model's tokenizer cannot be read: {error}") from None
+        try:
+            self._tokenizer = Tokenizer.from_str(source)
+        except Exception as error:  # noqa: BLE001  (the library raises nothing narrower)
+            raise TokenizerError(f"the base model's {_TOKENIZER} cannot be read: {error}") from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = bool(said.get("split_special_tokens", False))
+        known = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
+        self._tokenizer.add_special_tokens([token for token in _special(said) if token.content not in known])
+        self._words = {name: _text(said[name]) for name in _NAMED if said.get(name) is not None}
+        self._begins: bool | None = said.get("add_bos_token")
+        self._source = template
+
+    @property
+    def end(self) -> int | None:
+        return self._id("eos_token")
+
+    @cached_property
+    def lead(self) -> list[int]:
+        begin = self._id("bos_token")
+        if begin is None:
+            return []
+        begins = self._tokenizer.encode("").ids[:1] == [begin] if self._begins is None else self._begins
+        return [begin] if begins else []
+
+    def ids(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def spans(self, texts: list[str]) -> Iterator[tuple[list[int], Offsets]]:
+        for text in texts:
+            encoded = self._tokenizer.encode(text, add_special_tokens=False)
+            yield encoded.ids, encoded.offsets
+
+    def chat(self, messages: Messages, add_generation_prompt: bool) -> str:
+        return self._template.write(messages, add_generation_prompt)
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token. A character of several tokens stands with the last of them."""
+        stream = DecodeStream(skip_special_tokens=False)
+        pieces = [stream.step(self._tokenizer, id) for id in ids]
+        if pieces and pieces[-1] is None:
+            pieces[-1] = "\N{REPLACEMENT CHARACTER}"  # the row was cut within a character
+        return [piece or "" for piece in pieces]
+
+    @cached_property
+    def _template(self) -> Template:
+        if self._source is None:
+            raise TemplateError.missing()
+        return Template(self._source, self._words)
+
+    def _id(self, name: str) -> int | None:
+        word = self._words.get(name)
+        return None if word is None else self._tokenizer.token_to_id(word)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A base model's tokenizer, and the reader of rows with it."""
+
+    tokenizer: FolderTokenizer
+    reader: RowReader
+
+
+class Tokenizers:
+    """The tokenizers that were asked for last, read anew when their files change. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[tuple[object, ...], Loaded] = OrderedDict()
+
+    def of(self, source: str) -> Loaded:
+        """That of the model in this folder. Raises TokenizerError."""
+        folder = Path(source)
+        key = (source, *map(_mark, (folder / name for name in (_TOKENIZER, _CONFIG, _SPECIAL, _TEMPLATE))))
+        with self._lock:  # reading a large one takes a second; two at once would take two
+            found = self._known.get(key)
+            if found is None:
+                tokenizer = FolderTokenizer(folder)
+                found = self._known[key] = Loaded(tokenizer, RowReader(tokenizer))
+            self._known.move_to_end(key)
+            while len(self._known) > _KEPT:
+                self._known.popitem(last=False)
+            return found
+
+
+def _mark(path: Path) -> tuple[int, int] | None:
+    """What changes when the file does."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What the JSON object in a file says (null says nothing), nothing where there is no file."""
+    if not path.is_file():
+        return {}
+    held = json.loads(path.read_text())
+    if not isinstance(held, dict):
+        raise ValueError(f"{path.name} holds no JSON object")
+    return {name: value for name, value in held.items() if value is not None}
+
+
+def _template_of(folder: Path, said: Mapping[str, Any]) -> str | None:
+    """The template of plain conversations: a file of its own, or within the configuration, by itself or among others."""
+    if (folder / _TEMPLATE).is_file():
+        return (folder / _TEMPLATE).read_text()
+    found = said.get("chat_template")
+    if isinstance(found, list):
+        found = next((one.get("template") for one in found if isinstance(one, dict) and one.get("name") == "default"), None)
+    return found if isinstance(found, str) else None
+
+
+def _special(said: Mapping[str, Any]) -> Iterator[AddedToken]:
+    """The tokens that are never split, whatever surrounds them."""
+    more = said.get("extra_special_tokens") or said.get("additional_special_tokens") or []
+    for token in (*(said.get(name) for name in _NAMED), *(more.values() if isinstance(more, dict) else more)):
+        if isinstance(token, dict):
+            how = {name: bool(token[name]) for name in ("lstrip", "rstrip", "normalized", "single_word") if name in token}
+            yield AddedToken(_text(token), special=True, **how)
+        elif isinstance(token, str):
+            yield AddedToken(token, special=True, normalized=False)
+
+
+def _text(token: object) -> str:
+    """A token as the configuration writes it: text, or an object that holds it."""
+    return str(token.get("content", "")) if isinstance(token, dict) else str(token)

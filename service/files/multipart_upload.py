@@ -1,0 +1,182 @@
+"""An upload as it comes in: multipart parts are split while they arrive, and the file's bytes go straight to the intake.
+
+Knows no rows of a data set and no database.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+from python_multipart.exceptions import MultipartParseError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.concurrency import run_in_threadpool
+
+from service.app_state import Config, Store
+from service.database.engine import Database
+from service.files.dataset_intake import FileTooLarge, Intake, Limits
+from service.http.problems import BadRequest, invalid_field, shown
+from service.http.request_bodies import blocks
+from service.tenants.api_keys import Principal
+from service.tenants.authentication import Db, Writer
+from service.tenants.quotas import admit_bytes
+
+MAX_NAME = 255
+_MAX_HEADER = 8192  # bytes of one header of a part
+_OVERHEAD = 2**16  # bytes of a body that are not the file's: boundaries, part headers, the name
+
+
+class NotMultipart(BadRequest):
+    code = "not_multipart"
+
+
+@dataclass
+class Upload:
+    """A file that has come in whole and is not judged yet, and the texts that came with it."""
+
+    intake: Intake
+    name: str
+    texts: Mapping[str, str]
+
+
+class Parts:
+    """The multipart body's state: which part is coming in, and what the parts held. `feed` may be called from any thread.
+
+    `known` names the parts there may be beside the file.
+    """
+
+    def __init__(self, boundary: bytes, intake: Intake, known: Sequence[str]) -> None:
+        self.intake = intake
+        self.seen: set[str] = set()
+        self.filename: str | None = None
+        self.complete = False
+        self._known = known
+        self._texts: dict[str, bytearray] = {}
+        self._part = ""
+        self._header, self._value = bytearray(), bytearray()
+        self._disposition: bytes = b""
+        self._parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._part_begins,
+                "on_header_field": self._header_comes,
+                "on_header_value": self._value_comes,
+                "on_header_end": self._header_ends,
+                "on_headers_finished": self._headers_end,
+                "on_part_data": self._data,
+                "on_end": self._ends,
+            },
+        )
+
+    def feed(self, block: bytes) -> None:
+        try:
+            self._parser.write(block)
+        except MultipartParseError as error:
+            raise NotMultipart(f"The multipart body is broken: {error}.") from None
+
+    def texts(self) -> dict[str, str]:
+        """What the parts beside the file say. Raises Invalid."""
+        return {part: _decoded(part, bytes(held)) for part, held in self._texts.items()}
+
+    def _part_begins(self) -> None:
+        self._disposition = b""
+
+    def _header_comes(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+        self._bound_header()
+
+    def _value_comes(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+        self._bound_header()
+
+    def _bound_header(self) -> None:
+        if len(self._header) + len(self._value) > _MAX_HEADER:
+            raise NotMultipart(f"A part has a header of more than {_MAX_HEADER} bytes.")
+
+    def _header_ends(self) -> None:
+        if self._header.lower() == b"content-disposition":
+            self._disposition = bytes(self._value)
+        self._header.clear()
+        self._value.clear()
+
+    def _headers_end(self) -> None:
+        _, options = parse_options_header(self._disposition)
+        self._part = options.get(b"name", b"").decode(errors="backslashreplace")
+        if self._part != "file" and self._part not in self._known:
+            message = f"is not a part of an upload: {', '.join(('file', *self._known))} are"
+            raise invalid_field(shown(self._part) or "(unnamed part)", "unknown_field", message)
+        if self._part in self.seen:
+            raise invalid_field(self._part, "repeated", "was sent twice; upload one file at a time")
+        self.seen.add(self._part)
+        if self._part != "file":
+            self._texts[self._part] = bytearray()
+        elif b"filename" in options:
+            self.filename = options[b"filename"].decode(errors="replace")
+
+    def _data(self, data: bytes, start: int, end: int) -> None:
+        if self._part == "file":
+            self.intake.feed(data[start:end])
+            return
+        held = self._texts[self._part]
+        held += data[start:end]
+        if len(held) > 4 * MAX_NAME:  # UTF-8 has up to four bytes a character
+            raise invalid_field(self._part, "too_long", f"has more than {MAX_NAME} characters")
+
+    def _ends(self) -> None:
+        self.complete = True
+
+
+def receiving(*known: str) -> Callable[..., AsyncIterator[Upload]]:
+    """A dependency that takes an upload with these parts beside the file. What was written of it goes away again unless the
+    route finishes the intake."""
+
+    async def received(request: Request, writer: Writer, settings: Config, storage: Store, db: Db) -> AsyncIterator[Upload]:
+        limits = Limits.of(settings)
+        await run_in_threadpool(_must_have_room, db, writer)
+        refusal = FileTooLarge.bytes(limits.bytes)
+        boundary = _boundary(request)
+        parts = Parts(boundary, Intake(await run_in_threadpool(storage.receive), limits), known)
+        try:
+            async for block in blocks(request, limits.bytes + _OVERHEAD, refusal):
+                await run_in_threadpool(parts.feed, block)
+            if not parts.complete:
+                raise NotMultipart("The multipart body ends before its last boundary.")
+            if "file" not in parts.seen:
+                raise invalid_field("file", "missing", "is required: the data set, as a part called file")
+            texts = parts.texts()
+            name = texts.get("name", parts.filename or "data.jsonl")
+            yield Upload(parts.intake, _sane(name), texts)
+        finally:
+            await run_in_threadpool(parts.intake.abandon)
+
+    return received
+
+
+def _must_have_room(db: Database, writer: Principal) -> None:
+    """Raise QuotaExceeded before a byte is read, where not even an empty file could be kept. How large it is shows later."""
+    with db.begin() as session:
+        admit_bytes(session, writer, 1)
+
+
+Received = Annotated[Upload, Depends(receiving("name"))]
+
+
+def _boundary(request: Request) -> bytes:
+    kind, options = parse_options_header(request.headers.get("content-type"))
+    if kind != b"multipart/form-data" or not options.get(b"boundary"):
+        raise NotMultipart("An upload is multipart/form-data with a part called file: curl -F file=@train.jsonl ...")
+    return options[b"boundary"]
+
+
+def _decoded(part: str, held: bytes) -> str:
+    try:
+        return held.decode()
+    except UnicodeDecodeError:
+        raise invalid_field(part, "not_utf8", "is not UTF-8") from None
+
+
+def _sane(name: str) -> str:
+    name = name.strip()
+    if not name or len(name) > MAX_NAME or not name.isprintable():
+        raise invalid_field("name", "bad_name", f"must have 1 to {MAX_NAME} printable characters")
+    return name

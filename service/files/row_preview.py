@@ -1,0 +1,173 @@
+"""Rows of a file as a task would train on them: tokens, their text, which of them are learned, what is cut. Stores nothing.
+
+The tokens and the mask come from contract.row_encoding, which is what a worker trains by.
+"""
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+from sqlalchemy.orm import Session
+
+from contract.row_encoding import RowError, TemplateError, TokenizerError, Tokens, cut, learns
+from contract.strict import Strict
+from contract.task_spec import Name, Objective, Training
+from service.files.folder_tokenizer import Loaded, Tokenizers
+from service.files.models import File
+from service.http.downloads import ObjectLost
+from service.http.problems import FieldError, invalid_field
+from service.storage.object_store import ObjectMissing, Storage
+from service.tasks.submission import spec_checks
+from service.tenants.api_keys import Principal
+
+MAX_ROWS = 20
+SHOWN_TOKENS = 4096  # of a sequence
+_READ_BYTES = 4 * 2**20  # that one preview turns into tokens; a conversation is written once for each of its turns
+
+
+class PreviewRequest(Strict):
+    """Which rows, and how a task would read them. The names are those of a task's spec."""
+
+    file_id: Name
+    base_model: Name
+    objective: Objective = Objective()
+    max_seq_len: Annotated[int, Field(ge=8, le=131072, strict=True)] = Training().max_seq_len
+    first_line: Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)] = 1
+    rows: Annotated[int, Field(ge=1, le=MAX_ROWS, strict=True)] = 5
+
+
+class PreviewSequence(BaseModel):
+    """What the model reads. `tokens`, `pieces` and `learned` have one entry a token."""
+
+    answer: Literal["chosen", "rejected"] | None = Field(description="Of a preference row, which has one sequence for each")
+    length: int = Field(description="Tokens before the cut")
+    trained: int = Field(description="Tokens that are left of it")
+    labels: int = Field(description="Tokens that are learned, after the cut")
+    truncated: bool
+    tokens: list[int] = Field(description=f"Ids, after the cut; the first {SHOWN_TOKENS} of them")
+    pieces: list[str] = Field(description="The text of each token; a character of several tokens stands with the last of them")
+    learned: list[bool] = Field(description="The loss mask: whether the token is a label, predicted from those before it")
+
+
+class PreviewRow(BaseModel):
+    """One row. One with a problem may have no sequences."""
+
+    line: int
+    sequences: list[PreviewSequence]
+    problem: FieldError | None
+
+
+class PreviewResource(BaseModel):
+    """Rows as a task would train on them."""
+
+    object: Literal["preview"] = "preview"
+    file_id: str
+    base_model: str
+    revision: str
+    max_seq_len: int
+    rows: list[PreviewRow]
+    truncated: int = Field(description="How many of these rows are cut")
+    skipped: int = Field(description="How many of them have nothing left to learn, and are left out of training")
+
+
+def find(session: Session, principal: Principal, asked: PreviewRequest) -> tuple[File, str, str]:
+    """The caller's file, and the model's folder and revision. Raises SpecRefused with everything that does not fit."""
+    file, model = spec_checks.for_preview(
+        session, principal, asked.file_id, asked.base_model, asked.objective, asked.max_seq_len
+    )
+    return file, model.source, model.revision
+
+
+def preview(
+    storage: Storage, tokenizers: Tokenizers, asked: PreviewRequest, file: File, source: str, revision: str
+) -> PreviewResource:
+    """Needs no database. Raises Invalid where the model's tokenizer cannot read rows, ObjectLost."""
+    try:
+        loaded = tokenizers.of(source)
+    except TokenizerError as error:
+        raise invalid_field("base_model", "tokenizer_unusable", f"{error}; ask an admin") from None
+    try:
+        lines = list(_lines(storage, file.sha256, asked.first_line, asked.rows))
+    except ObjectMissing:
+        raise ObjectLost("The file is missing from storage; upload it again.") from None
+    rows = list(_rows(lines, loaded, asked))
+    if not rows:
+        raise invalid_field("first_line", "beyond_rows", f"is {asked.first_line}, but the file has {file.rows} rows")
+    return PreviewResource(
+        file_id=file.id,
+        base_model=asked.base_model,
+        revision=revision,
+        max_seq_len=asked.max_seq_len,
+        rows=rows,
+        truncated=sum(any(sequence.truncated for sequence in row.sequences) for row in rows),
+        skipped=sum(row.problem is not None and row.problem.code == "nothing_to_learn" for row in rows),
+    )
+
+
+def _lines(storage: Storage, sha256: str, first: int, count: int) -> Iterator[tuple[int, bytes]]:
+    with storage.open(sha256) as file:
+        yield from islice(enumerate(file, 1), first - 1, first - 1 + count)
+
+
+def _rows(lines: list[tuple[int, bytes]], loaded: Loaded, asked: PreviewRequest) -> Iterator[PreviewRow]:
+    left = _READ_BYTES
+    for number, line in lines:
+        row = json.loads(line)
+        cost = _cost(row, line)
+        if cost > left:
+            message = f"is left out: a preview reads {_READ_BYTES} bytes, a conversation's once for each turn of the assistant"
+            yield _refused(number, "preview_too_large", None, message)
+            continue
+        left -= cost
+        yield _row(number, row, loaded, asked)
+
+
+def _row(number: int, row: dict[str, Any], loaded: Loaded, asked: PreviewRequest) -> PreviewRow:
+    try:
+        (whole,) = loaded.reader.read([row], asked.objective)
+    except TemplateError as error:
+        return _refused(number, "template_failed", "messages" if "messages" in row else "input.messages", str(error))
+    except RowError as error:
+        return _refused(number, "row_unusable", None, str(error))
+    shorter, _ = cut(whole, asked.max_seq_len)
+    names: tuple[Literal["chosen", "rejected"] | None, ...] = ("chosen", "rejected") if len(whole) == 2 else (None,)
+    sequences = [_sequence(*of, loaded) for of in zip(names, whole, shorter, strict=True)]
+    return PreviewRow(line=number, sequences=sequences, problem=_problem(number, whole, shorter, asked.max_seq_len))
+
+
+def _sequence(answer: Literal["chosen", "rejected"] | None, whole: Tokens, left: Tokens, loaded: Loaded) -> PreviewSequence:
+    shown = left.ids[:SHOWN_TOKENS]
+    return PreviewSequence(
+        answer=answer,
+        length=len(whole.ids),
+        trained=len(left.ids),
+        labels=left.labels,
+        truncated=len(left.ids) < len(whole.ids),
+        tokens=shown,
+        pieces=loaded.tokenizer.pieces(shown),
+        learned=left.learned[:SHOWN_TOKENS],
+    )
+
+
+def _problem(number: int, whole: tuple[Tokens, ...], left: tuple[Tokens, ...], most: int) -> FieldError | None:
+    longest = max(len(tokens.ids) for tokens in whole)
+    if not learns(left):
+        cause = f"its first {most} tokens of {longest} hold no label" if learns(whole) else "it holds no label"
+        message = f"is left out of training: {cause}"
+        return FieldError(line=number, field="max_seq_len", code="nothing_to_learn", message=message)
+    if longest > most:
+        message = f"has {longest} tokens and is cut to {most}; raise training.max_seq_len to keep it whole"
+        return FieldError(line=number, field="max_seq_len", code="row_truncated", message=message)
+    return None
+
+
+def _refused(number: int, code: str, field: str | None, message: str) -> PreviewRow:
+    return PreviewRow(line=number, sequences=[], problem=FieldError(line=number, field=field, code=code, message=message))
+
+
+def _cost(row: dict[str, Any], line: bytes) -> int:
+    """Bytes of text that the row's tokens are made from."""
+    turns = sum(message.get("role") == "assistant" for message in row.get("messages", ()))
+    return len(line) * max(1, turns)

@@ -1,0 +1,195 @@
+"""Base models for everyone; models, nodes and plans for admins."""
+
+from dataclasses import replace
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from contract.strict import Strict
+from contract.wire import Device
+from service.app_state import Works
+from service.database.engine import Database
+from service.fleet import model_catalog, models, node_drain
+from service.http.pagination import Cursor, Limit, Page, page
+from service.http.problems import NotFound, shown
+from service.http.response_schemas import problems
+from service.scheduler.models import Plan
+from service.tenants.authentication import AdminDb, Db, Reader
+
+router = APIRouter(prefix="/v1", responses=problems(401, 403, 422))
+
+ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=128)]
+
+
+class ModelResource(BaseModel):
+    """A base model that tasks may name."""
+
+    object: Literal["model"] = "model"
+    name: str
+    revision: str = Field(description="sha256 over its safetensors files; tasks pin it")
+    architecture: str
+    parameters: int
+    max_position: int = Field(description="Tokens of the longest sequence")
+    created_at: datetime
+
+    @classmethod
+    def of(cls, model: models.BaseModel) -> "ModelResource":
+        return cls.model_validate(model, from_attributes=True)
+
+
+class NewModel(Strict):
+    name: ModelName
+    source: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00]*$")] = Field(
+        description="A folder with config.json, tokenizer.json and *.safetensors, at the same path on every node"
+    )
+
+
+class RunningTask(BaseModel):
+    task_id: str
+    device_indexes: list[int]
+    since: datetime
+
+
+class NodeResource(BaseModel):
+    """A machine of the fleet."""
+
+    object: Literal["node"] = "node"
+    id: str
+    name: str
+    status: str = Field(description="ready, or lost after it missed its heartbeats")
+    devices: list[Device]
+    versions: dict[str, str]
+    tokens_per_second: dict[str, float] = Field(description="Trained on each device, by base model, as measured")
+    running: list[RunningTask]
+    joined_at: datetime
+    heartbeat_at: datetime
+    drained_at: datetime | None = Field(description="Since when it takes nothing new")
+
+
+class Draining(Strict):
+    evict: bool = Field(default=False, description="Its tasks leave too, each once its jobs are safe; left out, they end there")
+
+
+class PlanResource(BaseModel):
+    """One decision of the scheduler, with what it knew."""
+
+    object: Literal["plan"] = "plan"
+    id: str
+    created_at: datetime
+    requests: int = Field(description="Changes that it answered")
+    method: str = Field(description="start: everything fitted; greedy: by rule; cpsat: by the solver")
+    solver_status: str | None
+    objective: float | None = Field(description="Weighted completion, in weight x seconds, of the tasks the solver saw")
+    bound: float | None = Field(description="No plan for those tasks could cost less")
+    seconds: float
+    problem: dict[str, Any]
+    decision: dict[str, Any]
+    note: str | None
+
+    @classmethod
+    def of(cls, plan: Plan) -> "PlanResource":
+        return cls.model_validate(plan, from_attributes=True)
+
+
+@router.get("/models", tags=["models"], operation_id="list_models", summary="List the base models that tasks may name")
+def list_models(reader: Reader, db: Db) -> Page[ModelResource]:
+    with db.begin() as session:
+        allowed = select(models.BaseModel).where(models.BaseModel.enabled).order_by(models.BaseModel.name)
+        return Page(data=[ModelResource.of(model) for model in session.scalars(allowed)], next_cursor=None)
+
+
+@router.get(
+    "/models/{name:path}", tags=["models"], operation_id="get_model", summary="Get a base model", responses=problems(404)
+)
+def get_model(name: str, reader: Reader, db: Db) -> ModelResource:
+    with db.begin() as session:
+        model = session.get(models.BaseModel, name)
+        if model is None or not model.enabled:
+            raise NotFound(f"There is no base model {shown(name)!r}; GET /v1/models lists what there is.")
+        return ModelResource.of(model)
+
+
+@router.post(
+    "/admin/models",
+    tags=["admin"],
+    status_code=201,
+    operation_id="allow_model",
+    summary="Allow a base model",
+    description="Reads and pins the folder's weights. Again for the same name: brings the entry up to date.",
+    responses=problems(409),
+)
+def allow_model(new: NewModel, db: AdminDb) -> ModelResource:
+    found = model_catalog.read_folder(new.name, new.source)
+    with db.begin() as session:
+        return ModelResource.of(model_catalog.allow(session, found))
+
+
+@router.post(
+    "/admin/nodes/{node_id}/drain",
+    tags=["admin"],
+    operation_id="drain_node",
+    summary="Let a node take nothing new",
+    description="It stays drained, through any restart, until it is undrained.",
+    responses=problems(404),
+)
+def drain_node(node_id: str, db: AdminDb, parts: Works, how: Draining | None = None) -> NodeResource:
+    node_drain.drain(replace(parts, db=db), node_id, evict=how is not None and how.evict)
+    return _found(db, node_id)
+
+
+@router.post(
+    "/admin/nodes/{node_id}/undrain",
+    tags=["admin"],
+    operation_id="undrain_node",
+    summary="Let a node take tasks again",
+    responses=problems(404),
+)
+def undrain_node(node_id: str, db: AdminDb, parts: Works) -> NodeResource:
+    node_drain.undrain(replace(parts, db=db), node_id)
+    return _found(db, node_id)
+
+
+@router.get("/admin/nodes", tags=["admin"], operation_id="list_nodes", summary="List the fleet's nodes by name")
+def list_nodes(db: AdminDb) -> Page[NodeResource]:
+    with db.begin() as session:
+        nodes = list(session.scalars(select(models.Node).order_by(func.lower(models.Node.name))))
+        return Page(data=_nodes(session, nodes), next_cursor=None)
+
+
+@router.get("/admin/plans", tags=["admin"], operation_id="list_plans", summary="List the scheduler's plans, the newest first")
+def list_plans(db: AdminDb, cursor: Cursor = None, limit: Limit = 20) -> Page[PlanResource]:
+    with db.begin() as session:
+        return page(session, select(Plan), Plan, cursor, limit, lambda rows: [PlanResource.of(plan) for plan in rows])
+
+
+def _found(db: Database, node_id: str) -> NodeResource:
+    with db.begin() as session:
+        return _nodes(session, [session.get_one(models.Node, node_id)])[0]
+
+
+def _nodes(session: Session, nodes: list[models.Node]) -> list[NodeResource]:
+    ids = [node.id for node in nodes]
+    live = select(models.Placement).where(models.Placement.ended_at.is_(None), models.Placement.node_id.in_(ids))
+    running: dict[str, list[RunningTask]] = {node.id: [] for node in nodes}
+    for one in session.scalars(live):
+        running[one.node_id].append(RunningTask(task_id=one.task_id, device_indexes=one.device_indexes, since=one.created_at))
+    return [_node(node, running[node.id]) for node in nodes]
+
+
+def _node(node: models.Node, running: list[RunningTask]) -> NodeResource:
+    return NodeResource(
+        id=node.id,
+        name=node.name,
+        status=node.status,
+        devices=[Device.model_validate(device) for device in node.devices],
+        versions=node.versions,
+        tokens_per_second=node.tokens_per_second,
+        running=running,
+        joined_at=node.joined_at,
+        heartbeat_at=node.heartbeat_at,
+        drained_at=node.drained_at,
+    )

@@ -1,0 +1,102 @@
+"""Everything a node should run, read from the rows in one snapshot. Knows no HTTP, and changes nothing."""
+
+import logging
+
+from pydantic import ValidationError
+from sqlalchemy import select
+from sqlalchemy.orm import Session, selectinload
+
+from contract import wire
+from contract.adapter_manifest import AdapterManifest
+from contract.search_space import JobConfig
+from contract.states import JOB_TERMINAL, ExitReason, JobStatus
+from contract.task_spec import Schedule, TaskSpec
+from service.adapters.models import Adapter
+from service.database.engine import clock
+from service.files.models import File
+from service.fleet.credentials import placement_token
+from service.fleet.models import BaseModel, Node, Placement
+from service.settings import Settings
+from service.tasks.curves.curve_writer import values_at
+from service.tasks.models import Job, Task
+
+log = logging.getLogger(__name__)
+
+
+def desired_state(session: Session, settings: Settings, node: Node) -> wire.DesiredState:
+    """The node's live placements with all that their executors need. The session's transaction should be repeatable read.
+
+    One whose stored spec cannot be read is left out: the planner sets its task aside.
+    """
+    rows = session.execute(
+        select(Placement, Task)
+        .join(Task, Task.id == Placement.task_id)
+        .where(Placement.node_id == node.id, Placement.ended_at.is_(None))
+        .options(selectinload(Task.jobs))
+        .order_by(Placement.id)
+    ).all()
+    placements = []
+    for placement, task in rows:
+        try:
+            spec = TaskSpec.model_validate(task.spec)
+        except ValidationError as error:
+            log.error("task %s has a spec that cannot be read: %s", task.id, error)
+            continue
+        placements.append(_placement(session, settings, placement, task, spec))
+    return wire.DesiredState(version=node.desired_version, placements=placements)
+
+
+def _placement(session: Session, settings: Settings, placement: Placement, task: Task, spec: TaskSpec) -> wire.Placement:
+    base = session.get_one(BaseModel, task.base_model)
+    left = (placement.lease_until - clock(session)).total_seconds()
+    return wire.Placement(
+        placement_id=placement.id,
+        fence=placement.fence,
+        token=placement_token(settings, placement.id, placement.fence),
+        lease_seconds=max(0.0, left),
+        task_id=task.id,
+        device_indexes=placement.device_indexes,
+        base=wire.BaseModelRef(name=base.name, source=base.source, revision=task.base_revision, precision=spec.precision),
+        train_file=_file(session, task.train_file_id),
+        validation_file=_file(session, task.validation_file_id) if task.validation_file_id else None,
+        spec=spec,
+        jobs=[_job(session, spec, task, job) for job in task.jobs],
+        base_val_loss=task.base_val_loss,
+        warm_start=warm_start(session, task),
+        next_seq=placement.last_seq + 1,
+        leave=placement.leaving is not None,
+        request_id=task.request_id,
+    )
+
+
+def warm_start(session: Session, task: Task) -> wire.WarmStartRef | None:
+    """The adapter that the task starts from, which stays its tenant's own; None also where it is there no more."""
+    wanted = TaskSpec.model_validate(task.spec).warm_start
+    adapter = session.get(Adapter, wanted.adapter_id) if wanted is not None else None
+    if adapter is None or adapter.tenant_id != task.tenant_id:
+        return None
+    files = AdapterManifest.model_validate(adapter.manifest).files
+    return wire.WarmStartRef(adapter_id=adapter.id, files=files)
+
+
+def _file(session: Session, file_id: str) -> wire.FileRef:
+    file = session.get_one(File, file_id)
+    return wire.FileRef(file_id=file.id, sha256=file.sha256, rows=file.rows)
+
+
+def _job(session: Session, spec: TaskSpec, task: Task, job: Job) -> wire.JobAssignment:
+    ended, config = job.status in JOB_TERMINAL, JobConfig.model_validate(job.config)
+    rungs: list[float] = []
+    if ended and spec.early_exit.policy == "asha" and task.train_rows:
+        rungs = values_at(session, job.id, "val_loss", Schedule.of(spec, config, task.train_rows).rungs)
+    return wire.JobAssignment(
+        job_id=job.id,
+        index=job.index,
+        config=config,
+        status=JobStatus(job.status),
+        exit_reason=ExitReason(job.exit_reason) if job.exit_reason else None,
+        warmup_val_loss=job.warmup_val_loss,
+        rung_losses=rungs,
+        promoted=job.promoted,
+        checkpoint=wire.CheckpointRef.model_validate(job.checkpoint) if job.checkpoint and not ended else None,
+    )

@@ -1,0 +1,50 @@
+"""Draining: a node that takes nothing new, and if asked gives back what it runs. It stays drained through any new boot."""
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from contract.states import RequeueReason
+from service.background.dependencies import Dependencies
+from service.database.engine import clock
+from service.fleet.models import Node, Placement
+from service.fleet.placements import ask_to_leave, lock_placement
+from service.http.problems import NotFound, shown
+from service.scheduler.state.plan_requests import request_plan
+
+
+def drain(parts: Dependencies, node_id: str, evict: bool) -> None:
+    """Let the node take nothing new; with `evict` its tasks leave too, each once its jobs are safe. Raises NotFound.
+
+    Draining twice is draining once.
+    """
+    with parts.db.begin() as session:
+        node = _locked(session, node_id)
+        if node.drained_at is None:
+            node.drained_at = clock(session)
+            request_plan(session, parts.queue, "node_drained")
+        name = node.name
+        live = select(Placement.id).where(
+            Placement.node_id == node_id, Placement.ended_at.is_(None), Placement.leaving.is_(None)
+        )
+        left = list(session.scalars(live)) if evict else []
+    for placement_id in left:
+        with parts.db.begin() as session:
+            found = lock_placement(session, placement_id)
+            if found is not None and found[1].ended_at is None and found[1].leaving is None:
+                ask_to_leave(session, parts, *found, RequeueReason.NODE_DRAINED, f"node {name} is being drained")
+
+
+def undrain(parts: Dependencies, node_id: str) -> None:
+    """Let the node take tasks again. Raises NotFound."""
+    with parts.db.begin() as session:
+        node = _locked(session, node_id)
+        if node.drained_at is not None:
+            node.drained_at = None
+            request_plan(session, parts.queue, "node_undrained")
+
+
+def _locked(session: Session, node_id: str) -> Node:
+    node = session.get(Node, node_id, with_for_update=True)
+    if node is None:
+        raise NotFound(f"There is no node {shown(node_id)!r}; GET /v1/admin/nodes lists what there is.")
+    return node

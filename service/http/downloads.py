@@ -1,0 +1,92 @@
+"""An object of storage as a response: its sha256 is its ETag and its Content-Digest, and one byte range may be asked for.
+
+Streams in blocks; holds no database connection. Knows neither files nor adapters.
+"""
+
+import base64
+import re
+from collections.abc import Iterator
+from typing import BinaryIO
+from urllib.parse import quote
+
+from fastapi import Request
+from fastapi.responses import Response, StreamingResponse
+
+from service.http.problems import Problem
+from service.storage.object_store import BLOCK, ObjectMissing, Storage
+
+_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+
+
+class RangeOutside(Problem):
+    status, code, title = 416, "range_outside", "The range lies outside the object"
+
+
+class ObjectLost(Problem):
+    status, code, title = 500, "object_lost", "Storage does not hold what the database refers to"
+
+
+def send_object(request: Request, storage: Storage, sha256: str, filename: str, media_type: str) -> Response:
+    """The whole object, or 304 if the caller has it, or the range it asks for."""
+    etag = f'"{sha256}"'
+    headers = {"ETag": etag, "Accept-Ranges": "bytes", "Cache-Control": "private, no-cache"}
+    if matches(request.headers.get("if-none-match"), etag):
+        return Response(status_code=304, headers=headers)
+    try:
+        size, source = storage.size(sha256), storage.open(sha256)
+    except ObjectMissing:
+        raise ObjectLost("The bytes are missing from storage; please report this.") from None
+    headers |= {"Content-Disposition": attachment(filename), "Content-Digest": digest(sha256)}
+    try:
+        wanted = _range(request, etag, size)
+    except RangeOutside:
+        source.close()
+        raise
+    if wanted is None:
+        headers["Content-Length"] = str(size)
+        return StreamingResponse(_blocks(source, 0, size), 200, headers, media_type)
+    first, last = wanted
+    headers |= {"Content-Range": f"bytes {first}-{last}/{size}", "Content-Length": str(last - first + 1)}
+    del headers["Content-Digest"]  # it would have to be the part's
+    return StreamingResponse(_blocks(source, first, last - first + 1), 206, headers, media_type)
+
+
+def matches(header: str | None, etag: str) -> bool:
+    """Whether an If-None-Match header names this entity tag (weak comparison)."""
+    if header is None:
+        return False
+    tags = [tag.strip().removeprefix("W/") for tag in header.split(",")]
+    return "*" in tags or etag.removeprefix("W/") in tags
+
+
+def attachment(filename: str) -> str:
+    return f"attachment; filename*=UTF-8''{quote(filename, safe='')}"
+
+
+def digest(sha256: str) -> str:
+    """RFC 9530's Content-Digest."""
+    return f"sha-256=:{base64.b64encode(bytes.fromhex(sha256)).decode()}:"
+
+
+def _range(request: Request, etag: str, size: int) -> tuple[int, int] | None:
+    """First and last byte asked for. None, the whole, also where the header is not one plain range or is for another object."""
+    asked = _RANGE.fullmatch(request.headers.get("range", "").strip())
+    condition = request.headers.get("if-range")
+    if asked is None or asked.group() == "bytes=-" or (condition is not None and condition != etag):
+        return None
+    begin, end = asked.groups()
+    if begin == "":
+        first, last = max(0, size - int(end)), size - 1
+    else:
+        first, last = int(begin), min(int(end), size - 1) if end else size - 1
+    if first > last:
+        raise RangeOutside(f"The object has {size} bytes.", headers={"Content-Range": f"bytes */{size}"})
+    return first, last
+
+
+def _blocks(source: BinaryIO, first: int, count: int) -> Iterator[bytes]:
+    with source:
+        source.seek(first)
+        while count > 0 and (block := source.read(min(BLOCK, count))):
+            count -= len(block)
+            yield block

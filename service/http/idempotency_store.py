@@ -1,0 +1,99 @@
+"""Answers kept under Idempotency-Keys, in the very transaction that makes what they tell of: after a crash there are both or
+neither. Knows no HTTP.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from pydantic import BaseModel
+from sqlalchemy import ForeignKey, LargeBinary, String, delete, func, select, update
+from sqlalchemy.dialects.postgresql import JSONB, insert
+from sqlalchemy.orm import Mapped, Session, mapped_column
+
+from service.database.engine import Base, Database, Now, clock, new_id
+from service.http.problems import Conflict, Invalid
+from service.tenants.api_keys import Principal
+from service.tenants.tenant_scope import scoped
+
+KEPT = timedelta(hours=24)
+_ABANDONED = timedelta(seconds=60)  # no request is in hand for so long: its process died
+
+
+class Answer(Base):
+    """What was answered under a key. Without a status the request is still in hand."""
+
+    __tablename__ = "idempotency_keys"
+
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), primary_key=True)
+    key: Mapped[str] = mapped_column(String(255), primary_key=True)
+    fingerprint: Mapped[bytes] = mapped_column(LargeBinary)  # sha256 of method, path and body
+    token: Mapped[str] = mapped_column(String(40))  # of the request that has it in hand
+    claimed_at: Mapped[Now]
+    status: Mapped[int | None]
+    headers: Mapped[dict[str, str] | None] = mapped_column(JSONB(none_as_null=True))
+    body: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
+
+
+class KeyReused(Invalid):
+    code, title = "idempotency_key_reused", "The key belongs to another request"
+
+
+class StillInHand(Conflict):
+    code, title = "idempotency_in_flight", "The first request under this key is still in hand"
+
+    def __init__(self) -> None:
+        super().__init__("The first request under this Idempotency-Key has no answer yet.", headers={"Retry-After": "1"})
+
+
+@dataclass
+class Claim:
+    """One request under its key; without a key, it claims nothing and keeps nothing."""
+
+    tenant_id: str
+    key: str | None
+    token: str
+    kept: bool = False
+
+    def keep(self, session: Session, status: int, body: BaseModel, headers: Mapping[str, str]) -> None:
+        """Keep the answer in the transaction that makes what it tells of. Raises StillInHand if another took over."""
+        if self.key is None:
+            return
+        answer = {"status": status, "body": body.model_dump(mode="json"), "headers": dict(headers)}
+        if session.execute(self._own(update(Answer)).values(**answer).returning(Answer.key)).one_or_none() is None:
+            raise StillInHand
+        self.kept = True
+
+    def let_go(self, db: Database) -> None:
+        with db.begin() as session:
+            session.execute(self._own(delete(Answer)).where(Answer.status.is_(None)))
+
+    def _own(self, statement: Any) -> Any:
+        return statement.where(Answer.tenant_id == self.tenant_id, Answer.key == self.key, Answer.token == self.token)
+
+
+def claim(db: Database, principal: Principal, key: str, fingerprint: bytes) -> Claim | Answer:
+    """Take the key for the request of this fingerprint, or find its answer. Raises KeyReused or StillInHand."""
+    token, now = new_id("claim"), func.clock_timestamp()
+    row = insert(Answer).values(tenant_id=principal.tenant_id, key=key, fingerprint=fingerprint, token=token)
+    abandoned = Answer.status.is_(None) & (Answer.fingerprint == fingerprint) & (Answer.claimed_at < now - _ABANDONED)
+    old = abandoned | (Answer.claimed_at < now - KEPT)
+    anew = {"token": token, "claimed_at": now, "fingerprint": fingerprint, "status": None, "headers": None, "body": None}
+    taken = row.on_conflict_do_update(index_elements=[Answer.tenant_id, Answer.key], set_=anew, where=old)
+    with db.begin() as session:
+        if session.scalar(taken.returning(Answer.token)) == token:
+            return Claim(principal.tenant_id, key, token)
+        answer = session.scalar(scoped(select(Answer).where(Answer.key == key), Answer, principal))
+    if answer is None:
+        raise StillInHand  # it was refused at this moment; the next try finds the key free
+    if answer.fingerprint != fingerprint:
+        raise KeyReused([], "This Idempotency-Key was used for another request within a day; choose a new key for this one.")
+    if answer.status is None:
+        raise StillInHand
+    return answer
+
+
+def forget_old_answers(session: Session) -> None:
+    """For the collector."""
+    session.execute(delete(Answer).where(Answer.claimed_at < clock(session) - KEPT))

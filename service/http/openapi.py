@@ -1,0 +1,69 @@
+"""The public API's schema: FastAPI's own, with our problem in place of its validation error, as deterministic YAML."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from service.http.problems import ProblemBody
+from service.http.response_schemas import problems
+
+_DESCRIPTION = (
+    "A task trains every configuration of a search space over one base model, stops the hopeless ones early, and hands back "
+    "the best adapter. Every error is a problem (RFC 9457) whose `errors` name the fields that are wrong. Times are RFC 3339 "
+    "in UTC. Lists are pages: pass `next_cursor` as `cursor` until it is null."
+)
+_FASTAPI_OWN = ("HTTPValidationError", "ValidationError")
+_REFS = "#/components/schemas/"
+
+
+def install(app: FastAPI) -> None:
+    """Make `app.openapi()` and /openapi.json tell this schema."""
+    app.openapi = lambda: document(app)  # type: ignore[method-assign]
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document. Internal routes are not in it."""
+    if app.openapi_schema is None:
+        made = get_openapi(
+            title=app.title, version=app.version, summary=app.summary, description=_DESCRIPTION, routes=app.routes
+        )
+        for operation in _operations(made):
+            _say_problems(operation)
+        made["components"]["schemas"] = _schemas(made["components"]["schemas"])
+        app.openapi_schema = made
+    return app.openapi_schema
+
+
+def as_yaml(app: FastAPI) -> str:
+    """The document as it is committed in openapi.yaml."""
+    return yaml.safe_dump(document(app), sort_keys=False, allow_unicode=True, width=128)
+
+
+def _operations(made: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for path in made["paths"].values():
+        yield from path.values()
+
+
+def _say_problems(operation: dict[str, Any]) -> None:
+    """Our 422 wherever FastAPI puts its own, 429 wherever a key is asked for, what is wrong with bodies wherever there is one;
+    the answers in order of their status."""
+    answers = operation["responses"]
+    if "requestBody" in operation:
+        answers |= {str(status): answer for status, answer in problems(400, 413).items()}
+    if "401" in answers:
+        answers |= {str(status): answer for status, answer in problems(429).items()}
+    if "422" in answers:
+        answers |= {str(status): answer for status, answer in problems(422).items()}
+    operation["responses"] = dict(sorted(answers.items()))
+
+
+def _schemas(schemas: dict[str, Any]) -> dict[str, Any]:
+    own = {name: schema for name, schema in schemas.items() if name not in _FASTAPI_OWN}
+    # a stored spec is shown as it is, even when later code would refuse it; so its model does not read it
+    own["TaskResource"]["properties"]["spec"] = {"$ref": _REFS + "TaskSpec"}
+    problem = ProblemBody.model_json_schema(ref_template=_REFS + "{model}")
+    own |= problem.pop("$defs")
+    return dict(sorted((own | {problem["title"]: problem}).items()))

@@ -1,0 +1,67 @@
+"""Keyset pages: newest first, each ending in a cursor that says where the next one begins. Knows no table."""
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from fastapi import Query
+from pydantic import BaseModel, Field
+from sqlalchemy import Select, tuple_
+from sqlalchemy.orm import Session
+
+from service.database.engine import Base
+from service.http.problems import invalid_field
+
+MAX_LIMIT = 100
+
+Cursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` of the page before")]
+Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Entries on the page")]
+
+Item = TypeVar("Item")
+Row = TypeVar("Row", bound=Base)
+
+
+class Page(BaseModel, Generic[Item]):
+    object: Literal["list"] = "list"
+    data: list[Item]
+    next_cursor: str | None = Field(description="Where the next page begins; null on the last one")
+
+
+def page(
+    session: Session,
+    statement: Select[Row],
+    model: type[Row],
+    cursor: str | None,
+    limit: int,
+    render: Callable[[Sequence[Row]], list[Item]],
+) -> Page[Item]:
+    """One page of the statement's rows, newest first; they have `id` and `created_at`. `render` is given all at once."""
+    key = model.__table__.c.created_at, model.__table__.c.id
+    if cursor is not None:
+        created_at, id = read_cursor(cursor)
+        statement = statement.where(tuple_(*key) < tuple_(created_at, id))
+    statement = statement.order_by(*(column.desc() for column in key)).limit(limit + 1)
+    rows: list[Any] = list(session.scalars(statement))
+    more, rows = len(rows) > limit, rows[:limit]
+    return Page(data=render(rows), next_cursor=write_cursor(rows[-1]) if more else None)
+
+
+def write_cursor(row: Any) -> str:
+    """The cursor of the page after this row, which has `created_at` and `id`."""
+    said = json.dumps([row.created_at.isoformat(), row.id], separators=(",", ":"))
+    return base64.urlsafe_b64encode(said.encode()).decode().rstrip("=")
+
+
+def read_cursor(cursor: str) -> tuple[datetime, str]:
+    """The `created_at` and `id` after which the page begins. Raises Invalid."""
+    try:
+        at, id = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        moment = datetime.fromisoformat(at)
+    except (ValueError, TypeError, binascii.Error):
+        moment, id = None, None
+    if moment is None or moment.tzinfo is None or not isinstance(id, str) or "\0" in id:
+        raise invalid_field("cursor", "cursor_unknown", "is not a cursor of this list; use `next_cursor` as it was given")
+    return moment, id

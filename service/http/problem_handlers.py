@@ -1,0 +1,188 @@
+"""How whatever a request raises becomes a problem response: our own errors, FastAPI's, the database's, and the unforeseen."""
+
+import difflib
+import errno
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_args, get_type_hints
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from sqlalchemy.exc import DataError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from service.http.middleware import request_id
+from service.http.problems import MEDIA_TYPE, BadRequest, FieldError, Invalid, Problem, Unavailable, shown, summary
+from service.openai import error_objects as openai
+
+log = logging.getLogger(__name__)
+
+_MAX_ERRORS = 100
+_HTTP_CODES = {404: "route_unknown", 405: "method_not_allowed", 413: "too_large"}
+_HTTP_TITLES = {404: "No such route", 405: "Not that way", 413: "The body is larger than the limit"}
+
+
+class JsonInvalid(BadRequest):
+    code, title = "json_invalid", "The body is not JSON"
+
+
+class DatabaseAway(Unavailable):
+    code = "database_unavailable"
+
+
+class StorageFull(Problem):
+    status, code, title = 507, "storage_full", "There is no room to store this"
+
+
+class Unstorable(Invalid):
+    code = "unstorable"
+
+
+def install(app: FastAPI) -> None:
+    """Give the app its exception handlers."""
+    app.add_exception_handler(Problem, _problem)  # type: ignore[arg-type]
+    app.add_exception_handler(RequestValidationError, _invalid)  # type: ignore[arg-type]
+    app.add_exception_handler(HTTPException, _http)  # type: ignore[arg-type]
+    app.add_exception_handler(OperationalError, _database_away)
+    app.add_exception_handler(PoolTimeout, _database_away)
+    app.add_exception_handler(DataError, _unstorable)
+    app.add_exception_handler(OSError, _file_system)  # type: ignore[arg-type]
+    app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(Exception, _unforeseen)
+
+
+def respond(request: Request, problem: Problem) -> JSONResponse:
+    """The problem as a response, in the words of the face that was called."""
+    id = request_id(request.scope)
+    headers = problem.headers | {"x-request-id": id}
+    if request.url.path.startswith(openai.PREFIX):
+        return openai.respond(problem, headers)
+    return JSONResponse(problem.body(id), problem.status, headers, media_type=MEDIA_TYPE)
+
+
+def _problem(request: Request, problem: Problem) -> Response:
+    return respond(request, problem)
+
+
+def _unforeseen(request: Request, error: Exception) -> Response:
+    """The server's own error handler logs the traceback after this has answered."""
+    return respond(request, Problem(f"This is our fault. Please report it with the request id {request_id(request.scope)}."))
+
+
+def _database_away(request: Request, error: Exception) -> Response:
+    log.error("request %s: the database did not answer: %s", request_id(request.scope), str(error).splitlines()[0])
+    return respond(request, DatabaseAway("The database does not answer. Nothing was changed; try again shortly."))
+
+
+def _unstorable(request: Request, error: Exception) -> Response:
+    log.warning("request %s: refused by the database: %s", request_id(request.scope), str(error).splitlines()[0])
+    message = "a value cannot be stored: a text holds a NUL character, or a number is too large"
+    return respond(request, Unstorable([FieldError(code="unstorable", message=message)]))
+
+
+def _file_system(request: Request, error: OSError) -> Response:
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        log.error("request %s failed", request_id(request.scope), exc_info=error)
+        return _unforeseen(request, error)
+    log.error("request %s: storage is full: %s", request_id(request.scope), error)
+    return respond(request, StorageFull("Storage is full. Nothing was kept; an operator has to make room."))
+
+
+def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=400)  # nobody reads it
+
+
+def _http(request: Request, error: HTTPException) -> Response:
+    """What FastAPI and starlette raise themselves."""
+    detail = str(error.detail)
+    if error.status_code == 404:
+        detail = f"There is no {request.url.path} here; /openapi.json lists what there is."
+    elif error.status_code == 405:
+        detail = f"{request.url.path} does not take {request.method}; it takes {(error.headers or {}).get('Allow', 'others')}."
+    elif error.status_code == 400 and isinstance(error.__cause__, UnicodeDecodeError):
+        detail = f"The body is not UTF-8: {error.__cause__.reason} at byte {error.__cause__.start}."
+    elif error.status_code == 400 and error.__cause__ is not None:
+        detail = f"The body cannot be read: {error.__cause__}."
+    problem = _of_status(error.status_code)(detail, headers=dict(error.headers or {}))
+    return respond(request, problem)
+
+
+def _of_status(number: int) -> type[Problem]:
+    title = _HTTP_TITLES.get(number, "The request cannot be answered")
+    members = {"status": number, "code": _HTTP_CODES.get(number, "bad_request"), "title": title}
+    return type("HttpProblem", (Problem,), members)
+
+
+def _invalid(request: Request, error: RequestValidationError) -> Response:
+    found = error.errors()
+    if found and found[0]["type"] == "json_invalid":
+        return respond(request, _json_invalid(str(error.body), int(found[0]["loc"][1]), found[0]["ctx"]["error"]))
+    if found and tuple(found[0]["loc"]) == ("body",) and "json" not in request.headers.get("content-type", ""):
+        return respond(request, BadRequest("The body must be JSON, sent with the header `Content-Type: application/json`."))
+    models = _models_of(request)
+    errors = [field_error(one, models) for one in found[:_MAX_ERRORS]]
+    detail = summary(errors) if len(found) <= _MAX_ERRORS else f"{len(found)} errors; the first {_MAX_ERRORS} are listed"
+    return respond(request, Invalid(errors, detail, error_count=len(found)))
+
+
+def _json_invalid(text: str, position: int, message: str) -> JsonInvalid:
+    line, column = text.count("\n", 0, position) + 1, position - text.rfind("\n", 0, position)
+    error = FieldError(line=line, code="json_invalid", message=f"column {column}: {message}")
+    return JsonInvalid(f"The body is not JSON: {message} at line {line}, column {column}.", [error])
+
+
+def field_error(found: Mapping[str, Any], models: Sequence[type[BaseModel]]) -> FieldError:
+    """One of pydantic's errors in our words: the path as a person would write it, what was given, and the way out."""
+    where, *path = found["loc"]
+    message = str(found["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+    if found["type"] == "missing":
+        message = "is required"
+    elif found["type"] == "extra_forbidden":
+        message = "is not a known field" + _did_you_mean(str(path[-1]), _fields_at(path[:-1], models))
+    elif found["type"] != "value_error" and isinstance(found["input"], str | int | float | None):
+        message += f", got {_shown(found['input'])}"
+    if where != "body":
+        message = f"({where}) {message}"
+    return FieldError(field=_dotted(path) or None, code=found["type"], message=message)
+
+
+def _shown(value: str | int | float | None) -> str:
+    return "null" if value is None else shown(repr(value))
+
+
+def _dotted(path: Sequence[str | int]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{shown(part)}" for part in path).removeprefix(".")
+
+
+def _did_you_mean(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return f"; did you mean '{near[0]}'?"
+    return f"; the fields here are: {', '.join(known)}" if known else ""
+
+
+def _models_of(request: Request) -> list[type[BaseModel]]:
+    """The models among the parameters of the route that was called."""
+    hints = get_type_hints(request.scope["route"].endpoint)
+    return [hint for hint in hints.values() if isinstance(hint, type) and issubclass(hint, BaseModel)]
+
+
+def _fields_at(path: Sequence[str | int], models: Sequence[type[BaseModel]]) -> list[str]:
+    """The fields of the models that stand at this path below any of `models`."""
+    for part in path:
+        if isinstance(part, str):
+            hints = [model.model_fields[part].annotation for model in models if part in model.model_fields]
+            models = [model for hint in hints for model in _models_in(hint)]
+    return sorted({name for model in models for name in model.model_fields})
+
+
+def _models_in(hint: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(hint, type) and issubclass(hint, BaseModel):
+        yield hint
+    for part in get_args(hint):
+        yield from _models_in(part)

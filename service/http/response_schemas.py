@@ -1,0 +1,34 @@
+"""What the schema says of answers that are not the usual one: problems, and bytes."""
+
+from typing import Any
+
+from service.http.problems import MEDIA_TYPE, ProblemBody
+
+_MEANINGS = {
+    400: "The body cannot be read",
+    401: "The API key is missing, unknown, revoked or expired",
+    403: "The key lacks the scope this needs, or the tenant the quota",
+    404: "There is no such thing, or it belongs to another tenant",
+    409: "The present state does not allow this; `detail` says why",
+    413: "The body is larger than the limit",
+    416: "The range lies outside the object",
+    422: "The request is wrong; `errors` names each field",
+    429: "The key has sent too many requests; `Retry-After` says when to go on",
+    503: "The database is away; nothing was changed",
+}
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The problem responses of a route, for its `responses`."""
+    return {
+        status: {
+            "description": _MEANINGS[status],
+            "content": {MEDIA_TYPE: {"schema": {"$ref": f"#/components/schemas/{ProblemBody.model_config['title']}"}}},
+        }
+        for status in statuses
+    }
+
+
+def bytes_of(media_type: str, description: str) -> dict[int | str, dict[str, Any]]:
+    """A 200 answer that is a stream of bytes, for a route's `responses`."""
+    return {200: {"description": description, "content": {media_type: {"schema": {"type": "string", "format": "binary"}}}}}

@@ -1,0 +1,95 @@
+"""What Prometheus is told of queue, scheduler, fleet and executors: read from the rows at each scrape, as they are the truth.
+
+So one scrape of any API process tells of all of them, and a process that was killed takes no count with it. Names no tenant.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from sqlalchemy import Select, case, func, select
+from sqlalchemy.orm import Session
+
+from contract.states import TaskStatus
+from service.fleet.models import Node, Placement
+from service.scheduler.models import Plan, PlanRequest
+from service.tasks.models import Job, Task
+
+
+class FleetMetrics:
+    """A collector over one session; register it for one scrape."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._queue()
+        yield from self._scheduler()
+        yield from self._fleet()
+        yield from self._executors()
+
+    def _queue(self) -> Iterator[Metric]:
+        yield self._by("motet_tasks", "Tasks by status", select(Task.status, func.count()).group_by(Task.status), ["status"])
+        yield self._by("motet_jobs", "Jobs by status", select(Job.status, func.count()).group_by(Job.status), ["status"])
+        for name, what, status in (
+            ("motet_queue_validating_age_seconds", "Age of the oldest task that is not validated", TaskStatus.VALIDATING),
+            ("motet_queue_oldest_wait_seconds", "Wait of the task that is queued longest", TaskStatus.QUEUED),
+        ):
+            since = func.coalesce(Task.queued_at, Task.created_at) if status == TaskStatus.QUEUED else Task.created_at
+            yield self._one(name, what, _age(func.min(since)).where(Task.status == status))
+
+    def _scheduler(self) -> Iterator[Metric]:
+        yield self._one("motet_scheduler_requests", "Changes that no plan has answered", select(func.count(PlanRequest.id)))
+        yield self._one(
+            "motet_scheduler_oldest_request_seconds", "Age of the oldest of them", _age(func.min(PlanRequest.created_at))
+        )
+        recent = Plan.created_at > func.clock_timestamp() - func.make_interval(0, 0, 0, 0, 1)
+        yield self._by(
+            "motet_scheduler_plans_last_hour",
+            "Plans of the last hour by method",
+            select(Plan.method, func.count()).where(recent).group_by(Plan.method),
+            ["method"],
+        )
+        slowest = select(func.coalesce(func.max(Plan.seconds), 0)).where(recent)
+        yield self._one("motet_scheduler_slowest_plan_seconds", "Longest time to solve of the last hour", slowest)
+
+    def _fleet(self) -> Iterator[Metric]:
+        yield self._by("motet_nodes", "Nodes by status", select(Node.status, func.count()).group_by(Node.status), ["status"])
+        devices = func.jsonb_array_length(Node.devices)
+        total = select(func.coalesce(func.sum(devices), 0)).where(Node.status == "ready")
+        yield self._one("motet_devices", "Devices of nodes that are ready", total)
+        busy = select(func.coalesce(func.sum(func.cardinality(Placement.device_indexes)), 0))
+        yield self._one("motet_devices_in_use", "Devices that placements hold", busy.where(Placement.ended_at.is_(None)))
+        beat = _age(func.min(Node.heartbeat_at)).where(Node.status == "ready")
+        yield self._one("motet_nodes_oldest_heartbeat_seconds", "Age of the oldest last heartbeat of a ready node", beat)
+
+    def _executors(self) -> Iterator[Metric]:
+        sums = (
+            ("motet_executor_trained_tokens", "Tokens trained", Placement.tokens),
+            ("motet_executor_evaluated_tokens", "Tokens evaluated", Placement.evaluation_tokens),
+            ("motet_executor_steps", "Optimizer steps of placements", Placement.steps),
+            ("motet_executor_forwards", "Forwards of shared bases, counted for each placement in them", Placement.forwards),
+            ("motet_executor_gpu_seconds", "Device seconds of steps and evaluations", Placement.gpu_seconds * _devices),
+        )
+        row = self._session.execute(select(*(func.coalesce(func.sum(column), 0) for _, _, column in sums))).one()
+        for (name, what, _), value in zip(sums, row, strict=True):
+            yield CounterMetricFamily(name, what, value=float(value))
+        ended = func.coalesce(Placement.end_reason, case((Placement.ended_at.is_(None), "live"), else_="unknown"))
+        counted = select(ended.label("reason"), func.count()).group_by("reason")
+        yield self._by("motet_placements", "Placements by how they ended; live ones have not", counted, ["end"])
+
+    def _one(self, name: str, what: str, statement: Select[Any]) -> Metric:
+        return GaugeMetricFamily(name, what, value=float(self._session.scalars(statement).one() or 0))
+
+    def _by(self, name: str, what: str, statement: Select[*tuple[Any, ...]], labels: Sequence[str]) -> Metric:
+        family = GaugeMetricFamily(name, what, labels=labels)
+        for label, value in self._session.execute(statement):
+            family.add_metric([str(label)], float(value))
+        return family
+
+
+_devices = func.cardinality(Placement.device_indexes)
+
+
+def _age(since: Any) -> Select[Any]:
+    return select(func.extract("epoch", func.clock_timestamp() - since))

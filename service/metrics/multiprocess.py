@@ -1,0 +1,29 @@
+"""Measurements of several processes, told as one: prometheus_client's files, which all write and any may read.
+
+A process that takes another's place goes on with its files, so no counter falls and no file is left over. Knows no metrics.
+"""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from prometheus_client import values
+from prometheus_client.multiprocess import mark_process_dead
+
+
+class MultiprocessMetrics:
+    """Make one before the metrics, and before the processes are forked; `number` is then set in each."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="motet-api-metrics-"))
+        self.number: int | None = None  # none writes under the name of the process that forks them
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(self.folder)
+        values.ValueClass = values.MultiProcessValue(lambda: self.number)
+
+    def lost(self, number: int) -> None:
+        """This process has ended: what it had in use, it has not."""
+        mark_process_dead(number, str(self.folder))
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)

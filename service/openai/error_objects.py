@@ -1,0 +1,42 @@
+"""A problem as OpenAI's error object. Knows nothing of what went wrong beyond the problem itself."""
+
+from fastapi.responses import JSONResponse
+
+from service.http.problems import FieldError, Invalid, Problem
+
+PREFIX = "/openai/v1"
+_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_TAKEN_UP_AGAIN = ("idempotency_in_flight",)  # a conflict that passes by itself: the SDK is to try again
+_NAMES = {  # our fields as this face calls them
+    "base_model": "model",
+    "dataset.file_id": "training_file",
+    "dataset.validation_file_id": "validation_file",
+    "labels": "metadata",
+}
+
+
+def respond(problem: Problem, headers: dict[str, str]) -> JSONResponse:
+    """The response. The SDK retries 409 and 429, so only what may pass by trying again is answered with those."""
+    status = problem.status
+    if status == 422 or (status == 409 and problem.code not in _TAKEN_UP_AGAIN):
+        status = 400
+    if problem.code == "quota_exceeded":
+        headers["x-should-retry"] = "false"
+    error = {
+        "message": _message(problem),
+        "type": _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error"),
+        "param": _param(problem.errors[0]) if problem.errors else None,
+        "code": problem.errors[0].code if problem.errors and problem.code == Invalid.code else problem.code,
+    }
+    return JSONResponse({"error": error}, status, headers)
+
+
+def _param(error: FieldError) -> str | None:
+    return _NAMES.get(error.field or "", error.field)
+
+
+def _message(problem: Problem) -> str:
+    """The detail; where fields have other names here, said anew."""
+    if problem.errors and problem.errors[0].field in _NAMES:
+        return f"{_param(problem.errors[0])}: {problem.errors[0].message}"
+    return problem.detail

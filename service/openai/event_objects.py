@@ -1,0 +1,95 @@
+"""A task's events as OpenAI's: a sentence for people, and what it tells of for programs."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from sqlalchemy import Select, select
+from sqlalchemy.orm import Session
+
+from service.http.problems import invalid_field
+from service.openai.list_envelope import ListOf, list_of, unix
+from service.tasks.lifecycle.event_log import Kind
+from service.tasks.models import TaskEvent
+from service.tenants.api_keys import Principal
+from service.tenants.tenant_scope import scoped
+
+_PREFIX = "ftevent-"
+_WORDS = {
+    "validating": "The job was created; its files are validated",
+    "queued": "The job waits for its turn",
+    "running": "The job runs",
+    "paused": "The job is paused",
+    "succeeded": "The job has succeeded",
+    "failed": "The job has failed",
+    "cancelled": "The job was cancelled",
+}
+
+
+class EventObject(BaseModel):
+    id: str
+    object: Literal["fine_tuning.job.event"] = "fine_tuning.job.event"
+    created_at: int
+    level: Literal["info", "warn", "error"]
+    message: str
+    type: Literal["message", "metrics"]
+    data: dict[str, Any]
+
+
+def events_page(session: Session, principal: Principal, task_id: str, after: str | None, limit: int) -> ListOf[EventObject]:
+    """The newest events first; `after` is an event's id. Raises Invalid where it is none of this task."""
+    events: Select[TaskEvent] = scoped(select(TaskEvent).where(TaskEvent.task_id == task_id), TaskEvent, principal)
+    if after is not None:
+        events = events.where(TaskEvent.number < _number(after, task_id))
+    found = list(session.scalars(events.order_by(TaskEvent.number.desc()).limit(limit + 1)))
+    return list_of([_object(event) for event in found[:limit]], len(found) > limit)
+
+
+def _number(id: str, task_id: str) -> int:
+    own, _, number = id.removeprefix(_PREFIX).rpartition("-")
+    if own != task_id or not (number.isascii() and number.isdigit() and len(number) <= 18):
+        raise invalid_field("after", "not_found", f"{id!r} is no event of this job")
+    return int(number)
+
+
+def _object(event: TaskEvent) -> EventObject:
+    level, message = _said(Kind(event.kind), event.data)
+    return EventObject(
+        id=f"{_PREFIX}{event.task_id}-{event.number}",
+        created_at=unix(event.created_at),
+        level=level,
+        message=message,
+        type="metrics" if event.kind == Kind.CURVES else "message",
+        data=event.data,
+    )
+
+
+def _said(kind: Kind, data: dict[str, Any]) -> tuple[Literal["info", "warn", "error"], str]:
+    match kind:
+        case Kind.STATUS:
+            more = data.get("error") or data.get("reason")
+            return "error" if data["status"] == "failed" else "info", _WORDS[data["status"]] + (f": {more}" if more else "")
+        case Kind.BASE:
+            return "info", f"The base model alone has a validation loss of {_loss(data['val_loss'])}"
+        case Kind.JOB:
+            return _configuration(data)
+        case Kind.CURVES:
+            return "info", "; ".join(_curve(curve) for curve in data["curves"][:8])
+        case Kind.REWIND:
+            step = max(0, data["step"])
+            return "warn", f"Configuration {data['job']} goes on from step {step}; what came after is trained again"
+        case Kind.ADAPTER:
+            return "info", f"Configuration {data['job']} has an adapter of step {data['step']}: {_loss(data['val_loss'])}"
+
+
+def _configuration(data: dict[str, Any]) -> tuple[Literal["info", "warn"], str]:
+    what = f"Configuration {data['job']} is {data['status']} at step {data['step']}"
+    more = data.get("error") or data.get("exit_reason")
+    return "warn" if data.get("error") else "info", what + (f": {more}" if more else "")
+
+
+def _curve(curve: dict[str, Any]) -> str:
+    return f"configuration {curve['job']}, step {curve['to_step']}: {curve['series']} {_loss(curve['last'])}"
+
+
+def _loss(value: float | None) -> str:
+    return "that is not finite" if value is None else f"{value:.4f}"

@@ -1,0 +1,102 @@
+"""/openai/v1/files: data sets to train on, and the result files of jobs."""
+
+from datetime import timedelta
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from sqlalchemy import false
+
+from service.adapters.routes import carried, send_archive
+from service.app_state import Store
+from service.database.engine import clock
+from service.files import actions
+from service.files.models import File
+from service.files.multipart_upload import Upload, receiving
+from service.http.downloads import attachment, send_object
+from service.http.problems import invalid_field
+from service.openai import result_files
+from service.openai.error_objects import PREFIX
+from service.openai.list_envelope import After, ListOf, listed
+from service.openai.resource_objects import FileDeleted, FileObject, file_object
+from service.tenants.authentication import Db, Reader, Writer
+
+router = APIRouter(prefix=f"{PREFIX}/files", include_in_schema=False)
+
+Form = Annotated[Upload, Depends(receiving("purpose", "expires_after[anchor]", "expires_after[seconds]"))]
+
+_SOONEST, _LATEST = 3600, 2592000  # OpenAI's own bounds of expires_after
+_MEDIA = {"metrics": "text/csv", "jobs": "application/jsonl"}
+
+
+@router.post("")
+def create_file(writer: Writer, upload: Form, db: Db) -> FileObject:
+    purpose = upload.texts.get("purpose", "")
+    if purpose != "fine-tune":
+        raise invalid_field("purpose", "invalid_purpose", f"must be 'fine-tune', got {purpose!r}")
+    lasts = _expires_after(upload)
+    data = upload.intake.finish()
+    with db.begin() as session:
+        expires_at = clock(session) + lasts if lasts else None
+        return file_object(actions.keep(session, writer, upload.name, data, expires_at))
+
+
+def _expires_after(upload: Form) -> timedelta | None:
+    anchor, seconds = (upload.texts.get(f"expires_after[{part}]") for part in ("anchor", "seconds"))
+    if anchor is None and seconds is None:
+        return None
+    if anchor != "created_at":
+        raise invalid_field("expires_after[anchor]", "invalid_anchor", "must be 'created_at'")
+    if seconds is None or not (seconds.isascii() and seconds.isdigit()) or not _SOONEST <= int(seconds[:9]) <= _LATEST:
+        raise invalid_field("expires_after[seconds]", "out_of_range", f"must be a number from {_SOONEST} to {_LATEST}")
+    return timedelta(seconds=int(seconds))
+
+
+@router.get("")
+def list_files(
+    reader: Reader,
+    db: Db,
+    after: After = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+    order: Literal["asc", "desc"] = "desc",
+    purpose: str | None = None,
+) -> ListOf[FileObject]:
+    """Uploaded files. Result files are named by their jobs, and not listed."""
+    with db.begin() as session:
+        files = actions.files_of(reader)
+        if purpose not in (None, "fine-tune"):
+            files = files.where(false())
+        return listed(session, files, File, after, limit, lambda rows: [file_object(f) for f in rows], order == "asc")
+
+
+@router.get("/{file_id}")
+def get_file(file_id: str, reader: Reader, db: Db) -> FileObject:
+    with db.begin() as session:
+        if result_files.is_result(file_id):
+            return result_files.describe(session, reader, result_files.find_result(session, reader, file_id))
+        return file_object(actions.find_file(session, reader, file_id))
+
+
+@router.get("/{file_id}/content")
+def get_file_content(file_id: str, reader: Reader, db: Db, storage: Store, request: Request) -> Response:
+    with db.begin() as session:
+        if not result_files.is_result(file_id):
+            file = actions.find_file(session, reader, file_id)
+            return send_object(request, storage, file.sha256, file.name, "application/jsonl")
+        result = result_files.find_result(session, reader, file_id)
+        if result.kind == "adapter":
+            adapter = result_files.winners_adapter(session, reader, result.task)
+            return send_archive(request, storage, adapter, carried(session, reader, adapter))
+        content = b"".join(result_files.text(session, reader, result))
+    return Response(content, 200, {"Content-Disposition": attachment(result.filename)}, _MEDIA[result.kind])
+
+
+@router.delete("/{file_id}")
+def delete_file(file_id: str, writer: Writer, db: Db) -> FileDeleted:
+    with db.begin() as session:
+        if result_files.is_result(file_id):
+            result_files.find_result(session, writer, file_id)
+            raise invalid_field(
+                "file_id", "result_file", "is made from its job whenever it is asked for; there is nothing to delete"
+            )
+        actions.delete(session, writer, file_id)
+    return FileDeleted(id=file_id)

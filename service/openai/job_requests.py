@@ -1,0 +1,133 @@
+"""What a fine-tuning job is created with, as a task's spec. Pure: knows no HTTP, no rows, no files.
+
+Where OpenAI's `auto` stands, Motet searches. A multiplier of 1 is a learning rate of BASE_LEARNING_RATE.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from contract.search_space import BatchSize, PositiveFloat, SearchSpace, Seed
+from contract.strict import NO_BOOL, STORABLE, Strict
+from contract.task_spec import Dataset, EarlyExitPolicy, Gpus, MaxGpus, Name, Objective, TaskSpec, Training, WarmStart
+
+BASE_LEARNING_RATE = 1e-4
+_AUTO_MULTIPLIERS = (0.5, 2.0, 10.0)
+
+Auto = Literal["auto"]
+Epochs = Annotated[int, Field(ge=1, le=100, strict=True)]
+Multiplier = Annotated[float, Field(gt=0, le=1e4, allow_inf_nan=False), NO_BOOL]
+Pairs = Annotated[
+    dict[Annotated[str, Field(min_length=1, max_length=64), STORABLE], Annotated[str, Field(max_length=512), STORABLE]],
+    Field(max_length=16),
+]
+
+
+class Hyperparameters(Strict):
+    n_epochs: Auto | Epochs = "auto"
+    batch_size: Auto | BatchSize = "auto"
+    learning_rate_multiplier: Auto | Multiplier = "auto"
+
+
+class PreferenceHyperparameters(Hyperparameters):
+    beta: Auto | PositiveFloat = "auto"
+
+
+class Supervised(Strict):
+    hyperparameters: Hyperparameters | None = None
+
+
+class Preference(Strict):
+    hyperparameters: PreferenceHyperparameters | None = None
+
+
+class Method(Strict):
+    type: Literal["supervised", "dpo"]
+    supervised: Supervised | None = None
+    dpo: Preference | None = None
+
+    @model_validator(mode="after")
+    def _of_its_type(self) -> Self:
+        for name, said in (("supervised", self.supervised), ("dpo", self.dpo)):
+            if said is not None and name != self.type:
+                raise ValueError(f"'{name}' belongs to type '{name}'; the type is '{self.type}'")
+        return self
+
+    @property
+    def hyperparameters(self) -> Hyperparameters | None:
+        own = self.supervised or self.dpo
+        return own.hyperparameters if own is not None else None
+
+
+class JobRequest(Strict):
+    """OpenAI's fields; and Motet's own, which its SDK passes on from `extra_body`."""
+
+    model: Name
+    training_file: Name
+    validation_file: Name | None = None
+    suffix: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f:]*$")] | None = None
+    seed: Seed | None = None
+    metadata: Pairs | None = None
+    method: Method | None = None
+    hyperparameters: Hyperparameters | None = Field(default=None, description="As method.supervised.hyperparameters; older")
+    integrations: Annotated[list[Any], Field(max_length=0)] | None = Field(default=None, description="There are none here")
+
+    search_space: SearchSpace | None = None
+    training: Training | None = None
+    warm_start: WarmStart | None = None
+    early_exit: EarlyExitPolicy = EarlyExitPolicy()
+    gpus: Gpus = 1
+    max_gpus: MaxGpus | None = None
+    priority: Annotated[int, Field(ge=1, le=100, strict=True)] = 1
+
+    @model_validator(mode="after")
+    def _said_once(self) -> Self:
+        wanted = self._wanted()
+        tried = [wanted.batch_size, wanted.learning_rate_multiplier, _beta(wanted)]
+        if self.search_space is not None and any(said != "auto" for said in tried):
+            raise ValueError("'search_space' says what is tried; leave batch_size, learning_rate_multiplier and beta at 'auto'")
+        if self.search_space is not None and self.seed is not None:
+            raise ValueError("'search_space' has seeds of its own; leave 'seed' out")
+        if self.training is not None and wanted.n_epochs != "auto":
+            raise ValueError("'training' says how many epochs there are; leave n_epochs at 'auto'")
+        return self
+
+    def _wanted(self) -> Hyperparameters:
+        own = self.method.hyperparameters if self.method is not None else None
+        return own or self.hyperparameters or Hyperparameters()
+
+    def spec(self) -> TaskSpec:
+        """The task that this asks for."""
+        wanted = self._wanted()
+        training = self.training or Training()
+        if wanted.n_epochs != "auto":
+            training = training.model_copy(update={"epochs": wanted.n_epochs})
+        return TaskSpec(
+            name=self.suffix,
+            base_model=self.model,
+            dataset=Dataset(file_id=self.training_file, validation_file_id=self.validation_file),
+            objective=Objective(type="dpo" if self.method is not None and self.method.type == "dpo" else "sft"),
+            search_space=self.search_space or _space(wanted, self.seed or 0),
+            warm_start=self.warm_start,
+            training=training,
+            early_exit=self.early_exit,
+            gpus=self.gpus,
+            max_gpus=self.max_gpus,
+            priority=self.priority,
+            labels=self.metadata or {},
+        )
+
+
+def _beta(wanted: Hyperparameters) -> float | Auto:
+    return wanted.beta if isinstance(wanted, PreferenceHyperparameters) else "auto"
+
+
+def _space(wanted: Hyperparameters, seed: int) -> SearchSpace:
+    asked, beta = wanted.learning_rate_multiplier, _beta(wanted)
+    multipliers = _AUTO_MULTIPLIERS if asked == "auto" else (asked,)
+    return SearchSpace(
+        learning_rate=[by * BASE_LEARNING_RATE for by in multipliers],
+        batch_size=[4 if wanted.batch_size == "auto" else wanted.batch_size],
+        beta=None if beta == "auto" else [beta],
+        seed=[seed],
+    )

@@ -1,0 +1,105 @@
+"""/openai/v1/fine_tuning/jobs: tasks by another name."""
+
+import re
+
+from fastapi import APIRouter, Request
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from service.adapters.models import Adapter
+from service.app_state import NodeHints, Wakes, Works
+from service.fleet.models import Placement
+from service.http.concurrency_limits import Submitting
+from service.http.idempotency import Once
+from service.http.problems import invalid_field
+from service.openai.error_objects import PREFIX
+from service.openai.event_objects import EventObject, events_page
+from service.openai.job_requests import JobRequest
+from service.openai.list_envelope import After, Limit, ListOf, listed
+from service.openai.resource_objects import CheckpointObject, JobObject, checkpoint_object, job_object
+from service.tasks import actions
+from service.tasks.models import Task
+from service.tasks.resource import render
+from service.tenants.authentication import Db, Reader, Writer
+from service.tenants.tenant_scope import find, scoped
+
+router = APIRouter(prefix=f"{PREFIX}/fine_tuning/jobs", include_in_schema=False)
+
+_METADATA = re.compile(r"metadata\[([^\]]{1,64})\]")
+
+
+def _objects(session: Session, tasks: list[Task]) -> list[JobObject]:
+    ids = [task.id for task in tasks]
+    sums = select(Placement.task_id, func.sum(Placement.tokens)).where(Placement.task_id.in_(ids)).group_by(Placement.task_id)
+    tokens = {task_id: int(total) for task_id, total in session.execute(sums)}
+    shown = render(session, tasks)
+    return [job_object(task, one, tokens.get(task.id, 0)) for task, one in zip(tasks, shown, strict=True)]
+
+
+@router.post("")
+def create_job(wanted: JobRequest, writer: Writer, db: Db, queue: Wakes, claim: Once, seat: Submitting) -> JobObject:
+    with db.begin() as session:
+        made = _objects(session, [actions.create(session, queue, writer, wanted.spec())])[0]
+        claim.keep(session, 200, made, {})
+    return made
+
+
+@router.get("")
+def list_jobs(reader: Reader, db: Db, request: Request, after: After = None, limit: Limit = 20) -> ListOf[JobObject]:
+    pairs = _metadata(request)
+    with db.begin() as session:
+        tasks = actions.tasks_of(reader, labels=pairs or {})
+        if pairs is None:
+            tasks = tasks.where(Task.labels == {})
+        return listed(session, tasks, Task, after, limit, lambda rows: _objects(session, list(rows)))
+
+
+def _metadata(request: Request) -> dict[str, str] | None:
+    """The pairs of `metadata[key]=value` that jobs must have; None for `metadata=null`, that they may have none."""
+    query = request.query_params
+    pairs = {named.group(1): value for name, value in query.multi_items() if (named := _METADATA.fullmatch(name))}
+    if "metadata" in query and (query["metadata"] != "null" or pairs):
+        raise invalid_field("metadata", "invalid_filter", "is either metadata[key]=value, for some keys, or metadata=null")
+    if any("\0" in text for pair in pairs.items() for text in pair):
+        raise invalid_field("metadata", "invalid_filter", "holds a NUL character")
+    return None if "metadata" in query else pairs
+
+
+@router.get("/{task_id}")
+def get_job(task_id: str, reader: Reader, db: Db) -> JobObject:
+    with db.begin() as session:
+        return _objects(session, [find(session, Task, task_id, reader, "fine-tuning job")])[0]
+
+
+@router.post("/{task_id}/cancel")
+def cancel_job(task_id: str, writer: Writer, db: Db, queue: Wakes, hints: NodeHints) -> JobObject:
+    with db.begin() as session:
+        return _objects(session, [actions.cancel(session, queue, hints, writer, task_id)])[0]
+
+
+@router.post("/{task_id}/pause")
+def pause_job(task_id: str, writer: Writer, db: Db, parts: Works) -> JobObject:
+    with db.begin() as session:
+        return _objects(session, [actions.pause(session, parts, writer, task_id)])[0]
+
+
+@router.post("/{task_id}/resume")
+def resume_job(task_id: str, writer: Writer, db: Db, parts: Works) -> JobObject:
+    with db.begin() as session:
+        return _objects(session, [actions.resume(session, parts, writer, task_id)])[0]
+
+
+@router.get("/{task_id}/events")
+def list_events(task_id: str, reader: Reader, db: Db, after: After = None, limit: Limit = 20) -> ListOf[EventObject]:
+    with db.begin() as session:
+        find(session, Task, task_id, reader, "fine-tuning job")
+        return events_page(session, reader, task_id, after, limit)
+
+
+@router.get("/{task_id}/checkpoints")
+def list_checkpoints(task_id: str, reader: Reader, db: Db, after: After = None, limit: Limit = 10) -> ListOf[CheckpointObject]:
+    """The adapters of its configurations, the newest first."""
+    with db.begin() as session:
+        task = find(session, Task, task_id, reader, "fine-tuning job")
+        adapters = scoped(select(Adapter).where(Adapter.task_id == task_id), Adapter, reader)
+        return listed(session, adapters, Adapter, after, limit, lambda rows: [checkpoint_object(a, task) for a in rows])

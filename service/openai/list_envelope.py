@@ -1,0 +1,60 @@
+"""OpenAI's list envelope, and its pages: `after` is the id of the last thing on the page before. Knows no table."""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from fastapi import Query
+from pydantic import BaseModel
+from sqlalchemy import Select, tuple_
+from sqlalchemy.orm import Session
+
+from service.database.engine import Base
+from service.http.problems import invalid_field
+
+Item = TypeVar("Item", bound=BaseModel)
+Row = TypeVar("Row", bound=Base)
+
+After = Annotated[str | None, Query(max_length=128, description="Id of the last entry of the page before")]
+Limit = Annotated[int, Query(ge=1, le=100)]
+
+
+class ListOf(BaseModel, Generic[Item]):
+    object: Literal["list"] = "list"
+    data: list[Item]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+def list_of(items: Sequence[Any], has_more: bool) -> ListOf[Any]:
+    ids = [item.id for item in items]
+    return ListOf(data=list(items), has_more=has_more, first_id=ids[0] if ids else None, last_id=ids[-1] if ids else None)
+
+
+def listed(
+    session: Session,
+    rows: Select[Row],
+    model: type[Row],
+    after: str | None,
+    limit: int,
+    render: Callable[[Sequence[Row]], Sequence[Item]],
+    oldest_first: bool = False,
+) -> ListOf[Item]:
+    """One page of the caller's rows, which `rows` are narrowed to. Raises Invalid where `after` is none of them."""
+    table = model.__table__.c
+    key = tuple_(table.created_at, table.id)
+    statement = rows
+    if after is not None:
+        last: Any = session.scalar(rows.where(table.id == after))
+        if last is None:
+            raise invalid_field("after", "not_found", f"there is nothing {after!r} that this key could see")
+        place = tuple_(last.created_at, last.id)
+        statement = rows.where(key > place if oldest_first else key < place)
+    order = [column.asc() if oldest_first else column.desc() for column in (table.created_at, table.id)]
+    found = list(session.scalars(statement.order_by(*order).limit(limit + 1)))
+    return list_of(render(found[:limit]), len(found) > limit)
+
+
+def unix(moment: datetime) -> int:
+    return int(moment.timestamp())

@@ -1,0 +1,170 @@
+"""Tasks, adapters, files and base models as OpenAI's objects. Times are Unix seconds."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from contract.search_space import SearchSpace
+from contract.states import TASK_TERMINAL, TaskStatus
+from contract.task_spec import DPO_BETA
+from service.adapters.models import Adapter
+from service.files.models import File
+from service.fleet.models import BaseModel as Base
+from service.openai.job_requests import BASE_LEARNING_RATE
+from service.openai.list_envelope import unix
+from service.tasks.models import Task
+from service.tasks.resource import TaskResource
+
+_STATUSES = {TaskStatus.VALIDATING: "validating_files"}  # the others are the same word; `paused` is one of ours alone
+RESULTS = ("metrics", "jobs", "adapter")
+
+
+class FileObject(BaseModel):
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    expires_at: int | None = None
+    filename: str
+    purpose: str
+    status: Literal["processed"] = "processed"
+    status_details: str | None = None
+
+
+class FileDeleted(BaseModel):
+    id: str
+    object: Literal["file"] = "file"
+    deleted: Literal[True] = True
+
+
+class JobObject(BaseModel):
+    id: str
+    object: Literal["fine_tuning.job"] = "fine_tuning.job"
+    created_at: int
+    error: dict[str, str | None] | None
+    fine_tuned_model: str | None
+    finished_at: int | None
+    hyperparameters: dict[str, Any]
+    model: str
+    organization_id: str
+    result_files: list[str]
+    seed: int
+    status: str
+    trained_tokens: int | None
+    training_file: str
+    validation_file: str | None
+    estimated_finish: int | None
+    integrations: list[Any]
+    metadata: dict[str, str]
+    method: dict[str, Any]
+
+
+class CheckpointObject(BaseModel):
+    id: str
+    object: Literal["fine_tuning.job.checkpoint"] = "fine_tuning.job.checkpoint"
+    created_at: int
+    fine_tuned_model_checkpoint: str
+    fine_tuning_job_id: str
+    metrics: dict[str, float]
+    step_number: int
+
+
+class ModelObject(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str
+
+
+def file_object(file: File) -> FileObject:
+    return FileObject(
+        id=file.id,
+        bytes=file.bytes,
+        created_at=unix(file.created_at),
+        expires_at=unix(file.expires_at) if file.expires_at else None,
+        filename=file.name,
+        purpose="fine-tune",
+    )
+
+
+def model_object(model: Base) -> ModelObject:
+    return ModelObject(id=model.name, created=unix(model.created_at), owned_by="motet")
+
+
+def tuned_object(adapter: Adapter, name: str | None) -> ModelObject:
+    base = str(adapter.manifest["lineage"]["base_model"])
+    return ModelObject(id=tuned(base, name, adapter.id), created=unix(adapter.created_at), owned_by=adapter.tenant_id)
+
+
+def checkpoint_object(adapter: Adapter, task: Task) -> CheckpointObject:
+    return CheckpointObject(
+        id=adapter.id,
+        created_at=unix(adapter.created_at),
+        fine_tuned_model_checkpoint=tuned(task.base_model, task.name, adapter.id),
+        fine_tuning_job_id=task.id,
+        metrics={"step": float(adapter.step), "valid_loss": adapter.val_loss, "full_valid_loss": adapter.val_loss},
+        step_number=adapter.step,
+    )
+
+
+def tuned(base: str, name: str | None, adapter_id: str) -> str:
+    """The name of a fine-tuned model; it ends in the adapter's id."""
+    return f"ft:{base}:{name or ''}:{adapter_id}"
+
+
+def job_object(task: Task, shown: TaskResource, tokens: int) -> JobObject:
+    """`shown` is the task's native resource, `tokens` what its placements trained."""
+    ended = task.status in TASK_TERMINAL
+    space = SearchSpace.model_validate(task.spec["search_space"])
+    found = _found(task, space, shown)
+    return JobObject(
+        id=task.id,
+        created_at=unix(task.created_at),
+        error={"code": "task_failed", "message": task.error, "param": None} if task.error else None,
+        fine_tuned_model=tuned(task.base_model, task.name, shown.winner.adapter_id) if shown.winner else None,
+        finished_at=unix(task.ended_at) if task.ended_at else None,
+        hyperparameters=found,
+        model=task.base_model,
+        organization_id=task.tenant_id,
+        result_files=result_ids(task) if ended else [],
+        seed=_tried(space, "seed")[0],
+        status=_STATUSES.get(TaskStatus(task.status), str(task.status)),
+        trained_tokens=tokens if ended else None,
+        training_file=task.train_file_id,
+        validation_file=task.validation_file_id,
+        estimated_finish=None,
+        integrations=[],
+        metadata=task.labels,
+        method=_method(task, space, shown, found),
+    )
+
+
+def result_ids(task: Task) -> list[str]:
+    """The task's result files: there is an adapter only where there is a winner."""
+    return [f"result-{kind}-{task.id}" for kind in RESULTS if kind != "adapter" or task.winner_job_id is not None]
+
+
+def _found(task: Task, space: SearchSpace, shown: TaskResource) -> dict[str, Any]:
+    """The hyperparameters: what was swept is `auto` until there is a winner, and then the winner's."""
+    rate, batch = _only(_tried(space, "learning_rate")), _only(_tried(space, "batch_size"))
+    if shown.winner is not None:
+        rate, batch = shown.winner.config.learning_rate, shown.winner.config.batch_size
+    multiplier = rate if rate == "auto" else round(rate / BASE_LEARNING_RATE, 9)
+    return {"n_epochs": task.spec["training"]["epochs"], "batch_size": batch, "learning_rate_multiplier": multiplier}
+
+
+def _method(task: Task, space: SearchSpace, shown: TaskResource, found: dict[str, Any]) -> dict[str, Any]:
+    if task.spec.get("objective", {}).get("type") != "dpo":
+        return {"type": "supervised", "supervised": {"hyperparameters": found}}
+    beta = shown.winner.config.beta if shown.winner is not None else _only(_tried(space, "beta") or [DPO_BETA])
+    return {"type": "dpo", "dpo": {"hyperparameters": found | {"beta": beta}}}
+
+
+def _tried(space: SearchSpace, name: str) -> list[Any]:
+    """Every value that some configuration has outright, each once."""
+    values = getattr(space, name) if space.jobs is None else [getattr(job, name) for job in space.jobs]
+    return [value for value in dict.fromkeys(values or ()) if value is not None]
+
+
+def _only(values: list[Any]) -> Any:
+    return values[0] if len(values) == 1 else "auto"

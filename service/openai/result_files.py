@@ -1,0 +1,88 @@
+"""The result files of a task: its curves as CSV, its jobs as JSONL, its best adapter as an archive. Nothing of them is stored.
+
+Their ids are made of the task's: result-metrics-TASK, result-jobs-TASK, result-adapter-TASK.
+"""
+
+import csv
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from contract.states import TASK_TERMINAL
+from service.adapters.models import Adapter
+from service.openai.list_envelope import unix
+from service.openai.resource_objects import FileObject, result_ids
+from service.tasks.curves.curve_reader import Window, curves
+from service.tasks.job_resource import jobs_of_task
+from service.tasks.models import Task
+from service.tenants.api_keys import Principal
+from service.tenants.tenant_scope import find, missing, scoped
+
+_PREFIX = "result-"
+_NAMES = {"metrics": "metrics.csv", "jobs": "jobs.jsonl", "adapter": "adapter.tar.gz"}
+COLUMNS = ("job", "step", "train_loss", "valid_loss")
+
+
+@dataclass(frozen=True)
+class Result:
+    kind: str
+    task: Task
+
+    @property
+    def filename(self) -> str:
+        return f"{self.task.id}-{_NAMES[self.kind]}"
+
+
+def is_result(file_id: str) -> bool:
+    return file_id.startswith(_PREFIX)
+
+
+def find_result(session: Session, principal: Principal, file_id: str) -> Result:
+    """The caller's result file. Raises NotFound, also while the task has not ended."""
+    kind, _, task_id = file_id.removeprefix(_PREFIX).partition("-")
+    if kind not in _NAMES:
+        raise missing("file", file_id)
+    task = find(session, Task, task_id, principal, "file")
+    if task.status not in TASK_TERMINAL or file_id not in result_ids(task):
+        raise missing("file", file_id)
+    return Result(kind, task)
+
+
+def winners_adapter(session: Session, principal: Principal, task: Task) -> Adapter:
+    return session.scalars(scoped(select(Adapter).where(Adapter.job_id == task.winner_job_id), Adapter, principal)).one()
+
+
+def describe(session: Session, principal: Principal, result: Result) -> FileObject:
+    """The file object. The size of an archive is that of the files in it."""
+    if result.kind == "adapter":
+        size = sum(file["bytes"] for file in winners_adapter(session, principal, result.task).manifest["files"])
+    else:
+        size = sum(len(block) for block in text(session, principal, result))
+    made = unix(result.task.ended_at or result.task.created_at)
+    file_id = f"{_PREFIX}{result.kind}-{result.task.id}"
+    return FileObject(id=file_id, bytes=size, created_at=made, filename=result.filename, purpose="fine-tune-results")
+
+
+def text(session: Session, principal: Principal, result: Result) -> Iterator[bytes]:
+    """The content of a metrics or a jobs file, a job at a time."""
+    jobs = jobs_of_task(session, principal, result.task.id)
+    if result.kind == "jobs":
+        for job in jobs:
+            yield job.model_dump_json().encode() + b"\n"
+        return
+    yield ",".join(COLUMNS).encode() + b"\r\n"
+    for job in jobs:
+        yield _points(session, principal, result.task.id, job.index)
+
+
+def _points(session: Session, principal: Principal, task_id: str, index: int) -> bytes:
+    found = curves(session, principal, task_id, Window([index], ["train_loss", "val_loss"])).data
+    told = {curve.series: dict(zip(curve.steps, curve.values, strict=True)) for curve in found}
+    train, valid = told.get("train_loss", {}), told.get("val_loss", {})
+    out = io.StringIO()
+    rows = ((index, step, train.get(step), valid.get(step)) for step in sorted({*train, *valid}))
+    csv.writer(out).writerows(rows)
+    return out.getvalue().encode()

@@ -1,0 +1,101 @@
+"""Several processes forked from one that works for nobody: it starts another where one was killed, stops them when it is told
+to stop, and takes them along when it is killed itself. Knows nothing of what they do.
+
+Python runs one thread at a time in a process, so work for more than one core needs more than one of them.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+_STOPS = (signal.SIGTERM, signal.SIGINT)
+_HEARD = {*_STOPS, signal.SIGCHLD}
+_APART_SECONDS = 1.0  # between two starts of a member that is killed again and again
+_PATIENCE_SECONDS = 15.0  # for members that were told to stop
+
+
+class Prefork:
+    """`lost` is called with the number of a member that has ended, before another takes its place; `orphaned` in each member
+    whose leader is gone, before it ends at once."""
+
+    def __init__(self, size: int, lost: Callable[[int], None], orphaned: Callable[[], None]) -> None:
+        self._lost, self._orphaned = lost, orphaned
+        self._due = dict.fromkeys(range(size), 0.0)  # members to start, and when
+        self._members: dict[int, tuple[int, float]] = {}  # by process id: number, and when it was started
+        self._leash, self._held = os.pipe()  # members read what the leader never writes, until it is gone
+
+    def lead(self) -> int | None:
+        """Fork them. Returns in each member, with its number from 0, and in the leader, with None, once it was told to stop
+        and all have ended. Whoever calls has one thread. Raises SystemExit when a member ends with an error of its own: the
+        next one would too."""
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+        while True:
+            for number, due in list(self._due.items()):
+                if due <= time.monotonic() and self._fork(number):
+                    return number
+            heard = self._hear()
+            if heard in _STOPS:
+                self._stop()
+                return None
+            for number, began, code in self._ended():
+                if code > 0:
+                    log.error("process %d ended with exit code %d", number, code)
+                    self._stop()
+                    sys.exit(code)
+                log.warning("process %d ended (%d); another takes its place", number, code)
+                self._lost(number)
+                self._due[number] = began + _APART_SECONDS
+
+    def _fork(self, number: int) -> bool:
+        """Whether this is the new member."""
+        del self._due[number]
+        pid = os.fork()
+        if pid != 0:
+            self._members[pid] = number, time.monotonic()
+            return False
+        os.close(self._held)
+        threading.Thread(target=self._follow, name="leash", daemon=True).start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        return True
+
+    def _follow(self) -> None:
+        os.read(self._leash, 1)
+        self._orphaned()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _hear(self) -> int | None:
+        """The next signal; none where a start is due first."""
+        if not self._due:
+            return signal.sigwaitinfo(_HEARD).si_signo
+        told = signal.sigtimedwait(_HEARD, max(0.0, min(self._due.values()) - time.monotonic()))
+        return told.si_signo if told is not None else None
+
+    def _ended(self) -> list[tuple[int, float, int]]:
+        """Members that have ended since it was asked last: number, when they began, exit code (negative: the signal)."""
+        found = []
+        while self._members:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            found.append((*self._members.pop(pid), os.waitstatus_to_exitcode(status)))
+        return found
+
+    def _stop(self) -> None:
+        """Tell all members to stop, and wait for them."""
+        self._signal(signal.SIGTERM)
+        until = time.monotonic() + _PATIENCE_SECONDS
+        while self._members:
+            if signal.sigtimedwait({signal.SIGCHLD}, max(0.0, until - time.monotonic())) is None:
+                self._signal(signal.SIGKILL)
+                until = time.monotonic() + _PATIENCE_SECONDS
+            self._ended()
+
+    def _signal(self, number: signal.Signals) -> None:
+        for pid in self._members:  # those that have ended are waited for yet, so the ids are theirs
+            os.kill(pid, number)

@@ -1,0 +1,3 @@
+"""The planner's pure core: the problem, the rules, CP-SAT, the timeline, fair shares, preemption, checks of problem and plan.
+
+Enters: a `Problem` of plain values. Leaves: a `Decision`. It must not know a database, a clock, HTTP or a file."""

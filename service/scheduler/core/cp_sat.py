@@ -1,0 +1,227 @@
+"""CP-SAT over a window of the queue: one optional interval for each task, node and width; a cumulative for each node.
+
+Knows no rules and no rest of the queue: it is given tasks and a plan of them to start from, and says what it found.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
+
+from ortools.sat.python import cp_model
+
+from service.scheduler.core.plan_checks import held
+from service.scheduler.core.problem import LATE_FACTOR, Node, Problem, Queued, Running, Start
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How far CP-SAT looks. `deterministic` is its own measure of work, not seconds; `wall` is seconds and only a guard.
+
+    `batch` tasks of a closed batch at most are polished, for `polish` of the same measure.
+    """
+
+    window: int = 8
+    nodes: int = 16
+    deterministic: float = 0.006  # a tenth of a CPU second; far more lowered the window by 0.2 %
+    conflicts: int = 600  # on few crowded nodes a conflict costs far more than deterministic time says
+    wall: float = 5.0
+    batch: int = 50
+    polish: float = 2.0
+
+
+def _whole(bound: float) -> int:
+    """The objective is in whole numbers, so its bound is the next one; CP-SAT tells a float, which may lie a bit above it."""
+    return ceil(bound - 1e-9 * max(1.0, abs(bound)))
+
+
+@dataclass(frozen=True)
+class Found:
+    """CP-SAT's word, its bound, and the starts unless there are none in time, which `note` then says."""
+
+    status: str
+    starts: tuple[Start, ...] | None = None
+    bound: float | None = None
+    note: str | None = None
+
+
+def search(problem: Problem, window: list[Queued], hint: tuple[Start, ...], budget: Budget) -> Found:
+    """Least weighted completion with churn and lateness, from `hint`, a start for each task of `window`."""
+    model = _Model(problem, window, hint, budget)
+    model.minimize_cost()
+    return model.solve(budget.deterministic, quick=True)
+
+
+def polish(problem: Problem, tasks: list[Queued], hint: tuple[Start, ...], budget: Budget) -> Found:
+    """Least makespan, on as many nodes as `problem` has."""
+    model = _Model(problem, tasks, hint, budget)
+    model.minimize_makespan()
+    return model.solve(budget.polish, quick=False)  # without the relaxation 11 tasks on 8 GPUs are proven 10 times sooner
+
+
+@dataclass(frozen=True)
+class _Option:
+    """A task on so many GPUs of a node, if `taken`."""
+
+    node: Node
+    gpus: int
+    taken: cp_model.IntVar
+    interval: cp_model.IntervalVar
+    seconds: int
+
+
+class _Model:
+    """Starts and options of the window's tasks, under what runs; the objective is the caller's."""
+
+    def __init__(self, problem: Problem, window: list[Queued], hint: tuple[Start, ...], budget: Budget) -> None:
+        self._problem, self._window, self._budget = problem, window, budget
+        self._model = cp_model.CpModel()
+        nodes = len(problem.nodes) if problem.closed else budget.nodes
+        self._nodes = nearest(problem, window, hint, nodes)
+        self._names = {node.id for node in self._nodes}
+        self._hints = {start.task: start for start in hint}
+        running = max((task.remaining for task in problem.running), default=0)
+        alone = sum(max(s for s in task.seconds if s is not None) for task in window)
+        self._horizon = max(running + alone, max((start.end for start in hint), default=0))
+        self._starts: list[cp_model.IntVar] = []
+        self._options: list[list[_Option]] = []
+        for task in window:
+            self._add(task)
+        for node in self._nodes:
+            self._hold_node(node)
+        self._hold_all()
+        self._hold_limits()
+        self._break_symmetry()
+
+    def minimize_cost(self) -> None:
+        self._model.minimize(sum(self._cost(at) for at in range(len(self._window))))
+
+    def minimize_makespan(self) -> None:
+        """At least what runs and what the GPUs need for everything."""
+        area = sum(task.gpus * task.remaining for task in self._problem.running)
+        area += sum(min(option.seconds * option.gpus for option in options) for options in self._options)
+        least = max([-(-area // sum(node.gpus for node in self._nodes)), *(t.remaining for t in self._problem.running)])
+        most = max(least, *(start.end for start in self._hints.values()))
+        span = self._model.new_int_var(least, most, "makespan")
+        self._model.add_hint(span, most)
+        for start, options in zip(self._starts, self._options, strict=True):
+            self._model.add(span >= start + sum(option.seconds * option.taken for option in options))
+        self._model.minimize(span)
+
+    def solve(self, deterministic: float, quick: bool) -> Found:
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = 1
+        if quick:  # presolving a window costs more than it saves
+            solver.parameters.cp_model_probing_level = 0
+            solver.parameters.symmetry_level = 0
+            solver.parameters.max_presolve_iterations = 1
+            solver.parameters.max_number_of_conflicts = self._budget.conflicts
+        solver.parameters.linearization_level = int(quick)
+        solver.parameters.random_seed = 1
+        solver.parameters.max_deterministic_time = deterministic
+        solver.parameters.max_time_in_seconds = self._budget.wall
+        status = solver.solve(self._model)
+        name = solver.status_name(status)
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return Found(name, note="the solver found no plan within its budget")
+        bound = _whole(solver.best_objective_bound)
+        if status != cp_model.OPTIMAL and solver.wall_time >= self._budget.wall:
+            note = f"the wall guard of {self._budget.wall:g} s struck before the deterministic budget was spent"
+            return Found(name, bound=bound, note=note)
+        return Found(name, tuple(self._read(solver, at) for at in range(len(self._window))), bound)
+
+    def _add(self, task: Queued) -> None:
+        hint = self._hints[task.id]
+        start = self._model.new_int_var(0, self._horizon, f"start {task.id}")
+        self._model.add_hint(start, hint.start)
+        options = []
+        for width in task.widths:
+            for node, seconds in zip(self._problem.nodes, width.seconds, strict=True):
+                if seconds is None or node.id not in self._names:
+                    continue
+                name = f"{task.id} on {width.gpus} of {node.id}"
+                taken = self._model.new_bool_var(name)
+                self._model.add_hint(taken, (node.id, width.gpus) == (hint.node, hint.gpus))
+                interval = self._model.new_optional_fixed_size_interval_var(start, seconds, taken, name)
+                options.append(_Option(node, width.gpus, taken, interval, seconds))
+        self._model.add_exactly_one(option.taken for option in options)
+        self._starts.append(start)
+        self._options.append(options)
+
+    def _hold_node(self, node: Node) -> None:
+        options = [option for options in self._options for option in options if option.node == node]
+        self._hold(options, [task for task in self._problem.running if task.node == node.id], node.gpus)
+
+    def _hold_limits(self) -> None:
+        for limit in self._problem.limits:
+            tasks = zip(self._window, self._options, strict=True)
+            options = [option for task, options in tasks if task.tenant == limit.tenant for option in options]
+            if options:
+                self._hold(options, [task for task in self._problem.running if task.tenant == limit.tenant], limit.gpus)
+
+    def _hold(self, options: list[_Option], running: list[Running], gpus: int) -> None:
+        taken = held(running, gpus)
+        intervals = [option.interval for option in options]
+        intervals += [self._model.new_fixed_size_interval_var(0, seconds, "running") for seconds, _ in taken]
+        self._model.add_cumulative(intervals, [option.gpus for option in options] + [part for _, part in taken], gpus)
+
+    def _hold_all(self) -> None:
+        """The redundant cumulative over all nodes, where every task has one width and takes equally long everywhere."""
+        taken = []
+        for node in self._nodes:
+            taken += held([task for task in self._problem.running if task.node == node.id], node.gpus)
+        intervals = [self._model.new_fixed_size_interval_var(0, seconds, "running") for seconds, _ in taken]
+        demands = [part for _, part in taken]
+        for task, start, options in zip(self._window, self._starts, self._options, strict=True):
+            if len({(option.seconds, option.gpus) for option in options}) != 1:
+                return
+            intervals.append(self._model.new_fixed_size_interval_var(start, options[0].seconds, task.id))
+            demands.append(task.gpus)
+        self._model.add_cumulative(intervals, demands, sum(node.gpus for node in self._nodes))
+
+    def _break_symmetry(self) -> None:
+        """Of empty nodes that no task could tell apart, use them in order."""
+        busy = {task.node for task in self._problem.running} | {task.planned for task in self._window}
+        alike: dict[tuple[object, ...], list[str]] = {}
+        for at, node in enumerate(self._problem.nodes):
+            if node.id in self._names and node.id not in busy:
+                looks = (node.gpus, *(width.seconds[at] for task in self._window for width in task.widths))
+                alike.setdefault(looks, []).append(node.id)
+        for names in alike.values():
+            for before, after in pairwise(names):
+                used: list[cp_model.IntVar] = []
+                for options in self._options:
+                    later = [option.taken for option in options if option.node.id == after]
+                    if later:
+                        self._model.add(sum(later) <= sum(used))
+                    used += [option.taken for option in options if option.node.id == before]
+
+    def _cost(self, at: int) -> cp_model.LinearExprT:
+        task, options = self._window[at], self._options[at]
+        end = self._starts[at] + sum(option.seconds * option.taken for option in options)
+        cost = task.weight * end
+        if task.deadline is not None:
+            late = self._model.new_int_var(0, self._horizon, f"late {task.id}")
+            self._model.add(late >= end - max(0, task.deadline))
+            cost += LATE_FACTOR * task.weight * late
+        if task.planned is not None:
+            cost += self._problem.churn * (1 - sum(option.taken for option in options if option.node.id == task.planned))
+        return cost
+
+    def _read(self, solver: cp_model.CpSolver, at: int) -> Start:
+        begin = solver.value(self._starts[at])
+        taken = next(option for option in self._options[at] if solver.boolean_value(option.taken))
+        return Start(self._window[at].id, taken.node.id, begin, begin + taken.seconds, taken.gpus)
+
+
+def nearest(problem: Problem, window: list[Queued], hint: tuple[Start, ...], limit: int) -> list[Node]:
+    """At most `limit` nodes: those the hint uses (at most one a task), then the freest, then the soonest free."""
+    used = {start.node for start in hint}
+    taken = {node.id: 0 for node in problem.nodes}
+    until = dict(taken)
+    for task in problem.running:
+        taken[task.node] += task.gpus
+        until[task.node] = max(until[task.node], task.remaining)
+    shapes = {width.seconds for task in window for width in task.widths}
+    fitting = [n for at, n in enumerate(problem.nodes) if not n.drained and any(seconds[at] is not None for seconds in shapes)]
+    fitting.sort(key=lambda node: (node.id not in used, taken[node.id] - node.gpus, until[node.id]))
+    return fitting[: max(limit, len(used))]

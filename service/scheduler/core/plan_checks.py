@@ -1,0 +1,58 @@
+"""What a plan breaks, in words, and how many GPUs running tasks hold of a node that may have shrunk under them. Values only."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from service.scheduler.core.problem import Problem, Running, Start
+
+
+def violations(problem: Problem, starts: Iterable[Start]) -> list[str]:
+    """What is wrong with a plan, in words: a node or limit overfull, a wrong duration or place, a task twice."""
+    tasks = {task.id: task for task in problem.queued}
+    places = {node.id: at for at, node in enumerate(problem.nodes)}
+    on_nodes: dict[str, list[Start]] = defaultdict(list)
+    of_tenants: dict[str, list[Start]] = defaultdict(list)
+    runs: dict[str, list[Running]] = defaultdict(list)
+    for run in problem.running:
+        runs[run.node].append(run)
+    wrong: list[str] = []
+    for start in starts:
+        task = tasks.pop(start.task, None)
+        if task is None or start.node not in places:
+            wrong.append(f"{start.task} is not queued, stands twice, or names a node that is not there")
+            continue
+        at = places[start.node]
+        seconds = next((width.seconds[at] for width in task.widths if width.gpus == start.gpus), None)
+        if problem.nodes[at].drained or seconds is None or start.start < 0 or start.end - start.start != seconds:
+            wrong.append(
+                f"{start.task} needs {seconds} s on {start.gpus} GPUs of {start.node}, not {start.start} to {start.end}"
+            )
+        on_nodes[start.node].append(start)
+        of_tenants[task.tenant].append(start)
+    for node in problem.nodes:
+        wrong += _overfull(node.id, node.gpus, runs[node.id], on_nodes[node.id])
+    for limit in problem.limits:
+        theirs = [run for run in problem.running if run.tenant == limit.tenant]
+        wrong += _overfull(limit.tenant, limit.gpus, theirs, of_tenants[limit.tenant])
+    return wrong
+
+
+def _overfull(name: str, gpus: int, running: Iterable[Running], starts: Iterable[Start]) -> list[str]:
+    changes = [change for seconds, part in held(running, gpus) for change in ((0, part), (seconds, -part))]
+    changes += [change for start in starts for change in ((start.start, start.gpus), (start.end, -start.gpus))]
+    taken = 0
+    for at, change in sorted(changes):  # at one moment ends come before starts, since they are negative
+        taken += change
+        if taken > gpus:
+            return [f"{name} has {gpus} GPUs, {taken} are taken at {at}"]
+    return []
+
+
+def held(running: Iterable[Running], gpus: int) -> list[tuple[int, int]]:
+    """(seconds, GPUs) for which `running` holds some of `gpus`, never more than those: a node may have shrunk since."""
+    left, found = gpus, []
+    for run in sorted(running, key=lambda run: -run.remaining):
+        if left:
+            found.append((run.remaining, min(left, run.gpus)))
+        left = max(0, left - run.gpus)
+    return found

@@ -1,0 +1,149 @@
+"""Whether a tenant that is owed GPUs gets them now, and from whom. Values only: decides, and does nothing.
+
+A tenant may borrow what stands idle. When another's task, covered by what that one is owed, has waited longer than the bound,
+the biggest borrower gives back its lowest-priority, youngest placement; never so much that it falls as far under its own due
+as the claimant was. So the largest shortfall only shrinks, and nobody takes turns at preempting each other. A task that runs
+wider than it must goes on narrower beside the claim. Where free GPUs are scattered, a placement that fits among them
+elsewhere may be moved out of the way, whoever's it is.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from service.scheduler.core.fair_share import entitled
+from service.scheduler.core.problem import Node
+
+
+@dataclass(frozen=True)
+class Held:
+    """A running task. `age` is seconds since it was placed; `nodes` are those it could run on, for moving it; `spare` of its
+    GPUs are beyond its narrowest width."""
+
+    task: str
+    tenant: str
+    node: str
+    gpus: int
+    priority: float
+    age: float
+    nodes: frozenset[str] = frozenset()
+    spare: int = 0
+
+    @property
+    def gives(self) -> int:
+        """GPUs that it gives back at once: those it can spare, or all of them."""
+        return self.spare or self.gpus
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A queued task that could start; `waited` is its seconds in the queue, all queueings together, `nodes` those it fits."""
+
+    task: str
+    tenant: str
+    gpus: int
+    waited: float
+    nodes: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Preemption:
+    """Who goes back to the queue, in this order, and for whom; the sentence is for the victims' owners.
+
+    Without victims the node has room that the plan keeps for somebody else: the claim takes it.
+    """
+
+    claim: Claim
+    node: str
+    victims: tuple[Held, ...]
+    sentence: str
+
+
+def preemption(
+    claims: Iterable[Claim], held: Iterable[Held], nodes: Iterable[Node], owed: Mapping[str, float], bound: float
+) -> Preemption | None:
+    """The first claim, longest waiting first, that is owed its GPUs, is past the bound, and can be satisfied; or None.
+
+    `owed` is `fair_share.owed`. Ask again after applying what it says: a claim that was given counts as held.
+    """
+    held = list(held)
+    ledger = _Ledger(held, list(nodes), owed)
+    for claim in sorted(claims, key=lambda claim: (-claim.waited, claim.task)):
+        if claim.waited < bound or not ledger.covers(claim):
+            continue
+        options = [found for node in sorted(claim.nodes) for found in [ledger.make_room(node, claim)] if found is not None]
+        if options:
+            node, victims = min(options, key=lambda option: _loss(option[1]))
+            return Preemption(claim, node, victims, ledger.sentence(claim, victims))
+    return None
+
+
+def next_bound(claims: Iterable[Claim], held: Iterable[Held], owed: Mapping[str, float], bound: float) -> float | None:
+    """Seconds until the next claim that is covered now passes the bound; None if none will. A timer asks again then."""
+    ledger = _Ledger(list(held), [], owed)
+    return min((bound - c.waited for c in claims if c.waited < bound and ledger.covers(c)), default=None)
+
+
+class _Ledger:
+    """Who holds what, who is owed what, and what is free where."""
+
+    def __init__(self, held: list[Held], nodes: list[Node], owed: Mapping[str, float]) -> None:
+        self._held, self._owed = held, owed
+        self._holds: dict[str, int] = {}
+        for placed in held:
+            self._holds[placed.tenant] = self._holds.get(placed.tenant, 0) + placed.gpus
+        self._free = {node.id: node.gpus for node in nodes if not node.drained}
+        for placed in held:
+            if placed.node in self._free:
+                self._free[placed.node] -= placed.gpus
+
+    def covers(self, claim: Claim) -> bool:
+        return entitled(claim.gpus, self._holds.get(claim.tenant, 0), self._owed.get(claim.tenant, 0.0))
+
+    def make_room(self, node: str, claim: Claim) -> tuple[str, tuple[Held, ...]] | None:
+        """The node with the fewest victims that make room there, biggest borrower first; None if they do not suffice."""
+        if node not in self._free:
+            return None
+        excess = {tenant: gpus - self._owed.get(tenant, 0.0) for tenant, gpus in self._holds.items()}
+        shortfall = self._owed.get(claim.tenant, 0.0) - self._holds.get(claim.tenant, 0)
+        spare = {other: free for other, free in self._free.items() if other != node}
+        free, victims = self._free[node], dict[str, Held]()
+        left = {placed.task: placed for placed in self._held if placed.node == node}
+        while free < claim.gpus:
+            lends = [p for p in left.values() if p.tenant != claim.tenant and p.gives - excess[p.tenant] < shortfall]
+            moves = {p.task: self._elsewhere(p, spare) for p in left.values()}
+            takeable = [p for p in left.values() if p in lends or moves[p.task]]
+            if not takeable:
+                return None
+            victim = min(takeable, key=lambda p: (p not in lends, -excess[p.tenant], p.priority, p.age, p.task))
+            home, given = moves[victim.task], victim.gives
+            if victim not in lends and home:
+                spare[home] -= victim.gpus - victim.spare
+                given = victim.gpus
+            else:
+                excess[victim.tenant] -= given
+            del left[victim.task]
+            if given < victim.gpus:
+                left[victim.task] = replace(victim, gpus=victim.gpus - given, spare=0)
+            victims.setdefault(victim.task, victim)
+            free += given
+        return node, tuple(victims.values())
+
+    def _elsewhere(self, placed: Held, spare: Mapping[str, int]) -> str | None:
+        """The tightest other node with room for it at its narrowest."""
+        least = placed.gpus - placed.spare
+        homes = [(free, node) for node, free in spare.items() if node in placed.nodes and free >= least]
+        return min(homes)[1] if homes else None
+
+    def sentence(self, claim: Claim, victims: tuple[Held, ...]) -> str:
+        def stands(tenant: str) -> str:
+            return f"holds {self._holds.get(tenant, 0)} of {self._owed.get(tenant, 0.0):.3g} GPUs it is owed"
+
+        lenders = "; ".join(f"{tenant} {stands(tenant)}" for tenant in sorted({v.tenant for v in victims} - {claim.tenant}))
+        return f"Preempted for {claim.task} of {claim.tenant}, which {stands(claim.tenant)} and waited {claim.waited:.0f} s" + (
+            f"; {lenders}." if lenders else "."
+        )
+
+
+def _loss(victims: tuple[Held, ...]) -> tuple[int, float, float]:
+    """What giving these back costs: how many, how urgent, how far they had come."""
+    return len(victims), sum(v.priority for v in victims), sum(v.age * v.gpus for v in victims)

@@ -1,0 +1,102 @@
+"""Plans by rule: start what fits, and backfill that delays none of those in front. The fallback, and the solver's first hint.
+
+The order is ascending seconds x sqrt(GPUs) / weight. Seconds x GPUs / weight is the best one where any GPUs do; but a wide
+task must find its GPUs on one node, while a narrow one fits into holes and takes little from it. Knows no solver.
+"""
+
+from collections.abc import Sequence
+from math import sqrt
+
+from service.scheduler.core.problem import LATE_FACTOR, Problem, Queued, Start
+from service.scheduler.core.timeline import Timeline
+
+RESERVED = 20  # so many of the waiting have GPUs reserved; with one, what comes later pushes back all but that one
+EXACT = 24  # so many of the waiting are fitted into holes; those behind them stand at the ends
+
+
+def ranked(problem: Problem) -> list[Queued]:
+    """The placeable tasks by ascending seconds x sqrt(GPUs) / weight; ties by arrival.
+
+    A task that misses its deadline unless it starts within its own duration weighs as much more as its lateness costs.
+    """
+    ranks = {}
+    for task, shortest in zip(problem.queued, problem.shortest.tolist(), strict=True):
+        urgent = task.deadline is not None and task.deadline < 2 * shortest
+        ranks[task.id] = shortest * sqrt(task.gpus) / (task.weight * (1 + LATE_FACTOR if urgent else 1))
+    return sorted(problem.placeable, key=lambda task: ranks[task.id])
+
+
+def start_all(problem: Problem) -> tuple[Start, ...] | None:
+    """A start at 0 for every placeable task, widest first, wider still on GPUs that stay free; None if they do not all fit."""
+    if sum(task.gpus for task in problem.placeable) > sum(node.gpus for node in problem.nodes):
+        return None
+    board, starts = Timeline(problem), []
+    for task in sorted(problem.placeable, key=lambda task: -task.gpus):
+        start = board.now(task)
+        if start is None:
+            return None
+        starts.append(board.put(start))
+    return widened(problem, starts)
+
+
+def backfill(
+    problem: Problem,
+    order: Sequence[Queued] | None = None,
+    board: Timeline | None = None,
+    planned: Sequence[Start] = (),
+    reserved: int = RESERVED,
+) -> tuple[Start, ...]:
+    """`planned`, which stay as they are, and every other task of `order`: now, if that delays nobody who has GPUs reserved.
+
+    The first `reserved` that cannot start now have, those of `planned` that start later among them: each where it ends
+    first. The others stand where they would start next, in the same order: their expected starts. `board` is the problem's,
+    with nothing put on it yet; it is spent.
+    """
+    board, later = board or Timeline(problem), []
+    starts = [board.put(start) for start in planned]
+    placed = {start.task for start in starts}
+    reserved -= sum(start.start > 0 for start in starts)
+    for task in ranked(problem) if order is None else order:
+        if task.id in placed:
+            continue
+        start = board.now(task) if board.most_free >= task.gpus else None
+        if start is None and reserved > 0:
+            start, reserved = board.best(task), reserved - 1
+        if start is None:
+            later.append(task)
+        else:
+            starts.append(board.put(start))
+    return tuple(starts) + _in_turn(board, later)
+
+
+def lpt(problem: Problem) -> tuple[Start, ...]:
+    """Longest first, wider before narrower among equals, each where it ends first: a short makespan for a closed batch."""
+    order = sorted(problem.placeable, key=lambda task: (-(task.shortest or 0) * task.gpus, -task.gpus))
+    return _in_turn(Timeline(problem), order)
+
+
+def widened(problem: Problem, starts: Sequence[Start]) -> tuple[Start, ...]:
+    """The same starts, longest first each as wide as helps it on GPUs that all of them leave free. None begins later.
+
+    Those that begin later than now stay as they are, unless the batch is closed: who arrives until then comes first.
+    """
+    able = {task.id: task for task in problem.queued if task.wider}
+    may = [start for start in starts if start.task in able and (problem.closed or start.start == 0)]
+    if not may:
+        return tuple(starts)
+    board = Timeline(problem)
+    wide = {start.task: board.put(start) for start in starts}
+    for start in sorted(may, key=lambda start: -start.end):
+        wide[start.task] = board.widen(able[start.task], start)
+    return tuple(wide[start.task] for start in starts)
+
+
+def _in_turn(board: Timeline, tasks: Sequence[Queued]) -> tuple[Start, ...]:
+    found: list[Start | None] = []
+    for task in tasks[:EXACT]:
+        start = board.best(task)
+        found.append(board.put(start) if start is not None else None)
+    if len(tasks) > EXACT:
+        tails = board.tails()
+        found += [tails.put(task) for task in tasks[EXACT:]]
+    return tuple(start for start in found if start is not None)

@@ -1,0 +1,243 @@
+"""What stands on every node over time, and where one more task would fit. The ground on which the rules plan.
+
+Knows no order of tasks and no objective: a Board answers where a task ends first, exactly, in the holes too; Tails answers
+the same behind all that stands, in microseconds, for the far end of a long queue.
+"""
+
+from bisect import bisect_left, bisect_right
+from copy import copy
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.scheduler.core.problem import NEVER, Problem, Queued, Start
+
+Whole = NDArray[np.int64]
+
+
+class Profile:
+    """Free GPUs over time, of a node or within a tenant's limit: a step function from 0 to forever."""
+
+    def __init__(self, gpus: int) -> None:
+        self._times, self._free = [0], [gpus]
+
+    def copy(self) -> "Profile":
+        other = Profile(0)
+        other._times, other._free = self._times.copy(), self._free.copy()
+        return other
+
+    def take(self, start: int, end: int, gpus: int) -> None:
+        """Occupy `gpus` from `start` until `end`."""
+        first, last = self._cut(start), self._cut(end)
+        for at in range(first, last):
+            self._free[at] -= gpus
+
+    def free(self, at: int) -> int:
+        return self._free[bisect_right(self._times, at) - 1]
+
+    def earliest(self, gpus: int, seconds: int, after: int = 0) -> int:
+        """The first moment, not before `after`, from which `gpus` stay free for `seconds`; NEVER if there is none."""
+        times, free = self._times, self._free
+        at = bisect_right(times, after) - 1
+        begin = after
+        while at < len(times) and times[at] < begin + seconds:
+            if free[at] < gpus:
+                begin = times[at + 1] if at + 1 < len(times) else NEVER
+            at += 1
+        return begin
+
+    def forever(self, gpus: int) -> list[int]:
+        """From when on 1, 2, ... `gpus` GPUs stay free for good; NEVER for those that do not."""
+        since = [NEVER] * gpus
+        least, at = gpus, len(self._times) - 1
+        while at >= 0 and least > 0:
+            least = min(least, self._free[at])
+            for more in range(max(0, least)):
+                since[more] = self._times[at]
+            at -= 1
+        return since
+
+    def _cut(self, moment: int) -> int:
+        at = bisect_left(self._times, moment)
+        if at == len(self._times) or self._times[at] != moment:
+            self._times.insert(at, moment)
+            self._free.insert(at, self._free[at - 1])
+        return at
+
+
+def _rows(since: list[list[int]]) -> Whole:
+    """One row for each node; NEVER for GPUs that it does not have."""
+    rows: Whole = np.full((len(since), max(map(len, since), default=0)), NEVER, np.int64)
+    for at, row in enumerate(since):
+        rows[at, : len(row)] = row
+    return rows
+
+
+class _Place(NamedTuple):
+    """Ordered as places are preferred: ends first, then where it was planned, tightest, first in order."""
+
+    end: int
+    elsewhere: bool
+    free: int
+    node: int
+    start: int
+    gpus: int
+
+
+class Timeline:
+    """All nodes' profiles, and the tenants' limits, while a plan is made."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._takes = np.array([not node.drained for node in problem.nodes], bool)
+        self._profiles = [Profile(node.gpus) for node in problem.nodes]
+        self._places = {node.id: at for at, node in enumerate(problem.nodes)}
+        self._tenants = {task.id: task.tenant for task in problem.queued}
+        self._limits = {limit.tenant: Profile(limit.gpus) for limit in problem.limits}
+        self._planned = np.zeros(len(problem.nodes), bool)  # nodes on which something starts later: they may have holes
+        for task in problem.running:
+            self._profiles[self._places[task.node]].take(0, task.remaining, task.gpus)
+            if task.tenant in self._limits:
+                self._limits[task.tenant].take(0, task.remaining, task.gpus)
+        self._soonest = _rows([p.forever(node.gpus) for p, node in zip(self._profiles, problem.nodes, strict=True)])
+        self._now = np.array([profile.free(0) for profile in self._profiles], np.int64)
+        self.most_free = self._most()  # GPUs of the node with the most free ones at this moment
+
+    def copy(self) -> "Timeline":
+        """Another with the same on it."""
+        other = copy(self)
+        other._profiles = [profile.copy() for profile in self._profiles]
+        other._limits = {tenant: profile.copy() for tenant, profile in self._limits.items()}
+        other._planned, other._now = self._planned.copy(), self._now.copy()
+        return other
+
+    def put(self, start: Start) -> Start:
+        self._take(start, 1)
+        self._planned[self._places[start.node]] |= start.start > 0
+        return start
+
+    def now(self, task: Queued) -> Start | None:
+        """Where it can start at once without delaying anything that stands, at its narrowest width."""
+        seconds = self.problem.table[self.problem.row[task.id]]
+        fits = np.flatnonzero((self._now >= task.gpus) & (seconds < NEVER))
+        limit = self._limits.get(task.tenant)
+        places = sorted(self._place(task, int(at), 0, int(seconds[at]), task.gpus) for at in fits)
+        for place in places:
+            spent = place.end
+            if limit is not None and limit.earliest(task.gpus, spent) > 0:
+                continue
+            if not self._planned[place.node] or self._profiles[place.node].earliest(task.gpus, spent) == 0:
+                return self._start(task, place)
+        return None
+
+    def best(self, task: Queued) -> Start | None:
+        """Where it would end first at its narrowest width, holes included; where it was planned if moving costs more."""
+        seconds = self.problem.table[self.problem.row[task.id]]
+        ends = self._soonest[:, task.gpus - 1] + seconds  # under what runs alone: no plan ends sooner
+        limit = self._limits.get(task.tenant)
+        found: _Place | None = None
+        for at in ends.argsort(kind="stable"):
+            if ends[at] >= NEVER or (found is not None and ends[at] > found.end):
+                break
+            begin = self._earliest(int(at), limit, task.gpus, int(seconds[at]))
+            if begin < NEVER and (found is None or begin + seconds[at] <= found.end):
+                place = self._place(task, int(at), begin, int(seconds[at]), task.gpus)
+                found = place if found is None else min(found, place)
+        if found is None:
+            return None
+        home = self._places.get(task.planned) if found.elsewhere and task.planned else None
+        if home is not None and seconds[home] < NEVER:
+            begin = self._earliest(home, limit, task.gpus, int(seconds[home]))
+            if task.weight * (begin + int(seconds[home]) - found.end) <= self.problem.churn:
+                found = self._place(task, home, begin, int(seconds[home]), task.gpus)
+        return self._start(task, found)
+
+    def widen(self, task: Queued, start: Start) -> Start:
+        """Move a start that stands to the width from which it ends soonest, on GPUs of one node that nobody needs meanwhile.
+
+        It begins when it did. One that begins at once may change to a node that is as fast, of equal ones to the tightest.
+        """
+        limit, home = self._limits.get(task.tenant), self._places[start.node]
+        self._take(start, -1)
+        found = self._place(task, home, start.start, start.end - start.start, start.gpus)
+        for width in task.wider:
+            fits = [home] if start.start else np.flatnonzero(self._takes & (self._now >= width.gpus)).tolist()
+            for at in fits:
+                seconds = width.seconds[at]
+                if seconds is None or task.seconds[at] != task.seconds[home] or start.start + seconds > found.end:
+                    continue
+                place = self._place(task, at, start.start, seconds, width.gpus)
+                sooner = place.end < found.end or (place < found and found.gpus == width.gpus)
+                if sooner and self._earliest(at, limit, width.gpus, seconds, start.start) == start.start:
+                    found = place
+        return self.put(self._start(task, found))
+
+    def tails(self) -> "Tails":
+        """What stands behind everything put so far. The board is spent: its limits go along."""
+        since = [profile.forever(node.gpus) for profile, node in zip(self._profiles, self.problem.nodes, strict=True)]
+        return Tails(self.problem, since, self._limits)
+
+    def _most(self) -> int:
+        return int(self._now[self._takes].max(initial=0))
+
+    def _take(self, start: Start, sign: int) -> None:
+        at = self._places[start.node]
+        self._profiles[at].take(start.start, start.end, sign * start.gpus)
+        if start.start == 0:
+            self._now[at] = self._profiles[at].free(0)
+            self.most_free = self._most()
+        limit = self._limits.get(self._tenants[start.task])
+        if limit is not None:
+            limit.take(start.start, start.end, sign * start.gpus)
+
+    def _earliest(self, at: int, limit: Profile | None, gpus: int, seconds: int, after: int = 0) -> int:
+        begin = self._profiles[at].earliest(gpus, seconds, after)
+        while limit is not None and begin < NEVER:
+            allowed = limit.earliest(gpus, seconds, begin)
+            if allowed == begin:
+                break
+            begin = self._profiles[at].earliest(gpus, seconds, allowed)
+        return begin
+
+    def _place(self, task: Queued, at: int, begin: int, seconds: int, gpus: int) -> _Place:
+        elsewhere = task.planned != self.problem.nodes[at].id
+        return _Place(begin + seconds, elsewhere, self._profiles[at].free(begin), at, begin, gpus)
+
+    def _start(self, task: Queued, place: _Place) -> Start:
+        return Start(task.id, self.problem.nodes[place.node].id, place.start, place.end, place.gpus)
+
+
+class Tails:
+    """From when on each GPU is free for good: `since[k, node]` for k + 1 GPUs of a node."""
+
+    def __init__(self, problem: Problem, since: list[list[int]], limits: dict[str, Profile]) -> None:
+        self._problem, self._limits = problem, limits
+        self._rows = since
+        self._since = np.ascontiguousarray(_rows(since).T)
+        self._names = [node.id for node in problem.nodes]
+        self._places = {name: at for at, name in enumerate(self._names)}
+
+    def put(self, task: Queued) -> Start | None:
+        """Stand the task behind all others, at its narrowest: where it ends first, or was planned if moving costs more."""
+        gpus, begins = task.gpus, self._since[task.gpus - 1]
+        ends = begins + self._problem.table[self._problem.row[task.id]]
+        at = int(ends.argmin())
+        if ends[at] >= NEVER:
+            return None
+        planned = self._places.get(task.planned) if task.planned else None
+        if planned is not None and task.weight * int(ends[planned] - ends[at]) <= self._problem.churn:
+            at = planned
+        begin, end = int(begins[at]), int(ends[at])
+        limit = self._limits.get(task.tenant)
+        if limit is not None:
+            seconds = end - begin
+            begin = limit.earliest(gpus, seconds, begin)
+            end = begin + seconds
+            limit.take(begin, end, gpus)
+        row = self._rows[at]
+        last = bisect_right(row, begin)
+        row[last - gpus : last] = [end] * gpus
+        row.sort()
+        self._since[: len(row), at] = row
+        return Start(task.id, self._names[at], begin, end, gpus)

@@ -1,0 +1,26 @@
+"""Whether a running task's end has moved so much that the plan in force is wrong about it. Asks for no plan itself."""
+
+from sqlalchemy.orm import Session
+
+from service.database.engine import clock
+from service.fleet.models import Node, Placement
+from service.scheduler.estimate.estimate_cache import Memo
+from service.scheduler.estimate.task_workload import Workload
+from service.scheduler.state.usage_shares import kind_of
+from service.tasks.models import Task
+
+_PART = 0.1  # of what is left
+_LEAST_SECONDS = 5.0  # the ends of short tasks are not known so well
+
+
+def end_moved(session: Session, task: Task, placement: Placement) -> bool:
+    """Whether the task's jobs, speeds and exits, as they are now, put its end by over 10 % of what is left elsewhere."""
+    if placement.expected_end is None:
+        return True
+    work = Workload(session, [task], Memo())
+    if task.id in work.broken:
+        return False
+    node = session.get_one(Node, placement.node_id)
+    seconds = work.estimate(task, kind_of(node), len(placement.device_indexes)).seconds
+    believed = (placement.expected_end - clock(session)).total_seconds()
+    return abs(seconds - believed) > max(_LEAST_SECONDS, _PART * max(seconds, believed))

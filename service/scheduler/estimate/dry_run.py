@@ -1,0 +1,173 @@
+"""What a task would take, told before there is one: tokens, GPU seconds, when it would start and end, which rows are cut.
+
+Stores nothing. The start is by the rules alone (rules.py), since a request must not wait for a solver.
+"""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Literal
+
+from pydantic import BaseModel, Field
+from sqlalchemy.orm import Session
+
+from contract.states import JobStatus, TaskStatus
+from contract.task_spec import TaskSpec
+from service.background.dependencies import Dependencies
+from service.http.problems import FieldError
+from service.scheduler.core.problem import Start
+from service.scheduler.core.rules import backfill, start_all, widened
+from service.scheduler.estimate.task_duration import BYTES_PER_TOKEN, Estimate
+from service.scheduler.explain import waiting_text
+from service.scheduler.explain.plan_announcements import priorities, scene
+from service.scheduler.explain.reason_codes import reasons
+from service.scheduler.state import snapshot
+from service.scheduler.state.snapshot import Asked, Snapshot
+from service.scheduler.state.usage_shares import kind_of
+from service.storage.object_store import Storage
+from service.tasks.models import Job, Task
+from service.tasks.submission.spec_checks import Pinned
+
+_ID = "task_asked_about"
+_ANY = "an accelerator"  # that no node has yet
+_LISTED = 50  # rows
+
+
+class Between(BaseModel):
+    """The expected value, and the interval that holds the true one most of the time."""
+
+    expected: float
+    low: float
+    high: float
+
+
+class WidthEstimate(BaseModel):
+    """What the task would take on so many GPUs of one node."""
+
+    gpus: int
+    seconds: Between
+    gpu_seconds: Between = Field(description="The seconds of all of them, which is what is paid for")
+
+
+class EstimateResource(BaseModel):
+    """What the task would take if it were posted now."""
+
+    object: Literal["estimate"] = "estimate"
+    jobs: int
+    tokens: float = Field(description="Expected to be trained; early exit is counted in")
+    full_tokens: float = Field(description="If every job trained to its end")
+    gpus: int = Field(description="That it would start on: more than gpus where max_gpus allows it and they stand idle")
+    gpu_seconds: Between = Field(description="At that width")
+    widths: list[WidthEstimate] = Field(description="Each width that the spec allows, ascending")
+    device_type: str | None = Field(description="The estimate is for this one, the fleet's fastest that it fits")
+    expected_start: datetime | None = Field(description="Null where no node has room for it")
+    expected_end: datetime | None
+    expected_start_interval: list[datetime] | None
+    expected_end_interval: list[datetime] | None
+    waiting: str | None = Field(description="Why it would not start at once")
+    problems: list[FieldError] = Field(description="Rows of its files that will be cut or left out; GPUs that stand idle")
+
+
+def dry_run(session: Session, parts: Dependencies, tenant_id: str, spec: TaskSpec, pinned: Pinned) -> EstimateResource:
+    """For a tenant whose spec has passed preflight. The session's transaction must be new and see all tenants' rows."""
+    asked = _task(tenant_id, spec, pinned)
+    seen = snapshot.read(session, parts, asked=asked)
+    starts = start_all(seen.problem) or widened(seen.problem, backfill(seen.problem))
+    start = next((start for start in starts if start.task == _ID), None)
+    kinds = {kind_of(node): node for node in seen.nodes.values() if seen.work.fits(asked.task, node)}
+    found = {kind: seen.work.estimate(asked.task, kind, spec.gpus) for kind in kinds} or {
+        "": seen.work.estimate(asked.task, _ANY, spec.gpus)
+    }
+    kind, best = min(found.items(), key=lambda item: item[1].seconds)
+    widths = [_width(seen.work.estimate(asked.task, kind or _ANY, gpus), gpus) for gpus in spec.widths]
+    taken = next(width for width in widths if start is None or width.gpus == start.gpus)
+    return EstimateResource(
+        jobs=spec.search_space.size,
+        tokens=best.tokens,
+        full_tokens=seen.work.full_tokens(asked.task),
+        gpus=taken.gpus,
+        gpu_seconds=taken.gpu_seconds,
+        widths=widths,
+        device_type=kind or None,
+        **_moments(seen, starts, start),
+        waiting=_why(seen, starts, start),
+        problems=[*_idle(spec), *_rows(parts.storage, spec, pinned)],
+    )
+
+
+def _task(tenant_id: str, spec: TaskSpec, pinned: Pinned) -> Asked:
+    task = Task(
+        id=_ID,
+        tenant_id=tenant_id,
+        spec=spec.model_dump(mode="json"),
+        status=TaskStatus.QUEUED,
+        fence=0,
+        base_model=pinned.model.name,
+        train_file_id=pinned.train.id,
+        validation_file_id=pinned.validation.id if pinned.validation else None,
+        gpus=spec.gpus,
+        priority=spec.priority,
+    )
+    jobs = [
+        Job(status=JobStatus.PENDING, step=0, config=config.model_dump(mode="json"), promoted=False) for config in spec.jobs()
+    ]
+    return Asked(task, jobs)
+
+
+def _width(found: Estimate, gpus: int) -> WidthEstimate:
+    seconds = {"expected": found.seconds, "low": found.low, "high": found.high}
+    each = {name: gpus * value for name, value in seconds.items()}
+    return WidthEstimate(gpus=gpus, seconds=Between(**seconds), gpu_seconds=Between(**each))
+
+
+def _moments(seen: Snapshot, starts: tuple[Start, ...], start: Start | None) -> dict[str, datetime | list[datetime] | None]:
+    names = ("expected_start", "expected_end", "expected_start_interval", "expected_end_interval")
+    if start is None:
+        return dict.fromkeys(names)
+    between = seen.between(starts)[_ID]
+
+    def moment(seconds: float) -> datetime:
+        return seen.at + timedelta(seconds=seconds)
+
+    told = (moment(start.start), moment(start.end), [*map(moment, between.start)], [*map(moment, between.end)])
+    return dict(zip(names, told, strict=True))
+
+
+def _why(seen: Snapshot, starts: tuple[Start, ...], start: Start | None) -> str | None:
+    if _ID in seen.later:
+        return str(waiting_text.not_before(seen.later[_ID])["sentence"])
+    if start is not None and start.start == 0:
+        return None
+    found = {reason.task: reason for reason in reasons(seen.problem, starts, seen.standing or None, priorities(seen))}
+    return str(waiting_text.tell(found[_ID], scene(seen, starts), seen.at)["sentence"])
+
+
+def _idle(spec: TaskSpec) -> Iterator[FieldError]:
+    """GPUs that no job would train on, since none is split."""
+    jobs = spec.search_space.size
+    if spec.gpus > jobs:
+        message = (
+            f"is {spec.gpus}, but the search space makes jobs for {jobs} and none is split: {spec.gpus - jobs} would stand idle"
+        )
+        yield FieldError(field="gpus", code="gpus_idle", message=message)
+    elif spec.max_gpus is not None and spec.max_gpus > jobs:
+        widest = max(width for width in spec.widths if width <= jobs)
+        message = f"is {spec.max_gpus}, but the search space makes jobs for {jobs} and none is split: at most {widest} are used"
+        yield FieldError(field="max_gpus", code="gpus_idle", message=message)
+
+
+def _rows(storage: Storage, spec: TaskSpec, pinned: Pinned) -> Iterator[FieldError]:
+    """Rows that seem longer than max_seq_len, judged by their bytes: the service has no tokenizer."""
+    most = spec.training.max_seq_len
+    for field, file in (("dataset.file_id", pinned.train), ("dataset.validation_file_id", pinned.validation)):
+        if file is None:
+            continue
+        listed = 0
+        with storage.open(file.sha256) as lines:
+            for number, line in enumerate(lines, 1):
+                tokens = round(len(line) / BYTES_PER_TOKEN)
+                if tokens > most:
+                    listed += 1
+                    message = f"has about {tokens} tokens, training.max_seq_len is {most}; it will be cut"
+                    yield FieldError(field=field, line=number, code="row_truncated", message=message)
+                if listed == _LISTED:
+                    break

@@ -1,0 +1,205 @@
+"""How long a task will still take, and between which moments it will probably end: what trains, how long it lives, how fast.
+
+Knows no clock and no database. The steps that lie ahead are walked on a grid: at each point, how many jobs are still alive
+there (survival.py) and how long a step of their tokens takes (throughput.py). So a tail of few small jobs is slow per token,
+and the end is that of the last survivor, not of the average one.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.states import JOB_TERMINAL
+from contract.task_spec import EVALUATIONS, EarlyExitPolicy
+from service.scheduler.estimate.survival import NOTHING, JobProgress, Lives, belief, hazards, lived, promotion, unranked
+from service.scheduler.estimate.throughput import NEWEST, Model, speed
+
+INSIDE = 0.8  # of the true ends lie within the stated interval
+BYTES_PER_TOKEN = 3.5  # of JSONL; the service has no tokenizer
+LOADING_SECONDS = 5.0  # a placement trains nothing while its executor loads
+SHORTEST_SECONDS = 5.0  # nobody's end is known better than this
+EVALUATION = 0.5  # of a training token's work: a forward alone
+STEP_TOKENS = 16384  # on a GPU at once; a larger step is split
+_WARM, _LATE = 6, 24  # points of the grid before the last boundary, and behind it
+_TABLE = np.arange(0.0, 24.5, 0.5)  # log2 of tokens for which a base's speed is worked out
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Work:
+    """A task as far as its length goes.
+
+    `jobs` are all its jobs, ended ones too: they tell about the others. `tokens_per_row` is the mean over its training rows,
+    `validation_rows` what one evaluation reads, `of_class` what finished tasks of its `shape_class` have lived.
+    """
+
+    jobs: tuple[JobProgress, ...]
+    policy: EarlyExitPolicy
+    tokens_per_row: float
+    validation_rows: int = 0
+    of_class: Lives = NOTHING
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Expected training `tokens` and `seconds` still to come, and the interval that holds the true end `INSIDE` of the time."""
+
+    tokens: float
+    seconds: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Jobs that are alike. Steps: `warm` from now to the boundary, `late` behind it, of phases `warmup` and `rest` long."""
+
+    warm: int
+    late: int
+    warmup: int
+    rest: int
+    batch_size: int
+    rank: int
+    passes: float
+
+
+def tokens_per_row(file_bytes: int, rows: int, max_seq_len: int) -> float:
+    """Tokens of an average row, as its bytes suggest."""
+    return max(1.0, min(max_seq_len, file_bytes / max(1, rows) / BYTES_PER_TOKEN))
+
+
+def estimate(work: Work, model: Model, gpus: int, step_tokens: int = STEP_TOKENS) -> Estimate:
+    """What is still to come on `gpus` GPUs, each with the whole base; the jobs are dealt to them, and none is split."""
+    groups = _groups(work)
+    if not groups:
+        return Estimate(0.0, SHORTEST_SECONDS, SHORTEST_SECONDS, SHORTEST_SECONDS)
+    edges = _grid(list(groups))
+    middles, lengths = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
+    alive, any_alive = _alive(work, groups, middles)
+    row_tokens = np.array([work.tokens_per_row * group.batch_size for group in groups])
+    trained = np.einsum("hgm,g->hm", alive, row_tokens)
+    worked = trained + np.einsum("hgm,g->hm", alive, _evaluated(work, list(groups)))
+    share = _largest_share(alive.sum(axis=1) / np.maximum(any_alive, 1e-9), gpus)
+    per_gpu = np.maximum(worked / np.maximum(any_alive, 1e-9) * share, min(row_tokens))
+    seconds, deviation = _step_seconds(model, per_gpu, step_tokens, _rows(groups, gpus), gpus)
+    spent = np.cumsum(seconds * lengths, axis=1)
+    mean = float((any_alive * seconds * lengths).sum(1).mean())
+    low, high = _interval(spent, any_alive, float(deviation.mean()))
+    return Estimate(
+        tokens=float((trained * lengths).sum(1).mean()),
+        seconds=max(SHORTEST_SECONDS, LOADING_SECONDS + mean),
+        low=max(SHORTEST_SECONDS, LOADING_SECONDS + low),
+        high=max(SHORTEST_SECONDS, LOADING_SECONDS + high),
+    )
+
+
+def _groups(work: Work) -> Counter[_Group]:
+    passes = promotion(work.jobs, work.policy)
+    found: Counter[_Group] = Counter()
+    for job in work.jobs:
+        if job.status in JOB_TERMINAL or job.step >= job.total_steps:
+            continue
+        rest = job.total_steps - job.warmup_steps
+        warm, late = max(0, job.warmup_steps - job.step), min(rest, job.total_steps - job.step)
+        found[_Group(warm, late, job.warmup_steps, rest, job.batch_size, job.rank, passes if unranked(job) else 1.0)] += 1
+    return found
+
+
+def _grid(groups: list[_Group]) -> Numbers:
+    """Edges in steps from now: fine up to the last boundary, coarse behind it, and where jobs that live on would end."""
+    boundary = max(group.warm for group in groups)
+    end = max(group.warm + group.late for group in groups)
+    ends = sorted({group.warm + group.late for group in groups})
+    parts = (np.linspace(0, boundary, _WARM + 1), np.linspace(boundary, end, _LATE + 1), ends[:: 1 + len(ends) // 16])
+    return np.unique(np.concatenate(parts))
+
+
+def _alive(work: Work, groups: Counter[_Group], steps: Numbers) -> tuple[Numbers, Numbers]:
+    """(hazard, group, step): how many jobs of a group are expected alive; (hazard, step): the probability that any is.
+
+    That some job passes the boundary is certain whatever each one's chance, so the probability is given that; behind it the
+    jobs of a task live and end together.
+    """
+    seen = belief(work.policy, work.of_class, lived(work.jobs))
+    warm_hazard = np.array(hazards(seen.warm_exits, seen.warm_lived))[:, None, None]
+    late_hazard = np.array(hazards(seen.late_exits, seen.late_lived))[:, None, None]
+
+    def column(values: list[float]) -> Numbers:
+        return np.array(values, np.float64)[None, :, None]
+
+    warm, late = column([g.warm for g in groups]), column([g.late for g in groups])
+    warmup, rest = column([max(1, g.warmup) for g in groups]), column([max(1, g.rest) for g in groups])
+    passes, many = column([g.passes for g in groups]), column(list(map(float, groups.values())))
+    before = np.exp(-warm_hazard * np.minimum(steps, warm) / warmup)
+    behind = np.exp(-late_hazard * np.clip(steps - warm, 0, late) / rest) * (steps < warm + late)
+    chance = np.where(steps < warm, before, before * passes * behind)
+
+    def some(part: Numbers) -> Numbers:
+        found: Numbers = 1 - np.prod((1 - part) ** many, axis=1)
+        return found
+
+    reach = some(np.exp(-warm_hazard * warm / warmup))
+    pass_ = some(passes * (steps < warm + late)) / np.maximum(some(passes), 1e-9)
+    any_alive = np.maximum(some(before * (steps < warm)), reach * pass_ * behind.max(axis=1))
+    return chance * many, any_alive
+
+
+def _evaluated(work: Work, groups: list[_Group]) -> Numbers:
+    """Tokens' worth of training that a step of each group spends on evaluations."""
+    totals = [group.warmup + group.rest for group in groups]
+    every = [work.policy.eval_every or max(1, total // EVALUATIONS) for total in totals]
+    return EVALUATION * work.validation_rows * work.tokens_per_row / np.array(every, np.float64)
+
+
+def _largest_share(jobs: Numbers, gpus: int) -> Numbers:
+    """The part of so many jobs' tokens that lies on the GPU with the most jobs, whom the others wait for at each step; between
+    whole numbers of jobs, in between."""
+    jobs = np.maximum(jobs, 1.0)
+    below = np.floor(jobs)
+    fewer, more = np.ceil(below / gpus), np.ceil((below + 1) / gpus)
+    share: Numbers = (fewer + (jobs - below) * (more - fewer)) / jobs
+    return share
+
+
+def _rows(groups: Counter[_Group], gpus: int) -> float:
+    """Adapter rows on one GPU while all that may pass are there."""
+    return sum(many * group.rank * group.passes for group, many in groups.items()) / gpus
+
+
+def _step_seconds(model: Model, tokens: Numbers, most: int, rows: float, gpus: int) -> tuple[Numbers, Numbers]:
+    table = _speeds(model, rows, gpus)
+    at = np.log2(np.clip(tokens, 1, most))
+    seconds = np.exp(np.interp(at, _TABLE, table[0]))
+    return seconds * np.maximum(1.0, tokens / most), np.interp(at, _TABLE, table[1])
+
+
+@lru_cache(maxsize=1024)
+def _speeds(model: Model, rows: float, gpus: int) -> tuple[Numbers, Numbers]:
+    found = [speed(model, 2.0**power, rows, gpus) for power in _TABLE]
+    return np.log([each.seconds for each in found]), np.array([each.deviation for each in found])
+
+
+def _interval(spent: Numbers, any_alive: Numbers, deviation: float) -> tuple[float, float]:
+    """The quantiles of the last survivor's end, over hazards and over how wrong the speed may be."""
+    rest = np.concatenate([any_alive[:, 1:], np.zeros((len(any_alive), 1))], axis=1)
+    mass = np.maximum(any_alive - rest, 0)
+    factors = np.exp(deviation * np.array([NormalDist().inv_cdf(part) for part in (0.1, 0.3, 0.5, 0.7, 0.9)]))
+    ends = (spent[..., None] * factors).ravel()
+    order = ends.argsort()
+    below = np.cumsum(np.repeat(mass, len(factors)).ravel()[order])
+    edge = (1 - INSIDE) / 2 * below[-1]
+    low, high = np.searchsorted(below, [edge, below[-1] - edge])
+    return float(ends[order[low]]), float(ends[order[min(high, len(order) - 1)]])
+
+
+def measured_rate(before: float | None, tokens: int, seconds: float, gpus: int) -> float | None:
+    """The moving average of trained tokens per second and device, after one more measurement; evaluations cost time too."""
+    if tokens <= 0 or seconds <= 0:
+        return before
+    rate = tokens / seconds / gpus
+    return rate if before is None else (1 - NEWEST) * before + NEWEST * rate

@@ -1,0 +1,218 @@
+"""How long tasks will take on which nodes, from the rows: their jobs, the files they train on, what was measured and learned.
+
+The arithmetic is task_duration.py's. A task whose stored spec cannot be read any more is `broken`, and has no estimate.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from contract.search_space import JobConfig
+from contract.states import JOB_TERMINAL, ExitReason, JobStatus, TaskStatus
+from contract.task_spec import Precision, Schedule, TaskSpec
+from service.files.models import File
+from service.fleet.models import BaseModel, Node
+from service.scheduler.core.problem import Seconds, Width
+from service.scheduler.estimate.estimate_cache import Memo
+from service.scheduler.estimate.gpu_types import hardware
+from service.scheduler.estimate.survival import JobProgress, shape_class
+from service.scheduler.estimate.task_duration import Estimate, Work, estimate, tokens_per_row
+from service.scheduler.estimate.throughput import Model, relevant
+from service.scheduler.state import learned_profiles
+from service.scheduler.state.usage_shares import kind_of
+from service.tasks.models import Job, Task
+
+PAYS = 0.1  # of the time a doubling of the GPUs must save, or it is not worth them
+
+# Of one parameter, at the least: embeddings, norms and the head stay in bf16.
+BYTES_PER_WEIGHT: Mapping[Precision, float] = {"bf16": 2, "nf4": 1 / 2 + 4 / 64, "nf4_double": 1 / 2 + 1 / 64 + 4 / 64 / 256}
+
+
+class Shape(NamedTuple):
+    """What tells a node from others: its devices' type, how many there are, and the bytes of the smallest."""
+
+    kind: str
+    gpus: int
+    memory: int
+
+
+class Shapes:
+    """The nodes that tasks may run on, as far as a duration goes."""
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self._of = tuple(Shape(kind_of(node), len(node.devices), memory_of(node)) for node in nodes)
+        self.distinct = tuple(dict.fromkeys(self._of))
+
+    def each(self, seconds: Mapping[Shape, int | None]) -> Seconds:
+        """Those of each node, in their order."""
+        if len(self.distinct) == 1:
+            return (seconds[self.distinct[0]],) * len(self._of)
+        return tuple(seconds[shape] for shape in self._of)
+
+
+class Workload:
+    """The given tasks, read at one moment. `memo` keeps what is known of those that lie still.
+
+    `unsaved` are the jobs of tasks that no row stands for.
+    """
+
+    def __init__(
+        self, session: Session, tasks: Iterable[Task], memo: Memo, unsaved: Mapping[str, Sequence[Job]] | None = None
+    ) -> None:
+        self._memo = memo
+        self.broken: dict[str, str] = {}
+        self.specs: dict[str, TaskSpec] = {}
+        tasks = list(tasks)
+        for task in tasks:
+            try:
+                self.specs[task.id] = memo.get(("spec", task.id), lambda task=task: TaskSpec.model_validate(task.spec))  # type: ignore[misc]
+            except ValidationError as error:
+                self.broken[task.id] = _why(error)
+        sound = [task for task in tasks if task.id in self.specs]
+        self._bases = {base.name: base for base in session.scalars(select(BaseModel))}
+        files = {id for task in sound for id in (task.train_file_id, task.validation_file_id) if id}
+        self._files = {file.id: file for file in session.scalars(select(File).where(File.id.in_(files)))}
+        self._profiles = learned_profiles.profiles(session, {task.base_model for task in sound})
+        self._lives = learned_profiles.lives(session, {shape_class(spec) for spec in self.specs.values()})
+        self._models: dict[tuple[str, Precision, str], Model] = {}
+        self._jobs = self._read(session, sound, unsaved or {})
+
+    def bytes_per_gpu(self, task: Task) -> int:
+        """What the base's weights take of each GPU, at the least; each holds them all."""
+        return int(self._bases[task.base_model].parameters * BYTES_PER_WEIGHT[self.specs[task.id].precision])
+
+    def fits(self, task: Task, node: Node) -> bool:
+        """At its narrowest."""
+        return task.gpus <= len(node.devices) and self.bytes_per_gpu(task) <= memory_of(node)
+
+    def left(self, task: Task) -> int:
+        """Jobs that have not ended."""
+        return sum(job.status not in JOB_TERMINAL for job in self._jobs[task.id])
+
+    def estimate(self, task: Task, kind: str, gpus: int) -> Estimate:
+        """What the task still takes on `gpus` devices of a type."""
+        spec, of_class = self.specs[task.id], self._lives[shape_class(self.specs[task.id])]
+        jobs, model = self._jobs[task.id], self._model(task.base_model, spec.precision, kind)
+        file = self._files[task.train_file_id]
+        _, validation = rows_of(task, spec, file, self._files.get(task.validation_file_id or ""))
+        tokens = tokens_per_row(file.bytes, file.rows, spec.training.max_seq_len)
+
+        def work_out() -> Estimate:
+            return estimate(Work(jobs, spec.early_exit, tokens, validation, of_class), model, gpus)
+
+        moment = task.fence if task.status == TaskStatus.QUEUED else (jobs, validation)
+        return self._memo.get(("estimate", task.id, moment, model, of_class, gpus), work_out)
+
+    def full_tokens(self, task: Task) -> float:
+        """What its jobs would train without any exit."""
+        spec, file = self.specs[task.id], self._files[task.train_file_id]
+        tokens = tokens_per_row(file.bytes, file.rows, spec.training.max_seq_len)
+        return sum(job.total_steps * job.batch_size * tokens for job in self._jobs[task.id])
+
+    def widths(self, task: Task, nodes: "Shapes", most: int) -> tuple[Width, ...]:
+        """How long it takes on each node: on as few devices as it asks for, and on each wider width that its spec allows and
+        that pays there, ascending.
+
+        None is wider than `most` GPUs or than it has jobs left; and each saves a part of the time that the next narrower
+        one takes on that node.
+        """
+        before = {shape: self._seconds(task, shape, task.gpus) for shape in nodes.distinct}
+        found, widest = [Width(task.gpus, nodes.each(before))], min(self.left(task), most)
+        for gpus in self.specs[task.id].widths[1:]:
+            if gpus > widest:
+                break
+            before = {shape: self._paying(task, shape, gpus, seconds) for shape, seconds in before.items()}
+            if not any(before.values()):
+                break
+            found.append(Width(gpus, nodes.each(before)))
+        return tuple(found)
+
+    def _seconds(self, task: Task, shape: "Shape", gpus: int) -> int | None:
+        """None where it does not fit."""
+        if gpus > shape.gpus or self.bytes_per_gpu(task) > shape.memory:
+            return None
+        return max(1, round(self.estimate(task, shape.kind, gpus).seconds))
+
+    def _paying(self, task: Task, shape: "Shape", gpus: int, narrower: int | None) -> int | None:
+        """As `_seconds`; None too where that saves too little against the `narrower` width's, or that is None."""
+        seconds = self._seconds(task, shape, gpus) if narrower is not None else None
+        return seconds if seconds is not None and narrower is not None and seconds <= (1 - PAYS) * narrower else None
+
+    def _model(self, base: str, precision: Precision, kind: str) -> Model:
+        if (base, precision, kind) not in self._models:
+            parameters = self._bases[base].parameters
+            known = relevant(self._profiles, base, precision, kind)
+            moved = BYTES_PER_WEIGHT[precision]
+            if precision != "bf16":  # decoded at each pass: the weight is written, and read once more
+                moved += 2 * BYTES_PER_WEIGHT["bf16"]
+            self._models[base, precision, kind] = Model(parameters, round(parameters * moved), hardware(kind), known)
+        return self._models[base, precision, kind]
+
+    def _read(
+        self, session: Session, tasks: list[Task], unsaved: Mapping[str, Sequence[Job]]
+    ) -> dict[str, tuple[JobProgress, ...]]:
+        """All jobs of each task. While a task is queued, they change only with its fence."""
+        keys = {task.id: ("jobs", task.id, task.fence) for task in tasks if task.status == TaskStatus.QUEUED}
+        moved = [task.id for task in tasks if keys.get(task.id) not in self._memo]
+        rows: dict[str, list[Any]] = defaultdict(list, {id: list(jobs) for id, jobs in unsaved.items()})
+        if moved:
+            columns = (Job.task_id, Job.status, Job.step, Job.total_steps, Job.warmup_steps, Job.config, Job.promoted)
+            asked = select(*columns, Job.exit_reason).where(Job.task_id.in_(moved)).order_by(Job.task_id, Job.index)
+            for row in session.execute(asked):
+                rows[row.task_id].append(row)
+        found: dict[str, tuple[JobProgress, ...]] = {}
+        for task in tasks:
+            train, _ = rows_of(
+                task, self.specs[task.id], self._files[task.train_file_id], self._files.get(task.validation_file_id or "")
+            )
+
+            def read(task: Task = task, train: int = train) -> tuple[JobProgress, ...]:
+                return tuple(progress_of(self.specs[task.id], job, train) for job in rows[task.id])
+
+            found[task.id] = self._memo.get(keys[task.id], read) if task.id in keys else read()
+        return found
+
+
+def memory_of(node: Node) -> int:
+    """Bytes of the node's smallest device."""
+    return min(int(str(device["memory_bytes"])) for device in node.devices)
+
+
+def rows_of(task: Task, spec: TaskSpec, file: File, held_out: File | None) -> tuple[int, int]:
+    """Rows that train and that validate: as a worker counted them, else as the files and the spec suggest."""
+    if task.train_rows is not None and task.validation_rows is not None:
+        return task.train_rows, task.validation_rows
+    most = spec.dataset.max_validation_rows
+    if held_out is not None:
+        return file.rows, min(most, held_out.rows)
+    validation = min(most, max(1, round(file.rows * spec.dataset.validation_fraction)))
+    return max(1, file.rows - validation), validation
+
+
+def progress_of(spec: TaskSpec, job: Any, rows: int) -> JobProgress:
+    """A job's row as estimates see it. `rows` train, which tells its calendar before a worker has counted them."""
+    config = JobConfig.model_validate(job.config)
+    total, warmup = job.total_steps, job.warmup_steps
+    if total is None or warmup is None:
+        calendar = Schedule.of(spec, config, rows)
+        total, warmup = calendar.total_steps, calendar.warmup_steps
+    return JobProgress(
+        JobStatus(job.status),
+        job.step,
+        total,
+        warmup,
+        config.batch_size,
+        job.promoted,
+        ExitReason(job.exit_reason) if job.exit_reason else None,
+        config.rank,
+    )
+
+
+def _why(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"the task's stored spec cannot be read by this version of the service: {where}: {first['msg']}; submit it again"

@@ -1,0 +1,46 @@
+"""What a plan says to the owners of the tasks that wait: planner's reasons, joined with names. Touches no rows."""
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from service.scheduler.core.decision import Decision
+from service.scheduler.core.problem import Start
+from service.scheduler.estimate.prediction_intervals import Between
+from service.scheduler.estimate.task_workload import memory_of
+from service.scheduler.explain import waiting_text
+from service.scheduler.explain.reason_codes import Code, reasons
+from service.scheduler.state.snapshot import LEAVING_SECONDS, Snapshot
+
+
+def reasons_of(seen: Snapshot, decision: Decision, between: Mapping[str, Between]) -> dict[str, dict[str, Any]]:
+    """For every queued task that does not start now, JSON-ready."""
+    shown = scene(seen, decision.starts)
+    late = {miss.task: float(miss.end - miss.deadline) for miss in decision.late}
+    found = {
+        reason.task: waiting_text.tell(reason, shown, seen.at, between.get(reason.task), late.get(reason.task))
+        for reason in reasons(seen.problem, decision.starts, seen.standing or None, priorities(seen))
+    }
+    for id, promise in seen.awaited.items():
+        room = f"GPUs of {seen.nodes[promise.node].name} are being given back for it; it starts once the tasks there are safe."
+        soon = (seen.at + timedelta(seconds=LEAVING_SECONDS)).isoformat()
+        found[id] = waiting_text.plain(Code.WAITING_FOR_CAPACITY, room) | {"expected_start": soon}
+    return found | {id: waiting_text.not_before(moment) for id, moment in seen.later.items()}
+
+
+def changed(seen: Snapshot, told: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Those reasons that differ from what the tasks' owners were told before."""
+    return {id: said for id, said in told.items() if waiting_text.differs(seen.tasks[id].waiting, said, seen.at)}
+
+
+def scene(seen: Snapshot, starts: Sequence[Start]) -> waiting_text.Scene:
+    """What the sentences may speak of, once the starts at 0 are made."""
+    offers = {id: waiting_text.Offer(node.name, len(node.devices), memory_of(node)) for id, node in seen.nodes.items()}
+    owners = {id: task.tenant_id for id, task in seen.tasks.items()}
+    running = {run.id: run.node for run in seen.problem.running if run.id in seen.placements}
+    running |= {start.task: start.node for start in starts if start.start == 0}
+    return waiting_text.Scene(offers, owners, seen.needs, running)
+
+
+def priorities(seen: Snapshot) -> dict[str, float]:
+    return {id: float(task.priority) for id, task in seen.tasks.items()}

@@ -1,0 +1,33 @@
+"""A task's history of plans: what was said about it and when. Written by whoever changes something, read by its owner."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+from sqlalchemy.orm import Session
+
+from service.database.engine import new_id
+from service.scheduler.models import PlanChange
+from service.tasks.models import Task
+
+Kind = Literal["waits", "placed", "left"]
+
+
+class PlanChangeResource(BaseModel):
+    """One change of what is planned for a task."""
+
+    object: Literal["plan_change"] = "plan_change"
+    id: str
+    kind: Kind = Field(description="waits: for another reason or time than before; placed: on a node; left: its node")
+    said: dict[str, Any] = Field(description="waits: as the task's `waiting`; placed: where and until when; left: why")
+    created_at: datetime
+
+    @classmethod
+    def of(cls, change: PlanChange) -> "PlanChangeResource":
+        return cls.model_validate(change, from_attributes=True)
+
+
+def note(session: Session, task: Task, kind: Kind, said: Mapping[str, Any]) -> None:
+    """Add to the task's history."""
+    session.add(PlanChange(id=new_id("change"), tenant_id=task.tenant_id, task_id=task.id, kind=kind, said=dict(said)))

@@ -1,0 +1,181 @@
+"""Why each waiting task waits, as a code and the numbers behind it. Values only: writes no sentences, knows no database.
+
+The code is what would have to change for the task to start: room, a quota, another tenant's turn, a reservation, a drain.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property
+
+from service.scheduler.core.problem import Node, Problem, Queued, Start
+
+
+class Code(StrEnum):
+    WAITING_FOR_CAPACITY = "waiting_for_capacity"
+    WAITING_FOR_QUOTA = "waiting_for_quota"
+    FAIR_SHARE = "fair_share"
+    LARGER_TASK_RESERVED = "larger_task_reserved"
+    NODE_DRAINED = "node_drained"
+    NO_NODE_FITS = "no_node_fits"
+    PAUSED = "paused"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why one task waits. `numbers` by code:
+
+    - all but paused: `asked` GPUs
+    - waiting_for_capacity: `free` GPUs on the node with the most of those it fits, `fitting` GPUs of all those, `ahead`
+      tasks that are planned before it, `soonest` (seconds until GPUs of a node it fits come free)
+    - waiting_for_quota: `limit` and `held` GPUs of its tenant; a task that asks for more than the limit has no start
+    - fair_share: `standing` of its tenant (1 is at its share, 2 has used twice that) and `other_standing` of the tenant whose
+      `other_task` goes first although it came later
+    - larger_task_reserved: `free` GPUs that stand ready, `reserved_task`, its `reserved_gpus` and `reserved_start` in seconds
+    - node_drained: `nodes` it would fit that take nothing new, and `free` GPUs of the freest of them
+    - no_node_fits: `largest`, GPUs of the largest node, `nodes` in the fleet, and `wide_enough`, nodes with enough GPUs (whose
+      memory is then too small)
+
+    `place` counts from 1 in order of expected start; `start` and `end` are seconds from now, None without a plan.
+    """
+
+    task: str
+    code: Code
+    place: int | None = None
+    start: int | None = None
+    end: int | None = None
+    node: str | None = None
+    numbers: Mapping[str, int | float | str] = field(default_factory=dict)
+
+
+def paused(task: str) -> Reason:
+    return Reason(task, Code.PAUSED)
+
+
+def reasons(
+    problem: Problem,
+    starts: Sequence[Start],
+    standing: Mapping[str, float] | None = None,
+    priorities: Mapping[str, float] | None = None,
+) -> tuple[Reason, ...]:
+    """One for every queued task that does not start at 0, in order of the queue.
+
+    `standing` is `fair_share.standing` by tenant (none: there is one tenant), `priorities` the tasks' own by id (none: alike).
+    """
+    seen = _Seen(problem, starts, standing or {}, priorities or {})
+    found = []
+    for at, task in enumerate(problem.queued):
+        start = seen.planned.get(task.id)
+        if start is not None and start.start == 0:
+            continue
+        code, numbers = seen.why(at, task, start)
+        reason = Reason(task.id, code, seen.places[task.id], numbers={"asked": task.gpus} | numbers)
+        found.append(replace(reason, start=start.start, end=start.end, node=start.node) if start else reason)
+    return tuple(found)
+
+
+Numbers = dict[str, int | float | str]
+
+
+class _Seen:
+    """A problem and its plan, looked at from each task."""
+
+    def __init__(
+        self, problem: Problem, starts: Sequence[Start], standing: Mapping[str, float], priorities: Mapping[str, float]
+    ) -> None:
+        self._problem, self._standing, self._priorities = problem, standing, priorities
+        self.planned = {start.task: start for start in starts}
+        self._tasks = {task.id: (at, task) for at, task in enumerate(problem.queued)}
+        self._later = sorted((s for s in starts if s.start > 0), key=lambda s: (s.start, s.end))
+        unplaced = [task.id for task in problem.queued if task.id not in self.planned]
+        self.places = {id: place for place, id in enumerate([*(s.task for s in self._later), *unplaced], 1)}
+        self._limits = {limit.tenant: limit.gpus for limit in problem.limits}
+
+    def why(self, at: int, task: Queued, start: Start | None) -> tuple[Code, Numbers]:
+        fitting = self._fitting(task)
+        if not fitting:
+            wide = sum(node.gpus >= task.gpus for node in self._problem.nodes)
+            largest = max((node.gpus for node in self._problem.nodes), default=0)
+            return Code.NO_NODE_FITS, {"largest": largest, "nodes": len(self._problem.nodes), "wide_enough": wide}
+        takes = [node for node in fitting if not node.drained]
+        free = max((self._free[node.id] for node in takes), default=0)
+        limit, held = self._limits.get(task.tenant), self._held[task.tenant]
+        if limit is not None and (task.gpus > limit or (start is not None and task.gpus + held > limit)):
+            return Code.WAITING_FOR_QUOTA, {"limit": limit, "held": held}
+        drained = [self._free[node.id] for node in fitting if node.drained]
+        if not takes or (free < task.gpus <= max(drained, default=0)):
+            return Code.NODE_DRAINED, {"nodes": len(drained), "free": max(drained)}
+        if free >= task.gpus:
+            return Code.LARGER_TASK_RESERVED, {"free": free} | self._reserved(task, takes)
+        ahead = self._before(at, task, start, {node.id for node in takes})
+        if ahead is not None:
+            return Code.FAIR_SHARE, ahead
+        soonest = min((self._ends[node.id] for node in takes if node.id in self._ends), default=0)
+        total = sum(node.gpus for node in takes)
+        return Code.WAITING_FOR_CAPACITY, {
+            "free": free, "fitting": total, "ahead": self.places[task.id] - 1, "soonest": soonest,
+        }  # fmt: skip
+
+    def _fitting(self, task: Queued) -> list[Node]:
+        return [node for node, seconds in zip(self._problem.nodes, task.seconds, strict=True) if seconds is not None]
+
+    @cached_property
+    def _free(self) -> dict[str, int]:
+        """GPUs that nothing holds once the plan's starts at 0 are made."""
+        free = {node.id: node.gpus for node in self._problem.nodes}
+        for run in self._problem.running:
+            free[run.node] -= run.gpus
+        for start in self.planned.values():
+            free[start.node] -= start.gpus if start.start == 0 else 0
+        return free
+
+    @cached_property
+    def _held(self) -> dict[str, int]:
+        """GPUs by tenant, the plan's starts at 0 among them."""
+        held: dict[str, int] = defaultdict(int)
+        for run in self._problem.running:
+            held[run.tenant] += run.gpus
+        for start in self.planned.values():
+            held[self._tasks[start.task][1].tenant] += start.gpus if start.start == 0 else 0
+        return held
+
+    @cached_property
+    def _ends(self) -> dict[str, int]:
+        """Seconds until the first GPUs of each busy node come free."""
+        ends: dict[str, int] = {}
+        for node, end in [(run.node, run.remaining) for run in self._problem.running] + [
+            (start.node, start.end) for start in self.planned.values() if start.start == 0
+        ]:
+            ends[node] = min(ends.get(node, end), end)
+        return ends
+
+    def _reserved(self, task: Queued, takes: list[Node]) -> Numbers:
+        """The first planned start that this task would delay, if it took the GPUs that stand ready."""
+        roomy = {node.id for node in takes if self._free[node.id] >= task.gpus}
+        for start in self._later:
+            if start.node in roomy and start.task != task.id:
+                return {"reserved_task": start.task, "reserved_gpus": start.gpus, "reserved_start": start.start}
+        return {}
+
+    def _before(self, at: int, task: Queued, start: Start | None, takes: set[str]) -> Numbers | None:
+        """A task of a tenant with less behind it that goes first although it came later and is no more urgent."""
+        mine, urgent = self._standing.get(task.tenant), self._priorities.get(task.id, 1.0)
+        if mine is None:
+            return None
+        for other in self._first_of_tenant.values():
+            came, first = self._tasks[other.task]
+            theirs = self._standing.get(first.tenant, mine)
+            sooner = start is None or other.start < start.start
+            no_more = self._priorities.get(other.task, 1.0) <= urgent
+            if theirs < mine and came > at and sooner and no_more and other.node in takes:
+                return {"standing": mine, "other_standing": theirs, "other_task": other.task}
+        return None
+
+    @cached_property
+    def _first_of_tenant(self) -> dict[str, Start]:
+        """Each tenant's last arrived of those that start soonest: who overtook, if anybody did."""
+        found: dict[str, Start] = {}
+        for start in sorted(self.planned.values(), key=lambda s: (s.start, -self._tasks[s.task][0])):
+            found.setdefault(self._tasks[start.task][1].tenant, start)
+        return found

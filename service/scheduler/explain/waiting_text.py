@@ -1,0 +1,217 @@
+"""Why a task waits, for its owner: the planner's code as a sentence with names and numbers, its place, its start and end.
+
+Values only: knows no database. Names the owner's own tasks alone; any other is "another tenant's task".
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from service.scheduler.estimate.prediction_intervals import Between
+from service.scheduler.explain.reason_codes import Code, Reason
+
+NOT_BEFORE = "not_before"  # its spec asks for a later start; the planner does not see it yet
+NOT_PLANNED = "not_planned"  # no plan has looked at it yet
+_SAME_SECONDS = 15.0  # an expected start that moved less is not told anew,
+_SAME_PART = 0.1  # nor one that moved by less than this part of what is left
+_NAMED = 3  # tasks that a sentence names
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a node offers, in numbers for a sentence."""
+
+    name: str
+    gpus: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What sentences speak of: nodes by id, the tenants of all tasks, bytes that queued ones need of a GPU, who runs where."""
+
+    offers: Mapping[str, Offer]
+    owners: Mapping[str, str]
+    needs: Mapping[str, int]
+    running: Mapping[str, str] = field(default_factory=dict)  # the node of each running task
+
+
+def tell(
+    reason: Reason, scene: Scene, at: datetime, between: Between | None = None, late: float | None = None
+) -> dict[str, Any]:
+    """The reason, JSON-ready. `late` is by how many seconds it will miss its deadline."""
+    sentence = _SENTENCES[reason.code](reason, scene)
+    if late is not None:
+        sentence += f" It is expected to end {_long(late)} after its deadline."
+    return {
+        "code": reason.code.value,
+        "sentence": sentence,
+        "place": reason.place,
+        "node": scene.offers[reason.node].name if reason.node is not None else None,
+        "expected_start": _moment(at, reason.start),
+        "expected_end": _moment(at, reason.end),
+        "expected_start_interval": _moments(at, between.start if between is not None else None),
+        "expected_end_interval": _moments(at, between.end if between is not None else None),
+        "late_seconds": late,
+    }
+
+
+def plain(code: str, sentence: str) -> dict[str, Any]:
+    """A reason that no plan has looked at."""
+    nothing = ("place", "node", "expected_start", "expected_end", "expected_start_interval", "expected_end_interval")
+    return {"code": code, "sentence": sentence, **dict.fromkeys(nothing), "late_seconds": None}
+
+
+def paused() -> dict[str, Any]:
+    return plain(Code.PAUSED, "Its owner paused it; it goes on where it stood once it is resumed.")
+
+
+def not_planned() -> dict[str, Any]:
+    return plain(NOT_PLANNED, "It has just joined the queue; the next plan, due within seconds, says where and when it starts.")
+
+
+def not_before(moment: datetime) -> dict[str, Any]:
+    """It asked to start no earlier than this."""
+    said = plain(NOT_BEFORE, f"Its spec asks for a start no earlier than {moment.isoformat()}.")
+    return said | {"expected_start": moment.isoformat()}
+
+
+def differs(before: Mapping[str, Any] | None, after: Mapping[str, Any], at: datetime) -> bool:
+    """Whether the change is worth telling: another code or place, or a start that moved by more than a little."""
+    if before is None or any(before.get(name) != after[name] for name in ("code", "place", "node")):
+        return True
+    if (before.get("late_seconds") is None) != (after["late_seconds"] is None):
+        return True
+    if before["expected_start"] is None or after["expected_start"] is None:
+        return before["expected_start"] != after["expected_start"] or before["sentence"] != after["sentence"]
+    then, now = datetime.fromisoformat(before["expected_start"]), datetime.fromisoformat(after["expected_start"])
+    left = (now - at).total_seconds()
+    return abs((now - then).total_seconds()) > max(_SAME_SECONDS, _SAME_PART * left)
+
+
+# ---- sentences -------------------------------------------------------------------------------------------------------
+
+
+def _capacity(reason: Reason, scene: Scene) -> str:
+    asked, free, fitting, ahead, soonest = _numbers(reason, "asked", "free", "fitting", "ahead", "soonest")
+    where = ""
+    if reason.node is not None:
+        there = [task for task, node in scene.running.items() if node == reason.node]
+        where = f" It is planned for {scene.offers[reason.node].name}, held by {_names(there, reason.task, scene)}."
+    queue = f" {_count(ahead, 'task is', 'tasks are')} planned before it." if ahead else ""
+    return (
+        f"It needs {_gpus(asked)} of one node, and of the {_gpus(fitting)} it could run on at most {free} stand free on one; "
+        f"the next come free in {_long(soonest)}.{where}{queue}"
+    )
+
+
+def _quota(reason: Reason, scene: Scene) -> str:
+    asked, limit, held = _numbers(reason, "asked", "limit", "held")
+    if asked > limit:
+        return (
+            f"It asks for {_gpus(asked)}, but your quota is {limit} at once; ask for fewer, or have an admin raise the quota."
+        )
+    mine = [task for task in scene.running if scene.owners[task] == scene.owners[reason.task]]
+    return (
+        f"It needs {_gpus(asked)}, and your quota is {_gpus(limit)} at once, {held} of them held by "
+        f"{_names(mine, reason.task, scene)}; it starts once enough are given back."
+    )
+
+
+def _fair_share(reason: Reason, scene: Scene) -> str:
+    asked, mine, theirs = _numbers(reason, "asked", "standing", "other_standing")
+    return (
+        f"It needs {_gpus(asked)}, and your tenant has lately used {mine:.1f} times its fair share; another tenant's task, "
+        f"whose tenant has used {theirs:.1f} times its own, goes first although it came later."
+    )
+
+
+def _reserved(reason: Reason, scene: Scene) -> str:
+    asked, free = _numbers(reason, "asked", "free")
+    if "reserved_task" not in reason.numbers:
+        return f"{_gpus(free)} stand free for its {asked}, but starting it on them would delay a task that weighs more."
+    other, gpus, start = _numbers(reason, "reserved_task", "reserved_gpus", "reserved_start")
+    return (
+        f"{_gpus(free)} stand free for its {asked}, but they are kept for {_names([other], reason.task, scene)}, which takes "
+        f"{_gpus(gpus)} in {_long(start)}; this task would still be running then."
+    )
+
+
+def _drained(reason: Reason, scene: Scene) -> str:
+    asked, nodes, free = _numbers(reason, "asked", "nodes", "free")
+    which = _count(nodes, "node that has room for it is", "nodes that have room for it are")
+    return f"It needs {_gpus(asked)}, and {which} being drained and take nothing new ({_gpus(free)} stand free there)."
+
+
+def _unfit(reason: Reason, scene: Scene) -> str:
+    if not scene.offers:
+        return "No node is ready; it starts when one joins that has room for it."
+    asked, largest, wide = _numbers(reason, "asked", "largest", "wide_enough")
+    if not wide:
+        return f"It asks for {_gpus(asked)} of one node, but the largest has {largest}; it waits until a larger one joins."
+    roomiest = max((o for o in scene.offers.values() if o.gpus >= asked), key=lambda offer: offer.memory_bytes)
+    return (
+        f"The base model's weights need at least {_gib(scene.needs[reason.task])} of each GPU, but the roomiest node with "
+        f"{_gpus(asked)}, {roomiest.name}, has {_gib(roomiest.memory_bytes)}; take a smaller base or precision nf4, or wait "
+        "until a roomier node joins."
+    )
+
+
+def _paused(reason: Reason, scene: Scene) -> str:
+    return str(paused()["sentence"])
+
+
+_SENTENCES = {
+    Code.WAITING_FOR_CAPACITY: _capacity,
+    Code.WAITING_FOR_QUOTA: _quota,
+    Code.FAIR_SHARE: _fair_share,
+    Code.LARGER_TASK_RESERVED: _reserved,
+    Code.NODE_DRAINED: _drained,
+    Code.NO_NODE_FITS: _unfit,
+    Code.PAUSED: _paused,
+}
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------
+
+
+def _numbers(reason: Reason, *names: str) -> list[Any]:
+    return [reason.numbers[name] for name in names]
+
+
+def _names(tasks: list[str], reader: str, scene: Scene) -> str:
+    """These tasks as the owner of `reader` may know them."""
+    own = [task for task in tasks if scene.owners.get(task) == scene.owners[reader]]
+    others = len(tasks) - len(own)
+    named = own[:_NAMED] + ([f"{len(own) - _NAMED} more of yours"] if len(own) > _NAMED else [])
+    if others:
+        named.append("another tenant's task" if others == 1 else f"{others} tasks of other tenants")
+    return " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named) or "nothing else"
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def _gpus(number: int) -> str:
+    return _count(number, "GPU", "GPUs")
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
+
+
+def _long(seconds: float) -> str:
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= 1.5 * size:
+            return f"about {seconds / size:.0f} {unit}"
+    return f"about {seconds:.0f} s"
+
+
+def _moment(at: datetime, seconds: float | None) -> str | None:
+    return None if seconds is None else (at + timedelta(seconds=seconds)).isoformat()
+
+
+def _moments(at: datetime, between: tuple[float, float] | None) -> list[str | None] | None:
+    return None if between is None else [_moment(at, seconds) for seconds in between]

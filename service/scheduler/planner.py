@@ -1,0 +1,99 @@
+"""The planner: while changes ask for a plan, look, solve, write. One planner at a time, by a leased row with a token.
+
+Postgres alone decides: a plan is written only under the token, and each task only if its status and fence are as they were
+read. What starts is committed before the others are told why they wait. Hints go out after the commit, and may be lost.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from enum import Enum
+
+from service.background.dependencies import Dependencies
+from service.background.queue import QueueJob
+from service.scheduler.core.solve import solve
+from service.scheduler.replan_pacing import Pace
+from service.scheduler.state import planner_lease, snapshot
+from service.scheduler.state.gpu_reservations import GpuReservation
+from service.scheduler.state.plan_requests import asked_for
+from service.scheduler.state.plan_writer import Placed, note_ends, place, starting, tell
+from service.scheduler.state.planner_lease import LeaseLost
+from service.scheduler.state.reclaim import reclaim, set_aside
+from service.scheduler.state.snapshot import Snapshot
+
+_CLAIMS = 8  # that one plan takes GPUs back for
+
+log = logging.getLogger(__name__)
+
+
+class Outcome(Enum):
+    """What became of a plan: nobody asked for one, all stay where they are, or something starts or is taken back."""
+
+    NONE = 0
+    SAME = 1
+    MOVED = 2
+
+
+def replan(parts: Dependencies, pace: Pace | None = None) -> int:
+    """Plan until no request is left, or another planner is at it, or none is due by this `pace` (without one, all are); how
+    many plans were made.
+
+    Whoever finds the lease taken may go: its holder looks for requests once more after letting go. What is put off is woken
+    for again when it is due; the reconciler finds it if that gets lost.
+    """
+    pace, hurried, made = pace or Pace(), pace is None, 0
+    while (hurried or _due(parts, pace)) and (token := planner_lease.take(parts.db)) is not None:
+        try:
+            pace.begin()
+            outcome = plan_once(parts, token)
+            pace.end(outcome is Outcome.MOVED)
+            made += outcome is not Outcome.NONE
+        except LeaseLost:
+            log.warning("another planner took over; the plan in hand is dropped")
+            return made
+        finally:
+            planner_lease.let_go(parts.db, token)
+    return made
+
+
+def _due(parts: Dependencies, pace: Pace) -> bool:
+    with parts.db.begin() as session:
+        seconds = pace.wait(asked_for(session))
+    if seconds > 0:
+        parts.queue.wake_later(QueueJob.REPLAN, seconds)
+    return seconds == 0
+
+
+def plan_once(parts: Dependencies, token: str) -> Outcome:
+    """Answer all requests there are with one plan. Raises LeaseLost.
+
+    A planner that dies between placing and telling leaves its requests: the next plan finds the placements, and tells.
+    """
+    seen = _look(parts)
+    if not seen.requests:
+        return Outcome.NONE
+    aside = set_aside(parts, token, seen)
+    if aside:
+        seen = _look(parts)
+    given: list[GpuReservation] = []
+    while len(given) < _CLAIMS and (promise := reclaim(parts, token, seen)) is not None:
+        given.append(promise)
+        seen = _look(parts, given)
+    began = time.perf_counter()
+    decision = solve(seen.problem)
+    seconds = time.perf_counter() - began
+    placed = Placed()
+    if starting(seen, decision):
+        with parts.db.begin() as session:
+            planner_lease.hold(session, token)
+            placed = place(session, parts, seen, decision)
+    with parts.db.begin() as session:
+        planner_lease.hold(session, token)
+        tell(session, seen, decision, placed, seconds)
+        note_ends(session, seen)
+    return Outcome.MOVED if aside or given or placed.started or placed.dropped else Outcome.SAME
+
+
+def _look(parts: Dependencies, promised: Sequence[GpuReservation] = ()) -> Snapshot:
+    with parts.db.begin() as session:
+        return snapshot.read(session, parts, promised)

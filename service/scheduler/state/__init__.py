@@ -1,0 +1,3 @@
+"""The planner's rows in and out: the snapshot it reads, the plan it writes, plan requests, leases, reservations, usage shares.
+
+Enters: Postgres rows of one moment. Leaves: a `Problem`, and placements. It must not choose a plan."""

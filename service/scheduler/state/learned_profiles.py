@@ -1,0 +1,75 @@
+"""What the fleet has learned, as rows: how long steps take, how long jobs live. throughput.py and survival.py do the sums."""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+
+from sqlalchemy import select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from contract.wire import Throughput
+from service.scheduler.estimate import survival, throughput
+from service.scheduler.estimate.survival import NOTHING, JobProgress, Lives
+from service.scheduler.estimate.throughput import Key, Profile
+from service.scheduler.models import SurvivalRow, ThroughputProfile
+
+
+def profiles(session: Session, bases: Collection[str]) -> dict[Key, Profile]:
+    """All that was measured of these bases, the same order each time."""
+    rows = select(ThroughputProfile).where(ThroughputProfile.base_model.in_(bases))
+    return {
+        Key(row.base_model, row.precision, row.device_type, row.tokens, row.rows, row.width): Profile(
+            row.mean_tokens, row.log_seconds, row.variance, row.measured
+        )
+        for row in session.scalars(rows.order_by(ThroughputProfile.tokens, ThroughputProfile.rows, ThroughputProfile.width))
+    }
+
+
+def lives(session: Session, classes: Collection[str]) -> Mapping[str, Lives]:
+    """What finished tasks of these shape classes have lived."""
+    found: dict[str, Lives] = defaultdict(lambda: NOTHING)
+    for row in session.scalars(select(SurvivalRow).where(SurvivalRow.shape_class.in_(classes))):
+        found[row.shape_class] = Lives(row.warm_exits, row.warm_lived, row.late_exits, row.late_lived)
+    return found
+
+
+def note_steps(session: Session, base: str, precision: str, kind: str, width: int, done: Throughput) -> int:
+    """One more measurement of a base's steps on a device of a type, in a placement on `width` of them; how many there were
+    with it, 0 if it says nothing.
+
+    Evaluations are left out: task_duration.py counts them apart.
+    """
+    steps, seconds = done.device_steps or done.steps, done.device_seconds or done.seconds
+    if steps <= 0 or done.tokens <= 0 or seconds <= 0:
+        return 0
+    tokens, seconds = done.tokens / steps, seconds / steps
+    key = throughput.key_of(base, precision, kind, tokens, done.rows / steps, width)
+    own = {"base_model": base, "precision": precision, "device_type": kind, "tokens": key.tokens, "rows": key.rows}
+    own |= {"width": width}
+    blank = {"mean_tokens": 0.0, "log_seconds": 0.0, "variance": 0.0, "measured": 0}
+    session.execute(insert(ThroughputProfile).values(**own, **blank).on_conflict_do_nothing())
+    row = session.get_one(ThroughputProfile, tuple(own.values()), with_for_update=True, populate_existing=True)
+    before = Profile(row.mean_tokens, row.log_seconds, row.variance, row.measured) if row.measured else None
+    after = throughput.measured(before, tokens, seconds)
+    row.mean_tokens, row.log_seconds, row.variance, row.measured = (
+        after.tokens,
+        after.log_seconds,
+        after.variance,
+        after.measured,
+    )
+    return after.measured
+
+
+def note_ended(session: Session, shape_class: str, jobs: Collection[JobProgress]) -> None:
+    """A task has ended: what its jobs lived counts for its class."""
+    blank = dict.fromkeys(("warm_exits", "warm_lived", "late_exits", "late_lived"), 0.0)
+    session.execute(insert(SurvivalRow).values(shape_class=shape_class, **blank).on_conflict_do_nothing())
+    row = session.get_one(SurvivalRow, shape_class, with_for_update=True, populate_existing=True)
+    before = Lives(row.warm_exits, row.warm_lived, row.late_exits, row.late_lived)
+    after = survival.learned(before, survival.lived(jobs))
+    row.warm_exits, row.warm_lived, row.late_exits, row.late_lived = (
+        after.warm_exits,
+        after.warm_lived,
+        after.late_exits,
+        after.late_lived,
+    )

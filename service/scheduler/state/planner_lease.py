@@ -1,0 +1,41 @@
+"""Whose turn it is to plan: one leased row with a token, for as long as somebody asks for a plan. Knows nothing of plans."""
+
+from datetime import timedelta
+
+from sqlalchemy import delete, exists, func, literal, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from service.database.engine import Database, new_id
+from service.scheduler.models import PlannerLease, PlanRequest
+
+LEASE = timedelta(seconds=20)  # above the wall guard of the solver; a planner that was killed holds others up this long
+
+
+class LeaseLost(Exception):
+    """Another planner took over while this one was thinking. Its plan is rejected whole."""
+
+
+def take(db: Database) -> str | None:
+    """A token of our own, if a plan is asked for and no other planner's lease runs."""
+    token = new_id("planner")
+    now = func.clock_timestamp()
+    asked = select(literal(1), literal(token), now + LEASE).where(exists(select(PlanRequest.id)))
+    free = insert(PlannerLease).from_select(["id", "token", "until"], asked)
+    free = free.on_conflict_do_update(
+        index_elements=[PlannerLease.id], set_={"token": token, "until": now + LEASE}, where=PlannerLease.until < now
+    )
+    with db.begin() as session:
+        return session.scalar(free.returning(PlannerLease.token))
+
+
+def let_go(db: Database, token: str) -> None:
+    with db.begin() as session:
+        session.execute(delete(PlannerLease).where(PlannerLease.token == token))
+
+
+def hold(session: Session, token: str) -> None:
+    """Lock the lease for this transaction and renew it; raises LeaseLost if it is another's."""
+    renewed = update(PlannerLease).where(PlannerLease.token == token).values(until=func.clock_timestamp() + LEASE)
+    if session.scalar(renewed.returning(PlannerLease.id)) is None:
+        raise LeaseLost

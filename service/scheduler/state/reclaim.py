@@ -1,0 +1,146 @@
+"""What the planner does to tasks that run or cannot be read, before it plans: GPUs taken back for who is owed them, and tasks
+set aside whose stored spec no longer makes sense, so that they hold up nobody else.
+
+preemption.py decides; here it is done, each task in a transaction of its own that looks again under its lock.
+"""
+
+import logging
+from collections import Counter
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from contract.states import RequeueReason, TaskStatus, check_task
+from service.background.dependencies import Dependencies
+from service.database.engine import clock
+from service.fleet.placements import ask_to_leave, end_placement, live_placement, lock_placement
+from service.scheduler.core.fair_share import owed
+from service.scheduler.core.preemption import Claim, Held, Preemption, preemption
+from service.scheduler.core.problem import Node
+from service.scheduler.state import planner_lease
+from service.scheduler.state.gpu_reservations import GpuReservation
+from service.scheduler.state.snapshot import Snapshot
+from service.tasks.lifecycle.conclusion import conclude, fail_unfinished
+from service.tasks.models import Task
+from service.tasks.polling.task_watcher import touch
+
+log = logging.getLogger(__name__)
+
+
+def set_aside(parts: Dependencies, token: str, seen: Snapshot) -> bool:
+    """Fail the tasks whose spec cannot be read. Whether there were any. Raises LeaseLost."""
+    for task_id, why in sorted(seen.broken.items()):
+        with parts.db.begin() as session:
+            planner_lease.hold(session, token)
+            task = session.scalars(select(Task).where(Task.id == task_id).with_for_update()).one()
+            if task.status in (TaskStatus.QUEUED, TaskStatus.RUNNING):
+                log.error("task %s is set aside: %s", task.id, why)
+                _fail(session, parts, task, why)
+    return bool(seen.broken)
+
+
+def _fail(session: Session, parts: Dependencies, task: Task, why: str) -> None:
+    task.fence += 1
+    fail_unfinished(task, why)
+    placement = live_placement(session, task.id)
+    if placement is not None:
+        end_placement(session, parts.hints, placement, "spec_unreadable")
+    if task.status == TaskStatus.RUNNING:
+        conclude(session, task, why)
+    else:
+        task.status = check_task(TaskStatus(task.status), TaskStatus.FAILED)
+        task.error, task.waiting, task.ended_at = why, None, clock(session)
+    touch(session, task)
+
+
+def reclaim(parts: Dependencies, token: str, seen: Snapshot) -> GpuReservation | None:
+    """Ask the placements to leave that stand in the way of a tenant that is owed their GPUs; what its task is promised.
+
+    None if there is nothing to take back. Raises LeaseLost.
+    """
+    found = due(seen, parts.settings.preempt_after_seconds)
+    if found is None:
+        return None
+    asked = {victim.task for victim in found.victims if _ask(parts, token, seen, found, victim)}
+    return GpuReservation(found.claim.task, found.node, frozenset(asked)) if asked or not found.victims else None
+
+
+def due(seen: Snapshot, bound: float) -> Preemption | None:
+    """Who is owed GPUs now, and from whom."""
+    if sum(share.active for share in seen.shares) < 2:
+        return None
+    gpus = sum(node.gpus for node in seen.problem.nodes if not node.drained)
+    held = _held(seen)
+    known = {one.task for one in held}
+    taken = Counter[str]()  # by tasks that leave already, or that GPUs are promised to
+    for run in seen.problem.running:
+        if run.id not in known:
+            taken[run.node] += run.gpus
+    nodes = [Node(node.id, max(0, node.gpus - taken[node.id]), node.drained) for node in seen.problem.nodes]
+    return preemption(_claims(seen), held, nodes, owed(seen.shares, gpus), bound)
+
+
+def _held(seen: Snapshot) -> list[Held]:
+    open_ = [node for node in seen.nodes.values() if node.drained_at is None]
+    return [
+        Held(
+            task_id,
+            seen.tasks[task_id].tenant_id,
+            placed.node_id,
+            len(placed.device_indexes),
+            seen.tasks[task_id].priority,
+            (seen.at - placed.created_at).total_seconds(),
+            frozenset(node.id for node in open_ if seen.work.fits(seen.tasks[task_id], node)),
+            max(0, len(placed.device_indexes) - seen.tasks[task_id].gpus),
+        )
+        for task_id, placed in seen.placements.items()
+        if placed.leaving is None
+    ]
+
+
+def _claims(seen: Snapshot) -> list[Claim]:
+    """Waiting tasks within their quota, of tenants to whom nothing is promised yet."""
+    limits = {limit.tenant: limit.gpus for limit in seen.problem.limits}
+    holds = Counter[str]()
+    for task_id, placed in seen.placements.items():
+        holds[seen.tasks[task_id].tenant_id] += len(placed.device_indexes)
+    promised = {seen.tasks[task].tenant_id for task in (*seen.awaited, *(start.task for start in seen.promised))}
+    claims = []
+    for queued in seen.problem.queued:
+        if queued.tenant in promised or holds[queued.tenant] + queued.gpus > limits.get(queued.tenant, 1 << 30):
+            continue
+        fits = [
+            node.id for node, s in zip(seen.problem.nodes, queued.seconds, strict=True) if s is not None and not node.drained
+        ]
+        claims.append(Claim(queued.id, queued.tenant, queued.gpus, seen.waited[queued.id], frozenset(fits)))
+    return claims
+
+
+def _ask(parts: Dependencies, token: str, seen: Snapshot, found: Preemption, victim: Held) -> bool:
+    placed = seen.placements[victim.task]
+    with parts.db.begin() as session:
+        planner_lease.hold(session, token)
+        locked = lock_placement(session, placed.id)
+        if locked is None or locked[1].ended_at is not None or locked[1].leaving is not None:
+            return False
+        task, placement = locked
+        placement.promised_to = found.claim.task
+        log.info("task %s is preempted: %s", task.id, found.sentence)
+        ask_to_leave(session, parts, task, placement, RequeueReason.PREEMPTED, told_victim(seen, found, victim))
+        return True
+
+
+def told_victim(seen: Snapshot, found: Preemption, victim: Held) -> str:
+    """For the victim's owner, who may not know whose task it is unless it is his own."""
+    claim = found.claim
+    if claim.tenant == victim.tenant:
+        return f"It makes room for {claim.task}, which needs {claim.gpus} GPUs of one node; it goes on from its checkpoint."
+    gpus = sum(node.gpus for node in seen.problem.nodes if not node.drained)
+    rights, holds = owed(seen.shares, gpus), Counter[str]()
+    for one in _held(seen):
+        holds[one.tenant] += one.gpus
+    return (
+        f"Preempted for another tenant's task, which needs {claim.gpus} GPUs and waited {claim.waited:.0f} s: your tenant held "
+        f"{holds[victim.tenant]} GPUs of the {rights.get(victim.tenant, 0.0):.3g} it is owed, that one {holds[claim.tenant]} "
+        f"of {rights.get(claim.tenant, 0.0):.3g}. It goes on from its checkpoint."
+    )

@@ -1,0 +1,219 @@
+"""What the planner sees: the fleet, what runs, what waits, who is owed what; read from Postgres at one moment, as a Problem.
+
+Decides nothing. The fences it read go back into the writing, which drops every task that has moved on.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from contract.states import TaskStatus
+from service.background.dependencies import Dependencies
+from service.fleet.models import Node, Placement
+from service.scheduler.core import problem as p
+from service.scheduler.core.fair_share import Ask, Share, standing, weights
+from service.scheduler.estimate.estimate_cache import Memo
+from service.scheduler.estimate.prediction_intervals import Between, Spread, intervals
+from service.scheduler.estimate.task_duration import Estimate
+from service.scheduler.estimate.task_workload import Shapes, Workload
+from service.scheduler.models import PlanRequest
+from service.scheduler.state.gpu_reservations import GpuReservation, kept, reservations_of
+from service.scheduler.state.usage_shares import capacity, kind_of, limits, shares
+from service.tasks.models import Job, Task
+
+LEAVING_SECONDS = 10  # what a task that was asked to leave is expected to take over it
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A queued task that no row stands for, and its jobs."""
+
+    task: Task
+    jobs: Sequence[Job]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """`tasks` are the queued and running ones that can be planned, by id; `broken` those whose spec cannot be read, and why.
+
+    `later` wait for a moment that their specs name. `promised` are starts that are due, on GPUs taken back for them.
+    """
+
+    at: datetime
+    requests: tuple[int, ...]
+    oldest: datetime | None  # of the requests
+    problem: p.Problem
+    tasks: dict[str, Task]
+    nodes: dict[str, Node]
+    placements: dict[str, Placement]  # live, by task
+    shares: tuple[Share, ...]
+    standing: dict[str, float]
+    needs: dict[str, int]  # bytes of each GPU, by queued task
+    waited: dict[str, float]  # seconds of each queued task, all queueings together
+    spreads: dict[str, Spread]
+    work: Workload
+    broken: dict[str, str] = field(default_factory=dict)
+    later: dict[str, datetime] = field(default_factory=dict)
+    promised: tuple[p.Start, ...] = ()
+    awaited: dict[str, GpuReservation] = field(default_factory=dict)  # promises whose GPUs are still being given back
+
+    def between(self, starts: Sequence[p.Start] = ()) -> dict[str, Between]:
+        """Between which moments what runs and what `starts` will probably start and end; each start at its own width."""
+        wide = {start.task: self._spread_of(start) for start in starts if start.gpus > self.tasks[start.task].gpus}
+        return intervals(self.problem.running, starts, self.spreads | wide)
+
+    def _spread_of(self, start: p.Start) -> Spread:
+        return spread(self.work.estimate(self.tasks[start.task], kind_of(self.nodes[start.node]), start.gpus))
+
+
+def spread(found: Estimate) -> Spread:
+    """How far from its expected end it may come to one."""
+    return Spread(found.low / found.seconds, found.high / found.seconds)
+
+
+def read(
+    session: Session, parts: Dependencies, promised: Sequence[GpuReservation] = (), asked: Asked | None = None
+) -> Snapshot:
+    """The present moment, with what is `promised` beside the rows, and with a task that is only `asked` about.
+
+    The session's transaction must be repeatable read and new.
+    """
+    session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+    asked_for = select(func.clock_timestamp(), func.array_agg(PlanRequest.id), func.min(PlanRequest.created_at))
+    now, requests, oldest = session.execute(asked_for).one()
+    nodes = list(session.scalars(select(Node).where(Node.status == "ready").order_by(Node.id)))
+    live = session.execute(
+        select(Placement, Task)
+        .join(Task, Task.id == Placement.task_id)
+        .where(Placement.ended_at.is_(None), Placement.node_id.in_([node.id for node in nodes]))
+        .order_by(Placement.id)
+    ).all()
+    queued = list(session.scalars(select(Task).where(Task.status == TaskStatus.QUEUED).order_by(Task.queued_at, Task.id)))
+    unsaved = {}
+    if asked is not None:
+        asked.task.queued_at = now
+        queued.append(asked.task)
+        unsaved[asked.task.id] = asked.jobs
+    work = Workload(session, [task for _, task in live] + queued, parts.memo if asked is None else Memo(), unsaved)
+    seen = _Seen(session, parts, now, nodes, [(placed, task) for placed, task in live], queued, work, promised)
+    return seen.snapshot(tuple(requests or ()), oldest)
+
+
+class _Seen:
+    """The rows of one moment, on their way to a Snapshot."""
+
+    def __init__(
+        self,
+        session: Session,
+        parts: Dependencies,
+        now: datetime,
+        nodes: list[Node],
+        live: list[tuple[Placement, Task]],
+        queued: list[Task],
+        work: Workload,
+        promised: Sequence[GpuReservation],
+    ) -> None:
+        self._promised = promised
+        self._session, self._parts, self._now, self._work = session, parts, now, work
+        self._nodes = {node.id: node for node in nodes}
+        self._live = [(placed, task) for placed, task in live if task.id not in work.broken]
+        self._sound = sound = [task for task in queued if task.id not in work.broken]
+        self._later = {
+            task.id: moment for task in sound if (moment := work.specs[task.id].not_before) is not None and moment > now
+        }
+        self._queued = [task for task in sound if task.id not in self._later]
+        self._spreads: dict[str, Spread] = {}
+        self._waited: dict[str, float] = {}
+
+    def snapshot(self, requests: tuple[int, ...], oldest: datetime | None) -> Snapshot:
+        fleet = tuple(p.Node(node.id, len(node.devices), node.drained_at is not None) for node in self._nodes.values())
+        running = [self._running(placed, task) for placed, task in self._live]
+        shared, gpus = self._shares(), capacity(self._nodes.values())
+        quotas = limits(self._session, {task.tenant_id for task in self._queued})
+        waiting = self._waiting(shared, gpus, quotas)
+        given = kept([*reservations_of(self._session, self._now), *self._promised], fleet, running, waiting)
+        return Snapshot(
+            at=self._now,
+            requests=requests,
+            oldest=oldest,
+            problem=p.Problem(fleet, given.running, given.queued, quotas),
+            tasks={task.id: task for task in [*self._sound, *(task for _, task in self._live)]},
+            nodes=self._nodes,
+            placements={task.id: placed for placed, task in self._live},
+            shares=tuple(shared),
+            standing=standing(shared, gpus) if shared else {},
+            needs={task.id: self._work.bytes_per_gpu(task) for task in self._queued},
+            waited=self._waited,
+            spreads=self._spreads,
+            work=self._work,
+            broken=self._work.broken,
+            later=self._later,
+            promised=given.due,
+            awaited=given.awaited,
+        )
+
+    def _running(self, placed: Placement, task: Task) -> p.Running:
+        node, gpus = self._nodes[placed.node_id], len(placed.device_indexes)
+        if placed.leaving is not None:
+            seconds = LEAVING_SECONDS
+        else:
+            found = self._work.estimate(task, kind_of(node), gpus)
+            self._spreads[task.id] = spread(found)
+            seconds = max(1, round(found.seconds))
+        return p.Running(task.id, node.id, gpus, seconds, task.tenant_id)
+
+    def _waiting(self, shared: Sequence[Share], gpus: Mapping[str, int], quotas: Sequence[p.Limit]) -> list[p.Queued]:
+        nodes, most = Shapes(self._nodes.values()), {quota.tenant: quota.gpus for quota in quotas}
+        widths = {task.id: self._work.widths(task, nodes, most.get(task.tenant_id, p.NEVER)) for task in self._queued}
+        before, named = _waited_before(self._session, self._queued), {node.name: node.id for node in self._nodes.values()}
+        asks = []
+        for task in self._queued:
+            waited = (self._now - (task.queued_at or task.created_at)).total_seconds() + before.get(task.id, 0.0)
+            self._waited[task.id] = max(0.0, waited)
+            shortest = min((s for s in widths[task.id][0].seconds if s is not None), default=1)
+            asks.append(Ask(task.id, task.tenant_id, task.gpus, shortest, task.priority, self._waited[task.id]))
+        weigh = weights(asks, shared, gpus)
+        told = {task.id: named.get((task.waiting or {}).get("node", "")) for task in self._queued}  # by the last plan
+        return [self._queueing(task, weigh[task.id], widths[task.id], told[task.id]) for task in self._queued]
+
+    def _queueing(self, task: Task, weight: int, widths: Sequence[p.Width], planned: str | None) -> p.Queued:
+        narrow, *wider = widths
+        pairs = zip(self._nodes.values(), narrow.seconds, strict=True)
+        kind = next((kind_of(node) for node, seconds in pairs if seconds is not None), None)
+        if kind is not None:
+            self._spreads[task.id] = spread(self._work.estimate(task, kind, task.gpus))
+        deadline = self._work.specs[task.id].deadline
+        return p.Queued(
+            id=task.id,
+            gpus=task.gpus,
+            weight=weight,
+            seconds=narrow.seconds,
+            planned=planned,
+            tenant=task.tenant_id,
+            deadline=None if deadline is None else round((deadline - self._now).total_seconds()),
+            wider=tuple(wider),
+        )
+
+    def _shares(self) -> Sequence[Share]:
+        held: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        wanted = Counter[str]()
+        for placed, task in self._live:
+            held[task.tenant_id][kind_of(self._nodes[placed.node_id])] += len(placed.device_indexes)
+            wanted[task.tenant_id] += task.gpus
+        for task in self._queued:
+            wanted[task.tenant_id] += task.gpus
+        half_life = self._parts.settings.fair_share_half_life_seconds
+        return shares(self._session, self._now, half_life, held, wanted) if len(wanted) > 1 else ()
+
+
+def _waited_before(session: Session, tasks: Iterable[Task]) -> dict[str, float]:
+    """What tasks that were taken off a node had waited in earlier queueings, seconds."""
+    came_back = [task.id for task in tasks if task.requeue_reason is not None]
+    if not came_back:
+        return {}
+    sums = select(Placement.task_id, func.sum(Placement.waited_seconds)).where(Placement.task_id.in_(came_back))
+    return {task: float(seconds or 0.0) for task, seconds in session.execute(sums.group_by(Placement.task_id))}

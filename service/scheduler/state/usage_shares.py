@@ -1,0 +1,86 @@
+"""Who has used how much of the fleet, from the placements' rows: the input of fair share. Weighs nothing and decides nothing.
+
+The sums are those that `fair_share.decayed` and `fair_share.entered` would have come to, placement by placement.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+
+from sqlalchemy import ColumnElement, Double, cast, extract, func, literal, or_, select
+from sqlalchemy.orm import Session
+
+from service.fleet.models import Node, Placement
+from service.scheduler.core.fair_share import Share
+from service.scheduler.core.problem import Limit
+from service.tasks.models import Task
+from service.tenants.models import Tenant
+
+ENTRY_SECONDS = 300.0  # what a start counts as at once
+_HALVES = 12  # what lies further back than so many half-lives counts for nothing
+
+
+def kind_of(node: Node) -> str:
+    """The type of the node's devices."""
+    return str(node.devices[0]["type"])
+
+
+def capacity(nodes: Iterable[Node]) -> dict[str, int]:
+    """GPUs of the fleet by type."""
+    found: Counter[str] = Counter()
+    for node in nodes:
+        found[kind_of(node)] += len(node.devices)
+    return dict(found)
+
+
+def shares(
+    session: Session, now: datetime, half_life: float, held: Mapping[str, Mapping[str, int]], wanted: Mapping[str, int]
+) -> list[Share]:
+    """Every tenant that holds, waits or has used something. `held`: GPUs by tenant and type; `wanted`: by tenant, GPUs that
+    its tasks, running and waiting, ask for at their narrowest."""
+    use = _use(session, now, half_life)
+    active = {*held, *wanted}
+    rows = session.execute(select(Tenant.id, Tenant.weight).where(Tenant.id.in_({*active, *use})))
+    weights = {id: weight for id, weight in rows}
+    return [
+        Share(
+            tenant,
+            weight,
+            dict(held.get(tenant, {})),
+            use.get(tenant, {}),
+            tenant in active,
+            wanted.get(tenant, 0),
+        )
+        for tenant, weight in sorted(weights.items())
+    ]
+
+
+def _use(session: Session, now: datetime, half_life: float) -> dict[str, dict[str, float]]:
+    """Decayed use by tenant and device type, in GPUs."""
+
+    def kept(moment: ColumnElement[datetime]) -> ColumnElement[float]:
+        """What is left today of a unit at `moment`."""
+        return func.power(0.5, extract("epoch", literal(now) - moment) / half_life)
+
+    gpus = cast(func.cardinality(Placement.device_indexes), Double)
+    began, ended = kept(Placement.created_at.expression), kept(func.coalesce(Placement.ended_at, now))
+    entry = 1 - 0.5 ** (ENTRY_SECONDS / half_life)
+    rows = session.execute(
+        select(Task.tenant_id, Placement.node_id, func.sum(gpus * (ended - began + entry * began)))
+        .join(Task, Task.id == Placement.task_id)
+        .where(or_(Placement.ended_at.is_(None), Placement.ended_at > now - timedelta(seconds=_HALVES * half_life)))
+        .group_by(Task.tenant_id, Placement.node_id)
+    ).all()
+    nodes = session.scalars(select(Node).where(Node.id.in_({node for _, node, _ in rows})))
+    kinds = {node.id: kind_of(node) for node in nodes if node.devices}
+    found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for tenant, node, used in rows:
+        if node in kinds:
+            found[tenant][kinds[node]] += float(used)
+    return found
+
+
+def limits(session: Session, tenants: Iterable[str]) -> tuple[Limit, ...]:
+    """The quotas of running GPUs of those tenants that have one."""
+    rows = session.execute(select(Tenant.id, Tenant.running_gpus_quota).where(Tenant.id.in_(list(tenants))).order_by(Tenant.id))
+    return tuple(Limit(tenant, gpus) for tenant, gpus in rows if gpus is not None)

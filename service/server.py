@@ -1,0 +1,88 @@
+"""The API as one process or several: uvicorn, told to let go of waiting requests when it is told to stop."""
+
+import gc
+import signal
+import sys
+from socket import socket
+from types import FrameType
+
+import uvicorn
+
+from service import json_logging
+from service.app import create_app
+from service.app_state import State
+from service.metrics.api_metrics import ApiMetrics
+from service.metrics.multiprocess import MultiprocessMetrics
+from service.prefork import Prefork
+from service.settings import Settings
+
+# A thread that judges an upload gives way this often. At Python's own 5 ms, other requests took twice as long meanwhile.
+_SWITCH_SECONDS = 0.0005
+_GRACE_SECONDS = 10  # for requests in hand when the process is told to stop
+
+
+def run(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    if settings.api_processes == 1:
+        server = _server(settings, ApiMetrics())
+        _serve(server, server.config.bind_socket())
+        return
+    gathered = MultiprocessMetrics()
+    server = _server(settings, ApiMetrics(gathered.folder))
+    listening = server.config.bind_socket()
+    crew = Prefork(settings.api_processes, gathered.lost, gathered.remove)
+    gathered.number = crew.lead()
+    if gathered.number is not None:
+        _serve(server, listening)
+    else:
+        gathered.remove()
+
+
+def _server(settings: Settings, metrics: ApiMetrics) -> "_Server":
+    """Ready to be forked: all is loaded, nothing connects, no thread runs."""
+    app = create_app(settings, metrics)
+    state: State = app.state.motet
+
+    async def measure() -> None:
+        state.measure()
+
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        access_log=False,  # service.http.middleware writes a line with the request's id
+        log_config=None,
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=[str(network) for network in settings.trusted_proxies],
+        timeout_graceful_shutdown=_GRACE_SECONDS,
+        callback_notify=measure,
+        timeout_notify=1,
+    )
+    config.load()
+    gc.freeze()  # the app too stays for as long as the process
+    return _Server(config, state)
+
+
+def _serve(server: "_Server", listening: socket) -> None:
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    json_logging.write_aside()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave)  # uvicorn raises again what it was told by, once it has stopped
+    server.run([listening])
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    sys.exit(0)
+
+
+class _Server(uvicorn.Server):
+    """Lets requests that wait for a task answer as soon as the process is told to stop."""
+
+    def __init__(self, config: uvicorn.Config, state: State) -> None:
+        super().__init__(config)
+        self._state = state
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.started:
+            self._state.watcher.release()
+        super().handle_exit(sig, frame)

@@ -1,0 +1,90 @@
+"""A job as the API shows it: one configuration of a task."""
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from contract.search_space import JobConfig
+from contract.states import ExitReason, JobStatus
+from service.adapters.models import Adapter
+from service.tasks.models import Job, Task
+from service.tenants.api_keys import Principal
+from service.tenants.tenant_scope import missing, scoped
+
+
+class Exit(BaseModel):
+    """Early exit's verdict."""
+
+    reason: ExitReason
+    step: int
+    evidence: dict[str, Any] = Field(description="The numbers that decided it")
+
+
+class JobResource(BaseModel):
+    object: Literal["job"] = "job"
+    id: str
+    task_id: str
+    index: int
+    config: JobConfig
+    status: JobStatus
+    step: int
+    total_steps: int | None
+    warmup_steps: int | None
+    warmup_val_loss: float | None
+    promoted: bool = Field(description="Passed the selection at the end of warmup")
+    exit: Exit | None
+    error: str | None
+    best_step: int | None
+    best_val_loss: float | None
+    adapter_id: str | None
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+def jobs_of_task(session: Session, principal: Principal, task_id: str) -> list[JobResource]:
+    """The task's jobs in index order; empty also where the task is not the caller's."""
+    return list(_jobs(session, principal, Job.task_id == task_id))
+
+
+def find_job(session: Session, principal: Principal, job_id: str) -> JobResource:
+    """The caller's job. Raises NotFound."""
+    job = next(_jobs(session, principal, Job.id == job_id), None)
+    if job is None:
+        raise missing("job", job_id)
+    return job
+
+
+def _jobs(session: Session, principal: Principal, which: Any) -> Iterator[JobResource]:
+    there = select(Job, Adapter.id).join(Task, Task.id == Job.task_id).where(Task.deleted_at.is_(None))
+    jobs = scoped(there.outerjoin(Adapter, Adapter.job_id == Job.id).where(which), Job, principal)
+    for job, adapter_id in session.execute(jobs.order_by(Job.index)):
+        yield _of(job, adapter_id)
+
+
+def _of(job: Job, adapter_id: str | None) -> JobResource:
+    verdict = None
+    if job.exit_reason is not None:
+        verdict = Exit(reason=ExitReason(job.exit_reason), step=job.step, evidence=job.exit_evidence or {})
+    return JobResource(
+        id=job.id,
+        task_id=job.task_id,
+        index=job.index,
+        config=JobConfig.model_validate(job.config),
+        status=JobStatus(job.status),
+        step=job.step,
+        total_steps=job.total_steps,
+        warmup_steps=job.warmup_steps,
+        warmup_val_loss=job.warmup_val_loss,
+        promoted=job.promoted,
+        exit=verdict,
+        error=job.error,
+        best_step=job.best_step,
+        best_val_loss=job.best_val_loss,
+        adapter_id=adapter_id,
+        started_at=job.started_at,
+        ended_at=job.ended_at,
+    )

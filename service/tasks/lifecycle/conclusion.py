@@ -1,0 +1,46 @@
+"""How a task ends: once its last job has, with the best adapter or with what went wrong. Callers hold the task's row lock."""
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from contract.states import JOB_TERMINAL, JobStatus, TaskStatus, check_job, check_task
+from service.adapters.models import Adapter
+from service.database.engine import clock
+from service.tasks.models import Job, Task
+
+
+def fail_unfinished(task: Task, error: str) -> None:
+    """Fail every job that has not ended."""
+    for job in task.jobs:
+        if job.status not in JOB_TERMINAL:
+            job.status = check_job(JobStatus(job.status), JobStatus.FAILED)
+            job.error, job.ended_at, job.checkpoint = error, func.clock_timestamp(), None
+
+
+def conclude(session: Session, task: Task, error: str | None = None) -> bool:
+    """End the task if all its jobs have ended: the adapter of the lowest validation loss wins (ties: lower job index).
+
+    `error` is why it stopped, if something stopped it. Returns whether the task ended.
+    """
+    if any(job.status not in JOB_TERMINAL for job in task.jobs):
+        return False
+    session.flush()
+    kept = session.execute(select(Adapter.job_id, Adapter.val_loss).where(Adapter.task_id == task.id))
+    losses = {job_id: loss for job_id, loss in kept}
+    candidates = [job for job in task.jobs if job.id in losses]
+    if candidates:
+        winner = min(candidates, key=lambda job: (losses[job.id], job.index))
+        task.status, task.winner_job_id = check_task(TaskStatus(task.status), TaskStatus.SUCCEEDED), winner.id
+    else:
+        task.status = check_task(TaskStatus(task.status), TaskStatus.FAILED)
+        task.error = error or _why(task.jobs)
+    task.waiting, task.desired_status, task.ended_at = None, None, clock(session)
+    return True
+
+
+def _why(jobs: list[Job]) -> str:
+    failed = [job for job in jobs if job.status == JobStatus.FAILED]
+    if not failed:
+        return f"none of the {len(jobs)} jobs reached a finite validation loss, so there is no adapter to keep"
+    first = f"job {failed[0].index}: {failed[0].error}"
+    return f"{len(failed)} of {len(jobs)} jobs failed and no other kept an adapter; {first}"

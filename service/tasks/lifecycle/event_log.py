@@ -1,0 +1,76 @@
+"""What happens to a task, in order: events numbered from 1 without gaps. Knows neither who reads them nor how.
+
+Callers hold the task's row lock, which is what makes the numbers ascend in the order of the commits.
+"""
+
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from contract.states import JOB_TERMINAL, TaskStatus
+from service.tasks.models import Job, Task, TaskEvent
+from service.webhooks.webhook_messages import announce
+
+
+class Kind(StrEnum):
+    STATUS = "status"  # {status, reason?, error?, winner_job_id?}: the task has a new status
+    BASE = "base"  # {val_loss}: the base model alone was evaluated
+    JOB = "job"  # {job, job_id, status, step, ...}: a job moved or ended
+    CURVES = "curves"  # {curves: [{job, series, from_step, to_step, last}]}: these points can be read now
+    REWIND = "rewind"  # {job, step, status}: points beyond this step do not count any more (-1: none does)
+    ADAPTER = "adapter"  # {job, adapter_id, step, val_loss}: an adapter can be downloaded
+
+
+def record(session: Session, task: Task, kind: Kind, data: dict[str, Any]) -> None:
+    """Add the task's next event, to be committed with what it tells."""
+    task.last_event += 1
+    session.add(TaskEvent(task_id=task.id, number=task.last_event, tenant_id=task.tenant_id, kind=kind, data=data))
+
+
+def tell_status(session: Session, task: Task) -> None:
+    """Record the task's status, if it is not the one that its events told last, and tell the tenant's webhooks."""
+    if task.status == task.told_status:
+        return
+    data: dict[str, Any] = {"status": task.status}
+    if task.status == TaskStatus.QUEUED and task.requeue_reason is not None:
+        data["reason"] = task.requeue_reason
+    if task.error is not None:
+        data["error"] = task.error
+    if task.winner_job_id is not None:
+        data["winner_job_id"] = task.winner_job_id
+    record(session, task, Kind.STATUS, data)
+    task.told_status = task.status
+    announce(session, task)
+
+
+class News:
+    """The events of one report, in the order in which they happened. Points that come in one go are told in one event."""
+
+    def __init__(self, session: Session, task: Task) -> None:
+        self._session, self._task = session, task
+        self._curves: dict[tuple[int, str], dict[str, Any]] = {}
+
+    def points(self, job: int, series: str, steps: Sequence[int], values: Sequence[float]) -> None:
+        told = self._curves.setdefault((job, series), {"job": job, "series": series, "from_step": steps[0]})
+        told |= {"to_step": steps[-1], "last": values[-1] if math.isfinite(values[-1]) else None}
+
+    def job(self, job: Job) -> None:
+        data: dict[str, Any] = {"job": job.index, "job_id": job.id, "status": job.status, "step": job.step}
+        if job.status in JOB_TERMINAL:
+            data |= {"best_step": job.best_step, "best_val_loss": job.best_val_loss}
+            data |= {"exit_reason": job.exit_reason} if job.exit_reason else {}
+            data |= {"error": job.error} if job.error else {}
+        self.add(Kind.JOB, data)
+
+    def add(self, kind: Kind, data: dict[str, Any]) -> None:
+        self.flush()
+        record(self._session, self._task, kind, data)
+
+    def flush(self) -> None:
+        """Tell of the points that no other event came after."""
+        if self._curves:
+            record(self._session, self._task, Kind.CURVES, {"curves": list(self._curves.values())})
+            self._curves = {}

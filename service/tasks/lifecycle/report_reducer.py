@@ -1,0 +1,203 @@
+"""What a placement reported, applied to its task: jobs move and end, curves grow, checkpoints and adapters are committed.
+
+Callers hold the task's row lock; a refused event undoes the whole report with the transaction. Knows no HTTP, fences or nodes.
+"""
+
+import math
+from collections.abc import Sequence
+from datetime import datetime
+from functools import cached_property
+
+from sqlalchemy import bindparam, select, text
+from sqlalchemy.orm import Session, defer
+from sqlalchemy.orm.attributes import set_committed_value
+
+from contract import wire
+from contract.adapter_manifest import AdapterManifest
+from contract.states import JOB_TERMINAL, IllegalTransition, JobStatus, check_job
+from service.adapters.models import Adapter
+from service.database.engine import clock, new_id
+from service.storage.object_store import ObjectMissing, Storage
+from service.tasks.curves.curve_writer import Curves, StepRepeated
+from service.tasks.curves.downsampling import summarise
+from service.tasks.lifecycle.conclusion import conclude, fail_unfinished
+from service.tasks.lifecycle.event_log import Kind, News
+from service.tasks.models import Job, Task
+
+_JOBS = select(Job).where(Job.task_id == bindparam("task")).options(defer(Job.config))  # a report needs all but that
+_REACH = text(
+    """UPDATE jobs j SET step = greatest(j.step, n.step)
+    FROM unnest(CAST(:jobs AS varchar[]), CAST(:steps AS integer[])) AS n(id, step) WHERE j.id = n.id"""
+)
+
+
+class EventRefused(ValueError):
+    """An event that contradicts what is known. The message is for whoever runs the worker."""
+
+
+class Record:
+    """Applies events to one task, in order, then writes the curves and concludes the task if its last job ended."""
+
+    def __init__(self, session: Session, storage: Storage, task: Task) -> None:
+        self._session, self._storage, self._task = session, storage, task
+        self._jobs = {job.index: job for job in session.scalars(_JOBS, {"task": task.id})}
+        self._news = News(session, task)
+        self._failure: str | None = None
+        self._ended: list[str] = []
+        self._reached: dict[str, int] = {}  # steps of jobs, by id, that their points alone tell
+
+    def apply(self, events: Sequence[wire.Event]) -> None:
+        """Apply all events. Raises EventRefused, which names the event, and leaves the rollback to the caller."""
+        points = [event for event in events if isinstance(event, wire.Points) and event.job in self._jobs]
+        self._curves = Curves(self._session, ((self._jobs[event.job].id, event.series) for event in points))
+        for at, event in enumerate(events):
+            try:
+                self._apply(event)
+            except (EventRefused, IllegalTransition, StepRepeated) as error:
+                raise EventRefused(f"events[{at}] ({event.kind}): {error}") from None
+        self._curves.flush()
+        if self._reached:
+            self._session.execute(_REACH, {"jobs": list(self._reached), "steps": list(self._reached.values())})
+        self._news.flush()
+        for job_id in self._ended:
+            summarise(self._session, job_id)
+        if self._failure is not None:
+            fail_unfinished(self._task, self._failure)
+        if self._ended or self._failure is not None:
+            conclude(self._session, self._task, self._failure)
+
+    @cached_property
+    def _now(self) -> datetime:
+        """One time for all that a report tells. Who asks has changed nothing of a job yet: the session would first write that
+        job alone, and a task's first report tells of all its jobs."""
+        return clock(self._session)
+
+    def _apply(self, event: wire.Event) -> None:
+        match event:
+            case wire.Attached():
+                self._attached(event)
+            case wire.BaseEvaluated():
+                self._task.base_val_loss = event.val_loss
+                self._news.add(Kind.BASE, {"val_loss": event.val_loss})
+            case wire.JobMoved():
+                self._moved(event)
+            case wire.Points():
+                self._points(event)
+            case wire.Checkpointed():
+                self._checkpointed(event)
+            case wire.AdapterKept():
+                self._adapter_kept(event.job, event.manifest)
+            case wire.JobCompleted():
+                self._end(event, JobStatus.COMPLETED)
+            case wire.JobExited():
+                self._unfinished(event.job).exit_reason = event.reason
+                self._end(event, JobStatus.EXITED).exit_evidence = dict(event.evidence)
+            case wire.JobFailed():
+                self._unfinished(event.job).error = event.error
+                self._end(event, JobStatus.FAILED)
+            case wire.PlacementFailed():
+                self._failure = event.error
+            case wire.Throughput() | wire.Detached():
+                pass  # of the placement, not of the task
+
+    def _job(self, index: int) -> Job:
+        if index not in self._jobs:
+            raise EventRefused(f"the task has jobs 0 to {len(self._jobs) - 1}, not {index}")
+        return self._jobs[index]
+
+    def _unfinished(self, index: int) -> Job:
+        job = self._job(index)
+        if job.status in JOB_TERMINAL:
+            raise EventRefused(f"job {index} has ended as {job.status}; nothing more can happen to it")
+        return job
+
+    def _attached(self, event: wire.Attached) -> None:
+        task = self._task
+        task.train_rows, task.validation_rows = event.train_rows, event.validation_rows
+        task.truncated_rows, task.skipped_rows = event.truncated_rows, event.skipped_rows
+        for index, steps in event.total_steps.items():
+            job = self._job(index)
+            if job.status not in JOB_TERMINAL:
+                job.total_steps, job.warmup_steps = steps, event.warmup_steps.get(index)
+
+    def _moved(self, event: wire.JobMoved) -> None:
+        job = self._unfinished(event.job)
+        job.started_at = job.started_at or self._now
+        if job.status != event.status:
+            job.status = check_job(JobStatus(job.status), event.status)
+        job.step = max(job.step, event.step)
+        job.promoted = job.promoted or event.status == JobStatus.TRAINING
+        if event.warmup_val_loss is not None:
+            job.warmup_val_loss = event.warmup_val_loss
+        self._news.job(job)
+
+    def _points(self, event: wire.Points) -> None:
+        if len(event.steps) != len(event.values):
+            raise EventRefused(f"{len(event.steps)} steps, but {len(event.values)} values")
+        job = self._unfinished(event.job)
+        values = [math.nan if value is None else value for value in event.values]
+        self._curves.append(job.id, event.series, event.steps, values)
+        self._news.points(event.job, event.series, event.steps, values)
+        if event.steps[-1] > job.step:
+            self._reached[job.id] = event.steps[-1]
+            set_committed_value(job, "step", event.steps[-1])  # written with those of all other jobs, in one statement
+        if event.series == "val_loss":
+            for step, value in zip(event.steps, values, strict=True):
+                if math.isfinite(value) and (job.best_val_loss is None or value < job.best_val_loss):
+                    job.best_step, job.best_val_loss = step, value
+
+    def _checkpointed(self, event: wire.Checkpointed) -> None:
+        for index, checkpoint in event.jobs.items():
+            job = self._unfinished(index)
+            if job.status == JobStatus.PENDING:
+                raise EventRefused(f"job {index} has a checkpoint, but was never said to have started")
+            if checkpoint.step > job.step:
+                raise EventRefused(f"job {index}'s checkpoint is of step {checkpoint.step}, reported is step {job.step}")
+            self._must_hold(checkpoint.sha256, checkpoint.bytes, f"job {index}'s checkpoint")
+            job.checkpoint = checkpoint.model_dump(mode="json")
+        self._task.losses = 0
+
+    def _adapter_kept(self, index: int, manifest: AdapterManifest) -> None:
+        job, lineage = self._unfinished(index), manifest.lineage
+        if (lineage.job_id, lineage.task_id, lineage.base_revision) != (job.id, self._task.id, self._task.base_revision):
+            raise EventRefused(f"the adapter's lineage is of another job, task or base than {job.id} of {self._task.id}")
+        if not math.isfinite(manifest.val_loss):
+            raise EventRefused("an adapter is kept for a finite validation loss")
+        for file in manifest.files:
+            self._must_hold(file.sha256, file.bytes, f"the adapter's file {file.path}")
+        adapter = self._session.scalar(select(Adapter).where(Adapter.job_id == job.id))
+        if adapter is not None:
+            raise EventRefused(f"job {index} already has its adapter {adapter.id}")
+        kept = Adapter(
+            id=new_id("adapter"),
+            tenant_id=self._task.tenant_id,
+            task_id=self._task.id,
+            job_id=job.id,
+            step=manifest.step,
+            val_loss=manifest.val_loss,
+            manifest=manifest.model_dump(mode="json"),
+        )
+        self._session.add(kept)
+        told = {"job": index, "adapter_id": kept.id, "step": kept.step, "val_loss": kept.val_loss}
+        self._news.add(Kind.ADAPTER, told)
+        self._session.flush()
+
+    def _end(self, event: wire.JobCompleted | wire.JobExited | wire.JobFailed, status: JobStatus) -> Job:
+        job = self._unfinished(event.job)
+        job.ended_at, job.checkpoint = self._now, None
+        job.status = check_job(JobStatus(job.status), status)
+        job.step = max(job.step, event.step)
+        if not isinstance(event, wire.JobFailed):
+            job.best_step, job.best_val_loss = event.best_step, event.best_val_loss
+        self._task.losses = 0
+        self._ended.append(job.id)
+        self._news.job(job)
+        return job
+
+    def _must_hold(self, sha256: str, size: int, what: str) -> None:
+        try:
+            stored = self._storage.size(sha256)
+        except ObjectMissing:
+            raise EventRefused(f"{what} ({sha256}) is not in storage; upload it before it is reported") from None
+        if stored != size:
+            raise EventRefused(f"{what} ({sha256}) has {stored} bytes in storage, {size} were reported")

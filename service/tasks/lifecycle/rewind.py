@@ -1,0 +1,77 @@
+"""A task leaves its node: each unfinished job goes back to its checkpoint, and points beyond it are hidden.
+
+Callers hold the task's row lock and have ended its placement. Ended jobs keep their points, verdicts and adapters.
+"""
+
+from sqlalchemy import delete
+from sqlalchemy.orm import Session
+
+from contract.states import JOB_REWINDS, JOB_TERMINAL, IllegalTransition, JobStatus, RequeueReason, TaskStatus, check_task
+from service.adapters.models import Adapter
+from service.database.engine import clock
+from service.scheduler.explain import waiting_text
+from service.tasks.curves.curve_writer import best_point, hide_after
+from service.tasks.lifecycle.conclusion import conclude, fail_unfinished
+from service.tasks.lifecycle.event_log import Kind, record
+from service.tasks.models import Job, Task
+
+MAX_LOSSES = 5
+
+
+def rewind(session: Session, task: Task, reason: RequeueReason, detail: str = "") -> None:
+    """Raise the fence and take the running task to its desired status (else the queue), its jobs at their checkpoints.
+
+    A task that loses MAX_LOSSES executors in a row, with no checkpoint and no job's end between, is failed instead: it
+    would go on taking executors down for ever.
+    """
+    task.fence += 1
+    if reason == RequeueReason.EXECUTOR_LOST:
+        task.losses += 1
+    if task.losses >= MAX_LOSSES:
+        error = (
+            f"{task.losses} executors in a row were lost while they trained this task, and none reached a checkpoint; "
+            f"the last one: {detail or 'it stopped without a word'}"
+        )
+        fail_unfinished(task, error)
+        conclude(session, task, error)
+        return
+    boundary = task.spec.get("early_exit", {}).get("policy") != "none"  # a spec that cannot be read any more must not stay here
+    for job in task.jobs:
+        if job.status not in JOB_TERMINAL:
+            step = _back(session, job, boundary, task.fence)
+            record(session, task, Kind.REWIND, {"job": job.index, "step": step, "status": job.status})
+    task.status = check_task(TaskStatus(task.status), TaskStatus(task.desired_status or TaskStatus.QUEUED))
+    task.desired_status, task.requeue_reason, task.requeue_detail = None, reason, detail or None
+    if task.status == TaskStatus.QUEUED:
+        task.queued_at, task.waiting = clock(session), waiting_text.not_planned()
+    else:
+        task.waiting = waiting_text.paused()
+
+
+def _back(session: Session, job: Job, selects: bool, fence: int) -> int:
+    """The step after which nothing counts any more; -1 where nothing does."""
+    step = job.checkpoint["step"] if job.checkpoint else None
+    status = status_at(job, step, selects)
+    if status not in JOB_REWINDS[JobStatus(job.status)]:
+        raise IllegalTransition(JobStatus(job.status), status)
+    kept = -1 if step is None else step
+    hide_after(session, job.id, kept, fence)
+    session.execute(delete(Adapter).where(Adapter.job_id == job.id))  # kept by an end that was never reported
+    job.status, job.step = status, step or 0
+    if status == JobStatus.PENDING:
+        job.started_at = None
+    if status in (JobStatus.PENDING, JobStatus.WARMUP) and not job.promoted:
+        job.warmup_val_loss = None
+    best = best_point(session, job.id, "val_loss")
+    job.best_step, job.best_val_loss = best if best else (None, None)
+    return kept
+
+
+def status_at(job: Job, step: int | None, selects: bool) -> JobStatus:
+    """Where the job stood when it had trained `step` steps."""
+    if step is None:
+        return JobStatus.PENDING
+    if job.promoted:
+        return JobStatus.TRAINING
+    at_boundary = selects and job.warmup_steps is not None and job.warmup_steps <= step and job.warmup_steps != job.total_steps
+    return JobStatus.PARKED if at_boundary and job.warmup_val_loss is not None else JobStatus.WARMUP

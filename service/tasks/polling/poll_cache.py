@@ -1,0 +1,186 @@
+"""A task for those who ask again and again: whether it has changed, and how it looks.
+
+All who ask at the same time are answered from one read, begun after the last of them came (request_coalescer.py). How a task looks is
+kept until its version is another. Only the event loop may call this, and it reads and answers by itself: whoever polls waits
+for no thread, however many compute. Knows no HTTP but what an ETag is.
+"""
+
+import asyncio
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from sqlalchemy import select
+
+from contract.states import TASK_TERMINAL
+from service.database.async_reader import AsyncReader
+from service.database.engine import Database, among_ids
+from service.database.prepared_statements import PreparedStatement
+from service.http.downloads import matches
+from service.http.request_coalescer import RequestCoalescer
+from service.tasks.models import Task
+from service.tasks.polling.task_watcher import Watcher
+from service.tasks.resource import BESIDE, Beside, TaskResource
+from service.tenants.api_keys import Principal
+from service.tenants.tenant_scope import missing, scoped_when_asked, whose
+
+_KEPT_BYTES = 16 * 2**20  # of answers
+_ENTRY_BYTES = 500  # what an answer takes beside its text
+_APART_SECONDS = 0.02  # between a tenant's reads: so long at most a question waits for others to share its read
+_MOST_LOADED = 25  # tasks of one read
+_MOST_TENANTS = 10_000  # of whom it is known what has changed
+_SLICE_SECONDS = 0.005  # for so long tasks that were read are made answers before others have the loop
+
+_NUL = "\0"  # in no id; asked for, it would spoil the read of all who ask at the same time
+Found = TypeVar("Found")
+
+_ASKED = PreparedStatement(
+    scoped_when_asked(select(Task.id, Task.version, Task.status).where(among_ids(Task.id), Task.deleted_at.is_(None)), Task)
+)
+_WHOLE = [
+    PreparedStatement(scoped_when_asked(statement, Task))
+    for statement in (select(*Task.__table__.c).where(among_ids(Task.id), Task.deleted_at.is_(None)), *BESIDE)
+]
+
+
+def etag_of(version: int) -> str:
+    """The ETag of a task of this version."""
+    return f'"{version}"'
+
+
+@dataclass(frozen=True)
+class Version:
+    """What tells whether a task has changed."""
+
+    etag: str
+    ended: bool
+
+
+@dataclass
+class Answer:
+    """A task as JSON, of its tenant."""
+
+    tenant_id: str
+    etag: str
+    text: bytes
+    polled: bool = False  # whether anybody was given it; one that was loaded along may never be
+
+
+class PollCache:
+    """`watcher` tells when a task has changed. Versions and whole tasks have a line each: nobody who asks for one waits for
+    the longer read."""
+
+    def __init__(self, watcher: Watcher, versions: AsyncReader, loads: AsyncReader) -> None:
+        self._watcher, self._version_line, self._load_line = watcher, versions, loads
+        self._versions = RequestCoalescer(self._look, apart=_APART_SECONDS, turn=versions.turn)
+        self._loads = RequestCoalescer(self._load, apart=_APART_SECONDS, most=_MOST_LOADED, turn=loads.turn)
+        self._kept: OrderedDict[str, Answer] = OrderedDict()  # by task
+        self._bytes = 0
+        self._changed: dict[str, set[str]] = defaultdict(set)  # by tenant: some tasks that were polled before they changed
+        watcher.tell(self._forget)
+
+    async def close(self) -> None:
+        """Hang up; whoever asks later opens the connections again."""
+        await self._version_line.close()
+        await self._load_line.close()
+
+    async def version(self, db: Database, principal: Principal, task_id: str) -> Version:
+        """The task's version now. Raises NotFound where the task is not the caller's, whose `db` it is."""
+        return await _found(self._versions, db, principal, task_id)
+
+    async def changed(self, db: Database, principal: Principal, task_id: str, known: str | None, wait: float) -> Version:
+        """The task's version once it is another than in the header `known` (None: than it is now), has ended, or `wait`
+        seconds have passed. Raises NotFound."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + wait
+        with self._watcher.watch(task_id) as changed:
+            version = await self.version(db, principal, task_id)
+            seen = known if known is not None else version.etag
+            while matches(seen, version.etag) and not version.ended and not self._watcher.released:
+                try:
+                    await asyncio.wait_for(changed.wait(), until - loop.time())
+                except TimeoutError:
+                    break
+                changed.clear()
+                version = await self.version(db, principal, task_id)
+        return version
+
+    async def answer(self, db: Database, principal: Principal, task_id: str, version: Version | None = None) -> Answer:
+        """The task, not older than `version` (None: than this call). Raises NotFound."""
+        answer = self._kept.get(task_id)
+        if answer is not None and answer.tenant_id == principal.tenant_id:
+            if version is None:
+                version = await self.version(db, principal, task_id)
+            if answer.etag == version.etag:
+                if task_id in self._kept:
+                    self._kept.move_to_end(task_id)
+                answer.polled = True
+                return answer
+        answer = await _found(self._loads, db, principal, task_id)
+        answer.polled = True
+        return answer
+
+    async def _look(self, _: Database, principal: Principal, ids: list[str]) -> dict[str, Version]:
+        (found,) = await self._version_line.look(principal.tenant_id, [_ASKED], whose(principal) | {"ids": ids})
+        return {id: Version(etag_of(version), status in TASK_TERMINAL) for id, version, status in await found.fetchall()}
+
+    async def _load(self, _: Database, principal: Principal, ids: list[str]) -> dict[str, Answer]:
+        """These tasks, and with them others that have changed since they were polled: a plan changes many at once, and all
+        will be asked for."""
+        tenant_id, loop, answers = principal.tenant_id, asyncio.get_running_loop(), {}
+        all_ids = [*ids, *self._take_changed(tenant_id, ids)]
+        tasks, *beside = await self._load_line.look(tenant_id, _WHOLE, whose(principal) | {"ids": all_ids})
+        made, until = Beside(*[await found.fetchall() for found in beside]), loop.time() + _SLICE_SECONDS
+        async for row in tasks:
+            task = made.of(row)
+            answers[task.id] = Answer(tenant_id, etag_of(task.version), task.model_dump_json().encode())
+            if _lasts(task):
+                self._keep(task.id, answers[task.id])
+            if loop.time() > until:
+                await asyncio.sleep(0)
+                until = loop.time() + _SLICE_SECONDS
+        return answers
+
+    def _take_changed(self, tenant_id: str, asked: list[str]) -> list[str]:
+        """Those of the tenant's changed tasks that a read of these has room for; they are no longer held to be changed."""
+        changed = self._changed.pop(tenant_id, set()).difference(asked)
+        return list(changed)[: _MOST_LOADED - len(asked)]
+
+    def _keep(self, task_id: str, answer: Answer) -> None:
+        self._drop(task_id)
+        self._kept[task_id] = answer
+        self._bytes += _size(answer)
+        while self._bytes > _KEPT_BYTES:
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, task_id: str) -> Answer | None:
+        old = self._kept.pop(task_id, None)
+        self._bytes -= _size(old) if old is not None else 0
+        return old
+
+    def _forget(self, task_ids: Iterable[str]) -> None:
+        """Keep no answer of a task that has changed: of that its version need not be asked."""
+        for task_id in task_ids:
+            old = self._drop(task_id)
+            if len(self._changed) >= _MOST_TENANTS:
+                self._changed.clear()  # what is not loaded along is loaded when it is asked for
+            if old is not None and old.polled and len(changed := self._changed[old.tenant_id]) < _MOST_LOADED:
+                changed.add(task_id)
+
+
+async def _found(reads: RequestCoalescer[str, Found], db: Database, principal: Principal, task_id: str) -> Found:
+    found = await reads.ask(db, principal, task_id) if _NUL not in task_id else None
+    if found is None:
+        raise missing("task", task_id)
+    return found
+
+
+def _lasts(task: TaskResource) -> bool:
+    """Whether it looks like this until its version is another: that a node has the task is written without a new one."""
+    placement = task.placement
+    return placement is None or placement.acknowledged_at is not None or placement.ended_at is not None
+
+
+def _size(answer: Answer) -> int:
+    return len(answer.text) + _ENTRY_BYTES

@@ -1,0 +1,132 @@
+"""Waiting for a task to change: one LISTEN connection per API process, and an asyncio event for each request that waits.
+
+A waiting request holds neither a thread nor a database connection. Knows nothing of what a task is beyond its id and version.
+"""
+
+import asyncio
+import logging
+import selectors
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import psycopg
+from sqlalchemy import ARRAY, String, func, literal, select
+from sqlalchemy.orm import Session
+
+from service.database.engine import CONNECT, driver_url
+from service.tasks.lifecycle.event_log import tell_status
+from service.tasks.models import Task
+
+log = logging.getLogger(__name__)
+
+CHANNEL = "motet_tasks"  # each notice names some tasks, with spaces between
+TOLD_TOGETHER = 200  # tasks of a notice, which may have 8,000 bytes; a plan changes all that wait
+_RETRY_SECONDS = 1.0
+
+
+def touch(session: Session, *tasks: Task) -> None:
+    """Count a change of each task that a poller can see, and tell the waiting ones once it has committed.
+
+    The caller holds the tasks' row locks.
+    """
+    for task in tasks:
+        task.version += 1
+        tell_status(session, task)
+    if tasks:
+        ids = [task.id for task in tasks]
+        notices = [" ".join(ids[at : at + TOLD_TOGETHER]) for at in range(0, len(ids), TOLD_TOGETHER)]
+        session.execute(select(func.pg_notify(CHANNEL, func.unnest(literal(notices, ARRAY(String))))))
+
+
+class Watcher:
+    """Listens in a thread of its own and wakes events on one asyncio loop."""
+
+    def __init__(self, database_url: str) -> None:
+        self._url = driver_url(database_url)
+        self._events: dict[str, set[asyncio.Event]] = {}  # touched on the loop alone
+        self._told: list[Callable[[Iterable[str]], None]] = []
+        self.heard = 0  # notices so far, of any task: what is read from now on holds what they told of
+        self._stopping = threading.Event()
+        self.listening = threading.Event()
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin to listen. Postgres may be away: the watcher goes on trying, and requests that wait run into their limit."""
+        self._loop = loop
+        self._released = asyncio.Event()
+        self._wake_r, self._wake_w = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, name="task-watcher", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._wake_w.send(b"\0")
+        self._thread.join()
+        self._wake_r.close()
+        self._wake_w.close()
+
+    def release(self) -> None:
+        """Let every waiting request answer now, as before a shutdown. For any thread and for signal handlers."""
+        self._loop.call_soon_threadsafe(self._release)
+
+    def tell(self, of: Callable[[Iterable[str]], None]) -> None:
+        """Have `of` called on the loop with the tasks that have changed, as far as it is heard."""
+        self._told.append(of)
+
+    @contextmanager
+    def watch(self, task_id: str) -> Iterator[asyncio.Event]:
+        """An event that is set after each committed change of the task. Enter it before reading what may change."""
+        event = asyncio.Event()
+        self._events.setdefault(task_id, set()).add(event)
+        if self._released.is_set():
+            event.set()
+        try:
+            yield event
+        finally:
+            self._events[task_id].discard(event)
+            if not self._events[task_id]:
+                del self._events[task_id]
+
+    @property
+    def released(self) -> bool:
+        """Whether waiting is over because the process is about to stop."""
+        return self._released.is_set()
+
+    def _release(self) -> None:
+        self._released.set()
+        self._wake_all()
+
+    def _wake(self, task_ids: Iterable[str]) -> None:
+        self.heard += 1
+        for told in self._told:
+            told(task_ids)
+        for task_id in task_ids:
+            for event in self._events.get(task_id, ()):
+                event.set()
+
+    def _wake_all(self) -> None:
+        self._wake(self._events)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                with psycopg.connect(self._url, autocommit=True, **CONNECT) as connection:
+                    connection.execute(f"LISTEN {CHANNEL}")
+                    self.listening.set()
+                    self._loop.call_soon_threadsafe(self._wake_all)  # whatever changed while nobody listened
+                    self._listen(connection)
+            except psycopg.OperationalError as error:
+                log.warning("the task watcher lost Postgres and will look again: %s", str(error).strip())
+            self.listening.clear()
+            self._stopping.wait(_RETRY_SECONDS)
+
+    def _listen(self, connection: psycopg.Connection) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection.fileno(), selectors.EVENT_READ)
+            selector.register(self._wake_r, selectors.EVENT_READ)
+            while not self._stopping.is_set():
+                selector.select()
+                told = [task_id for notice in connection.notifies(timeout=0) for task_id in notice.payload.split()]
+                if told:
+                    self._loop.call_soon_threadsafe(self._wake, told)

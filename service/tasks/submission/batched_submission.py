@@ -1,0 +1,78 @@
+"""Submissions that come at once, made by one transaction: a storm of them takes the database a fraction of the turns. Each is
+made or refused for itself. Knows no HTTP.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from sqlalchemy.exc import OperationalError, TimeoutError
+
+from contract.task_spec import TaskSpec
+from service.audit.audit_trail import Note, add_entries
+from service.background.queue import Queue
+from service.database.engine import Database
+from service.http.problems import Problem
+from service.http.request_coalescer import RequestCoalescer, in_thread
+from service.tasks import actions
+from service.tasks.models import Task
+from service.tasks.resource import render_new
+from service.tenants.api_keys import Principal
+
+log = logging.getLogger(__name__)
+
+_MOST = 16  # of one transaction
+_REST = 2.0  # so long, in its own time, a tenant's storm leaves the process to who polls; without, they took twice as long
+_AWAY = (OperationalError, TimeoutError)  # nobody knows whether the database has them
+
+
+@dataclass(frozen=True, eq=False)
+class Submission:
+    """What one request asks for, and its note for the audit log."""
+
+    spec: TaskSpec
+    note: Note
+
+
+@dataclass(frozen=True)
+class Made:
+    """A task that was made, and how it looks, as JSON."""
+
+    id: str
+    version: int
+    text: bytes
+
+
+class BatchedSubmissions:
+    """`seat`: what whoever makes tasks holds meanwhile."""
+
+    def __init__(self, queue: Queue, seat: asyncio.Semaphore) -> None:
+        self._queue = queue
+        self._coalescer = RequestCoalescer(in_thread(self._make), rest=_REST, most=_MOST, turn=seat)
+
+    async def make(self, db: Database, principal: Principal, submission: Submission) -> Made | None:
+        """Make the task, of the caller whose `db` it is. Raises SpecRefused, QuotaExceeded.
+
+        None where something failed that may be another's fault: nothing was made, and each is to be made alone.
+        """
+        (made,) = await asyncio.gather(self._coalescer.ask(db, principal, submission), return_exceptions=True)
+        if isinstance(made, Made) or made is None:
+            return made
+        if isinstance(made, (Problem, *_AWAY)) or not isinstance(made, Exception):
+            raise made
+        log.warning("tasks were not made together, but each alone: %s", type(made).__name__)
+        return None
+
+    def _make(self, db: Database, principal: Principal, asked: list[Submission]) -> dict[Submission, Made | Problem]:
+        with db.of(principal.tenant_id).begin() as session:
+            wanted = [actions.Wanted(one.spec, one.note.request_id) for one in asked]
+            outcomes = zip(asked, actions.create_all(session, self._queue, principal, wanted), strict=True)
+            made = {one: _note(one, task) if isinstance(task, Task) else task for one, task in outcomes}
+            add_entries(session, [one.note for one in asked])
+        return made
+
+
+def _note(submission: Submission, task: Task) -> Made:
+    submission.note.made(task.id)
+    resource = render_new(task, submission.spec.search_space.size)
+    return Made(task.id, task.version, resource.model_dump_json().encode())

@@ -1,0 +1,151 @@
+"""The first look at a task's data: its files are read again where they are stored, then the task is queued or failed.
+
+Nothing is locked while a file is read; what was found counts only if the task is still being validated afterwards.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from datetime import datetime
+
+from sqlalchemy import select, text
+from sqlalchemy.orm import Session
+
+from contract.states import TaskStatus, check_task
+from service.background.queue import Queue
+from service.database.engine import Database, clock
+from service.database.prepared_statements import PreparedStatement
+from service.files.models import File
+from service.scheduler.explain import waiting_text
+from service.scheduler.state.plan_requests import ARRIVED, request_plan
+from service.storage.object_store import BLOCK, ObjectMissing, Storage
+from service.tasks.lifecycle.conclusion import conclude, fail_unfinished
+from service.tasks.lifecycle.event_log import Kind
+from service.tasks.models import Task
+from service.tasks.polling.task_watcher import CHANNEL, touch
+
+log = logging.getLogger(__name__)
+
+_TOGETHER = 100  # tasks of one transaction, told of in one notice
+
+
+def validate_due(db: Database, storage: Storage, queue: Queue) -> int:
+    """Validate every task that waits for it and that no other validator has in hand; how many were.
+
+    Tasks of the same files go together: a search that is posted as many tasks reads its files once.
+    """
+    with db.begin() as session:
+        rows = select(Task.id, Task.train_file_id, Task.validation_file_id).where(Task.status == TaskStatus.VALIDATING)
+        due: dict[tuple[str, ...], list[str]] = {}
+        for task_id, train, held_out in session.execute(rows.order_by(Task.created_at)):
+            due.setdefault((train, held_out) if held_out is not None else (train,), []).append(task_id)
+    groups = [(files, ids[at : at + _TOGETHER]) for files, ids in due.items() for at in range(0, len(ids), _TOGETHER)]
+    return sum(_validate(db, storage, queue, files, ids) for files, ids in groups)
+
+
+def _validate(db: Database, storage: Storage, queue: Queue, file_ids: Sequence[str], task_ids: list[str]) -> int:
+    """Tasks that train on the same files; how many of them were in nobody else's hands."""
+    with db.begin() as turn:
+        # the locks are on numbers, not on rows: reading a large file must not keep a task from being cancelled
+        ours = list(turn.scalars(_TAKE, {"ids": task_ids}))
+        if not ours:
+            return 0
+        files = list(turn.scalars(select(File).where(File.id.in_(file_ids)).order_by(File.id)))
+        try:
+            errors = [error for file in files if (error := _damage(storage, file)) is not None]
+        except OSError as error:
+            log.warning("tasks %s are validated later, storage cannot be read: %s", ", ".join(ours), error)
+            return 0
+        with db.begin() as session:
+            return _settle(session, queue, ours, errors)
+
+
+_TAKE = text("SELECT id FROM unnest(CAST(:ids AS varchar[])) AS id WHERE pg_try_advisory_xact_lock(hashtextextended(id, 0))")
+
+
+def _damage(storage: Storage, file: File) -> str | None:
+    """What is wrong with the stored file, in words for the tenant."""
+    digest, rows, last = hashlib.sha256(), 0, b""
+    try:
+        with storage.open(file.sha256) as source:
+            while block := source.read(BLOCK):
+                digest.update(block)
+                rows += block.count(b"\n")
+                last = block
+    except ObjectMissing:
+        return f"file {file.id} ({file.name}) is missing from storage; upload it again"
+    rows += bool(last) and not last.endswith(b"\n")
+    if digest.hexdigest() != file.sha256 or rows != file.rows:
+        return f"file {file.id} ({file.name}) is damaged in storage: its sha256 is not {file.sha256} any more; upload it again"
+    return None
+
+
+def _settle(session: Session, queue: Queue, task_ids: list[str], errors: list[str]) -> int:
+    """Queue or fail those that nobody has cancelled meanwhile; how many."""
+    queued = _queue(session, task_ids) if not errors else set()
+    settled = len(queued) + _settle_apart(session, set(task_ids) - queued, errors)
+    if settled and not errors:
+        request_plan(session, queue, ARRIVED)
+    return settled
+
+
+def _settle_apart(session: Session, task_ids: set[str], errors: list[str]) -> int:
+    """Those that want a look at each: with errors all of them, else the few that were paused meanwhile. How many were left."""
+    if not task_ids:
+        return 0
+    validating = select(Task).where(Task.id.in_(task_ids), Task.status == TaskStatus.VALIDATING).order_by(Task.id)
+    tasks = list(session.scalars(validating.with_for_update()))
+    now = clock(session)
+    with session.no_autoflush:  # all rows go out together
+        for task in tasks:
+            if errors:
+                _fail(session, task, "; ".join(errors))
+            else:
+                _move(task, now)
+    touch(session, *tasks)
+    return len(tasks)
+
+
+def _queue(session: Session, task_ids: list[str]) -> set[str]:
+    """Queue those that nobody has cancelled or paused meanwhile; which."""
+    found = _QUEUE.run(session.connection(), {"ids": task_ids, "waiting": json.dumps(waiting_text.not_planned())})
+    for task_id, request_id, _ in found:
+        log.info("task %s is queued", task_id, extra={"request_id": request_id})
+    return {task_id for task_id, *_ in found}
+
+
+# what check_task, tell_status and touch would do, of all of them at once: a storm's tasks come by the dozen
+_QUEUE = PreparedStatement(
+    text(
+        f"""WITH checked AS (
+        SELECT id FROM tasks
+        WHERE id = ANY(CAST(:ids AS varchar[])) AND status = '{TaskStatus.VALIDATING}' AND desired_status IS NULL
+        ORDER BY id FOR UPDATE
+    ), queued AS (
+        UPDATE tasks SET status = '{TaskStatus.QUEUED}', told_status = '{TaskStatus.QUEUED}', queued_at = clock_timestamp(),
+            waiting = CAST(:waiting AS jsonb), version = version + 1, last_event = last_event + 1
+        FROM checked WHERE tasks.id = checked.id
+        RETURNING tasks.id, tenant_id, status, last_event, request_id
+    ), told AS (
+        INSERT INTO task_events (task_id, number, tenant_id, kind, data)
+        SELECT id, last_event, tenant_id, '{Kind.STATUS}', jsonb_build_object('status', status) FROM queued
+    )
+    SELECT id, request_id, (SELECT pg_notify('{CHANNEL}', string_agg(id, ' ')) FROM queued) FROM queued"""
+    )
+)
+
+
+def _fail(session: Session, task: Task, error: str) -> None:
+    log.error("task %s cannot run: %s", task.id, error, extra={"request_id": task.request_id})
+    fail_unfinished(task, error)
+    conclude(session, task, error)
+
+
+def _move(task: Task, now: datetime) -> None:
+    task.status = check_task(TaskStatus.VALIDATING, TaskStatus.QUEUED)
+    task.queued_at, task.waiting = now, waiting_text.not_planned()
+    if task.desired_status is not None:  # paused before it could be queued
+        task.status, task.desired_status = check_task(TaskStatus.QUEUED, TaskStatus(task.desired_status)), None
+        task.waiting = waiting_text.paused()
+    log.info("task %s is %s", task.id, task.status, extra={"request_id": task.request_id})

@@ -1,0 +1,197 @@
+"""Whether a task could run as it is asked for: what its spec refers to must exist and fit together.
+
+Finds all mistakes at once. Knows nothing of nodes: a task that no node has room for waits and says so.
+"""
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sqlalchemy import bindparam, select
+from sqlalchemy.orm import Session
+
+from contract.adapter_manifest import AdapterManifest
+from contract.task_spec import Objective, TaskSpec
+from service.adapters.models import Adapter
+from service.database.prepared_statements import PreparedStatement
+from service.files import actions as files
+from service.files.models import File
+from service.files.row_checks import Format
+from service.fleet.models import BaseModel
+from service.http.problems import FieldError, Invalid
+from service.tenants.api_keys import Principal
+from service.tenants.tenant_scope import scoped, whose
+
+_LISTED = 20  # models that a refusal names
+_IS_IT = (BaseModel.name == bindparam("name")) & BaseModel.enabled
+_ENABLED = select(BaseModel).where(_IS_IT)
+_OF_FILE, _OF_MODEL = File.__table__.c, BaseModel.__table__.c
+_NAMED = PreparedStatement(files.PINNED.outerjoin_from(File, BaseModel, _IS_IT).with_only_columns(*_OF_FILE, *_OF_MODEL))
+
+
+class SpecRefused(Invalid):
+    """The spec is well-formed, but what it asks for cannot be."""
+
+    code, title = "task_refused", "The task could not run"
+
+
+_Named = tuple[dict[str, File], BaseModel | None]  # files by id, and the base model
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """What the task will be made of; the files cannot be deleted before the transaction ends."""
+
+    train: File
+    validation: File | None
+    model: BaseModel
+
+
+class Preflight:
+    """The look at specs of one tenant in one transaction: what several of them name is looked up once."""
+
+    def __init__(self, session: Session, principal: Principal) -> None:
+        self._session, self._principal = session, principal
+        self._named: dict[tuple[str | None, ...], _Named] = {}
+
+    def check(self, spec: TaskSpec) -> Pinned:
+        """Find and hold what the spec names. Raises SpecRefused, which lists everything that is wrong."""
+        session, wanted = self._session, spec.dataset
+        names = wanted.file_id, wanted.validation_file_id, spec.base_model
+        if names not in self._named:
+            self._named[names] = _find(session, self._principal, spec)
+        held, model = self._named[names]
+        train = held.get(wanted.file_id)
+        validation = held.get(wanted.validation_file_id or "")
+        errors = [
+            *_files(spec, train, validation),
+            *(
+                _model_unknown(session, spec.base_model)
+                if model is None
+                else _model("training.max_seq_len", spec.training.max_seq_len, model)
+            ),
+            *(() if train is None else _sizes(spec, train)),
+            *(() if model is None else _start(session, self._principal, spec, model)),
+        ]
+        if errors:
+            raise SpecRefused(errors)
+        assert train is not None  # its absence is an error
+        assert model is not None
+        return Pinned(train, validation, model)
+
+
+def for_preview(
+    session: Session, principal: Principal, file_id: str, base_model: str, objective: Objective, max_seq_len: int
+) -> tuple[File, BaseModel]:
+    """The file and the model of a preview, judged as a task's would be. Raises SpecRefused, which lists everything."""
+    file = files.pin(session, principal, [file_id]).get(file_id)
+    model = _find_model(session, base_model)
+    errors = [
+        *(_unknown("file_id", file_id) if file is None else _format("file_id", file, objective)),
+        *(_model_unknown(session, base_model) if model is None else _model("max_seq_len", max_seq_len, model)),
+    ]
+    if errors:
+        raise SpecRefused(errors)
+    assert file is not None  # its absence is an error
+    assert model is not None
+    return file, model
+
+
+def _find(session: Session, principal: Principal, spec: TaskSpec) -> _Named:
+    """The files that the spec names, by id, and its base model: those of them that there are."""
+    ids = [id for id in (spec.dataset.file_id, spec.dataset.validation_file_id) if id is not None]
+    found = _NAMED.run(session.connection(), whose(principal) | {"ids": ids, "name": spec.base_model})
+    held = [File(**dict(zip(_OF_FILE.keys(), row[: len(_OF_FILE)], strict=True))) for row in found]
+    if not found:
+        model = _find_model(session, spec.base_model)
+    else:
+        of_model = dict(zip(_OF_MODEL.keys(), found[0][len(_OF_FILE) :], strict=True))
+        model = BaseModel(**of_model) if of_model["name"] is not None else None
+    return {file.id: file for file in held}, model
+
+
+def _find_model(session: Session, name: str) -> BaseModel | None:
+    return session.scalar(_ENABLED, {"name": name})
+
+
+def _format(field: str, file: File, objective: Objective) -> Iterator[FieldError]:
+    if (file.format == Format.PREFERENCE) != (objective.type == "dpo"):
+        kind = "preference rows" if objective.type == "dpo" else "chat, completion or text rows"
+        message = f"is a {file.format} file, but objective {objective.type} learns from {kind}"
+        yield FieldError(field=field, code="format_of_other_objective", message=message)
+
+
+def _files(spec: TaskSpec, train: File | None, validation: File | None) -> Iterator[FieldError]:
+    wanted = spec.dataset
+    if train is None:
+        yield from _unknown("dataset.file_id", wanted.file_id)
+    else:
+        yield from _format("dataset.file_id", train, spec.objective)
+    if wanted.validation_file_id is None:
+        return
+    field = "dataset.validation_file_id"
+    if validation is None:
+        yield from _unknown(field, wanted.validation_file_id)
+    elif train is not None and validation.sha256 == train.sha256:
+        message = "holds the very rows that are trained on; leave it out, and a fraction of the rows is held out instead"
+        yield FieldError(field=field, code="same_rows", message=message)
+    elif train is not None and validation.format != train.format:
+        message = f"is a {validation.format} file, but the training file is a {train.format} file; both need one format"
+        yield FieldError(field=field, code="format_differs", message=message)
+
+
+def _unknown(field: str, file_id: str) -> Iterator[FieldError]:
+    message = f"there is no file {file_id!r} that this key could see; upload it with POST /v1/files"
+    yield FieldError(field=field, code="file_unknown", message=message)
+
+
+def _model_unknown(session: Session, name: str) -> Iterator[FieldError]:
+    names = list(session.scalars(select(BaseModel.name).where(BaseModel.enabled).order_by(BaseModel.name)))
+    near = difflib.get_close_matches(name, names, n=1)
+    if near:
+        hint = f"did you mean {near[0]!r}?"
+    elif names:
+        hint = f"allowed are: {', '.join(names[:_LISTED])}{', …' if len(names) > _LISTED else ''}"
+    else:
+        hint = "no model is allowed yet; an admin adds one with POST /v1/admin/models"
+    message = f"{name!r} is not on the list of base models; {hint}"
+    yield FieldError(field="base_model", code="model_unknown", message=message)
+
+
+def _model(field: str, asked: int, model: BaseModel) -> Iterator[FieldError]:
+    if asked > model.max_position:
+        message = f"is {asked}, but {model.name} has positions for at most {model.max_position} tokens"
+        yield FieldError(field=field, code="beyond_model", message=message)
+
+
+def _start(session: Session, principal: Principal, spec: TaskSpec, model: BaseModel) -> Iterator[FieldError]:
+    """The adapter to start from must be the tenant's own and of the very base."""
+    if spec.warm_start is None:
+        return
+    field, wanted = "warm_start.adapter_id", spec.warm_start.adapter_id
+    adapter = session.scalar(scoped(select(Adapter).where(Adapter.id == wanted), Adapter, principal))
+    if adapter is None:
+        message = f"there is no adapter {wanted!r} that this key could see; GET /v1/adapters lists them"
+        yield FieldError(field=field, code="adapter_unknown", message=message)
+        return
+    lineage = AdapterManifest.model_validate(adapter.manifest).lineage
+    if lineage.base_revision != model.revision:
+        message = (
+            f"was trained on {lineage.base_model} of another revision than {model.name} has now; its weights would not fit"
+        )
+        yield FieldError(field=field, code="adapter_of_other_base", message=message)
+
+
+def _sizes(spec: TaskSpec, train: File) -> Iterator[FieldError]:
+    if spec.dataset.validation_file_id is None and train.rows < 2:
+        message = "has one row, and none would be left to validate on; add rows, or name a validation_file_id"
+        yield FieldError(field="dataset.file_id", code="too_few_rows", message=message)
+    listed = spec.search_space.jobs
+    if listed is None:
+        sizes = [(f"batch_size[{index}]", size) for index, size in enumerate(spec.search_space.batch_size)]
+    else:
+        sizes = [(f"jobs[{index}].batch_size", job.batch_size) for index, job in enumerate(listed)]
+    for field, size in sizes:
+        if size > train.rows:
+            message = f"is {size}, but the training file has only {train.rows} rows"
+            yield FieldError(field=f"search_space.{field}", code="beyond_rows", message=message)

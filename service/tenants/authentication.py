@@ -1,0 +1,121 @@
+"""Who may call a route, and which rows it may see: dependencies that turn the Authorization header into a Principal with the
+scope the route needs, and into a database that shows this tenant's rows alone."""
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, cast
+
+from fastapi import Depends, Request
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from service.app_state import state_of
+from service.audit.audit_trail import Note
+from service.database.engine import Database
+from service.http.middleware import answer_with, request_id
+from service.http.problems import Forbidden, Unauthorized
+from service.tenants.api_keys import Principal, Scope
+
+_bearer = HTTPBearer(scheme_name="ApiKey", description="An API key, `mk_...`", auto_error=False)
+Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+_READS = ("GET", "HEAD")
+_CALLER = "caller"  # of a request, in what is kept with it
+
+_FIXES = {
+    "unknown": "The API key is not known here; check that it is whole and belongs to this service.",
+    "revoked": "The API key was revoked; ask an admin for a new one.",
+    "expired": "The API key has expired; ask an admin for a new one.",
+}
+
+
+class KeyMissing(Unauthorized):
+    code = "key_missing"
+
+
+class KeyRefused(Unauthorized):
+    code = "key_refused"
+
+
+class ScopeMissing(Forbidden):
+    code = "scope_missing"
+
+
+async def authenticate(request: Request, bearer: Bearer) -> Principal:
+    """The caller, whose request is counted, once however often it is asked. Raises KeyMissing, KeyRefused or
+    RateLimitExceeded."""
+    known: dict[str, Any] = request.scope["state"]
+    if _CALLER not in known:
+        known[_CALLER] = await _authenticate(request, bearer)
+    return cast(Principal, known[_CALLER])
+
+
+async def _authenticate(request: Request, bearer: HTTPAuthorizationCredentials | None) -> Principal:
+    state = state_of(request)
+    if bearer is None:
+        raise KeyMissing("This needs an API key: send the header `Authorization: Bearer mk_...`.")
+    principal = state.keys.remembered(bearer.credentials)
+    if principal is None:
+        check = await state.keys.ask(bearer.credentials)
+        if check.principal is None:
+            raise KeyRefused(_FIXES[check.reason], reason=check.reason)
+        principal = check.principal
+    per_minute = principal.requests_per_minute or state.settings.requests_per_minute
+    answer_with(request.scope, (await state.rates.take(principal.key_id, per_minute)).headers)
+    return principal
+
+
+_Caller = Annotated[Principal, Depends(authenticate)]
+
+
+def must_have(scope: Scope, principal: Principal) -> Principal:
+    """The principal. Raises ScopeMissing unless its key has the scope."""
+    if scope not in principal.scopes:
+        held = ", ".join(sorted(principal.scopes)) or "none"
+        raise ScopeMissing(f"This needs a key with the scope '{scope}'; this key has: {held}.", needs=scope.value)
+    return principal
+
+
+def _needs(scope: Scope) -> Callable[[Principal], Awaitable[Principal]]:
+    async def allowed(principal: _Caller) -> Principal:
+        return must_have(scope, principal)
+
+    return allowed
+
+
+Reader = Annotated[Principal, Depends(_needs(Scope.READ))]
+Writer = Annotated[Principal, Depends(_needs(Scope.WRITE))]
+Admin = Annotated[Principal, Depends(_needs(Scope.ADMIN))]
+
+
+def note_of(request: Request, principal: Principal, reading: bool = False) -> Note:
+    """The request for the audit log: if it writes, or, `reading`, in any case."""
+    route: APIRoute = request.scope["route"]
+    targets = [str(value) for value in request.path_params.values()]
+    return Note(principal, route.operation_id or route.name, targets, request_id(request.scope), reading)
+
+
+def _note(request: Request, principal: Principal) -> Note | None:
+    return None if request.method in _READS else note_of(request, principal)
+
+
+async def _db(request: Request, caller: _Caller) -> Database:
+    return state_of(request).db.of(caller.tenant_id, _note(request, caller))
+
+
+async def _read_db(request: Request, caller: _Caller) -> Database:
+    return state_of(request).db.of(caller.tenant_id, note_of(request, caller, reading=True))
+
+
+async def _admin_db(request: Request, admin: Admin) -> Database:
+    return state_of(request).system.of(None, _note(request, admin))
+
+
+async def admit(request: Request, scope: Scope) -> tuple[Principal, Database]:
+    """What a route's Reader or Writer and its Db are, for one that is called too often to have FastAPI find them out."""
+    principal = must_have(scope, await authenticate(request, await _bearer(request)))
+    return principal, await _db(request, principal)
+
+
+# What a request writes through these is in the audit log, and what it reads through NotedDb too.
+Db = Annotated[Database, Depends(_db)]  # the caller's rows alone
+NotedDb = Annotated[Database, Depends(_read_db)]
+AdminDb = Annotated[Database, Depends(_admin_db)]  # every tenant's rows; needs the scope admin

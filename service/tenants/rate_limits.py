@@ -1,0 +1,134 @@
+"""How often a key may call: a sliding minute counted in Redis for all processes together. Knows no tenants and no routes.
+
+A process takes its share in slices of up to half a percent of the limit, so that most requests ask nobody; keys of fewer than
+400 requests a minute are counted one by one. While Redis is away each process counts alone, by the same limit: nobody is
+locked out, and nobody is unbounded.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from dataclasses import dataclass
+
+import redis
+from limits import RateLimitItemPerMinute
+from limits.storage import MemoryStorage, RedisStorage
+from limits.strategies import SlidingWindowCounterRateLimiter
+from starlette.concurrency import run_in_threadpool
+
+from service.background.wakeups import connect
+from service.http.problems import Problem
+
+log = logging.getLogger(__name__)
+
+_SLICES = 200  # of a minute's limit
+_SLICE_SECONDS = 5.0  # a slice that nobody used by then is lost
+_AWAY_SECONDS = 5.0  # before Redis is asked again
+_MOST = 10_000  # keys remembered
+
+
+class RateLimitExceeded(Problem):
+    """The caller should wait for `Retry-After` seconds."""
+
+    status, code, title = 429, "rate_limit_exceeded", "Too many requests"
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What a key may still do within its minute, roughly; `reset` is in seconds."""
+
+    limit: int
+    remaining: int
+    reset: int
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {
+            "RateLimit-Limit": str(self.limit),
+            "RateLimit-Remaining": str(self.remaining),
+            "RateLimit-Reset": str(self.reset),
+        }
+
+
+@dataclass
+class _Slice:
+    """Requests that this process may let through without asking, until `until` (0: it was given none); `beyond` are those it
+    may still ask for."""
+
+    left: int
+    until: float
+    beyond: int
+    resets_at: float
+
+    @property
+    def reset(self) -> int:
+        return max(1, math.ceil(self.resets_at - time.monotonic()))
+
+
+class Rates:
+    """Only the event loop may call it."""
+
+    def __init__(self, redis_url: str) -> None:
+        pool = connect(redis_url).connection_pool
+        self._shared = SlidingWindowCounterRateLimiter(
+            RedisStorage("redis://", connection_pool=pool, key_prefix="motet:limits")
+        )
+        self._alone = SlidingWindowCounterRateLimiter(MemoryStorage())
+        self._away_until = 0.0
+        self._slices: dict[str, _Slice] = {}
+        self._asking: dict[str, asyncio.Task[_Slice]] = {}
+
+    async def take(self, key_id: str, per_minute: int) -> Allowance:
+        """One request of this key. Raises RateLimitExceeded."""
+        while (held := self._slices.get(key_id)) is None or held.left == 0 or time.monotonic() >= held.until:
+            given = await self._next_slice(key_id, per_minute)
+            if given.until == 0.0:
+                raise _refusal(given, per_minute)
+        held.left -= 1
+        return Allowance(per_minute, held.left + held.beyond, held.reset)
+
+    async def _next_slice(self, key_id: str, per_minute: int) -> _Slice:
+        """All requests that wait for a slice of this key wait for one: each with its own would spend the minute at once."""
+        asking = self._asking.get(key_id)
+        if asking is None:
+            asking = self._asking[key_id] = asyncio.ensure_future(self._fetch(key_id, per_minute))
+        return await asyncio.shield(asking)
+
+    async def _fetch(self, key_id: str, per_minute: int) -> _Slice:
+        """Nobody may find this among what is asked for once it has ended: they would wait for nothing, again and again."""
+        try:
+            given = await run_in_threadpool(self._ask, key_id, per_minute)
+        finally:
+            del self._asking[key_id]
+        if len(self._slices) >= _MOST:
+            self._slices.clear()
+        self._slices[key_id] = given
+        return given
+
+    def _ask(self, key_id: str, per_minute: int) -> _Slice:
+        now = time.monotonic()
+        if now >= self._away_until:
+            try:
+                return _next(self._shared, key_id, per_minute)
+            except redis.RedisError as error:
+                self._away_until = now + _AWAY_SECONDS
+                log.warning("rates are counted by this process alone, Redis is away: %s", error)
+        return _next(self._alone, key_id, per_minute)
+
+
+def _refusal(held: _Slice, per_minute: int) -> RateLimitExceeded:
+    headers = Allowance(per_minute, 0, held.reset).headers | {"Retry-After": str(held.reset)}
+    message = f"This key may send {per_minute} requests a minute; try again in {held.reset} s."
+    return RateLimitExceeded(message, headers=headers, limit=per_minute)
+
+
+def _next(limiter: SlidingWindowCounterRateLimiter, key_id: str, per_minute: int) -> _Slice:
+    """As large a slice as there is; none lasts until the next request may pass."""
+    item = RateLimitItemPerMinute(per_minute)
+    sizes = dict.fromkeys((max(1, per_minute // _SLICES), 1))
+    size = next((size for size in sizes if limiter.hit(item, key_id, cost=size)), 0)
+    stats = limiter.get_window_stats(item, key_id)
+    now = time.monotonic()
+    resets_at = now + max(0.0, stats.reset_time - time.time())
+    return _Slice(size, now + _SLICE_SECONDS if size else 0.0, stats.remaining, resets_at)

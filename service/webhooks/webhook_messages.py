@@ -1,0 +1,67 @@
+"""What webhooks are told: a message for each webhook of the tenant that wants the type, in the transaction that it tells of.
+
+Knows no HTTP and no signatures. The body serves both readers: `data.id` with OpenAI's types, `data` with ours.
+"""
+
+import json
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from contract.states import TaskStatus
+from service.database.engine import clock, new_id
+from service.tasks.models import Task
+from service.webhooks.models import Delivery, Webhook
+
+
+class EventType(StrEnum):
+    TASK_RUNNING = "task.running"
+    TASK_PAUSED = "task.paused"
+    TASK_SUCCEEDED = "task.succeeded"
+    TASK_FAILED = "task.failed"
+    TASK_CANCELLED = "task.cancelled"
+    JOB_SUCCEEDED = "fine_tuning.job.succeeded"  # OpenAI's names for the same
+    JOB_FAILED = "fine_tuning.job.failed"
+    JOB_CANCELLED = "fine_tuning.job.cancelled"
+    TEST = "webhook.test"  # sent when asked for, whatever the webhook wants
+
+
+WANTED = tuple(one for one in EventType if one is not EventType.TEST)
+
+
+def announce(session: Session, task: Task) -> None:
+    """Tell the tenant's webhooks of the task's status."""
+    types = {name for name in (f"task.{task.status}", f"fine_tuning.job.{task.status}") if name in WANTED}
+    if not types:
+        return
+    wants = Webhook.events.overlap(sorted(types))
+    webhooks = select(Webhook).where(Webhook.tenant_id == task.tenant_id, Webhook.disabled.is_(None), wants)
+    now = None
+    for webhook in session.scalars(webhooks):
+        now = now or clock(session)
+        for type in sorted(types & set(webhook.events)):
+            send(session, webhook, EventType(type), _about(task), now)
+
+
+def send(session: Session, webhook: Webhook, type: EventType, data: dict[str, Any], now: datetime) -> Delivery:
+    """Add a message that is due at once."""
+    id = new_id("msg")
+    said = {"id": id, "object": "event", "type": type, "created_at": int(now.timestamp()), "timestamp": now.isoformat()}
+    payload = json.dumps(said | {"data": data}, separators=(",", ":"))
+    made = Delivery(
+        id=id, tenant_id=webhook.tenant_id, webhook_id=webhook.id, type=type, payload=payload, next_at=now, created_at=now
+    )
+    session.add(made)
+    return made
+
+
+def _about(task: Task) -> dict[str, Any]:
+    data: dict[str, Any] = {"id": task.id, "task_id": task.id, "name": task.name, "status": task.status, "labels": task.labels}
+    if task.status == TaskStatus.SUCCEEDED:
+        data["winner_job_id"] = task.winner_job_id
+    if task.error is not None:
+        data["error"] = task.error
+    return data

@@ -1,0 +1,80 @@
+"""The collector removes what nothing refers to for a day, and nothing else."""
+
+import hashlib
+import io
+import os
+import time
+
+import pytest
+from sqlalchemy import update
+
+from service.background.garbage_collection import KEPT_SECONDS, sweep
+from service.database.engine import clock
+from service.files.models import File
+from service.storage.object_store import Storage
+from tests.service.fleet.scripted import completed, moved, points
+
+
+@pytest.fixture
+def aged(storage):
+    """Make every object of storage look as old as this."""
+
+    def age(seconds: float = KEPT_SECONDS + 60) -> None:
+        moment = time.time() - seconds
+        for stored in list(storage.keys()):
+            os.utime(storage.path(stored.sha256), (moment, moment))
+
+    return age
+
+
+def held(storage: Storage) -> set[str]:
+    return {stored.sha256 for stored in storage.keys()}  # noqa: SIM118  (an iterator of objects, not a mapping)
+
+
+def put(storage: Storage, content: bytes) -> str:
+    sha256 = hashlib.sha256(content).hexdigest()
+    storage.put(io.BytesIO(content), sha256, len(content))
+    return sha256
+
+
+def test_what_is_referred_to_stays_and_the_rest_goes_after_a_day(parts, storage, tenant, new_node, plan, aged):
+    node, task = new_node(), tenant.task()
+    plan()
+    placement = node.take(task["id"])
+    placement.report(moved(0, "warmup"), moved(1, "warmup"), points(0, [1]), placement.checkpoint({0: 1}))
+    first = placement.checkpoint({1: 0})
+    placement.report(first, placement.adapter(1, 1.5), completed(1, loss=1.5))
+    orphan = put(storage, b"uploaded, and never reported")
+    sweep(parts.db, parts.storage)
+    assert orphan in held(storage)
+    aged()
+    young = put(storage, b"uploaded just now")
+    before = held(storage)
+    ended_jobs_checkpoint = first["jobs"]["1"]["sha256"]
+    assert sweep(parts.db, parts.storage) == 2
+    assert before - held(storage) == {orphan, ended_jobs_checkpoint}
+    assert young in held(storage)
+    # everything that can still be asked for is there
+    assert placement.call("GET", f"files/{placement.given.train_file.file_id}").status_code == 200
+    again = tenant.get("/v1/adapters").json()["data"]
+    assert len(again) == 1
+
+
+def test_a_deleted_file_goes_once_no_task_and_no_other_file_needs_its_bytes(parts, database, storage, new_tenant, aged):
+    rows = [{"prompt": f"only here {n}", "completion": str(n)} for n in range(20)]
+    tenant, other = new_tenant(), new_tenant()
+    needed, same = tenant.file(rows), other.file(rows)
+    sha256 = tenant.get(f"/v1/files/{needed}").json()["sha256"]
+    task = tenant.post("/v1/tasks", json=tenant.spec(needed)).json()
+
+    def gone() -> bool:
+        aged()
+        sweep(parts.db, parts.storage)
+        return sha256 not in held(storage)
+
+    assert other.delete(f"/v1/files/{same}").status_code == 204
+    with database.begin() as session:  # as if the deletion had come before the task
+        session.execute(update(File).where(File.id == needed).values(deleted_at=clock(session)))
+    assert not gone()
+    assert tenant.post(f"/v1/tasks/{task['id']}/cancel").status_code == 200
+    assert gone()

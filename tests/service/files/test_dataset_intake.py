@@ -1,0 +1,139 @@
+"""A data set on its way in: judged alike however its bytes are cut, within limits that hold while they come."""
+
+import hashlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.files.dataset_intake import MAX_ERRORS, FileInvalid, FileTooLarge, Intake, Limits, RowCheck
+from service.files.row_checks import Format
+from service.storage.object_store import LocalStorage
+from service.storage.upload_grants import UploadGrants
+from tests.service.api import CHAT, PAIR, jsonl
+
+LIMITS = Limits(bytes=10_000, rows=200, line_bytes=200)
+
+
+@pytest.fixture
+def storage(tmp_path):
+    return LocalStorage(tmp_path, UploadGrants("s" * 32))
+
+
+def check(content: bytes, limits: Limits = LIMITS) -> RowCheck:
+    made = RowCheck(limits)
+    made.feed(content)
+    return made
+
+
+def mistakes(content: bytes, limits: Limits = LIMITS) -> list[tuple[int | None, str | None, str]]:
+    with pytest.raises(FileInvalid) as refusal:
+        check(content, limits).finish()
+    return [(error.line, error.field, error.code) for error in refusal.value.errors]
+
+
+def test_a_whole_file_becomes_an_object(storage):
+    content = jsonl(PAIR, PAIR)
+    intake = Intake(storage.receive(), LIMITS)
+    intake.feed(content)
+    data = intake.finish()
+    assert (data.format, data.rows) == (Format.COMPLETION, 2)
+    assert (data.stored.sha256, data.stored.bytes) == (hashlib.sha256(content).hexdigest(), len(content))
+    assert storage.open(data.stored.sha256).read() == content
+
+
+def test_a_wrong_file_leaves_nothing(storage, tmp_path):
+    intake = Intake(storage.receive(), LIMITS)
+    intake.feed(b"{}\n")
+    with pytest.raises(FileInvalid):
+        intake.finish()
+    intake.abandon()
+    assert list(storage.keys()) == list((tmp_path / "incoming").iterdir()) == []
+
+
+def test_the_last_newline_may_be_missing():
+    last = check(jsonl(PAIR, PAIR).rstrip(b"\n"))
+    assert (last.finish(), last.rows) == (Format.COMPLETION, 2)
+
+
+def test_lines_are_counted_from_one_and_blank_ones_too():
+    content = jsonl(CHAT) + b"\n" + jsonl(CHAT, {"messages": [{"role": "user", "content": ""}]}) + b"\n"
+    assert mistakes(content) == [
+        (2, None, "blank_line"),
+        (4, "messages[0].content", "empty"),
+        (4, "messages", "no_assistant_turn"),
+        (5, None, "blank_line"),
+    ]
+
+
+def test_a_file_has_one_format():
+    assert mistakes(jsonl(CHAT, PAIR, CHAT)) == [(2, None, "mixed_formats")]
+
+
+def test_an_empty_file_is_none():
+    assert mistakes(b"") == [(None, "file", "empty_file")]
+
+
+def test_mistakes_are_capped_and_counted():
+    with pytest.raises(FileInvalid) as refusal:
+        check(b"x\n" * 150).finish()
+    assert len(refusal.value.errors) == MAX_ERRORS
+    assert refusal.value.extra == {"error_count": 150}
+
+
+def test_a_long_line_is_a_mistake_and_the_next_one_is_read():
+    long = jsonl(PAIR | {"completion": "x" * 300})
+    assert mistakes(long + jsonl(PAIR)) == [(1, None, "line_too_long")]
+    assert mistakes(jsonl(PAIR) + long.rstrip(b"\n")) == [(2, None, "line_too_long")]
+
+
+def test_a_line_of_just_the_limit_is_fine():
+    line = jsonl(PAIR).rstrip(b"\n")
+    check(line + b"\n" + line, Limits(10_000, 10, len(line))).finish()
+    assert mistakes(line, Limits(10_000, 10, len(line) - 1)) == [(1, None, "line_too_long")]
+
+
+def test_a_line_without_end_is_not_kept_in_memory():
+    made = RowCheck(Limits(10**9, 10, 100))
+    for _ in range(1000):
+        made.feed(b"x" * 1000)
+    assert len(made._rest) <= 100
+    with pytest.raises(FileInvalid, match="line 1: has more than 100 bytes"):
+        made.finish()
+
+
+def test_rows_and_bytes_beyond_the_limit_end_it_at_once(storage):
+    with pytest.raises(FileTooLarge, match="at most 200 rows"):
+        check(jsonl(PAIR) * 201)
+    intake = Intake(storage.receive(), Limits(bytes=100, rows=10, line_bytes=100))
+    with pytest.raises(FileTooLarge, match="at most 100 bytes"):
+        intake.feed(b"x" * 101)
+    intake.abandon()
+
+
+def test_a_key_that_no_answer_could_carry_is_said_in_words_it_can():
+    with pytest.raises(FileInvalid) as refusal:
+        check(b'{"prompt": "", "completion": "x", "\\ud800": 1}\n').finish()
+    assert json.dumps(refusal.value.body("r"), ensure_ascii=False).encode()
+
+
+lines = st.sampled_from([json.dumps(CHAT).encode(), json.dumps(PAIR).encode(), b"", b"{", b"x" * 250, b'{"prompt": 1}'])
+
+
+@given(st.lists(lines, max_size=8), st.booleans(), st.data())
+def test_it_does_not_matter_how_the_bytes_are_cut(parts, ended, data):
+    content = b"\n".join(parts) + b"\n" * ended
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(content)), max_size=6)))
+    whole, cut = RowCheck(LIMITS), RowCheck(LIMITS)
+    whole.feed(content)
+    for start, end in zip([0, *cuts], [*cuts, len(content)], strict=True):
+        cut.feed(content[start:end])
+    assert outcome(whole) == outcome(cut)
+
+
+def outcome(made: RowCheck) -> object:
+    try:
+        return made.finish(), made.rows
+    except FileInvalid as refusal:
+        return refusal.errors, refusal.extra, made.rows

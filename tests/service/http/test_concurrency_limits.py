@@ -1,0 +1,65 @@
+"""Seats: no more requests of a kind compute at once than there are seats, whoever fails gives his back, kinds do not mix."""
+
+import asyncio
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from service.http import concurrency_limits
+
+
+class House:
+    """An app whose requests stay until they are let go."""
+
+    def __init__(self) -> None:
+        self.app, self.inside, self.let_go = FastAPI(), {kind: 0 for kind in concurrency_limits.SEATS}, asyncio.Event()
+        self.app.state.motet = SimpleNamespace(seats=concurrency_limits.make())
+        self.app.post("/submissions")(self.submit)
+        self.app.post("/reports")(self.report)
+
+    async def submit(self, seat: concurrency_limits.Submitting) -> None:
+        await self.stay("submissions")
+
+    async def report(self, seat: concurrency_limits.Reporting) -> None:
+        await self.stay("reports")
+
+    async def stay(self, kind: str) -> None:
+        self.inside[kind] += 1
+        assert self.inside[kind] <= concurrency_limits.SEATS[kind]
+        await self.let_go.wait()
+        self.inside[kind] -= 1
+        raise ValueError("fails, and leaves its seat")
+
+
+def test_as_many_compute_as_have_seats() -> None:
+    async def many() -> None:
+        house = House()
+        transport = httpx.ASGITransport(house.app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://house") as client:
+            asked = [asyncio.ensure_future(client.post(f"/{kind}")) for kind in concurrency_limits.SEATS for _ in range(7)]
+            while house.inside != concurrency_limits.SEATS:
+                await asyncio.wait(asked, timeout=0.01, return_when=asyncio.FIRST_COMPLETED)
+            house.let_go.set()
+            assert {answer.status_code for answer in await asyncio.gather(*asked)} == {500}
+            assert not any(house.inside.values())
+
+    asyncio.run(asyncio.wait_for(many(), 60))
+
+
+@pytest.mark.parametrize(
+    ("path", "method"), [("/v1/tasks", "post"), ("/internal/v1/placements/{placement_id}/reports", "post")]
+)
+def test_what_computes_much_takes_a_seat(client, path, method) -> None:
+    (route,) = [one for one in client.app.routes if getattr(one, "path", "") == path and method.upper() in one.methods]
+    assert any("_seat." in found.call.__qualname__ for found in route.dependant.dependencies)
+
+
+@pytest.mark.parametrize("said", ["application/json", "application/json; charset=utf-8"])
+def test_a_submission_takes_its_seat_whichever_way_it_goes(client, tenant, monkeypatch, said) -> None:
+    seat, taken = client.app.state.motet.seats["submissions"], []
+    give_back = seat.release
+    monkeypatch.setattr(seat, "release", lambda: taken.append(seat.locked()) or give_back())
+    assert tenant.post("/v1/tasks", json=tenant.spec("file_none"), headers={"content-type": said}).status_code == 422
+    assert taken == [True]

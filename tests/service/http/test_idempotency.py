@@ -1,0 +1,124 @@
+"""Idempotency-Key: one task however often it is posted, also all at once, also after a crash; and nothing kept of a refusal."""
+
+import asyncio
+import hashlib
+import json
+import secrets
+from datetime import timedelta
+
+import httpx
+import pytest
+from sqlalchemy import select, update
+
+from service.database.engine import clock
+from service.http.health import Health
+from service.http.idempotency_store import KEPT, Answer, Claim, StillInHand, claim, forget_old_answers
+from service.tasks.models import Task
+from service.tenants.api_keys import Principal
+from tests.service.live_server import PATIENCE, Server
+
+
+@pytest.fixture
+def key() -> dict[str, str]:
+    return {"idempotency-key": secrets.token_hex(8)}
+
+
+def tasks_of(database, tenant) -> list[str]:
+    with database.begin() as session:
+        return list(session.scalars(select(Task.id).where(Task.tenant_id == tenant.tenant_id)))
+
+
+def test_the_same_request_is_answered_as_it_was(tenant, database, key):
+    spec = tenant.spec(tenant.file())
+    first, again = (tenant.post("/v1/tasks", json=spec, headers=key) for _ in range(2))
+    assert (first.status_code, again.status_code) == (201, 201)
+    assert again.json() == first.json()
+    assert (again.headers["location"], again.headers["etag"]) == (first.headers["location"], first.headers["etag"])
+    assert "idempotency-replayed" not in first.headers
+    assert again.headers["idempotency-replayed"] == "true"
+    assert tasks_of(database, tenant) == [first.json()["id"]]
+    tenant.post(f"/v1/tasks/{first.json()['id']}/cancel")
+    assert tenant.post("/v1/tasks", json=spec, headers=key).json()["status"] == "validating"  # as it was answered
+
+
+def test_another_request_under_the_key_is_refused(tenant, database, key):
+    spec = tenant.spec(tenant.file())
+    tenant.post("/v1/tasks", json=spec, headers=key)
+    other = tenant.post("/v1/tasks", json=spec | {"priority": 2}, headers=key)
+    assert (other.status_code, other.json()["code"]) == (422, "idempotency_key_reused")
+    assert len(tasks_of(database, tenant)) == 1
+
+
+def test_the_key_is_the_tenants_own(tenant, new_tenant, database, key):
+    for caller in (tenant, new_tenant()):
+        assert caller.post("/v1/tasks", json=caller.spec(caller.file()), headers=key).status_code == 201
+    assert len(tasks_of(database, tenant)) == 1
+
+
+@pytest.mark.parametrize("mistake", [{"priority": 0}, {"base_model": "nobody"}])
+def test_a_refusal_is_not_kept(tenant, database, key, mistake):
+    spec = tenant.spec(tenant.file())
+    assert tenant.post("/v1/tasks", json=spec | mistake, headers=key).status_code == 422
+    assert tenant.post("/v1/tasks", json=spec, headers=key).status_code == 201
+    assert len(tasks_of(database, tenant)) == 1
+
+
+@pytest.mark.parametrize("bad", ["", "a b", "x" * 256])
+def test_a_key_that_is_none(tenant, bad):
+    response = tenant.post("/v1/tasks", json=tenant.spec(tenant.file()), headers={"idempotency-key": bad})
+    assert (response.status_code, response.json()["errors"][0]["field"]) == (422, "idempotency-key")
+
+
+def test_many_at_once_make_one_task(server: Server, tenant, database, key):
+    spec = tenant.spec(tenant.file())
+
+    async def post(client: httpx.AsyncClient) -> httpx.Response:
+        while True:
+            response = await client.post("/v1/tasks", json=spec)
+            if response.status_code == 201:
+                return response
+            assert (response.status_code, response.json()["code"]) == (409, "idempotency_in_flight")
+            assert response.headers["retry-after"] == "1"
+
+    async def all_at_once() -> list[httpx.Response]:
+        headers = tenant.headers | key
+        async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=PATIENCE) as client:
+            return await asyncio.gather(*(post(client) for _ in range(16)))
+
+    ids = {response.json()["id"] for response in asyncio.run(all_at_once())}
+    assert list(ids) == tasks_of(database, tenant)
+
+
+def fingerprint(spec: object) -> bytes:
+    body = json.dumps(spec, separators=(",", ":"), ensure_ascii=False).encode()
+    return hashlib.sha256(b"\0".join((b"POST", b"/v1/tasks", body))).digest()
+
+
+def test_a_request_that_died_is_taken_over_and_cannot_come_back(tenant, database, key):
+    spec = tenant.spec(tenant.file())
+    who = Principal(tenant.tenant_id, "key", frozenset())
+    dead = claim(database, who, key["idempotency-key"], fingerprint(spec))
+    assert isinstance(dead, Claim)
+    assert tenant.post("/v1/tasks", json=spec, headers=key).json()["code"] == "idempotency_in_flight"
+    with database.begin() as session:
+        old = clock(session) - timedelta(minutes=2)
+        session.execute(update(Answer).where(Answer.key == dead.key).values(claimed_at=old))
+    made = tenant.post("/v1/tasks", json=spec, headers=key)
+    assert made.status_code == 201, made.text
+    with pytest.raises(StillInHand), database.begin() as session:
+        dead.keep(session, 201, Health(), {})
+    dead.let_go(database)
+    assert tenant.post("/v1/tasks", json=spec, headers=key).json() == made.json()
+
+
+def test_answers_are_forgotten_after_a_day(tenant, database, key):
+    spec = tenant.spec(tenant.file())
+    tenant.post("/v1/tasks", json=spec, headers=key)
+    with database.begin() as session:
+        old = clock(session) - KEPT - timedelta(minutes=1)
+        session.execute(update(Answer).where(Answer.key == key["idempotency-key"]).values(claimed_at=old))
+    assert tenant.post("/v1/tasks", json=spec | {"priority": 2}, headers=key).status_code == 201
+    with database.begin() as session:
+        session.execute(update(Answer).where(Answer.key == key["idempotency-key"]).values(claimed_at=old))
+        forget_old_answers(session)
+        assert session.scalar(select(Answer.key).where(Answer.tenant_id == tenant.tenant_id)) is None

@@ -1,0 +1,212 @@
+"""Calls to tenants' addresses: what is refused, what reaches its receiver, and that nothing holds a call for long."""
+
+import contextlib
+import http.server
+import ipaddress
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from service.http import outbound
+from service.http.outbound import Failed, Outbound, Refused, is_public
+
+LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("93.184.215.14", True),
+        ("2606:2800:21f:cb07:6820:80da:af6b:8b2c", True),
+        ("127.0.0.1", False),
+        ("10.1.2.3", False),
+        ("172.16.0.1", False),
+        ("192.168.1.1", False),
+        ("169.254.169.254", False),  # a cloud's metadata
+        ("100.64.0.1", False),
+        ("0.0.0.0", False),
+        ("224.0.0.1", False),
+        ("255.255.255.255", False),
+        ("::1", False),
+        ("::", False),
+        ("fe80::1", False),
+        ("fd00::1", False),
+        ("ff02::1", False),
+        ("::ffff:127.0.0.1", False),
+        ("::ffff:93.184.215.14", True),
+        ("64:ff9b::7f00:1", False),  # 127.0.0.1 behind NAT64
+        ("2002:7f00:1::", False),  # 127.0.0.1 by 6to4
+        ("2001:0:5ef5:79fb::80ff:fffe", False),  # Teredo
+    ],
+)
+def test_which_addresses_are_public(address, public):
+    assert is_public(ipaddress.ip_address(address)) == public
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://127.0.0.1/",
+        "https://127.1/",
+        "https://2130706433/",
+        "https://0x7f000001/",
+        "https://[::1]/",
+        "https://[::ffff:10.0.0.1]/",
+        "https://localhost/",
+        "https://169.254.169.254/latest/meta-data",
+        "http://93.184.215.14/",  # public, but in clear
+        "ftp://93.184.215.14/",
+        "https://user:password@93.184.215.14/",
+        "https://93.184.215.14/#part",
+        "https://93.184.215.14:99999/",
+        "https://93.184.215.14:0/",
+        "https:///path",
+        "https://bücher.example/",
+        "https://a\r\nHost: b/",
+        "//93.184.215.14",
+        "https://" + "a" * 2048,
+    ],
+)
+def test_what_is_refused_when_it_is_written_down_and_when_it_is_called(url):
+    caller = Outbound()
+    with pytest.raises(Refused) as refused:
+        caller.check(url)
+    with pytest.raises(Refused):
+        caller.post(url, b"", {})
+    assert "127.0.0.1" not in str(refused.value)
+
+
+def test_a_name_that_nobody_knows_may_be_written_down_and_fails_when_called():
+    url = "https://nobody.invalid/"
+    Outbound().check(url)
+    with pytest.raises(Failed, match="resolved"):
+        Outbound().post(url, b"", {})
+
+
+def test_one_address_that_is_not_public_refuses_the_name(monkeypatch):
+    answers = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 443)) for address in ("93.184.215.14", "10.0.0.1")]
+    monkeypatch.setattr(outbound.socket, "getaddrinfo", lambda *_, **__: answers)
+    with pytest.raises(Refused, match="not public"):
+        Outbound().post("https://both.example/", b"", {})
+
+
+class Receiver(http.server.BaseHTTPRequestHandler):
+    """Keeps what it is sent; answers as `answer` of its server says."""
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.got.append((self.path, dict(self.headers), body))  # type: ignore[attr-defined]
+        self.server.answer(self)  # type: ignore[attr-defined]
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def receive() -> Iterator[Callable]:
+    """Start a receiver that answers so; its server, whose `got` is what came."""
+    servers = []
+
+    def start(answer: Callable[[http.server.BaseHTTPRequestHandler], None]) -> http.server.ThreadingHTTPServer:
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+        server.daemon_threads = True
+        server.got, server.answer = [], answer  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def plain(status: int, body: bytes = b"", **headers: str) -> Callable[[http.server.BaseHTTPRequestHandler], None]:
+    def answer(to: http.server.BaseHTTPRequestHandler) -> None:
+        to.send_response(status)
+        for name, value in (headers | {"Content-Length": str(len(body))}).items():
+            to.send_header(name, value)
+        to.end_headers()
+        to.wfile.write(body)
+
+    return answer
+
+
+def test_an_allowed_network_is_reached_with_the_bytes_as_they_are(receive):
+    server = receive(plain(202, b"taken"))
+    answer = Outbound(LOOPBACK).post(f"http://localhost:{server.server_port}/hook?a=b%20c", b'{"x": 1}', {"webhook-id": "1"})
+    assert (answer.status, answer.body) == (202, b"taken")
+    ((path, headers, body),) = server.got
+    assert (path, body) == ("/hook?a=b%20c", b'{"x": 1}')
+    assert headers["Host"] == f"localhost:{server.server_port}"
+    assert headers["webhook-id"] == "1"
+
+
+def test_a_redirect_is_an_answer_like_any_other(receive):
+    inside = receive(plain(200))
+    server = receive(plain(302, Location=f"http://127.0.0.1:{inside.server_port}/"))
+    assert Outbound(LOOPBACK).post(f"http://127.0.0.1:{server.server_port}/", b"", {}).status == 302
+    assert inside.got == []
+
+
+def test_the_name_is_asked_once(receive, monkeypatch):
+    server = receive(plain(200))
+    asked: list[str] = []
+    monkeypatch.setattr(outbound, "_resolve", _once(outbound._resolve, asked))
+    caller = Outbound(LOOPBACK)
+    assert caller.post(f"http://localhost:{server.server_port}/", b"", {}).status == 200
+    assert asked == ["localhost"]
+    assert [headers["Host"] for _, headers, _ in server.got] == [f"localhost:{server.server_port}"]
+
+
+def _once(resolve: Callable, asked: list[str]) -> Callable:
+    def made(host: str, port: int) -> object:
+        asked.append(host)
+        return resolve(host, port)
+
+    return made
+
+
+def test_a_proxy_of_the_environment_is_not_used(receive, monkeypatch):
+    proxy, server = receive(plain(500)), receive(plain(200))
+    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.server_port}")
+    assert Outbound(LOOPBACK).post(f"http://127.0.0.1:{server.server_port}/", b"", {}).status == 200
+    assert proxy.got == []
+
+
+def test_an_endless_answer_is_cut_off(receive):
+    def endless(to: http.server.BaseHTTPRequestHandler) -> None:
+        to.send_response(200)
+        to.end_headers()
+        with contextlib.suppress(ConnectionError):
+            while True:
+                to.wfile.write(b"x" * 65536)
+
+    server = receive(endless)
+    assert Outbound(LOOPBACK).post(f"http://127.0.0.1:{server.server_port}/", b"", {}).body == b"x" * 1024
+
+
+def test_an_answer_that_drips_ends_when_the_time_is_up(receive):
+    over = threading.Event()
+
+    def drip(to: http.server.BaseHTTPRequestHandler) -> None:
+        to.wfile.write(b"HTTP/1.1 200 OK\r\n")
+        with contextlib.suppress(ConnectionError):
+            while not over.wait(0.05):
+                to.wfile.write(b"x-more: y\r\n")
+
+    server = receive(drip)
+    began = time.monotonic()
+    with pytest.raises(Failed):
+        Outbound(LOOPBACK, seconds=0.5).post(f"http://127.0.0.1:{server.server_port}/", b"", {})
+    assert time.monotonic() - began < 20  # far below the 100 headers' worth of dripping that is allowed
+    over.set()
+
+
+def test_nobody_there(free_port):
+    with pytest.raises(Failed):
+        Outbound(LOOPBACK).post(f"http://127.0.0.1:{free_port()}/", b"", {})

@@ -1,0 +1,186 @@
+"""Every error is a problem: what was wrong, with which field, and what would be right."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from service.database import schema
+from service.http.middleware import MAX_BODY_BYTES
+from tests.service.api import Caller
+
+
+def problem_of(response, status: int, code: str) -> dict:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    body = response.json()
+    assert (body["status"], body["code"], body["type"]) == (status, code, f"urn:motet:problem:{code}")
+    assert body["title"]
+    assert body["detail"]
+    assert body["request_id"] == response.headers["x-request-id"]
+    return body
+
+
+def errors_of(response) -> dict[str, str]:
+    return {error["field"]: error["message"] for error in problem_of(response, 422, "invalid")["errors"]}
+
+
+def test_no_such_route(client):
+    assert "/v1/taskz" in problem_of(client.get("/v1/taskz"), 404, "route_unknown")["detail"]
+
+
+def test_not_that_method(client):
+    response = client.put("/v1/tasks")
+    problem_of(response, 405, "method_not_allowed")
+    assert response.headers["allow"] in ("GET", "POST", "GET, POST")
+
+
+def test_no_key(client):
+    response = client.get("/v1/tasks")
+    problem_of(response, 401, "key_missing")
+    assert response.headers["www-authenticate"] == "Bearer"
+
+
+def test_a_request_id_is_the_callers_if_it_is_sane(client):
+    assert client.get("/livez", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    for insane in ("a b", "x" * 65, "é".encode()):
+        assert client.get("/livez", headers={"x-request-id": insane}).headers["x-request-id"].startswith("req_")
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "words"),
+    [
+        ('{"a": 1,\n "b" 2}', 2, "column 6"),
+        ("{", 1, "column 2"),
+    ],
+)
+def test_broken_json_is_shown_where_it_breaks(tenant, body, line, words):
+    response = tenant.post("/v1/tasks", content=body, headers={"content-type": "application/json"})
+    problem = problem_of(response, 400, "json_invalid")
+    assert problem["errors"][0]["line"] == line
+    assert words in problem["errors"][0]["message"]
+    assert f"line {line}" in problem["detail"]
+
+
+def test_json_that_is_not_utf8(tenant):
+    response = tenant.post("/v1/tasks", content=b'{"a": "\xff"}', headers={"content-type": "application/json"})
+    assert "not UTF-8" in problem_of(response, 400, "bad_request")["detail"]
+
+
+def test_json_that_does_not_say_it_is(tenant):
+    response = tenant.post("/v1/tasks", content=b"{}", headers={"content-type": "application/x-www-form-urlencoded"})
+    assert "Content-Type: application/json" in problem_of(response, 400, "bad_request")["detail"]
+
+
+def test_nan_names_its_field(tenant):
+    body = '{"base_model": "m", "dataset": {"file_id": "f"}, "search_space": {"learning_rate": [1e-4, NaN, Infinity]}}'
+    response = tenant.post("/v1/tasks", content=body, headers={"content-type": "application/json"})
+    assert errors_of(response) == {
+        "search_space.learning_rate[1]": "should be a finite number, got nan",
+        "search_space.learning_rate[2]": "should be a finite number, got inf",
+    }
+
+
+def test_every_field_is_named_and_a_near_name_is_offered(tenant):
+    spec = tenant.spec("f", gpus=0, search_space={"learning_rate": [-1], "rnk": [8]}, lables={}, early_exit={"policy": "alto!"})
+    assert errors_of(tenant.post("/v1/tasks", json=spec)) == {
+        "gpus": "should be greater than or equal to 1, got 0",
+        "search_space.learning_rate[0]": "should be greater than 0, got -1",
+        "search_space.rnk": "is not a known field; did you mean 'rank'?",
+        "lables": "is not a known field; did you mean 'labels'?",
+        "early_exit.policy": "should be 'alto', 'alto_guarded', 'asha' or 'none', got 'alto!'",
+    }
+
+
+def test_a_field_that_is_like_no_other_shows_which_there_are(tenant):
+    spec = tenant.spec("f", dataset={"file_id": "f", "zzz": 1})
+    message = errors_of(tenant.post("/v1/tasks", json=spec))["dataset.zzz"]
+    assert message.endswith("the fields here are: file_id, max_validation_rows, validation_file_id, validation_fraction")
+
+
+def test_a_parameter_says_where_it_stands(tenant):
+    assert errors_of(tenant.get("/v1/tasks?limit=0&status=done")) == {
+        "limit": "(query) should be greater than or equal to 1, got '0'",
+        "status[0]": "(query) should be 'validating', 'queued', 'running', 'paused', 'succeeded', 'failed' or 'cancelled', "
+        "got 'done'",
+    }
+
+
+def test_what_was_sent_is_said_back_briefly_and_safely(tenant):
+    body = '{"base_model": "' + "x" * 5000 + '", "gpus": "\\udfff"}'
+    response = tenant.post("/v1/tasks", content=body, headers={"content-type": "application/json"})
+    assert len(response.content) < 3000
+    errors = errors_of(response)
+    assert errors["gpus"].endswith("got '\\udfff'")
+    assert errors["base_model"].endswith("xxx…")
+
+
+def test_a_key_that_is_no_text_is_refused(tenant):
+    response = tenant.post("/v1/tasks", content=b'{"\\ud800": 1}', headers={"content-type": "application/json"})
+    assert problem_of(response, 422, "invalid")["errors"]
+
+
+@pytest.mark.parametrize("path", ["/v1/tasks/%00", "/v1/files/%00", "/v1/jobs/a%00b", "/v1/adapters/%00/files/x"])
+def test_a_nul_in_an_id_is_no_fault_of_ours(tenant, path):
+    assert tenant.get(path).status_code in (404, 422)
+
+
+@pytest.mark.parametrize("path", ["/v1/tasks", "/v1/files/preview"])
+def test_a_body_beyond_all_measure(tenant, path):
+    response = tenant.post(path, content=b" " * (MAX_BODY_BYTES + 1), headers={"content-type": "application/json"})
+    assert str(MAX_BODY_BYTES) in problem_of(response, 413, "too_large")["detail"]
+
+
+def test_what_nobody_foresaw_tells_nothing_but_its_number(settings, serve):
+    caller: Caller = serve(settings)
+
+    @caller.client.app.get("/v1/boom")  # type: ignore[attr-defined]
+    def boom() -> None:
+        raise RuntimeError("secret of the house")
+
+    response = caller.get("/v1/boom")
+    body = problem_of(response, 500, "internal")
+    assert "secret" not in response.text
+    assert body["request_id"] in body["detail"]
+
+
+def test_a_database_that_is_away(stack, settings_for, tmp_path, serve):
+    url = stack.new_database()
+    name = url.rpartition("/")[2].partition("?")[0]
+    schema.upgrade(url)
+    caller = serve(settings_for(url, tmp_path))
+    assert caller.get("/v1/tasks").status_code == 200
+    with stack.postgres.connect() as connection:
+        connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+        assert problem_of(caller.get("/v1/tasks"), 503, "database_unavailable")["detail"]
+        assert caller.get("/v1/tasks").headers["retry-after"]
+        problem_of(caller.get("/readyz"), 503, "not_ready")
+        assert caller.get("/livez").status_code == 200
+        connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+    assert caller.get("/v1/tasks").status_code == 200
+    assert caller.get("/readyz").status_code == 200
+
+
+def test_a_database_that_was_restarted_is_noticed_before_a_request_meets_a_dead_connection(
+    stack, settings_for, tmp_path, serve
+):
+    url = stack.new_database()
+    name = url.rpartition("/")[2].partition("?")[0]
+    schema.upgrade(url)
+    caller = serve(settings_for(url, tmp_path))
+    asked = [f"/v1/{what}" for what in ("tasks", "files", "adapters", "usage")] * 5
+    with ThreadPoolExecutor(8) as threads:
+        assert {answer.status_code for answer in threads.map(caller.get, asked)} == {200}
+        with stack.postgres.connect() as connection:
+            ours = "FROM pg_stat_activity WHERE datname = %s"
+            connection.execute(f"SELECT pg_terminate_backend(pid, 20000) {ours}", [name])  # until they have ended
+        assert {answer.status_code for answer in threads.map(caller.get, asked)} == {200}
+
+
+def test_a_database_that_falls_behind_is_not_ready(new_database_url, settings_for, tmp_path, serve):
+    caller = serve(settings_for(new_database_url, tmp_path))
+    assert caller.get("/readyz").status_code == 200
+    with create_engine(new_database_url).begin() as owner:
+        owner.execute(text("DELETE FROM alembic_version"))
+    assert "python -m service migrate" in problem_of(caller.get("/readyz"), 503, "not_ready")["detail"]

@@ -1,0 +1,402 @@
+"""The planner on a real database: what it writes, what it drops, and that crashes and rivals leave nothing undone or twice."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import func, select, update
+
+from contract.states import TaskStatus
+from service.background.dependencies import Dependencies
+from service.background.queue import Queue, QueueJob
+from service.background.reconciler import plan_the_forgotten
+from service.background.wakeups import Hints, stream_of
+from service.database.engine import Database
+from service.fleet.models import Node, Placement
+from service.scheduler import planner
+from service.scheduler.core.problem import Problem, objective
+from service.scheduler.core.rules import backfill
+from service.scheduler.models import Plan, PlannerLease, PlanRequest, ThroughputProfile
+from service.scheduler.planner import plan_once, replan
+from service.scheduler.replan_pacing import Asked, Pace
+from service.scheduler.state import planner_lease
+from service.scheduler.state.plan_requests import request_plan
+from service.scheduler.state.planner_lease import LeaseLost
+from service.tasks.models import Task
+from service.tasks.submission.data_validation import validate_due
+from tests.service.fleet.scripted import completed, moved, throughput
+
+FULL = Asked(changed=False, room=False)  # arrivals alone, and no room for them
+
+
+def rows(database: Database, model):
+    with database.begin() as session:
+        return list(session.scalars(select(model).order_by(model.id)))
+
+
+def live(database):
+    return [placement for placement in rows(database, Placement) if placement.ended_at is None]
+
+
+def validated(parts, tenant, **changes):
+    """A task that has been validated and not yet planned."""
+    task = tenant.task(**changes)
+    with parts.db.begin() as session:
+        session.execute(update(Task).where(Task.id == task["id"]).values(status=TaskStatus.QUEUED))
+        request_plan(session, parts.queue, "task_arrived")
+    return task["id"]
+
+
+def test_a_task_that_fits_starts_at_once_and_the_plan_says_how(database, admin, new_node, plan):
+    node, task = new_node(slots=2), admin.task()
+    assert plan() >= 1
+    assert plan() == 0
+    (placement,) = live(database)
+    assert (placement.task_id, placement.node_id, placement.device_indexes) == (task["id"], node.id, [0])
+    seen = admin.get(f"/v1/tasks/{task['id']}").json()
+    assert (seen["status"], seen["waiting"], seen["placement"]["node"]) == ("running", None, node.name)
+    assert rows(database, PlanRequest) == []
+    (kept,) = admin.get("/v1/admin/plans").json()["data"]
+    assert (kept["method"], kept["decision"]["started"], kept["decision"]["dropped"]) == ("start", [task["id"]], [])
+    assert Problem.from_json(kept["problem"]).queued[0].id == task["id"]
+
+
+def test_every_waiting_task_says_why_its_place_and_when(tenant, new_node, plan, database):
+    new_node(slots=1, name="lonely")
+    tasks = [tenant.task() for _ in range(3)] + [tenant.task(gpus=4)]
+    plan()
+    waiting = {task["id"]: tenant.get(f"/v1/tasks/{task['id']}").json() for task in tasks}
+    running = [task for task in waiting.values() if task["status"] == "running"]
+    queued = sorted((task for task in waiting.values() if task["status"] == "queued"), key=lambda t: t["waiting"]["place"])
+    assert len(running) == 1
+    assert [task["waiting"]["code"] for task in queued] == [*["waiting_for_capacity"] * 2, "no_node_fits"]
+    assert [task["waiting"]["place"] for task in queued] == [1, 2, 3]
+    assert queued[0]["waiting"]["expected_end"] == queued[1]["waiting"]["expected_start"]
+    assert "asks for 4 GPUs of one node, but the largest has 1" in queued[2]["waiting"]["sentence"]
+    assert f"planned for lonely, held by {running[0]['id']}." in queued[0]["waiting"]["sentence"]
+    for task in queued[:2]:
+        for name in ("expected_start", "expected_end"):
+            low, high = task["waiting"][f"{name}_interval"]
+            assert low <= task["waiting"][name] <= high
+    assert queued[2]["waiting"]["expected_start"] is None
+
+
+def test_without_a_node_tasks_wait_for_one_and_start_when_it_joins(tenant, new_node, plan):
+    task = tenant.task()
+    plan()
+    assert tenant.get(f"/v1/tasks/{task['id']}").json()["waiting"]["code"] == "no_node_fits"
+    node = new_node()
+    plan()
+    assert node.take(task["id"]).given.task_id == task["id"]
+
+
+def test_the_end_of_a_task_lets_the_next_one_start(tenant, new_node, plan):
+    node, first, second = new_node(), tenant.task(), tenant.task()
+    plan()
+    placement = node.take(node.desired().placements[0].task_id)
+    other = ({first["id"], second["id"]} - {placement.given.task_id}).pop()
+    placement.report(moved(0, "warmup"), moved(1, "warmup"), completed(0, loss=None, best_step=None), placement.adapter(1, 1.0))
+    placement.report(completed(1, loss=1.0))
+    plan()
+    assert [one.task_id for one in node.desired().placements] == [other]
+
+
+def test_where_the_rules_are_not_optimal_the_stored_plan_is(database, parts, admin, new_node):
+    """Four tasks on one node of 3 GPUs, for which the rules' order is not the best."""
+    node = new_node(slots=3)
+    with database.begin() as session:
+        measured = {"base_model": "small", "precision": "bf16", "device_type": "cpu", "tokens": 128, "rows": 0, "width": 1}
+        session.add(ThroughputProfile(**measured, mean_tokens=100.0, log_seconds=0.7, variance=0.0, measured=8))
+    for jobs, gpus in ((2, 2), (4, 2), (3, 1), (1, 3)):
+        space = {"learning_rate": [1e-4 * at for at in range(1, jobs + 1)], "batch_size": [4]}
+        policy = {"policy": "none"}
+        validated(parts, admin, search_space=space, gpus=gpus, early_exit=policy)
+    replan(parts)
+    (kept,) = admin.get("/v1/admin/plans").json()["data"]
+    problem = Problem.from_json(kept["problem"])
+    assert kept["objective"] < objective(problem, backfill(problem))
+    assert (kept["method"], kept["solver_status"], kept["bound"]) == ("cpsat", "OPTIMAL", kept["objective"])
+    assert kept["decision"]["started"]
+    assert len(node.desired().placements) == len(kept["decision"]["started"])
+
+
+def test_a_task_that_moved_on_while_the_plan_was_made_is_dropped_and_the_others_stand(
+    parts, tenant, new_node, database, monkeypatch
+):
+    node = new_node(slots=2)
+    gone, stays = validated(parts, tenant), validated(parts, tenant)
+    thinking = planner.solve
+
+    def meanwhile(problem):
+        if problem.queued and not live(database):
+            assert tenant.post(f"/v1/tasks/{gone}/cancel").status_code == 200
+        return thinking(problem)
+
+    monkeypatch.setattr(planner, "solve", meanwhile)
+    replan(parts)
+    assert [one.task_id for one in node.desired().placements] == [stays]
+    assert rows(database, Plan)[0].decision["dropped"] == [gone]
+    assert tenant.get(f"/v1/tasks/{gone}").json()["status"] == "cancelled"
+
+
+def test_a_node_lost_while_the_plan_was_made_takes_nothing(parts, tenant, new_node, database, monkeypatch):
+    new_node(slots=1)
+    validated(parts, tenant)
+    thinking = planner.solve
+
+    def meanwhile(problem):
+        with database.begin() as session:
+            session.execute(update(Node).values(status="lost"))
+        return thinking(problem)
+
+    monkeypatch.setattr(planner, "solve", meanwhile)
+    replan(parts)
+    assert live(database) == []
+
+
+def test_only_the_requests_it_read_are_answered(parts, tenant, new_node, database, monkeypatch):
+    new_node()
+    validated(parts, tenant)
+    thinking, late = planner.solve, []
+
+    def meanwhile(problem):
+        if not late:
+            with database.begin() as session:
+                request = PlanRequest(reason="late")
+                session.add(request)
+                session.flush()
+                late.append(request.id)
+            assert late[0] in [request.id for request in rows(database, PlanRequest)]
+        return thinking(problem)
+
+    monkeypatch.setattr(planner, "solve", meanwhile)
+    assert replan(parts) == 2
+    assert rows(database, PlanRequest) == []
+
+
+class Recorded(Queue):
+    """Remembers what is put off, and sends nothing later."""
+
+    def wake_later(self, job, seconds):
+        self.put_off = job, seconds
+
+
+def test_arrivals_before_a_full_fleet_are_put_off_say_so_and_go_at_once_when_something_changes(
+    parts, tenant, new_node, database
+):
+    node, now = new_node(slots=1), [0.0]
+    queue = Recorded(parts.settings.redis_url)
+    mine, pace = replace(parts, queue=queue), Pace(lambda: now[0])
+
+    def arrives():
+        task = tenant.task()["id"]
+        validate_due(parts.db, parts.storage, parts.queue)
+        return task, replan(mine, pace)
+
+    def why(task):
+        return tenant.get(f"/v1/tasks/{task}").json()["waiting"]["code"]
+
+    first, plans = arrives()
+    assert plans >= 1
+    assert [one.task_id for one in node.desired().placements] == [first]
+    while pace.wait(FULL) == 0:  # the fleet is full: the next arrival is still looked at at once, those behind it are not
+        told, _ = arrives()
+    assert why(told) == "waiting_for_capacity"
+    late, plans = arrives()
+    assert (plans, why(late)) == (0, "not_planned")
+    assert queue.put_off == (QueueJob.REPLAN, pace.wait(FULL))
+    assert replan(mine, pace) == 0
+    now[0] += queue.put_off[1]  # the wake-up comes
+    assert replan(mine, pace) == 1
+    assert why(late) == "waiting_for_capacity"
+    later, plans = arrives()
+    assert (plans, why(later)) == (0, "not_planned")
+    assert tenant.post(f"/v1/tasks/{first}/cancel").status_code == 200
+    assert replan(mine, pace) >= 1  # a device came free
+    assert len(node.desired().placements) == 1
+    assert why(later) == "waiting_for_capacity"
+
+
+def test_an_arrival_that_may_fit_is_not_held_up_by_those_that_do_not(parts, tenant, new_node, database):
+    node, now = new_node(slots=1), [0.0]
+    mine, pace = replace(parts, queue=Recorded(parts.settings.redis_url)), Pace(lambda: now[0])
+    for gpus in (4, 4, 4):
+        validated(parts, tenant, gpus=gpus)
+        replan(mine, pace)
+    fits = validated(parts, tenant)
+    assert pace.wait(FULL) > 0
+    assert replan(mine, pace) >= 1
+    assert [one.task_id for one in node.desired().placements] == [fits]
+
+
+def test_a_plan_under_a_lost_lease_is_rejected_whole(parts, tenant, new_node, database):
+    new_node()
+    validated(parts, tenant)
+    with database.begin() as session:
+        session.add(PlannerLease(id=1, token="another", until=func.clock_timestamp() + planner_lease.LEASE))
+    requests = len(rows(database, PlanRequest))
+    with pytest.raises(LeaseLost):
+        plan_once(parts, "mine")
+    assert (live(database), rows(database, Plan), len(rows(database, PlanRequest))) == ([], [], requests)
+    assert replan(parts) == 0  # its holder will see to the requests
+    with database.begin() as session:
+        session.execute(update(PlannerLease).values(until=func.clock_timestamp() - planner_lease.LEASE))
+    assert replan(parts) >= 1  # a lease that ran out is taken over
+    assert len(live(database)) == 1
+
+
+def test_planners_at_once_place_every_task_once_and_no_device_twice(parts, settings, tenant, new_node, database):
+    nodes = [new_node(slots=2) for _ in range(2)]
+    tasks = [validated(parts, tenant) for _ in range(6)]
+    gate, failures = threading.Barrier(4), []
+
+    def plan_again_and_again():
+        own = Dependencies.of(settings)
+        gate.wait()
+        try:
+            for _ in range(6):
+                with own.db.begin() as session:
+                    request_plan(session, own.queue, "race")
+                replan(own)
+        except Exception as error:  # noqa: BLE001  (whatever it is, the test shows it)
+            failures.append(error)
+        finally:
+            own.db.engine.dispose()
+
+    threads = [threading.Thread(target=plan_again_and_again) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert rows(database, PlanRequest) == []
+    placed = live(database)
+    assert len(placed) == 4
+    assert len({placement.task_id for placement in rows(database, Placement)}) == 4
+    for node in nodes:
+        assert sorted(i for p in placed if p.node_id == node.id for i in p.device_indexes) == [0, 1]
+    assert {placement.task_id for placement in placed} <= set(tasks)
+
+
+PLANNER = """
+import os, signal
+from dataclasses import replace
+from service.background.wakeups import Hints
+from service.background.dependencies import Parts
+from service.scheduler import loop
+from service.settings import Settings
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+class Deadly(Hints):
+    desired_changed = die
+
+parts = Parts.of(Settings.load())
+{act}
+"""
+HINTING = "loop.replan(replace(parts, hints=Deadly(parts.settings.redis_url)))"
+THINKING = "loop.solve = die; loop.replan(parts)"
+
+
+@pytest.fixture
+def killed_planner(settings, environment_of):
+    """Run a planner that is killed at a certain moment."""
+
+    def run(act: str) -> None:
+        script = PLANNER.format(act=act)
+        ended = subprocess.run([sys.executable, "-c", script], env=environment_of(settings), capture_output=True, check=False)
+        assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+
+    return run
+
+
+def test_a_planner_killed_between_writing_and_hinting_has_lost_nothing(killed_planner, parts, tenant, new_node, database):
+    node = new_node()
+    version = node.leases().desired_version
+    task = validated(parts, tenant)
+    killed_planner(HINTING)
+    (placement,) = live(database)
+    assert rows(database, PlanRequest) != []  # the placement is committed first; whoever plans next tells the rest
+    # nobody hinted the node, but its next heartbeat tells it that something changed
+    assert node.leases().desired_version > version
+    assert node.take(task).given.placement_id == placement.id
+    # the dead planner's lease keeps others out only until it runs out
+    waiting = validated(parts, tenant)
+    with database.begin() as session:
+        session.execute(update(PlannerLease).values(until=func.clock_timestamp() - planner_lease.LEASE))
+        session.execute(update(PlanRequest).values(created_at=func.clock_timestamp() - planner_lease.LEASE))
+    plan_the_forgotten(parts)
+    assert rows(database, PlanRequest) == []
+    assert tenant.get(f"/v1/tasks/{waiting}").json()["waiting"]["code"] == "waiting_for_capacity"
+
+
+def test_what_starts_is_committed_before_the_others_are_told(parts, tenant, new_node, database, monkeypatch):
+    node, tasks = new_node(), [validated(parts, tenant) for _ in range(2)]
+    telling, seen = planner.tell, []
+
+    def look_first(*given):
+        seen.append([one.task_id for one in node.desired().placements])
+        telling(*given)
+
+    monkeypatch.setattr(planner, "tell", look_first)
+    assert replan(parts) == 1
+    (started,) = seen[0]
+    (other,) = set(tasks) - {started}
+    assert tenant.get(f"/v1/tasks/{other}").json()["waiting"]["code"] == "waiting_for_capacity"
+    (kept,) = rows(database, Plan)
+    assert (kept.decision["started"], kept.decision["dropped"]) == ([started], [])
+
+
+def test_a_planner_killed_before_it_wrote_leaves_the_request(killed_planner, parts, tenant, new_node, database):
+    node = new_node()
+    task = validated(parts, tenant)
+    killed_planner(THINKING)
+    assert live(database) == []
+    assert rows(database, PlanRequest) != []
+    with database.begin() as session:
+        session.execute(update(PlannerLease).values(until=func.clock_timestamp() - planner_lease.LEASE))
+    replan(parts)
+    assert node.take(task)
+
+
+def test_the_node_is_hinted_after_the_commit(parts, tenant, new_node, database):
+    node = new_node()
+    hints = Hints(parts.settings.redis_url)
+    before = hints._redis.xlen(stream_of(node.id))
+    seen = []
+
+    class Watching(Hints):
+        def desired_changed(self, node_id):
+            seen.append(len(live(database)))
+            super().desired_changed(node_id)
+
+    validated(parts, tenant)
+    replan(replace(parts, hints=Watching(parts.settings.redis_url)))
+    assert seen == [1]
+    assert hints._redis.xlen(stream_of(node.id)) == before + 1
+
+
+def test_a_first_measurement_asks_for_a_new_plan_and_moves_the_expected_start(tenant, new_node, plan):
+    node, first, second = new_node(), tenant.task(), tenant.task()
+    plan()
+    placement = node.take(node.desired().placements[0].task_id)
+    other = ({first["id"], second["id"]} - {placement.given.task_id}).pop()
+    before = tenant.get(f"/v1/tasks/{other}").json()["waiting"]["expected_start"]
+    placement.report(placement.attached(steps=4000, warmup=200), throughput(tokens=10, seconds=10))
+    assert plan() == 1
+    assert tenant.get(f"/v1/tasks/{other}").json()["waiting"]["expected_start"] > before
+
+
+def test_a_plan_can_be_made_again_from_what_is_stored(admin, tenant, new_node, plan):
+    new_node()
+    for _ in range(3):
+        tenant.task()
+    plan()
+    for kept in admin.get("/v1/admin/plans").json()["data"]:
+        again = planner.solve(Problem.from_json(json.loads(json.dumps(kept["problem"]))))
+        assert [start.__dict__ for start in again.starts] == kept["decision"]["starts"]

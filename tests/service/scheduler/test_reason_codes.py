@@ -1,0 +1,91 @@
+"""Why a task waits, in codes and numbers, on the plans that the solver makes."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+
+from service.scheduler.core.problem import Limit, Node, Problem, Queued, Running
+from service.scheduler.core.solve import solve
+from service.scheduler.explain.reason_codes import Code, Reason, paused, reasons
+from tests.service.scheduler.problems import problems
+from tests.service.scheduler.test_invariants import QUICK
+
+NODE = (Node("n", 4),)
+
+
+def why(problem: Problem, **told) -> dict[str, Reason]:
+    return {reason.task: reason for reason in reasons(problem, solve(problem, QUICK).starts, **told)}
+
+
+def test_room_is_short_and_the_numbers_say_how_much() -> None:
+    found = why(Problem(NODE, (Running("r", "n", 4, 100),), (Queued("a", 1, 100, (50,)), Queued("b", 4, 100, (60,)))))
+    assert found["a"] == Reason(
+        "a", Code.WAITING_FOR_CAPACITY, 1, 100, 150, "n", {"asked": 1, "free": 0, "fitting": 4, "ahead": 0, "soonest": 100}
+    )
+    assert (found["b"].place, found["b"].numbers["ahead"]) == (2, 1)
+
+
+def test_a_quota_binds_and_a_task_beyond_it_has_no_start() -> None:
+    tasks = (
+        Queued("a", 2, 1, (50,), tenant="ada"),
+        Queued("b", 2, 1, (60,), tenant="ada"),
+        Queued("c", 4, 1, (9,), tenant="ada"),
+    )
+    found = why(Problem(NODE, (), tasks, (Limit("ada", 2),)))
+    assert found["b"].code == Code.WAITING_FOR_QUOTA
+    assert found["b"].numbers == {"asked": 2, "limit": 2, "held": 2}
+    assert (found["c"].code, found["c"].start) == (Code.WAITING_FOR_QUOTA, None)
+
+
+def test_a_hole_is_kept_for_a_larger_task() -> None:
+    wide, narrow = Queued("wide", 4, 10_000, (100,)), Queued("narrow", 1, 10, (80,))
+    found = why(Problem(NODE, (Running("r", "n", 2, 50),), (wide, narrow)))
+    assert found["wide"].code == Code.WAITING_FOR_CAPACITY
+    assert found["narrow"].code == Code.LARGER_TASK_RESERVED
+    assert found["narrow"].numbers == {"asked": 1, "free": 2, "reserved_task": "wide", "reserved_gpus": 4, "reserved_start": 50}
+
+
+def test_only_a_drained_node_has_room() -> None:
+    nodes = (Node("n", 4), Node("leaving", 4, drained=True))
+    found = why(Problem(nodes, (Running("r", "n", 4, 100),), (Queued("a", 1, 100, (50, 50)), Queued("b", 1, 1, (None, 50)))))
+    assert {name: (reason.code, reason.start) for name, reason in found.items()} == {
+        "a": (Code.NODE_DRAINED, 100), "b": (Code.NODE_DRAINED, None),
+    }  # fmt: skip
+
+
+def test_no_node_fits() -> None:
+    found = why(Problem(NODE, (), (Queued("wide", 8, 1, (None,)), Queued("deep", 1, 1, (None,)))))
+    assert found["wide"].numbers == {"asked": 8, "largest": 4, "nodes": 1, "wide_enough": 0}
+    assert found["deep"].numbers["wide_enough"] == 1
+    assert why(Problem((), (), (Queued("a", 1, 1, ()),)))["a"].code == Code.NO_NODE_FITS
+
+
+def test_another_tenants_turn_comes_first() -> None:
+    mine, theirs = Queued("mine", 4, 10, (50,), tenant="hog"), Queued("theirs", 4, 1000, (50,), tenant="new")
+    problem = Problem(NODE, (Running("r", "n", 4, 10),), (mine, theirs))
+    standing = {"hog": 2.0, "new": 0.1}
+    found = why(problem, standing=standing)
+    assert found["mine"].code == Code.FAIR_SHARE
+    assert found["mine"].numbers == {"asked": 4, "standing": 2.0, "other_standing": 0.1, "other_task": "theirs"}
+    assert found["theirs"].code == Code.WAITING_FOR_CAPACITY
+    assert why(problem, standing=standing, priorities={"theirs": 5})["mine"].code == Code.WAITING_FOR_CAPACITY
+    assert why(replace(problem, queued=(theirs, mine)), standing=standing)["mine"].code == Code.WAITING_FOR_CAPACITY
+
+
+def test_a_paused_task_says_so() -> None:
+    assert paused("a") == Reason("a", Code.PAUSED)
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems())
+def test_everyone_who_does_not_start_is_told_why_once(problem: Problem) -> None:
+    starts = solve(problem, QUICK).starts
+    found = reasons(problem, starts)
+    now = {start.task for start in starts if start.start == 0}
+    assert [reason.task for reason in found] == [task.id for task in problem.queued if task.id not in now]
+    assert sorted(reason.place for reason in found) == list(range(1, len(found) + 1))
+    placeable = {task.id for task in problem.placeable}
+    for reason in found:
+        assert (reason.start is not None) == (reason.task in placeable)
+        if reason.code == Code.NO_NODE_FITS:
+            assert reason.task not in placeable

@@ -1,0 +1,128 @@
+"""Why a task waits, as its owner reads it: sentences with names and numbers, own tasks alone by name; when it is told anew."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from service.scheduler.core.problem import Limit, Node, Problem, Queued, Running, Start
+from service.scheduler.core.solve import solve
+from service.scheduler.estimate.prediction_intervals import Between, Spread, intervals
+from service.scheduler.explain.reason_codes import reasons
+from service.scheduler.explain.waiting_text import Offer, Scene, differs, tell
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+GIB = 2**30
+
+
+def told(problem, needs=None, standing=None):
+    """What the owners of the waiting tasks read."""
+    starts = solve(problem).starts
+    offers = {node.id: Offer(f"name-{node.id}", node.gpus, 8 * GIB) for node in problem.nodes}
+    owners = {task.id: task.tenant for task in (*problem.queued, *problem.running)}
+    running = {run.id: run.node for run in problem.running} | {start.task: start.node for start in starts if start.start == 0}
+    scene = Scene(offers, owners, needs or dict.fromkeys(owners, GIB), running)
+    return {reason.task: tell(reason, scene, NOW) for reason in reasons(problem, starts, standing)}
+
+
+def test_capacity_says_how_many_when_and_who_is_there():
+    running = (Running("r", "n", 1, 100, "mine"), Running("s", "n", 1, 100, "theirs"))
+    problem = Problem((Node("n", 2),), running, (Queued("a", 1, 100, (50,), tenant="mine"), Queued("b", 2, 100, (60,))))
+    found = told(problem)
+    assert [(found[task]["code"], found[task]["place"]) for task in "ab"] == [("waiting_for_capacity", at) for at in (1, 2)]
+    assert found["a"]["sentence"] == (
+        "It needs 1 GPU of one node, and of the 2 GPUs it could run on at most 0 stand free on one; the next come free in "
+        "about 2 min. It is planned for name-n, held by r and another tenant's task."
+    )
+    assert "1 task is planned before it" in found["b"]["sentence"]
+    assert found["a"]["expected_start"] == "2026-01-01T00:01:40+00:00"
+    assert found["a"]["expected_end"] == "2026-01-01T00:02:30+00:00"
+
+
+@pytest.mark.parametrize(("owner", "name"), [("mine", "wide"), ("theirs", "another tenant's task")])
+def test_a_hole_kept_for_a_heavier_task_is_named_to_its_owner_alone(owner, name):
+    wide, narrow = Queued("wide", 2, 10_000, (100,), tenant=owner), Queued("narrow", 1, 10, (80,), tenant="mine")
+    problem = Problem((Node("n", 2),), (Running("r", "n", 1, 50),), (wide, narrow))
+    found = told(problem)
+    assert (found["wide"]["code"], found["narrow"]["code"]) == ("waiting_for_capacity", "larger_task_reserved")
+    assert f"they are kept for {name}, which takes 2 GPUs in about 50 s" in found["narrow"]["sentence"]
+
+
+def test_a_quota_is_told_with_what_holds_it():
+    running = (Running("r", "n", 2, 100, "mine"), Running("other", "n", 1, 100, "theirs"))
+    queued = (Queued("a", 1, 100, (50,), tenant="mine"), Queued("b", 4, 100, (50,), tenant="mine"))
+    found = told(Problem((Node("n", 8),), running, queued, limits=(Limit("mine", 2),)))
+    assert {said["code"] for said in found.values()} == {"waiting_for_quota"}
+    assert "your quota is 2 GPUs at once, 2 of them held by r;" in found["a"]["sentence"]
+    assert "It asks for 4 GPUs, but your quota is 2 at once" in found["b"]["sentence"]
+    assert found["b"]["expected_start"] is None
+
+
+def test_a_drained_node_is_told():
+    found = told(Problem((Node("n", 2, drained=True),), (), (Queued("a", 1, 100, (50,)),)))
+    assert found["a"]["code"] == "node_drained"
+    assert "1 node that has room for it is being drained" in found["a"]["sentence"]
+
+
+def test_what_fits_no_node_says_the_numbers_and_has_no_start():
+    queued = (Queued("wide", 4, 100, (None,)), Queued("deep", 1, 100, (None,)), Queued("ok", 1, 100, (5,)))
+    found = told(Problem((Node("n", 2),), (), queued), needs={"wide": GIB, "deep": 40 * GIB, "ok": GIB})
+    assert set(found) == {"wide", "deep"}
+    assert found["wide"]["code"] == found["deep"]["code"] == "no_node_fits"
+    assert "asks for 4 GPUs of one node, but the largest has 2" in found["wide"]["sentence"]
+    assert "40.00 GiB" in found["deep"]["sentence"]
+    assert "name-n, has 8.00 GiB" in found["deep"]["sentence"]
+    assert found["wide"]["expected_start"] is None
+    assert {found["wide"]["place"], found["deep"]["place"]} == {1, 2}
+
+
+def test_an_empty_fleet_is_said_so():
+    said = told(Problem((), (), (Queued("a", 1, 100, ()),)))["a"]
+    assert (said["code"], said["sentence"]) == (
+        "no_node_fits",
+        "No node is ready; it starts when one joins that has room for it.",
+    )
+
+
+def test_lateness_is_foretold():
+    problem = Problem((Node("n", 1),), (Running("r", "n", 1, 100),), (Queued("a", 1, 100, (50,), deadline=30),))
+    (reason,) = reasons(problem, solve(problem).starts)
+    scene = Scene({"n": Offer("n", 1, GIB)}, {"a": "", "r": ""}, {"a": 1}, {"r": "n"})
+    said = tell(reason, scene, NOW, late=120.0)
+    assert said["late_seconds"] == 120.0
+    assert said["sentence"].endswith("It is expected to end about 2 min after its deadline.")
+
+
+def test_who_waits_for_an_uncertain_end_has_an_uncertain_start():
+    running = (Running("r", "n", 1, 100), Running("s", "m", 1, 10))
+    starts = (Start("a", "n", 100, 150, 1), Start("b", "n", 150, 160, 1), Start("now", "m", 0, 5, 1))
+    found = intervals(running, starts, {"r": Spread(0.5, 2.0), "a": Spread(0.8, 1.2)})
+    assert found["r"] == Between((0, 0), (50, 200))
+    assert found["a"] == Between((50, 200), (90, 260))
+    assert found["b"] == Between((90, 260), (100, 270))
+    assert found["s"] == Between((0, 0), (10, 10))
+    assert found["now"] == Between((0, 0), (5, 5))
+
+
+@pytest.mark.parametrize(
+    ("moved", "told"),
+    [(0, False), (10, False), (20, True), (-20, True)],
+)
+def test_a_start_that_moves_a_little_is_not_told_anew(moved, told):
+    def at(seconds):
+        return (NOW + timedelta(seconds=seconds)).isoformat()
+
+    before = said("waiting_for_capacity", 1) | {"expected_start": at(60), "expected_end": at(90)}
+    assert differs(before, before | {"expected_start": at(60 + moved)}, NOW) == told
+
+
+def said(code, place):
+    names = ("node", "expected_start", "expected_end", "late_seconds")
+    return {"code": code, "place": place, "sentence": ""} | dict.fromkeys(names)
+
+
+def test_another_place_code_or_lateness_is_told():
+    before = said("waiting_for_capacity", 2)
+    assert differs(None, before, NOW)
+    assert not differs(before, dict(before), NOW)
+    for change in ({"place": 1}, {"code": "no_node_fits"}, {"sentence": "another size"}, {"late_seconds": 9.0}, {"node": "n"}):
+        assert differs(before, before | change, NOW)

@@ -1,0 +1,119 @@
+"""Checkpoints, the parking lot and the scratch folder: what is written comes back bit for bit, or not at all."""
+
+import hashlib
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from worker.adapters.job_checkpoint import Best, CheckpointError, Progress, Tensors, load_progress, load_tensors, save
+from worker.adapters.parking_lot import ParkingLot
+from worker.data.object_cache import ObjectCache, WrongBytes
+from worker.model.arena import AdapterState
+from worker.policy.verdict import History
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+WINDOWS = st.lists(FINITE, max_size=5).map(tuple)
+PROGRESS = st.builds(
+    Progress,
+    step=st.integers(0, 10**6),
+    ema=st.none() | FINITE,
+    history=st.builds(History, WINDOWS, WINDOWS, st.integers(0, 9), st.integers(0, 9), st.none() | FINITE),
+    best=st.none() | st.builds(Best, st.integers(1, 99), FINITE),
+    rung_losses=st.lists(FINITE, max_size=3).map(tuple),
+)
+
+
+def tensors(rank: int = 3, seed: int = 0, best: bool = True) -> Tensors:
+    draw = torch.Generator().manual_seed(seed)
+    parts = [torch.randn(rank, 16, generator=draw) for _ in range(4)]
+    return Tensors(AdapterState(*parts[:3]), parts[3] if best else None)
+
+
+def same(one: Tensors, other: Tensors) -> bool:
+    a, b = one.named(), other.named()
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@given(PROGRESS)
+def test_progress_comes_back_as_it_was(tmp_path_factory, progress):
+    path = tmp_path_factory.mktemp("c") / "state"
+    save(path, progress, tensors(best=progress.best is not None))
+    assert load_progress(path) == progress
+    assert same(load_tensors(path), tensors(best=progress.best is not None))
+
+
+def test_what_is_no_checkpoint_says_so(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(b"not tensors")
+    with pytest.raises(CheckpointError, match="x is not a checkpoint"):
+        load_progress(path)
+    save_file({"weights": torch.zeros(1)}, path)
+    with pytest.raises(CheckpointError, match="x is not a checkpoint"):
+        load_progress(path)
+    save_file({"weights": torch.zeros(1)}, path, metadata={"motet_checkpoint": json.dumps({"format": 99})})
+    with pytest.raises(CheckpointError, match="another format"):
+        load_progress(path)
+
+
+def test_parked_jobs_spill_to_disk_and_come_back(tmp_path):
+    scratch = ObjectCache(tmp_path / "s")
+    size = tensors().bytes
+    lot = ParkingLot(2 * size, scratch)
+    for key in range(4):
+        lot.park(key, tensors(seed=key))
+    assert len(list(scratch.folder.iterdir())) == 2, "two fit in memory"
+    assert same(lot.look(3), tensors(seed=3))
+    for key in range(4):
+        taken = lot.take(key)
+        assert taken is not None
+        assert same(taken, tensors(seed=key))
+        assert lot.take(key) is None
+    assert list(scratch.folder.iterdir()) == []
+    lot.park(9, tensors(seed=9))
+    lot.park(10, tensors(seed=10))
+    assert list(scratch.folder.iterdir()) == [], "the memory was given back"
+
+
+def test_a_fetched_checkpoint_is_a_place_to_wait(tmp_path):
+    scratch = ObjectCache(tmp_path / "s")
+    kept = scratch.keep(lambda path: save(path, Progress(step=4), tensors()))
+    lot = ParkingLot(0, scratch)
+    lot.adopt("job", kept.path)
+    assert same(lot.take("job"), tensors())
+    assert kept.path.exists(), "it is the service's checkpoint still"
+
+
+def test_an_object_is_whole_and_named_by_its_bytes(tmp_path):
+    scratch = ObjectCache(tmp_path / "s")
+    content = b"a" * 3_000_000
+    digest = hashlib.sha256(content).hexdigest()
+    asked = []
+
+    def blocks():
+        asked.append(1)
+        yield content[:1_000_000]
+        yield content[1_000_000:]
+
+    path = scratch.fetch(digest, blocks)
+    assert path.read_bytes() == content
+    assert scratch.fetch(digest, blocks) == path
+    assert asked == [1], "what is here is not fetched again"
+    with pytest.raises(WrongBytes, match="asked was for"):
+        scratch.fetch("0" * 64, lambda: [b"other"])
+    assert [p.name for p in scratch.folder.iterdir()] == [digest]
+
+
+def test_a_download_that_breaks_leaves_nothing(tmp_path):
+    scratch = ObjectCache(tmp_path / "s")
+
+    def blocks():
+        yield b"half"
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        scratch.fetch("0" * 64, blocks)
+    assert list(scratch.folder.iterdir()) == []

@@ -1,0 +1,145 @@
+"""Starting from an adapter: what was learned is there from the first step, and what does not fit is refused by name."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from contract import wire
+from contract.adapter_manifest import AdapterFile
+from contract.search_space import JobConfig
+from tests.worker.inside import Inside
+from tests.worker.model import tiny
+from worker.adapters.peft_export import export_peft
+from worker.adapters.warm_start import WarmStartError, read_peft
+from worker.model.arena import AdapterState, Arena
+from worker.model.backbone import Backbone
+
+CALM = {"policy": "none", "eval_every": 3}
+SPACE = {"learning_rate": [3e-3], "rank": [4], "alpha": [8], "batch_size": [4]}
+START = {"adapter_id": "adapter_x"}
+
+
+def config(**changes: object) -> JobConfig:
+    return JobConfig.model_validate({"learning_rate": 1e-3, "rank": 4, "alpha": 8, "batch_size": 1, "seed": 0, **changes})
+
+
+@pytest.fixture(scope="module")
+def arena() -> Arena:
+    return Arena(Backbone.of(tiny.model(tiny.configs()["llama"])).targets, 8)
+
+
+@pytest.fixture
+def folder(arena, tmp_path):
+    """Files of a trained-looking adapter, by name."""
+    rows = torch.randn(4, arena.layout.width, generator=torch.Generator().manual_seed(3))
+    paths = export_peft(tmp_path, arena.layout.targets, arena.layout.split(rows), config=config(), base_model="b")
+    return {path.name: path for path in paths}
+
+
+def rewrite(folder, settings=None, tensors=None) -> None:
+    path = folder["adapter_config.json"]
+    path.write_text(json.dumps(json.loads(path.read_text()) | (settings or {})))
+    if tensors is not None:
+        save_file(tensors(load_file(folder["adapter_model.safetensors"])), folder["adapter_model.safetensors"])
+
+
+def test_what_was_exported_is_read_back(arena, folder):
+    start = read_peft(folder, arena.layout)
+    assert (start.rank, start.scale) == (4, 2.0)
+    slot = arena.attach(4, 8.0)
+    arena.restore(slot, AdapterState(start.rows))
+    exported = load_file(folder["adapter_model.safetensors"])
+    for name, (a, b) in arena.weights(slot).items():
+        assert torch.equal(a, exported[f"base_model.model.{name}.lora_A.weight"])
+        assert torch.equal(b, exported[f"base_model.model.{name}.lora_B.weight"])
+    arena.detach(slot)
+
+
+@pytest.mark.parametrize("scale", [2.0, 0.5])
+def test_under_another_scale_the_adapter_does_the_same(arena, folder, scale):
+    start = read_peft(folder, arena.layout)
+    fresh = torch.randn(4, arena.layout.width)
+    made = arena.layout.split(start.onto(fresh, scale))
+    for name, (a, b) in arena.layout.split(start.rows).items():
+        torch.testing.assert_close(scale * made[name][1] @ made[name][0], 2.0 * b @ a)
+
+
+def test_modules_that_the_start_has_not_got_keep_their_first_weights(arena, folder):
+    rewrite(folder, tensors=lambda all: {name: t for name, t in all.items() if "mlp" not in name})
+    start = read_peft(folder, arena.layout)
+    assert start.modules == ("q_proj", "k_proj", "v_proj", "o_proj")
+    fresh = torch.randn(4, arena.layout.width)
+    made = arena.layout.split(start.onto(fresh, 2.0))
+    for name, (a, b) in arena.layout.split(fresh).items():
+        assert torch.equal(made[name][0], a) == torch.equal(made[name][1], b) == ("mlp" in name)
+    start.check(config())
+    with pytest.raises(WarmStartError, match="has matrices for k_proj, o_proj, which a job's target_modules leave out"):
+        start.check(config(target_modules=["q_proj", "v_proj"]))
+    with pytest.raises(WarmStartError, match="has rank 4, but a job asks for rank 8"):
+        start.check(config(rank=8))
+
+
+A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+WRONG = [
+    ({"use_dora": True}, None, "use_dora = True"),
+    ({"rank_pattern": {"q_proj": 8}}, None, "rank_pattern"),
+    ({"peft_type": "IA3"}, None, "peft_type = 'IA3'"),
+    ({"r": 0}, None, "r = 0"),
+    ({"r": True}, None, "r = True"),
+    ({"lora_alpha": "x"}, None, "lora_alpha = 'x'"),
+    ({"r": 8}, None, r"of shape \(4, 60\); the base and its rank ask for \(8, 60\)"),
+    ({}, lambda all: {n: t for n, t in all.items() if n != A}, f"lacks {A}"),
+    (
+        {},
+        lambda all: {n: t for n, t in all.items() if "layers.0.self_attn.q_proj" not in n},
+        "lacks model.layers.0.self_attn.q_proj",
+    ),
+    ({}, lambda all: all | {A: all[A][:, :5].contiguous()}, r"of shape \(4, 5\)"),
+    ({}, lambda all: all | {A: all[A] * float("nan")}, "not finite"),
+    ({}, lambda all: all | {"x.lora_A.weight": all[A].clone()}, "holds x.lora_A.weight, which is no matrix of the base"),
+    ({}, lambda all: {}, "holds no matrix"),
+]
+
+
+@pytest.mark.parametrize(("settings", "tensors", "says"), WRONG, ids=[says for *_, says in WRONG])
+def test_what_cannot_be_gone_on_with_is_named(arena, folder, settings, tensors, says):
+    rewrite(folder, settings, tensors)
+    with pytest.raises(WarmStartError, match=says):
+        read_peft(folder, arena.layout)
+
+
+def test_a_pickle_is_never_read(arena, folder):
+    del folder["adapter_model.safetensors"]
+    with pytest.raises(WarmStartError, match="only safetensors"):
+        read_peft(folder | {"adapter_model.bin": folder["adapter_config.json"]}, arena.layout)
+    folder["adapter_config.json"].write_text("{")
+    with pytest.raises(WarmStartError, match="cannot be read"):
+        read_peft(folder | {"adapter_model.safetensors": folder["adapter_config.json"]}, arena.layout)
+
+
+def started_from(fleet, placement: wire.Placement, files: list[AdapterFile]) -> wire.Placement:
+    assert all(file.sha256 in fleet.objects for file in files)
+    return placement.model_copy(update={"warm_start": wire.WarmStartRef(adapter_id="adapter_x", files=files)})
+
+
+def test_a_job_goes_on_where_another_ended(fleet, placing, tmp_path):
+    (first,) = Inside(fleet, tmp_path / "first").run(placing(SPACE, early_exit=CALM, training={"epochs": 3}))
+    files, best = first.manifests[0].files, first.ended[0].best_val_loss
+    space = SPACE | {"alpha": [8, 32], "learning_rate": [1e-9]}
+    placement = started_from(fleet, placing(space, early_exit=CALM, warm_start=START), files)
+    (second,) = Inside(fleet, tmp_path / "second").run(placement)
+    for job in (0, 1):
+        vals = second.curves[job, "val_loss"]
+        assert vals[3] == pytest.approx(best, abs=1e-5), "what was learned is there, whatever the scale"
+    (base,) = second.of(wire.BaseEvaluated)
+    assert base.val_loss > best + 0.1
+
+
+def test_an_adapter_that_does_not_fit_the_jobs_fails_with_a_reason(fleet, placing, tmp_path):
+    (first,) = Inside(fleet, tmp_path / "first").run(placing(SPACE, early_exit=CALM))
+    placement = placing(SPACE | {"rank": [8]}, early_exit=CALM, warm_start=START)
+    (refused,) = Inside(fleet, tmp_path / "second").run(started_from(fleet, placement, first.manifests[0].files))
+    (failed,) = refused.of(wire.PlacementFailed)
+    assert failed.error.startswith("warm_start.adapter_id adapter_x: has rank 4, but a job asks for rank 8")

@@ -1,0 +1,180 @@
+"""Data: reading, cutting, holding out by row hash, and the order of each job."""
+
+import hashlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from contract.row_encoding import RowReader
+from contract.task_spec import EarlyExitPolicy, Objective, Schedule, TaskSpec
+from tests.worker.corpus import EXAMPLE_BASE, jsonl, rows
+from worker.data.dataset import DataError, Order, axis_length, held_out, load
+from worker.data.row_reader import example, reader_of
+
+TOKENIZER = AutoTokenizer.from_pretrained(EXAMPLE_BASE)
+
+
+@pytest.fixture(scope="module")
+def reader() -> RowReader:
+    return reader_of(TOKENIZER)
+
+
+def spec(**dataset) -> TaskSpec:
+    training = dataset.pop("training", {})
+    return TaskSpec.model_validate(
+        {
+            "base_model": "b",
+            "dataset": {"file_id": "f", **dataset},
+            "search_space": {"learning_rate": [1e-3]},
+            "training": training,
+        }
+    )
+
+
+def text(examples) -> set[str]:
+    return {TOKENIZER.decode(example.tokens) for example in examples}
+
+
+def test_a_fraction_is_held_out_exactly_and_never_trained_on(reader, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(jsonl(rows(64)))
+    data = load(spec(validation_fraction=0.1), path, None, reader)
+    assert (len(data.train), len(data.validation)) == (58, 6)
+    assert text(data.train.sequences).isdisjoint(text(data.validation.sequences))
+    lines = path.read_bytes().splitlines()
+    lowest = sorted(lines, key=lambda line: hashlib.sha256(line).digest())[:6]
+    answers = {json.loads(line)["messages"][1]["content"] for line in lowest}
+    assert all(any(answer in held for answer in answers) for held in text(data.validation.sequences))
+
+
+def test_the_split_is_of_rows_not_of_places(reader, tmp_path):
+    first, again = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    first.write_bytes(jsonl(rows(40)))
+    again.write_bytes(b"".join(reversed(first.read_bytes().splitlines(keepends=True))))
+    one, other = load(spec(), first, None, reader), load(spec(), again, None, reader)
+    assert text(one.validation.sequences) == text(other.validation.sequences)
+    assert load(spec(max_validation_rows=3), first, None, reader).validation.__len__() == 3
+
+
+def test_a_row_that_equals_a_held_out_one_leaves_training(reader, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(jsonl(rows(12) * 3))
+    data = load(spec(validation_fraction=0.1), path, None, reader)
+    assert len(data.validation) == 4
+    assert text(data.train.sequences).isdisjoint(text(data.validation.sequences))
+
+
+@given(st.lists(st.binary(min_size=1, max_size=1), min_size=1, max_size=80), st.floats(0.01, 0.5), st.integers(1, 20))
+def test_what_is_held_out_has_its_size_and_the_lowest_hashes(hashes, fraction, at_most):
+    out = held_out(hashes, fraction, at_most)
+    assert len(out) == min(at_most, max(1, int(len(hashes) * fraction + 0.5)))
+    kept = [hashes[place] for place in range(len(hashes)) if place not in out]
+    assert not kept or max(hashes[place] for place in out) <= min(kept)
+
+
+def test_long_rows_are_cut_and_rows_with_nothing_left_are_skipped(reader, tmp_path):
+    long_prompt = {"prompt": "one two three four " * 20, "completion": " five"}
+    long_answer = {"prompt": "one", "completion": " two three" * 20}
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(jsonl([*rows(10), long_prompt, long_answer]))
+    data = load(spec(training={"max_seq_len": 24}), path, None, reader)
+    assert all(len(example.tokens) <= 24 for example in data.sequences)
+    assert data.skipped >= 1
+    assert data.truncated >= 2
+    assert len(data.train) + len(data.validation) + data.skipped == 12
+    assert all(example.loss_mask.any() for example in data.sequences)
+
+
+def test_a_validation_file_is_taken_whole(reader, tmp_path):
+    train, held = tmp_path / "t.jsonl", tmp_path / "v.jsonl"
+    train.write_bytes(jsonl(rows(10)))
+    held.write_bytes(jsonl(rows(5, seed=1)))
+    data = load(spec(validation_file_id="v"), train, held, reader)
+    assert (len(data.train), len(data.validation)) == (10, 5)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b'{"prompt": "a", "completion": "b"}\nnot json\n', "line 2 is not JSON"),
+        (b'{"prompt": "a", "completion": "b"}\n{"txt": "c"}\n', "line 2: objective sft learns from rows of {messages} or"),
+        (
+            b'{"prompt": "a", "chosen": "b", "rejected": "c"}\n',
+            "line 1: objective sft learns from .*; this one has prompt, chosen",
+        ),
+        (b"[1]\n", "line 1 is not a JSON object"),
+        (b'{"prompt": "a", "completion": " b"}\n', "no training rows are left"),
+        (b'{"prompt": "' + b"long " * 40 + b'", "completion": " b"}\n', "no training rows are left: 1 had nothing"),
+    ],
+)
+def test_a_file_that_cannot_be_trained_on_says_where_and_why(reader, tmp_path, content, says):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=says):
+        load(spec(training={"max_seq_len": 16}), path, None, reader)
+
+
+def test_an_example_takes_the_tokens_before_its_last_label(reader):
+    ((tokens,),) = reader.read([{"prompt": "one two", "completion": " three"}])
+    assert axis_length(example(tokens)) == len(tokens.ids) - 1
+
+
+@given(st.integers(1, 50), st.integers(1, 12), st.integers(0, 2**31 - 1))
+def test_an_epoch_is_a_permutation_drawn_from_seed_and_epoch_alone(count, batch_size, seed):
+    order = Order(count, batch_size, seed)
+    steps = -(-count // batch_size)
+    epochs = [[int(row) for step in range(e * steps, (e + 1) * steps) for row in order.batch(step)] for e in range(3)]
+    assert all(sorted(epoch) == list(range(count)) for epoch in epochs)
+    assert [len(order.batch(step)) for step in range(steps)][:-1] == [batch_size] * (steps - 1)
+    late = Order(count, batch_size, seed)  # a resumed job begins in the middle
+    assert late.batch(2 * steps).tolist() == epochs[2][:batch_size]
+    other = Order(count, batch_size * 2, seed)
+    assert [int(row) for step in range(-(-count // (batch_size * 2))) for row in other.batch(step)] == epochs[0]
+
+
+PAIRS = [{"prompt": f"say {n}", "chosen": f" yes {n}", "rejected": f" no, {n} times no"} for n in range(40)]
+
+
+def test_preference_rows_are_two_sequences_that_stay_together(reader, tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    path.write_bytes(jsonl(PAIRS))
+    dpo = spec().model_copy(update={"objective": Objective(type="dpo")})
+    data = load(dpo, path, None, reader)
+    assert (len(data.train), len(data.validation)) == (36, 4)
+    assert len(data.train.sequences) == len(data.train.lengths) == 72
+    assert data.train.places([3, 0]) == [6, 7, 0, 1]
+    told = [TOKENIZER.decode(data.train.sequences[place].tokens) for place in data.train.places([5])]
+    assert "yes" in told[0]
+    assert "no" in told[1]
+    assert told[0].split("yes")[0] == told[1].split("no")[0]
+    assert data.train.mean_length == pytest.approx(sum(data.train.lengths) / 36)
+    path.write_bytes(jsonl(rows(3)))
+    with pytest.raises(DataError, match="line 1: objective dpo learns from"):
+        load(dpo, path, None, reader)
+
+
+def test_evaluations_stay_within_their_share_of_the_tokens(reader, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(jsonl(rows(2000)))
+    made = spec(validation_fraction=0.2, training={"epochs": 2})
+    made = made.model_copy(update={"early_exit": EarlyExitPolicy(max_evaluation_share=1.0)})
+    data = load(made, path, None, reader)
+    whole = load(made.model_copy(update={"early_exit": EarlyExitPolicy(max_evaluation_share=None)}), path, None, reader)
+    assert (len(whole.validation), whole.unused) == (400, 0)
+    assert len(data.validation) + data.unused == 400
+    calendar = Schedule.of(made, made.jobs()[0], len(data.train))
+    evaluated = calendar.evaluations * sum(data.validation.lengths)
+    trained = 2 * sum(data.train.lengths)
+    assert 0.9 * trained < evaluated < 1.1 * trained, "rows differ in length, so the share is met but for their spread"
+    assert len(data.validation) > 40
+    assert text(data.validation.sequences) < text(whole.validation.sequences)
+
+
+def test_few_validation_rows_are_never_left_out(reader, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(jsonl(rows(60)))
+    data = load(spec(validation_fraction=0.5), path, None, reader)
+    assert (len(data.validation), data.unused) == (30, 0)

@@ -1,0 +1,114 @@
+"""The executor on a GPU: a whole search over real HTTP on the fused trainer; packed beside solo; a ruined neighbour."""
+
+import math
+
+import pytest
+import torch
+
+from contract.states import ExitReason
+from tests.worker.inside import Inside
+from worker.model.cuda.device_trainer import DeviceTrainer
+
+pytestmark = pytest.mark.gpu
+
+CALM = {"policy": "none", "eval_every": 4}
+JOB = {"rank": [8], "batch_size": [4]}
+
+
+@pytest.fixture
+def two_gpus():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("NOT RUN: a placement on two GPUs needs two")
+
+
+def on(placement, *devices):
+    """The same task on these devices."""
+    key = "on" + "".join(map(str, devices))
+    update = {"placement_id": f"{placement.placement_id}{key}", "device_indexes": list(devices)}
+    return placement.model_copy(update={**update, "token": f"token-{update['placement_id']}"})
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The fused trainers that were made."""
+    trainers = []
+
+    class Noted(DeviceTrainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            trainers.append(self)
+
+    monkeypatch.setattr("worker.replicas.base_loader.DeviceTrainer", Noted)
+    return trainers
+
+
+def test_a_search_ends_with_adapters_from_the_fused_trainer(fleet, placing, tmp_path, made):
+    space = {"learning_rate": [1e-2, 1e-3, 1e-4, 3e-3], "rank": [8, 24], "batch_size": [4]}
+    early_exit = {"warmup_fraction": 0.2, "keep_fraction": 0.5, "tau_gap": 10.0}
+    (reported,) = Inside(fleet, tmp_path, worker_device="cuda").run(
+        placing(space, training={"epochs": 3}, early_exit=early_exit)
+    )
+    assert len(made) == 1
+    assert made[0].forwards > 0
+    kinds = [getattr(event, "reason", event.kind) for event in reported.ended.values()]
+    assert kinds.count("job_completed") == 4
+    assert set(kinds) == {"job_completed", ExitReason.UNDERPERFORMING}
+    assert all(math.isfinite(event.best_val_loss) for event in reported.ended.values())
+    assert set(reported.manifests) == {job for job, event in reported.ended.items() if event.kind == "job_completed"}
+
+
+def test_packed_follows_solo_and_learns(fleet, placing, tmp_path):
+    curves = []
+    for rates in ([1e-2], [1e-2, 1e-3, 3e-3]):
+        placement = placing({**JOB, "learning_rate": rates}, early_exit=CALM)
+        (reported,) = Inside(fleet, tmp_path / str(len(rates)), worker_device="cuda").run(placement)
+        curves.append(list(reported.curves[0, "train_loss"].values()))
+    assert curves[1] == pytest.approx(curves[0], rel=2e-2)
+    assert sum(curves[0][-5:]) < sum(curves[0][:5])
+
+
+def test_a_ruined_neighbour_changes_no_bit_of_anybody(fleet, placing, tmp_path):
+    losses = []
+    for rate in (1e-3, 1e20):
+        spec = {"early_exit": {**CALM, "policy": "none"}, "training": {"epochs": 1}}
+        placement = placing({**JOB, "learning_rate": [3e-3, rate]}, **spec)
+        (reported,) = Inside(fleet, tmp_path / str(rate), worker_device="cuda").run(placement)
+        losses.append(reported.curves[0, "train_loss"])
+    steps = min(step for step, value in reported.curves[1, "train_loss"].items() if value is None)
+    assert all(losses[0][step] == losses[1][step] for step in range(1, steps + 1))
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_two_gpus_train_what_each_trains_alone(fleet, placing, tmp_path, made):
+    """Jobs 0 and 2 are dealt to the first GPU, 1 and 3 to the second: packed as two placements of their own would be."""
+    spec = {"early_exit": CALM, "training": {"epochs": 6}}
+    rates = [1e-2, 1e-3, 3e-3, 1e-4]
+    (both,) = Inside(fleet, tmp_path / "both", worker_device="cuda").run(
+        on(placing({**JOB, "learning_rate": rates}, **spec), 0, 1)
+    )
+    assert [trainer.backbone.device.index for trainer in made] == [0, 1]
+    assert all(trainer.captured for trainer in made)
+    assert set(both.manifests) == {0, 1, 2, 3}
+    for gpu in (0, 1):
+        placement = on(placing({**JOB, "learning_rate": rates[gpu::2]}, **spec), gpu)
+        (alone,) = Inside(fleet, tmp_path / str(gpu), worker_device="cuda").run(placement)
+        for place, job in enumerate((gpu, gpu + 2)):
+            assert both.curves[job, "train_loss"] == alone.curves[place, "train_loss"]
+            assert both.curves[job, "val_loss"] == alone.curves[place, "val_loss"]
+            assert both.manifests[job].files == alone.manifests[place].files
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_gpu_that_has_run_dry_takes_over_from_the_other(fleet, placing, tmp_path, caplog):
+    caplog.set_level("INFO", "worker.replicas.replica_set")
+    spec = {"early_exit": {**CALM, "policy": "alto", "tau_gap": 10.0, "warmup_fraction": 1.0}, "training": {"epochs": 4}}
+    (alone,) = Inside(fleet, tmp_path / "alone", worker_device="cuda").run(
+        placing({**JOB, "learning_rate": [3e-3, 1e-3]}, **spec)
+    )
+    mixed = on(placing({**JOB, "learning_rate": [3e-3, 1e20, 1e-3, 2e20]}, **spec), 0, 1)
+    (reported,) = Inside(fleet, tmp_path / "both", worker_device="cuda").run(mixed)
+    assert [record.message for record in caplog.records if "taken over by replica 1" in record.message]
+    assert set(reported.manifests) == {0, 2}
+    for place, job in ((0, 0), (1, 2)):
+        curve, same = reported.curves[job, "train_loss"], alone.curves[place, "train_loss"]
+        assert list(curve.values()) == pytest.approx(list(same.values()), rel=2e-2)

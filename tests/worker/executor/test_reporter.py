@@ -1,0 +1,189 @@
+"""The reporter: order without gaps, through outages, under its lease. And how points are joined, against their plain list."""
+
+import threading
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract import wire
+from contract.states import JobStatus
+from tests.worker.fleet import Fleet
+from worker.api_client import PlacementLink
+from worker.boot_clock import boot_now
+from worker.executor.placement_lease import Lease
+from worker.executor.reporter import Reporter, assemble
+
+
+def point(job: int, step: int, series: str = "train_loss") -> wire.Points:
+    return wire.Points(job=job, series=series, steps=[step], values=[step / 8])
+
+
+MOVED = wire.JobMoved(job=0, status=JobStatus.WARMUP, step=0)
+WORK = wire.Throughput(steps=1, tokens=1, seconds=1.0, micro_batches=1, forwards=1)
+
+EVENTS = st.lists(
+    st.one_of(
+        st.builds(lambda job, series: ("point", job, series), st.integers(0, 3), st.sampled_from(["train_loss", "val_loss"])),
+        st.builds(lambda job: ("moved", job), st.integers(0, 3)),
+        st.just(("checkpointed",)),
+        st.just(("work",)),
+    ),
+    max_size=900,
+)
+
+
+def told(kinds: list[tuple]) -> list[wire.Event]:
+    steps: dict[tuple, int] = {}
+    events: list[wire.Event] = []
+    for kind in kinds:
+        if kind[0] == "point":
+            steps[kind] = steps.get(kind, 0) + 1
+            events.append(point(kind[1], steps[kind], kind[2]))
+        elif kind[0] == "moved":
+            events.append(MOVED.model_copy(update={"job": kind[1]}))
+        else:
+            events.append(WORK if kind[0] == "work" else wire.Checkpointed(jobs={}))
+    return events
+
+
+@given(EVENTS)
+def test_joining_loses_nothing_and_keeps_the_order_that_matters(kinds):
+    waiting = told(kinds)
+    sent: list[wire.Event] = []
+    left = waiting
+    while left:
+        events, used = assemble(left)
+        assert 0 < used <= len(left)
+        wire.Report(fence=1, seq=1, events=events)  # within the limits of a report and of its points
+        sent.extend(events)
+        left = left[used:]
+
+    def flat(events: list[wire.Event]) -> dict[object, list]:
+        """What is said about each job, in order, points one by one; and what is said of none, with the points before it."""
+        about: dict[object, list] = {}
+        for event in events:
+            if isinstance(event, wire.Points):
+                entries = [(event.series, step) for step in event.steps]
+                about.setdefault((event.job, event.series), []).extend(entries)
+            elif isinstance(event, wire.JobMoved):
+                for series in ("train_loss", "val_loss"):
+                    about.setdefault((event.job, series), []).append("moved")
+            elif isinstance(event, wire.Checkpointed):
+                for job in range(4):
+                    for series in ("train_loss", "val_loss"):
+                        about.setdefault((job, series), []).append("checkpointed")
+        return about
+
+    assert flat(sent) == flat(waiting)
+    assert sum(isinstance(e, wire.Throughput) for e in sent) == sum(isinstance(e, wire.Throughput) for e in waiting)
+
+
+def test_a_steady_curve_takes_few_events():
+    events, used = assemble([point(job, step) for step in range(1, 101) for job in range(8)])
+    assert used == 800
+    assert [(e.job, len(e.steps)) for e in events] == [(job, 100) for job in range(8)]
+
+
+class Spoken:
+    """A reporter of one placement against a fleet."""
+
+    def __init__(self, fleet: Fleet, placement: wire.Placement, seconds: float = 60.0) -> None:
+        self.reported = fleet.place(placement)
+        self.lease = Lease(placement.placement_id, placement.fence, placement.token, boot_now() + seconds)
+        self.over: list[tuple[bool, str]] = []
+        self.ended = threading.Event()
+        self.link = PlacementLink(fleet.url)
+        self.reporter = Reporter(self.link, self.lease, placement.next_seq, self._over)
+
+    def _over(self, lost: bool, detail: str) -> None:
+        self.over.append((lost, detail))
+        self.ended.set()
+
+
+def attached() -> wire.Attached:
+    return wire.Attached(
+        train_rows=1, validation_rows=1, truncated_rows=0, skipped_rows=0, total_steps={0: 1}, warmup_steps={0: 1}
+    )
+
+
+def test_an_outage_only_makes_it_later(fleet, placing):
+    spoken = Spoken(fleet, placing({"learning_rate": [1e-3]}))
+    spoken.reporter.record(attached(), MOVED)
+    assert spoken.reporter.drain(10)
+    fleet.down = True
+    for step in range(1, 301):
+        spoken.reporter.point(0, "train_loss", step, 1.0)
+    assert not spoken.reporter.drain(0.5)
+    before = len(fleet.requests)
+    fleet.until(lambda: len(fleet.requests) >= before + 2)  # it goes on trying
+    fleet.down = False
+    assert spoken.reporter.drain(10)
+    assert list(spoken.reported.curves[0, "train_loss"]) == list(range(1, 301))
+    assert spoken.over == []
+
+
+def test_an_answer_that_was_lost_is_asked_for_again_and_nothing_is_told_twice(fleet, placing):
+    spoken = Spoken(fleet, placing({"learning_rate": [1e-3]}))
+    lose = iter([True, False, True, False])
+    applied = fleet.answer
+
+    def answer(method, path, bearer, body):
+        status, said = applied(method, path, bearer, body)
+        return (502, b"") if path.endswith("/reports") and next(lose, False) else (status, said)
+
+    fleet.answer = answer
+    spoken.reporter.record(attached(), MOVED)
+    spoken.reporter.point(0, "train_loss", 1, 1.0)
+    assert spoken.reporter.drain(10)
+    spoken.reporter.point(0, "train_loss", 2, 1.0)
+    assert spoken.reporter.drain(10)
+    assert spoken.reported.curves[0, "train_loss"] == {1: 1.0, 2: 1.0}
+    assert len(spoken.reported.of(wire.Attached)) == 1
+
+
+def test_a_stale_fence_ends_it_quietly(fleet, placing):
+    spoken = Spoken(fleet, placing({"learning_rate": [1e-3]}))
+    fleet.end("p1")
+    spoken.reporter.record(attached())
+    assert spoken.ended.wait(10)
+    assert [lost for lost, _ in spoken.over] == [False]
+    assert spoken.reported.events == []
+
+
+def test_reports_that_the_service_forgot_are_said_again(fleet, placing):
+    spoken = Spoken(fleet, placing({"learning_rate": [1e-3]}))
+    spoken.reporter.record(attached(), MOVED)
+    for step in (1, 2, 3):
+        spoken.reporter.point(0, "train_loss", step, 1.0)
+        assert spoken.reporter.drain(10)
+    assert spoken.reported.last_seq >= 3
+    with fleet.lock:  # as after a database that was restored to an earlier moment
+        spoken.reported.last_seq = 1
+        spoken.reported.curves.clear()
+    spoken.reporter.point(0, "train_loss", 4, 1.0)
+    assert spoken.reporter.drain(10)
+    assert list(spoken.reported.curves[0, "train_loss"])[-3:] == [2, 3, 4]
+
+
+def test_a_refused_report_gives_the_placement_back(fleet, placing):
+    spoken = Spoken(fleet, placing({"learning_rate": [1e-3]}))
+    spoken.reporter.record(wire.JobMoved(job=0, status=JobStatus.PARKED, step=1))  # from pending: no such way
+    assert spoken.ended.wait(10)
+    assert spoken.over[0][0]
+    assert fleet.refused.pop().startswith("POST")
+
+
+def test_past_its_lease_nothing_is_sent(fleet, placing):
+    spoken = Spoken(fleet, placing({"learning_rate": [1e-3]}), seconds=-1.0)
+    spoken.reporter.record(attached())
+    assert spoken.ended.wait(10)
+    assert spoken.over[0][0]
+    assert fleet.requests == []
+
+
+def test_points_are_told_without_anything_urgent(fleet, placing):
+    spoken = Spoken(fleet, placing({"learning_rate": [1e-3]}))
+    spoken.reporter.record(attached(), MOVED)
+    assert spoken.reporter.drain(10)
+    spoken.reporter.point(0, "train_loss", 1, 1.0)
+    fleet.until(lambda: spoken.reported.curves.get((0, "train_loss")) == {1: 1.0})

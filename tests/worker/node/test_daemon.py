@@ -1,0 +1,304 @@
+"""The daemon with its real children, against a fleet API over real HTTP: who dies, who notices, what is given back."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import redis
+
+from contract import wire
+from contract.states import RequeueReason
+from tests.worker.fleet import JOIN_TOKEN, Fleet, Reported, placer
+
+Placing = Callable[..., wire.Placement]
+
+LONG = {"early_exit": {"policy": "none", "eval_every": 50}, "training": {"epochs": 100}}
+SHORT = {"early_exit": {"policy": "none"}, "training": {"epochs": 1}}
+SPACE = {"learning_rate": [1e-3], "rank": [8], "batch_size": [4]}
+
+
+class Node:
+    """A running `python -m worker`."""
+
+    def __init__(self, fleet: Fleet, folder: Path, **environment: str) -> None:
+        self.fleet = fleet
+        own = {
+            "MOTET_API_URL": fleet.url,
+            "MOTET_JOIN_TOKEN": JOIN_TOKEN,
+            "MOTET_NODE_NAME": "node",
+            "MOTET_WORKER_DIR": str(folder),
+            "MOTET_WORKER_DEVICE": "cpu",
+            "MOTET_WORKER_THREADS": "1",
+        }
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("MOTET_")}
+        self.log = folder / "log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen([sys.executable, "-m", "worker"], env={**kept, **own, **environment}, stderr=log)
+
+    def children(self, module: str) -> list[int]:
+        """Pids of the daemon's children that run `module`."""
+        return [pid for pid in processes() if parent(pid) == self.process.pid and module in command(pid)]
+
+    def child(self, module: str) -> int:
+        self.fleet.until(lambda: self.children(module))
+        (pid,) = self.children(module)
+        return pid
+
+    def family(self) -> list[int]:
+        return [self.process.pid, *self.children("worker.node.heartbeat"), *self.children("worker.executor.training_loop")]
+
+    def end(self) -> None:
+        family = self.family()
+        self.process.kill()
+        self.process.wait()
+        for pid in family[1:]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+            assert gone(pid), (pid, command(pid))
+
+
+def processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def command(pid: int) -> list[str]:
+    try:
+        return (Path("/proc") / str(pid) / "cmdline").read_text().split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def parent(pid: int) -> int | None:
+    try:
+        return int((Path("/proc") / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def gone(pid: int, seconds: float = 20.0) -> bool:
+    """Wait until the process has ended; it need not be ours."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], seconds)[0])
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def house(base: wire.BaseModelRef, folder: Path, **fleet_options: float) -> Iterator[tuple[Fleet, Placing]]:
+    fleet = Fleet(**fleet_options)
+    try:
+        yield fleet, placer(fleet, base)
+        assert fleet.refused == []
+    finally:
+        fleet.close()
+
+
+@contextmanager
+def running(fleet: Fleet, folder: Path, **environment: str) -> Iterator[Node]:
+    """A daemon that has joined. (What was placed before would be lost with the boot before.)"""
+    it = Node(fleet, folder, **environment)
+    try:
+        if not fleet.down:
+            fleet.until(lambda: fleet.registrations)
+        yield it
+    finally:
+        it.end()
+
+
+def trains(reported: Reported) -> Callable[[], bool]:
+    return lambda: bool(reported.curves[0, "train_loss"])
+
+
+@pytest.fixture(scope="class")
+def placed(tiny_base: wire.BaseModelRef, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, Placing]]:
+    with house(tiny_base, tmp_path_factory.mktemp("f")) as made:
+        yield made
+
+
+@pytest.fixture(scope="class")
+def node(placed: tuple[Fleet, Placing], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with running(placed[0], tmp_path_factory.mktemp("node")) as it:
+        yield it
+
+
+class TestOneNode:
+    """One daemon through many mishaps. Each test leaves it ready for the next."""
+
+    @pytest.fixture
+    def fleet(self, placed: tuple[Fleet, Placing]) -> Iterator[Fleet]:
+        fleet = placed[0]
+        fleet.lost.clear()
+        yield fleet
+        for placement in fleet.desired:
+            fleet.end(placement.placement_id)
+
+    @pytest.fixture
+    def placing(self, placed: tuple[Fleet, Placing]) -> Placing:
+        return placed[1]
+
+    def test_a_task_runs_and_its_executor_serves_the_next(self, fleet, placing, node):
+        first = fleet.place(placing(SPACE, **SHORT))
+        fleet.until(lambda: first.ended)
+        executor = node.child("worker.executor.training_loop")
+        second = fleet.place(placing(SPACE, **SHORT))
+        fleet.until(lambda: second.ended)
+        assert node.child("worker.executor.training_loop") == executor
+        assert second.curves == first.curves
+        registration = fleet.registrations[0]
+        assert registration.name == "node"
+        assert [device.type for device in registration.devices] == ["cpu"]
+        assert fleet.lost == []
+
+    def test_a_killed_heartbeat_is_started_again(self, fleet, placing, node):
+        reported = fleet.place(placing(SPACE, **LONG))
+        fleet.until(trains(reported))
+        heart = node.child("worker.node.heartbeat")
+        os.kill(heart, signal.SIGKILL)
+        assert gone(heart)
+        before = len(fleet.heartbeats)
+        fleet.until(lambda: any(h.pulses for h in fleet.heartbeats[before + 2 :]))
+        assert node.child("worker.node.heartbeat") != heart
+        assert fleet.lost == []
+
+    def test_an_executor_that_will_not_let_go_is_killed_and_its_neighbours_given_back(self, fleet, placing, node):
+        first, second = fleet.place(placing(SPACE, **LONG)), fleet.place(placing(SPACE, **LONG))
+        fleet.until(lambda: trains(first)() and trains(second)())
+        executor = node.child("worker.executor.training_loop")
+        os.kill(executor, signal.SIGSTOP)
+        fleet.end(first.placement.placement_id)
+        fleet.until(lambda: fleet.lost)
+        assert gone(executor)
+        assert [lost.fences for lost in fleet.lost] == [{second.placement.placement_id: 1}]
+
+    def test_a_killed_executor_gives_its_placement_back(self, fleet, placing, node):
+        reported = fleet.place(placing(SPACE, **LONG))
+        fleet.until(trains(reported))
+        victim = node.child("worker.executor.training_loop")
+        os.kill(victim, signal.SIGKILL)
+        fleet.until(lambda: fleet.lost)
+        (lost,) = fleet.lost
+        assert lost.reason is RequeueReason.EXECUTOR_LOST
+        assert lost.fences == {reported.placement.placement_id: 1}
+
+    def test_a_worker_that_slept_past_its_lease_changes_nothing(self, fleet, placing, node):
+        fleet.lease_seconds = 3.0
+        reported = fleet.place(placing(SPACE, **LONG))
+        fleet.until(trains(reported))
+        family = node.family()
+        for pid in family:
+            os.kill(pid, signal.SIGSTOP)
+        with fleet.lock:
+            fleet.end(reported.placement.placement_id)  # what the reconciler does when a lease is over
+            told, events, beats = len(fleet.requests), len(reported.events), len(fleet.heartbeats)
+            fleet.lock.wait_for(lambda: False, timeout=3.5)  # the lease is counted on the boot clock, which goes on
+        for pid in family:
+            os.kill(pid, signal.SIGCONT)
+        fleet.until(lambda: len(fleet.heartbeats) > beats and not fleet.heartbeats[-1].pulses)
+        said = [(path, status) for _, path, status in fleet.requests[told:] if "/placements/" in path]
+        assert all(status == 409 for _, status in said), said
+        assert len(reported.events) == events
+        fleet.lease_seconds = 900.0
+
+    def test_a_node_that_was_forgotten_joins_anew(self, fleet, placing, node):
+        reported = fleet.place(placing(SPACE, **LONG))
+        fleet.until(trains(reported))
+        executor = node.child("worker.executor.training_loop")
+        with fleet.lock:
+            fleet.credential = "another"
+        fleet.until(lambda: len(fleet.registrations) == 2)
+        assert gone(executor)
+        first, second = fleet.registrations
+        assert first.boot_id != second.boot_id
+
+    def test_a_placement_that_is_asked_to_leave_is_safe_before_it_goes(self, fleet, placing, node):
+        reported, stays = fleet.place(placing(SPACE, **LONG)), fleet.place(placing(SPACE, **LONG))
+        fleet.until(lambda: trains(reported)() and trains(stays)())
+        fleet.ask_to_leave(reported.placement.placement_id)
+        fleet.until(lambda: reported.of(wire.Detached))
+        assert reported.checkpoints[0].step == reported.step[0]
+        step = stays.step[0]
+        fleet.until(lambda: stays.step[0] > step)
+        assert fleet.lost == []
+
+    def test_one_that_is_to_leave_before_it_came_is_given_back(self, fleet, placing, node):
+        placement = placing(SPACE, **LONG).model_copy(update={"leave": True})
+        fleet.place(placement)
+        fleet.until(lambda: fleet.lost)
+        assert [(lost.reason, lost.fences) for lost in fleet.lost] == [(RequeueReason.PREEMPTED, {placement.placement_id: 1})]
+
+    def test_asked_to_stop_it_brings_its_work_to_safety(self, fleet, placing, node):
+        reported = fleet.place(placing(SPACE, **LONG))
+        fleet.until(trains(reported))
+        family = node.family()
+        node.process.send_signal(signal.SIGTERM)
+        assert node.process.wait(timeout=60) == 0
+        assert all(gone(pid) for pid in family)
+        (lost,) = fleet.lost
+        assert lost.reason is RequeueReason.NODE_LOST
+        (checkpointed,) = reported.of(wire.Checkpointed)
+        assert checkpointed.jobs[0].step == reported.step[0]
+
+
+def test_hints_bring_what_no_heartbeat_would_and_survive_redis(tiny_base, tmp_path, stack):
+    with (
+        house(tiny_base, tmp_path, heartbeat_seconds=3600.0) as (fleet, placing),
+        running(fleet, tmp_path, MOTET_REDIS_URL=stack.valkey.url("node")) as node,
+    ):
+        fleet.until(lambda: fleet.heartbeats)
+        first = fleet.place(placing(SPACE, **SHORT))
+        with redis.Redis.from_url(stack.redis_url) as valkey:
+            valkey.xadd("motet:node:node_1", {"kind": "desired"})
+        acknowledged = fleet.until(lambda: [p for h in fleet.heartbeats for p in h.pulses])
+        assert acknowledged[0].placement_id == first.placement.placement_id
+        asked = [path for _, path, _ in fleet.requests if path.endswith("/desired")]
+        assert len(asked) <= 5, "it does not poll"
+        fleet.until(lambda: first.ended)
+        stack.stop_valkey()
+        second = fleet.place(placing(SPACE, **SHORT))
+        stack.start_valkey()  # empty, and nobody hints: to find it again is a reason to ask
+        fleet.until(lambda: second.ended)
+        node.process.send_signal(signal.SIGINT)
+        assert node.process.wait(timeout=60) == 0
+        assert fleet.lost == []
+
+
+def test_it_waits_for_its_service_and_nothing_outlives_it(tiny_base, tmp_path):
+    with house(tiny_base, tmp_path) as (fleet, placing):
+        fleet.down = True
+        with running(fleet, tmp_path) as node:
+            fleet.until(lambda: len(fleet.requests) >= 2)
+            fleet.down = False
+            fleet.until(lambda: fleet.registrations)
+            reported = fleet.place(placing(SPACE, **LONG))
+            fleet.until(trains(reported))
+            family = node.family()
+            assert len(family) == 3
+            node.process.kill()
+            assert all(gone(pid) for pid in family[1:])
+
+
+@contextmanager
+def refused(fleet: Fleet, folder: Path, **environment: str) -> Iterator[tuple[int, str]]:
+    it = Node(fleet, folder, **environment)
+    yield it.process.wait(timeout=60), it.log.read_text()
+
+
+def test_a_wrong_configuration_says_so_in_one_line(fleet, tmp_path):
+    with refused(fleet, tmp_path, MOTET_JOIN_TOKEN="wrong") as (code, said):
+        assert code == 2
+        assert said.splitlines()[-1].startswith("motet worker: MOTET_JOIN_TOKEN is not the service's join token")
+    with refused(fleet, tmp_path, MOTET_API_URL="localhost:8321") as (code, said):
+        assert (code, said) == (2, "motet worker: MOTET_API_URL: must start with http:// or https://, got 'localhost:8321'\n")
+    with refused(fleet, tmp_path, MOTET_WORKER_DEVICE="cuda", PATH="/nonexistent") as (code, said):
+        assert code == 2
+        assert "MOTET_WORKER_DEVICE is cuda, but nvidia-smi lists no GPU" in said

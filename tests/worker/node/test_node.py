@@ -1,0 +1,136 @@
+"""What a node says of itself: its settings, its devices, and what its memory holds."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.worker.fleet import JOIN_TOKEN
+from worker.data.object_cache import ObjectCache
+from worker.node.device_discovery import available_memory, find_devices
+from worker.replicas.base_loader import load_base
+from worker.replicas.memory_profile import Profile, capacity_of, measured, profile_of
+from worker.settings import Settings, SettingsError
+
+GPUS = "0, GPU-aaaa, NVIDIA H100 80GB HBM3, 81559\n1, GPU-bbbb, NVIDIA A100-SXM4-40GB, 40960\n2, GPU-cccc, NVIDIA T4, 15360\n"
+
+
+def settings(**given) -> Settings:
+    return Settings(**{"api_url": "http://127.0.0.1:1", "join_token": JOIN_TOKEN, **given})
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment without any of Motet's names."""
+    for name in [name for name in os.environ if name.startswith("MOTET_")]:
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        ({}, "MOTET_API_URL is not set; MOTET_JOIN_TOKEN is not set"),
+        ({"MOTET_API_URL": "nowhere"}, "MOTET_API_URL: must start with http://"),
+        ({"MOTET_WORKER_SLOTS": "0"}, "MOTET_WORKER_SLOTS: Input should be greater than or equal to 1"),
+        ({"MOTET_NODE_NAME": "a b"}, "MOTET_NODE_NAME: String should match pattern"),
+        ({"MOTET_REDIS_URL": "localhost"}, "MOTET_REDIS_URL: String should match pattern"),
+    ],
+)
+def test_a_wrong_environment_names_its_variables(plain, environment, says):
+    if environment:
+        plain.setenv("MOTET_API_URL", "http://127.0.0.1:1")
+        plain.setenv("MOTET_JOIN_TOKEN", JOIN_TOKEN)
+    for name, value in environment.items():
+        plain.setenv(name, value)
+    with pytest.raises(SettingsError) as caught:
+        Settings.load()
+    assert says in str(caught.value)
+
+
+def test_nodes_that_share_a_scratch_folder_keep_apart(plain):
+    one, other = settings(worker_dir="/s", node_name="one"), settings(worker_dir="/s", node_name="other")
+    assert one.scratch != other.scratch
+
+
+def test_cpu_slots_share_the_memory():
+    devices = find_devices(settings(worker_device="cpu", worker_slots=3))
+    assert [device.index for device in devices] == [0, 1, 2]
+    assert 0 < sum(device.memory_bytes for device in devices) <= available_memory() * 1.2
+
+
+@pytest.fixture
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A driver's tool that lists three GPUs."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!{sys.executable}\nprint({GPUS!r}, end='')\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [
+        (None, ["NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB", "NVIDIA T4"]),
+        ("2,0", ["NVIDIA T4", "NVIDIA H100 80GB HBM3"]),
+        ("GPU-bb", ["NVIDIA A100-SXM4-40GB"]),
+    ],
+)
+def test_gpus_are_those_a_process_would_see_in_its_order(smi, visible, found):
+    if visible is not None:
+        smi.setenv("CUDA_VISIBLE_DEVICES", visible)
+    devices = find_devices(settings(worker_device="auto"))
+    assert [device.type for device in devices] == found
+    assert [device.index for device in devices] == list(range(len(found)))
+    assert devices[0].memory_bytes > 2**30
+
+
+def test_without_visible_gpus_a_node_has_slots_unless_gpus_were_asked_for(smi):
+    smi.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert [device.type for device in find_devices(settings(worker_device="auto"))] == ["cpu"]
+    with pytest.raises(SettingsError, match="lists no GPU"):
+        find_devices(settings(worker_device="cuda"))
+
+
+def test_the_memory_model_is_measured_and_a_line(tiny_base):
+    base = load_base(tiny_base, torch.device("cpu"))
+    trainer, arena = base.trainer, base.trainer.arena
+    profile = measured(trainer, 64)
+    capacity = capacity_of(profile, trainer, settings(worker_memory_bytes=2**31))
+    assert capacity.memory_bytes + capacity.park_bytes == 2**31, "parked jobs have their share"
+    assert capacity.model.per_row > arena.bytes_per_row
+    assert trainer.forwards == 0, "a measurement is no training"
+    for tokens in (320, 1024, 2048):
+        predicted = capacity.model.predict(tokens, 0) - capacity.model.predict(64, 0)
+        held = trainer.activation_bytes(tokens, 64) - trainer.activation_bytes(64, 64)
+        assert predicted == pytest.approx(held, rel=0.1)
+    assert measured(trainer, 250).per_token > profile.per_token, "attention costs a token more in a longer row"
+    assert capacity_of(profile, trainer, settings(worker_park_bytes=7)).park_bytes == 7
+
+
+def test_a_profile_says_how_far_it_misses_and_is_never_negative():
+    exact = Profile.fitted([100, 150, 200], [1300, 1800, 2300])
+    assert (exact.constant, exact.per_token, exact.residual) == pytest.approx((300, 10, 0), abs=1e-6)
+    softcapped = Profile.fitted([100, 150, 200], [1300, 1860, 2300])
+    assert all(
+        softcapped.constant + softcapped.residual + softcapped.per_token * n >= peak
+        for n, peak in ((100, 1300), (150, 1860), (200, 2300))
+    )
+    assert Profile.fitted([100, 150, 200], [0, 1000, 2000]).constant == 0
+    assert Profile.fitted([100, 150, 200], [9, 8, 7]).per_token == 0
+
+
+def test_a_profile_is_measured_once_for_a_base_and_a_class_of_rows(tiny_base, tmp_path, monkeypatch):
+    base, scratch, sizes = load_base(tiny_base, torch.device("cpu")), ObjectCache(tmp_path), []
+    monkeypatch.setattr(
+        "worker.replicas.memory_profile.measured", lambda trainer, row_tokens: sizes.append(row_tokens) or Profile(1, 2, 3)
+    )
+    kept = [profile_of(base.trainer, base.ref, longest, scratch) for longest in (70, 128, 100, 20, 200, 256)]
+    assert sizes == [128, 64, 256]
+    assert set(kept) == {Profile(1, 2, 3)}
+    profile_of(base.trainer, base.ref.model_copy(update={"revision": "0" * 64}), 70, scratch)
+    assert sizes[3:] == [128]

@@ -1,0 +1,82 @@
+"""An adapter as a PEFT folder: adapter_config.json and adapter_model.safetensors. Knows tensors and names; no jobs, no storage.
+
+PEFT and vLLM read it as it is: LoRA (Hu et al. 2021) on the listed modules, no bias, scale alpha / r or alpha / sqrt(r).
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from contract.search_space import JobConfig
+from worker.model.arena_layout import Target
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+
+
+def export_peft(
+    folder: Path,
+    targets: Iterable[Target],
+    weights: Mapping[str, tuple[Tensor, Tensor]],
+    *,
+    config: JobConfig,
+    base_model: str,
+) -> list[Path]:
+    """Write `weights`, {target name: (A [r, in], B [out, r])}, to `folder` (made if missing); returns the files, written whole.
+
+    Only the targets of `config` are written. `base_model` is the name PEFT notes as the base. Raises ValueError where a
+    target is missing or has another shape.
+    """
+    targets = [target for target in targets if target.kind in config.target_modules]
+    rank = config.rank
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = {}
+    for target in targets:
+        if target.name not in weights:
+            raise ValueError(f"the adapter has no weights for {target.name}")
+        a_RK, b_NR = weights[target.name]
+        _check(target, "A", a_RK, (rank, target.in_features))
+        _check(target, "B", b_NR, (target.out_features, rank))
+        tensors[f"base_model.model.{target.name}.lora_A.weight"] = _plain(a_RK)
+        tensors[f"base_model.model.{target.name}.lora_B.weight"] = _plain(b_NR)
+    config_path, weights_path = folder / CONFIG_FILE, folder / WEIGHTS_FILE
+    config_path.write_text(json.dumps(_config(targets, config, base_model), indent=2, sort_keys=True) + "\n")
+    save_file(tensors, weights_path, metadata={"format": "pt"})
+    return [config_path, weights_path]
+
+
+def _check(target: Target, name: str, tensor: Tensor, shape: tuple[int, int]) -> None:
+    if tuple(tensor.shape) != shape:
+        raise ValueError(f"{name} of {target.name} has shape {tuple(tensor.shape)}; it should have {shape}")
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """A contiguous float32 host copy of its own, since safetensors writes whole storages."""
+    return tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
+
+
+def _config(targets: list[Target], config: JobConfig, base_model: str) -> dict[str, object]:
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model,
+        "r": config.rank,
+        "lora_alpha": int(config.alpha) if config.alpha.is_integer() else config.alpha,
+        "lora_dropout": config.dropout,
+        "target_modules": sorted({target.kind for target in targets}),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "use_rslora": config.rslora,
+        "use_dora": False,
+        "modules_to_save": None,
+        "layers_to_transform": None,
+        "layers_pattern": None,
+        "rank_pattern": {},
+        "alpha_pattern": {},
+        "init_lora_weights": True,
+    }

@@ -1,0 +1,165 @@
+"""Everything a worker says to the service over HTTP: as a node, and for one placement. Knows no threads and no retries.
+
+Each call is one request. It returns the answer, or raises what went wrong: `Unreachable` is worth another try, the others say
+what the service thinks of us.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urljoin
+
+import httpx
+
+from contract.strict import Message
+from contract.wire import (
+    DesiredState,
+    Heartbeat,
+    HeartbeatAnswer,
+    NodeRegistration,
+    NodeWelcome,
+    PlacementsLost,
+    Report,
+    ReportAck,
+    UploadGrant,
+    UploadRequest,
+)
+
+_TIMEOUT = httpx.Timeout(10, connect=3)
+_SAYS = 400  # characters of an error's body that are worth repeating
+
+
+class LinkError(Exception):
+    """The service did not do what it was asked. The message is one line."""
+
+
+class Unreachable(LinkError):
+    """No answer, or one that another try may turn: the service is away, busy or restarting."""
+
+
+class Refused(LinkError):
+    """The service understood, and says no."""
+
+    def __init__(self, status: int, code: str, message: str, body: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.status, self.code, self.body = status, code, body
+
+
+class NodeUnknown(Refused):
+    """The credential is of an earlier boot, or of no node at all: register anew."""
+
+
+class FenceStale(Refused):
+    """The placement has ended. What was said changed nothing."""
+
+
+class SeqGap(Refused):
+    """The report came out of turn; `expected_seq` is the one that is due."""
+
+    @property
+    def expected_seq(self) -> int:
+        return int(self.body["expected_seq"])
+
+
+_REFUSALS: dict[str, type[Refused]] = {"node_unknown": NodeUnknown, "fence_stale": FenceStale, "seq_gap": SeqGap}
+
+
+def _answer(response: httpx.Response) -> httpx.Response:
+    """The response if it is a success; raises the kind of LinkError that it is otherwise."""
+    if response.is_success:
+        return response
+    response.read()
+    where = f"{response.request.method} {response.request.url.path}"
+    if response.status_code in (408, 425, 429) or response.status_code >= 500:
+        raise Unreachable(f"{where}: {response.status_code}")
+    try:
+        body = response.json()
+    except json.JSONDecodeError:
+        body = {}
+    body = body if isinstance(body, dict) else {}
+    code = str(body.get("code", ""))
+    said = body.get("detail") or response.text[:_SAYS]
+    message = f"{where}: {response.status_code} {code} {said}".rstrip()
+    raise _REFUSALS.get(code, Refused)(response.status_code, code, message, body)
+
+
+class _Link:
+    """One base URL and one connection pool. Any thread may use it."""
+
+    def __init__(self, api_url: str) -> None:
+        self._url = api_url + "/internal/v1/"
+        self._http = httpx.Client(timeout=_TIMEOUT)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _send(self, method: str, path: str, bearer: str, message: Message | None = None) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {bearer}"}
+        content = None
+        if message is not None:
+            headers["Content-Type"] = "application/json"
+            content = message.model_dump_json()
+        try:
+            return _answer(self._http.request(method, self._url + path, headers=headers, content=content))
+        except httpx.HTTPError as error:
+            raise Unreachable(f"{method} {path}: {type(error).__name__} {error}".rstrip()) from None
+
+
+class NodeLink(_Link):
+    """What the daemon and its heartbeat say as a node."""
+
+    def register(self, join_token: str, registration: NodeRegistration) -> NodeWelcome:
+        return NodeWelcome.model_validate_json(self._send("POST", "nodes", join_token, registration).content)
+
+    def heartbeat(self, node_id: str, credential: str, heartbeat: Heartbeat) -> HeartbeatAnswer:
+        answer = self._send("POST", f"nodes/{node_id}/heartbeats", credential, heartbeat)
+        return HeartbeatAnswer.model_validate_json(answer.content)
+
+    def desired(self, node_id: str, credential: str) -> DesiredState:
+        return DesiredState.model_validate_json(self._send("GET", f"nodes/{node_id}/desired", credential).content)
+
+    def lost(self, node_id: str, credential: str, lost: PlacementsLost) -> None:
+        self._send("POST", f"nodes/{node_id}/lost", credential, lost)
+
+
+class PlacementLink(_Link):
+    """What an executor says and fetches for its placements, each under its own token."""
+
+    def report(self, placement_id: str, token: str, report: Report) -> ReportAck:
+        answer = self._send("POST", f"placements/{placement_id}/reports", token, report)
+        return ReportAck.model_validate_json(answer.content)
+
+    def file(self, placement_id: str, token: str, file_id: str) -> Iterator[bytes]:
+        """The bytes of one of the task's files, in blocks."""
+        return self._download(f"placements/{placement_id}/files/{file_id}", token)
+
+    def object(self, placement_id: str, token: str, sha256: str) -> Iterator[bytes]:
+        """The bytes of one of the task's checkpoints, in blocks."""
+        return self._download(f"placements/{placement_id}/objects/{sha256}", token)
+
+    def grant(self, placement_id: str, token: str, request: UploadRequest) -> UploadGrant:
+        answer = self._send("POST", f"placements/{placement_id}/uploads", token, request)
+        return UploadGrant.model_validate_json(answer.content)
+
+    def put(self, grant: UploadGrant, path: Path) -> None:
+        """Send a file to where the grant says."""
+        assert grant.url is not None, "a grant of what is missing says where to put it"
+        try:
+            with path.open("rb") as content:
+                _answer(self._http.put(urljoin(self._url, grant.url), headers=grant.headers, content=content))
+        except httpx.HTTPError as error:
+            raise Unreachable(f"PUT of {path.name}: {type(error).__name__} {error}".rstrip()) from None
+
+    def _download(self, path: str, token: str) -> Iterator[bytes]:
+        try:
+            with self._http.stream("GET", self._url + path, headers={"Authorization": f"Bearer {token}"}) as response:
+                yield from _answer(response).iter_bytes(2**20)
+        except httpx.HTTPError as error:
+            raise Unreachable(f"GET {path}: {type(error).__name__} {error}".rstrip()) from None

@@ -1,0 +1,94 @@
+"""The worker's own folder of objects, named by the sha256 of their bytes, or of what they were computed from. Everything in it
+can be fetched or made again.
+
+An object appears whole or not at all: written beside, synced, hashed, then renamed. Knows no leases and no network.
+"""
+
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_BLOCK = 2**20
+_KEPT_SECONDS = 24 * 3600
+
+
+class WrongBytes(Exception):
+    """What was fetched is not what was asked for."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """An object in the folder."""
+
+    path: Path
+    sha256: str
+    bytes: int
+
+
+class ObjectCache:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def find(self, name: str) -> Path | None:
+        path = self.folder / name
+        return path if path.exists() else None
+
+    def fetch(self, sha256: str, blocks: Callable[[], Iterable[bytes]]) -> Path:
+        """The object of this sha256, taken from `blocks()` unless it is here. Raises WrongBytes if they are others."""
+        here = self.find(sha256)
+        if here is not None:
+            os.utime(here)
+            return here
+
+        def pour(path: Path) -> None:
+            with path.open("wb") as file:
+                for block in blocks():
+                    file.write(block)
+
+        kept = self.keep(pour)
+        if kept.sha256 != sha256:
+            self.drop(kept.sha256)
+            raise WrongBytes(f"fetched {kept.bytes} bytes with sha256 {kept.sha256}; asked was for {sha256}")
+        return kept.path
+
+    def keep(self, write: Callable[[Path], None], name: str | None = None) -> Kept:
+        """Make an object of what `write` writes to the path it is given. `name`: instead of the sha256 of its bytes."""
+        descriptor, new = tempfile.mkstemp(prefix="new-", dir=self.folder)
+        os.close(descriptor)
+        try:
+            write(Path(new))
+            digest, size = hashlib.sha256(), 0
+            with open(new, "r+b") as file:
+                os.fsync(file.fileno())
+                while block := file.read(_BLOCK):
+                    digest.update(block)
+                    size += len(block)
+            path = self.folder / (name or digest.hexdigest())
+            os.rename(new, path)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(new)
+        return Kept(path, digest.hexdigest(), size)
+
+    def drop(self, sha256: str) -> None:
+        with suppress(FileNotFoundError):
+            (self.folder / sha256).unlink()
+
+    def sweep(self) -> None:
+        """Remove what nobody has touched for a day, half-written or whole."""
+        before = time.time() - _KEPT_SECONDS
+        for path in self.folder.iterdir():
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime >= before:
+                    continue
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()

@@ -1,0 +1,126 @@
+"""Brings what an executor made to storage, beside the training loop: best adapters and checkpoints. Decides nothing.
+
+Everything is written and synced here first, then uploaded for as long as the lease lasts; `then` is handed to the loop.
+"""
+
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from contract.adapter_manifest import AdapterFile, AdapterManifest, Lineage
+from contract.wire import CheckpointRef, UploadRequest
+from worker.adapters.job_checkpoint import Progress, Tensors, save
+from worker.adapters.peft_export import export_peft
+from worker.api_client import FenceStale, PlacementLink, Refused
+from worker.data.object_cache import Kept, ObjectCache
+from worker.executor.background_worker import BackgroundWorker
+from worker.executor.job_run import JobRun
+from worker.executor.placement_lease import Lease, LeaseOver
+from worker.executor.task_run import TaskRun
+from worker.replicas.base_loader import Base
+from worker.retry import persist
+
+log = logging.getLogger(__name__)
+
+Act = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A job's state as it was at one moment, on the host."""
+
+    index: int
+    progress: Progress
+    tensors: Tensors
+
+
+class ArtifactUploader:
+    """`hand_over` puts an act into the loop; `over(task, lost, why)` is handed over where a placement cannot go on."""
+
+    def __init__(
+        self,
+        link: PlacementLink,
+        scratch: ObjectCache,
+        hand_over: Callable[[Act], None],
+        over: Callable[[TaskRun, bool, str], None],
+    ) -> None:
+        self._link, self._scratch, self._hand_over, self._over = link, scratch, hand_over, over
+        self._bench = BackgroundWorker("keeper")
+
+    def keep_adapter(
+        self, task: TaskRun, run: JobRun, base: Base, weights: Tensor, then: Callable[[AdapterManifest], None]
+    ) -> None:
+        """Export and upload the best adapter of a job that ends."""
+        self._bench.give(partial(self._guarded, task, lambda: self._export(task, run, base, weights, then)))
+
+    def keep_checkpoint(
+        self, task: TaskRun, snapshots: list[Snapshot], then: Callable[[dict[int, CheckpointRef]], None]
+    ) -> None:
+        """Write and upload the jobs' states, all of one moment."""
+        self._bench.give(partial(self._guarded, task, lambda: self._save(task, snapshots, then)))
+
+    def _guarded(self, task: TaskRun, work: Act) -> None:
+        try:
+            work()
+        except LeaseOver as error:
+            log.info("what placement %s still had to store is dropped: %s", task.key, error)
+        except FenceStale:
+            self._hand_over(partial(self._over, task, False, "the service has ended it"))
+        except Refused as error:
+            self._hand_over(partial(self._over, task, True, f"storage refused an upload: {error}"))
+
+    def _export(self, task: TaskRun, run: JobRun, base: Base, weights: Tensor, then: Callable[[AdapterManifest], None]) -> None:
+        assert run.best is not None
+        layout, config = base.trainer.arena.layout, run.config
+        folder = Path(tempfile.mkdtemp(prefix="export-", dir=self._scratch.folder))
+        try:
+            paths = export_peft(folder, layout.targets, layout.split(weights), config=config, base_model=base.ref.name)
+            kept = {path.name: self._scratch.keep(partial(_copy, path)) for path in paths}
+        finally:
+            shutil.rmtree(folder)
+        for file in kept.values():
+            self._upload(task.lease, file)
+            self._scratch.drop(file.sha256)
+        manifest = AdapterManifest(
+            files=[AdapterFile(path=name, sha256=file.sha256, bytes=file.bytes) for name, file in kept.items()],
+            step=run.best.step,
+            val_loss=run.best.val_loss,
+            lineage=Lineage(
+                task_id=task.placement.task_id,
+                job_id=run.job_id,
+                base_model=base.ref.name,
+                base_revision=base.ref.revision,
+                dataset_sha256=task.placement.train_file.sha256,
+                config=config,
+            ),
+        )
+        self._hand_over(partial(then, manifest))
+
+    def _save(self, task: TaskRun, snapshots: list[Snapshot], then: Callable[[dict[int, CheckpointRef]], None]) -> None:
+        made: dict[int, CheckpointRef] = {}
+        for snapshot in snapshots:
+            task.lease.check()
+            kept = self._scratch.keep(partial(save, progress=snapshot.progress, tensors=snapshot.tensors))
+            self._upload(task.lease, kept)
+            made[snapshot.index] = CheckpointRef(step=snapshot.progress.step, sha256=kept.sha256, bytes=kept.bytes)
+        self._hand_over(partial(then, made))
+
+    def _upload(self, lease: Lease, kept: Kept) -> None:
+        request = UploadRequest(fence=lease.fence, sha256=kept.sha256, bytes=kept.bytes)
+
+        def attempt() -> None:
+            grant = self._link.grant(lease.placement_id, lease.token, request)
+            if not grant.exists:
+                self._link.put(grant, kept.path)
+
+        persist(lease, "an upload", attempt)
+
+
+def _copy(source: Path, target: Path) -> None:
+    shutil.copyfile(source, target)

@@ -1,0 +1,209 @@
+"""The placements of an executor: how they come, under which lease they stay, how they leave. Trains nothing.
+
+A placement comes in two steps: it is prepared on a bench beside the loop, then opened in the loop. It leaves when it is done,
+when the service or its lease ended it, or when it cannot go on; the daemon is told each time.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from contract.wire import BaseModelRef, Placement, PlacementFailed
+from worker.adapters.job_checkpoint import CheckpointError
+from worker.api_client import FenceStale, PlacementLink, Refused
+from worker.boot_clock import boot_now
+from worker.data.dataset import DataError
+from worker.data.object_cache import ObjectCache
+from worker.executor.background_worker import BackgroundWorker
+from worker.executor.placement_lease import Lease, LeaseOver
+from worker.executor.placement_preparation import CannotTrain, Preparation, Prepared
+from worker.executor.reporter import Reporter
+from worker.executor.task_run import TaskRun
+from worker.pipe_messages import Attach, Detach, Ended, Phase, Progress, Renew
+from worker.replicas.base_loader import Base, BaseError, load_bases
+from worker.settings import Settings
+
+log = logging.getLogger(__name__)
+
+Act = Callable[[], None]
+_TELL_SECONDS = 0.5
+
+
+class AttachedPlacements:
+    """`hand_over` puts an act into the loop; `opened` and `left` are called in it, `tell` speaks to the daemon."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        link: PlacementLink,
+        scratch: ObjectCache,
+        hand_over: Callable[[Act], None],
+        tell: Callable[[Progress | Ended], None],
+        opened: Callable[[TaskRun, Prepared], None],
+        left: Callable[[TaskRun], None],
+    ) -> None:
+        self._settings, self._link, self._scratch = settings, link, scratch
+        self._hand_over, self._tell, self._opened, self._left = hand_over, tell, opened, left
+        self._bench = BackgroundWorker("preparations")
+        self._loaded: tuple[Base, ...] = ()  # the bench's own
+        self._tasks: dict[str, TaskRun] = {}
+        self._leases: dict[str, Lease] = {}
+        self._told_at = 0.0
+        self._telling = threading.Lock()
+
+    @property
+    def tasks(self) -> list[TaskRun]:
+        """All placements that are here, prepared or not."""
+        return list(self._tasks.values())
+
+    @property
+    def open(self) -> list[TaskRun]:
+        """Those whose data is here."""
+        return [task for task in self._tasks.values() if task.data is not None]
+
+    @property
+    def training(self) -> list[TaskRun]:
+        """Those whose jobs can be scheduled."""
+        return [task for task in self.open if not task.leaving]
+
+    def __getitem__(self, key: str) -> TaskRun:
+        return self._tasks[key]
+
+    # ---- coming ----------------------------------------------------------------------------------------------------
+
+    def lease(self, message: Attach) -> Lease:
+        """The lease of a placement that is about to come. From any thread, so that renewals find it from the first moment."""
+        placement = message.placement
+        lease = Lease(placement.placement_id, placement.fence, placement.token, message.deadline)
+        self._leases[placement.placement_id] = lease
+        return lease
+
+    def attach(self, placement: Placement, lease: Lease) -> None:
+        task = TaskRun(
+            placement, lease, Reporter(self._link, lease, placement.next_seq, partial(self._over, lease.placement_id))
+        )
+        others = [other for other in self._tasks.values() if _needs(other.placement) != _needs(placement)]
+        self._tasks[task.key] = task
+        if others:
+            held = others[0].placement
+            self.leave(task, True, f"the executor still holds base {held.base.name} on devices {sorted(held.device_indexes)}")
+            return
+        self.progress(now=True)
+        self._bench.give(partial(self._prepare, task, self._devices(placement)))
+
+    def _over(self, key: str, lost: bool, detail: str) -> None:
+        """A reporter found that its placement is over; called from its thread."""
+        self._hand_over(partial(self._leave, key, lost, detail))
+
+    def renew(self, message: Renew) -> None:
+        """May be called from any thread, so that a long step does not outlast a lease that was renewed."""
+        lease = self._leases.get(message.placement_id)
+        if lease is not None:
+            lease.renew(message.deadline, message.token)
+
+    def _prepare(self, task: TaskRun, devices: list[torch.device]) -> None:
+        """On the bench."""
+        placement = task.placement
+        try:
+            prepared = Preparation(self._link, self._scratch, placement, task.lease, self._settings).prepare(
+                lambda: self._load(placement.base, devices)
+            )
+        except (CannotTrain, BaseError, DataError, CheckpointError) as error:
+            self._hand_over(partial(self._fail, task, str(error)))
+        except FenceStale:
+            self._hand_over(partial(self.leave, task, False, "the service has ended it"))
+        except LeaseOver:
+            self._hand_over(partial(self.leave, task, True, "its lease ended while it was prepared"))
+        except Refused as error:
+            self._hand_over(partial(self.leave, task, True, f"the service does not serve what it needs: {error}"))
+        else:
+            self._hand_over(partial(self._open, task, prepared))
+
+    def _devices(self, placement: Placement) -> list[torch.device]:
+        """Where the placement trains: a replica on each. One on a CPU slot has the threads of a slot."""
+        if self._settings.worker_device == "cpu" or not torch.cuda.is_available():
+            cores = len(os.sched_getaffinity(0))
+            torch.set_num_threads(self._settings.worker_threads or max(1, cores // self._settings.worker_slots))
+            return [torch.device("cpu")] * len(placement.device_indexes)
+        return [torch.device("cuda", index) for index in sorted(placement.device_indexes)]
+
+    def _load(self, ref: BaseModelRef, devices: list[torch.device]) -> tuple[Base, ...]:
+        if [(base.ref, base.trainer.backbone.device) for base in self._loaded] != [(ref, device) for device in devices]:
+            self._loaded = ()  # its memory is needed
+            self._loaded = load_bases(ref, devices, self._settings.worker_moments == "8bit", self._settings.worker_recompute)
+        return self._loaded
+
+    def _open(self, task: TaskRun, prepared: Prepared) -> None:
+        if task.key in self._tasks and not task.finishing:
+            task.open(prepared.data, {index: progress for index, (_, progress) in prepared.checkpoints.items()})
+            self._opened(task, prepared)
+            self.progress(now=True)
+
+    # ---- leaving ---------------------------------------------------------------------------------------------------
+
+    def finish(self, task: TaskRun) -> None:
+        """Let the placement go once all that was recorded is acknowledged."""
+        task.detached()
+        task.reporter.finish(lambda: self._hand_over(partial(self.leave, task, False, "done")))
+
+    def _fail(self, task: TaskRun, error: str) -> None:
+        if task.key in self._tasks and not task.finishing:
+            log.error("placement %s cannot go on: %s", task.key, error)
+            task.record(PlacementFailed(error=error[:2000]))
+            task.reporter.finish(lambda: self._hand_over(partial(self.leave, task, False, error)))
+
+    def detach(self, message: Detach) -> None:
+        """Let it go at once, or with `keep` have it train no more; one that is still prepared has nothing to keep."""
+        task = self._tasks.get(message.placement_id)
+        if not message.keep:
+            self._leave(message.placement_id, False, "the service has ended it")
+        elif task is not None and not task.finishing:
+            log.info("placement %s was asked to leave", task.key)
+            task.leaving = True
+            if task.data is None:
+                self.finish(task)
+
+    def expire(self) -> None:
+        """Let go of placements whose lease ran out."""
+        for task in self.tasks:
+            if not task.lease.holds():
+                self.leave(task, True, "its lease ended")
+
+    def _leave(self, key: str, lost: bool, detail: str) -> None:
+        if key in self._tasks:
+            self.leave(self._tasks[key], lost, detail)
+
+    def leave(self, task: TaskRun, lost: bool, detail: str) -> None:
+        """The placement is here no more. `lost`: the service does not know it yet."""
+        if self._tasks.pop(task.key, None) is None:
+            return
+        log.info("placement %s leaves: %s", task.key, detail)
+        del self._leases[task.key]
+        task.reporter.close()
+        self._left(task)
+        self._tell(Ended(placement_id=task.key, lost=lost, detail=detail[:2000]))
+
+    # ---- progress --------------------------------------------------------------------------------------------------
+
+    def progress(self, now: bool = False) -> None:
+        """Something was finished. The daemon is told, though not of every micro-batch. Replicas call it from their threads."""
+        with self._telling:
+            at = boot_now()
+            if now or at - self._told_at >= _TELL_SECONDS:
+                self._told_at = at
+                self._tell(Progress(phases={task.key: _phase(task) for task in self._tasks.values()}, at=at))
+
+
+def _needs(placement: Placement) -> tuple[BaseModelRef, frozenset[int]]:
+    """What placements have in common that share an executor."""
+    return placement.base, frozenset(placement.device_indexes)
+
+
+def _phase(task: TaskRun) -> Phase:
+    if task.data is None:
+        return "loading"
+    return "detaching" if task.leaving else "training"

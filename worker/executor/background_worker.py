@@ -1,0 +1,20 @@
+"""A thread that does one thing after another beside the training loop: preparing tasks, bringing things to storage."""
+
+import queue
+import threading
+from collections.abc import Callable
+
+
+class BackgroundWorker:
+    """Does what it is given, in order. What raises ends the process, as in the loop: see training_loop.py."""
+
+    def __init__(self, name: str) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def give(self, work: Callable[[], None]) -> None:
+        self._work.put(work)
+
+    def _run(self) -> None:
+        while True:
+            self._work.get()()

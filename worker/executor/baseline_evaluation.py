@@ -1,0 +1,37 @@
+"""What a task's jobs are measured against: the base's validation loss, and under dpo the reference. Judges nothing."""
+
+import math
+from collections.abc import Callable
+
+from contract.wire import BaseEvaluated
+from worker.adapters.adapter_slots import Slots
+from worker.data.object_cache import ObjectCache
+from worker.executor.placement_preparation import Prepared
+from worker.executor.task_run import TaskRun
+from worker.replicas.dpo_reference import Reference, key_of, reference_of
+from worker.replicas.validation_pass import ValidationSubject, evaluate
+
+
+def evaluate_baseline(slots: Slots, task: TaskRun, prepared: Prepared, scratch: ObjectCache, tick: Callable[[], None]) -> None:
+    """Measure before the task's first step, on one replica for all, and give its jobs what they need of it."""
+    if task.placement.spec.objective.type == "dpo":
+        reference = _reference(slots, prepared, scratch, tick)
+        for run in task.runs:
+            run.reference = reference
+        if task.base_val_loss is None:
+            task.record(BaseEvaluated(val_loss=math.log(2)))  # of any model against itself
+    elif task.base_val_loss is None:
+        examinees = {task.key: ValidationSubject(None, prepared.data.validation)}
+        for _, result in evaluate(slots.base.trainer, examinees, slots.capacity.step_tokens, tick):
+            task.record(BaseEvaluated(val_loss=result.loss))
+
+
+def _reference(slots: Slots, prepared: Prepared, scratch: ObjectCache, tick: Callable[[], None]) -> Reference:
+    trainer, start = slots.base.trainer, prepared.start
+    key = key_of(slots.base.ref, trainer.backbone.device.type, start.sha256 if start is not None else "", prepared.data)
+    slot = slots.start(start) if start is not None else None
+    try:
+        return reference_of(trainer, slot, prepared.data, key, scratch, slots.capacity.step_tokens, tick)
+    finally:
+        if slot is not None:
+            trainer.arena.detach(slot)

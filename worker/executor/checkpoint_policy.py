@@ -1,0 +1,53 @@
+"""When an executor's jobs are brought to safety, and what replaces what. Copies happen in the loop, the rest in the keeper."""
+
+from collections.abc import Iterable
+from functools import partial
+
+from contract.wire import Checkpointed, CheckpointRef
+from worker.boot_clock import boot_now
+from worker.data.object_cache import ObjectCache
+from worker.executor.artifact_uploader import ArtifactUploader, Snapshot
+from worker.executor.task_run import TaskRun
+from worker.replicas.replica_set import Replicas
+
+_SHARE = 50  # copies take at most one part in so many of the time
+
+
+class CheckpointPolicy:
+    """Checkpoints of all unfinished jobs of a task at one moment, every `seconds`, one at a time."""
+
+    def __init__(self, keeper: ArtifactUploader, scratch: ObjectCache, seconds: float) -> None:
+        self._uploader, self._scratch, self._seconds = keeper, scratch, seconds
+
+    def expect(self, task: TaskRun) -> None:
+        """The task's first checkpoint is due in a while."""
+        task.checkpoint_due = boot_now() + self._seconds
+
+    def take(self, tasks: Iterable[TaskRun], replicas: Replicas, now: bool = False) -> None:
+        """Take the checkpoints that are due, those of tasks that leave, or all with anything new if `now`.
+
+        The copies are made before it returns.
+        """
+        for task in tasks:
+            began = boot_now()
+            if task.checkpointing or not (now or task.leaving or began >= task.checkpoint_due):
+                continue
+            snapshots = [Snapshot(run.index, run.progress, replicas.tensors(run)) for run in task.runs if run.changed]
+            ended = boot_now()
+            task.checkpoint_due = ended + max(self._seconds, _SHARE * (ended - began))
+            if snapshots:
+                task.checkpointing = True
+                self._uploader.keep_checkpoint(task, snapshots, partial(self._stored, task))
+
+    def _stored(self, task: TaskRun, made: dict[int, CheckpointRef]) -> None:
+        """Say so, after all that the jobs said up to then; jobs that have ended meanwhile need it no more."""
+        task.checkpointing = False
+        runs = {run.index: run for run in task.runs if run.unfinished and run.index in made}
+        if runs:
+            task.record(Checkpointed(jobs={index: made[index] for index in runs}))
+        for index, ref in made.items():
+            replaced = runs[index].checkpoint if index in runs else ref
+            if replaced is not None:
+                self._scratch.drop(replaced.sha256)
+            if index in runs:
+                runs[index].checkpoint = ref

@@ -1,0 +1,172 @@
+"""One job while an executor has it: where it stands, what it has seen, where its adapter lies. Decides nothing."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from torch import Tensor
+
+from contract.search_space import JobConfig
+from contract.states import JobStatus
+from contract.task_spec import Schedule, TaskSpec
+from contract.wire import CheckpointRef, JobAssignment
+from worker.adapters.job_checkpoint import Best, Progress
+from worker.adapters.warm_start import WarmStart
+from worker.data.dataset import DataSet, Order
+from worker.model.arena import Slot, rows_for
+from worker.policy.admission import Demand
+from worker.policy.verdict import History, Policy, Verdict, smooth
+from worker.replicas.dpo_reference import Reference
+from worker.replicas.validation_pass import ValidationSubject
+
+
+class Stage(StrEnum):
+    PENDING = "pending"  # never had a slot
+    WARMUP = "warmup"
+    PARKED = "parked"  # past its warmup, its place at the boundary still open
+    TRAINING = "training"
+    ENDING = "ending"  # decided; its adapter is on the way to storage
+    OVER = "over"
+
+
+_STAGES = {
+    JobStatus.PENDING: Stage.PENDING,
+    JobStatus.WARMUP: Stage.WARMUP,
+    JobStatus.PARKED: Stage.PARKED,
+    JobStatus.TRAINING: Stage.TRAINING,
+}
+# Warmup goes first: the boundary waits for every one of them, and parked jobs cost memory.
+_TURNS = {Stage.WARMUP: 0, Stage.PENDING: 1, Stage.TRAINING: 2}
+
+
+@dataclass(eq=False)
+class JobRun:
+    """A job of one placement (`group`). It trains while it has a slot."""
+
+    group: str
+    job_id: str
+    index: int
+    config: JobConfig
+    spec: TaskSpec
+    data: DataSet
+    schedule: Schedule
+    stage: Stage
+    promoted: bool
+    order: Order = field(init=False)
+    step: int = 0
+    ema: float | None = None
+    history: History = field(default_factory=History)
+    best: Best | None = None
+    rung_losses: list[float] = field(default_factory=list)  # validation losses at the rungs it has reached
+    settled: int = 0  # how many of those rungs it has been judged at
+    start: WarmStart | None = None  # what its first weights are made from
+    reference: Reference | None = None  # under dpo
+    slot: Slot | None = None
+    best_weights: Tensor | None = None  # float32 [rank, W] on the host, while it has a slot
+    checkpoint: CheckpointRef | None = None  # the last that the service was told of
+
+    def __post_init__(self) -> None:
+        self.order = Order(len(self.data.train), self.config.batch_size, self.config.seed)
+
+    @classmethod
+    def of(cls, group: str, assigned: JobAssignment, spec: TaskSpec, data: DataSet, progress: Progress | None) -> "JobRun":
+        """The job as the service knows it, with the state of its checkpoint."""
+        run = cls(
+            group,
+            assigned.job_id,
+            assigned.index,
+            assigned.config,
+            spec,
+            data,
+            Schedule.of(spec, assigned.config, len(data.train)),
+            _STAGES[assigned.status],
+            assigned.promoted,
+        )
+        if progress is not None:
+            run.step, run.ema, run.history, run.best = progress.step, progress.ema, progress.history, progress.best
+            run.checkpoint = assigned.checkpoint
+            run.rung_losses = list(progress.rung_losses)
+        if assigned.warmup_val_loss is not None:  # also of a job that went back to before its boundary
+            run.rung_losses[:1] = [assigned.warmup_val_loss]
+        run.settled = max(1, len(run.rung_losses)) if run.promoted else 0
+        return run
+
+    @property
+    def progress(self) -> Progress:
+        """Its state as a checkpoint keeps it."""
+        return Progress(self.step, self.ema, self.history, self.best, tuple(self.rung_losses))
+
+    @property
+    def warmup_val_loss(self) -> float | None:
+        """Its validation loss where its warmup ended, once it has."""
+        return self.rung_losses[0] if self.rung_losses else None
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether it stands at a rung and waits to be judged there."""
+        return self.unfinished and len(self.rung_losses) > self.settled
+
+    @property
+    def ranked(self) -> bool:
+        """Whether a boundary still lies before it."""
+        return self.schedule.boundary and not self.promoted
+
+    @property
+    def waits(self) -> bool:
+        """Whether it would train if it had a slot."""
+        return self.slot is None and self.stage in _TURNS
+
+    @property
+    def unfinished(self) -> bool:
+        return self.stage not in (Stage.ENDING, Stage.OVER)
+
+    @property
+    def changed(self) -> bool:
+        """Whether it is worth another checkpoint."""
+        return self.unfinished and self.step > 0 and (self.checkpoint is None or self.checkpoint.step != self.step)
+
+    @property
+    def due(self) -> bool:
+        """Whether it is to be evaluated after the step it just took."""
+        return self.schedule.evaluates_at(self.step)
+
+    @property
+    def demand(self) -> Demand:
+        """What it needs of the executor while it trains."""
+        size = min(self.config.batch_size, len(self.data.train))
+        tokens = round(size * self.data.train.mean_length)
+        size *= self.data.train.per_row
+        turn, left = _TURNS.get(self.stage, 0), tokens * self._steps_left
+        return Demand(self, self.group, size, tokens, self.data.longest, rows_for(self.config.rank), turn, left)
+
+    @property
+    def _steps_left(self) -> float:
+        """Steps that it is expected to take yet: behind a boundary that it has not passed, the part of them that is kept."""
+        warmup, total = self.schedule.warmup_steps if self.ranked else self.step, self.schedule.total_steps
+        return max(0, warmup - self.step) + (self.spec.early_exit.keep_fraction if self.ranked else 1) * (
+            total - max(warmup, self.step)
+        )
+
+    @property
+    def examinee(self) -> ValidationSubject:
+        """Whose validation loss is wanted when it is evaluated."""
+        reference = self.reference.validation if self.reference is not None else ()
+        return ValidationSubject(self.slot, self.data.validation, self.config.beta, reference)
+
+    def learned(self, loss: float) -> None:
+        """It took an optimizer step, on a batch of this loss."""
+        self.step += 1
+        self.ema = smooth(self.ema, loss, self.spec.early_exit.ema_alpha)
+
+    def reached_rung(self, loss: float) -> bool:
+        """Whether the step it just took is a rung, with this validation loss, at which it is still to be judged."""
+        if self.step not in self.schedule.rungs:
+            return False
+        rung = self.schedule.rungs.index(self.step)
+        self.rung_losses[rung : rung + 1] = [loss]
+        return rung >= self.settled
+
+    def observe(self, policy: Policy, val_loss: float) -> Verdict | None:
+        """It was evaluated; what the policy says to that."""
+        assert self.ema is not None, "a job is evaluated after a step"
+        self.history, verdict = policy.observe(self.history, self.ema, val_loss)
+        return verdict

@@ -1,0 +1,157 @@
+"""Says what happens to a placement, in order and without gaps, from a thread of its own. Knows no jobs and no training.
+
+What was recorded is sent until the service has acknowledged it, through any outage that the lease outlasts. Points are
+gathered for a moment and joined; anything else goes out at once.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from contract.wire import Event, Points, Report, Series, Throughput
+from worker.api_client import FenceStale, PlacementLink, Refused, SeqGap
+from worker.executor.placement_lease import Lease, LeaseOver
+from worker.retry import persist
+
+log = logging.getLogger(__name__)
+
+_GATHER_SECONDS = 0.5
+_MAX_EVENTS = 512  # of a report
+_MAX_POINTS = 256  # of an event
+_REMEMBERED = 64  # acknowledged reports that could be said again
+
+
+class Reporter:
+    """`over(lost, detail)` is called, from its thread, if the placement has ended: `lost` if the service need be told."""
+
+    def __init__(self, link: PlacementLink, lease: Lease, next_seq: int, over: Callable[[bool, str], None]) -> None:
+        self._link, self._lease, self._seq, self._over = link, lease, next_seq, over
+        self._changed = threading.Condition()
+        self._events: deque[Event] = deque()
+        self._urgent = False
+        self._idle = True
+        self._then: Callable[[], None] | None = None
+        self._sent: deque[Report] = deque(maxlen=_REMEMBERED)
+        threading.Thread(target=self._work, name=f"reports of {lease.placement_id}", daemon=True).start()
+
+    def record(self, *events: Event) -> None:
+        """Say these, after all that was recorded before."""
+        with self._changed:
+            self._events.extend(events)
+            self._idle = False
+            if len(self._events) >= _MAX_EVENTS or not all(isinstance(event, Points | Throughput) for event in events):
+                self._urgent = True
+            self._changed.notify_all()  # points too: they start the moment in which they are gathered
+
+    def point(self, job: int, series: Series, step: int, loss: float) -> None:
+        """Say that a job's loss after `step` is this."""
+        self.record(Points(job=job, series=series, steps=[step], values=[loss]))
+
+    def drain(self, seconds: float) -> bool:
+        """Wait until all that was recorded is acknowledged. Whether it was."""
+        with self._changed:
+            self._urgent = True
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: self._idle or self._lease.ended, timeout=seconds) and self._idle
+
+    def finish(self, then: Callable[[], None]) -> None:
+        """Call `then`, from the reporter's thread, once all that was recorded is acknowledged."""
+        with self._changed:
+            self._then = then
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Say no more; the lease is ended."""
+        self._lease.end()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        try:
+            while self._wait():
+                if self._events:
+                    self._send()
+                if self._then is not None and self._idle:
+                    self._then()
+                    return
+        except LeaseOver as error:
+            if not self._lease.ended:
+                self._over(True, str(error))
+        except FenceStale as error:
+            log.info("placement %s is over: %s", self._lease.placement_id, error)
+            self._over(False, "the service has ended it")
+        except Refused as error:
+            log.error("a report of placement %s was refused: %s", self._lease.placement_id, error)
+            self._over(True, f"its report was refused: {error}")
+
+    def _wait(self) -> bool:
+        """Until there is something worth a report. False when the lease was ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._events or self._then or self._lease.ended)
+            self._changed.wait_for(lambda: self._urgent or self._then or self._lease.ended, timeout=_GATHER_SECONDS)
+            self._urgent = False
+            return not self._lease.ended
+
+    def _send(self) -> None:
+        with self._changed:
+            waiting = list(self._events)
+        events, used = assemble(waiting)
+        report = Report(fence=self._lease.fence, seq=self._seq, events=events)
+        self._acknowledged(report)
+        with self._changed:
+            for _ in range(used):
+                self._events.popleft()
+            self._urgent = self._urgent or used < len(waiting)
+            self._idle = not self._events
+            self._changed.notify_all()
+
+    def _acknowledged(self, report: Report) -> None:
+        """Send until acknowledged. If the service misses reports that it once acknowledged, they are said again first."""
+        while True:
+            try:
+                self._post(report)
+            except SeqGap as gap:
+                missing = [old for old in self._sent if old.seq >= gap.expected_seq]
+                if gap.expected_seq >= report.seq or not missing or missing[0].seq != gap.expected_seq:
+                    raise
+                log.warning("the service expects report %d once more; saying again what came since", gap.expected_seq)
+                for old in missing:
+                    self._post(old)
+            else:
+                self._sent.append(report)
+                self._seq = report.seq + 1
+                return
+
+    def _post(self, report: Report) -> None:
+        lease = self._lease
+        persist(lease, "a report", lambda: self._link.report(lease.placement_id, lease.token, report))
+
+
+def assemble(waiting: Sequence[Event]) -> tuple[list[Event], int]:
+    """The next report's events, and how many of `waiting` they hold. Points of a series are joined where nothing else was
+    said about their job in between; events without a job part everything."""
+    events: list[Event] = []
+    open_: dict[tuple[int, str], int] = {}
+    used = 0
+    for event in waiting:
+        place = open_.get((event.job, event.series)) if isinstance(event, Points) else None
+        if isinstance(event, Points) and place is not None:
+            before = events[place]
+            assert isinstance(before, Points)
+            if len(before.steps) + len(event.steps) <= _MAX_POINTS:
+                events[place] = before.model_copy(
+                    update={"steps": before.steps + event.steps, "values": before.values + event.values}
+                )
+                used += 1
+                continue
+        if len(events) == _MAX_EVENTS:
+            break
+        if isinstance(event, Points):
+            open_[event.job, event.series] = len(events)
+        elif not isinstance(event, Throughput):
+            job = getattr(event, "job", None)
+            open_ = {key: at for key, at in open_.items() if job is not None and key[0] != job}
+        events.append(event)
+        used += 1
+    return events, used

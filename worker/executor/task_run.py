@@ -1,0 +1,205 @@
+"""One placement while an executor has it: its task's jobs, their standings at the boundary, and what is said about them.
+
+Every event about a job is recorded here, beside the change of state that it tells of. Holds no tensors and runs nothing.
+"""
+
+from contract.states import JOB_TERMINAL, ExitReason, JobStatus
+from contract.wire import (
+    Attached,
+    Detached,
+    Event,
+    JobCompleted,
+    JobExited,
+    JobFailed,
+    JobMoved,
+    Placement,
+    Throughput,
+)
+from worker.adapters.job_checkpoint import Best, Progress
+from worker.boot_clock import boot_now
+from worker.data.dataset import DataSet
+from worker.executor.job_run import JobRun, Stage
+from worker.executor.placement_lease import Lease
+from worker.executor.reporter import Reporter
+from worker.policy.early_exit import policy_of
+from worker.policy.verdict import Standing, Verdict
+from worker.replicas.packed_step import Work
+
+_THROUGHPUT_SECONDS = 1.0
+_NOTHING = Throughput(steps=0, tokens=0, seconds=0.0, micro_batches=0, forwards=0, share_seconds=0.0)
+
+
+class TaskRun:
+    def __init__(self, placement: Placement, lease: Lease, reporter: Reporter) -> None:
+        self.placement, self.lease, self.reporter = placement, lease, reporter
+        self.policy = policy_of(placement.spec.early_exit)
+        self.data: DataSet | None = None
+        self.runs: list[JobRun] = []
+        self.base_val_loss = placement.base_val_loss
+        self.checkpoint_due = 0.0
+        self.checkpointing = False
+        self.leaving = False  # trains no more, and goes once its jobs are safe
+        self.finishing = False
+        self._done, self._said_at = _NOTHING, boot_now()
+
+    @property
+    def key(self) -> str:
+        return self.placement.placement_id
+
+    @property
+    def over(self) -> bool:
+        """Whether every job's end has been recorded."""
+        return self.data is not None and all(run.stage is Stage.OVER for run in self.runs)
+
+    @property
+    def safe(self) -> bool:
+        """Whether storage holds all there is of it: no job has moved since its checkpoint, none is on its way there."""
+        return not self.checkpointing and not any(run.changed or run.stage is Stage.ENDING for run in self.runs)
+
+    def open(self, data: DataSet, checkpoints: dict[int, Progress]) -> None:
+        """The data is here: the jobs can be scheduled."""
+        spec, self.data = self.placement.spec, data
+        self.runs = [
+            JobRun.of(self.key, assigned, spec, data, checkpoints.get(assigned.index))
+            for assigned in self.placement.jobs
+            if assigned.status not in JOB_TERMINAL
+        ]
+        self.record(
+            Attached(
+                train_rows=len(data.train),
+                validation_rows=len(data.validation),
+                truncated_rows=data.truncated,
+                skipped_rows=data.skipped,
+                unused_validation_rows=data.unused,
+                total_steps={run.index: run.schedule.total_steps for run in self.runs},
+                warmup_steps={run.index: run.schedule.warmup_steps for run in self.runs},
+            )
+        )
+
+    def record(self, *events: Event) -> None:
+        self.reporter.record(*events)
+
+    # ---- a job's way ---------------------------------------------------------------------------------------------
+
+    def started(self, run: JobRun) -> None:
+        """The job got a slot. One that no boundary awaits is in training from its first step."""
+        if run.stage is Stage.PENDING:
+            self._move(run, Stage.WARMUP, JobMoved(job=run.index, status=JobStatus.WARMUP, step=run.step))
+        if run.stage is Stage.WARMUP and not run.ranked:
+            run.promoted = True
+            self._move(run, Stage.TRAINING, JobMoved(job=run.index, status=JobStatus.TRAINING, step=run.step))
+
+    def parked(self, run: JobRun) -> None:
+        """The job passed its warmup, and its place is open."""
+        event = JobMoved(job=run.index, status=JobStatus.PARKED, step=run.step, warmup_val_loss=run.warmup_val_loss)
+        self._move(run, Stage.PARKED, event)
+
+    def promoted(self, run: JobRun) -> None:
+        """The job goes on past its rung; at the first, which ends its warmup, it enters training."""
+        run.settled = len(run.rung_losses)
+        if run.stage is Stage.TRAINING:
+            return
+        loss = None if run.stage is Stage.PARKED else run.warmup_val_loss
+        run.promoted = True
+        event = JobMoved(job=run.index, status=JobStatus.TRAINING, step=run.step, warmup_val_loss=loss)
+        self._move(run, Stage.TRAINING, event)
+
+    def ended(self, run: JobRun, *events: Event) -> None:
+        """The job's end is recorded, with what belongs before it."""
+        run.stage = Stage.OVER
+        self.flush_throughput()
+        self.record(*events)
+
+    def failed(self, run: JobRun, error: str) -> None:
+        self.ended(run, JobFailed(job=run.index, step=run.step, error=error))
+
+    def completion(self, run: JobRun) -> JobCompleted:
+        step, loss = _best(run.best)
+        return JobCompleted(job=run.index, step=run.step, best_step=step, best_val_loss=loss)
+
+    def exit(self, run: JobRun, verdict: Verdict) -> JobExited:
+        step, loss = _best(run.best)
+        return JobExited(
+            job=run.index,
+            step=run.step,
+            reason=verdict.reason,
+            evidence=verdict.evidence,
+            best_step=step,
+            best_val_loss=loss,
+        )
+
+    def detached(self) -> None:
+        """All is told."""
+        self.finishing = True
+        self.flush_throughput()
+        self.record(Detached())
+
+    def _move(self, run: JobRun, stage: Stage, event: JobMoved) -> None:
+        run.stage = stage
+        self.record(event)
+
+    # ---- the boundary --------------------------------------------------------------------------------------------
+
+    def settle(self) -> list[tuple[JobRun, Verdict | None]]:
+        """Jobs at a rung whose place there has become certain: None goes on. What was once decided is not asked again."""
+        settled = self.policy.settle(self._standings())
+        return [(run, settled[run.index]) for run in self.runs if run.unsettled and run.index in settled]
+
+    def arrived(self) -> list[JobRun]:
+        """Jobs that have finished their warmup and still hold their slot."""
+        return [run for run in self.runs if run.stage is Stage.WARMUP and run.unsettled]
+
+    def _standings(self) -> list[Standing]:
+        """All jobs alive at the boundary: who finished warmup, whatever came later, and who may yet."""
+        ended = [
+            Standing(job.index, tuple(job.rung_losses or [job.warmup_val_loss]))
+            for job in self.placement.jobs
+            if job.status in JOB_TERMINAL and job.warmup_val_loss is not None
+        ]
+        here = [run for run in self.runs if run.schedule.boundary and (run.warmup_val_loss is not None or run.unfinished)]
+        return [*ended, *(Standing(run.index, tuple(run.rung_losses)) for run in here)]
+
+    # ---- throughput ----------------------------------------------------------------------------------------------
+
+    def worked(self, seconds: float, share: float, work: Work) -> None:
+        """A packed step of `seconds` in which this placement had a part: `share` of them, by tokens."""
+        self._done = self._done.model_copy(
+            update={
+                "steps": self._done.steps + 1,
+                "tokens": self._done.tokens + work.tokens,
+                "rows": self._done.rows + work.rows,
+                "seconds": self._done.seconds + seconds,
+                "micro_batches": self._done.micro_batches + work.micro_batches,
+                "forwards": self._done.forwards + work.forwards,
+                "device_steps": (self._done.device_steps or 0) + work.device_steps,
+                "device_seconds": (self._done.device_seconds or 0.0) + work.device_seconds,
+                "share_seconds": (self._done.share_seconds or 0.0) + seconds * share,
+            }
+        )
+        if boot_now() - self._said_at >= _THROUGHPUT_SECONDS:
+            self.flush_throughput()
+
+    def evaluated(self, seconds: float, tokens: int) -> None:
+        """One of its jobs was evaluated."""
+        self._done = self._done.model_copy(
+            update={
+                "evaluation_tokens": self._done.evaluation_tokens + tokens,
+                "evaluation_seconds": self._done.evaluation_seconds + seconds,
+            }
+        )
+
+    def flush_throughput(self) -> None:
+        """Say what was done since it was last said."""
+        self._said_at = boot_now()
+        if self._done != _NOTHING:
+            self.record(self._done)
+            self._done = _NOTHING
+
+
+def _best(best: Best | None) -> tuple[int | None, float | None]:
+    return (best.step, best.val_loss) if best is not None else (None, None)
+
+
+def keeps_adapter(verdict: Verdict | None, best: Best | None) -> bool:
+    """Whether a job that ends leaves its best adapter: all do that have one, but those ranked out (ALTO 5.2)."""
+    return best is not None and (verdict is None or verdict.reason is not ExitReason.UNDERPERFORMING)

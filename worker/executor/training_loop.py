@@ -1,0 +1,296 @@
+"""The executor: one frozen base, and jobs of any task that train on it together. `python -m worker.executor.training_loop` is its process.
+
+    while jobs: admit -> pack -> step -> record -> judge -> release
+
+One step is an optimizer step of every job that holds a slot, on all replicas of the base at the same time. The loop decides
+with the pure policies, does with the trainers, and records through each task's reporter; all slow company (network, disk,
+tokenising) is kept on benches beside it, which hand acts back into its queue.
+"""
+
+import math
+import queue
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+
+from contract.adapter_manifest import AdapterManifest
+from contract.wire import AdapterKept, JobCompleted, JobExited, Placement
+from worker.api_client import PlacementLink
+from worker.boot_clock import boot_now
+from worker.data.object_cache import ObjectCache
+from worker.executor.artifact_uploader import ArtifactUploader
+from worker.executor.attached_placements import Act, AttachedPlacements
+from worker.executor.baseline_evaluation import evaluate_baseline
+from worker.executor.checkpoint_policy import CheckpointPolicy
+from worker.executor.job_run import JobRun, Stage
+from worker.executor.placement_lease import Lease
+from worker.executor.placement_preparation import Prepared
+from worker.executor.task_run import TaskRun, keeps_adapter
+from worker.model.peak_memory import keep_freed_blocks
+from worker.parent_watchdog import exit_with_parent
+from worker.pipe_messages import COMMANDS, Attach, Detach, Ended, Progress, Renew, Stop, Writer, take_stdout
+from worker.policy.verdict import Verdict, not_finite
+from worker.replicas.device_replica import Hopeless
+from worker.replicas.packed_step import Stepped
+from worker.replicas.replica_set import Replicas
+from worker.replicas.validation_pass import ValidationResult
+from worker.settings import Settings
+from worker.stderr_logging import log_to_stderr
+
+_IDLE_SECONDS = 1.0  # between looks at the leases while nothing trains
+_TERMINATION_SECONDS = 5.0
+
+
+class Executor:
+    """`tell` speaks to the daemon. `obey` may be called from any thread; all else happens in `run`."""
+
+    def __init__(self, settings: Settings, link: PlacementLink, tell: Callable[[Progress | Ended], None]) -> None:
+        self._inbox: queue.SimpleQueue[Act] = queue.SimpleQueue()
+        self._scratch = ObjectCache(settings.scratch / "objects")
+        self._scratch.sweep()
+        self._attached = AttachedPlacements(settings, link, self._scratch, self._inbox.put, tell, self._opened, self._left)
+        self._uploader = ArtifactUploader(link, self._scratch, self._inbox.put, self._attached.leave)
+        self._checkpoint_policy = CheckpointPolicy(self._uploader, self._scratch, settings.worker_checkpoint_seconds)
+        self._replicas: Replicas | None = None  # of the base that is loaded
+        self._vacant = False  # whether jobs may find room that did not find it before
+        self._unsettled: dict[str, TaskRun] = {}  # tasks whose standings at the boundary have changed
+        self._stopping = False
+
+    def run(self) -> None:
+        """The loop, until told to stop."""
+        while self._attend():
+            if self._replicas is None:
+                continue
+            self._admit(self._replicas)
+            runs = self._active()
+            if runs:
+                stepped = self._step(self._replicas, runs)
+                self._record(self._replicas, stepped)
+                self._judge(self._replicas, [run for run in stepped.losses if run.slot is not None and run.due])
+            self._settle(self._replicas)
+            self._release()
+            self._checkpoint_policy.take(self._attached.open, self._replicas)
+
+    # ---- commands and acts -----------------------------------------------------------------------------------------
+
+    def obey(self, command: Attach | Renew | Detach | Stop) -> None:
+        match command:
+            case Attach():
+                self._inbox.put(partial(self._attach, command.placement, self._attached.lease(command)))
+            case Renew():
+                self._attached.renew(command)
+            case Detach():
+                self._inbox.put(partial(self._attached.detach, command))
+            case Stop():
+                self._inbox.put(partial(self._stop, command.seconds))
+
+    def _attend(self) -> bool:
+        """Do what was handed over, and wait for it while nothing trains. False when the loop is to end."""
+        idle = not self._active() and not self._vacant and not self._unsettled
+        try:
+            act = self._inbox.get(timeout=_IDLE_SECONDS) if idle else self._inbox.get_nowait()
+            while True:
+                act()
+                act = self._inbox.get_nowait()
+        except queue.Empty:
+            pass
+        if idle:
+            self._attached.progress()
+        self._attached.expire()
+        return not self._stopping
+
+    def _attach(self, placement: Placement, lease: Lease) -> None:
+        if not self._attached.tasks and self._replicas is not None and self._replicas.ref != placement.base:
+            self._replicas = None  # another base needs the memory
+        self._attached.attach(placement, lease)
+
+    def _opened(self, task: TaskRun, prepared: Prepared) -> None:
+        """A placement's jobs can be scheduled now."""
+        if self._replicas is None or self._replicas.bases is not prepared.bases:
+            self._replicas = Replicas(prepared, self._scratch)
+        replicas, slots = self._replicas, self._replicas.first.slots
+        replicas.widen(prepared)
+        for run in task.runs:
+            run.start = prepared.start
+            if run.index in prepared.checkpoints:
+                replicas.adopt(run, prepared.checkpoints[run.index][0])
+            why = replicas.refusal(run.demand)
+            if why is not None:
+                replicas.forget(run)
+                task.failed(run, why)
+
+        def measure(left: list[JobRun]) -> None:
+            if left:
+                evaluate_baseline(slots, task, prepared, self._scratch, self._attached.progress)
+
+        _, hopeless = replicas.first.attempt([run for run in task.runs if run.unfinished], measure)
+        self._give_up(replicas, hopeless)
+        self._checkpoint_policy.expect(task)
+        self._vacant = True
+        self._unsettled[task.key] = task
+
+    def _left(self, task: TaskRun) -> None:
+        """A placement is here no more."""
+        if self._replicas is not None:
+            for run in task.runs:
+                self._replicas.forget(run)
+        self._unsettled.pop(task.key, None)
+        self._vacant = True
+
+    # ---- decide ----------------------------------------------------------------------------------------------------
+
+    def _active(self) -> list[JobRun]:
+        return [run for task in self._attached.training for run in task.runs if run.slot is not None]
+
+    def _admit(self, replicas: Replicas) -> None:
+        """Give slots to the jobs that the policy lets in, and keep all replicas at work."""
+        if not self._vacant:
+            return
+        self._vacant = False
+        waiting = {run: task for task in self._attached.training for run in task.runs if run.waits}
+        for run in replicas.admit(self._active(), list(waiting)):
+            waiting[run].started(run)
+        replicas.even(self._active())
+
+    # ---- do --------------------------------------------------------------------------------------------------------
+
+    def _step(self, replicas: Replicas, runs: list[JobRun]) -> Stepped:
+        """A step of these jobs, without those for which there is no memory."""
+        stepped, hopeless = replicas.step(runs, self._attached.progress)
+        self._vacant |= replicas.stepped(runs)
+        self._give_up(replicas, hopeless)
+        return stepped
+
+    def _give_up(self, replicas: Replicas, hopeless: Hopeless) -> None:
+        """These jobs fail: no pass of theirs is short enough for the device."""
+        for run, tokens in hopeless.items():
+            replicas.forget(run)
+            self._attached[run.group].failed(
+                run,
+                f"its sequences are up to {run.data.longest} tokens long, and the device had no memory for a pass of {tokens}; "
+                "take a lower max_seq_len, or a worker with more memory",
+            )
+            self._vacant = True
+            self._unsettled[run.group] = self._attached[run.group]
+
+    # ---- record ----------------------------------------------------------------------------------------------------
+
+    def _record(self, replicas: Replicas, stepped: Stepped) -> None:
+        for run, loss in stepped.losses.items():
+            task = self._attached[run.group]
+            task.reporter.point(run.index, "train_loss", run.step + 1, loss)
+            said = stepped.preferences.get(run)
+            if said is not None and math.isfinite(loss):
+                task.reporter.point(run.index, "train_accuracy", run.step + 1, said.accuracy)
+                task.reporter.point(run.index, "train_margin", run.step + 1, said.margin)
+            broken = not_finite("train_loss", loss)
+            if broken is None:
+                run.learned(loss)
+            else:
+                run.step += 1
+                self._end(replicas, run, broken)
+        tokens = sum(work.tokens for work in stepped.work.values())
+        for group, work in stepped.work.items():
+            self._attached[group].worked(stepped.seconds, work.tokens / tokens, work)
+
+    # ---- judge -----------------------------------------------------------------------------------------------------
+
+    def _judge(self, replicas: Replicas, due: list[JobRun]) -> None:
+        """Evaluate the jobs that are due, and run Algorithm 1 on each."""
+        began = time.monotonic()
+        found, hopeless = replicas.examine(due, self._attached.progress)
+        self._give_up(replicas, hopeless)
+        per_token = (time.monotonic() - began) / max(1, sum(result.tokens for result in found.values()))
+        for run, result in found.items():
+            self._attached[run.group].evaluated(per_token * result.tokens, result.tokens)
+            self._judge_one(replicas, run, result)
+
+    def _judge_one(self, replicas: Replicas, run: JobRun, result: ValidationResult) -> None:
+        task, loss, finite = self._attached[run.group], result.loss, math.isfinite(result.loss)
+        task.reporter.point(run.index, "val_loss", run.step, loss)
+        if finite and result.accuracy is not None and result.margin is not None:
+            task.reporter.point(run.index, "val_accuracy", run.step, result.accuracy)
+            task.reporter.point(run.index, "val_margin", run.step, result.margin)
+        if finite and (run.best is None or loss < run.best.val_loss):
+            replicas.note_best(run, loss)
+        verdict = run.observe(task.policy, loss)
+        if finite and run.step >= run.schedule.total_steps:
+            self._end(replicas, run, None)
+        elif verdict is not None:
+            self._end(replicas, run, verdict)
+        elif run.reached_rung(loss):
+            self._unsettled[task.key] = task
+
+    def _settle(self, replicas: Replicas) -> None:
+        """At the warmup boundary, and later rungs: let go on or exit whose place is certain, and park who must wait."""
+        tasks, self._unsettled = self._unsettled, {}
+        for task in tasks.values():
+            for run, verdict in task.settle():
+                if verdict is None:
+                    task.promoted(run)
+                    self._vacant = True
+                else:
+                    if run.stage is Stage.WARMUP:
+                        task.parked(run)  # its loss counts in the ranking for good
+                    self._end(replicas, run, verdict)
+            for run in task.arrived():
+                task.parked(run)
+                replicas.park(run)
+                self._vacant = True
+
+    # ---- release ---------------------------------------------------------------------------------------------------
+
+    def _end(self, replicas: Replicas, run: JobRun, verdict: Verdict | None) -> None:
+        """The job is decided (None: it completed). Its slot is free at once; its end is told when its adapter is stored."""
+        task, weights = self._attached[run.group], run.best_weights
+        closing = task.completion(run) if verdict is None else task.exit(run, verdict)
+        replicas.forget(run)
+        self._vacant = True
+        self._unsettled[task.key] = task
+        if keeps_adapter(verdict, run.best) and weights is not None:
+            run.stage = Stage.ENDING
+            self._uploader.keep_adapter(task, run, replicas.bases[0], weights, partial(self._kept, task, run, closing))
+        else:
+            task.ended(run, closing)
+
+    def _kept(self, task: TaskRun, run: JobRun, closing: JobCompleted | JobExited, manifest: AdapterManifest) -> None:
+        task.ended(run, AdapterKept(job=run.index, manifest=manifest), closing)
+
+    def _release(self) -> None:
+        """Let go of placements whose jobs are all over, or all safe where they were asked to leave."""
+        for task in self._attached.open:
+            if not task.finishing and (task.over or (task.leaving and task.safe)):
+                self._attached.finish(task)
+
+    def _stop(self, seconds: float) -> None:
+        """Bring all jobs to safety within `seconds`, and end the loop."""
+        deadline = boot_now() + seconds
+        self._stopping = True
+        while self._replicas is not None:
+            self._checkpoint_policy.take(self._attached.open, self._replicas, now=True)
+            if not any(task.checkpointing for task in self._attached.open):
+                break
+            try:
+                self._inbox.get(timeout=max(0.0, deadline - boot_now()))()
+            except queue.Empty:
+                break
+        for task in self._attached.open:
+            task.flush_throughput()
+            task.reporter.drain(max(0.0, deadline - boot_now()))
+
+
+def main() -> None:
+    log_to_stderr()
+    keep_freed_blocks()
+    settings = Settings.load()
+    writer = Writer(take_stdout())
+    with PlacementLink(settings.api_url) as link:
+        executor = Executor(settings, link, writer.write)
+        exit_with_parent(COMMANDS, executor.obey)
+        signal.signal(signal.SIGTERM, lambda *_: executor.obey(Stop(seconds=_TERMINATION_SECONDS)))
+        executor.run()
+
+
+if __name__ == "__main__":
+    main()

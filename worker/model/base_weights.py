@@ -1,0 +1,141 @@
+"""The frozen tensors of a base, by transformers' names: which there must be, and where each is read when it is asked for.
+
+Read by safetensors itself rather than through transformers' models, whose import takes longer than that of torch and which hold
+all weights in host memory first: here one matrix at a time passes through it.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from worker.model.arena_layout import KINDS
+from worker.model.families import Family, UnsupportedModelError, head_size
+
+log = logging.getLogger(__name__)
+
+INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
+PATHS = {kind: f"self_attn.{kind}" for kind in ("q_proj", "k_proj", "v_proj", "o_proj")} | {
+    kind: f"mlp.{kind}" for kind in ("gate_proj", "up_proj", "down_proj")
+}
+EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+_DERIVED = ".rotary_emb.inv_freq"  # older folders hold what the configuration says
+_DTYPES = ("F64", "F32", "F16", "BF16")
+_SAID = 8  # names of tensors that an error lists
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor that is not read yet."""
+
+    shape: tuple[int, ...]
+    read: Callable[[], Tensor]
+
+
+class Weights:
+    """Gives out what `shapes_of` names. `dtype`: of what is given out; None: as it is held."""
+
+    def __init__(
+        self,
+        held: Mapping[str, Held],
+        wanted: Mapping[str, tuple[int, ...]],
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Raises UnsupportedModelError if one of them is not there, or has another shape."""
+        self._held, self._device, self._dtype = held, device, dtype
+        lacking = [f"{name} {list(shape)}" for name, shape in wanted.items() if name not in held or held[name].shape != shape]
+        if lacking:
+            more = f" and {len(lacking) - _SAID} more" if len(lacking) > _SAID else ""
+            raise UnsupportedModelError(f"the weights lack, or have in another shape: {', '.join(lacking[:_SAID])}{more}")
+        strange = [name for name in held if name not in wanted and name != HEAD and not name.endswith(_DERIVED)]
+        if strange:
+            log.warning("%d tensors are not of this family and change nothing: %s", len(strange), ", ".join(strange[:_SAID]))
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._held[name].read().to(self._device, self._dtype)
+
+    def below(self, prefix: str, suffix: str, kinds: Iterable[str]) -> list[Tensor]:
+        """Those of a layer's matrices of these kinds."""
+        return [self[f"{prefix}.{PATHS[kind]}.{suffix}"] for kind in kinds]
+
+
+def shapes_of(family: Family, config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor that a base of this configuration has."""
+    hidden, size = config.hidden_size, head_size(config)
+    found: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden), NORM: (hidden,)}
+    if not config.tie_word_embeddings:
+        found[HEAD] = found[EMBEDDING]
+    for layer in range(config.num_hidden_layers):
+        prefix = f"model.layers.{layer}"
+        for kind, (rows, columns) in matrices_of(config).items():
+            found[f"{prefix}.{PATHS[kind]}.weight"] = rows, columns
+            if kind in family.biased(config):
+                found[f"{prefix}.{PATHS[kind]}.bias"] = (rows,)
+        found |= {f"{prefix}.{path}.weight": (hidden,) for path in family.norms.values()}
+        found |= {f"{prefix}.{path}.weight": (size,) for path in family.head_norms.values()}
+    return found
+
+
+def matrices_of(config: PreTrainedConfig) -> dict[str, tuple[int, int]]:
+    """(out, in) of a layer's matrices, in the order that a row of the arena holds them."""
+    hidden, inner, size = config.hidden_size, config.intermediate_size, head_size(config)
+    queries, keys = config.num_attention_heads * size, config.num_key_value_heads * size
+    shapes = {"q_proj": (queries, hidden), "k_proj": (keys, hidden), "v_proj": (keys, hidden), "o_proj": (hidden, queries)}
+    shapes |= {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    return {kind: shapes[kind] for kind in KINDS}
+
+
+def at_hand(tensors: Mapping[str, Tensor]) -> dict[str, Held]:
+    """Tensors that are in memory already."""
+    return {name: Held(tuple(tensor.shape), partial(tensors.__getitem__, name)) for name, tensor in tensors.items()}
+
+
+def in_folder(source: Path) -> dict[str, Held]:
+    """The tensors of a model folder, whole or in shards. Raises UnsupportedModelError for what cannot be read."""
+    found: dict[str, Held] = {}
+    for file in _files(source):
+        try:
+            opened = safe_open(file, framework="pt")
+            found |= dict(_held(opened, file))
+        except (SafetensorError, OSError) as error:
+            raise UnsupportedModelError(f"{file.name} cannot be read: {error}; bring the folder anew") from None
+    return found
+
+
+def _held(opened: Any, file: Path) -> Iterator[tuple[str, Held]]:
+    for name in opened.keys():  # noqa: SIM118  (it is no mapping)
+        part = opened.get_slice(name)
+        if part.get_dtype() not in _DTYPES:
+            raise UnsupportedModelError(
+                f"{file.name} holds {name} as {part.get_dtype()}; what works: {', '.join(_DTYPES)}, the original weights"
+            )
+        yield name, Held(tuple(part.get_shape()), partial(opened.get_tensor, name))
+
+
+def _files(source: Path) -> list[Path]:
+    """Those that transformers would read: what the index names, else the one whole file."""
+    index = source / INDEX
+    if not index.is_file():
+        if not (source / WHOLE).is_file():
+            raise UnsupportedModelError(
+                f"{source} is no model folder: it holds neither {WHOLE} nor {INDEX}; no weights but safetensors are read"
+            )
+        return [source / WHOLE]
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        files = [source / Path(name).name for name in names]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnsupportedModelError(f"{INDEX} is no index of safetensors files: {error!r}") from None
+    gone = [file.name for file in files if not file.is_file()]
+    if gone:
+        raise UnsupportedModelError(f"{INDEX} names files that are not there: {', '.join(gone[:_SAID])}")
+    return files

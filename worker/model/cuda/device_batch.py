@@ -1,0 +1,147 @@
+"""A flat batch as one upload: every number a pass reads, packed into one int32 buffer of a shape that repeats.
+
+Knows FlatBatch and the kernels' tables; knows no weights and no trainer. The token axis ends in a tail that nobody owns, up to
+the bucket's size; labels end in rows of weight 0. So a captured graph can be fed any batch of its bucket.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from grouped_lora import Span
+from grouped_lora.block.sequence_table import BLOCK, SEQUENCE_COLUMNS, SequenceTable, sequence_blocks
+from grouped_lora.work_table import SPAN_COLUMNS, HostTable, WorkTable, host_table
+from numpy.typing import NDArray
+from torch import Tensor
+
+from worker.model.cuda.fused_head import Labels
+from worker.model.cuda.fused_stack import DeviceBatch
+from worker.model.flat_batch import FlatBatch
+
+_ALIGN = 4  # int32 numbers: every piece starts on 16 bytes
+
+
+def bucket(count: int, steps: int, least: int) -> int:
+    """`count` rounded up to one of `steps` evenly spaced sizes an octave, multiples of `least`: at most 1/steps is added."""
+    step = max(least, (1 << max(count - 1, 1).bit_length() - 1) // steps)
+    return -(-max(count, 1) // step) * step
+
+
+_STEPS = 32  # token buckets an octave: a tail of 1/64 on average of the octave's upper half, less below
+
+
+def token_bucket(tokens: int) -> int:
+    """How long the axis is for a batch of so many tokens, the ownerless tail included."""
+    return bucket(tokens, _STEPS, 32)
+
+
+_SPANS, _BLOCKS = 4, 16  # work tables grow in these
+
+
+def tables(batch: FlatBatch, spans: tuple[Span, ...], accumulate: tuple[bool, ...]) -> HostTable:
+    """The work table of a batch on its bucket of tokens. accumulate[i]: span i's gradient adds to what is there."""
+    return host_table(spans, token_bucket(batch.size), accumulate, _SPANS, _BLOCKS)
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """What a pass's launches depend on. rank: the rank class (0: no adapters). drops: whether an adapter has dropout."""
+
+    tokens: int
+    labels: int
+    segments: int
+    sequences: int
+    spans: int
+    blocks: int
+    rank: int
+    drops: bool = False
+
+    @classmethod
+    def of(cls, batch: FlatBatch, table: HostTable) -> "BatchShape":
+        """The bucket of a batch: tokens and labels in 32 sizes an octave, segments and sequences in powers of two."""
+        return cls(
+            tokens=token_bucket(batch.size),
+            labels=bucket(batch.label_bounds[-1], _STEPS, 64),
+            segments=_power(len(batch.ranges)),
+            sequences=_power(len(batch.bounds)),
+            spans=table.spans.shape[0],
+            blocks=table.blocks.shape[0],
+            rank=table.max_rank,
+            drops=batch.keys is not None,
+        )
+
+    @property
+    def attention_blocks(self) -> int:
+        return -(-self.tokens // BLOCK) + self.sequences + 1
+
+    def pieces(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every piece of the buffer, in its order."""
+        return {
+            "tokens": (self.tokens,),
+            "positions": (self.tokens,),
+            "label_rows": (self.labels,),
+            "label_tokens": (self.labels,),
+            "label_weights": (self.labels,),
+            "label_bounds": (self.segments + 1,),
+            "spans": (self.spans, SPAN_COLUMNS),
+            "scales": (self.spans,),
+            "blocks": (self.blocks, 3),
+            "attention": (self.attention_blocks, SEQUENCE_COLUMNS),
+            "keys": (self.tokens if self.drops else 0,),
+        }
+
+    def places(self) -> tuple[dict[str, int], int]:
+        """Where each piece starts, and the buffer's length."""
+        starts, at = {}, 0
+        for name, shape in self.pieces().items():
+            starts[name] = at
+            at += -(-int(np.prod(shape)) // _ALIGN) * _ALIGN
+        return starts, at
+
+
+def _power(count: int) -> int:
+    return 1 << max(count - 1, 0).bit_length()
+
+
+def fill(shape: BatchShape, batch: FlatBatch, table: HostTable) -> NDArray[np.int32]:
+    """The buffer of one batch; `batch` lies on the host."""
+    starts, length = shape.places()
+    flat = np.zeros(length, np.int32)
+
+    def put(name: str, values: NDArray[np.generic]) -> None:
+        raw = values.astype(np.float32).view(np.int32) if values.dtype.kind == "f" else values.astype(np.int32)
+        flat[starts[name] : starts[name] + raw.size] = raw.ravel()
+
+    labels = batch.label_bounds[-1]
+    counts = [stop - start for start, stop in pairwise(batch.label_bounds)]
+    put("tokens", batch.tokens.numpy()[: batch.size])
+    put("positions", batch.positions.numpy()[: batch.size])
+    put("label_rows", np.concatenate([batch.label_rows.numpy(), np.full(shape.labels - labels, shape.tokens)]))
+    put("label_tokens", batch.label_tokens.numpy())
+    put("label_weights", np.repeat(np.array([segment.weight for segment in batch.segments]), counts))
+    put("label_bounds", np.array([*batch.label_bounds, *[labels] * (shape.segments + 1 - len(batch.label_bounds))]))
+    put("spans", table.spans)
+    put("scales", table.scales)
+    put("blocks", table.blocks)
+    tail = (*batch.bounds, shape.tokens) if shape.tokens > batch.size else batch.bounds
+    put("attention", sequence_blocks(tail, shape.attention_blocks, table.spans))
+    if batch.keys is not None:
+        put("keys", batch.keys[: batch.size].view(np.int32))
+    return flat
+
+
+def unpack(shape: BatchShape, flat: Tensor) -> tuple[DeviceBatch, Labels]:
+    """Views of an uploaded buffer."""
+    starts, _ = shape.places()
+
+    def piece(name: str) -> Tensor:
+        size = shape.pieces()[name]
+        return flat[starts[name] : starts[name] + int(np.prod(size))].view(size)
+
+    keys = piece("keys") if shape.drops else None
+    table = WorkTable(piece("spans"), piece("scales").view(torch.float32), piece("blocks"), shape.rank, keys)
+    labels = Labels(
+        piece("label_rows"), piece("label_tokens"), piece("label_weights").view(torch.float32), piece("label_bounds")
+    )
+    return DeviceBatch(piece("tokens"), piece("positions"), SequenceTable(piece("attention")), table), labels

@@ -1,0 +1,211 @@
+"""The trainer on a GPU: the facade of trainer.py over the fused pass, one upload a micro-batch, captured graphs for small ones.
+
+Nothing here waits for the device. Small passes are bound by launches, so each of their buckets is captured once and replayed;
+large ones are launched one by one (docs/NUMERICS.md has where the two meet).
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from grouped_lora import Span
+from grouped_lora.optimizer.adamw import RowTable, adamw
+from torch import Tensor
+
+from worker.model.arena import Slot
+from worker.model.arena_layout import KINDS
+from worker.model.backbone import Backbone
+from worker.model.cuda.device_arena import DeviceArena
+from worker.model.cuda.device_batch import BatchShape, fill, tables, unpack
+from worker.model.cuda.fused_pass import FusedPass, PassResult
+from worker.model.flat_batch import FlatBatch, Segment
+from worker.model.plain.trainer import LossSum, Trainer
+from worker.model.row_optimizer import BETAS, EPS, RowUpdate
+
+GRAPH_TOKENS = 4096  # passes of more tokens keep the chip busy while the host launches
+MAX_GRAPHS = 64
+CAPTURE_AFTER = 8  # of a bucket, at the last of which it is captured: that costs as much as several launched passes
+
+
+@dataclass(frozen=True)
+class _Graph:
+    graph: torch.cuda.CUDAGraph
+    inputs: Tensor
+    result: PassResult
+
+
+class DeviceTrainer(Trainer):
+    """`checkpoint`: keep only each layer's input and compute the layer again in backward."""
+
+    arena: DeviceArena
+
+    def __init__(self, backbone: Backbone, arena: DeviceArena, checkpoint: bool = False) -> None:
+        super().__init__(backbone, arena)
+        self._fused = FusedPass(backbone, arena.layout, backbone.max_positions)
+        self.graph_tokens = GRAPH_TOKENS
+        self.recompute = checkpoint
+        self._graphs: OrderedDict[tuple[BatchShape, bool], _Graph] = OrderedDict()
+        self._seen = Counter[tuple[BatchShape, bool]]()  # buckets that are not captured
+        self._pool: Any = None  # memory of all graphs: one runs at a time, so their activations share it
+        self._side: Any = None  # the stream on which all are captured: memory is shared within one
+        self._buffers: tuple[int, int] = (0, 0)
+
+    @property
+    def captured(self) -> list[BatchShape]:
+        """The buckets whose passes are replayed."""
+        return [shape for shape, _ in self._graphs]
+
+    def init_adapter(self, slot: Slot, seed: int, modules: Collection[str] = KINDS) -> None:
+        super().init_adapter(slot, seed, modules)
+        self.arena.touched(slot)
+
+    def forget(self, slots: Iterable[Slot]) -> None:
+        for slot in slots:
+            self.arena.written.discard(slot)
+
+    def update(self, updates: Sequence[RowUpdate]) -> list[Tensor]:
+        if not updates:
+            return []
+        with self.here():
+            return self._update(updates)
+
+    def _update(self, updates: Sequence[RowUpdate]) -> list[Tensor]:
+        arena = self.arena
+        for update in updates:
+            if update.slot not in arena.written:
+                arena.grad[update.slot.used].zero_()
+            arena.written.discard(update.slot)
+        rows = np.concatenate([np.arange(update.slot.row, update.slot.row + update.slot.rank) for update in updates])
+        ranks = [update.slot.rank for update in updates]
+        owner, firsts = np.repeat(np.arange(len(updates)), ranks), np.cumsum([0, *ranks])
+        rates = [
+            [u.learning_rate, u.weight_decay, 1 - BETAS[0] ** u.step, 1 - BETAS[1] ** u.step, u.max_grad_norm] for u in updates
+        ]
+        on = [self._up(part) for part in (rows, owner, firsts)]
+        table = RowTable(on[0], on[1], on[2], self._up(np.array(rates, np.float32)))
+        master, grad, copy, *moments = (
+            arena.layered(buffer) for buffer in (arena.master, arena.grad, arena.copy, *arena.moments.buffers)
+        )
+        norms = adamw(master, grad, tuple(moments), copy, table, BETAS, EPS)
+        return list(norms[:, 0])
+
+    def _up(self, values: np.ndarray) -> Tensor:
+        """An upload that the host does not wait for: fp32 as it is, all else as int32."""
+        narrow = values if values.dtype == np.float32 else values.astype(np.int32)
+        return torch.from_numpy(narrow).pin_memory().to(self.backbone.device, non_blocking=True)
+
+    def _abandon(self) -> None:
+        super()._abandon()
+        self._forget_graphs()
+        self._fused.stack.abandon()
+
+    def _pass(self, segments: Sequence[Segment]) -> list[LossSum]:
+        return self._attempt(segments, grad=True)
+
+    def _look(self, segments: Sequence[Segment]) -> list[LossSum]:
+        return self._attempt(segments, grad=False)
+
+    def _attempt(self, segments: Sequence[Segment], grad: bool) -> list[LossSum]:
+        order = sorted(range(len(segments)), key=lambda place: _owner(segments[place].slot))
+        batch = FlatBatch.of([segments[place] for place in order])
+        spans, owners = spans_of(batch.segments, batch.ranges)
+        self.arena.refresh(owners)
+        adds = tuple(slot in self.arena.written for slot in owners)
+        table = tables(batch, spans, adds)
+        shape = BatchShape.of(batch, table)
+        host = torch.from_numpy(fill(shape, batch, table)).pin_memory()
+        if shape.tokens <= self.graph_tokens:
+            result = self._replay(shape, host, grad)
+        else:
+            result = self._launch(shape, host.to(self.backbone.device, non_blocking=True), grad)
+        if grad:
+            self.arena.written.update(owners)
+        sums = result.sums.neg()
+        found = {
+            place: LossSum(sums[at], batch.label_bounds[at + 1] - batch.label_bounds[at]) for at, place in enumerate(order)
+        }
+        return [found[place] for place in range(len(segments))]
+
+    def _launch(self, shape: BatchShape, flat: Tensor, grad: bool) -> PassResult:
+        batch, labels = unpack(shape, flat)
+        copy = self.arena.layered(self.arena.copy)
+        if not grad:
+            return self._fused.evaluate(batch, labels, copy)
+        return self._fused.train(batch, labels, copy, self.arena.layered(self.arena.grad), self.recompute)
+
+    def _replay(self, shape: BatchShape, host: Tensor, grad: bool) -> PassResult:
+        buffers = (self.arena.copy.data_ptr(), self.arena.grad.data_ptr())
+        if buffers != self._buffers:  # the arena has grown: graphs know the old addresses
+            self._forget_graphs()
+            self._buffers = buffers
+        key = (shape, grad)
+        if key not in self._graphs:
+            self._seen[key] += 1
+            if self._seen[key] < CAPTURE_AFTER:
+                return self._launch(shape, host.to(self.backbone.device, non_blocking=True), grad)
+            del self._seen[key]
+            if len(self._graphs) == MAX_GRAPHS:
+                self._graphs.popitem(last=False)
+            self._graphs[key] = self._capture(shape, host, grad)
+        self._graphs.move_to_end(key)
+        graph = self._graphs[key]
+        graph.inputs.copy_(host, non_blocking=True)
+        graph.graph.replay()
+        return graph.result
+
+    def _forget_graphs(self) -> None:
+        self._graphs.clear()
+        self._pool = None
+
+    def _capture(self, shape: BatchShape, host: Tensor, grad: bool) -> _Graph:
+        inputs = host.to(self.backbone.device)
+        run: Callable[[], PassResult] = lambda: self._launch(shape, inputs, grad)  # noqa: E731
+        if grad:
+            # The warming pass must leave no trace where gradients add up: a table without adapters' rows does the same
+            # launches.
+            inputs.zero_()
+        # PyTorch's own stream for captures is one of the device that came first.
+        self._side = self._side or torch.cuda.Stream(self.backbone.device)
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
+            run()
+        torch.cuda.current_stream().wait_stream(self._side)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads of the process (checkpoints, uploads) may use the device meanwhile: only this one's calls are captured.
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"):
+            result = run()
+        return _Graph(graph, inputs, result)
+
+
+def _owner(slot: Slot | None) -> int:
+    return -1 if slot is None else slot.row
+
+
+def spans_of(segments: Sequence[Segment], ranges: Sequence[tuple[int, int]]) -> tuple[tuple[Span, ...], list[Slot]]:
+    """One span per slot: neighbouring segments of one slot are one span, since a span's gradient is written once.
+
+    Raises ValueError where segments of one slot differ in their dropout's probability.
+    """
+    owners: list[Slot] = []
+    drops: list[float] = []
+    edges: list[list[int]] = []
+    for segment, (start, stop) in zip(segments, ranges, strict=True):
+        slot = segment.slot
+        if slot is None or stop == start:
+            continue
+        if owners and owners[-1] is slot:
+            if segment.drops != drops[-1]:
+                raise ValueError(
+                    f"the slot at row {slot.row} has dropout {drops[-1]} in one segment and {segment.drops} in another"
+                )
+            edges[-1][1] = stop
+        else:
+            owners.append(slot)
+            drops.append(segment.drops)
+            edges.append([start, stop])
+    placed = zip(owners, edges, drops, strict=True)
+    return tuple(Span(a, b, s.row, s.rank, s.scale, drop) for s, (a, b), drop in placed), owners

@@ -1,0 +1,44 @@
+"""The LM head and its loss on CUDA: label tokens only, in chunks, the gradient of their hidden states formed in the forward.
+
+No gradient of the head, no fp32 logits; one chunk of bf16 logits lives at a time. Losses stay on the device. Knows no layers.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from grouped_lora.block.cross_entropy import cross_entropy, span_sums
+from torch import Tensor
+
+CHUNK_LABELS = 2048  # bf16 logits of one chunk at a 128k vocabulary: 525 MB
+
+
+@dataclass(frozen=True)
+class Labels:
+    """rows int [L]: the row each label is predicted from; T for padding. tokens int [L]; weights fp32 [L]: what -log
+    p counts in
+    the gradient (0 for padding). bounds int32 [segments + 1]: each segment's labels."""
+
+    rows: Tensor
+    tokens: Tensor
+    weights: Tensor
+    bounds: Tensor
+
+
+def head_loss(h: Tensor, head: Tensor, labels: Labels, grad: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(sums, logp, dh): sums [segments] fp32 of log-probabilities, logp [L] fp32, dh [T, D] of Σ -weight · logp if `grad`.
+
+    h [T, D] final hidden states, head [V, D].
+    """
+    count, tokens = labels.rows.shape[0], h.shape[0]
+    logp = torch.empty(count, dtype=torch.float32, device=h.device)
+    # One row more than there are tokens takes what padding labels write.
+    dh = torch.zeros((tokens + 1, h.shape[1]), dtype=h.dtype, device=h.device) if grad else None
+    rows = labels.rows.long()
+    picked = h.index_select(0, rows.clamp(max=tokens - 1))
+    for start in range(0, count, CHUNK_LABELS):
+        part = slice(start, min(start + CHUNK_LABELS, count))
+        logits = torch.mm(picked[part], head.t())
+        cross_entropy(logits, labels.tokens[part], labels.weights[part] if grad else None, logp[part])
+        if dh is not None:
+            dh.index_copy_(0, rows[part], torch.mm(logits, head))
+    return span_sums(logp, labels.bounds), logp, dh[:tokens] if dh is not None else None

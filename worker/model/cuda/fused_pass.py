@@ -1,0 +1,81 @@
+"""One pass of a flat batch through the backbone on CUDA: embedding, stack, head, and back into the arena's gradient.
+
+Knows device tensors of one batch; knows no jobs, no host data and no optimizer. Nothing here waits for the device.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from worker.model.arena_layout import GROUPS, Layout
+from worker.model.backbone import Backbone
+from worker.model.cuda.fused_head import Labels, head_loss
+from worker.model.cuda.fused_stack import DeviceBatch, FusedStack, Shape, Trace
+from worker.model.families import UnsupportedModelError
+
+
+@dataclass(frozen=True)
+class PassResult:
+    """sums [segments] fp32: log-probabilities of each segment's labels; logp [L] fp32 of each label."""
+
+    sums: Tensor
+    logp: Tensor
+
+
+def layer_columns(layout: Layout) -> dict[str, tuple[int, int]]:
+    """Where A and B of each matrix start within one layer's part of an arena row. Raises ValueError if layers differ."""
+    per_layer: list[dict[str, tuple[int, int]]] = []
+    for groups in layout.layers:
+        base = groups["qkv"].a
+        per_layer.append(
+            {
+                kind: (groups[name].a + place * groups[name].pitch - base, groups[name].parts[place].b - base)
+                for name, kinds in GROUPS.items()
+                for place, kind in enumerate(kinds)
+            }
+        )
+    if any(columns != per_layer[0] for columns in per_layer):
+        raise ValueError("the layers of this model have different shapes; the fused stack needs them equal")
+    return per_layer[0]
+
+
+class FusedPass:
+    def __init__(self, backbone: Backbone, layout: Layout, positions: int) -> None:
+        """`positions`: how many places a sequence may have. Raises UnsupportedModelError for a family that no kernel runs."""
+        if backbone.beyond_kernels:
+            lacking = ", ".join(backbone.beyond_kernels)
+            raise UnsupportedModelError(f"the fused pass does not run {backbone.family} ({lacking}); take Trainer")
+        shape, first = backbone.shape, backbone.layers[0]
+        cos, sin = backbone.rotaries[0].table(positions)
+        numbers = Shape(
+            heads=shape.heads,
+            kv_heads=shape.key_heads,
+            head_size=shape.head_size,
+            hidden=first.w_qkv.shape[1],
+            ffn=first.w_down.shape[1],
+            eps=shape.eps,
+            columns=layer_columns(layout),
+        )
+        self.stack = FusedStack(backbone.layers, backbone.norm, numbers, cos, sin)
+        self.embedding, self.head = backbone.embedding, backbone.head
+
+    def train(self, batch: DeviceBatch, labels: Labels, adapters: Tensor, grad: Tensor, checkpoint: bool = False) -> PassResult:
+        """Forward and backward. adapters (compute copy) and grad (fp32): [L, rows, C] views of the arena."""
+        traces: list[Trace] = []
+        x, h, rstd = self.stack.forward(self._embed(batch), batch, adapters, traces, checkpoint)
+        sums, logp, dh = head_loss(h, self.head, labels, grad=True)
+        del h
+        assert dh is not None
+        dx = self.stack.final_backward(dh, x, rstd, batch)
+        del dh, x
+        self.stack.backward(dx, batch, adapters, grad, traces)
+        return PassResult(sums, logp)
+
+    def evaluate(self, batch: DeviceBatch, labels: Labels, adapters: Tensor) -> PassResult:
+        """Forward alone."""
+        _, h, _ = self.stack.forward(self._embed(batch), batch, adapters, None)
+        sums, logp, _ = head_loss(h, self.head, labels, grad=False)
+        return PassResult(sums, logp)
+
+    def _embed(self, batch: DeviceBatch) -> Tensor:
+        return self.embedding.index_select(0, batch.tokens)

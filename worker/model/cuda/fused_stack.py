@@ -1,0 +1,248 @@
+"""The decoder stack on CUDA: forward and backward written by hand over grouped_lora's kernels, base products in cuBLAS.
+
+Backward is explicit, so what is saved is chosen here: the residual stream, what enters each product, and the small S; gate and
+up are saved before the adapters join and turn into their own gradient in place. Knows one flat batch on the device; knows no
+jobs, losses or optimizers. Legend: T tokens, D hidden, F ffn; C one layer's arena columns.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from grouped_lora.base.frozen_product import Frozen, dense
+from grouped_lora.block.packed_attention import Incoming, attention, attention_backward
+from grouped_lora.block.qkv_rotary import rotary, rotary_backward
+from grouped_lora.block.residual_norm import norm_backward, residual_norm
+from grouped_lora.block.sequence_table import SequenceTable
+from grouped_lora.block.swiglu import SwigluColumns, swiglu, swiglu_backward
+from grouped_lora.work_table import WorkTable
+from torch import Tensor
+
+from worker.model.cuda.side_streams import Gradient, SideStreams
+from worker.model.plain.decoder_block import BlockWeights
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Numbers every layer shares. columns: where A and B of each matrix start within one layer's part of an arena row, the
+    matrices in the order that numbers them for dropout."""
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    hidden: int
+    ffn: int
+    eps: float
+    columns: dict[str, tuple[int, int]]
+
+    @property
+    def q_width(self) -> int:
+        return self.heads * self.head_size
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_size
+
+    def a(self, *kinds: str) -> tuple[int, ...]:
+        return tuple(self.columns[kind][0] for kind in kinds)
+
+    def b(self, *kinds: str) -> tuple[int, ...]:
+        return tuple(self.columns[kind][1] for kind in kinds)
+
+    def matrix(self, layer: int, kind: str) -> int:
+        """Its number among all matrices of the model."""
+        return layer * len(self.columns) + list(self.columns).index(kind)
+
+    def swiglu(self, layer: int) -> SwigluColumns:
+        gate, up = self.b("gate_proj", "up_proj")
+        return SwigluColumns(gate, up, self.columns["down_proj"][0], self.matrix(layer, "down_proj"))
+
+
+@dataclass(frozen=True)
+class DeviceBatch:
+    """One flat batch: tokens int64 [T], positions int32 [T], its sequences, and the work table of its adapters."""
+
+    tokens: Tensor
+    positions: Tensor
+    sequences: SequenceTable
+    table: WorkTable
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What one layer's backward needs beside its input."""
+
+    rstd: Tensor
+    h: Tensor
+    qkv: Tensor
+    raw: Tensor | None
+    attended: Tensor
+    lse: Tensor
+    x_mid: Tensor
+    rstd_mid: Tensor
+    h_mid: Tensor
+    gate_up: Tensor
+    s: dict[str, Tensor | None]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A layer's input x [T, D] and, unless it is to be computed again, what its backward needs."""
+
+    x: Tensor
+    kept: Kept | None = None
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A layer's output before it is added up: x_mid + y + s @ B of down. The next norm does it in its own pass."""
+
+    x: Tensor
+    y: Tensor | None = None
+    s: Tensor | None = None
+
+
+def _linear(x: Tensor, weight: Frozen, bias: Tensor | None) -> Tensor:
+    return torch.mm(x, dense(weight).t()) if bias is None else torch.addmm(bias, x, dense(weight).t())
+
+
+class FusedStack:
+    """The layers of one backbone over the arena's compute copy [L, rows, C] and gradient [L, rows, C] (views, any strides)."""
+
+    def __init__(self, layers: Sequence[BlockWeights], final_norm: Tensor, shape: Shape, cos: Tensor, sin: Tensor) -> None:
+        self.layers, self.final_norm, self.shape = layers, final_norm, shape
+        self.cos, self.sin = cos, sin
+        self.scale = shape.head_size**-0.5
+        self._aside = SideStreams(cos.device)
+
+    def forward(
+        self, x: Tensor, batch: DeviceBatch, adapters: Tensor, traces: list[Trace] | None, checkpoint: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(x, h, rstd) after the last layer: the residual stream and its final norm, [T, D] each.
+
+        Appends to `traces` if given: all that backward reads, or with `checkpoint` each layer's input alone.
+        """
+        self._aside.begin(x.shape[0])
+        pending = Pending(x)
+        for index in range(len(self.layers)):
+            pending, trace = self._layer(index, pending, batch, adapters)
+            if traces is not None:
+                traces.append(Trace(trace.x) if checkpoint else trace)
+        return self._arrive(pending, adapters, len(self.layers) - 1, self.final_norm, batch.table)
+
+    def _arrive(
+        self, p: Pending, adapters: Tensor, layer: int, weight: Tensor, table: WorkTable
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Add up what the layer before left pending, and norm it."""
+        return residual_norm(
+            p.x, p.y, p.s, adapters[max(layer, 0)], self.shape.columns["down_proj"][1], weight, self.shape.eps, table
+        )
+
+    def _layer(self, index: int, p: Pending, batch: DeviceBatch, adapters: Tensor) -> tuple[Pending, Trace]:
+        sh, table, own, w = self.shape, batch.table, adapters[index], self.layers[index]
+        lora = table.max_rank > 0
+
+        def shrunk(source: Tensor, *kinds: str) -> Tensor | None:
+            if not lora:
+                return None
+            widths, matrix = (source.shape[1],) * len(kinds), sh.matrix(index, kinds[0])
+            return self._aside.shrink(source, own, table, sh.a(*kinds), widths, matrix=matrix)
+
+        x, h, rstd = self._arrive(p, adapters, index - 1, w.norm_attention, table)
+        s_qkv = shrunk(h, "q_proj", "k_proj", "v_proj")
+        qkv = _linear(h, w.w_qkv, w.b_qkv)
+        b_qkv = (sh.columns["q_proj"][1], sh.columns["k_proj"][1], sh.columns["v_proj"][1])
+        self._aside.join()
+        raw = rotary(
+            qkv, s_qkv, own, b_qkv, self.cos, self.sin, batch.positions, (sh.heads, sh.kv_heads), table, self._norms(w)
+        )
+        attended, lse = attention(qkv, batch.sequences, (sh.heads, sh.kv_heads), self.scale, w.window)
+        s_o = shrunk(attended, "o_proj")
+        y = _linear(attended, w.w_o, w.b_o)
+        self._aside.join()
+        x_mid, h_mid, rstd_mid = residual_norm(x, y, s_o, own, sh.columns["o_proj"][1], w.norm_mlp, sh.eps, table)
+        s_gu = shrunk(h_mid, "gate_proj", "up_proj")
+        gate_up = _linear(h_mid, w.w_gate_up, w.b_gate_up)
+        self._aside.join()
+        act, s_down = swiglu(gate_up, s_gu, own, sh.swiglu(index), table)
+        s = {"qkv": s_qkv, "o": s_o, "gate_up": s_gu, "down": s_down}
+        trace = Trace(x, Kept(rstd, h, qkv, raw, attended, lse, x_mid, rstd_mid, h_mid, gate_up, s))
+        return Pending(x_mid, _linear(act, w.w_down, w.b_down), s_down), trace
+
+    def abandon(self) -> None:
+        """A pass ended in an error, and the device is idle: nothing of it is kept."""
+        self._aside.abandon()
+
+    def _norms(self, w: BlockWeights) -> tuple[Tensor, Tensor, float] | None:
+        return (w.q_norm, w.k_norm, self.shape.eps) if w.q_norm is not None and w.k_norm is not None else None
+
+    def backward(self, dx: Tensor, batch: DeviceBatch, adapters: Tensor, grad: Tensor, traces: list[Trace]) -> None:
+        """dx [T, D]: the gradient of the residual stream after the last layer. Writes the adapters' gradients."""
+        for index in range(len(self.layers) - 1, -1, -1):
+            x, kept = (trace := traces.pop()).x, trace.kept
+            if kept is None:
+                kept = self._layer(index, Pending(x), batch, adapters)[1].kept
+                assert kept is not None
+            gradients: list[Gradient] = []
+            dx = self._mlp_backward(index, dx, batch, adapters[index], grad[index], gradients, kept)
+            dx = self._attention_backward(index, dx, batch, adapters[index], gradients, x, kept)
+            self._aside.write(gradients, grad[index], batch.table)
+        self._aside.write([], grad[0], batch.table)
+
+    def _mlp_backward(
+        self, index: int, dx: Tensor, batch: DeviceBatch, own: Tensor, grad: Tensor, gradients: list[Gradient], t: Kept
+    ) -> Tensor:
+        sh, table, w = self.shape, batch.table, self.layers[index]
+        lora, kinds = table.max_rank > 0, ("gate_proj", "up_proj")
+        matrix = sh.matrix(index, "gate_proj")
+        ds_down = ds_gu = None
+        if lora:
+            assert t.s["down"] is not None
+            ds_down = self._aside.shrink(dx, own, table, sh.b("down_proj"), (sh.hidden,))
+            gradients.append(Gradient(t.s["down"], dx, sh.b("down_proj"), (sh.hidden,)))
+        dact = torch.mm(dx, dense(w.w_down))
+        self._aside.join()
+        dgu = swiglu_backward(t.gate_up, dact, t.s["gate_up"], ds_down, own, grad, sh.swiglu(index), table)
+        del dact
+        if lora:
+            ds_gu = self._aside.shrink(dgu, own, table, sh.b(*kinds), (sh.ffn, sh.ffn), x_columns=(0, sh.ffn))
+            gradients.append(Gradient(ds_gu, t.h_mid, sh.a(*kinds), (sh.hidden,) * 2, matrix=matrix))
+        dh = torch.mm(dgu, dense(w.w_gate_up))
+        s_gu = t.s["gate_up"]
+        self._aside.join()
+        return norm_backward(dh, ds_gu, s_gu, own, sh.a(*kinds), t.x_mid, t.rstd_mid, w.norm_mlp, dx, table, matrix)
+
+    def _attention_backward(
+        self, index: int, dx: Tensor, batch: DeviceBatch, own: Tensor, gradients: list[Gradient], x: Tensor, t: Kept
+    ) -> Tensor:
+        sh, table, w = self.shape, batch.table, self.layers[index]
+        lora, matrix = table.max_rank > 0, sh.matrix(index, "o_proj")
+        ds_qkv = incoming = None
+        if lora:
+            assert t.s["o"] is not None
+            ds_o = self._aside.shrink(dx, own, table, sh.b("o_proj"), (sh.hidden,))
+            gradients.append(Gradient(t.s["o"], dx, sh.b("o_proj"), (sh.hidden,)))
+            gradients.append(Gradient(ds_o, t.attended, sh.a("o_proj"), (sh.q_width,), matrix=matrix))
+            incoming = Incoming(ds_o, own, sh.columns["o_proj"][0], table, matrix)
+        dout = torch.mm(dx, dense(w.w_o))
+        self._aside.join()
+        heads = (sh.heads, sh.kv_heads)
+        dqkv = attention_backward(dout, t.qkv, t.attended, t.lse, batch.sequences, heads, self.scale, w.window, incoming)
+        rotary_backward(dqkv, self.cos, self.sin, batch.positions, heads, t.raw, self._norms(w))
+        kinds = ("q_proj", "k_proj", "v_proj")
+        if lora:
+            assert t.s["qkv"] is not None
+            widths, starts = (sh.q_width, sh.kv_width, sh.kv_width), (0, sh.q_width, sh.q_width + sh.kv_width)
+            ds_qkv = self._aside.shrink(dqkv, own, table, sh.b(*kinds), widths, x_columns=starts)
+            gradients.append(Gradient(t.s["qkv"], dqkv, sh.b(*kinds), widths, starts))
+            gradients.append(Gradient(ds_qkv, t.h, sh.a(*kinds), (sh.hidden,) * 3, matrix=sh.matrix(index, "q_proj")))
+        if index == 0:
+            return dx  # nothing below the first layer learns
+        dh = torch.mm(dqkv, dense(w.w_qkv))
+        self._aside.join()
+        matrix = sh.matrix(index, "q_proj")
+        return norm_backward(dh, ds_qkv, t.s["qkv"], own, sh.a(*kinds), x, t.rstd, w.norm_attention, dx, table, matrix)
+
+    def final_backward(self, dh: Tensor, x: Tensor, rstd: Tensor, batch: DeviceBatch) -> Tensor:
+        """Through the final norm: dx [T, D] of dh [T, D]."""
+        return norm_backward(dh, None, None, dh, (), x, rstd, self.final_norm, None, batch.table)

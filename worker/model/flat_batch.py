@@ -1,0 +1,165 @@
+"""FlatBatch: the sequences of many jobs laid end to end on one token axis, without padding. Knows no model and no loss.
+
+Only tokens that a label depends on are laid out: a row's last label is predicted from the token before it, so what follows
+is left off (exact, since attention is causal). An example without labels takes no tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from grouped_lora.base.frozen_product import whole_rows
+from grouped_lora.dropout import token_keys
+from numpy.typing import NDArray
+from torch import Tensor
+
+from worker.model.arena import Slot
+
+PIECE_ROWS = 128  # of the activation's work at a time, so that it stays in a core's cache
+
+
+@dataclass(frozen=True)
+class Example:
+    """One tokenised row. tokens: int32 [t]; loss_mask: bool [t], True where the token is a label (predicted from its left)."""
+
+    tokens: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
+
+    def __post_init__(self) -> None:
+        if self.tokens.ndim != 1 or self.tokens.shape != self.loss_mask.shape:
+            raise ValueError(f"tokens {self.tokens.shape} and loss_mask {self.loss_mask.shape} must be equal and flat")
+        if len(self.loss_mask) and self.loss_mask[0]:
+            raise ValueError("loss_mask[0] is set, but the first token has nothing before it to be predicted from")
+
+    @property
+    def labels(self) -> int:
+        return int(self.loss_mask.sum())
+
+    @property
+    def length(self) -> int:
+        """Tokens it takes on the axis: those that a label depends on."""
+        places = np.flatnonzero(self.loss_mask)
+        return int(places[-1]) if len(places) else 0
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """What a pass's dropout is drawn from, beside each token's place: the probability, the job's seed, its optimizer step, and
+    which of the step's rows the pass begins with. So a row is masked alike however the step is cut."""
+
+    probability: float
+    seed: int
+    step: int
+    first: int = 0
+
+    def keys(self, examples: Sequence[Example]) -> NDArray[np.uint32]:
+        """The keys of the tokens that these rows lay out."""
+        return token_keys(self.seed, self.step, range(self.first, self.first + len(examples)), [e.length for e in examples])
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The rows of one job in a pass. slot None: the base alone. weight: what each label's -log p counts in the gradient
+    (1 / the label count of the job's step, so that micro-batches add up to the mean). dropout: None while evaluating."""
+
+    slot: Slot | None
+    examples: Sequence[Example]
+    weight: float = 1.0
+    dropout: Dropout | None = None
+
+    @property
+    def drops(self) -> float:
+        """The probability that its adapter does not see a feature."""
+        return self.dropout.probability if self.dropout is not None and self.slot is not None else 0.0
+
+
+@dataclass(frozen=True)
+class FlatBatch:
+    """
+    tokens, positions: int64 [T], positions restart with every sequence.
+    bounds: T-offsets of the sequences, [sequences + 1]; the axis ends in a tail that nobody owns (see whole_rows).
+    ranges: per segment its tokens [start, stop).
+    pieces: all rows, tail included, cut where a segment ends and every PIECE_ROWS from its start.
+    label_rows, label_tokens: int64 [L], the row each label is predicted from and the label itself, segment by segment.
+    label_bounds: per segment its labels, [segments + 1].
+    keys: uint32 [T], dropout's key of each token (0 where nothing drops); None where nothing drops at all.
+    """
+
+    segments: Sequence[Segment]
+    tokens: Tensor
+    positions: Tensor
+    bounds: tuple[int, ...]
+    ranges: tuple[tuple[int, int], ...]
+    pieces: tuple[tuple[int, int], ...]
+    label_rows: Tensor
+    label_tokens: Tensor
+    label_bounds: tuple[int, ...]
+    keys: NDArray[np.uint32] | None = None
+
+    @property
+    def size(self) -> int:
+        """T without the tail."""
+        return self.bounds[-1]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return max((stop - start for start, stop in self.sequences()), default=0)
+
+    def sequences(self) -> Iterator[tuple[int, int]]:
+        return pairwise(self.bounds)
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment], device: torch.device | str = "cpu") -> "FlatBatch":
+        tokens: list[NDArray[np.int32]] = []
+        rows: list[NDArray[np.int64]] = []
+        labels: list[NDArray[np.int32]] = []
+        bounds, ranges, label_bounds = [0], [], [0]
+        for segment in segments:
+            start, count = bounds[-1], label_bounds[-1]
+            for example in segment.examples:
+                places = np.flatnonzero(example.loss_mask)
+                if not len(places):
+                    continue
+                rows.append(places - 1 + bounds[-1])
+                labels.append(example.tokens[places])
+                tokens.append(example.tokens[: places[-1]])
+                bounds.append(bounds[-1] + int(places[-1]))
+                count += len(places)
+            ranges.append((start, bounds[-1]))
+            label_bounds.append(count)
+        tail = whole_rows(bounds[-1]) - bounds[-1]
+        positions = [np.arange(stop - start) for start, stop in pairwise(bounds)]
+        return cls(
+            segments=segments,
+            tokens=_flat([*tokens, np.zeros(tail, np.int32)], device),
+            positions=_flat([*positions, np.zeros(tail, np.int64)], device),
+            bounds=tuple(bounds),
+            ranges=tuple(ranges),
+            pieces=_pieces([*ranges, (bounds[-1], bounds[-1] + tail)]),
+            label_rows=_flat(rows, device),
+            label_tokens=_flat(labels, device),
+            label_bounds=tuple(label_bounds),
+            keys=_keys(segments, ranges, bounds[-1] + tail),
+        )
+
+
+def _pieces(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    return tuple((at, min(at + PIECE_ROWS, stop)) for start, stop in ranges for at in range(start, stop, PIECE_ROWS))
+
+
+def _keys(segments: Sequence[Segment], ranges: Sequence[tuple[int, int]], size: int) -> NDArray[np.uint32] | None:
+    if not any(segment.drops for segment in segments):
+        return None
+    keys = np.zeros(size, np.uint32)
+    for segment, (start, stop) in zip(segments, ranges, strict=True):
+        if segment.dropout is not None and segment.drops:
+            keys[start:stop] = segment.dropout.keys(segment.examples)
+    return keys
+
+
+def _flat(pieces: Sequence[NDArray[np.int32] | NDArray[np.int64]], device: torch.device | str) -> Tensor:
+    joined = np.concatenate(pieces) if pieces else np.zeros(0)
+    return torch.from_numpy(joined.astype(np.int64, copy=False)).to(device)

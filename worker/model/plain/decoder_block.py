@@ -1,0 +1,94 @@
+"""One decoder block over the flat token axis, with a switch for what each family has. Knows no jobs and no loading.
+
+Legend: T tokens, K hidden, H query heads, G key heads, D head size, I intermediate size.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from grouped_lora import Adapters, Group, grouped_linear
+from grouped_lora.base.frozen_product import Frozen
+from torch import Tensor
+
+from worker.model.plain.attention import Axis, Heads, attend
+from worker.model.plain.gated_mlp import Pieces, gated
+from worker.model.plain.rms_norm import rms_norm
+
+
+@dataclass(frozen=True)
+class BlockWeights:
+    """A layer's frozen weights. What a family does not have is None; window None: full attention. rope: which of the model's
+    rotary tables it turns by. norm_attended, norm_mixed: of what attention and the MLP give, before it is added."""
+
+    norm_attention: Tensor  # [K]
+    w_qkv: Frozen  # [(H + 2 G) D, K]
+    b_qkv: Tensor | None
+    q_norm: Tensor | None  # [D]
+    k_norm: Tensor | None
+    w_o: Frozen  # [K, H D]
+    b_o: Tensor | None
+    norm_mlp: Tensor  # [K]
+    w_gate_up: Frozen  # [2 I, K]
+    b_gate_up: Tensor | None
+    w_down: Frozen  # [K, I]
+    b_down: Tensor | None
+    window: int | None
+    norm_attended: Tensor | None = None  # [K]
+    norm_mixed: Tensor | None = None
+    rope: int = 0
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """What all layers of a model share. scale: what q k^T is multiplied with. cap: what its size is bent to, None: not bent."""
+
+    heads: int
+    key_heads: int
+    head_size: int
+    eps: float
+    scale: float
+    cap: float | None = None
+    activation: str = "silu"
+
+
+def run_block(
+    x_TK: Tensor,
+    weights: BlockWeights,
+    shape: BlockShape,
+    axis: Axis,
+    pieces: Pieces,
+    adapters: Adapters,
+    groups: dict[str, Group],
+) -> Tensor:
+    """The layer's output, [T, K]. `pieces`: see gated."""
+    normed = rms_norm(x_TK, weights.norm_attention, shape.eps)
+    qkv = grouped_linear(normed, weights.w_qkv, weights.b_qkv, adapters, groups["qkv"])
+    attended = attend(qkv, axis, _heads(weights, shape))
+    x_TK = _joined(x_TK, attended, weights.w_o, weights.b_o, weights.norm_attended, shape.eps, adapters, groups["o"])
+    normed = rms_norm(x_TK, weights.norm_mlp, shape.eps)
+    gate_up = grouped_linear(normed, weights.w_gate_up, weights.b_gate_up, adapters, groups["gate_up"])
+    mixed = gated(gate_up, pieces, shape.activation)
+    return _joined(x_TK, mixed, weights.w_down, weights.b_down, weights.norm_mixed, shape.eps, adapters, groups["down"])
+
+
+def _joined(
+    x_TK: Tensor,
+    inner: Tensor,
+    weight: Frozen,
+    bias: Tensor | None,
+    norm: Tensor | None,
+    eps: float,
+    adapters: Adapters,
+    group: Group,
+) -> Tensor:
+    """The residual stream and what is added to it, normed first where the family does so."""
+    if norm is None:
+        return grouped_linear(inner, weight, bias, adapters, group, residual_TN=x_TK)
+    return x_TK + rms_norm(grouped_linear(inner, weight, bias, adapters, group), norm, eps)
+
+
+def _heads(weights: BlockWeights, shape: BlockShape) -> Heads:
+    norm_SD = None
+    if weights.q_norm is not None and weights.k_norm is not None:
+        norm_SD = torch.cat([weights.q_norm.expand(shape.heads, -1), weights.k_norm.expand(shape.key_heads, -1)])
+    return Heads(shape.heads, shape.key_heads, shape.head_size, shape.eps, norm_SD, weights.window, shape.scale, shape.cap)

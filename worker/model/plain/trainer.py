@@ -1,0 +1,167 @@
+"""Trainer: one micro-batch of many jobs through the backbone and back into the arena. Decides nothing: no schedule, no data.
+
+`train` adds gradients, `update` takes the optimizer step, `evaluate` only looks.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import torch
+from grouped_lora import Adapters, Span
+from torch import Tensor
+
+from worker.model.arena import Arena, Slot
+from worker.model.arena_layout import KINDS
+from worker.model.backbone import Backbone
+from worker.model.flat_batch import Example, FlatBatch, Segment
+from worker.model.peak_memory import peak_bytes
+from worker.model.row_optimizer import RowUpdate, update_rows
+
+
+@dataclass(frozen=True)
+class LossSum:
+    """total: sum of -log p over `labels` labels, a scalar that stays on the device until read."""
+
+    total: Tensor
+    labels: int
+
+
+class OutOfMemory(RuntimeError):
+    """The device had no memory for a pass. Nothing of it counts, and every gradient of its step is void: the step may be done
+    anew in smaller micro-batches."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(f"the device has no memory for a pass of {tokens} tokens")
+        self.tokens = tokens
+
+
+class Trainer:
+    """The plain path: each operation a call of PyTorch, on any device.
+
+    `train` and `evaluate` raise OutOfMemory where the device has no memory for the pass. Any thread may call, one at a time.
+    """
+
+    def __init__(self, backbone: Backbone, arena: Arena) -> None:
+        self.backbone = backbone
+        self.arena = arena
+        self.forwards = 0  # training forwards of the backbone since the start
+        self._anchor = torch.zeros((), device=backbone.device, requires_grad=True)
+
+    def init_adapter(self, slot: Slot, seed: int, modules: Collection[str] = KINDS) -> None:
+        """A ~ U(-1/sqrt(in), 1/sqrt(in)), B = 0, as PEFT does. Drawn on the host, target by target, from the seed alone.
+
+        Matrices that are not among `modules` get A = 0 too, and so stay without an adapter: neither factor has a gradient.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        for target, (a_RK, b_NR) in zip(self.arena.layout.targets, self.arena.weights(slot).values(), strict=True):
+            bound = 1 / math.sqrt(target.in_features) if target.kind in modules else 0.0
+            a_RK.copy_(torch.empty(a_RK.shape).uniform_(-bound, bound, generator=generator))
+            b_NR.zero_()
+
+    def train(self, segments: Sequence[Segment]) -> list[LossSum]:
+        """One forward and backward; each adapter's gradient of weight * sum(-log p) is added to the arena's."""
+        self.forwards += 1
+        return self._run(segments, grad=True)
+
+    def evaluate(self, segments: Sequence[Segment]) -> list[LossSum]:
+        """Losses of a pass without gradients. One that finds no memory is done in two halves, and those in halves, down to
+        single rows."""
+        try:
+            return self._run(segments, grad=False)
+        except OutOfMemory:
+            count = sum(len(segment.examples) for segment in segments)
+            if count < 2:
+                raise
+            first, second = (self.evaluate(part) for part in _halved(segments, count // 2))
+        return [LossSum(a.total + b.total, a.labels + b.labels) for a, b in zip(first, second, strict=True)]
+
+    def here(self) -> AbstractContextManager[object]:
+        """In it the thread's current device is this trainer's: kernels of our own are launched there, wherever tensors lie."""
+        device = self.backbone.device
+        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+    def _run(self, segments: Sequence[Segment], grad: bool) -> list[LossSum]:
+        try:
+            with self.here():
+                return self._pass(segments) if grad else self._look(segments)
+        except torch.OutOfMemoryError:
+            pass  # left here, so that the tensors of the pass, which its frames hold, are free for what follows
+        self._abandon()
+        torch.cuda.empty_cache()
+        if grad:
+            self.forget(segment.slot for segment in segments if segment.slot is not None)
+        raise OutOfMemory(sum(example.length for segment in segments for example in segment.examples))
+
+    def _abandon(self) -> None:
+        """A pass found no memory: wait until nothing of it runs, and keep nothing of it."""
+        torch.cuda.synchronize(self.backbone.device)
+
+    def _pass(self, segments: Sequence[Segment]) -> list[LossSum]:
+        batch = FlatBatch.of(segments, self.backbone.device)
+        adapters = self.adapters(batch, self.arena.grad)
+        hidden = self.backbone.hidden(self.backbone.embed(batch), batch, adapters, self.arena.layout)
+        h_LK = self.backbone.final_norm(hidden[batch.label_rows])
+        loss = self.backbone.label_loss(h_LK.detach(), batch.label_tokens, _weights(batch))
+        h_LK.backward(loss.dh_LK)
+        return _sums(loss.nll_L, batch)
+
+    def _look(self, segments: Sequence[Segment]) -> list[LossSum]:
+        """Losses of a pass without gradients."""
+        batch = FlatBatch.of(segments, self.backbone.device)
+        with torch.no_grad():
+            hidden = self.backbone.hidden(self.backbone.embed(batch), batch, self.adapters(batch, None), self.arena.layout)
+            h_LK = self.backbone.final_norm(hidden[batch.label_rows])
+            return _sums(self.backbone.label_loss(h_LK, batch.label_tokens, None).nll_L, batch)
+
+    def activation_bytes(self, tokens: int, row_tokens: int = 256) -> int:
+        """Peak bytes of tensors in one training pass of `tokens` tokens in rows of `row_tokens`, adapters aside (measured)."""
+        lengths = [row_tokens] * (tokens // row_tokens) + [tokens % row_tokens]
+        rows = [Example(np.zeros(length + 1, np.int32), np.arange(length + 1) > 0) for length in lengths if length]
+        segments = [Segment(None, rows)]
+        known = [self.arena.master, self.arena.grad, *self.backbone.tensors()]
+        return peak_bytes(lambda: self._pass(segments), known)
+
+    def update(self, updates: Sequence[RowUpdate]) -> list[Tensor]:
+        """One optimizer step per adapter; its gradient is zero afterwards. Returns the gradient norms before clipping."""
+        with torch.no_grad():
+            return [update_rows(self.arena, update) for update in updates]
+
+    def forget(self, slots: Iterable[Slot]) -> None:
+        """Void what these adapters' gradients hold, as before the first pass of a step."""
+        for slot in slots:
+            self.arena.grad[slot.used].zero_()
+
+    def adapters(self, batch: FlatBatch, grad: Tensor | None) -> Adapters:
+        """Which tokens of the batch belong to which rows of the arena. grad: where gradients go, None for a pass without."""
+        spans = tuple(
+            Span(start, stop, segment.slot.row, segment.slot.rank, segment.slot.scale, segment.drops)
+            for (start, stop), segment in zip(batch.ranges, batch.segments, strict=True)
+            if segment.slot is not None and stop > start
+        )
+        return Adapters(self.arena.master, grad, spans, self._anchor, batch.keys)
+
+
+def _halved(segments: Sequence[Segment], count: int) -> tuple[list[Segment], list[Segment]]:
+    """The same segments twice: with the first `count` rows among them, and with the others."""
+    first, second = [], []
+    for segment in segments:
+        kept = min(count, len(segment.examples))
+        count -= kept
+        first.append(replace(segment, examples=segment.examples[:kept]))
+        second.append(replace(segment, examples=segment.examples[kept:]))
+    return first, second
+
+
+def _weights(batch: FlatBatch) -> Tensor:
+    counts = [stop - start for start, stop in pairwise(batch.label_bounds)]
+    weights = np.repeat([segment.weight for segment in batch.segments], counts)
+    return torch.from_numpy(weights.astype(np.float32)).to(batch.tokens.device)
+
+
+def _sums(nll_L: Tensor, batch: FlatBatch) -> list[LossSum]:
+    edges = pairwise(batch.label_bounds)
+    return [LossSum(nll_L[start:stop].sum(), stop - start) for start, stop in edges]

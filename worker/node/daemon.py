@@ -1,0 +1,285 @@
+"""The node's daemon: brings what runs here in line with what should run here. Trains nothing and imports no torch.
+
+One loop owns all state. Threads (the service's answers, Redis hints, the children's pipes) only put events into its queue;
+nothing in the loop waits for a network or a child. What should run is fetched whole each time: level, not edge.
+"""
+
+import logging
+import queue
+import signal
+from importlib.metadata import PackageNotFoundError
+from typing import Any
+
+from contract.states import RequeueReason
+from contract.wire import Placement, PlacementsLost
+from worker.api_client import NodeLink
+from worker.boot_clock import boot_now
+from worker.node.child_process import Child, ChildEnded, News
+from worker.node.desired_state_poller import Desired, NodeForgotten
+from worker.node.device_discovery import find_devices
+from worker.node.executor_pool import ExecutorPool, ExecutorProcess
+from worker.node.node_registration import NodeMembership, join
+from worker.pipe_messages import Attach, Beat, Beating, Detach, Ended, Progress, Renew, Unknown
+from worker.settings import Settings, SettingsError
+
+log = logging.getLogger(__name__)
+
+_DETACH_SECONDS = 10.0  # an executor that has not let go by then is killed (DESIGN 3)
+_STOP_SECONDS = 5.0  # for a last checkpoint
+_STOP_GRACE = 2.0  # beyond it, executors are killed
+
+_STOP = object()
+
+
+class Daemon:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._link = NodeLink(settings.api_url)
+        self._devices = find_devices(settings)
+        self._crew = ExecutorPool(self._devices, self._inbox.put)
+        self._wanted: dict[str, tuple[Placement, float]] = {}  # what should run, with the deadline of its first lease
+        self._over: set[str] = set()  # placements that ended here, which an older answer may still want
+        self._version = -1
+
+    def run(self) -> int:
+        """Serve until told to stop. Raises SettingsError if the service will not have us."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._inbox.put(_STOP))
+        self._crew.settle(boot_now())  # an executor imports torch while we join
+        try:
+            while (member := self._join()) is not None and self._serve(member):
+                member.close()
+                self._crew.kill()
+                self._wanted.clear()
+                self._over.clear()
+        finally:
+            self._crew.kill()
+            self._link.close()
+        return 0
+
+    def _join(self) -> NodeMembership | None:
+        self._version = -1
+        return join(self._settings, self._link, self._devices, self._inbox.put, self._told_to_stop)
+
+    def _told_to_stop(self, seconds: float) -> bool:
+        """Wait; the only events that matter before joining are the end of a child and the word to stop."""
+        deadline = boot_now() + seconds
+        while (left := deadline - boot_now()) > 0:
+            event = self._next(left)
+            if event is _STOP:
+                return True
+            if isinstance(event, ChildEnded):
+                self._bury(event.child)
+        return False
+
+    # ---- serving -------------------------------------------------------------------------------------------------
+
+    def _serve(self, member: NodeMembership) -> bool:
+        """Serve as this member. True when we must join anew, False when told to stop."""
+        look_again: float | None = None
+        while True:
+            event = self._next(None if look_again is None else max(0.0, look_again - boot_now()))
+            if event is _STOP:
+                self._stop(member)
+                return False
+            if self._is_forgotten(member, event):
+                log.warning("the service does not know this node any more; joining anew")
+                return True
+            self._heed(member, event)
+            look_again = self._reconcile(member)
+
+    def _next(self, seconds: float | None) -> Any:
+        try:
+            return self._inbox.get(timeout=seconds)
+        except queue.Empty:
+            return None
+
+    def _is_forgotten(self, member: NodeMembership, event: Any) -> bool:
+        if isinstance(event, NodeForgotten):
+            return event.credential == member.welcome.credential
+        return isinstance(event, News) and isinstance(event.message, Unknown) and event.child is member.heart
+
+    def _heed(self, member: NodeMembership, event: Any) -> None:
+        match event:
+            case Desired(node_id=node_id) if node_id == member.welcome.node_id:
+                self._version = event.state.version
+                self._wanted = {p.placement_id: (p, event.sent_at + p.lease_seconds) for p in event.state.placements}
+                self._over &= self._wanted.keys()
+            case News(child=child, message=Beat() as beat) if child is member.heart:
+                self._renew(member, beat)
+            case News(child=child, message=Progress() as progress):
+                self._progress(member, self._crew.of(child), progress)
+            case News(child=child, message=Ended() as ended):
+                self._ended(member, self._crew.of(child), ended)
+            case ChildEnded(child=child) if child is member.heart:
+                log.warning("the heartbeat ended (%d) and is started again", event.code)
+                member.restart_heart()
+                self._pulse(member)
+            case ChildEnded(child=child):
+                self._executor_ended(member, child, event.code)
+
+    def _renew(self, member: NodeMembership, beat: Beat) -> None:
+        granted = {lease.placement_id: lease for lease in beat.answer.leases}
+        for hand in self._crew.hands:
+            for placement_id in hand.held.keys() & granted.keys():
+                lease = granted[placement_id]
+                hand.child.send(Renew(placement_id=placement_id, deadline=beat.sent_at + lease.seconds, token=lease.token))
+        if beat.answer.desired_version != self._version or self._crew.held.keys() - granted.keys():
+            member.desired.want()
+
+    def _progress(self, member: NodeMembership, hand: ExecutorProcess | None, progress: Progress) -> None:
+        if hand is None:
+            return
+        for placement_id, phase in progress.phases.items():
+            if (held := hand.held.get(placement_id)) is not None:
+                held.progress_at = progress.at
+                if held.detaching_since is None:
+                    held.phase = phase
+        self._pulse(member, now=False)
+
+    def _ended(self, member: NodeMembership, hand: ExecutorProcess | None, ended: Ended) -> None:
+        if hand is None or ended.placement_id not in hand.held:
+            return
+        held = hand.held[ended.placement_id]
+        log.info("placement %s has left its executor%s", ended.placement_id, f": {ended.detail}" if ended.detail else "")
+        self._crew.release(hand, ended.placement_id, boot_now())
+        self._over.add(ended.placement_id)
+        if ended.lost:
+            self._lose(member, [held.placement], RequeueReason.EXECUTOR_LOST, ended.detail)
+            if not hand.held:
+                self._crew.stop(hand, 0.0)  # whatever held it up may still be there: the next one starts afresh
+        self._pulse(member)
+        member.desired.want()
+
+    def _bury(self, child: Child) -> ExecutorProcess | None:
+        hand = self._crew.of(child)
+        if hand is not None:
+            self._crew.bury(hand, boot_now())
+        return hand
+
+    def _executor_ended(self, member: NodeMembership, child: Child, code: int) -> None:
+        hand = self._bury(child)
+        if hand is None:
+            return
+        lost = [held.placement for held in hand.held.values() if held.detaching_since is None]
+        self._over.update(hand.held)
+        if lost:
+            detail = f"the executor (pid {hand.child.pid}) ended with {code}"
+            log.error("%s and took %d placement(s) with it", detail, len(lost))
+            self._lose(member, lost, RequeueReason.EXECUTOR_LOST, detail)
+        self._pulse(member)
+
+    def _lose(self, member: NodeMembership, placements: list[Placement], reason: RequeueReason, detail: str) -> None:
+        fences = {p.placement_id: p.fence for p in placements}
+        member.desired.tell_lost(PlacementsLost(reason=reason, fences=fences, detail=detail[:2000]))
+
+    # ---- what should run against what does -----------------------------------------------------------------------
+
+    def _reconcile(self, member: NodeMembership) -> float | None:
+        """Detach what should not run, attach what should. Returns when to look again, on the boot clock."""
+        now = boot_now()
+        self._see_off(member)
+        overdue = [self._detach(hand, now) for hand in self._crew.hands]
+        started = [
+            self._attach(placement, deadline, now)
+            for placement_id, (placement, deadline) in self._wanted.items()
+            if placement_id not in self._over and placement_id not in self._crew.held
+        ]
+        if any(started):
+            self._pulse(member)
+        times = [*overdue, self._crew.settle(now)]
+        return min((time for time in times if time is not None), default=None)
+
+    def _see_off(self, member: NodeMembership) -> None:
+        """Have placements that are asked to leave bring their jobs to safety. Their leases, no longer renewed, end it if
+        they do not. One that is not here has nothing to bring."""
+        for placement_id, (placement, _) in self._wanted.items():
+            if not placement.leave or placement_id in self._over:
+                continue
+            hand = self._crew.holder(placement_id)
+            if hand is None:
+                self._over.add(placement_id)
+                self._lose(member, [placement], RequeueReason.PREEMPTED, "it was asked to leave before it had come")
+            elif not hand.held[placement_id].leaving:
+                hand.held[placement_id].leaving = True
+                hand.child.send(Detach(placement_id=placement_id, keep=True))
+
+    def _detach(self, hand: ExecutorProcess, now: float) -> float | None:
+        """Ask for what has ended to be let go, and kill an executor that does not. Returns its deadline, if it has one."""
+        deadlines = []
+        for placement_id, held in hand.held.items():
+            if placement_id in self._wanted:
+                continue
+            if held.detaching_since is None:
+                held.detaching_since, held.phase = now, "detaching"
+                hand.child.send(Detach(placement_id=placement_id))
+            deadlines.append(held.detaching_since + _DETACH_SECONDS)
+        if not deadlines or hand.stopping:
+            return None
+        if min(deadlines) <= now:
+            log.error("executor %d did not let go within %.0f s and is killed", hand.child.pid, _DETACH_SECONDS)
+            hand.stopping = True
+            hand.child.kill()
+            return None
+        return min(deadlines)
+
+    def _attach(self, placement: Placement, deadline: float, now: float) -> bool:
+        hand = self._crew.take(placement, now)
+        if hand is None:
+            return False
+        log.info(
+            "placement %s of task %s (fence %d, request %s) goes to executor %d",
+            placement.placement_id,
+            placement.task_id,
+            placement.fence,
+            placement.request_id,
+            hand.child.pid,
+        )
+        hand.child.send(Attach(placement=placement, deadline=deadline))
+        return True
+
+    def _pulse(self, member: NodeMembership, now: bool = True) -> None:
+        member.pulse(
+            [
+                Beating(placement_id=key, fence=held.placement.fence, phase=held.phase, progress_at=held.progress_at)
+                for key, held in self._crew.held.items()
+            ],
+            now,
+        )
+
+    # ---- stopping ------------------------------------------------------------------------------------------------
+
+    def _stop(self, member: NodeMembership) -> None:
+        """Bring the work to safety, give the placements back, end the children."""
+        log.info("stopping")
+        lost = [held.placement for held in self._crew.held.values() if held.detaching_since is None]
+        for hand in self._crew.hands:
+            self._crew.stop(hand, _STOP_SECONDS)
+        deadline = boot_now() + _STOP_SECONDS + _STOP_GRACE
+        while self._crew.hands and (left := deadline - boot_now()) > 0:
+            event = self._next(left)
+            if event is _STOP:
+                break
+            if isinstance(event, ChildEnded):
+                self._bury(event.child)
+            elif isinstance(event, News) and isinstance(event.message, Beat) and event.child is member.heart:
+                self._renew(member, event.message)
+            elif isinstance(event, News) and isinstance(event.message, Ended):
+                lost = [placement for placement in lost if placement.placement_id != event.message.placement_id]
+        if lost:
+            self._lose(member, lost, RequeueReason.NODE_LOST, "the worker was stopped")
+        member.close(seconds=_STOP_GRACE)
+
+
+def serve() -> int:
+    """Run a daemon with the environment's settings; the exit code. Raises SettingsError."""
+    settings = Settings.load()
+    try:
+        settings.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(f"MOTET_WORKER_DIR: cannot write to {settings.scratch}: {error.strerror}") from None
+    try:
+        return Daemon(settings).run()
+    except PackageNotFoundError as error:
+        raise SettingsError(f"the package {error.name} is not installed; run: pip install 'motet[worker]'") from None

@@ -1,0 +1,113 @@
+"""Asks the service what this node should run, and tells it what was lost, from a thread of its own. Decides nothing.
+
+Losses are told before the desired state is asked for, so that an answer never holds what was already given up.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from contract.wire import DesiredState, NodeWelcome, PlacementsLost
+from worker.api_client import LinkError, NodeLink, NodeUnknown, Refused, Unreachable
+from worker.boot_clock import boot_now
+
+log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Desired:
+    """The node's desired state, and when it was asked for."""
+
+    node_id: str
+    sent_at: float
+    state: DesiredState
+
+
+@dataclass(frozen=True)
+class NodeForgotten:
+    """The service does not know this node under this credential any more."""
+
+    credential: str
+
+
+class DesiredStates:
+    """`tell` is called from the thread with every Desired, and with NodeForgotten at the end if it comes to that."""
+
+    def __init__(self, link: NodeLink, welcome: NodeWelcome, tell: Callable[[Desired | NodeForgotten], None]) -> None:
+        self._link, self._welcome, self._tell = link, welcome, tell
+        self._changed = threading.Condition()
+        self._wanted = True
+        self._lost: list[PlacementsLost] = []
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="desired state", daemon=True)
+        self._thread.start()
+
+    def want(self) -> None:
+        """Ask for the desired state, soon."""
+        with self._changed:
+            self._wanted = True
+            self._changed.notify()
+
+    def tell_lost(self, lost: PlacementsLost) -> None:
+        with self._changed:
+            self._lost.append(lost)
+            self._wanted = True
+            self._changed.notify()
+
+    def close(self, seconds: float = 0.0) -> None:
+        """Ask no more. What is lost is still told, if that takes no longer than `seconds`."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join(seconds)
+
+    def _work(self) -> None:
+        away = False
+        while self._next():
+            try:
+                self._say()
+            except NodeUnknown:
+                self._tell(NodeForgotten(self._welcome.credential))
+                return
+            except Unreachable as error:
+                if not away:
+                    log.warning("the service is away: %s", error)
+                away = True
+                with self._changed:
+                    if self._closed:
+                        return
+                    self._wanted = True
+                    self._changed.wait_for(lambda: self._closed, timeout=_RETRY_SECONDS)
+            except LinkError as error:
+                log.error("the service refuses to tell what to run: %s", error)
+            else:
+                away = False
+
+    def _next(self) -> bool:
+        """Wait for something to say. False when all is said and nothing more is asked for."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._wanted or self._lost or self._closed)
+            return bool(self._lost) or not self._closed
+
+    def _say(self) -> None:
+        node_id, credential = self._welcome.node_id, self._welcome.credential
+        while self._lost:
+            self._tell_one(node_id, credential, self._lost[0])
+            with self._changed:
+                self._lost.pop(0)
+        with self._changed:
+            wanted, self._wanted = self._wanted and not self._closed, False
+        if wanted:
+            sent_at = boot_now()
+            self._tell(Desired(node_id, sent_at, self._link.desired(node_id, credential)))
+
+    def _tell_one(self, node_id: str, credential: str, lost: PlacementsLost) -> None:
+        try:
+            self._link.lost(node_id, credential, lost)
+        except NodeUnknown:
+            raise
+        except Refused as error:
+            log.error("the service will not hear of lost placements, whose leases will end by themselves: %s", error)

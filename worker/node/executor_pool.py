@@ -1,0 +1,128 @@
+"""The daemon's executors: which process holds which devices and placements, one spare kept warm, idle ones let go.
+
+Importing torch takes seconds, so a process that has imported it and holds nothing waits while any device is free. Knows
+neither the service nor what an executor does with a placement.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from contract.wire import BaseModelRef, Device, Placement
+from worker.node.child_process import Child, ChildEnded, News
+from worker.pipe_messages import EXECUTOR_NEWS, Phase, Stop
+
+log = logging.getLogger(__name__)
+
+_RESPAWN_SECONDS = 5.0
+IDLE_SECONDS = 30.0  # how long an executor keeps its base after its last placement
+
+
+@dataclass
+class Held:
+    """A placement on an executor, as the daemon knows it. Times are on the boot clock."""
+
+    placement: Placement
+    progress_at: float
+    phase: Phase = "loading"
+    detaching_since: float | None = None
+    leaving: bool = False  # asked to bring its jobs to safety and go
+
+
+@dataclass(eq=False)
+class ExecutorProcess:
+    """One executor process. `devices` is None for the spare, which holds nothing yet."""
+
+    child: Child
+    devices: frozenset[int] | None = None
+    base: BaseModelRef | None = None
+    held: dict[str, Held] = field(default_factory=dict)
+    idle_since: float = 0.0
+    stopping: bool = False
+
+
+class ExecutorPool:
+    """All executor processes of this node, over its devices."""
+
+    def __init__(self, devices: Iterable[Device], tell: Callable[[News | ChildEnded], None]) -> None:
+        self._devices = frozenset(device.index for device in devices)
+        self._tell = tell
+        self._next_spare = 0.0  # not before this
+        self.hands: list[ExecutorProcess] = []
+
+    @property
+    def held(self) -> dict[str, Held]:
+        """Every placement that some executor holds, by id."""
+        return {key: held for hand in self.hands for key, held in hand.held.items()}
+
+    def holder(self, placement_id: str) -> ExecutorProcess | None:
+        return next((hand for hand in self.hands if placement_id in hand.held), None)
+
+    def of(self, child: Child) -> ExecutorProcess | None:
+        return next((hand for hand in self.hands if hand.child is child), None)
+
+    def take(self, placement: Placement, now: float) -> ExecutorProcess | None:
+        """The executor that shall run the placement, which it holds from now on. None while its devices are not free.
+
+        One that holds the same devices and the same base is shared; an empty one changes its base.
+        """
+        devices = frozenset(placement.device_indexes)
+        for hand in self.hands:
+            if hand.devices is None or not hand.devices & devices:
+                continue
+            same = hand.devices == devices and not hand.stopping and (not hand.held or hand.base == placement.base)
+            if not same:
+                if not hand.held:
+                    self.stop(hand, 0.0)
+                return None
+        hand = next((h for h in self.hands if h.devices == devices), None) or self._spare() or self._start()
+        hand.devices, hand.base = devices, placement.base
+        hand.held[placement.placement_id] = Held(placement, progress_at=now)
+        return hand
+
+    def release(self, hand: ExecutorProcess, placement_id: str, now: float) -> None:
+        """The placement is no longer there."""
+        del hand.held[placement_id]
+        hand.idle_since = now
+
+    def stop(self, hand: ExecutorProcess, seconds: float) -> None:
+        """Ask an executor to end within `seconds`."""
+        hand.stopping = True
+        hand.child.send(Stop(seconds=seconds))
+
+    def settle(self, now: float) -> float | None:
+        """Let idle executors go and keep a spare where a device is free. Returns when to look again."""
+        for hand in self.hands:
+            if hand.devices is not None and not hand.held and not hand.stopping and now - hand.idle_since >= IDLE_SECONDS:
+                log.info("executor %d was idle for %.0f s and is let go", hand.child.pid, IDLE_SECONDS)
+                self.stop(hand, 0.0)
+        taken = frozenset[int]().union(*(hand.devices for hand in self.hands if hand.devices))
+        times = [h.idle_since + IDLE_SECONDS for h in self.hands if h.devices is not None and not h.held and not h.stopping]
+        if self._devices - taken and self._spare() is None:
+            if now >= self._next_spare:
+                self._start()
+            else:
+                times.append(self._next_spare)
+        return min(times, default=None)
+
+    def bury(self, hand: ExecutorProcess, now: float) -> None:
+        """Forget an executor whose process has ended. A spare that ended by itself is not replaced at once."""
+        self.hands.remove(hand)
+        if hand.devices is None and not hand.stopping:
+            log.error("an executor (pid %d) ended before it was given anything; its log tells why", hand.child.pid)
+            self._next_spare = now + _RESPAWN_SECONDS
+
+    def kill(self) -> None:
+        """End all executors at once; what they held is forgotten."""
+        for hand in self.hands:
+            hand.stopping = True
+            hand.held.clear()
+            hand.child.kill()
+
+    def _spare(self) -> ExecutorProcess | None:
+        return next((hand for hand in self.hands if hand.devices is None and not hand.stopping), None)
+
+    def _start(self) -> ExecutorProcess:
+        hand = ExecutorProcess(Child("worker.executor.training_loop", EXECUTOR_NEWS, self._tell))
+        self.hands.append(hand)
+        return hand

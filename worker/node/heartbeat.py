@@ -1,0 +1,90 @@
+"""The node's heartbeat, a process of its own so that no busy daemon or executor can hold it up. Knows no jobs.
+
+Told by the daemon which placements there are, it sends a heartbeat every so often, and at once when something changed, and
+hands the answers back with the time they were asked for. It ends when the daemon's pipe closes.
+"""
+
+import logging
+import threading
+
+from contract.wire import Heartbeat, Pulse
+from worker.api_client import LinkError, NodeLink, NodeUnknown
+from worker.boot_clock import boot_now
+from worker.parent_watchdog import exit_with_parent
+from worker.pipe_messages import WISHES, Beat, Beating, Identity, Pulses, Unknown, Writer, take_stdout
+from worker.stderr_logging import log_to_stderr
+
+log = logging.getLogger("worker.node.heartbeat")
+
+_RETRY_SECONDS = 1.0
+
+
+class HeartbeatState:
+    """What the next heartbeat says; written by the reading thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._identity: Identity | None = None
+        self._placements: list[Beating] = []
+        self._now = False
+
+    def heed(self, wish: Identity | Pulses) -> None:
+        """The daemon said something."""
+        with self._changed:
+            if isinstance(wish, Identity):
+                self._identity = wish
+            else:
+                self._placements, self._now = wish.placements, self._now or wish.now
+            self._changed.notify()
+
+    def identity(self) -> Identity:
+        with self._changed:
+            self._changed.wait_for(lambda: self._identity is not None)
+            assert self._identity is not None
+            return self._identity
+
+    def wait(self, seconds: float) -> None:
+        """Until a heartbeat is due: after `seconds`, or when one is wanted at once."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._now, timeout=seconds)
+            self._now = False
+
+    def heartbeat(self, boot_id: str, now: float) -> Heartbeat:
+        with self._changed:
+            pulses = [
+                Pulse(placement_id=p.placement_id, fence=p.fence, phase=p.phase, progress_age=max(0.0, now - p.progress_at))
+                for p in self._placements
+            ]
+        return Heartbeat(boot_id=boot_id, pulses=pulses)
+
+
+def main() -> None:
+    log_to_stderr()
+    news = Writer(take_stdout())
+    board = HeartbeatState()
+    exit_with_parent(WISHES, board.heed)
+    identity = board.identity()
+    away = False
+    with NodeLink(identity.api_url) as link:
+        while True:
+            sent_at = boot_now()
+            try:
+                answer = link.heartbeat(identity.node_id, identity.credential, board.heartbeat(identity.boot_id, sent_at))
+            except NodeUnknown:
+                news.write(Unknown())
+                return
+            except LinkError as error:
+                if not away:
+                    log.warning("no answer to a heartbeat: %s", error)
+                away = True
+                board.wait(min(_RETRY_SECONDS, identity.seconds))
+                continue
+            if away:
+                log.info("heartbeats are answered again")
+            away = False
+            news.write(Beat(sent_at=sent_at, answer=answer))
+            board.wait(max(0.0, identity.seconds - (boot_now() - sent_at)))
+
+
+if __name__ == "__main__":
+    main()

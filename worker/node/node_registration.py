@@ -1,0 +1,106 @@
+"""Joining the fleet, and what belongs to one registration: heartbeat, hints, desired state. Gone when the node joins anew."""
+
+import logging
+import secrets
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+from contract.wire import Device, NodeRegistration, NodeWelcome
+from worker.api_client import NodeLink, Refused, Unreachable
+from worker.node.child_process import Child
+from worker.node.desired_state_poller import DesiredStates
+from worker.node.wakeup_listener import Hints
+from worker.pipe_messages import HEARTBEAT_NEWS, Beating, Identity, Pulses
+from worker.settings import Settings, SettingsError
+
+log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 1.0
+_VERSIONS = ("torch", "transformers", "motet")
+
+
+def start_heart(tell: Callable[[Any], None]) -> Child:
+    """The heartbeat's process, which beats once it is told for whom."""
+    return Child("worker.node.heartbeat", HEARTBEAT_NEWS, tell)
+
+
+def join(
+    settings: Settings,
+    link: NodeLink,
+    devices: list[Device],
+    tell: Callable[[Any], None],
+    told_to_stop: Callable[[float], bool],
+) -> "NodeMembership | None":
+    """Register under a new boot id, trying for as long as the service is away. None if `told_to_stop` while it waits so long.
+
+    Raises SettingsError if the service will not have us.
+    """
+    heart, away = start_heart(tell), False  # it imports what it needs while we register
+    registration = NodeRegistration(
+        name=settings.node_name,
+        boot_id=secrets.token_hex(16),
+        devices=devices,
+        versions={name: version(name) for name in _VERSIONS},
+    )
+    while True:
+        try:
+            welcome = link.register(settings.join_token.get_secret_value(), registration)
+        except Unreachable as error:
+            if not away:
+                log.warning("waiting for the service at %s: %s", settings.api_url, error)
+            away = True
+        except Refused as error:
+            heart.kill()
+            what = "MOTET_JOIN_TOKEN is not the service's join token" if error.status in (401, 403) else "refused to join"
+            raise SettingsError(f"{what}: {error}") from None
+        else:
+            log.info("joined as node %s (%s), %d device(s)", registration.name, welcome.node_id, len(devices))
+            return NodeMembership(settings, link, welcome, registration.boot_id, heart, tell)
+        if told_to_stop(_RETRY_SECONDS):
+            heart.kill()
+            return None
+        heart = heart if heart.alive else start_heart(tell)
+
+
+class NodeMembership:
+    """`tell` is called, from several threads, with every event of this registration. `heart` waits for its identity."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        link: NodeLink,
+        welcome: NodeWelcome,
+        boot_id: str,
+        heart: Child,
+        tell: Callable[[Any], None],
+    ) -> None:
+        self.welcome = welcome
+        self._tell = tell
+        self._identity = Identity(
+            api_url=settings.api_url,
+            node_id=welcome.node_id,
+            credential=welcome.credential,
+            boot_id=boot_id,
+            seconds=welcome.heartbeat_seconds,
+        )
+        self.desired = DesiredStates(link, welcome, tell)
+        self._hints = Hints(settings.redis_url, welcome.stream, self.desired.want) if settings.redis_url else None
+        self.heart = heart
+        self.heart.send(self._identity)
+
+    def restart_heart(self) -> None:
+        """The heartbeat's process has ended."""
+        self.heart = start_heart(self._tell)
+        self.heart.send(self._identity)
+
+    def pulse(self, placements: list[Beating], now: bool) -> None:
+        """Tell the heartbeat what there is; with `now` it beats at once."""
+        self.heart.send(Pulses(placements=placements, now=now))
+
+    def close(self, seconds: float = 0.0) -> None:
+        """End it all. What was lost is still told, if that takes no longer than `seconds`."""
+        if self._hints is not None:
+            self._hints.close()
+        self.desired.close(seconds)
+        self.heart.kill()

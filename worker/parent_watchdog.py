@@ -1,0 +1,39 @@
+"""What makes a process a child of the daemon: it obeys the daemon's pipe and ends when that closes. Knows no messages."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from pydantic import TypeAdapter
+
+from worker.pipe_messages import read
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def exit_with_parent(messages: TypeAdapter[T], obey: Callable[[T], None]) -> None:
+    """From now on a thread hands every message of standard input to `obey`; at its end the daemon is gone, and so are we.
+
+    Ctrl-C is the daemon's business. A thread that dies takes the process with it: half a child is none, and the daemon acts
+    on a child's end.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.excepthook = _thread_died
+
+    def follow() -> None:
+        for message in read(sys.stdin.fileno(), messages):
+            obey(message)
+        os._exit(0)
+
+    threading.Thread(target=follow, name="daemon's pipe", daemon=True).start()
+
+
+def _thread_died(args: threading.ExceptHookArgs) -> None:
+    log.critical("thread %s died", args.thread and args.thread.name, exc_info=args.exc_value)
+    os._exit(1)

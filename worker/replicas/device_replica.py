@@ -1,0 +1,58 @@
+"""One copy of the base on one device, and what it does: a step of its jobs, their evaluation. Deals none and judges none.
+
+A pass that finds no memory is done anew in shorter ones, here and on no other replica.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+from worker.adapters.adapter_slots import Slots
+from worker.executor.job_run import JobRun
+from worker.model.plain.trainer import OutOfMemory
+from worker.replicas.packed_step import Stepped, step
+from worker.replicas.validation_pass import ValidationResult, ValidationSubject, evaluate
+
+T = TypeVar("T")
+Tick = Callable[[], None]
+Hopeless = dict[JobRun, int]  # jobs for which no pass is short enough, and the tokens of the one that was tried
+
+
+class Replica:
+    """`hand`: the thread that works for it; None is the caller's own."""
+
+    def __init__(self, slots: Slots, with_hand: bool) -> None:
+        self.slots = slots
+        share = (torch.get_num_threads(),)  # of the cores; a thread that was just made has its own count
+        self.hand = ThreadPoolExecutor(1, "replica", torch.set_num_threads, share) if with_hand else None
+
+    def step(self, runs: Sequence[JobRun], tick: Tick) -> tuple[Stepped, Hopeless]:
+        """An optimizer step of each of these jobs that can have one."""
+        slots = self.slots
+        return self.attempt(runs, lambda left: step(slots.base.trainer, left, slots.capacity.step_tokens, tick))
+
+    def examine(self, runs: Sequence[JobRun], tick: Tick) -> tuple[Mapping[JobRun, ValidationResult], Hopeless]:
+        """Validation losses of these jobs."""
+        found: dict[JobRun, ValidationResult] = {}
+        examinees: dict[JobRun, ValidationSubject] = {run: run.examinee for run in runs}
+
+        def go_on(left: Sequence[JobRun]) -> None:
+            wanted = {run: examinees[run] for run in left if run not in found}
+            for run, result in evaluate(self.slots.base.trainer, wanted, self.slots.capacity.step_tokens, tick):
+                found[run] = result
+
+        _, hopeless = self.attempt(runs, go_on)
+        return found, {run: tokens for run, tokens in hopeless.items() if run not in found}
+
+    def attempt(self, runs: Sequence[JobRun], work: Callable[[list[JobRun]], T]) -> tuple[T, Hopeless]:
+        """Do the work for these jobs, in shorter passes where the device had no memory; without those for which none is short
+        enough."""
+        hopeless: Hopeless = {}
+        while True:
+            left = [run for run in runs if run not in hopeless]
+            try:
+                return work(left), hopeless
+            except OutOfMemory as error:
+                hopeless |= dict.fromkeys(self.slots.tighten(error.tokens, left), error.tokens)

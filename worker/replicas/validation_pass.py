@@ -1,0 +1,111 @@
+"""Validation losses of many jobs in one pass over the flat axis, each over its own task's held-out rows. Judges none."""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+
+from worker.data.dataset import Rows
+from worker.model.arena import Slot
+from worker.model.flat_batch import Dropout, Example, Segment
+from worker.model.plain.trainer import LossSum, Trainer
+from worker.policy.packing import cut, pack
+from worker.replicas.dpo_loss import judge
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class ValidationSubject:
+    """Whose loss is wanted: an adapter's, or without a slot the base's own. Under dpo with its beta and the reference's
+    log-probabilities of the rows' sequences."""
+
+    slot: Slot | None
+    rows: Rows
+    beta: float | None = None
+    reference: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class ValidationResult:
+    """loss: mean nats per label over all rows; under dpo the mean loss of the pairs, with their accuracy and margin."""
+
+    loss: float
+    tokens: int
+    accuracy: float | None = None
+    margin: float | None = None
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Sequences to be read with an adapter; lengths: tokens of each on the axis. dropout: of the first; without, none."""
+
+    slot: Slot | None
+    examples: Sequence[Example]
+    lengths: Sequence[int]
+    dropout: Dropout | None = None
+
+
+def evaluate(
+    trainer: Trainer, examinees: Mapping[Key, ValidationSubject], budget: int, tick: Callable[[], None]
+) -> Iterator[tuple[Key, ValidationResult]]:
+    """Yield each examinee's result as soon as it is known. How its rows are cut depends on its data and `budget` alone."""
+    wanted = {key: Sequences(who.slot, who.rows.sequences, who.rows.lengths) for key, who in examinees.items()}
+    apart = {key for key, who in examinees.items() if who.beta is not None}
+    for key, sums in _read(trainer, wanted, apart, budget, tick):
+        yield key, _result(examinees[key], sums)
+
+
+def log_probabilities(
+    trainer: Trainer, wanted: Mapping[Key, Sequences], budget: int, tick: Callable[[], None]
+) -> dict[Key, list[float]]:
+    """log p of every sequence's labels, summed."""
+    return {key: [-nll for nll in _totals(sums)] for key, sums in _read(trainer, wanted, set(wanted), budget, tick)}
+
+
+def _read(
+    trainer: Trainer, wanted: Mapping[Key, Sequences], apart: set[Key], budget: int, tick: Callable[[], None]
+) -> Iterator[tuple[Key, list[LossSum]]]:
+    """Each one's loss sums in the order of its sequences: one for each piece, or for each sequence of those in `apart`."""
+    keys = list(wanted)
+    due = {place: len(cut(wanted[key].lengths, budget)) for place, key in enumerate(keys)}
+    known: dict[int, dict[int, list[LossSum]]] = {place: {} for place in due}
+    passes = pack({place: wanted[key].lengths for place, key in enumerate(keys)}, budget)
+    for held in sorted(passes, key=lambda held: (held[0].job, held[0].first)):  # what completes a job early goes first
+        segments, owners = [], []
+        for chunk in held:
+            key = keys[chunk.job]
+            for part in segments_of(wanted[key], chunk.first, chunk.last, key in apart):
+                segments.append(part)
+                owners.append((chunk.job, chunk.first))
+        for (place, first), loss in zip(owners, trainer.evaluate(segments), strict=True):
+            known[place].setdefault(first, []).append(loss)
+        tick()
+        for place in [chunk.job for chunk in held]:
+            if len(known[place]) == due[place]:
+                pieces = known.pop(place)
+                yield keys[place], [loss for first in sorted(pieces) for loss in pieces[first]]
+
+
+def segments_of(
+    read: Sequences, first: int, last: int, apart: bool, weights: Sequence[float] | None = None
+) -> Iterator[Segment]:
+    """Sequences `first` to `last - 1` as one segment, or each as its own. weights: per sequence, equal unless `apart`."""
+    step = 1 if apart else last - first
+    for at in range(first, last, step):
+        dropout = None if read.dropout is None else replace(read.dropout, first=read.dropout.first + at)
+        yield Segment(read.slot, read.examples[at : at + step], 1.0 if weights is None else weights[at], dropout)
+
+
+def _totals(sums: Sequence[LossSum]) -> list[float]:
+    totals: list[float] = torch.stack([loss.total for loss in sums]).tolist()
+    return totals
+
+
+def _result(examinee: ValidationSubject, sums: Sequence[LossSum]) -> ValidationResult:
+    tokens, totals = sum(examinee.rows.lengths), _totals(sums)
+    if examinee.beta is None:
+        return ValidationResult(sum(totals) / sum(loss.labels for loss in sums), tokens)
+    said = judge(examinee.beta, [-nll for nll in totals], examinee.reference)
+    return ValidationResult(said.loss, tokens, said.accuracy, said.margin)
