@@ -1,7 +1,7 @@
 """The executor's own step over consecutive different batches: packing, upload, tables, forward, backward, losses, clip, AdamW.
 
-Knows worker.replicas.packed_step and jobs as an executor holds them; an attach and a detach happen midway. Times are wall clock, the device's
-idle time included.
+Knows worker.replicas.packed_step and jobs as an executor holds them; an attach and a detach happen midway. Times are wall
+clock, the device's idle time included.
 """
 
 import time

@@ -1,7 +1,7 @@
 """Forward and backward of one batch, cell by cell: ours, the frozen base alone, torch grouped_mm and a PyTorch loop, in turns.
 
-All share our base passes, attention and loss (contestants.py), so that a difference is the adapters'. Knows no optimizer and no order
-of batches.
+All share our base passes, attention and loss (contestants.py), so that a difference is the adapters'. Knows no optimizer
+and no order of batches.
 """
 
 import gc

@@ -21,7 +21,8 @@ from benchmarks.simulator.experiments import Experiments
 
 RESULT = Path(__file__).parent / "results" / "scheduler-cpu.json"
 PARTS: dict[str, Callable[[Experiments], None]] = {
-    "timing": Experiments.timing, "eleven": Experiments.eleven, "gaps": Experiments.gaps, "figure12": Experiments.figure_12, "eta": Experiments.eta,
+    "timing": Experiments.timing, "eleven": Experiments.eleven, "gaps": Experiments.gaps, "figure12": Experiments.figure_12,
+    "eta": Experiments.eta,
     "traces": Experiments.traces, "rolling": Experiments.rolling, "widths": Experiments.widths, "philly": Experiments.philly,
 }  # fmt: skip
 

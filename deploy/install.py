@@ -25,7 +25,7 @@ STAMP = VENV / "installed"
 PINS = ROOT / "constraints.txt"
 OLDER_SDKS = ("1.109.1", "2.54.0")
 ROOMS = (  # what the processes of a worker import, and who tries an adapter; and all others
-    ("worker.node.daemon", "worker.node.heartbeat", "worker.executor.training_loop", "peft"),
+    ("worker.node.daemon", "worker.node.heartbeat", "worker.executor.__main__", "peft"),
     (
         "service.__main__",
         "service.app",

@@ -138,7 +138,7 @@ def test_imports_stand_at_the_top(house: str) -> None:
         ("motet.cli", TENSORS | STORES),
         ("contract.wire", TENSORS | STORES),
         ("worker.node.daemon", TENSORS),
-        ("worker.executor.training_loop", STORES | {"peft", "transformers.modeling_utils"}),
+        ("worker.executor.__main__", STORES | {"peft", "transformers.modeling_utils"}),
     ],
 )
 def test_importing_it_loads_no_stranger(module: str, never: set[str]) -> None:

@@ -1,4 +1,4 @@
-"""`python -m worker`: the daemon of one node. Its children are `worker.node.heartbeat` and `worker.executor.training_loop`."""
+"""`python -m worker`: the daemon of one node. Its children are `worker.node.heartbeat` and `worker.executor`."""
 
 import sys
 

@@ -1,9 +1,9 @@
 """LoRA dropout drawn from a counter: whether an adapter's input keeps a feature is a hash of where it stands, never stored.
 
 The counter is (seed, step, sample, position, matrix, feature). Its first four make one 32-bit key a token, on the host; the
-last two are hashed into it where the mask is needed, forward and again in backward: here for the plain path, in dropout_mask.py for the
-kernels, to the same bit. Only 0 and 1 here: the factor 1 / (1 - p) goes into the adapter's scale. (Mixing: the finaliser of
-MurmurHash3, Appleby 2011, a bijection.)
+last two are hashed into it where the mask is needed, forward and again in backward: here for the plain path, in
+dropout_mask.py for the kernels, to the same bit. Only 0 and 1 here: the factor 1 / (1 - p) goes into the adapter's scale.
+(Mixing: the finaliser of MurmurHash3, Appleby 2011, a bijection.)
 """
 
 from collections.abc import Sequence

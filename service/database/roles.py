@@ -1,6 +1,7 @@
 """The three database roles: the owner migrates, `motet_app` serves tenants, `motet_system` plans, leads the fleet, knows keys.
 
-Only the owner's connection makes roles or changes them. Knows no tables: row_level_security.py says what each role may do with them.
+Only the owner's connection makes roles or changes them. Knows no tables: row_level_security.py says what each role may do
+with them.
 """
 
 import psycopg

@@ -69,7 +69,7 @@ def emptied_valkey(motet: House) -> int:
 
 VICTIMS = {  # the API last: training goes on without it, and must not be over before the others were killed
     "valkey": emptied_valkey,
-    "executor": lambda motet: child(motet, "worker.executor.training_loop"),
+    "executor": lambda motet: child(motet, "worker.executor"),
     "worker": lambda motet: motet.pids["worker"],
     "heartbeat": lambda motet: child(motet, "worker.node.heartbeat"),
     "queue": lambda motet: motet.pids["queue"],
@@ -133,7 +133,7 @@ def test_a_worker_that_slept_past_its_lease_changes_nothing(
         family = [
             motet.pids[sleeper],
             *motet.below(sleeper, "worker.node.heartbeat"),
-            *motet.below(sleeper, "worker.executor.training_loop"),
+            *motet.below(sleeper, "worker.executor"),
         ]
         assert len(family) == 3
         for pid in family:
@@ -147,9 +147,9 @@ def test_a_worker_that_slept_past_its_lease_changes_nothing(
         for pid in reversed(family):  # the daemon last: it kills an executor whose placement is over, and takes note of its end
             os.kill(pid, signal.SIGCONT)
         deadline = time.monotonic() + 20
-        while motet.below(sleeper, "worker.executor.training_loop") == family[2:] and time.monotonic() < deadline:
+        while motet.below(sleeper, "worker.executor") == family[2:] and time.monotonic() < deadline:
             time.sleep(0.2)  # the executor notices by its own clock that its lease is over
-        assert family[2] not in motet.below(sleeper, "worker.executor.training_loop")
+        assert family[2] not in motet.below(sleeper, "worker.executor")
         assert everything(motet.database_url) == rows
         answers = [line for line in log.read_text()[told:].splitlines() if "/internal/v1/placements/" in line]
         assert all(" 409" in line for line in answers), answers

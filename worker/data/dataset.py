@@ -1,7 +1,7 @@
 """A task's data: JSONL files to examples, what is held out, and the order in which a job reads them.
 
-Knows no tokenizer's details (contract/row_encoding.py) and no tensors. Everything is drawn from the rows' bytes and the jobs' seeds, so
-that all jobs validate on the same rows and a resumed job reads on where it stopped.
+Knows no tokenizer's details (contract/row_encoding.py) and no tensors. Everything is drawn from the rows' bytes
+and the jobs' seeds, so that all jobs validate on the same rows and a resumed job reads on where it stopped.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""The executor: one frozen base, and jobs of any task that train on it together. `python -m worker.executor.training_loop` is its process.
+"""The executor: one frozen base, and jobs of any task that train on it together.
 
     while jobs: admit -> pack -> step -> record -> judge -> release
 
@@ -9,7 +9,6 @@ tokenising) is kept on benches beside it, which hand acts back into its queue.
 
 import math
 import queue
-import signal
 import time
 from collections.abc import Callable
 from functools import partial
@@ -27,19 +26,15 @@ from worker.executor.job_run import JobRun, Stage
 from worker.executor.placement_lease import Lease
 from worker.executor.placement_preparation import Prepared
 from worker.executor.task_run import TaskRun, keeps_adapter
-from worker.model.peak_memory import keep_freed_blocks
-from worker.parent_watchdog import exit_with_parent
-from worker.pipe_messages import COMMANDS, Attach, Detach, Ended, Progress, Renew, Stop, Writer, take_stdout
+from worker.pipe_messages import Attach, Detach, Ended, Progress, Renew, Stop
 from worker.policy.verdict import Verdict, not_finite
 from worker.replicas.device_replica import Hopeless
 from worker.replicas.packed_step import Stepped
 from worker.replicas.replica_set import Replicas
 from worker.replicas.validation_pass import ValidationResult
 from worker.settings import Settings
-from worker.stderr_logging import log_to_stderr
 
 _IDLE_SECONDS = 1.0  # between looks at the leases while nothing trains
-_TERMINATION_SECONDS = 5.0
 
 
 class Executor:
@@ -278,19 +273,3 @@ class Executor:
         for task in self._attached.open:
             task.flush_throughput()
             task.reporter.drain(max(0.0, deadline - boot_now()))
-
-
-def main() -> None:
-    log_to_stderr()
-    keep_freed_blocks()
-    settings = Settings.load()
-    writer = Writer(take_stdout())
-    with PlacementLink(settings.api_url) as link:
-        executor = Executor(settings, link, writer.write)
-        exit_with_parent(COMMANDS, executor.obey)
-        signal.signal(signal.SIGTERM, lambda *_: executor.obey(Stop(seconds=_TERMINATION_SECONDS)))
-        executor.run()
-
-
-if __name__ == "__main__":
-    main()

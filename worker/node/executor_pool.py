@@ -123,6 +123,6 @@ class ExecutorPool:
         return next((hand for hand in self.hands if hand.devices is None and not hand.stopping), None)
 
     def _start(self) -> ExecutorProcess:
-        hand = ExecutorProcess(Child("worker.executor.training_loop", EXECUTOR_NEWS, self._tell))
+        hand = ExecutorProcess(Child("worker.executor", EXECUTOR_NEWS, self._tell))
         self.hands.append(hand)
         return hand

@@ -1,8 +1,8 @@
 """The replicas of an executor's base, one on each of its devices: which holds which job, and all of them at work at once.
 
 Adapter parallelism: a job lies on one replica as a whole, so nothing crosses between devices. Jobs are dealt when they are let
-in (policy/replica_assignment.py), and move at step boundaries alone, as host copies. What comes back is in the order that was asked in,
-whichever replica was done first.
+in (policy/replica_assignment.py), and move at step boundaries alone, as host copies. What comes back is in the order that was
+asked in, whichever replica was done first.
 """
 
 import logging

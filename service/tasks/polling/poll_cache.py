@@ -1,8 +1,8 @@
 """A task for those who ask again and again: whether it has changed, and how it looks.
 
-All who ask at the same time are answered from one read, begun after the last of them came (request_coalescer.py). How a task looks is
-kept until its version is another. Only the event loop may call this, and it reads and answers by itself: whoever polls waits
-for no thread, however many compute. Knows no HTTP but what an ETag is.
+All who ask at the same time are answered from one read, begun after the last of them came (request_coalescer.py). How a task
+looks is kept until its version is another. Only the event loop may call this, and it reads and answers by itself: whoever
+polls waits for no thread, however many compute. Knows no HTTP but what an ETag is.
 """
 
 import asyncio

@@ -8,7 +8,7 @@ import yaml
 from service.app import routes
 from service.http.openapi import as_yaml, document
 
-COMMITTED = Path(__file__).parents[2] / "openapi.yaml"
+COMMITTED = Path(__file__).parents[3] / "openapi.yaml"
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ class Node:
         return pid
 
     def family(self) -> list[int]:
-        return [self.process.pid, *self.children("worker.node.heartbeat"), *self.children("worker.executor.training_loop")]
+        return [self.process.pid, *self.children("worker.node.heartbeat"), *self.children("worker.executor")]
 
     def end(self) -> None:
         family = self.family()
@@ -149,10 +149,10 @@ class TestOneNode:
     def test_a_task_runs_and_its_executor_serves_the_next(self, fleet, placing, node):
         first = fleet.place(placing(SPACE, **SHORT))
         fleet.until(lambda: first.ended)
-        executor = node.child("worker.executor.training_loop")
+        executor = node.child("worker.executor")
         second = fleet.place(placing(SPACE, **SHORT))
         fleet.until(lambda: second.ended)
-        assert node.child("worker.executor.training_loop") == executor
+        assert node.child("worker.executor") == executor
         assert second.curves == first.curves
         registration = fleet.registrations[0]
         assert registration.name == "node"
@@ -173,7 +173,7 @@ class TestOneNode:
     def test_an_executor_that_will_not_let_go_is_killed_and_its_neighbours_given_back(self, fleet, placing, node):
         first, second = fleet.place(placing(SPACE, **LONG)), fleet.place(placing(SPACE, **LONG))
         fleet.until(lambda: trains(first)() and trains(second)())
-        executor = node.child("worker.executor.training_loop")
+        executor = node.child("worker.executor")
         os.kill(executor, signal.SIGSTOP)
         fleet.end(first.placement.placement_id)
         fleet.until(lambda: fleet.lost)
@@ -183,7 +183,7 @@ class TestOneNode:
     def test_a_killed_executor_gives_its_placement_back(self, fleet, placing, node):
         reported = fleet.place(placing(SPACE, **LONG))
         fleet.until(trains(reported))
-        victim = node.child("worker.executor.training_loop")
+        victim = node.child("worker.executor")
         os.kill(victim, signal.SIGKILL)
         fleet.until(lambda: fleet.lost)
         (lost,) = fleet.lost
@@ -212,7 +212,7 @@ class TestOneNode:
     def test_a_node_that_was_forgotten_joins_anew(self, fleet, placing, node):
         reported = fleet.place(placing(SPACE, **LONG))
         fleet.until(trains(reported))
-        executor = node.child("worker.executor.training_loop")
+        executor = node.child("worker.executor")
         with fleet.lock:
             fleet.credential = "another"
         fleet.until(lambda: len(fleet.registrations) == 2)
