@@ -2,9 +2,9 @@
 
     python -m benchmarks.compile_ahead [--chip 80] [--limit-kb 163] [--processes N]
 
-Llama-3.2-1B's shape in bf16, by launch_configs.py's table for that chip, in three rank classes (none, 64, 256) and with dropout.
-Launches nothing. Exits with 1 if a kernel does not fit: a program may have 163 KB on an A100 (80), 99 KB on other Amperes and
-Adas (86, 89), 227 KB on a Hopper.
+Llama-3.2-1B's shape in bf16, by launch_configs.py's table for that chip, in three rank classes (none, 64, 256) and with
+dropout. Launches nothing. Exits with 1 if a kernel does not fit: a program may have 163 KB on an A100 (80), 99 KB on other
+Amperes and Adas (86, 89), 227 KB on a Hopper.
 """
 
 import argparse

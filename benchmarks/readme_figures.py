@@ -1,8 +1,8 @@
-"""The README's tables of a training step, of early exit and of a whole search, and docs/step.svg, made from result files.
+"""The tables of docs/BENCHMARKS.md, the headlines of the README, and the plots of docs/, made from result files.
 
     python -m benchmarks.readme_figures
 
-Measures nothing. Each table stands between two comments in the README and is replaced.
+Measures nothing. Each text stands between two comments on its page and is replaced.
 """
 
 import json
@@ -99,21 +99,69 @@ def plot(result: dict[str, Any]) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-def page(readme: str) -> str:
-    """The README with its tables made anew. Raises ValueError where one's two comments are not there once."""
-    made = {
-        "step": f"![One pass over 32 adapters](docs/step.svg)\n\n{table(read(STEP))}",
-        "quality": quality.table(read(QUALITY), QUALITY),
-        "search": search(read(SWEEP)),
-    }
-    for name, text in made.items():
+def bars(title: str, rows: list[tuple[str, float, str]], unit: str) -> str:
+    """Horizontal bars on a linear axis from zero, as SVG. `rows`: name, value, colour."""
+    span, most, height = WIDTH - LEFT - RIGHT, max(value for _, value, _ in rows), ROW * (len(rows) + 2)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="13">',
+        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+        f'<text x="8" y="18">{title}</text>',
+    ]
+    for place, (name, value, colour) in enumerate(rows):
+        y, length = ROW * (place + 1), span * value / most
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 18}" text-anchor="end">{name}</text>')
+        parts.append(f'<rect x="{LEFT}" y="{y + 4}" width="{length:.1f}" height="{ROW - 8}" fill="{colour}"/>')
+        parts.append(f'<text x="{LEFT + length + 6:.1f}" y="{y + 18}">{value:,.3g}{unit}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def search_plot(result: dict[str, Any]) -> str:
+    """Minutes of a whole search, as SVG."""
+    f = result["figures"]
+    rows = [
+        ("PEFT, one after another", 60 * f["hours_sequential"], "#b8b8b8"),
+        ("Motet without early exit", f["minutes_batching_only"], "#7f8fb0"),
+        ("Motet", f["minutes_ours"], "#1f5fbf"),
+    ]
+    return bars("A search of 60 configurations: minutes", rows, "")
+
+
+def quality_plot(result: dict[str, Any]) -> str:
+    """Samples saved by the default policy, set by set, as SVG."""
+    saved = [(row["pair"], 100 * row["policies"][quality.OURS]["saved"], "#1f5fbf") for row in result["rows"]]
+    return bars("Samples saved by early exit: % of full training", saved, " %")
+
+
+def headlines(step: dict[str, Any], sweep: dict[str, Any], sets: dict[str, Any]) -> str:
+    """One sentence and one plot for each of the three results, as Markdown."""
+    s, w, q = step["figures"], sweep["figures"], sets["figures"]
+    return "\n\n".join(
+        [
+            "**A step.** Forward and backward of 32 adapters of ranks 16, 32, 64 on Llama-3.2-1B's shape take "
+            f"{s['lora_tax_bs1']:.0%} longer\nthan the frozen base alone at batch 1 ({step['device']}). "
+            f"PEFT, one adapter after another, takes {s['x_sequential_bs1']:.0f} times as long as Motet's\nwhole step.",
+            "![One pass over 32 adapters](docs/step.svg)",
+            f"**A search.** 60 configurations take {w['minutes_ours']:.1f} minutes instead of "
+            f"{w['hours_sequential']:.1f} hours: {w['x_sequential']:.0f} times faster\n({sweep['device']}, random weights).",
+            "![A search of 60 configurations](docs/search.svg)",
+            f"**Early exit.** It saves {q['samples_saved_sft_mean']:.0%} of the samples on average over "
+            f"{q['pairs']} sets with a base of 7M parameters, and finds the best\nloss of full training on the held-out rows "
+            "that it selects by. Rows that neither saw are not measured yet.",
+            "![Samples saved by early exit](docs/early_exit.svg)",
+        ]
+    )
+
+
+def replaced(page: str, texts: dict[str, str]) -> str:
+    """The page with its texts made anew. Raises ValueError where one's two comments are not there once."""
+    for name, text in texts.items():
         begin, end = (f"<!-- made by benchmarks.readme_figures: {name} {edge} -->" for edge in ("begin", "end"))
         between = re.escape(begin) + ".*?" + re.escape(end)
         block = f"{begin}\n\n{text}\n\n{end}"
-        readme, count = re.subn(between, lambda _, block=block: block, readme, flags=re.S)
+        page, count = re.subn(between, lambda _, block=block: block, page, flags=re.S)
         if count != 1:
-            raise ValueError(f"README.md must hold {begin} and {end} once")
-    return readme
+            raise ValueError(f"the page must hold {begin} and {end} once")
+    return page
 
 
 def read(file: str) -> dict[str, Any]:
@@ -121,10 +169,27 @@ def read(file: str) -> dict[str, Any]:
     return result
 
 
+def made() -> dict[Path, str]:
+    """Every page and plot that is made here, with its text as it should be."""
+    docs, step, sweep, sets = ROOT / "docs", read(STEP), read(SWEEP), read(QUALITY)
+    tables = {
+        "step": f"![One pass over 32 adapters](step.svg)\n\n{table(step)}",
+        "search": search(sweep),
+        "quality": quality.table(sets, QUALITY),
+    }
+    measured, readme = docs / "BENCHMARKS.md", ROOT / "README.md"
+    return {
+        docs / "step.svg": plot(step),
+        docs / "search.svg": search_plot(sweep),
+        docs / "early_exit.svg": quality_plot(sets),
+        measured: replaced(measured.read_text(), tables),
+        readme: replaced(readme.read_text(), {"headlines": headlines(step, sweep, sets)}),
+    }
+
+
 def main() -> None:
-    (ROOT / "docs" / "step.svg").write_text(plot(read(STEP)))
-    readme = ROOT / "README.md"
-    readme.write_text(page(readme.read_text()))
+    for path, text in made().items():
+        path.write_text(text)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ _LONGEST = (  # they come first, in this order: short files fill the time beside
         "walk/test_walk.py",
         "worker/executor/test_executor.py",
         "worker/node/test_daemon.py",
-        "test_readme.py",
+        "test_docs.py",
     ),
     *(
         "service/background/test_queue_processes.py",

@@ -41,11 +41,21 @@ LIVES_ON = {
     "motet": {"httpx", "typer", "rich", "yaml", "pydantic"},
 }
 # values in, values out: no clock, no files, no network, no processes
-PURE_PLANNER = (
-    *("batch", "board", "estimate", "fair_share", "greedy", "hardware", "malformed", "preempt", "problem", "reasons"),
-    *("decision", "solve", "survival", "throughput", "violations", "window"),
-)
-PURE = [*(f"service/scheduler/{name}.py" for name in PURE_PLANNER), "worker/policy/*.py"]
+PURE = [
+    "service/scheduler/core/*.py",
+    *(
+        f"service/scheduler/estimate/{name}.py"
+        for name in ("gpu_types", "prediction_intervals", "survival", "task_duration", "throughput")
+    ),
+    "service/scheduler/explain/reason_codes.py",
+    "worker/policy/*.py",
+]
+IMPURE_PLANNER = {
+    "service.scheduler.models",
+    "service.scheduler.planner",
+    "service.scheduler.state",
+    "service.scheduler.routes",
+}
 PURE_SEES = {"contract", "service.scheduler", "worker.policy", "numpy", "ortools", "pydantic"}
 PURE_STDLIB = {
     *("abc", "array", "bisect", "collections", "copy", "dataclasses", "enum", "functools", "hashlib", "heapq", "itertools"),

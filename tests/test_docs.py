@@ -1,5 +1,6 @@
-"""The README is true: its tree is the repository's, its targets exist, and its commands work against a running Motet."""
+"""The documents are true: the map of rooms is the repository's, links and targets exist, every command works against Motet."""
 
+import ast
 import json
 import os
 import re
@@ -21,48 +22,67 @@ from tests.walk.house import ONE_THREAD
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BY_FOLDER = ("tests", "benchmarks")  # one line stands for all that is in them
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{name}.md" for name in ("TUTORIAL", "OPERATIONS", "ARCHITECTURE", "NUMERICS", "BENCHMARKS")),
+)
+PRODUCT = ("contract", "service", "worker", "kernels", "client", "migrations", "deploy")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+def blocks(language: str, *pages: str) -> list[str]:
+    """The fenced blocks of one language on these pages, in order."""
+    text = "\n".join(page(name) for name in pages)
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
-def tree() -> list[str]:
-    """Every path of the README's tree; folders end in a slash."""
-    (text,) = blocks("tree")
-    paths, above = [], []
+def page(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def packages() -> set[str]:
+    """Every folder of the product that holds modules, as a path from the root."""
+    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode != 0:
+        pytest.fail("rooms are compared with git's list of files: run this in a clone")
+    folders = {str(Path(file).parent) for file in listed.stdout.split() if (ROOT / file).exists()}
+    return {folder for folder in folders if folder.partition("/")[0] in PRODUCT}
+
+
+def test_the_map_of_rooms_names_every_room_and_no_other() -> None:
+    (text,) = blocks("rooms", "docs/ARCHITECTURE.md")
+    paths, above = [], list[str]()
     for line in text.splitlines():
         depth, name = (len(line) - len(line.lstrip())) // 2, line.split()[0]
         above = [*above[:depth], name]
-        paths.append("".join(above))
-    return paths
+        paths.append("".join(above).rstrip("/"))
+    assert len(set(paths)) == len(paths)
+    assert set(paths) == packages()
 
 
-def test_the_tree_names_nothing_that_is_not_there() -> None:
-    missing = [path for path in tree() if not (ROOT / path).exists()]
-    assert not missing
-    assert len(set(tree())) == len(tree())
+def test_every_room_says_what_it_is() -> None:
+    silent = [
+        folder
+        for folder in sorted(packages() - {"migrations/versions"})
+        if not (ROOT / folder / "__init__.py").exists()
+        or not ast.get_docstring(ast.parse((ROOT / folder / "__init__.py").read_text()))
+    ]
+    assert not silent, "each __init__.py says in about five lines what enters, what leaves, what the room must not know"
 
 
-def test_the_tree_has_a_line_for_every_file() -> None:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
-    if listed.returncode != 0:
-        pytest.fail("the tree is compared with git's list of files: run this in a clone")
-    known = set(tree())
-    absent = []
-    for file in listed.stdout.split():
-        parts = file.split("/")
-        folded = parts[0] in BY_FOLDER and parts[0] + "/" in known
-        empty = parts[-1] == "__init__.py" and not (ROOT / file).read_text().strip()
-        if (ROOT / file).exists() and file not in known and not folded and not empty:
-            absent.append(file)
-    assert not absent, "add a line to the README's tree for each"
+def test_the_readme_stays_short() -> None:
+    assert len(README.splitlines()) <= 250
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for name in PAGES:
+        for target in re.findall(r"\]\(((?!https?:)[^)#]+)", page(name)):
+            assert ((ROOT / name).parent / target).exists(), f"{name} links to {target}"
 
 
 def test_every_make_target_is_there() -> None:
     made = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert set(re.findall(r"\bmake ([a-z-]+)", README)) <= made | {"and"}
+    assert set(re.findall(r"(?:^    |`)make ([a-z-]+)", "\n".join(map(page, PAGES)), re.MULTILINE)) <= made
 
 
 def test_the_state_tables_are_the_contracts() -> None:
@@ -107,12 +127,20 @@ def run(words: list[str], folder: Path, environment: dict[str, str]) -> str:
 
 
 def test_the_walk_with_curl(running: dict[str, str], folder: Path) -> None:
-    said = run(["bash", "-c", "set -euo pipefail\n" + "\n".join(blocks("bash"))], folder, running)
+    said = run(
+        [
+            "bash",
+            "-c",
+            "set -euo pipefail\n" + "\n".join(blocks("bash", "README.md", "docs/TUTORIAL.md", "docs/OPERATIONS.md")),
+        ],
+        folder,
+        running,
+    )
     assert "succeeded" in said
     assert "adapter_model.safetensors" in said
     assert '"object":"preview"' in said
     assert '"field":"search_space.rank[0]"' in said
-    assert 'motet_tasks{status="succeeded"} 1.0' in said
+    assert re.search(r'motet_tasks{status="succeeded"} [12]\.0', said)
     assert (folder / "my-backup" / "database.dump").is_file()
     restored_and_runs(folder / "restored", running)
 
@@ -125,19 +153,19 @@ def restored_and_runs(state: Path, environment: dict[str, str]) -> None:
         with Stack(["--device", "cpu", "--workers", "0"]) as stack:
             ready = next(found for event in stack.events() if (found := ready_of(event)))
             with Client(api_url=ready.api_url, key=credentials["demo_key"]) as client:
-                (task,) = (task for task in client.tasks.list() if task.status == "succeeded")
+                task = next(task for task in client.tasks.list() if task.status == "succeeded")
                 assert client.adapters.download(task.winner.adapter_id, state / "adapter").is_dir()
 
 
 def test_the_python(running: dict[str, str], folder: Path) -> None:
-    (script,) = blocks("python")
+    (script,) = blocks("python", "README.md")
     said = run([sys.executable, "-c", script], folder, running)
     assert said.startswith("succeeded")
     assert (folder / "my-adapter" / "adapter_config.json").is_file()
 
 
 def test_the_openai_code(running: dict[str, str], folder: Path) -> None:
-    (script,) = blocks("python openai")
+    (script,) = blocks("python openai", "README.md")
     said = run([sys.executable, "-c", script], folder, running)
     assert "succeeded ft:example-7m:" in said
     with tarfile.open(folder / "openai-adapter.tar.gz") as archive:
@@ -153,7 +181,7 @@ def test_a_spec_is_previewed(running: dict[str, str], folder: Path) -> None:
 
 
 def test_every_motet_command_is_there() -> None:
-    named = set(re.findall(r"^motet ([a-z]+)", "".join(blocks("text")), re.MULTILINE))
+    named = set(re.findall(r"^motet ([a-z]+)", "".join(blocks("text", "README.md")), re.MULTILINE))
     assert len(named) == 13
     for name in named:
         said = CliRunner().invoke(app, [name, "--help"])
