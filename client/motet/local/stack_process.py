@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -38,6 +39,11 @@ class Stack:
     """Use as a context: on the way out the stack is stopped, or left running where we only attached."""
 
     def __init__(self, arguments: list[str] | None = None) -> None:
+        if find_spec("deploy") is None:
+            raise StackFailed(
+                "the local stack is not installed: this is the client alone\n"
+                "  way out: set MOTET_API_URL and MOTET_API_KEY to use a running Motet, or run `make up` in a clone of Motet"
+            )
         command = [sys.executable, "-P", "-m", "deploy.devstack", "--stop-on-eof", *(arguments or [])]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
