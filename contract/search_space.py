@@ -20,7 +20,16 @@ MAX_VALUES = 256  # of one dimension of a search space
 MAX_SEED = 2**31 - 1
 ALPHA_RATIO = 2.0  # alpha over rank, where a space says neither (ALTO A.4)
 
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False), NO_BOOL]
+# far beyond any use, and small enough that no step's arithmetic overflows in float32
+MAX_LEARNING_RATE = 1e6
+MAX_ALPHA = 65_536.0
+MAX_BETA = 1e4
+
+
+LearningRate = Annotated[float, Field(gt=0, le=MAX_LEARNING_RATE, allow_inf_nan=False), NO_BOOL]
+Alpha = Annotated[float, Field(gt=0, le=MAX_ALPHA, allow_inf_nan=False), NO_BOOL]
+AlphaRatio = Annotated[float, Field(gt=0, le=MAX_ALPHA / MAX_RANK, allow_inf_nan=False), NO_BOOL]
+Beta = Annotated[float, Field(gt=0, le=MAX_BETA, allow_inf_nan=False), NO_BOOL]
 Share = Annotated[float, Field(ge=0, lt=1), NO_BOOL]
 Decay = Annotated[float, Field(ge=0, le=1), NO_BOOL]
 Rank = Annotated[int, Field(ge=1, le=MAX_RANK, strict=True)]
@@ -41,9 +50,9 @@ def _in_order(modules: tuple[Module, ...]) -> tuple[Module, ...]:
 class JobConfig(Strict):
     """One point of a search space: one adapter to train."""
 
-    learning_rate: PositiveFloat  # the highest; `schedule` says what becomes of it
+    learning_rate: LearningRate  # the highest; `schedule` says what becomes of it
     rank: Rank
-    alpha: PositiveFloat  # the adapter's scale is alpha / rank, under rslora alpha / sqrt(rank)
+    alpha: Alpha  # the adapter's scale is alpha / rank, under rslora alpha / sqrt(rank)
     batch_size: BatchSize  # sequences in one optimizer step; of dpo, pairs
     seed: Seed  # draws the adapter's first weights, the order of its data and its dropout
     dropout: Share = 0.0  # of the adapter's input
@@ -52,7 +61,7 @@ class JobConfig(Strict):
     lr_warmup_ratio: Share = 0.0  # the part of the steps over which the learning rate rises to its highest
     target_modules: Modules = MODULES
     rslora: StrictBool = False  # rank-stabilised scale (Kalajdzievski 2023)
-    beta: PositiveFloat | None = None  # of dpo: how dear it is to leave the reference
+    beta: Beta | None = None  # of dpo: how dear it is to leave the reference
 
     @field_validator("target_modules")
     @classmethod
@@ -91,9 +100,9 @@ class JobConfig(Strict):
 class ListedJob(Strict):
     """A configuration that is named outright. What is left out is as in a space that leaves it out."""
 
-    learning_rate: PositiveFloat
+    learning_rate: LearningRate
     rank: Rank = 16
-    alpha: PositiveFloat | None = None
+    alpha: Alpha | None = None
     batch_size: BatchSize = 4
     seed: Seed = 0
     dropout: Share = 0.0
@@ -102,7 +111,7 @@ class ListedJob(Strict):
     lr_warmup_ratio: Share = 0.0
     target_modules: Modules = MODULES
     rslora: StrictBool = False
-    beta: PositiveFloat | None = None
+    beta: Beta | None = None
 
 
 _AXES = (
@@ -123,14 +132,14 @@ class SearchSpace(Strict):
     jobs: Annotated[list[ListedJob], Field(min_length=1, max_length=MAX_JOBS)] | None = Field(
         default=None, description="The configurations of method `list`."
     )
-    learning_rate: Annotated[list[PositiveFloat], Field(min_length=1, max_length=MAX_VALUES)] | None = Field(
+    learning_rate: Annotated[list[LearningRate], Field(min_length=1, max_length=MAX_VALUES)] | None = Field(
         default=None, validate_default=True, description="Required, but for method `list`."
     )
     rank: Annotated[list[Rank], Field(min_length=1, max_length=MAX_VALUES)] = Field(default=[16])
-    alpha: Annotated[list[PositiveFloat], Field(min_length=1, max_length=MAX_VALUES)] | None = Field(
+    alpha: Annotated[list[Alpha], Field(min_length=1, max_length=MAX_VALUES)] | None = Field(
         default=None, description="The adapter's scale is alpha / rank. Left out, alpha is twice the rank."
     )
-    alpha_ratio: Annotated[list[PositiveFloat], Field(min_length=1, max_length=MAX_VALUES)] | None = Field(
+    alpha_ratio: Annotated[list[AlphaRatio], Field(min_length=1, max_length=MAX_VALUES)] | None = Field(
         default=None, description="Instead of alpha: alpha as a multiple of the rank."
     )
     batch_size: Annotated[list[BatchSize], Field(min_length=1, max_length=MAX_VALUES)] = Field(default=[4])
@@ -151,7 +160,7 @@ class SearchSpace(Strict):
     rslora: Annotated[list[StrictBool], Field(min_length=1)] = Field(
         default=[False], description="Whether the adapter's scale is alpha / sqrt(rank)."
     )
-    beta: Annotated[list[PositiveFloat], Field(min_length=1, max_length=MAX_VALUES)] | None = Field(
+    beta: Annotated[list[Beta], Field(min_length=1, max_length=MAX_VALUES)] | None = Field(
         default=None, description="Of objective dpo, which takes 0.1 where it is left out."
     )
 

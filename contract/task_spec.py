@@ -4,14 +4,17 @@ Knows nothing of who trains, where, or how a file is stored: it holds names and 
 """
 
 import math
+from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, AwareDatetime, Field, ValidationInfo, field_validator, model_validator
 
-from contract.search_space import Decay, JobConfig, PositiveFloat, SearchSpace
+from contract.search_space import Decay, JobConfig, SearchSpace
 from contract.strict import NO_BOOL, STORABLE, Strict
 
 EVALUATIONS = 30  # of a job, about, where a policy says no interval: chosen with guard_patience (docs/NUMERICS.md)
+MAX_STEPS = 10_000_000  # of a job
+_LAST_YEAR = 2199  # of a moment: later ones do not fit into a plan's seconds
 DPO_BETA = 0.1  # where a search space gives none (Rafailov et al. 2023, section 6)
 
 Precision = Literal["bf16", "nf4", "nf4_double"]  # of the frozen base
@@ -35,6 +38,15 @@ def _widest(most: int, info: ValidationInfo) -> int:
 
 
 MaxGpus = Annotated[Gpus, AfterValidator(_widest)]  # of a model whose field `gpus` stands before it
+
+
+def _near(moment: datetime) -> datetime:
+    if moment.year > _LAST_YEAR:
+        raise ValueError(f"lies after the year {_LAST_YEAR}")
+    return moment
+
+
+Moment = Annotated[AwareDatetime, AfterValidator(_near)]
 
 
 class Dataset(Strict):
@@ -66,12 +78,14 @@ class Training(Strict):
     """What all jobs of a task share. Rows longer than `max_seq_len` tokens are truncated, and the count is reported."""
 
     epochs: Annotated[int, Field(ge=1, le=100, strict=True)] = 3
-    max_steps: Annotated[int, Field(ge=1, strict=True)] | None = Field(
+    max_steps: Annotated[int, Field(ge=1, le=MAX_STEPS, strict=True)] | None = Field(
         default=None, description="An upper bound on each job's optimizer steps."
     )
     max_seq_len: Annotated[int, Field(ge=8, le=131072, strict=True)] = 1024
     weight_decay: Decay = Field(default=0.01, description="Of jobs whose search space gives none.")
-    max_grad_norm: PositiveFloat = Field(default=1.0, description="Each adapter's gradient is clipped to this global norm.")
+    max_grad_norm: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False), NO_BOOL] = Field(
+        default=1.0, description="Each adapter's gradient is clipped to this global norm."
+    )
 
 
 class EarlyExitPolicy(Strict):
@@ -89,15 +103,15 @@ class EarlyExitPolicy(Strict):
     window: Annotated[int, Field(ge=2, le=100, strict=True)] = 2
     patience_divergence: Annotated[int, Field(ge=1, le=100, strict=True)] = 2
     patience_overfitting: Annotated[int, Field(ge=1, le=100, strict=True)] = 2
-    tau_slope: Annotated[float, Field(ge=0), NO_BOOL] = 0.001
-    tau_gap: Annotated[float, Field(gt=0), NO_BOOL] = 0.1
+    tau_slope: Annotated[float, Field(ge=0, le=1e6), NO_BOOL] = 0.001
+    tau_gap: Annotated[float, Field(gt=0, le=1e6), NO_BOOL] = 0.1
     guard_patience: Annotated[int, Field(ge=0, le=1000, strict=True)] = Field(
         default=6, description="Of alto_guarded: evaluations without a new lowest validation loss before a pattern ends a job."
     )
     reduction_factor: Annotated[int, Field(ge=2, le=64, strict=True)] = Field(
         default=4, description="Of asha, whose first rung is where warmup ends; each next one is so many times as far."
     )
-    eval_every: Annotated[int, Field(ge=1, strict=True)] | None = Field(
+    eval_every: Annotated[int, Field(ge=1, le=MAX_STEPS, strict=True)] | None = Field(
         default=None, description="Steps between evaluations; left out, max(1, steps // 30)."
     )
     max_evaluation_share: Annotated[float, Field(gt=0, le=10), NO_BOOL] | None = Field(
@@ -144,8 +158,8 @@ class TaskSpec(Strict):
         ),
     )
     priority: Annotated[int, Field(ge=1, le=100, strict=True)] = Field(default=1, description="Weight in the queue.")
-    not_before: AwareDatetime | None = Field(default=None, description="The task starts no earlier.")
-    deadline: AwareDatetime | None = Field(
+    not_before: Moment | None = Field(default=None, description="The task starts no earlier.")
+    deadline: Moment | None = Field(
         default=None, description="When the task should have ended; it counts for more near it, and is told if it will be late."
     )
     labels: Annotated[dict[Name, Annotated[str, Field(max_length=512), STORABLE]], Field(max_length=16)] = Field(default={})

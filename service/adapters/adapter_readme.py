@@ -6,6 +6,7 @@ Made from the rows when it is asked for, and only of a task that has ended, so i
 from collections.abc import Mapping, Sequence
 
 from contract.adapter_manifest import AdapterManifest
+from contract.config_labels import HEADINGS, label, varying
 from contract.states import JobStatus
 from contract.task_spec import Precision
 from service.adapters.models import Adapter
@@ -33,7 +34,7 @@ def readme(task: Task, adapter: Adapter, jobs: Sequence[JobResource], validation
     facts = [
         ("base model", f"`{lineage.base_model}`, revision `{lineage.base_revision[:16]}`"),
         ("validation loss", f"{adapter.val_loss:.4f} after step {adapter.step}; the base alone: {base_loss}"),
-        ("configuration", _configuration(own)),
+        ("configuration", label(own.config, list(HEADINGS))),
         ("base held in", _HELD[precision]),
         ("data set", f"sha256 `{lineage.dataset_sha256[:16]}`"),
         ("task, job, adapter", f"`{task.id}`, `{own.id}`, `{adapter.id}`"),
@@ -44,11 +45,6 @@ def readme(task: Task, adapter: Adapter, jobs: Sequence[JobResource], validation
         parts.append(_curve(validation))
     parts.append(_table(jobs, own.index))
     return "\n\n".join(parts) + "\n"
-
-
-def _configuration(job: JobResource) -> str:
-    config = job.config
-    return f"learning rate {config.learning_rate:g}, rank {config.rank}, alpha {config.alpha:g}, batch {config.batch_size}"
 
 
 def _loading(base: str, folder: str, rank: int, precision: Precision) -> str:
@@ -91,11 +87,12 @@ def _curve(curve: Curve) -> str:
 def _table(jobs: Sequence[JobResource], winner: int) -> str:
     """All configurations, the best first."""
     ranked = sorted(jobs, key=lambda job: (job.best_val_loss is None, job.best_val_loss or 0.0, job.index))
+    axes = varying(job.config for job in jobs)
     rows = ["| job | configuration | steps | end | best validation loss |", "|---|---|---|---|---|"]
     for job in ranked:
         end = job.exit.reason if job.exit is not None else job.status
         loss = f"{job.best_val_loss:.4f}" if job.best_val_loss is not None else ""
         mark = " (this one)" if job.index == winner else ""
-        rows.append(f"| {job.index}{mark} | {_configuration(job)} | {job.step}/{job.total_steps or '?'} | {end} | {loss} |")
+        rows.append(f"| {job.index}{mark} | {label(job.config, axes)} | {job.step}/{job.total_steps or '?'} | {end} | {loss} |")
     early = sum(job.status == JobStatus.EXITED for job in jobs)
     return f"## The search\n\n{len(jobs)} configurations, {early} of them stopped early.\n\n" + "\n".join(rows)

@@ -176,7 +176,7 @@ def _decoded(part: str, held: bytes) -> str:
 
 
 def _sane(name: str) -> str:
-    name = name.strip()
-    if not name or len(name) > MAX_NAME or not name.isprintable():
-        raise invalid_field("name", "bad_name", f"must have 1 to {MAX_NAME} printable characters")
+    name = name.replace("\\", "/").rpartition("/")[2].strip()  # browsers of old send the whole path
+    if name in ("", ".", "..") or len(name) > MAX_NAME or not name.isprintable():
+        raise invalid_field("name", "bad_name", f"must have 1 to {MAX_NAME} printable characters beside its folders")
     return name

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from service.http.problems import ProblemBody
-from service.http.response_schemas import problems
+from service.http.response_schemas import other, problems
 
 _DESCRIPTION = (
     "A task trains every configuration of a search space over one base model, stops the hopeless ones early, and hands back "
@@ -48,8 +48,8 @@ def _operations(made: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _say_problems(operation: dict[str, Any]) -> None:
-    """Our 422 wherever FastAPI puts its own, 429 wherever a key is asked for, what is wrong with bodies wherever there is one;
-    the answers in order of their status."""
+    """Our 422 wherever FastAPI puts its own, 429 wherever a key is asked for, what is wrong with bodies wherever there is one,
+    and for any other status that it is a problem, too; the answers in order of their status."""
     answers = operation["responses"]
     if "requestBody" in operation:
         answers |= {str(status): answer for status, answer in problems(400, 413).items()}
@@ -57,7 +57,7 @@ def _say_problems(operation: dict[str, Any]) -> None:
         answers |= {str(status): answer for status, answer in problems(429).items()}
     if "422" in answers:
         answers |= {str(status): answer for status, answer in problems(422).items()}
-    operation["responses"] = dict(sorted(answers.items()))
+    operation["responses"] = dict(sorted(answers.items())) | other()
 
 
 def _schemas(schemas: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
 from service.http.middleware import request_id
 from service.http.problems import MEDIA_TYPE, BadRequest, FieldError, Invalid, Problem, Unavailable, shown, summary
@@ -103,13 +104,24 @@ def _http(request: Request, error: HTTPException) -> Response:
     if error.status_code == 404:
         detail = f"There is no {request.url.path} here; /openapi.json lists what there is."
     elif error.status_code == 405:
-        detail = f"{request.url.path} does not take {request.method}; it takes {(error.headers or {}).get('Allow', 'others')}."
+        allowed = ", ".join(_methods_of(request))
+        detail = f"{request.url.path} does not take {request.method}; it takes {allowed}."
+        return respond(request, _of_status(405)(detail, headers={"Allow": allowed}))
     elif error.status_code == 400 and isinstance(error.__cause__, UnicodeDecodeError):
         detail = f"The body is not UTF-8: {error.__cause__.reason} at byte {error.__cause__.start}."
     elif error.status_code == 400 and error.__cause__ is not None:
         detail = f"The body cannot be read: {error.__cause__}."
     problem = _of_status(error.status_code)(detail, headers=dict(error.headers or {}))
     return respond(request, problem)
+
+
+def _methods_of(request: Request) -> list[str]:
+    """Every method that some route takes at this path; a route by itself knows only its own."""
+    found: set[str] = set()
+    for route in request.app.routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            found |= route.methods or set()
+    return sorted(found)
 
 
 def _of_status(number: int) -> type[Problem]:

@@ -18,15 +18,19 @@ _MEANINGS = {
 }
 
 
+def _problem(description: str) -> dict[str, Any]:
+    schema = {"$ref": f"#/components/schemas/{ProblemBody.model_config['title']}"}
+    return {"description": description, "content": {MEDIA_TYPE: {"schema": schema}}}
+
+
+def other() -> dict[str, Any]:
+    """The answer of every status that a route does not name."""
+    return {"default": _problem("Any other refusal or failure; `code` and `detail` say which")}
+
+
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The problem responses of a route, for its `responses`."""
-    return {
-        status: {
-            "description": _MEANINGS[status],
-            "content": {MEDIA_TYPE: {"schema": {"$ref": f"#/components/schemas/{ProblemBody.model_config['title']}"}}},
-        }
-        for status in statuses
-    }
+    return {status: _problem(_MEANINGS[status]) for status in statuses}
 
 
 def bytes_of(media_type: str, description: str) -> dict[int | str, dict[str, Any]]:

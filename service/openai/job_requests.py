@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from contract.search_space import BatchSize, PositiveFloat, SearchSpace, Seed
+from contract.search_space import BatchSize, Beta, SearchSpace, Seed
 from contract.strict import NO_BOOL, STORABLE, Strict
 from contract.task_spec import Dataset, EarlyExitPolicy, Gpus, MaxGpus, Name, Objective, TaskSpec, Training, WarmStart
 
@@ -30,7 +30,7 @@ class Hyperparameters(Strict):
 
 
 class PreferenceHyperparameters(Hyperparameters):
-    beta: Auto | PositiveFloat = "auto"
+    beta: Auto | Beta = "auto"
 
 
 class Supervised(Strict):

@@ -109,15 +109,24 @@ def load(
         truncated, skipped = read.truncated, read.skipped
     for name, kept in (("training", train), ("validation", validation)):
         if not kept:
-            raise DataError(
-                f"no {name} rows are left: {skipped} had nothing to learn within max_seq_len "
-                f"{spec.training.max_seq_len}, {len(train) + len(validation)} others remain in all; "
-                "raise training.max_seq_len or bring more distinct rows"
-            )
+            raise DataError(_why_none(name, skipped, len(train) + len(validation), spec.training.max_seq_len))
     trained = _rows(train)
     size = _affordable(spec, trained, _rows(validation))
     read_rows = [validation[place] for place in sorted(_lowest(hashes, size))]
     return DataSet(trained, _rows(read_rows), truncated, skipped, len(validation) - size)
+
+
+def _why_none(name: str, skipped: int, others: int, max_seq_len: int) -> str:
+    """Why no row is left to train or validate on: cut too short, or equal to those on the other side of the split."""
+    if skipped:
+        return (
+            f"no {name} rows are left: {skipped} had nothing to learn within max_seq_len {max_seq_len}, {others} others remain "
+            "in all; raise training.max_seq_len or bring more rows"
+        )
+    return (
+        f"no {name} rows are left: the {others} rows are too much alike to be split, since equal rows stay on one side; "
+        "bring more distinct rows, or name a validation file"
+    )
 
 
 def _rows(rows: list[tuple[Example, ...]]) -> Rows:

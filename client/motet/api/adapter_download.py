@@ -9,9 +9,11 @@ import tempfile
 from pathlib import Path
 
 from contract.adapter_manifest import AdapterFile
-from motet.api.errors import DownloadDamaged, MotetError
+from motet.api.errors import ApiError, DownloadDamaged, MotetError
 from motet.api.resources import Adapter
 from motet.api.transport import Transport
+
+README = "README.md"
 
 
 def download(transport: Transport, adapter: Adapter, folder: Path) -> Path:
@@ -31,6 +33,7 @@ def download(transport: Transport, adapter: Adapter, folder: Path) -> Path:
     try:
         for file in adapter.files:
             _fetch(transport, adapter, file, draft / file.path)
+        _fetch_readme(transport, adapter, draft)
         draft.chmod(0o755)
         draft.replace(folder)
     finally:
@@ -49,8 +52,20 @@ def _fetch(transport: Transport, adapter: Adapter, file: AdapterFile, path: Path
         raise DownloadDamaged(f"{file.path} of {adapter.id} arrived damaged: {found}; download it again")
 
 
+def _fetch_readme(transport: Transport, adapter: Adapter, draft: Path) -> None:
+    """The README that the service writes once the task has ended; before, there is none."""
+    if any(file.path == README for file in adapter.files):
+        return
+    try:
+        with transport.stream(f"/v1/adapters/{adapter.id}/files/{README}") as blocks:
+            (draft / README).write_bytes(b"".join(blocks))
+    except ApiError as error:
+        if error.status != 404:  # not written yet
+            raise
+
+
 def _holds(folder: Path, files: list[AdapterFile]) -> bool:
     """Whether the folder holds exactly these files already."""
-    if not folder.is_dir() or {path.name for path in folder.iterdir()} != {file.path for file in files}:
+    if not folder.is_dir() or {path.name for path in folder.iterdir()} - {README} != {file.path for file in files} - {README}:
         return False
     return all(hashlib.sha256((folder / file.path).read_bytes()).hexdigest() == file.sha256 for file in files)

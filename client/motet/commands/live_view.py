@@ -9,6 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from contract.config_labels import HEADINGS, cell
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus, TaskStatus
 from motet.api.resources import Job
 from motet.commands.task_view import View
@@ -26,7 +27,6 @@ _STATUS_STYLES = {
     JobStatus.FAILED: "red",
     JobStatus.CANCELLED: "dim",
 }
-_HEADINGS = {"learning_rate": "lr", "rank": "rank", "alpha": "alpha", "batch_size": "batch", "seed": "seed"}
 _BEFORE = {
     TaskStatus.VALIDATING: "checking the files",
     TaskStatus.QUEUED: "waiting for a worker",
@@ -92,7 +92,7 @@ class LiveView:
         wide, spark = width >= _WIDE, max(6, min(24, width - 66))
         table = Table(box=None, padding=(0, 1), header_style="dim")
         axes = self._view.axes
-        for heading in ("job", *(_HEADINGS[axis] for axis in axes)):
+        for heading in ("job", *(HEADINGS[axis] for axis in axes)):
             table.add_column(heading, justify="right")
         table.add_column("status", no_wrap=True, min_width=max(map(len, ExitReason)))
         if wide:
@@ -114,7 +114,7 @@ class LiveView:
         loss = self._view.best(job)
         return [
             str(job.index),
-            *(f"{getattr(job.config, axis):g}" for axis in axes),
+            *(cell(job.config, axis) for axis in axes),
             status,
             *([ProgressBar(total=total or 1, completed=job.step, width=_BAR)] if wide else []),
             f"{job.step}/{total}" if total else "",

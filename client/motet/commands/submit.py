@@ -1,25 +1,45 @@
 """`motet submit` and `motet preview`: upload what a spec names, then create its task or look at its rows. Knows specs and the
 client."""
 
+from collections.abc import Iterable
+
 from motet.api.client import Client
+from motet.api.errors import ApiError
 from motet.api.resources import Task
+from motet.commands.data_checks import check
 from motet.commands.narrator import Narrator
 from motet.commands.preview import Preview
 from motet.commands.spec_file import SpecFile
 
 
 def submit(client: Client, spec: SpecFile, narrator: Narrator) -> Task:
-    """Upload each file once and create the task."""
+    """Upload each file once and create the task. What was uploaded for a task that is refused is deleted again."""
+    draft = spec.with_files(dict.fromkeys(spec.files, "not uploaded yet"))
+    check(draft, dict(spec.files), (model.name for model in client.models.list()))
     uploaded: dict[str, str] = {}
-    for field, path in spec.files.items():
-        with narrator.doing(f"uploading {path.name}"):
-            file = client.files.upload(path)
-        narrator.say(f"uploaded {path.name}: {file.rows:,} rows, {file.bytes:,} bytes ({file.id})")
-        uploaded[field] = file.id
-    with narrator.doing("submitting"):
-        task = client.tasks.create(spec.with_files(uploaded))
+    try:
+        for field, path in spec.files.items():
+            with narrator.doing(f"uploading {path.name}"):
+                file = client.files.upload(path)
+            narrator.say(f"uploaded {path.name}: {file.rows:,} rows, {file.bytes:,} bytes ({file.id})")
+            uploaded[field] = file.id
+        with narrator.doing("submitting"):
+            task = client.tasks.create(spec.with_files(uploaded))
+    except ApiError:
+        _delete(client, uploaded.values(), narrator)
+        raise
     narrator.say(f"submitted {task.id}: {sum(task.jobs.values())} jobs")
     return task
+
+
+def _delete(client: Client, file_ids: Iterable[str], narrator: Narrator) -> None:
+    for file_id in file_ids:
+        try:
+            client.files.delete(file_id)
+        except ApiError as error:
+            narrator.say(f"{file_id} stays uploaded: {error}")
+        else:
+            narrator.say(f"deleted {file_id} again: the task was refused")
 
 
 def preview(client: Client, spec: SpecFile, rows: int) -> Preview:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from contract.config_labels import label, varying
 from contract.search_space import JobConfig
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus, TaskStatus
 from motet.api.client import Client
@@ -48,30 +49,12 @@ class View:
 
     def label(self, config: JobConfig) -> str:
         """The configuration in few words: what varies within the task, and the learning rate in any case."""
-        words = {
-            "learning_rate": f"lr {config.learning_rate:g}",
-            "rank": f"rank {config.rank}",
-            "alpha": f"alpha {config.alpha:g}",
-            "batch_size": f"batch {config.batch_size}",
-            "seed": f"seed {config.seed}",
-            "dropout": f"dropout {config.dropout:g}",
-            "weight_decay": f"decay {config.weight_decay:g}",
-            "schedule": config.schedule,
-            "lr_warmup_ratio": f"lr warmup {config.lr_warmup_ratio:.0%}",
-            "target_modules": "+".join(module.removesuffix("_proj") for module in config.target_modules),
-            "rslora": "rsLoRA" if config.rslora else "LoRA",
-            "beta": f"beta {config.beta:g}" if config.beta is not None else "",
-        }
-        return ", ".join(word for name, word in words.items() if name in self.axes)
+        return label(config, self.axes)
 
     @property
     def axes(self) -> list[str]:
-        """The dimensions in which the jobs differ. The learning rate always counts, alpha only where it follows no rank."""
-        configs = [job.config for job in self.jobs]
-        varying = {name for name in JobConfig.model_fields if len({getattr(config, name) for config in configs}) > 1}
-        if len({config.alpha / config.rank for config in configs}) <= 1:
-            varying.discard("alpha")
-        return [name for name in JobConfig.model_fields if name in varying or name == "learning_rate"]
+        """The fields in which the jobs differ."""
+        return varying(job.config for job in self.jobs)
 
     def summary(self) -> str:
         """The state in one line."""

@@ -1,0 +1,89 @@
+"""What can be told of a spec's files and base before anything is uploaded: rows that cannot train, formats that do not fit.
+
+Reads each file once, line by line. The service judges rows in full; this is the quick look that saves an upload.
+"""
+
+import difflib
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from contract.task_spec import TaskSpec
+from motet.api.errors import MotetError
+
+Learned = Literal["answers", "preferences"]
+
+_KEYS: tuple[tuple[frozenset[str], Learned], ...] = (
+    (frozenset({"chosen", "rejected", "input", "preferred_output", "non_preferred_output"}), "preferences"),
+    (frozenset({"messages", "completion", "prompt", "text"}), "answers"),
+)
+_OBJECTIVES: dict[str, Learned] = {"sft": "answers", "dpo": "preferences"}
+_SHAPES: dict[Learned, str] = {
+    "answers": '{"messages": [...]}, {"prompt": "...", "completion": "..."} or {"text": "..."}',
+    "preferences": '{"prompt": "...", "chosen": "...", "rejected": "..."} or OpenAI\'s {"input", "preferred_output", ...}',
+}
+
+
+class DataError(MotetError):
+    """A file of the spec, or its base, cannot serve. Nothing was uploaded."""
+
+
+def check(spec: TaskSpec, files: dict[str, Path], models: Iterable[str]) -> None:
+    """Raise DataError with everything that is wrong. `files`: the field of the dataset that each path stands for."""
+    found = [*_base(spec.base_model, list(models))]
+    wanted = _OBJECTIVES[spec.objective.type]
+    for path in files.values():
+        found += [f"{path}: {error}" for error in _file(path, wanted, spec.objective.type)]
+    train = files.get("file_id")
+    if train is not None and not found and spec.dataset.validation_file_id is None:
+        found += [f"{train}: {error}" for error in _divisible(train)]
+    if found:
+        raise DataError("nothing was uploaded:\n" + "\n".join(f"  {error}" for error in found))
+
+
+def _base(name: str, models: list[str]) -> Iterator[str]:
+    if name not in models:
+        near = difflib.get_close_matches(name, models, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"allowed are: {', '.join(models) or 'none yet'}"
+        yield f"base_model: {name!r} is not on the service's list of base models; {hint}"
+
+
+def _file(path: Path, wanted: Learned, objective: str) -> Iterator[str]:
+    """The first row that shows a mistake: whoever mends it asks again."""
+    rows = 0
+    for number, line in _lines(path):
+        rows += 1
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            yield f"line {number} is not JSON ({error}); each line is one row"
+            return
+        if not isinstance(row, dict):
+            yield f"line {number} is not a JSON object; each line is one row"
+            return
+        kind = next((kind for keys, kind in _KEYS if keys & row.keys()), None)
+        if kind != wanted:
+            yield f"line {number} is no row for objective {objective}; it learns from {_SHAPES[wanted]}"
+            return
+    if rows == 0:
+        yield "has no rows"
+
+
+def _divisible(path: Path) -> Iterator[str]:
+    """A part of the rows is held out to validate on, and equal rows are held out together."""
+    distinct = {hashlib.sha256(line).digest() for _, line in _lines(path)}
+    if len(distinct) < 2:
+        yield "all rows are the same, so none is left to validate on; add other rows, or name a validation_file"
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Lines that hold something, with their numbers from 1."""
+    try:
+        with path.open("rb") as source:
+            for number, line in enumerate(source, 1):
+                if text := line.removeprefix(b"\xef\xbb\xbf").strip():
+                    yield number, text
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None

@@ -1,0 +1,72 @@
+"""What `motet submit` finds wrong with files and base before it uploads anything."""
+
+import json
+from pathlib import Path
+
+import pytest
+from motet.commands.data_checks import DataError, check
+
+from contract.task_spec import TaskSpec
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
+PAIR = {"prompt": "hi", "chosen": "hello", "rejected": "no"}
+
+
+def spec(objective: str = "sft") -> TaskSpec:
+    return TaskSpec.model_validate(
+        {
+            "base_model": "example-7m",
+            "dataset": {"file_id": "not uploaded yet"},
+            "objective": {"type": objective},
+            "search_space": {"learning_rate": [1e-3]},
+        }
+    )
+
+
+def written(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_good_files_pass(tmp_path: Path) -> None:
+    rows = written(tmp_path / "rows.jsonl", CHAT, {"prompt": "a", "completion": "b"})
+    check(spec(), {"file_id": rows}, ["example-7m"])
+    pairs = written(tmp_path / "pairs.jsonl", PAIR, PAIR | {"prompt": "other"})
+    check(spec("dpo"), {"file_id": pairs}, ["example-7m"])
+
+
+@pytest.mark.parametrize(
+    ("content", "objective", "says"),
+    [
+        (b"", "sft", "has no rows"),
+        (b"\n \n", "sft", "has no rows"),
+        (b'{"prompt": "a"\n', "sft", "line 1 is not JSON"),
+        (json.dumps(CHAT).encode() + b"\n[1]\n", "sft", "line 2 is not a JSON object"),
+        (json.dumps(CHAT).encode() + b"\n" + json.dumps(CHAT).encode(), "sft", "all rows are the same"),
+        (json.dumps(PAIR).encode(), "sft", "line 1 is no row for objective sft"),
+        (json.dumps(CHAT).encode(), "dpo", "line 1 is no row for objective dpo"),
+    ],
+)
+def test_what_is_wrong_names_the_file(tmp_path: Path, content: bytes, objective: str, says: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DataError) as refused:
+        check(spec(objective), {"file_id": path}, ["example-7m"])
+    assert "nothing was uploaded" in str(refused.value)
+    assert str(path) in str(refused.value)
+    assert says in str(refused.value)
+
+
+def test_an_unknown_base_is_told_beside_what_the_files_lack(tmp_path: Path) -> None:
+    path = tmp_path / "none.jsonl"
+    path.write_text("")
+    with pytest.raises(DataError) as refused:
+        check(spec(), {"file_id": path}, ["example-7n", "other"])
+    assert "did you mean 'example-7n'?" in str(refused.value)
+    assert "has no rows" in str(refused.value)
+
+
+def test_equal_rows_are_enough_where_another_file_validates(tmp_path: Path) -> None:
+    train, held_out = written(tmp_path / "a.jsonl", CHAT, CHAT), written(tmp_path / "b.jsonl", CHAT)
+    given = spec().model_copy(update={"dataset": spec().dataset.model_copy(update={"validation_file_id": "b"})})
+    check(given, {"file_id": train, "validation_file_id": held_out}, ["example-7m"])

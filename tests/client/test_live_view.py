@@ -1,0 +1,79 @@
+"""The live view in a real terminal: a task whose jobs differ in every field of a search space is drawn, whatever its width."""
+
+import json
+import os
+import pty
+import sys
+
+import pytest
+
+from contract.search_space import SearchSpace
+
+SPACE = {
+    "learning_rate": [1e-4, 5e-3],
+    "rank": [8, 16],
+    "alpha_ratio": [1.0, 2.0],
+    "batch_size": [2, 4],
+    "dropout": [0.0, 0.1],
+    "weight_decay": [0.0, 0.1],
+    "schedule": ["constant", "cosine"],
+    "lr_warmup_ratio": [0.0, 0.1],
+    "target_modules": [["q_proj", "v_proj"], ["gate_proj", "up_proj", "down_proj"]],
+    "rslora": [False, True],
+    "beta": [0.1, 0.3],
+    "seed": [0, 1],
+}
+PROGRAM = """
+import json, sys
+from rich.console import Console
+from motet.api.resources import Job, Task
+from motet.commands.live_view import LiveView
+from motet.commands.tables import jobs_table
+from motet.commands.task_view import View
+
+console = Console()
+assert console.is_terminal
+for name, (task, jobs) in json.loads(sys.argv[1]).items():
+    view = View(Task.model_validate(task), [Job.model_validate(job) for job in jobs])
+    console.print(LiveView(view))
+    console.print(jobs_table(view, console.width))
+    print("drawn", name)
+"""
+ONE_VALUE = {name: values[:1] for name, values in SPACE.items()}
+
+
+def task_of(space: dict[str, object]) -> tuple[dict[str, object], list[dict[str, object]]]:
+    """A task at work and its jobs, as the API tells of them."""
+    configs = [config.model_dump(mode="json") for config in SearchSpace.model_validate(space).expand()]
+    task = {
+        **{"id": "task_1", "status": "running", "base_model": "b", "base_revision": "r", "spec": {}, "version": 1},
+        **{"created_at": "2026-01-01T00:00:00Z", "jobs": {"warmup": len(configs)}},
+    }
+    shared = {"task_id": "task_1", "status": "warmup", "step": 1, "total_steps": 9}
+    return task, [shared | {"id": f"job_{at}", "index": at, "config": config} for at, config in enumerate(configs)]
+
+
+def drawn(spaces: dict[str, dict[str, object]], columns: int) -> str:
+    """What the program writes to a terminal of this width."""
+    given = json.dumps({name: task_of(space) for name, space in spaces.items()})
+    child, terminal = pty.fork()
+    if child == 0:
+        size = {"COLUMNS": str(columns), "LINES": "40", "TERM": "xterm"}
+        os.execve(sys.executable, [sys.executable, "-c", PROGRAM, given], os.environ | size)
+    said = b""
+    try:
+        while block := os.read(terminal, 65536):
+            said += block
+    except OSError:  # the other end is closed
+        pass
+    _, status = os.waitpid(child, 0)
+    text = said.decode(errors="replace")
+    assert os.waitstatus_to_exitcode(status) == 0, text
+    return text
+
+
+@pytest.mark.parametrize("columns", [60, 200])
+def test_every_axis_is_drawn_alone_and_with_all_others(columns: int) -> None:
+    spaces = {axis: ONE_VALUE | {axis: values} for axis, values in SPACE.items()}
+    said = drawn(spaces | {"all": {"method": "random", "n": 12} | SPACE}, columns)
+    assert [line.split()[1] for line in said.splitlines() if line.startswith("drawn ")] == [*SPACE, "all"]

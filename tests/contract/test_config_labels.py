@@ -1,0 +1,43 @@
+"""Words for configurations: every field of JobConfig has a heading and a cell, whatever its value."""
+
+import pytest
+
+from contract.config_labels import HEADINGS, cell, label, varying
+from contract.search_space import JobConfig
+
+PLAIN = {"learning_rate": 1e-4, "rank": 8, "alpha": 16.0, "batch_size": 4, "seed": 0}
+OTHER = {
+    "learning_rate": 5e-3,
+    "rank": 16,
+    "alpha": 3.0,
+    "batch_size": 2,
+    "seed": 7,
+    "dropout": 0.1,
+    "weight_decay": 0.5,
+    "schedule": "cosine",
+    "lr_warmup_ratio": 0.25,
+    "target_modules": ("q_proj", "v_proj"),
+    "rslora": True,
+    "beta": 0.3,
+}
+
+
+def test_every_field_has_a_heading() -> None:
+    assert list(HEADINGS) == list(JobConfig.model_fields)
+    assert set(OTHER) == set(HEADINGS)
+
+
+@pytest.mark.parametrize("name", JobConfig.model_fields)
+def test_a_field_that_varies_is_named_and_tells_the_jobs_apart(name: str) -> None:
+    one, two = JobConfig(**PLAIN), JobConfig(**PLAIN | {name: OTHER[name]})
+    names = varying([one, two])
+    assert name in names
+    assert "learning_rate" in names
+    assert cell(one, name) != cell(two, name)
+    assert label(one, names) != label(two, names)
+
+
+def test_alpha_that_follows_the_rank_is_no_axis() -> None:
+    configs = [JobConfig(**PLAIN), JobConfig(**PLAIN | {"rank": 16, "alpha": 32.0})]
+    assert varying(configs) == ["learning_rate", "rank"]
+    assert label(configs[1], varying(configs)) == "lr 0.0001, rank 16"
