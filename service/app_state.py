@@ -14,6 +14,7 @@ from service.database.engine import Database, pool_of
 from service.files.folder_tokenizer import Tokenizers
 from service.http import concurrency_limits
 from service.metrics.api_metrics import ApiMetrics
+from service.scheduler.estimate.estimate_cache import Memo
 from service.settings import Settings
 from service.storage.object_store import LocalStorage, Storage
 from service.storage.upload_grants import UploadGrants
@@ -45,6 +46,7 @@ class State:
     rates: Rates
     metrics: ApiMetrics
     tokenizers: Tokenizers
+    memo: Memo  # of estimates, which have one seat: one thread at a time
 
     @classmethod
     def of(cls, settings: Settings, metrics: ApiMetrics) -> "State":
@@ -73,6 +75,7 @@ class State:
             rates=Rates(settings.redis_url),
             metrics=metrics,
             tokenizers=Tokenizers(),
+            memo=Memo(),
         )
 
     def measure(self) -> None:
@@ -115,7 +118,7 @@ async def _grants(request: Request) -> UploadGrants:
 
 async def _parts(request: Request) -> Dependencies:
     state = state_of(request)
-    return Dependencies(state.settings, state.system, state.storage, state.queue, state.hints)
+    return Dependencies(state.settings, state.system, state.storage, state.queue, state.hints, state.memo)
 
 
 async def _polls(request: Request) -> PollCache:

@@ -88,6 +88,7 @@ class Settings(BaseSettings):
     preempt_after_seconds: Seconds = 600  # a tenant under its share waits so long before it takes GPUs back
 
     requests_per_minute: Limit = 30_000  # of each key that has no limit of its own
+    estimates_per_minute: Limit = 120  # of each tenant: an estimate plans the whole fleet once
     retention_days: Annotated[float, Field(ge=0)] = 30  # how long storage keeps what a tenant has deleted
 
     webhook_networks: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_listed)] = ()  # reached though not public

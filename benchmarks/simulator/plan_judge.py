@@ -17,13 +17,14 @@ def check(problem: Problem, starts: Iterable[Start]) -> int:
     ids = {node.id: at for at, node in enumerate(problem.nodes)}
     queued = {task.id: task for task in problem.queued}
     until: dict[str, list[int]] = {node.id: [0] * node.gpus for node in problem.nodes}
-    tenants: dict[str, list[tuple[int, int, int]]] = {limit.tenant: [] for limit in problem.limits}
+    worth = {node.id: round(node.worth, 3) for node in problem.nodes}  # a thousandth is the finest that limits know
+    tenants: dict[str, list[tuple[int, int, float]]] = {limit.tenant: [] for limit in problem.limits}
     for run in sorted(problem.running, key=lambda run: -run.remaining):
         free = [at for at, busy in enumerate(until[run.node]) if not busy]
         for at in free[: run.gpus]:  # a node may have shrunk under what it runs
             until[run.node][at] = run.remaining
         if run.tenant in tenants:
-            tenants[run.tenant].append((0, run.remaining, run.gpus))
+            tenants[run.tenant].append((0, run.remaining, run.gpus * worth[run.node]))
     begun: dict[str, list[int]] = {limit.tenant: [] for limit in problem.limits}
     seen: set[str] = set()
     for start in sorted(starts, key=lambda start: (start.start, start.end)):
@@ -38,13 +39,13 @@ def check(problem: Problem, starts: Iterable[Start]) -> int:
             raise BadPlan(f"{start.task} takes {start.end - start.start} s on {start.gpus} GPUs, not {durations}")
         _occupy(until[node.id], start.gpus, start.start, start.end, start.task)
         if task.tenant in tenants:
-            tenants[task.tenant].append((start.start, start.end, start.gpus))
-            begun[task.tenant].append(start.start)
+            tenants[task.tenant].append((start.start, start.end, start.gpus * worth[node.id]))
+            begun[task.tenant] += [start.start] if worth[node.id] else []  # what counts nothing breaks no limit
     for limit in problem.limits:
         for moment in begun[limit.tenant]:
             taken = sum(gpus for begin, end, gpus in tenants[limit.tenant] if begin <= moment < end)
-            if taken > limit.gpus:
-                raise BadPlan(f"{limit.tenant} holds {taken} GPUs at {moment}, its limit is {limit.gpus}")
+            if taken > limit.gpus + 1e-9:
+                raise BadPlan(f"{limit.tenant} holds {taken:g} GPUs at {moment}, its limit is {limit.gpus}")
     return len(seen)
 
 

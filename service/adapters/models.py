@@ -1,9 +1,9 @@
-"""Adapters: the best checkpoint of a job, committed once and immutable."""
+"""Adapters: the best checkpoint of a job, committed once and immutable until its tenant deletes it."""
 
-from sqlalchemy import Double, ForeignKey
+from sqlalchemy import BigInteger, Double, ForeignKey
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.database.engine import Base, Id, Json, Now
+from service.database.engine import At, Base, Id, Json, Now
 
 
 class Adapter(Base):
@@ -16,4 +16,6 @@ class Adapter(Base):
     step: Mapped[int]
     val_loss: Mapped[float] = mapped_column(Double)
     manifest: Mapped[Json]  # a contract.adapter_manifest.AdapterManifest
+    bytes: Mapped[int] = mapped_column(BigInteger)  # of its files; the stored-bytes quota is a sum of these
     created_at: Mapped[Now]
+    deleted_at: Mapped[At | None]  # from then on it counts for nothing; its objects are the sweep's

@@ -30,7 +30,7 @@ class AdapterResource(BaseModel):
             job_id=adapter.job_id,
             step=adapter.step,
             val_loss=adapter.val_loss,
-            bytes=sum(file.bytes for file in manifest.files),
+            bytes=adapter.bytes,
             files=manifest.files,
             lineage=manifest.lineage,
             created_at=adapter.created_at,

@@ -7,11 +7,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
-from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from contract.adapter_manifest import AdapterManifest
 from contract.states import TASK_TERMINAL, TaskStatus
+from service.adapters import actions
 from service.adapters.adapter_archive import tar_gz
 from service.adapters.adapter_readme import NAME, readme
 from service.adapters.models import Adapter
@@ -26,8 +26,8 @@ from service.tasks.curves.curve_reader import MAX_RESOLUTION, Window, coarse_cur
 from service.tasks.job_resource import jobs_of_task
 from service.tasks.models import Task
 from service.tenants.api_keys import Principal
-from service.tenants.authentication import Db, NotedDb, Reader
-from service.tenants.tenant_scope import find, missing, scoped
+from service.tenants.authentication import Db, NotedDb, Reader, Writer
+from service.tenants.tenant_scope import find
 
 router = APIRouter(prefix="/v1", tags=["adapters"], responses=problems(401, 403))
 
@@ -55,7 +55,7 @@ def list_adapters(
     limit: Limit = 20,
 ) -> Page[AdapterResource]:
     with db.begin() as session:
-        adapters = _adapters(reader)
+        adapters = actions.adapters_of(reader)
         if task_id is not None:
             adapters = adapters.where(Adapter.task_id == task_id)
         return page(session, adapters, Adapter, cursor, limit, lambda rows: [AdapterResource.of(a) for a in rows])
@@ -64,7 +64,23 @@ def list_adapters(
 @router.get("/adapters/{adapter_id}", operation_id="get_adapter", summary="Get an adapter's manifest", responses=problems(404))
 def get_adapter(adapter_id: str, reader: Reader, db: NotedDb) -> AdapterResource:
     with db.begin() as session:
-        return AdapterResource.of(_find(session, reader, adapter_id))
+        return AdapterResource.of(actions.find_adapter(session, reader, adapter_id))
+
+
+@router.delete(
+    "/adapters/{adapter_id}",
+    status_code=204,
+    operation_id="delete_adapter",
+    summary="Delete an adapter for good",
+    description=(
+        "Refused while the task that made it, or one that starts from it, has not ended; the refusal names the tasks. A task "
+        "whose winner is deleted says so in its `winner`. Deleting twice is deleting once."
+    ),
+    responses=problems(404, 409),
+)
+def delete_adapter(adapter_id: str, writer: Writer, db: Db) -> None:
+    with db.begin() as session:
+        actions.delete(session, writer, adapter_id)
 
 
 @router.get(
@@ -77,7 +93,7 @@ def get_adapter(adapter_id: str, reader: Reader, db: NotedDb) -> AdapterResource
 )
 def get_adapter_file(adapter_id: str, path: str, reader: Reader, db: NotedDb, storage: Store, request: Request) -> Response:
     with db.begin() as session:
-        adapter = _find(session, reader, adapter_id)
+        adapter = actions.find_adapter(session, reader, adapter_id)
         texts = carried(session, reader, adapter) if path == NAME else {}
     files = {file.path: file for file in AdapterManifest.model_validate(adapter.manifest).files}
     if path in texts:
@@ -97,7 +113,7 @@ def get_adapter_file(adapter_id: str, path: str, reader: Reader, db: NotedDb, st
 )
 def get_adapter_archive(adapter_id: str, reader: Reader, db: NotedDb, storage: Store, request: Request) -> Response:
     with db.begin() as session:
-        adapter = _find(session, reader, adapter_id)
+        adapter = actions.find_adapter(session, reader, adapter_id)
         texts = carried(session, reader, adapter)
     return send_archive(request, storage, adapter, texts)
 
@@ -117,22 +133,9 @@ def get_task_adapter(task_id: str, reader: Reader, db: NotedDb, storage: Store, 
             raise NotYet(f"The task is {task.status}; {hint}.", task_status=task.status)
         if task.winner_job_id is None:
             raise NoAdapter(_why_none(task), task_status=task.status)
-        adapter = session.scalars(scoped(select(Adapter).where(Adapter.job_id == task.winner_job_id), Adapter, reader)).one()
+        adapter = actions.winner_of(session, reader, task)
         texts = carried(session, reader, adapter)
     return send_archive(request, storage, adapter, texts)
-
-
-def _adapters(principal: Principal) -> Select[Adapter]:
-    """The caller's adapters whose task is not deleted."""
-    there = select(Adapter).join(Task, Task.id == Adapter.task_id).where(Task.deleted_at.is_(None))
-    return scoped(there, Adapter, principal)
-
-
-def _find(session: Session, principal: Principal, adapter_id: str) -> Adapter:
-    adapter = session.scalar(_adapters(principal).where(Adapter.id == adapter_id))
-    if adapter is None:
-        raise missing("adapter", adapter_id)
-    return adapter
 
 
 def _why_none(task: Task) -> str:

@@ -58,6 +58,8 @@ def _referenced(session: Session) -> set[str]:
     )
     files = select(File.sha256).where(or_(File.deleted_at.is_(None), needed.exists()))
     checkpoints = select(Job.checkpoint["sha256"].astext).where(Job.checkpoint.is_not(None))
-    adapters = session.scalars(select(Adapter.manifest["files"]).execution_options(yield_per=1000))
+    adapters = session.scalars(
+        select(Adapter.manifest["files"]).where(Adapter.deleted_at.is_(None)).execution_options(yield_per=1000)
+    )
     kept = {file["sha256"] for manifest in adapters for file in manifest}
     return kept | set(session.scalars(files)) | set(session.scalars(checkpoints))

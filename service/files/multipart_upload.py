@@ -15,6 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from service.app_state import Config, Store
 from service.database.engine import Database
 from service.files.dataset_intake import FileTooLarge, Intake, Limits
+from service.http import idempotency_store
 from service.http.problems import BadRequest, invalid_field, shown
 from service.http.request_bodies import blocks
 from service.tenants.api_keys import Principal
@@ -132,7 +133,7 @@ def receiving(*known: str) -> Callable[..., AsyncIterator[Upload]]:
 
     async def received(request: Request, writer: Writer, settings: Config, storage: Store, db: Db) -> AsyncIterator[Upload]:
         limits = Limits.of(settings)
-        await run_in_threadpool(_must_have_room, db, writer)
+        await run_in_threadpool(_must_have_room, db, writer, request.headers.get("idempotency-key"))
         refusal = FileTooLarge.bytes(limits.bytes)
         boundary = _boundary(request)
         parts = Parts(boundary, Intake(await run_in_threadpool(storage.receive), limits), known)
@@ -152,8 +153,13 @@ def receiving(*known: str) -> Callable[..., AsyncIterator[Upload]]:
     return received
 
 
-def _must_have_room(db: Database, writer: Principal) -> None:
-    """Raise QuotaExceeded before a byte is read, where not even an empty file could be kept. How large it is shows later."""
+def _must_have_room(db: Database, writer: Principal, key: str | None) -> None:
+    """Raise QuotaExceeded before a byte is read, where not even an empty file could be kept. How large it is shows later.
+
+    One that was kept under its Idempotency-Key has its room, and may be what filled the store.
+    """
+    if key is not None and idempotency_store.answered(db, writer, key):
+        return
     with db.begin() as session:
         admit_bytes(session, writer, 1)
 

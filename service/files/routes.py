@@ -9,6 +9,8 @@ from service.files.multipart_upload import Received
 from service.files.resource import FileResource
 from service.files.row_preview import PreviewRequest, PreviewResource, find, preview
 from service.http.downloads import send_object
+from service.http.idempotency import Key as IdempotencyKey
+from service.http.idempotency import once_received
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.response_schemas import bytes_of, problems
 from service.tenants.authentication import Db, Reader, Writer
@@ -35,13 +37,17 @@ _PARTS = {
         'one assistant turn, or `{"prompt": "…", "completion": "…"}`. Every line is checked; a refusal lists the first 100 '
         "mistakes by line and field, and `error_count` says how many there are."
     ),
-    responses=problems(400, 413, 422),
+    responses=problems(400, 409, 413, 422),
     openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _PARTS}}}},
 )
-def create_file(writer: Writer, upload: Received, db: Db) -> FileResource:
+def create_file(
+    writer: Writer, upload: Received, db: Db, request: Request, idempotency_key: IdempotencyKey = None
+) -> FileResource:
     data = upload.intake.finish()
-    with db.begin() as session:
-        return FileResource.of(actions.keep(session, writer, upload.name, data))
+    with once_received(request, writer, db, idempotency_key, data.stored.sha256, upload.name) as claim, db.begin() as session:
+        resource = FileResource.of(actions.keep(session, writer, upload.name, data))
+        claim.keep(session, 201, resource, {})
+    return resource
 
 
 @router.get("", operation_id="list_files", summary="List files, the newest first", responses=problems(422))

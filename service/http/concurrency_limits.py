@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 # with two transactions of submissions at once beside a full load, polls took twice as long
-SEATS = {"submissions": 1, "reports": 2}
+SEATS = {"submissions": 1, "reports": 2, "estimates": 1}
 
 
 def make() -> dict[str, asyncio.Semaphore]:
@@ -28,4 +28,5 @@ def _seat(kind: str) -> Callable[[Request], AsyncIterator[None]]:
 
 # a route's last parameter, so that the seat is held no longer than the work takes
 Submitting = Annotated[None, Depends(_seat("submissions"), scope="function")]
+Estimating = Annotated[None, Depends(_seat("estimates"), scope="function")]
 Reporting = Annotated[None, Depends(_seat("reports"), scope="function")]

@@ -4,14 +4,17 @@ A request that was refused keeps nothing, so it may be mended and sent again und
 """
 
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 from fastapi import Depends, FastAPI, Header, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 
+from service.database.engine import Database
 from service.http import idempotency_store
+from service.tenants.api_keys import Principal
 from service.tenants.authentication import Db, Writer
 
 Key = Annotated[
@@ -48,8 +51,8 @@ async def once(request: Request, writer: Writer, db: Db, idempotency_key: Key = 
     if idempotency_key is None:
         yield idempotency_store.Claim(writer.tenant_id, None, "")
         return
-    said = b"\0".join((request.method.encode(), request.url.path.encode(), await request.body()))
-    found = await run_in_threadpool(idempotency_store.claim, db, writer, idempotency_key, hashlib.sha256(said).digest())
+    fingerprint = _fingerprint(request, await request.body())
+    found = await run_in_threadpool(idempotency_store.claim, db, writer, idempotency_key, fingerprint)
     if isinstance(found, idempotency_store.Answer):
         raise Replayed(found)
     try:
@@ -57,6 +60,28 @@ async def once(request: Request, writer: Writer, db: Db, idempotency_key: Key = 
     finally:
         if not found.kept:
             await run_in_threadpool(found.let_go, db)
+
+
+@contextmanager
+def once_received(
+    request: Request, writer: Principal, db: Database, key: str | None, *said: str
+) -> Iterator[idempotency_store.Claim]:
+    """As `once`, for a body too large to hold: it has been received, and `said` (its sha256, its name) stands for it."""
+    if key is None:
+        yield idempotency_store.Claim(writer.tenant_id, None, "")
+        return
+    found = idempotency_store.claim(db, writer, key, _fingerprint(request, "\0".join(said).encode()))
+    if isinstance(found, idempotency_store.Answer):
+        raise Replayed(found)
+    try:
+        yield found
+    finally:
+        if not found.kept:
+            found.let_go(db)
+
+
+def _fingerprint(request: Request, body: bytes) -> bytes:
+    return hashlib.sha256(b"\0".join((request.method.encode(), request.url.path.encode(), body))).digest()
 
 
 Once = Annotated[idempotency_store.Claim, Depends(once)]

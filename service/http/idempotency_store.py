@@ -94,6 +94,13 @@ def claim(db: Database, principal: Principal, key: str, fingerprint: bytes) -> C
     return answer
 
 
+def answered(db: Database, principal: Principal, key: str) -> bool:
+    """Whether an answer is kept under the key: the request behind it has done what it does."""
+    with db.begin() as session:
+        kept = scoped(select(Answer.key).where(Answer.key == key, Answer.status.is_not(None)), Answer, principal)
+        return session.scalar(kept) is not None
+
+
 def forget_old_answers(session: Session) -> None:
     """For the collector."""
     session.execute(delete(Answer).where(Answer.claimed_at < clock(session) - KEPT))

@@ -13,7 +13,7 @@ from sqlalchemy import Select, tuple_
 from sqlalchemy.orm import Session
 
 from service.database.engine import Base
-from service.http.problems import invalid_field
+from service.http.problems import Invalid, invalid_field
 
 MAX_LIMIT = 100
 
@@ -51,17 +51,34 @@ def page(
 
 def write_cursor(row: Any) -> str:
     """The cursor of the page after this row, which has `created_at` and `id`."""
-    said = json.dumps([row.created_at.isoformat(), row.id], separators=(",", ":"))
-    return base64.urlsafe_b64encode(said.encode()).decode().rstrip("=")
+    return pack_cursor([row.created_at.isoformat(), row.id])
 
 
 def read_cursor(cursor: str) -> tuple[datetime, str]:
     """The `created_at` and `id` after which the page begins. Raises Invalid."""
     try:
-        at, id = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        at, id = unpack_cursor(cursor)
         moment = datetime.fromisoformat(at)
-    except (ValueError, TypeError, binascii.Error):
+    except (ValueError, TypeError):
         moment, id = None, None
     if moment is None or moment.tzinfo is None or not isinstance(id, str) or "\0" in id:
-        raise invalid_field("cursor", "cursor_unknown", "is not a cursor of this list; use `next_cursor` as it was given")
+        raise cursor_unknown()
     return moment, id
+
+
+def pack_cursor(said: Sequence[Any]) -> str:
+    """A cursor that says this."""
+    text = json.dumps(said, separators=(",", ":"))
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def unpack_cursor(cursor: str) -> Any:
+    """What the cursor says, whoever made it; None where it says nothing."""
+    try:
+        return json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+    except (ValueError, binascii.Error, RecursionError):
+        return None
+
+
+def cursor_unknown() -> Invalid:
+    return invalid_field("cursor", "cursor_unknown", "is not a cursor of this list; use `next_cursor` as it was given")

@@ -101,5 +101,5 @@ def list_checkpoints(task_id: str, reader: Reader, db: Db, after: After = None, 
     """The adapters of its configurations, the newest first."""
     with db.begin() as session:
         task = find(session, Task, task_id, reader, "fine-tuning job")
-        adapters = scoped(select(Adapter).where(Adapter.task_id == task_id), Adapter, reader)
+        adapters = scoped(select(Adapter).where(Adapter.task_id == task_id, Adapter.deleted_at.is_(None)), Adapter, reader)
         return listed(session, adapters, Adapter, after, limit, lambda rows: [checkpoint_object(a, task) for a in rows])

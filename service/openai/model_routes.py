@@ -20,7 +20,7 @@ def list_models(reader: Reader, db: Db) -> ListOf[ModelObject]:
     with db.begin() as session:
         bases = session.scalars(select(BaseModel).where(BaseModel.enabled).order_by(BaseModel.name))
         own = select(Adapter, Task.name).join(Task, Task.winner_job_id == Adapter.job_id)
-        own = own.where(Task.deleted_at.is_(None)).order_by(Adapter.created_at.desc())
+        own = own.where(Task.deleted_at.is_(None), Adapter.deleted_at.is_(None)).order_by(Adapter.created_at.desc())
         winners = session.execute(scoped(own, Adapter, reader))
         return list_of([model_object(base) for base in bases] + [tuned_object(a, name) for a, name in winners], False)
 
@@ -33,7 +33,7 @@ def get_model(model_id: str, reader: Reader, db: Db) -> ModelObject:
         if base is not None:
             return model_object(base)
         own = select(Adapter, Task).join(Task, Task.id == Adapter.task_id).where(Adapter.id == model_id.rpartition(":")[2])
-        own = own.where(Task.deleted_at.is_(None))
+        own = own.where(Task.deleted_at.is_(None), Adapter.deleted_at.is_(None))
         found = session.execute(scoped(own, Adapter, reader)).one_or_none()
         if found is None or model_id != tuned(found.Task.base_model, found.Task.name, found.Adapter.id):
             raise missing("model", model_id)

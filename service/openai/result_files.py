@@ -8,10 +8,10 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from contract.states import TASK_TERMINAL
+from service.adapters.actions import winner_of
 from service.adapters.models import Adapter
 from service.openai.list_envelope import unix
 from service.openai.resource_objects import FileObject, result_ids
@@ -19,7 +19,7 @@ from service.tasks.curves.curve_reader import Window, curves
 from service.tasks.job_resource import jobs_of_task
 from service.tasks.models import Task
 from service.tenants.api_keys import Principal
-from service.tenants.tenant_scope import find, missing, scoped
+from service.tenants.tenant_scope import find, missing
 
 _PREFIX = "result-"
 _NAMES = {"metrics": "metrics.csv", "jobs": "jobs.jsonl", "adapter": "adapter.tar.gz"}
@@ -52,7 +52,8 @@ def find_result(session: Session, principal: Principal, file_id: str) -> Result:
 
 
 def winners_adapter(session: Session, principal: Principal, task: Task) -> Adapter:
-    return session.scalars(scoped(select(Adapter).where(Adapter.job_id == task.winner_job_id), Adapter, principal)).one()
+    """The adapter of the task's winner. Raises AdapterDeleted."""
+    return winner_of(session, principal, task)
 
 
 def describe(session: Session, principal: Principal, result: Result) -> FileObject:

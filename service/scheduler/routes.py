@@ -1,11 +1,14 @@
 """The schedule, a task's history of plans, and estimates, over HTTP."""
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
 from sqlalchemy import select
 
 from contract.task_spec import TaskSpec
-from service.app_state import Works
-from service.http.pagination import Cursor, Limit, Page, page
+from service.app_state import Works, state_of
+from service.http.concurrency_limits import Estimating
+from service.http.pagination import MAX_LIMIT, Cursor, Limit, Page, page
 from service.http.response_schemas import problems
 from service.scheduler.estimate.dry_run import EstimateResource, dry_run
 from service.scheduler.explain.plan_history import PlanChangeResource
@@ -16,6 +19,14 @@ from service.tasks.submission.spec_checks import Preflight
 from service.tenants.authentication import Db, Reader
 from service.tenants.tenant_scope import find, scoped
 
+
+async def _counted(request: Request, reader: Reader) -> None:
+    """Raise RateLimitExceeded where the tenant has asked for as many estimates as it may in a minute."""
+    state = state_of(request)
+    await state.rates.take(f"{reader.tenant_id}:estimates", state.settings.estimates_per_minute, "estimates of this tenant")
+
+
+Counted = Annotated[None, Depends(_counted)]
 router = APIRouter(prefix="/v1", responses=problems(401, 403))
 
 
@@ -24,11 +35,15 @@ router = APIRouter(prefix="/v1", responses=problems(401, 403))
     tags=["schedule"],
     operation_id="get_schedule",
     summary="Get what runs where, what waits, why, and until when",
-    description="Your own tasks are named; others are only counted.",
+    description=(
+        "Your own tasks are named; others are only counted. It comes in pages: first the nodes by name, and behind the last of "
+        "them what waits, in the order of the expected starts."
+    ),
+    responses=problems(422),
 )
-def get_schedule(reader: Reader, parts: Works) -> Schedule:
+def get_schedule(reader: Reader, parts: Works, cursor: Cursor = None, limit: Limit = MAX_LIMIT) -> Schedule:
     with parts.db.begin() as session:
-        return schedule(session, reader.tenant_id)
+        return schedule(session, reader.tenant_id, cursor, limit)
 
 
 @router.get(
@@ -52,10 +67,13 @@ def list_plan_history(
     tags=["tasks"],
     operation_id="estimate_task",
     summary="Estimate a task without making it",
-    description="Says what the task would take and when it would start and end if it were posted now. Nothing is stored.",
-    responses=problems(400, 413, 422),
+    description=(
+        "Says what the task would take and when it would start and end if it were posted now. Nothing is stored. A tenant may "
+        "ask for a number of estimates a minute, which a refusal names."
+    ),
+    responses=problems(400, 413, 422, 429),
 )
-def estimate_task(spec: TaskSpec, reader: Reader, db: Db, parts: Works) -> EstimateResource:
+def estimate_task(spec: TaskSpec, reader: Reader, db: Db, parts: Works, counted: Counted, seat: Estimating) -> EstimateResource:
     with db.begin() as session:
         pinned = Preflight(session, reader).check(spec)
     with parts.db.begin() as session:

@@ -40,7 +40,7 @@ class JobResource(BaseModel):
     error: str | None
     best_step: int | None
     best_val_loss: float | None
-    adapter_id: str | None
+    adapter_id: str | None = Field(description="Null also where it was deleted")
     started_at: datetime | None
     ended_at: datetime | None
 
@@ -60,7 +60,8 @@ def find_job(session: Session, principal: Principal, job_id: str) -> JobResource
 
 def _jobs(session: Session, principal: Principal, which: Any) -> Iterator[JobResource]:
     there = select(Job, Adapter.id).join(Task, Task.id == Job.task_id).where(Task.deleted_at.is_(None))
-    jobs = scoped(there.outerjoin(Adapter, Adapter.job_id == Job.id).where(which), Job, principal)
+    adapters = there.outerjoin(Adapter, (Adapter.job_id == Job.id) & Adapter.deleted_at.is_(None))
+    jobs = scoped(adapters.where(which), Job, principal)
     for job, adapter_id in session.execute(jobs.order_by(Job.index)):
         yield _of(job, adapter_id)
 

@@ -50,6 +50,7 @@ class Winner(BaseModel):
     index: int
     config: JobConfig
     adapter_id: str
+    adapter_deleted_at: datetime | None = Field(description="When its tenant deleted the adapter, if it did")
     val_loss: float
     step: int
 
@@ -133,6 +134,7 @@ _WINNERS = (  # as Winner names what they are
         Job.index,
         Job.config,
         Adapter.id.label("adapter_id"),
+        Adapter.deleted_at.label("adapter_deleted_at"),
         Adapter.val_loss,
         Adapter.step,
     )

@@ -3,17 +3,21 @@
 Limits stand in the tenant's row; none means no limit. GPUs in use are the planner's to keep: a task beyond them waits.
 """
 
-from sqlalchemy import BigInteger, bindparam, column, func, literal_column, select, text, true
-from sqlalchemy.dialects.postgresql import JSONB
+import math
+
+from sqlalchemy import BigInteger, bindparam, func, literal_column, or_, select, text
 from sqlalchemy.orm import Session
 
 from contract.states import TaskStatus
 from service.adapters.models import Adapter
 from service.database.prepared_statements import PreparedStatement
 from service.files.models import File
-from service.fleet.models import Placement
+from service.fleet.models import Node, Placement
 from service.http.problems import Forbidden
-from service.tasks.models import Task
+from service.scheduler.core.fair_share import worth
+from service.scheduler.core.problem import UNITS, in_units
+from service.scheduler.state.usage_shares import kind_of
+from service.tasks.models import Job, Task
 from service.tenants.api_keys import Principal
 from service.tenants.models import Tenant
 from service.tenants.tenant_scope import scoped, scoped_when_asked, whose
@@ -24,10 +28,14 @@ _NEAR = (
     256  # tasks; as many as the most processes of an API ever make at once, 16 each (tasks/submission/batched_submission.py)
 )
 
+_OPEN = (*_WAITING, TaskStatus.RUNNING)
+_FEWER_BYTES = "delete files and adapters that nobody needs any more"
+
 _IS_WAITING = Task.status.in_([literal_column(f"'{status}'") for status in _WAITING])  # as ix_tasks_open says it
+_IS_OPEN = Task.status.in_([literal_column(f"'{status}'") for status in _OPEN])
 _QUEUED = scoped_when_asked(select(func.count()).select_from(Task).where(_IS_WAITING), Task)
 _LIMITS = PreparedStatement(
-    select(Tenant.queued_tasks_quota, Tenant.month_tokens_quota, _QUEUED.scalar_subquery()).where(
+    select(Tenant.queued_tasks_quota, Tenant.month_tokens_quota, Tenant.stored_bytes_quota, _QUEUED.scalar_subquery()).where(
         Tenant.id == bindparam("tenant")
     )
 )
@@ -48,22 +56,24 @@ class Room:
     """For how many more tasks a tenant has room, in a transaction that makes up to `wanted`."""
 
     def __init__(self, session: Session, principal: Principal, wanted: int = 1) -> None:
-        ((self._limit, tokens, self._used),) = _LIMITS.run(session.connection(), whose(principal))
+        ((self._limit, tokens, stored, self._used),) = _LIMITS.run(session.connection(), whose(principal))
         if self._limit is not None and self._used + wanted + _NEAR > self._limit:
             _take_turn(session, principal)  # close enough for two at once to pass together
             self._used = queued_tasks(session, principal)
-        self._month: QuotaExceeded | None = None
+        self._full: QuotaExceeded | None = None
         if tokens is not None and (trained := trained_tokens(session, principal, month_of(session))) >= tokens:
             way_out = "the count begins anew on the first of the month"
-            self._month = QuotaExceeded.of("month_tokens", tokens, trained, way_out)
+            self._full = QuotaExceeded.of("month_tokens", tokens, trained, way_out)
+        elif stored is not None and (held := stored_bytes(session, principal)) >= stored:
+            self._full = QuotaExceeded.of("stored_bytes", stored, held, _FEWER_BYTES)
 
     def must_have(self) -> None:
         """Raise QuotaExceeded where the tenant may not queue another task now."""
         if self._limit is not None and self._used >= self._limit:
             way_out = "wait until some have started, or cancel some"
             raise QuotaExceeded.of("queued_tasks", self._limit, self._used, way_out)
-        if self._month is not None:
-            raise self._month
+        if self._full is not None:
+            raise self._full
 
     def taken(self) -> None:
         """Count a task that is being made."""
@@ -78,14 +88,21 @@ def admit_bytes(session: Session, principal: Principal, more: int) -> None:
     _take_turn(session, principal)
     used = stored_bytes(session, principal)
     if used + more > limit:
-        raise QuotaExceeded.of("stored_bytes", limit, used, "delete files that no task needs any more")
+        raise QuotaExceeded.of("stored_bytes", limit, used, _FEWER_BYTES)
 
 
 def running_gpus(session: Session, principal: Principal) -> int:
-    """Devices that the tenant's tasks hold now."""
-    devices = select(func.coalesce(func.sum(func.cardinality(Placement.device_indexes)), 0))
-    held = devices.join(Task, Task.id == Placement.task_id).where(Placement.ended_at.is_(None))
-    return int(session.scalars(scoped(held, Task, principal)).one())
+    """What the devices that the tenant's tasks hold now count, in devices of the fleet's fastest type, rounded up."""
+    devices = select(Placement.node_id, func.sum(func.cardinality(Placement.device_indexes)))
+    held = devices.join(Task, Task.id == Placement.task_id).where(Placement.ended_at.is_(None)).group_by(Placement.node_id)
+    numbers = {node: int(number) for node, number in session.execute(scoped(held, Task, principal))}
+    if not numbers:
+        return 0
+    nodes = session.scalars(select(Node).where(or_(Node.status == "ready", Node.id.in_(numbers))))
+    kinds = {node.id: kind_of(node) for node in nodes if node.devices}
+    worths = worth(kinds.values())
+    units = sum(number * in_units(worths[kinds[node]] if node in kinds else 1.0) for node, number in numbers.items())
+    return math.ceil(units / UNITS)
 
 
 def queued_tasks(session: Session, principal: Principal) -> int:
@@ -94,12 +111,16 @@ def queued_tasks(session: Session, principal: Principal) -> int:
 
 
 def stored_bytes(session: Session, principal: Principal) -> int:
-    """Bytes of the files that are not deleted, and of all adapters."""
-    files = scoped(select(func.coalesce(func.sum(File.bytes), 0)).where(File.deleted_at.is_(None)), File, principal)
-    entry = func.jsonb_array_elements(Adapter.manifest["files"]).table_valued(column("value", JSONB)).render_derived()
-    size = func.coalesce(func.sum(entry.c.value["bytes"].astext.cast(BigInteger)), 0)
-    adapters = scoped(select(size).select_from(Adapter).join(entry, true()), Adapter, principal)
-    return int(session.scalars(files).one()) + int(session.scalars(adapters).one())
+    """Bytes of the tenant's files, adapters and jobs' newest checkpoints, as far as nothing of them is deleted.
+
+    Only tasks that have not ended have checkpoints, so the sum over those follows the few open ones.
+    """
+    files = scoped(select(func.sum(File.bytes)).where(File.deleted_at.is_(None)), File, principal)
+    kept = select(func.sum(Adapter.bytes)).join(Task, Task.id == Adapter.task_id)
+    adapters = scoped(kept.where(Adapter.deleted_at.is_(None), Task.deleted_at.is_(None)), Adapter, principal)
+    held = select(func.sum(Job.checkpoint["bytes"].astext.cast(BigInteger))).join(Task, Task.id == Job.task_id)
+    checkpoints = scoped(held.where(_IS_OPEN, Job.checkpoint.is_not(None)), Task, principal)
+    return sum(int(session.scalars(one).one() or 0) for one in (files, adapters, checkpoints))
 
 
 def _take_turn(session: Session, principal: Principal) -> None:

@@ -79,12 +79,12 @@ class Rates:
         self._slices: dict[str, _Slice] = {}
         self._asking: dict[str, asyncio.Task[_Slice]] = {}
 
-    async def take(self, key_id: str, per_minute: int) -> Allowance:
-        """One request of this key. Raises RateLimitExceeded."""
+    async def take(self, key_id: str, per_minute: int, what: str = "requests of this key") -> Allowance:
+        """One request of this key; `what` is counted, for whoever is refused. Raises RateLimitExceeded."""
         while (held := self._slices.get(key_id)) is None or held.left == 0 or time.monotonic() >= held.until:
             given = await self._next_slice(key_id, per_minute)
             if given.until == 0.0:
-                raise _refusal(given, per_minute)
+                raise _refusal(given, per_minute, what)
         held.left -= 1
         return Allowance(per_minute, held.left + held.beyond, held.reset)
 
@@ -117,9 +117,9 @@ class Rates:
         return _next(self._alone, key_id, per_minute)
 
 
-def _refusal(held: _Slice, per_minute: int) -> RateLimitExceeded:
+def _refusal(held: _Slice, per_minute: int, what: str) -> RateLimitExceeded:
     headers = Allowance(per_minute, 0, held.reset).headers | {"Retry-After": str(held.reset)}
-    message = f"This key may send {per_minute} requests a minute; try again in {held.reset} s."
+    message = f"The limit is {per_minute} {what} a minute; try again in {held.reset} s."
     return RateLimitExceeded(message, headers=headers, limit=per_minute)
 
 

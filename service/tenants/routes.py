@@ -35,9 +35,11 @@ class NameTaken(Conflict):
 class QuotaLimits(Strict):
     """Null is no limit."""
 
-    running_gpus: Count | None = Field(default=None, description="Devices at once; tasks beyond them wait")
+    running_gpus: Count | None = Field(
+        default=None, description="Devices of the fastest type at once, more of others; tasks beyond wait"
+    )
     queued_tasks: Count | None = Field(default=QUEUED_TASKS, description="Tasks that have neither ended nor a node")
-    stored_bytes: Amount | None = Field(default=None, description="Files and adapters")
+    stored_bytes: Amount | None = Field(default=None, description="Files, adapters, checkpoints of tasks that have not ended")
     month_tokens: Amount | None = Field(default=None, description="Trained since the first of the month, in UTC")
 
     @classmethod

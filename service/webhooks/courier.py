@@ -1,17 +1,19 @@
 """Delivers messages: takes due ones from their rows, signs, sends, and notes what came of it. At least once each.
 
 Any number of couriers may run: a message that one has taken is hidden from the others for a while, and if its courier dies it
-is tried again after that. No row is locked and no transaction open while a receiver takes its time.
+is tried again after that. No row is locked and no transaction open while a receiver takes its time. delivery_slots.py limits
+how many of whose messages are on their way at once, so that no tenant's receivers hold up another's.
 """
 
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, and_, func, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -19,12 +21,14 @@ from service.database.engine import Database, clock
 from service.http.outbound import Answer, Failed, Outbound, Refused
 from service.secret_box import SecretBox, Unsealable
 from service.webhooks.actions import give_up_waiting
+from service.webhooks.delivery_slots import OF_WEBHOOK, SLOTS, DeliverySlots, Due
 from service.webhooks.models import Delivery, Webhook
 from service.webhooks.signatures import headers
 
 log = logging.getLogger(__name__)
 
-_BATCH = 16
+_LOOKED_AT = 256  # due messages
+_SLOW_SECONDS = 5.0  # from which on an answer is late
 _HELD = timedelta(seconds=60)  # longer than any try lasts
 # after each try that failed; 71.6 hours in all
 WAITS = tuple(timedelta(seconds=s) for s in (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 72_000))
@@ -35,7 +39,7 @@ GONE = 410  # the receiver wants nothing any more
 class DueDelivery:
     """One message on its way."""
 
-    id: str
+    due: Due
     url: str
     body: bytes
     secrets: tuple[str, ...]
@@ -46,47 +50,99 @@ class Courier:
 
     def __init__(self, db: Database, outbound: Outbound, box: SecretBox) -> None:
         self._db, self._outbound, self._box = db, outbound, box
-        self._woken = threading.Event()
-        self._pool = ThreadPoolExecutor(_BATCH, thread_name_prefix="courier")
+        self._pool = ThreadPoolExecutor(SLOTS, thread_name_prefix="courier")
         self._thread: threading.Thread | None = None
+        self._changed = threading.Condition()  # guards all below
+        self._slots = DeliverySlots()
+        self._look = False  # something may be due, or a slot has come free, since the rows were last read
 
     def wake(self) -> None:
         """Deliver what is due, from a thread of its own."""
-        self._woken.set()
+        self._look_again()
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="courier", daemon=True)
             self._thread.start()
 
+    def _look_again(self) -> None:
+        with self._changed:
+            self._look = True
+            self._changed.notify_all()
+
     def _work(self) -> None:
-        while self._woken.wait():
-            self._woken.clear()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._look)
             try:
                 self.deliver_due()
             except SQLAlchemyError as error:
                 log.error("messages are delivered later, the database does not answer: %s", error)
 
     def deliver_due(self) -> int:
-        """Try everything that is due, once; how many there were."""
+        """Try everything that is due, once, and what comes due meanwhile; how many there were."""
         done = 0
-        while errands := self._take():
-            list(self._pool.map(self._run, errands))
+        self._look_again()
+        while self._something_to_do():
+            errands = self._take()
+            for errand in errands:
+                self._pool.submit(self._run, errand)
+            if errands:
+                self._look_again()
             done += len(errands)
         return done
 
+    def _something_to_do(self) -> bool:
+        """Wait until the rows should be read again. False once nothing is on its way and nothing has changed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._look or not self._slots)
+            due, self._look = self._look, False
+        return due
+
     def _take(self) -> list[DueDelivery]:
-        """Some due messages, hidden from other couriers."""
-        with self._db.begin() as session:
-            now = clock(session)
-            due = select(Delivery, Webhook).join(Webhook, Webhook.id == Delivery.webhook_id)
-            due = due.where(Delivery.status == "pending", Delivery.next_at <= now, Webhook.disabled.is_(None))
-            locked = due.order_by(Delivery.next_at).limit(_BATCH).with_for_update(skip_locked=True, of=Delivery)
+        """Due messages that have a slot, hidden from other couriers."""
+        given: dict[str, Due] = {}
+        errands: list[DueDelivery] = []
+        try:
+            with self._db.begin() as session:
+                now = clock(session)
+                wanted = self._candidates(session, now)
+                with self._changed:
+                    given = {one.id: one for one in self._slots.take(wanted)}
+                errands = self._hide(session, given, now)
+        except SQLAlchemyError:
             errands = []
-            for delivery, webhook in session.execute(locked):
-                delivery.next_at = now + _HELD
-                delivery.attempts += 1
-                secrets = self._secrets(webhook, now)
-                errands.append(DueDelivery(delivery.id, webhook.url, delivery.payload.encode(), secrets))
-            return errands
+            raise
+        finally:
+            with self._changed:
+                for id in given.keys() - {errand.due.id for errand in errands}:  # another courier has it, or nobody
+                    self._slots.leave(given[id])
+        return errands
+
+    def _hide(self, session: Session, given: Mapping[str, Due], now: datetime) -> list[DueDelivery]:
+        """Those of the messages that no other courier has taken, theirs to be tried by us for a while."""
+        own = select(Delivery, Webhook).join(Webhook, Webhook.id == Delivery.webhook_id)
+        own = own.where(Delivery.id.in_(given), _is_due(now)).with_for_update(skip_locked=True, of=Delivery)
+        errands = []
+        for delivery, webhook in session.execute(own):
+            delivery.next_at = now + _HELD
+            delivery.attempts += 1
+            secrets = self._secrets(webhook, now)
+            errands.append(DueDelivery(given[delivery.id], webhook.url, delivery.payload.encode(), secrets))
+        return errands
+
+    def _candidates(self, session: Session, now: datetime) -> list[Due]:
+        """Due messages of those who may have a slot: each webhook's first, then each one's second, and so on."""
+        with self._changed:
+            (tenants, webhooks), no_slow = self._slots.closed(), self._slots.no_slow
+        nth = func.row_number().over(partition_by=Delivery.webhook_id, order_by=(Delivery.next_at, Delivery.id)).label("nth")
+        failed = (Delivery.attempts > 0).label("failed")
+        due = select(Delivery.id, Delivery.tenant_id, Delivery.webhook_id, Delivery.next_at, failed, nth)
+        due = due.join(Webhook, Webhook.id == Delivery.webhook_id).where(_is_due(now))
+        due = due.where(Delivery.tenant_id.not_in(tenants), Delivery.webhook_id.not_in(webhooks))
+        if no_slow:
+            due = due.where(Delivery.attempts == 0)
+        ranked = due.subquery()
+        first = select(ranked).where(ranked.c.nth <= OF_WEBHOOK).order_by(ranked.c.nth, ranked.c.failed, ranked.c.next_at)
+        return [Due(row.id, row.tenant_id, row.webhook_id, row.failed) for row in session.execute(first.limit(_LOOKED_AT))]
 
     def _secrets(self, webhook: Webhook, now: datetime) -> tuple[str, ...]:
         sealed = [webhook.secret]
@@ -99,20 +155,32 @@ class Courier:
             return ()
 
     def _run(self, errand: DueDelivery) -> None:
-        status, error = None, None
-        if not errand.secrets:
-            error = "the webhook's secret cannot be read on our side; rotate it"
-        else:
-            try:
-                status = self._post(errand).status
-            except (Refused, Failed) as failure:
-                error = str(failure)
-        with self._db.begin() as session:
-            _note(session, errand.id, status, error)
+        began, status, error = time.monotonic(), None, None
+        try:
+            if not errand.secrets:
+                error = "the webhook's secret cannot be read on our side; rotate it"
+            else:
+                try:
+                    status = self._post(errand).status
+                except (Refused, Failed) as failure:
+                    error = str(failure)
+            with self._db.begin() as session:
+                _note(session, errand.due.id, status, error)
+        except SQLAlchemyError as failure:
+            log.error("what came of message %s is not noted, and it is sent again: %s", errand.due.id, failure)
+        finally:
+            slow = time.monotonic() - began > _SLOW_SECONDS
+            with self._changed:
+                self._slots.give_back(errand.due, slow)
+            self._look_again()
 
     def _post(self, errand: DueDelivery) -> Answer:
-        signed = headers(errand.secrets, errand.id, int(time.time()), errand.body)
+        signed = headers(errand.secrets, errand.due.id, int(time.time()), errand.body)
         return self._outbound.post(errand.url, errand.body, signed)
+
+
+def _is_due(now: datetime) -> ColumnElement[bool]:
+    return and_(Delivery.status == "pending", Delivery.next_at <= now, Webhook.disabled.is_(None))
 
 
 def _note(session: Session, delivery_id: str, status: int | None, error: str | None) -> None:

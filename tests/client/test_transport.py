@@ -20,6 +20,8 @@ class Script:
     def __init__(self, *answers: Answer | None) -> None:
         self.answers = list(answers)
         self.asked: list[str] = []
+        self.keys: list[str | None] = []  # the requests' Idempotency-Keys
+        self.bodies: list[bytes] = []
 
     def next(self, request: str) -> Answer | None:
         self.asked.append(request)
@@ -33,7 +35,8 @@ def served() -> Iterator[Callable[[Script], Client]]:
     def serve(script: Script) -> Client:
         class Handler(BaseHTTPRequestHandler):
             def answer(self) -> None:
-                self.rfile.read(int(self.headers.get("content-length", 0)))
+                script.bodies.append(self.rfile.read(int(self.headers.get("content-length", 0))))
+                script.keys.append(self.headers.get("idempotency-key"))
                 given = script.next(f"{self.command} {self.path}")
                 if given is None:
                     self.connection.close()  # an API that is killed in the middle of a request
@@ -74,11 +77,37 @@ def test_a_read_outlasts_a_restart(served: Callable[[Script], Client]) -> None:
     assert len(script.asked) == 3
 
 
-def test_a_change_is_sent_once(served: Callable[[Script], Client]) -> None:
+def test_a_change_that_makes_nothing_is_sent_once(served: Callable[[Script], Client]) -> None:
     script = Script(None, PAGE)
     with pytest.raises(Unreachable, match="does not answer"):
-        served(script).tasks.create({"base_model": "b"})
-    assert script.asked == ["POST /v1/tasks"]
+        served(script).tasks.pause("task_1")
+    assert (script.asked, script.keys) == (["POST /v1/tasks/task_1/pause"], [None])
+
+
+FILE = {"id": "file_1", "name": "a", "format": "chat", "bytes": 1, "rows": 1, "sha256": "0" * 64}
+FILE["created_at"] = "2026-01-01T00:00:00Z"
+IN_HAND: Answer = (409, {"retry-after": "1"}, body(code="idempotency_in_flight", detail="not yet"))
+
+
+def test_what_makes_something_is_sent_again_under_its_key(served: Callable[[Script], Client], tmp_path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_bytes(b'{"prompt": "a", "completion": "b"}\n')
+    script = Script(None, (503, {}, body(detail="starting")), IN_HAND, (201, {}, body(**FILE)))
+    client = served(script)
+    assert client.files.upload(rows).id == "file_1"
+    assert len(set(script.keys)) == 1
+    assert len(script.asked) == 4
+    assert all(rows.read_bytes() in sent for sent in script.bodies), "the file is sent from its beginning each time"
+    client.files.upload(rows)
+    assert len(set(script.keys)) == 2, "another upload has another key"
+
+
+def test_a_refusal_is_not_tried_again(served: Callable[[Script], Client]) -> None:
+    for status, code in ((409, "name_taken"), (422, "idempotency_key_reused"), (500, "internal")):
+        script = Script((status, {}, body(code=code, detail="no")), PAGE)
+        with pytest.raises(ApiError, match="no"):
+            served(script).tasks.create({"base_model": "b"})
+        assert len(script.asked) == 1
 
 
 def test_a_problem_is_readable(served: Callable[[Script], Client]) -> None:

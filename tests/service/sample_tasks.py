@@ -98,6 +98,7 @@ def adapter(session: Session, storage: Storage, job: Job, files: dict[str, bytes
         job_id=job.id,
         step=7,
         val_loss=val_loss,
+        bytes=sum(map(len, files.values())),
         manifest={"files": listed, "step": 7, "val_loss": val_loss, "lineage": lineage},
     )
     session.add(made)

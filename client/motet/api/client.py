@@ -39,7 +39,7 @@ class Files:
         path = Path(path)
         try:
             with path.open("rb") as rows:
-                answer = self._transport.post("/v1/files", files={"file": (name or path.name, rows)})
+                answer = self._transport.make("/v1/files", files={"file": (name or path.name, rows)})
         except OSError as error:
             raise MotetError(f"cannot read {path}: {error.strerror}") from error
         return File.model_validate(answer.json())
@@ -68,7 +68,7 @@ class Tasks:
     def create(self, spec: TaskSpec | Mapping[str, Any]) -> Task:
         """Submit a task. A mapping is checked by the service, whose ApiError names each wrong field."""
         body = spec.model_dump(mode="json", exclude_none=True) if isinstance(spec, TaskSpec) else dict(spec)
-        return Task.model_validate(self._transport.post("/v1/tasks", json=body).json())
+        return Task.model_validate(self._transport.make("/v1/tasks", json=body).json())
 
     def get(self, task_id: str) -> Task:
         return Task.model_validate(self._transport.get(f"/v1/tasks/{task_id}").json())
@@ -149,6 +149,10 @@ class Adapters:
     def list(self) -> Iterator[Adapter]:
         return map(Adapter.model_validate, self._transport.pages("/v1/adapters"))
 
+    def delete(self, adapter_id: str) -> None:
+        """Delete it for good. Raises ApiError (`adapter_in_use`) while its task, or one that starts from it, has not ended."""
+        self._transport.delete(f"/v1/adapters/{adapter_id}")
+
     def download(self, adapter_id: str, folder: str | Path) -> Path:
         """The PEFT folder, each file checked by its sha256; `folder` appears whole or not at all."""
         return download(self._transport, self.get(adapter_id), Path(folder))
@@ -175,7 +179,7 @@ class Admin:
 
     def register_model(self, name: str, source: str | Path) -> Model:
         """Allow a base: `source` is a folder that every node has. Its revision is pinned as it is now."""
-        return Model.model_validate(self._transport.post("/v1/admin/models", json={"name": name, "source": str(source)}).json())
+        return Model.model_validate(self._transport.make("/v1/admin/models", json={"name": name, "source": str(source)}).json())
 
     def nodes(self) -> Iterator[Node]:
         return map(Node.model_validate, self._transport.pages("/v1/admin/nodes"))
@@ -196,7 +200,14 @@ class Client:
 
     def schedule(self) -> Schedule:
         """What runs where and until when, what waits and why; other tenants' tasks have no names."""
-        return Schedule.model_validate(self._transport.get("/v1/schedule").json())
+        whole: dict[str, Any] | None = None
+        for page in self._transport.whole_pages("/v1/schedule"):
+            if whole is None:
+                whole = page
+            else:
+                whole["nodes"] += page["nodes"]
+                whole["waiting"] += page["waiting"]
+        return Schedule.model_validate(whole)
 
     @property
     def admin(self) -> Admin:

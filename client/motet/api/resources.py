@@ -54,6 +54,7 @@ class Winner(Message):
     index: int
     config: JobConfig
     adapter_id: str
+    adapter_deleted_at: datetime | None = None
     val_loss: float
     step: int
 

@@ -1,6 +1,7 @@
-"""HTTP to the service: authentication, problems as ApiError, retries of reads. Knows no resource by name."""
+"""HTTP to the service: authentication, problems as ApiError, retries of what may be sent twice. Knows no resource by name."""
 
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,8 @@ import httpx
 from motet.api.errors import ApiError, Unreachable
 
 _PAUSES = (0.1, 0.3, 1.0, 2.0, 4.0)  # seconds before each further try of a read: a restarting API is back within them
+_IN_HAND_SECONDS = 75.0  # a request whose process died is given up by the service after 60; until then its key is taken
+_IN_HAND = "idempotency_in_flight"
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 _WAITING_ANSWERS = {502, 503, 504}
 _HERE = {"127.0.0.1", "::1", "localhost"}  # a proxy that the environment names is for other hosts
@@ -45,13 +48,34 @@ class Transport:
             time.sleep(pause)
         raise AssertionError("the last try returns or raises")
 
-    def post(self, path: str, json: Any = None, files: Any = None, data: Any = None) -> httpx.Response:
+    def post(self, path: str, json: Any = None) -> httpx.Response:
         """A change, sent once: whether a lost answer came too late for it is not known."""
-        timeout = httpx.Timeout(None, connect=5.0) if files else _TIMEOUT  # a large file takes as long as it takes
         try:
-            return self._checked(self._http.post(path, json=json, files=files, data=data, timeout=timeout))
+            return self._checked(self._http.post(path, json=json))
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
+
+    def make(self, path: str, json: Any = None, files: Any = None) -> httpx.Response:
+        """A POST that makes something, under an Idempotency-Key of its own: tried again while the connection fails, and the
+        service makes it once. Files must be seekable."""
+        timeout = httpx.Timeout(None, connect=5.0) if files else _TIMEOUT  # a large file takes as long as it takes
+        headers, until = {"Idempotency-Key": uuid.uuid4().hex}, time.monotonic() + _IN_HAND_SECONDS
+        pauses = iter(_PAUSES)
+        while True:
+            pause = None
+            try:
+                answer = self._http.post(path, json=json, files=files, headers=headers, timeout=timeout)
+                if answer.status_code in _WAITING_ANSWERS:
+                    pause = next(pauses, None)
+                elif answer.status_code == 409 and _problem(answer).get("code") == _IN_HAND and time.monotonic() < until:
+                    pause = 1.0
+                if pause is None:
+                    return self._checked(answer)
+            except httpx.TransportError as error:
+                pause = next(pauses, None)
+                if pause is None:
+                    raise self._unreachable(error) from error
+            time.sleep(pause)
 
     def delete(self, path: str) -> None:
         try:
@@ -61,10 +85,15 @@ class Transport:
 
     def pages(self, path: str, query: Query | None = None) -> Iterator[dict[str, Any]]:
         """Every entry of a list, page by page."""
+        for page in self.whole_pages(path, query):
+            yield from page["data"]
+
+    def whole_pages(self, path: str, query: Query | None = None) -> Iterator[dict[str, Any]]:
+        """Each page as it came."""
         cursor = None
         while True:
             page = self.get(path, {**(query or {}), "cursor": cursor}).json()
-            yield from page["data"]
+            yield page
             cursor = page.get("next_cursor")
             if cursor is None:
                 return

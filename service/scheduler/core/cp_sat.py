@@ -3,7 +3,8 @@
 Knows no rules and no rest of the queue: it is given tasks and a plan of them to start from, and says what it found.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil
 
@@ -156,13 +157,21 @@ class _Model:
             tasks = zip(self._window, self._options, strict=True)
             options = [option for task, options in tasks if task.tenant == limit.tenant for option in options]
             if options:
-                self._hold(options, [task for task in self._problem.running if task.tenant == limit.tenant], limit.gpus)
+                theirs = [task for task in self._problem.running if task.tenant == limit.tenant]
+                self._hold(options, theirs, limit.units, self._problem.units)
 
-    def _hold(self, options: list[_Option], running: list[Running], gpus: int) -> None:
-        taken = held(running, gpus)
+    def _hold(self, options: list[_Option], running: list[Running], most: int, units: Mapping[str, int] | None = None) -> None:
+        """No more than `most` at once: GPUs, or what they count by node."""
+
+        def counts(gpus: int, node: str) -> int:
+            return gpus if units is None else gpus * units[node]
+
+        taken = held([replace(task, gpus=counts(task.gpus, task.node)) for task in running], most)
         intervals = [option.interval for option in options]
         intervals += [self._model.new_fixed_size_interval_var(0, seconds, "running") for seconds, _ in taken]
-        self._model.add_cumulative(intervals, [option.gpus for option in options] + [part for _, part in taken], gpus)
+        self._model.add_cumulative(
+            intervals, [counts(option.gpus, option.node.id) for option in options] + [part for _, part in taken], most
+        )
 
     def _hold_all(self) -> None:
         """The redundant cumulative over all nodes, where every task has one width and takes equally long everywhere."""

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 
 from service.scheduler.core.problem import Problem, Running, Start
 
@@ -32,8 +33,10 @@ def violations(problem: Problem, starts: Iterable[Start]) -> list[str]:
     for node in problem.nodes:
         wrong += _overfull(node.id, node.gpus, runs[node.id], on_nodes[node.id])
     for limit in problem.limits:
-        theirs = [run for run in problem.running if run.tenant == limit.tenant]
-        wrong += _overfull(limit.tenant, limit.gpus, theirs, of_tenants[limit.tenant])
+        counts = problem.units
+        theirs = [replace(run, gpus=run.gpus * counts[run.node]) for run in problem.running if run.tenant == limit.tenant]
+        begun = [replace(start, gpus=start.gpus * counts[start.node]) for start in of_tenants[limit.tenant]]
+        wrong += _overfull(f"{limit.tenant} (GPUs by units)", limit.units, theirs, begun)
     return wrong
 
 

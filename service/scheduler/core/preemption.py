@@ -4,13 +4,15 @@ A tenant may borrow what stands idle. When another's task, covered by what that 
 the biggest borrower gives back its lowest-priority, youngest placement; never so much that it falls as far under its own due
 as the claimant was. So the largest shortfall only shrinks, and nobody takes turns at preempting each other. A task that runs
 wider than it must goes on narrower beside the claim. Where free GPUs are scattered, a placement that fits among them
-elsewhere may be moved out of the way, whoever's it is.
+elsewhere may be moved out of the way, whoever's it is. GPUs count by their node's `worth`. A priority is compared with those
+of its own tenant alone: as a part of the highest that the tenant has running.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from service.scheduler.core.fair_share import entitled
+from service.scheduler.core.fair_share import NEGLIGIBLE, entitled
 from service.scheduler.core.problem import Node
 
 
@@ -70,9 +72,9 @@ def preemption(
     for claim in sorted(claims, key=lambda claim: (-claim.waited, claim.task)):
         if claim.waited < bound or not ledger.covers(claim):
             continue
-        options = [found for node in sorted(claim.nodes) for found in [ledger.make_room(node, claim)] if found is not None]
+        options = [found for node in ledger.worthy(claim) for found in [ledger.make_room(node, claim)] if found is not None]
         if options:
-            node, victims = min(options, key=lambda option: _loss(option[1]))
+            node, victims = min(options, key=lambda option: ledger.loss(option[1]))
             return Preemption(claim, node, victims, ledger.sentence(claim, victims))
     return None
 
@@ -88,39 +90,54 @@ class _Ledger:
 
     def __init__(self, held: list[Held], nodes: list[Node], owed: Mapping[str, float]) -> None:
         self._held, self._owed = held, owed
-        self._holds: dict[str, int] = {}
+        self._worth = defaultdict(lambda: 1.0, {node.id: node.worth for node in nodes})
+        self._holds: dict[str, float] = defaultdict(float)
+        highest: dict[str, float] = defaultdict(float)
         for placed in held:
-            self._holds[placed.tenant] = self._holds.get(placed.tenant, 0) + placed.gpus
+            self._holds[placed.tenant] += placed.gpus * self._worth[placed.node]
+            highest[placed.tenant] = max(highest[placed.tenant], placed.priority)
+        self._urgency = {placed.task: placed.priority / highest[placed.tenant] for placed in held}
         self._free = {node.id: node.gpus for node in nodes if not node.drained}
         for placed in held:
             if placed.node in self._free:
                 self._free[placed.node] -= placed.gpus
 
     def covers(self, claim: Claim) -> bool:
-        return entitled(claim.gpus, self._holds.get(claim.tenant, 0), self._owed.get(claim.tenant, 0.0))
+        """Whether its tenant's due covers it on some node that it fits."""
+        return any(self._covers(claim, node) for node in claim.nodes)
+
+    def _covers(self, claim: Claim, node: str) -> bool:
+        due = self._owed.get(claim.tenant, 0.0)
+        return entitled(claim.gpus * self._worth[node], self._holds.get(claim.tenant, 0.0), due)
+
+    def worthy(self, claim: Claim) -> list[str]:
+        """The nodes that it fits, without those that count nothing beside the others: CPU slots pay no due of GPUs."""
+        best = max((self._worth[node] for node in claim.nodes), default=0.0)
+        return sorted(node for node in claim.nodes if self._worth[node] > NEGLIGIBLE * best)
 
     def make_room(self, node: str, claim: Claim) -> tuple[str, tuple[Held, ...]] | None:
         """The node with the fewest victims that make room there, biggest borrower first; None if they do not suffice."""
-        if node not in self._free:
+        if node not in self._free or not self._covers(claim, node):
             return None
-        excess = {tenant: gpus - self._owed.get(tenant, 0.0) for tenant, gpus in self._holds.items()}
+        worth = self._worth[node]
+        excess = {tenant: held - self._owed.get(tenant, 0.0) for tenant, held in self._holds.items()}
         shortfall = self._owed.get(claim.tenant, 0.0) - self._holds.get(claim.tenant, 0)
         spare = {other: free for other, free in self._free.items() if other != node}
         free, victims = self._free[node], dict[str, Held]()
         left = {placed.task: placed for placed in self._held if placed.node == node}
         while free < claim.gpus:
-            lends = [p for p in left.values() if p.tenant != claim.tenant and p.gives - excess[p.tenant] < shortfall]
+            lends = [p for p in left.values() if p.tenant != claim.tenant and p.gives * worth - excess[p.tenant] < shortfall]
             moves = {p.task: self._elsewhere(p, spare) for p in left.values()}
             takeable = [p for p in left.values() if p in lends or moves[p.task]]
             if not takeable:
                 return None
-            victim = min(takeable, key=lambda p: (p not in lends, -excess[p.tenant], p.priority, p.age, p.task))
+            victim = min(takeable, key=lambda p: (p not in lends, -excess[p.tenant], self._urgency[p.task], p.age, p.task))
             home, given = moves[victim.task], victim.gives
             if victim not in lends and home:
                 spare[home] -= victim.gpus - victim.spare
                 given = victim.gpus
             else:
-                excess[victim.tenant] -= given
+                excess[victim.tenant] -= given * worth
             del left[victim.task]
             if given < victim.gpus:
                 left[victim.task] = replace(victim, gpus=victim.gpus - given, spare=0)
@@ -136,14 +153,13 @@ class _Ledger:
 
     def sentence(self, claim: Claim, victims: tuple[Held, ...]) -> str:
         def stands(tenant: str) -> str:
-            return f"holds {self._holds.get(tenant, 0)} of {self._owed.get(tenant, 0.0):.3g} GPUs it is owed"
+            return f"holds {self._holds.get(tenant, 0.0):.4g} of {self._owed.get(tenant, 0.0):.3g} GPUs it is owed"
 
         lenders = "; ".join(f"{tenant} {stands(tenant)}" for tenant in sorted({v.tenant for v in victims} - {claim.tenant}))
         return f"Preempted for {claim.task} of {claim.tenant}, which {stands(claim.tenant)} and waited {claim.waited:.0f} s" + (
             f"; {lenders}." if lenders else "."
         )
 
-
-def _loss(victims: tuple[Held, ...]) -> tuple[int, float, float]:
-    """What giving these back costs: how many, how urgent, how far they had come."""
-    return len(victims), sum(v.priority for v in victims), sum(v.age * v.gpus for v in victims)
+    def loss(self, victims: tuple[Held, ...]) -> tuple[int, float, float]:
+        """What giving these back costs: how many, how urgent, how far they had come."""
+        return len(victims), sum(self._urgency[v.task] for v in victims), sum(v.age * v.gpus for v in victims)

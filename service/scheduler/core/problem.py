@@ -14,24 +14,43 @@ from numpy.typing import NDArray
 
 _CHURN_PART = 16  # moving a planned task costs a 16th of an average completion (more: holes stay open; less: churn)
 NEVER = 1 << 40  # seconds; longer than any plan
+UNITS = 1000  # that a GPU of the fastest type counts within a limit
 LATE_FACTOR = 4  # a second past its deadline costs a task this many times its weight, on top of the second itself
+
+
+def in_units(worth: float) -> int:
+    """What a GPU of this worth counts within a limit; a CPU slot beside GPUs counts nothing."""
+    return round(worth * UNITS)
 
 
 @dataclass(frozen=True)
 class Node:
-    """Identical GPUs, or CPU slots that stand in for them. A drained node finishes what runs and takes nothing new."""
+    """Identical GPUs, or CPU slots that stand in for them. A drained node finishes what runs and takes nothing new.
+
+    `worth` is what each of its GPUs counts in shares, dues and limits: 1 on the nodes of the fleet's fastest type.
+    """
 
     id: str
     gpus: int
     drained: bool = False
+    worth: float = 1.0
+
+    @property
+    def units(self) -> int:
+        """What each of its GPUs counts within a limit."""
+        return in_units(self.worth)
 
 
 @dataclass(frozen=True)
 class Limit:
-    """The most GPUs that a tenant may hold at once, over all nodes."""
+    """The most GPUs that a tenant may hold at once, over all nodes: so many of the fastest type, or more of others."""
 
     tenant: str
     gpus: int
+
+    @property
+    def units(self) -> int:
+        return self.gpus * UNITS
 
 
 @dataclass(frozen=True)
@@ -112,9 +131,22 @@ class Problem:
 
     @cached_property
     def table(self) -> NDArray[np.int64]:
-        """`seconds`, NEVER on drained nodes too."""
+        """`seconds`, NEVER on drained nodes too, and where its tenant's limit is too low for it."""
         drained = np.array([node.drained for node in self.nodes], bool)
-        return np.where(drained, NEVER, self.seconds) if drained.any() else self.seconds
+        table = np.where(drained, NEVER, self.seconds) if drained.any() else self.seconds
+        most = {limit.tenant: limit.units for limit in self.limits}
+        if not most:
+            return table
+        units = np.array([node.units for node in self.nodes], np.int64)
+        asked = np.array([task.gpus for task in self.queued], np.int64)[:, None] * units[None, :]
+        allowed = np.array([most.get(task.tenant, NEVER) for task in self.queued], np.int64)[:, None]
+        within: NDArray[np.int64] = np.where(asked > allowed, NEVER, table)
+        return within
+
+    @cached_property
+    def units(self) -> dict[str, int]:
+        """What a GPU of each node counts within a limit."""
+        return {node.id: node.units for node in self.nodes}
 
     @cached_property
     def shortest(self) -> NDArray[np.int64]:
@@ -125,11 +157,8 @@ class Problem:
     @cached_property
     def placeable(self) -> tuple[Queued, ...]:
         """The queued tasks that fit some node which takes tasks, and their tenant's limit, at their narrowest."""
-        most = {limit.tenant: limit.gpus for limit in self.limits}
         fits: list[bool] = np.any(self.table < NEVER, axis=1).tolist()
-        return tuple(
-            task for task, some in zip(self.queued, fits, strict=True) if some and task.gpus <= most.get(task.tenant, task.gpus)
-        )
+        return tuple(task for task, some in zip(self.queued, fits, strict=True) if some)
 
     @cached_property
     def row(self) -> dict[str, int]:

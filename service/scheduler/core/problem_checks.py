@@ -22,6 +22,7 @@ def malformed(problem: Problem) -> list[str]:
             wrong.append(f"{what}: {next(name for name in ids if ids.count(name) > 1)} stands there twice")
     names = {node.id for node in problem.nodes}
     wrong += [f"node {node.id}: gpus is {node.gpus}, must be positive" for node in problem.nodes if node.gpus < 1]
+    wrong += [f"node {node.id}: worth is {node.worth}, must be positive" for node in problem.nodes if not node.worth > 0]
     wrong += [
         f"limit of {limit.tenant}: gpus is {limit.gpus}, must not be negative" for limit in problem.limits if limit.gpus < 0
     ]

@@ -17,7 +17,7 @@ Whole = NDArray[np.int64]
 
 
 class Profile:
-    """Free GPUs over time, of a node or within a tenant's limit: a step function from 0 to forever."""
+    """Free GPUs of a node over time, or free units of a tenant's limit: a step function from 0 to forever."""
 
     def __init__(self, gpus: int) -> None:
         self._times, self._free = [0], [gpus]
@@ -37,7 +37,12 @@ class Profile:
         return self._free[bisect_right(self._times, at) - 1]
 
     def earliest(self, gpus: int, seconds: int, after: int = 0) -> int:
-        """The first moment, not before `after`, from which `gpus` stay free for `seconds`; NEVER if there is none."""
+        """The first moment, not before `after`, from which `gpus` stay free for `seconds`; NEVER if there is none.
+
+        What takes nothing may begin at once, also where a limit was lowered below what is held.
+        """
+        if gpus == 0:
+            return after
         times, free = self._times, self._free
         at = bisect_right(times, after) - 1
         begin = after
@@ -94,12 +99,13 @@ class Timeline:
         self._profiles = [Profile(node.gpus) for node in problem.nodes]
         self._places = {node.id: at for at, node in enumerate(problem.nodes)}
         self._tenants = {task.id: task.tenant for task in problem.queued}
-        self._limits = {limit.tenant: Profile(limit.gpus) for limit in problem.limits}
+        self._limits = {limit.tenant: Profile(limit.units) for limit in problem.limits}
+        self._units = [node.units for node in problem.nodes]
         self._planned = np.zeros(len(problem.nodes), bool)  # nodes on which something starts later: they may have holes
         for task in problem.running:
             self._profiles[self._places[task.node]].take(0, task.remaining, task.gpus)
             if task.tenant in self._limits:
-                self._limits[task.tenant].take(0, task.remaining, task.gpus)
+                self._limits[task.tenant].take(0, task.remaining, task.gpus * self._units[self._places[task.node]])
         self._soonest = _rows([p.forever(node.gpus) for p, node in zip(self._profiles, problem.nodes, strict=True)])
         self._now = np.array([profile.free(0) for profile in self._profiles], np.int64)
         self.most_free = self._most()  # GPUs of the node with the most free ones at this moment
@@ -125,7 +131,7 @@ class Timeline:
         places = sorted(self._place(task, int(at), 0, int(seconds[at]), task.gpus) for at in fits)
         for place in places:
             spent = place.end
-            if limit is not None and limit.earliest(task.gpus, spent) > 0:
+            if limit is not None and limit.earliest(task.gpus * self._units[place.node], spent) > 0:
                 continue
             if not self._planned[place.node] or self._profiles[place.node].earliest(task.gpus, spent) == 0:
                 return self._start(task, place)
@@ -189,12 +195,12 @@ class Timeline:
             self.most_free = self._most()
         limit = self._limits.get(self._tenants[start.task])
         if limit is not None:
-            limit.take(start.start, start.end, sign * start.gpus)
+            limit.take(start.start, start.end, sign * start.gpus * self._units[at])
 
     def _earliest(self, at: int, limit: Profile | None, gpus: int, seconds: int, after: int = 0) -> int:
         begin = self._profiles[at].earliest(gpus, seconds, after)
         while limit is not None and begin < NEVER:
-            allowed = limit.earliest(gpus, seconds, begin)
+            allowed = limit.earliest(gpus * self._units[at], seconds, begin)
             if allowed == begin:
                 break
             begin = self._profiles[at].earliest(gpus, seconds, allowed)
@@ -213,6 +219,7 @@ class Tails:
 
     def __init__(self, problem: Problem, since: list[list[int]], limits: dict[str, Profile]) -> None:
         self._problem, self._limits = problem, limits
+        self._units = [node.units for node in problem.nodes]
         self._rows = since
         self._since = np.ascontiguousarray(_rows(since).T)
         self._names = [node.id for node in problem.nodes]
@@ -232,9 +239,10 @@ class Tails:
         limit = self._limits.get(task.tenant)
         if limit is not None:
             seconds = end - begin
-            begin = limit.earliest(gpus, seconds, begin)
+            units = gpus * self._units[at]
+            begin = limit.earliest(units, seconds, begin)
             end = begin + seconds
-            limit.take(begin, end, gpus)
+            limit.take(begin, end, units)
         row = self._rows[at]
         last = bisect_right(row, begin)
         row[last - gpus : last] = [end] * gpus

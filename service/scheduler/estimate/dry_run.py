@@ -1,11 +1,12 @@
 """What a task would take, told before there is one: tokens, GPU seconds, when it would start and end, which rows are cut.
 
-Stores nothing. The start is by the rules alone (rules.py), since a request must not wait for a solver.
+Stores nothing. The start is by the rules alone (rules.py), since a request must not wait for a solver. What the memo knows of
+the fleet's other tasks is not worked out again. For one thread at a time.
 """
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
@@ -13,12 +14,13 @@ from sqlalchemy.orm import Session
 from contract.states import JobStatus, TaskStatus
 from contract.task_spec import TaskSpec
 from service.background.dependencies import Dependencies
+from service.database.engine import new_id
 from service.http.problems import FieldError
 from service.scheduler.core.problem import Start
 from service.scheduler.core.rules import backfill, start_all, widened
 from service.scheduler.estimate.task_duration import BYTES_PER_TOKEN, Estimate
 from service.scheduler.explain import waiting_text
-from service.scheduler.explain.plan_announcements import priorities, scene
+from service.scheduler.explain.plan_announcements import scene
 from service.scheduler.explain.reason_codes import reasons
 from service.scheduler.state import snapshot
 from service.scheduler.state.snapshot import Asked, Snapshot
@@ -27,9 +29,9 @@ from service.storage.object_store import Storage
 from service.tasks.models import Job, Task
 from service.tasks.submission.spec_checks import Pinned
 
-_ID = "task_asked_about"
 _ANY = "an accelerator"  # that no node has yet
 _LISTED = 50  # rows
+_LOOKED_AT = 64 * 2**20  # bytes of a file
 
 
 class Between(BaseModel):
@@ -72,7 +74,8 @@ def dry_run(session: Session, parts: Dependencies, tenant_id: str, spec: TaskSpe
     asked = _task(tenant_id, spec, pinned)
     seen = snapshot.read(session, parts, asked=asked)
     starts = start_all(seen.problem) or widened(seen.problem, backfill(seen.problem))
-    start = next((start for start in starts if start.task == _ID), None)
+    id = asked.task.id
+    start = next((start for start in starts if start.task == id), None)
     kinds = {kind_of(node): node for node in seen.nodes.values() if seen.work.fits(asked.task, node)}
     found = {kind: seen.work.estimate(asked.task, kind, spec.gpus) for kind in kinds} or {
         "": seen.work.estimate(asked.task, _ANY, spec.gpus)
@@ -89,14 +92,14 @@ def dry_run(session: Session, parts: Dependencies, tenant_id: str, spec: TaskSpe
         widths=widths,
         device_type=kind or None,
         **_moments(seen, starts, start),
-        waiting=_why(seen, starts, start),
-        problems=[*_idle(spec), *_rows(parts.storage, spec, pinned)],
+        waiting=_why(seen, starts, start, id),
+        problems=[*_idle(spec), *_rows(parts, spec, pinned)],
     )
 
 
 def _task(tenant_id: str, spec: TaskSpec, pinned: Pinned) -> Asked:
     task = Task(
-        id=_ID,
+        id=new_id("asked"),  # its own: the memo must not take another for it
         tenant_id=tenant_id,
         spec=spec.model_dump(mode="json"),
         status=TaskStatus.QUEUED,
@@ -123,7 +126,7 @@ def _moments(seen: Snapshot, starts: tuple[Start, ...], start: Start | None) -> 
     names = ("expected_start", "expected_end", "expected_start_interval", "expected_end_interval")
     if start is None:
         return dict.fromkeys(names)
-    between = seen.between(starts)[_ID]
+    between = seen.between(starts)[start.task]
 
     def moment(seconds: float) -> datetime:
         return seen.at + timedelta(seconds=seconds)
@@ -132,13 +135,13 @@ def _moments(seen: Snapshot, starts: tuple[Start, ...], start: Start | None) -> 
     return dict(zip(names, told, strict=True))
 
 
-def _why(seen: Snapshot, starts: tuple[Start, ...], start: Start | None) -> str | None:
-    if _ID in seen.later:
-        return str(waiting_text.not_before(seen.later[_ID])["sentence"])
+def _why(seen: Snapshot, starts: tuple[Start, ...], start: Start | None, id: str) -> str | None:
+    if id in seen.later:
+        return str(waiting_text.not_before(seen.later[id])["sentence"])
     if start is not None and start.start == 0:
         return None
-    found = {reason.task: reason for reason in reasons(seen.problem, starts, seen.standing or None, priorities(seen))}
-    return str(waiting_text.tell(found[_ID], scene(seen, starts), seen.at)["sentence"])
+    found = {reason.task: reason for reason in reasons(seen.problem, starts, seen.standing or None)}
+    return str(waiting_text.tell(found[id], scene(seen, starts), seen.at)["sentence"])
 
 
 def _idle(spec: TaskSpec) -> Iterator[FieldError]:
@@ -155,19 +158,40 @@ def _idle(spec: TaskSpec) -> Iterator[FieldError]:
         yield FieldError(field="max_gpus", code="gpus_idle", message=message)
 
 
-def _rows(storage: Storage, spec: TaskSpec, pinned: Pinned) -> Iterator[FieldError]:
+def _rows(parts: Dependencies, spec: TaskSpec, pinned: Pinned) -> Iterator[FieldError]:
     """Rows that seem longer than max_seq_len, judged by their bytes: the service has no tokenizer."""
     most = spec.training.max_seq_len
     for field, file in (("dataset.file_id", pinned.train), ("dataset.validation_file_id", pinned.validation)):
         if file is None:
             continue
-        listed = 0
-        with storage.open(file.sha256) as lines:
-            for number, line in enumerate(lines, 1):
-                tokens = round(len(line) / BYTES_PER_TOKEN)
-                if tokens > most:
-                    listed += 1
-                    message = f"has about {tokens} tokens, training.max_seq_len is {most}; it will be cut"
-                    yield FieldError(field=field, line=number, code="row_truncated", message=message)
-                if listed == _LISTED:
-                    break
+        key = "long rows", file.sha256, most
+        found = parts.memo.get(key, lambda file=file: _long_rows(parts.storage, file.sha256, most))  # type: ignore[misc]
+        for line, tokens in found.lines:
+            message = f"has about {tokens} tokens, training.max_seq_len is {most}; it will be cut"
+            yield FieldError(field=field, line=line, code="row_truncated", message=message)
+        if found.until is not None:
+            message = f"is looked at in its first {_LOOKED_AT // 2**20} MiB alone; longer rows behind this line are not listed"
+            yield FieldError(field=field, line=found.until, code="rows_not_looked_at", message=message)
+
+
+class _LongRows(NamedTuple):
+    """Some of a file's rows that are longer than a limit, with about how many tokens each; `until` is the last line that was
+    looked at, where that is not the file's."""
+
+    lines: tuple[tuple[int, int], ...]
+    until: int | None
+
+
+def _long_rows(storage: Storage, sha256: str, most: int) -> _LongRows:
+    found, read = list[tuple[int, int]](), 0
+    with storage.open(sha256) as lines:
+        for number, line in enumerate(lines, 1):
+            read += len(line)
+            tokens = round(len(line) / BYTES_PER_TOKEN)
+            if tokens > most:
+                found.append((number, tokens))
+            if len(found) == _LISTED:
+                break
+            if read >= _LOOKED_AT:
+                return _LongRows(tuple(found), number)
+    return _LongRows(tuple(found), None)

@@ -19,7 +19,7 @@ def reasons_of(seen: Snapshot, decision: Decision, between: Mapping[str, Between
     late = {miss.task: float(miss.end - miss.deadline) for miss in decision.late}
     found = {
         reason.task: waiting_text.tell(reason, shown, seen.at, between.get(reason.task), late.get(reason.task))
-        for reason in reasons(seen.problem, decision.starts, seen.standing or None, priorities(seen))
+        for reason in reasons(seen.problem, decision.starts, seen.standing or None)
     }
     for id, promise in seen.awaited.items():
         room = f"GPUs of {seen.nodes[promise.node].name} are being given back for it; it starts once the tasks there are safe."
@@ -40,7 +40,3 @@ def scene(seen: Snapshot, starts: Sequence[Start]) -> waiting_text.Scene:
     running = {run.id: run.node for run in seen.problem.running if run.id in seen.placements}
     running |= {start.task: start.node for start in starts if start.start == 0}
     return waiting_text.Scene(offers, owners, seen.needs, running)
-
-
-def priorities(seen: Snapshot) -> dict[str, float]:
-    return {id: float(task.priority) for id, task in seen.tasks.items()}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 
-from service.scheduler.core.problem import Node, Problem, Queued, Start
+from service.scheduler.core.problem import UNITS, Limit, Node, Problem, Queued, Start
 
 
 class Code(StrEnum):
@@ -29,7 +29,7 @@ class Reason:
     - all but paused: `asked` GPUs
     - waiting_for_capacity: `free` GPUs on the node with the most of those it fits, `fitting` GPUs of all those, `ahead`
       tasks that are planned before it, `soonest` (seconds until GPUs of a node it fits come free)
-    - waiting_for_quota: `limit` and `held` GPUs of its tenant; a task that asks for more than the limit has no start
+    - waiting_for_quota: `limit` and `held` GPUs of its tenant, of the fastest type; a task that asks for more has no start
     - fair_share: `standing` of its tenant (1 is at its share, 2 has used twice that) and `other_standing` of the tenant whose
       `other_task` goes first although it came later
     - larger_task_reserved: `free` GPUs that stand ready, `reserved_task`, its `reserved_gpus` and `reserved_start` in seconds
@@ -57,13 +57,12 @@ def reasons(
     problem: Problem,
     starts: Sequence[Start],
     standing: Mapping[str, float] | None = None,
-    priorities: Mapping[str, float] | None = None,
 ) -> tuple[Reason, ...]:
     """One for every queued task that does not start at 0, in order of the queue.
 
-    `standing` is `fair_share.standing` by tenant (none: there is one tenant), `priorities` the tasks' own by id (none: alike).
+    `standing` is `fair_share.standing` by tenant (none: there is one tenant).
     """
-    seen = _Seen(problem, starts, standing or {}, priorities or {})
+    seen = _Seen(problem, starts, standing or {})
     found = []
     for at, task in enumerate(problem.queued):
         start = seen.planned.get(task.id)
@@ -81,16 +80,14 @@ Numbers = dict[str, int | float | str]
 class _Seen:
     """A problem and its plan, looked at from each task."""
 
-    def __init__(
-        self, problem: Problem, starts: Sequence[Start], standing: Mapping[str, float], priorities: Mapping[str, float]
-    ) -> None:
-        self._problem, self._standing, self._priorities = problem, standing, priorities
+    def __init__(self, problem: Problem, starts: Sequence[Start], standing: Mapping[str, float]) -> None:
+        self._problem, self._standing = problem, standing
         self.planned = {start.task: start for start in starts}
         self._tasks = {task.id: (at, task) for at, task in enumerate(problem.queued)}
         self._later = sorted((s for s in starts if s.start > 0), key=lambda s: (s.start, s.end))
         unplaced = [task.id for task in problem.queued if task.id not in self.planned]
         self.places = {id: place for place, id in enumerate([*(s.task for s in self._later), *unplaced], 1)}
-        self._limits = {limit.tenant: limit.gpus for limit in problem.limits}
+        self._limits = {limit.tenant: limit for limit in problem.limits}
 
     def why(self, at: int, task: Queued, start: Start | None) -> tuple[Code, Numbers]:
         fitting = self._fitting(task)
@@ -101,8 +98,8 @@ class _Seen:
         takes = [node for node in fitting if not node.drained]
         free = max((self._free[node.id] for node in takes), default=0)
         limit, held = self._limits.get(task.tenant), self._held[task.tenant]
-        if limit is not None and (task.gpus > limit or (start is not None and task.gpus + held > limit)):
-            return Code.WAITING_FOR_QUOTA, {"limit": limit, "held": held}
+        if limit is not None and self._beyond(limit, held, task, start, takes or fitting):
+            return Code.WAITING_FOR_QUOTA, {"limit": limit.gpus, "held": round(held / UNITS, 3)}
         drained = [self._free[node.id] for node in fitting if node.drained]
         if not takes or (free < task.gpus <= max(drained, default=0)):
             return Code.NODE_DRAINED, {"nodes": len(drained), "free": max(drained)}
@@ -116,6 +113,12 @@ class _Seen:
         return Code.WAITING_FOR_CAPACITY, {
             "free": free, "fitting": total, "ahead": self.places[task.id] - 1, "soonest": soonest,
         }  # fmt: skip
+
+    def _beyond(self, limit: Limit, held: int, task: Queued, start: Start | None, nodes: list[Node]) -> bool:
+        """Whether the limit keeps it from starting now, or on every node that it fits from starting ever."""
+        if start is None:
+            return all(task.gpus * node.units > limit.units for node in nodes)
+        return task.gpus * self._problem.units[start.node] + held > limit.units
 
     def _fitting(self, task: Queued) -> list[Node]:
         return [node for node, seconds in zip(self._problem.nodes, task.seconds, strict=True) if seconds is not None]
@@ -132,12 +135,12 @@ class _Seen:
 
     @cached_property
     def _held(self) -> dict[str, int]:
-        """GPUs by tenant, the plan's starts at 0 among them."""
-        held: dict[str, int] = defaultdict(int)
+        """What GPUs count within limits, by tenant, the plan's starts at 0 among them."""
+        held, units = defaultdict[str, int](int), self._problem.units
         for run in self._problem.running:
-            held[run.tenant] += run.gpus
+            held[run.tenant] += run.gpus * units[run.node]
         for start in self.planned.values():
-            held[self._tasks[start.task][1].tenant] += start.gpus if start.start == 0 else 0
+            held[self._tasks[start.task][1].tenant] += start.gpus * units[start.node] if start.start == 0 else 0
         return held
 
     @cached_property
@@ -159,16 +162,15 @@ class _Seen:
         return {}
 
     def _before(self, at: int, task: Queued, start: Start | None, takes: set[str]) -> Numbers | None:
-        """A task of a tenant with less behind it that goes first although it came later and is no more urgent."""
-        mine, urgent = self._standing.get(task.tenant), self._priorities.get(task.id, 1.0)
+        """A task of a tenant with less behind it that goes first although it came later."""
+        mine = self._standing.get(task.tenant)
         if mine is None:
             return None
         for other in self._first_of_tenant.values():
             came, first = self._tasks[other.task]
             theirs = self._standing.get(first.tenant, mine)
             sooner = start is None or other.start < start.start
-            no_more = self._priorities.get(other.task, 1.0) <= urgent
-            if theirs < mine and came > at and sooner and no_more and other.node in takes:
+            if theirs < mine and came > at and sooner and other.node in takes:
                 return {"standing": mine, "other_standing": theirs, "other_task": other.task}
         return None
 

@@ -1,19 +1,23 @@
-"""The schedule as a tenant may see it: what runs where and until when, what waits and why. Others' tasks have no names."""
+"""The schedule as a tenant may see it: what runs where and until when, what waits and why. Others' tasks have no names.
 
+It comes in pages: the nodes by name, then what waits in the order of expected starts.
+"""
+
+import hashlib
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Field
-from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session, load_only
 
 from contract.states import TaskStatus
 from service.fleet.models import Node, Placement
+from service.http.pagination import cursor_unknown, pack_cursor, unpack_cursor
 from service.scheduler.models import Plan
 from service.scheduler.state.usage_shares import kind_of
 from service.tasks.models import Task
-
-_LISTED = 1000  # waiting tasks
 
 Interval = Field(description="Earliest and latest; the true moment lies between them most of the time")
 
@@ -56,34 +60,104 @@ class Waiting(BaseModel):
 
 
 class Schedule(BaseModel):
-    """All nodes and the queue as the last plan left them."""
+    """All nodes and the queue as the last plan left them, a page of them: nodes by name, and behind the last node the queue."""
 
     object: Literal["schedule"] = "schedule"
     planned_at: datetime | None
     nodes: list[ScheduledNode]
     waiting: list[Waiting]
-    waiting_total: int
+    waiting_total: int = Field(description="On all pages")
+    next_cursor: str | None = Field(description="Where the next page begins; null on the last one")
 
 
-def schedule(session: Session, tenant_id: str) -> Schedule:
-    """For this tenant. The session must see all tenants' rows."""
-    nodes = list(session.scalars(select(Node).where(Node.status == "ready").order_by(Node.name)))
+def schedule(session: Session, tenant_id: str, cursor: str | None, limit: int) -> Schedule:
+    """A page of `limit` nodes and waiting tasks for this tenant. The session must see all tenants' rows. Raises Invalid."""
+    after = _After.read(cursor)
+    nodes = _nodes(session, after.node, limit + 1) if after.place is None else []
+    more, nodes = len(nodes) > limit, nodes[:limit]
     live = session.execute(
         select(Placement, Task)
         .join(Task, Task.id == Placement.task_id)
-        .where(Placement.ended_at.is_(None))
+        .where(Placement.ended_at.is_(None), Placement.node_id.in_([node.id for node in nodes]))
         .order_by(Placement.expected_end, Placement.id)
     ).all()
-    queued = list(session.scalars(select(Task).where(Task.status == TaskStatus.QUEUED).order_by(Task.queued_at, Task.id)))
-    queued.sort(key=lambda task: (task.waiting or {}).get("place") or len(queued) + 1)
+    total, left = _queued(session), limit - len(nodes)
+    waiting: Sequence[Task] = ()
+    if not more and total:
+        queued = _queue(session)
+        behind = _behind(queued, after)
+        more, waiting = len(behind) > left, behind[:left]
+    last = waiting[-1] if waiting else None
+    next_ = _After(nodes[-1].name if nodes else after.node) if last is None else _After(None, _place(last), _mark(last))
     return Schedule(
         planned_at=session.scalar(select(Plan.created_at).order_by(Plan.id.desc()).limit(1)),
         nodes=[
             _node(node, [(placed, task) for placed, task in live if placed.node_id == node.id], tenant_id) for node in nodes
         ],
-        waiting=[_waiting(task, task.tenant_id == tenant_id) for task in queued[:_LISTED]],
-        waiting_total=len(queued),
+        waiting=[_waiting(task, task.tenant_id == tenant_id) for task in waiting],
+        waiting_total=total,
+        next_cursor=next_.write() if more else None,
     )
+
+
+_NOWHERE = 1 << 53  # the place of those that no plan has looked at: behind all others
+
+
+class _After(NamedTuple):
+    """Where a page begins: behind a node, or behind the waiting task of this mark, which had this place. Marks are digests of
+    ids, since the task may be another tenant's."""
+
+    node: str | None = None
+    place: int | None = None
+    mark: str | None = None
+
+    @classmethod
+    def read(cls, cursor: str | None) -> "_After":
+        """Raises Invalid."""
+        if cursor is None:
+            return cls()
+        match unpack_cursor(cursor):
+            case [str(node)] if "\0" not in node:
+                return cls(node)
+            case [int(place), str(mark)]:
+                return cls(None, place, mark)
+        raise cursor_unknown()
+
+    def write(self) -> str:
+        return pack_cursor([self.node or ""] if self.place is None else [self.place, self.mark])
+
+
+def _nodes(session: Session, after: str | None, most: int) -> list[Node]:
+    ready = select(Node).where(Node.status == "ready").order_by(Node.name).limit(most)
+    return list(session.scalars(ready if after is None else ready.where(Node.name > after)))
+
+
+def _queued(session: Session) -> int:
+    return session.scalars(select(func.count()).select_from(Task).where(Task.status == TaskStatus.QUEUED)).one()
+
+
+def _queue(session: Session) -> list[Task]:
+    """What waits, in the order of the expected starts."""
+    shown = load_only(Task.tenant_id, Task.name, Task.gpus, Task.waiting, Task.status, Task.fence)
+    queued = select(Task).where(Task.status == TaskStatus.QUEUED).order_by(Task.queued_at, Task.id).options(shown)
+    return sorted(session.scalars(queued), key=_place)
+
+
+def _behind(queued: Sequence[Task], after: _After) -> Sequence[Task]:
+    """What stands behind the task where the page before ended. Places move up as tasks start: so the task itself is looked for,
+    and if it has started, what has its place now comes next, and nothing is left out."""
+    if after.place is None:
+        return queued
+    at = next((at for at, task in enumerate(queued) if _mark(task) == after.mark), None)
+    return queued[at + 1 :] if at is not None else [task for task in queued if _place(task) >= after.place]
+
+
+def _place(task: Task) -> int:
+    return (task.waiting or {}).get("place") or _NOWHERE
+
+
+def _mark(task: Task) -> str:
+    return hashlib.sha256(task.id.encode()).hexdigest()[:24]
 
 
 def _node(node: Node, live: list[tuple[Placement, Task]], tenant_id: str) -> ScheduledNode:

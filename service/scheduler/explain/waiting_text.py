@@ -108,13 +108,13 @@ def _capacity(reason: Reason, scene: Scene) -> str:
 
 def _quota(reason: Reason, scene: Scene) -> str:
     asked, limit, held = _numbers(reason, "asked", "limit", "held")
-    if asked > limit:
+    if reason.start is None:
         return (
             f"It asks for {_gpus(asked)}, but your quota is {limit} at once; ask for fewer, or have an admin raise the quota."
         )
     mine = [task for task in scene.running if scene.owners[task] == scene.owners[reason.task]]
     return (
-        f"It needs {_gpus(asked)}, and your quota is {_gpus(limit)} at once, {held} of them held by "
+        f"It needs {_gpus(asked)}, and your quota is {_gpus(limit)} at once, {held:g} of them held by "
         f"{_names(mine, reason.task, scene)}; it starts once enough are given back."
     )
 

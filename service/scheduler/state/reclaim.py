@@ -5,7 +5,8 @@ preemption.py decides; here it is done, each task in a transaction of its own th
 """
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
+from dataclasses import replace
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -16,7 +17,7 @@ from service.database.engine import clock
 from service.fleet.placements import ask_to_leave, end_placement, live_placement, lock_placement
 from service.scheduler.core.fair_share import owed
 from service.scheduler.core.preemption import Claim, Held, Preemption, preemption
-from service.scheduler.core.problem import Node
+from service.scheduler.core.problem import NEVER
 from service.scheduler.state import planner_lease
 from service.scheduler.state.gpu_reservations import GpuReservation
 from service.scheduler.state.snapshot import Snapshot
@@ -69,14 +70,14 @@ def due(seen: Snapshot, bound: float) -> Preemption | None:
     """Who is owed GPUs now, and from whom."""
     if sum(share.active for share in seen.shares) < 2:
         return None
-    gpus = sum(node.gpus for node in seen.problem.nodes if not node.drained)
+    gpus = sum(node.gpus * node.worth for node in seen.problem.nodes if not node.drained)
     held = _held(seen)
     known = {one.task for one in held}
     taken = Counter[str]()  # by tasks that leave already, or that GPUs are promised to
     for run in seen.problem.running:
         if run.id not in known:
             taken[run.node] += run.gpus
-    nodes = [Node(node.id, max(0, node.gpus - taken[node.id]), node.drained) for node in seen.problem.nodes]
+    nodes = [replace(node, gpus=max(0, node.gpus - taken[node.id])) for node in seen.problem.nodes]
     return preemption(_claims(seen), held, nodes, owed(seen.shares, gpus), bound)
 
 
@@ -100,19 +101,21 @@ def _held(seen: Snapshot) -> list[Held]:
 
 def _claims(seen: Snapshot) -> list[Claim]:
     """Waiting tasks within their quota, of tenants to whom nothing is promised yet."""
-    limits = {limit.tenant: limit.gpus for limit in seen.problem.limits}
-    holds = Counter[str]()
+    limits = {limit.tenant: limit.units for limit in seen.problem.limits}
+    holds, units = Counter[str](), seen.problem.units
     for task_id, placed in seen.placements.items():
-        holds[seen.tasks[task_id].tenant_id] += len(placed.device_indexes)
+        holds[seen.tasks[task_id].tenant_id] += len(placed.device_indexes) * units[placed.node_id]
     promised = {seen.tasks[task].tenant_id for task in (*seen.awaited, *(start.task for start in seen.promised))}
     claims = []
     for queued in seen.problem.queued:
-        if queued.tenant in promised or holds[queued.tenant] + queued.gpus > limits.get(queued.tenant, 1 << 30):
-            continue
-        fits = [
-            node.id for node, s in zip(seen.problem.nodes, queued.seconds, strict=True) if s is not None and not node.drained
-        ]
-        claims.append(Claim(queued.id, queued.tenant, queued.gpus, seen.waited[queued.id], frozenset(fits)))
+        left = limits.get(queued.tenant, NEVER) - holds[queued.tenant]
+        fits = frozenset(
+            node.id
+            for node, seconds in zip(seen.problem.nodes, queued.seconds, strict=True)
+            if seconds is not None and not node.drained and queued.gpus * node.units <= left
+        )
+        if fits and queued.tenant not in promised:
+            claims.append(Claim(queued.id, queued.tenant, queued.gpus, seen.waited[queued.id], fits))
     return claims
 
 
@@ -135,12 +138,14 @@ def told_victim(seen: Snapshot, found: Preemption, victim: Held) -> str:
     claim = found.claim
     if claim.tenant == victim.tenant:
         return f"It makes room for {claim.task}, which needs {claim.gpus} GPUs of one node; it goes on from its checkpoint."
-    gpus = sum(node.gpus for node in seen.problem.nodes if not node.drained)
-    rights, holds = owed(seen.shares, gpus), Counter[str]()
+    worth = {node.id: node.worth for node in seen.problem.nodes}
+    gpus = sum(node.gpus * node.worth for node in seen.problem.nodes if not node.drained)
+    rights, holds = owed(seen.shares, gpus), defaultdict[str, float](float)
     for one in _held(seen):
-        holds[one.tenant] += one.gpus
+        holds[one.tenant] += one.gpus * worth[one.node]
+    counted = " (of the fastest type; others count by what they can do)" if set(worth.values()) != {1.0} else ""
     return (
         f"Preempted for another tenant's task, which needs {claim.gpus} GPUs and waited {claim.waited:.0f} s: your tenant held "
-        f"{holds[victim.tenant]} GPUs of the {rights.get(victim.tenant, 0.0):.3g} it is owed, that one {holds[claim.tenant]} "
-        f"of {rights.get(claim.tenant, 0.0):.3g}. It goes on from its checkpoint."
+        f"{holds[victim.tenant]:.4g} GPUs of the {rights.get(victim.tenant, 0.0):.3g} it is owed{counted}, that one "
+        f"{holds[claim.tenant]:.4g} of {rights.get(claim.tenant, 0.0):.3g}. It goes on from its checkpoint."
     )

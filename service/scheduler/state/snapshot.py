@@ -3,7 +3,7 @@
 Decides nothing. The fences it read go back into the writing, which drops every task that has moved on.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -15,8 +15,7 @@ from contract.states import TaskStatus
 from service.background.dependencies import Dependencies
 from service.fleet.models import Node, Placement
 from service.scheduler.core import problem as p
-from service.scheduler.core.fair_share import Ask, Share, standing, weights
-from service.scheduler.estimate.estimate_cache import Memo
+from service.scheduler.core.fair_share import Ask, Share, standing, weights, worth
 from service.scheduler.estimate.prediction_intervals import Between, Spread, intervals
 from service.scheduler.estimate.task_duration import Estimate
 from service.scheduler.estimate.task_workload import Shapes, Workload
@@ -25,6 +24,7 @@ from service.scheduler.state.gpu_reservations import GpuReservation, kept, reser
 from service.scheduler.state.usage_shares import capacity, kind_of, limits, shares
 from service.tasks.models import Job, Task
 
+Widths = Mapping[str, Sequence[p.Width]]  # by task, each narrowest first
 LEAVING_SECONDS = 10  # what a task that was asked to leave is expected to take over it
 
 
@@ -98,7 +98,7 @@ def read(
         asked.task.queued_at = now
         queued.append(asked.task)
         unsaved[asked.task.id] = asked.jobs
-    work = Workload(session, [task for _, task in live] + queued, parts.memo if asked is None else Memo(), unsaved)
+    work = Workload(session, [task for _, task in live] + queued, parts.memo, unsaved)
     seen = _Seen(session, parts, now, nodes, [(placed, task) for placed, task in live], queued, work, promised)
     return seen.snapshot(tuple(requests or ()), oldest)
 
@@ -130,11 +130,18 @@ class _Seen:
         self._waited: dict[str, float] = {}
 
     def snapshot(self, requests: tuple[int, ...], oldest: datetime | None) -> Snapshot:
-        fleet = tuple(p.Node(node.id, len(node.devices), node.drained_at is not None) for node in self._nodes.values())
+        gpus = capacity(self._nodes.values())
+        worths = worth(gpus)
+        self._worth = {node.id: worths[kind_of(node)] for node in self._nodes.values()}
+        fleet = tuple(
+            p.Node(node.id, len(node.devices), node.drained_at is not None, self._worth[node.id])
+            for node in self._nodes.values()
+        )
         running = [self._running(placed, task) for placed, task in self._live]
-        shared, gpus = self._shares(), capacity(self._nodes.values())
         quotas = limits(self._session, {task.tenant_id for task in self._queued})
-        waiting = self._waiting(shared, gpus, quotas)
+        widths = self._widths(quotas)
+        shared = self._shares(widths)
+        waiting = self._waiting(shared, gpus, widths)
         given = kept([*reservations_of(self._session, self._now), *self._promised], fleet, running, waiting)
         return Snapshot(
             at=self._now,
@@ -166,16 +173,24 @@ class _Seen:
             seconds = max(1, round(found.seconds))
         return p.Running(task.id, node.id, gpus, seconds, task.tenant_id)
 
-    def _waiting(self, shared: Sequence[Share], gpus: Mapping[str, int], quotas: Sequence[p.Limit]) -> list[p.Queued]:
-        nodes, most = Shapes(self._nodes.values()), {quota.tenant: quota.gpus for quota in quotas}
-        widths = {task.id: self._work.widths(task, nodes, most.get(task.tenant_id, p.NEVER)) for task in self._queued}
+    def _widths(self, quotas: Sequence[p.Limit]) -> Widths:
+        least = min(self._worth.values(), default=1.0)
+        nodes, most = Shapes(self._nodes.values()), {quota.tenant: int(quota.gpus / least) for quota in quotas}
+        return {task.id: self._work.widths(task, nodes, most.get(task.tenant_id, p.NEVER)) for task in self._queued}
+
+    def _fastest(self, widths: Sequence[p.Width]) -> tuple[int, float]:
+        """The seconds at the narrowest width on the node where it takes the least, and what a GPU there counts."""
+        found = zip(widths[0].seconds, self._worth.values(), strict=True)
+        return min(((seconds, worth) for seconds, worth in found if seconds is not None), default=(1, 1.0))
+
+    def _waiting(self, shared: Sequence[Share], gpus: Mapping[str, int], widths: Widths) -> list[p.Queued]:
         before, named = _waited_before(self._session, self._queued), {node.name: node.id for node in self._nodes.values()}
         asks = []
         for task in self._queued:
             waited = (self._now - (task.queued_at or task.created_at)).total_seconds() + before.get(task.id, 0.0)
             self._waited[task.id] = max(0.0, waited)
-            shortest = min((s for s in widths[task.id][0].seconds if s is not None), default=1)
-            asks.append(Ask(task.id, task.tenant_id, task.gpus, shortest, task.priority, self._waited[task.id]))
+            shortest, worth = self._fastest(widths[task.id])
+            asks.append(Ask(task.id, task.tenant_id, task.gpus, shortest, task.priority, self._waited[task.id], worth))
         weigh = weights(asks, shared, gpus)
         told = {task.id: named.get((task.waiting or {}).get("node", "")) for task in self._queued}  # by the last plan
         return [self._queueing(task, weigh[task.id], widths[task.id], told[task.id]) for task in self._queued]
@@ -198,14 +213,14 @@ class _Seen:
             wider=tuple(wider),
         )
 
-    def _shares(self) -> Sequence[Share]:
+    def _shares(self, widths: Widths) -> Sequence[Share]:
         held: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-        wanted = Counter[str]()
+        wanted: dict[str, float] = defaultdict(float)
         for placed, task in self._live:
             held[task.tenant_id][kind_of(self._nodes[placed.node_id])] += len(placed.device_indexes)
-            wanted[task.tenant_id] += task.gpus
+            wanted[task.tenant_id] += task.gpus * self._worth[placed.node_id]
         for task in self._queued:
-            wanted[task.tenant_id] += task.gpus
+            wanted[task.tenant_id] += task.gpus * self._fastest(widths[task.id])[1]
         half_life = self._parts.settings.fair_share_half_life_seconds
         return shares(self._session, self._now, half_life, held, wanted) if len(wanted) > 1 else ()
 

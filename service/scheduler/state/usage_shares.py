@@ -34,10 +34,10 @@ def capacity(nodes: Iterable[Node]) -> dict[str, int]:
 
 
 def shares(
-    session: Session, now: datetime, half_life: float, held: Mapping[str, Mapping[str, int]], wanted: Mapping[str, int]
+    session: Session, now: datetime, half_life: float, held: Mapping[str, Mapping[str, int]], wanted: Mapping[str, float]
 ) -> list[Share]:
-    """Every tenant that holds, waits or has used something. `held`: GPUs by tenant and type; `wanted`: by tenant, GPUs that
-    its tasks, running and waiting, ask for at their narrowest."""
+    """Every tenant that holds, waits or has used something. `held`: GPUs by tenant and type; `wanted`: by tenant, what
+    its tasks, running and waiting, ask for at their narrowest, in GPUs of the fastest type."""
     use = _use(session, now, half_life)
     active = {*held, *wanted}
     rows = session.execute(select(Tenant.id, Tenant.weight).where(Tenant.id.in_({*active, *use})))

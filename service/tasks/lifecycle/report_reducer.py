@@ -175,6 +175,7 @@ class Record:
             job_id=job.id,
             step=manifest.step,
             val_loss=manifest.val_loss,
+            bytes=sum(file.bytes for file in manifest.files),
             manifest=manifest.model_dump(mode="json"),
         )
         self._session.add(kept)

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from contract.adapter_manifest import AdapterManifest
 from contract.task_spec import Objective, TaskSpec
+from service.adapters.actions import adapters_of
 from service.adapters.models import Adapter
 from service.database.prepared_statements import PreparedStatement
 from service.files import actions as files
@@ -20,7 +21,7 @@ from service.files.row_checks import Format
 from service.fleet.models import BaseModel
 from service.http.problems import FieldError, Invalid
 from service.tenants.api_keys import Principal
-from service.tenants.tenant_scope import scoped, whose
+from service.tenants.tenant_scope import whose
 
 _LISTED = 20  # models that a refusal names
 _IS_IT = (BaseModel.name == bindparam("name")) & BaseModel.enabled
@@ -169,7 +170,8 @@ def _start(session: Session, principal: Principal, spec: TaskSpec, model: BaseMo
     if spec.warm_start is None:
         return
     field, wanted = "warm_start.adapter_id", spec.warm_start.adapter_id
-    adapter = session.scalar(scoped(select(Adapter).where(Adapter.id == wanted), Adapter, principal))
+    held = adapters_of(principal).where(Adapter.id == wanted).with_for_update(read=True, of=Adapter)  # against its deletion
+    adapter = session.scalar(held)
     if adapter is None:
         message = f"there is no adapter {wanted!r} that this key could see; GET /v1/adapters lists them"
         yield FieldError(field=field, code="adapter_unknown", message=message)

@@ -18,12 +18,16 @@ class House:
         self.app.state.motet = SimpleNamespace(seats=concurrency_limits.make())
         self.app.post("/submissions")(self.submit)
         self.app.post("/reports")(self.report)
+        self.app.post("/estimates")(self.estimate)
 
     async def submit(self, seat: concurrency_limits.Submitting) -> None:
         await self.stay("submissions")
 
     async def report(self, seat: concurrency_limits.Reporting) -> None:
         await self.stay("reports")
+
+    async def estimate(self, seat: concurrency_limits.Estimating) -> None:
+        await self.stay("estimates")
 
     async def stay(self, kind: str) -> None:
         self.inside[kind] += 1
@@ -49,7 +53,8 @@ def test_as_many_compute_as_have_seats() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "method"), [("/v1/tasks", "post"), ("/internal/v1/placements/{placement_id}/reports", "post")]
+    ("path", "method"),
+    [("/v1/tasks", "post"), ("/v1/tasks/estimate", "post"), ("/internal/v1/placements/{placement_id}/reports", "post")],
 )
 def test_what_computes_much_takes_a_seat(client, path, method) -> None:
     (route,) = [one for one in client.app.routes if getattr(one, "path", "") == path and method.upper() in one.methods]

@@ -11,9 +11,15 @@ TENANTS = ("", "ada", "bo")
 
 @st.composite
 def problems(draw: st.DrawFn, *, closed: bool = False) -> Problem:
-    """Up to 5 nodes (types by duration, drains), running tasks that fit, up to 12 queued ones, widths, limits, deadlines."""
+    """Up to 5 nodes (types by duration and worth, drains), running tasks that fit, up to 12 queued ones, widths, limits,
+    deadlines."""
     nodes = tuple(
-        Node(f"n{at}", draw(st.sampled_from((1, 2, 4, 6, 8))), draw(st.integers(0, 9)) == 0)
+        Node(
+            f"n{at}",
+            draw(st.sampled_from((1, 2, 4, 6, 8))),
+            draw(st.integers(0, 9)) == 0,
+            draw(st.sampled_from((1, 0.4, 4e-5))),
+        )
         for at in range(draw(st.integers(1, 5)))
     )
     running = []

@@ -4,9 +4,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.scheduler.core.fair_share import Ask, Share, decayed, entered, entitled, jain, owed, standing, weight, weights
+from service.scheduler.core.fair_share import (
+    Ask,
+    Share,
+    decayed,
+    entered,
+    entitled,
+    jain,
+    owed,
+    standing,
+    total,
+    weight,
+    weights,
+    worth,
+)
 from service.scheduler.core.preemption import Claim, Held, next_bound, preemption
-from service.scheduler.core.problem import Node
+from service.scheduler.core.problem import Node, Problem, Queued, Start
+from service.scheduler.core.rules import backfill
 
 
 def test_use_forgets_by_halves_and_settles_at_what_is_held() -> None:
@@ -19,16 +33,108 @@ def test_a_start_counts_at_once_as_much_as_holding_will() -> None:
     assert entered(2, 4, seconds=300, half_life=300) == 2 + 4 / 2
 
 
-def test_the_dominant_type_and_the_weight_decide_where_a_tenant_stands() -> None:
-    shares = [Share("ada", 1, use={"a": 4, "b": 1}), Share("bo", 3, use={"b": 3}), Share("cy", 1, active=False)]
-    stands = standing(shares, {"a": 8, "b": 4})
-    assert stands == {"ada": pytest.approx(0.5 * 4), "bo": pytest.approx(0.75 / 3 * 4), "cy": 0}
+MIXED = {"NVIDIA H100 80GB HBM3": 4, "NVIDIA A100-SXM4-80GB": 10, "cpu": 64}
+H100, A100, CPU = MIXED
 
 
-def test_weight_rises_with_deficit_age_and_priority() -> None:
+def test_types_count_by_what_they_can_do() -> None:
+    worths = worth(MIXED)
+    assert worths == {H100: 1, A100: pytest.approx(0.4), CPU: pytest.approx(0, abs=1e-4)}
+    assert total(MIXED, worths) == pytest.approx(8, abs=0.01)
+    assert worth(["cpu"]) == {"cpu": 1}, "a fleet of one type is counted in its devices"
+    assert worth(["made up", "also made up"]) == {"made up": 1, "also made up": 1}
+    assert worth([]) == {}
+
+
+def test_use_of_all_types_and_the_weight_decide_where_a_tenant_stands() -> None:
+    shares = [
+        Share("ada", 1, use={H100: 2, A100: 5}),
+        Share("bo", 3, use={A100: 5}),
+        Share("cy", 1, use={CPU: 64}, active=False),
+    ]
+    stands = standing(shares, MIXED)
+    assert stands["ada"] == pytest.approx(4 / 8 * 4, rel=0.01)
+    assert stands["bo"] == pytest.approx(2 / 8 / 3 * 4, rel=0.01)
+    assert stands["cy"] < 0.01, "every CPU slot of the fleet is no part of it to speak of"
+
+
+def test_cpu_slots_take_nothing_of_a_due_for_gpus() -> None:
+    """Holding all CPU slots, `ada` is owed her two H100 all the same; holding them, she is not owed the third."""
+    ask = Ask("t", "ada", 1, 100, 1, 0, worth=1.0)
+    other = Share("bo", held={H100: 2}, demand=8)
+    slots = Share("ada", held={CPU: 64}, demand=4)
+    full = Share("ada", held={CPU: 64, H100: 4}, demand=4)
+    covered = weight(1, 0, 0, covered=True)
+    assert weights([ask], [slots, other], MIXED)["t"] == pytest.approx(covered, rel=0.01)
+    assert weights([ask], [full, other], MIXED)["t"] < covered / 500
+
+
+TENANTS = st.sampled_from(["ada", "bo", "cy"])
+ASKS = st.lists(
+    st.tuples(TENANTS, st.integers(1, 8), st.integers(1, 10_000), st.integers(1, 100), st.floats(0, 1e6)),
+    min_size=1,
+    max_size=12,
+)
+
+
+def asked(rows: list[tuple], plain: str = "", times: int = 1) -> list[Ask]:
+    """The asks, those of one tenant all alike in priority, everybody's `times` as high."""
+    return [
+        Ask(str(at), tenant, gpus, seconds, 1 if tenant == plain else priority * times, waited)
+        for at, (tenant, gpus, seconds, priority, waited) in enumerate(rows)
+    ]
+
+
+@given(ASKS, st.dictionaries(TENANTS, st.integers(0, 12), min_size=3), st.dictionaries(TENANTS, st.floats(0, 12), min_size=3))
+def test_a_priority_gives_nothing_against_others(rows: list[tuple], held: dict[str, int], used: dict[str, float]) -> None:
+    """Nobody else's task weighs otherwise for it, and none of its own more than it would without: at the best as much."""
+    shares = [Share(name, held={"g": held[name]}, use={"g": used[name]}) for name in held]
+    with_, without = weights(asked(rows), shares, {"g": 16}), weights(asked(rows, plain="ada"), shares, {"g": 16})
+    stands, due = standing(shares, {"g": 16}), owed(shares, 16)
+    covered = {True: 0, False: 0}
+    for ask in asked(rows):
+        if ask.tenant != "ada":
+            assert with_[ask.task] == without[ask.task]
+            continue
+        most = [weight(1, stands["ada"], ask.waited, covered) for covered in (False, True)]
+        assert with_[ask.task] <= most[1]
+        by_right = with_[ask.task] > most[0]
+        covered[by_right] += ask.gpus
+    fits = covered[True] + held["ada"] <= due["ada"] + 1e-6
+    one_always = held["ada"] == 0 and covered[True] <= 8 + due["ada"]
+    assert fits or one_always or covered[True] == 0
+    assert weights(asked(rows, times=7), shares, {"g": 16}) == with_, "what counts is how priorities compare in a tenant"
+
+
+@given(st.lists(st.tuples(st.integers(1, 100), st.integers(1, 1000)), min_size=2, max_size=10))
+def test_a_priority_orders_its_own_tenants_tasks(rows: list[tuple[int, int]]) -> None:
+    """Of tasks that are alike the one of higher priority has the smaller seconds / weight, which is what starts first."""
+    asks = [Ask(str(at), "ada", 1, 100, priority, 0) for at, (priority, _) in enumerate(rows)]
+    for shares in ([Share("ada")], [Share("ada", held={"g": 8}, use={"g": 8}), Share("bo", demand=8)]):
+        found = weights(asks, shares, {"g": 16})
+        for one in asks:
+            for other in asks:
+                assert one.priority <= other.priority or found[one.task] >= found[other.task]
+
+
+def test_a_high_priority_everywhere_changes_no_plan() -> None:
+    def plan(priority: int) -> list[Start]:
+        asks = [
+            Ask(f"{tenant}{at}", tenant, 2, 100 + at, priority if tenant == "ada" else 1, 0)
+            for at in range(6)
+            for tenant in ("ada", "bo")
+        ]
+        found = weights(asks, [Share("ada", demand=12), Share("bo", demand=12)], {"g": 4})
+        queued = tuple(Queued(ask.task, ask.gpus, found[ask.task], (ask.seconds,), tenant=ask.tenant) for ask in asks)
+        return list(backfill(Problem((Node("n", 4),), (), queued)))
+
+    assert plan(100) == plan(1)
+
+
+def test_weight_rises_with_deficit_age_and_urgency() -> None:
     assert weight(1, 1, 0) == 1000
     assert weight(1, 0, 0) > weight(1, 1, 0) > weight(1, 2, 0) >= weight(1, 1e9, 0) >= 1
-    assert weight(2, 1, 0) == 2 * weight(1, 1, 0)
+    assert 2 * weight(0.5, 1, 0) == weight(1, 1, 0)
     assert weight(1, 1, 6 * 3600) == 2 * weight(1, 1, 0)
 
 
@@ -76,7 +182,7 @@ def test_what_a_due_covers_goes_before_what_is_borrowed() -> None:
 def test_alone_there_is_nobody_to_have_a_right_against() -> None:
     shares = [Share("ada", held={"g": 4}, use={"g": 8}), Share("bo", active=False)]
     found = weights([Ask("t", "ada", 4, 10, 2, 0)], shares, {"g": 16})
-    assert found["t"] == weight(2, standing(shares, {"g": 16})["ada"], 0)
+    assert found["t"] == weight(1, standing(shares, {"g": 16})["ada"], 0)
 
 
 NODES = (Node("a", 8), Node("b", 8))
@@ -93,6 +199,25 @@ def test_the_biggest_borrower_gives_back_its_least_urgent_youngest() -> None:
     assert [victim.task for victim in found.victims] == ["big-young"]
     assert "new" in found.sentence
     assert "big holds 12 of 4" in found.sentence
+
+
+def test_priorities_of_two_tenants_are_not_compared() -> None:
+    """Both borrow as much. `loud` calls all it runs most urgent, and is spared no more for it."""
+    held = [Held("quiet", "quiet", "a", 8, 1, 900), Held("loud", "loud", "b", 8, 100, 30)]
+    found = preemption([Claim("t", "new", 8, 601, BOTH)], held, NODES, {"quiet": 2, "loud": 2, "new": 12}, bound=600)
+    assert found is not None
+    assert [victim.task for victim in found.victims] == ["loud"], "the younger"
+
+
+def test_whoever_holds_cpu_slots_alone_is_no_borrower() -> None:
+    nodes = [Node("gpus", 8), Node("slots", 64, worth=4e-5)]
+    held = [Held("s", "slots", "slots", 64, 1, 9), Held("h", "big", "gpus", 8, 1, 9)]
+    due = {"slots": 2.0, "big": 3.0, "new": 5.0}
+    claim = Claim("t", "new", 4, 601, frozenset({"gpus", "slots"}))
+    found = preemption([claim], held, nodes, due, bound=600)
+    assert found is not None
+    assert [victim.task for victim in found.victims] == ["h"]
+    assert "big holds 8 of 3 GPUs" in found.sentence
 
 
 def test_nobody_gives_back_before_the_bound_or_for_more_than_is_owed() -> None:

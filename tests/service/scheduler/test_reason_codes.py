@@ -68,7 +68,6 @@ def test_another_tenants_turn_comes_first() -> None:
     assert found["mine"].code == Code.FAIR_SHARE
     assert found["mine"].numbers == {"asked": 4, "standing": 2.0, "other_standing": 0.1, "other_task": "theirs"}
     assert found["theirs"].code == Code.WAITING_FOR_CAPACITY
-    assert why(problem, standing=standing, priorities={"theirs": 5})["mine"].code == Code.WAITING_FOR_CAPACITY
     assert why(replace(problem, queued=(theirs, mine)), standing=standing)["mine"].code == Code.WAITING_FOR_CAPACITY
 
 
@@ -89,3 +88,21 @@ def test_everyone_who_does_not_start_is_told_why_once(problem: Problem) -> None:
         assert (reason.start is not None) == (reason.task in placeable)
         if reason.code == Code.NO_NODE_FITS:
             assert reason.task not in placeable
+
+
+def test_a_quota_counts_types_by_what_they_can_do() -> None:
+    """A limit of 4: four of the fast ones are its end, of the slower ones ten, and CPU slots are free of it."""
+    nodes = (Node("fast", 8), Node("slower", 16, worth=0.4), Node("slots", 16, worth=4e-5))
+    runs = (Running("r", "slots", 16, 500, "ada"), Running("s", "slower", 5, 500, "ada"))
+
+    def plan(gpus: int, *seconds: int | None) -> Reason | None:
+        return why(Problem(nodes, runs, (Queued("t", gpus, 1, seconds, tenant="ada"),), (Limit("ada", 4),))).get("t")
+
+    assert plan(2, 10, None, None) is None, "five of the slower and two of the fast"
+    beyond = plan(3, 10, None, None)
+    assert beyond is not None
+    assert (beyond.code, beyond.start, beyond.numbers["held"]) == (Code.WAITING_FOR_QUOTA, 500, 2)
+    assert plan(5, None, 10, None) is None
+    assert plan(6, None, 10, None).code == Code.WAITING_FOR_QUOTA
+    never = plan(5, 10, None, None)
+    assert (never.code, never.start) == (Code.WAITING_FOR_QUOTA, None)

@@ -3,11 +3,11 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import func, update
+from sqlalchemy import func, select, update
 
 from contract.states import TaskStatus
 from service.database.engine import new_id
-from service.fleet.models import Placement
+from service.fleet.models import Node, Placement
 from service.settings import Settings
 from service.tasks.models import Task
 from service.tasks.submission import batched_submission
@@ -79,6 +79,35 @@ def test_adapters_count_as_stored(tenant, database, storage):
     assert tenant.get("/v1/quotas").json()["stored_bytes"]["used"] == before + 123
 
 
+def test_checkpoints_of_open_tasks_count_as_stored(tenant, database):
+    tasks = [tenant.task() for _ in range(2)]
+    before = tenant.get("/v1/quotas").json()["stored_bytes"]["used"]
+    with database.begin() as session:
+        for task, size in zip(tasks, (1000, 20), strict=True):
+            jobs_of(session, task["id"])[1].checkpoint = {"sha256": "c" * 64, "bytes": size, "step": 3}
+    assert tenant.get("/v1/quotas").json()["stored_bytes"]["used"] == before + 1020
+    tenant.post(f"/v1/tasks/{tasks[0]['id']}/cancel")
+    assert tenant.get("/v1/quotas").json()["stored_bytes"]["used"] == before + 20
+
+
+def test_a_running_task_that_fills_the_store_ends_and_only_new_ones_are_refused(tenant, limit, database, storage):
+    """What a task stores is never refused: its work would be lost. What is new waits until something is deleted."""
+    file = tenant.file()
+    running = tenant.post("/v1/tasks", json=tenant.spec(file)).json()["id"]
+    stored = tenant.get("/v1/quotas").json()["stored_bytes"]["used"]
+    limit(stored_bytes=stored + 100)
+    with database.begin() as session:
+        session.execute(update(Task).where(Task.id == running).values(status=TaskStatus.RUNNING))
+        kept = adapter(session, storage, jobs_of(session, running)[0], {"a": b"x" * 150}).id
+    refused(tenant.post("/v1/tasks", json=tenant.spec(file)), "stored_bytes", stored + 100, stored + 150)
+    refused(tenant.upload(jsonl(*chat_rows(1))), "stored_bytes", stored + 100, stored + 150)
+    assert tenant.post(f"/v1/tasks/{running}/pause").status_code == 200
+    assert tenant.post(f"/v1/tasks/{running}/cancel").status_code == 200
+    assert tenant.delete(f"/v1/adapters/{kept}").status_code == 204
+    assert tenant.post("/v1/tasks", json=tenant.spec(file)).status_code == 201
+    assert tenant.upload(b"{}").status_code == 422, "the file may be read again, and is wrong"
+
+
 def test_a_months_tokens(tenant, limit, database):
     task = tenant.task()
     limit(month_tokens=1000)
@@ -91,6 +120,28 @@ def test_a_months_tokens(tenant, limit, database):
     with database.begin() as session:  # a month later
         session.execute(update(Placement).values(created_at=Placement.created_at - func.make_interval(0, 1)))
     tenant.task()
+
+
+def test_gpus_in_use_count_by_what_they_can_do(tenant, limit, database):
+    """Beside an H100 an A100 counts 0.4, a CPU slot nothing; on nodes of one type alone each device is one."""
+    held = {"NVIDIA A100-SXM4-80GB": 4, "cpu": 16}
+    for kind, number in held.items():
+        task = tenant.task()
+        with database.begin() as session:
+            placement(session, task["id"], tokens=1, devices=number, ended=False)
+            session.flush()
+            node = session.scalars(select(Node).join(Placement).where(Placement.task_id == task["id"])).one()
+            node.devices = [{"index": at, "type": kind, "memory_bytes": 1} for at in range(number)]
+    limit(running_gpus=4)
+    assert tenant.get("/v1/quotas").json()["running_gpus"] == {"limit": 4, "used": 4}, "the fastest of what there is"
+    fast = {"index": 0, "type": "NVIDIA H100 80GB HBM3", "memory_bytes": 1}
+    with database.begin() as session:
+        session.add(
+            Node(id="node_fast", name="fast", boot_id="b", status="ready", devices=[fast], versions={}, credential_hash=b"")
+        )
+    assert tenant.get("/v1/quotas").json()["running_gpus"] == {"limit": 4, "used": 2}, "1.6, rounded up"
+    with database.begin() as session:
+        session.execute(update(Node).values(status="lost"))
 
 
 def test_what_a_tenant_is_told(tenant, limit, database):

@@ -202,9 +202,10 @@ def test_a_disabled_webhook_keeps_what_waits(tenant, hook, receiver, courier):
     assert courier.deliver_due() == 1
 
 
-def test_what_a_dead_courier_had_in_hand_is_tried_again(tenant, hook, receiver, courier, due):
+def test_what_a_dead_courier_had_in_hand_is_tried_again(tenant, hook, receiver, courier, due, database, settings):
     tenant.post(f"/v1/webhooks/{hook['id']}/test")
-    assert len(courier._take()) == 1  # and then nothing more is heard of it
+    other = Courier(database, outbound_of(settings), box_of(settings))
+    assert len(other._take()) == 1  # and then nothing more is heard of it
     assert courier.deliver_due() == 0  # it could still be at it
     due(hook["id"])  # its time is over
     assert courier.deliver_due() == 1

@@ -1,0 +1,92 @@
+"""What tenants do with adapters: find and delete them. Every face of the API calls these; they know no HTTP."""
+
+from sqlalchemy import Select, select
+from sqlalchemy.orm import Session
+
+from contract.states import TASK_TERMINAL, TaskStatus
+from service.adapters.models import Adapter
+from service.database.engine import clock
+from service.http.problems import Conflict, NotFound
+from service.tasks.models import Task
+from service.tasks.polling.task_watcher import touch
+from service.tenants.api_keys import Principal
+from service.tenants.tenant_scope import missing, scoped
+
+_OPEN = [status for status in TaskStatus if status not in TASK_TERMINAL]
+_NAMED = 10  # tasks that a refusal lists
+
+
+class AdapterInUse(Conflict):
+    """Open tasks need the adapter: the one that trains it, or those that start from it. `tasks` names the first of them."""
+
+    code, title = "adapter_in_use", "Tasks still need the adapter"
+
+
+class AdapterDeleted(NotFound):
+    """The tenant deleted the adapter; `deleted_at` says when."""
+
+    code, title = "adapter_deleted", "The adapter was deleted"
+
+    @classmethod
+    def of(cls, adapter: Adapter) -> "AdapterDeleted":
+        when = f"{adapter.deleted_at:%Y-%m-%d %H:%M:%S} UTC"
+        stamp = adapter.deleted_at.isoformat() if adapter.deleted_at is not None else None
+        return cls(f"Adapter {adapter.id} was deleted on {when}; what it weighed is gone.", deleted_at=stamp)
+
+
+def adapters_of(principal: Principal) -> Select[Adapter]:
+    """The caller's adapters that are not deleted, nor is their task."""
+    return _kept(principal).where(Adapter.deleted_at.is_(None))
+
+
+def find_adapter(session: Session, principal: Principal, adapter_id: str) -> Adapter:
+    """The caller's adapter. Raises NotFound, or AdapterDeleted where the caller's tenant deleted it."""
+    adapter = session.scalar(_kept(principal).where(Adapter.id == adapter_id))
+    if adapter is None:
+        raise missing("adapter", adapter_id)
+    if adapter.deleted_at is not None:
+        raise AdapterDeleted.of(adapter)
+    return adapter
+
+
+def winner_of(session: Session, principal: Principal, task: Task) -> Adapter:
+    """The adapter of the task's winner, which the task must have. Raises AdapterDeleted."""
+    adapter = session.scalars(scoped(select(Adapter).where(Adapter.job_id == task.winner_job_id), Adapter, principal)).one()
+    if adapter.deleted_at is not None:
+        raise AdapterDeleted.of(adapter)
+    return adapter
+
+
+def delete(session: Session, principal: Principal, adapter_id: str) -> None:
+    """Delete the adapter; the sweep collects its bytes. Its row stays, so that its task can say what became of it.
+
+    A deleted one stays deleted. Raises NotFound, or AdapterInUse while its own task or one that starts from it is open.
+    """
+    adapter = session.scalar(_kept(principal).where(Adapter.id == adapter_id).with_for_update(of=Adapter))
+    if adapter is None:
+        raise missing("adapter", adapter_id)
+    if adapter.deleted_at is not None:
+        return
+    _must_be_free(session, principal, adapter)
+    task = session.scalars(select(Task).where(Task.id == adapter.task_id).with_for_update()).one()
+    adapter.deleted_at = clock(session)
+    touch(session, task)
+
+
+def _must_be_free(session: Session, principal: Principal, adapter: Adapter) -> None:
+    """A task that is made at this moment holds the adapter's row (tasks/submission/spec_checks.py), so none slips through."""
+    open_ = scoped(select(Task.id).where(Task.status.in_(_OPEN)), Task, principal)
+    if session.scalar(open_.where(Task.id == adapter.task_id)) is not None:
+        detail = f"Task {adapter.task_id}, which made the adapter, has not ended; cancel it or wait for its end."
+        raise AdapterInUse(detail, tasks=[adapter.task_id])
+    starts = Task.spec["warm_start"]["adapter_id"].astext == adapter.id
+    tasks = list(session.scalars(open_.where(starts).order_by(Task.id)))
+    if tasks:
+        more = f" and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""
+        detail = f"{', '.join(tasks[:_NAMED])}{more} start from the adapter; cancel them or wait for their end."
+        raise AdapterInUse(detail, tasks=tasks[:_NAMED])
+
+
+def _kept(principal: Principal) -> Select[Adapter]:
+    there = select(Adapter).join(Task, Task.id == Adapter.task_id).where(Task.deleted_at.is_(None))
+    return scoped(there, Adapter, principal)

@@ -1,0 +1,76 @@
+"""What an estimate may cost: it knows what the last one worked out, looks at so much of a file, and comes so often."""
+
+import pytest
+
+from service.scheduler.estimate import dry_run, task_workload
+from tests.service.api import Caller
+from tests.service.live_server import until
+
+
+@pytest.fixture
+def worked_out(monkeypatch) -> list[str]:
+    """The jobs whose progress was worked out from their rows."""
+    seen: list[str] = []
+    real = task_workload.progress_of
+
+    def counted(spec, job, rows):
+        seen.append(job.status)
+        return real(spec, job, rows)
+
+    monkeypatch.setattr(task_workload, "progress_of", counted)
+    return seen
+
+
+def test_the_second_estimate_works_out_its_own_task_alone(tenant, new_node, plan, worked_out):
+    new_node()
+    for _ in range(4):
+        tenant.task()
+    plan()
+    spec = tenant.spec(tenant.file())
+    worked_out.clear()
+    assert tenant.post("/v1/tasks/estimate", json=spec).json()["jobs"] == 2
+    first, _ = len(worked_out), worked_out.clear()
+    assert first >= 2 * 4
+    wider = tenant.post("/v1/tasks/estimate", json=spec | {"search_space": {"learning_rate": [1e-4, 1e-3, 2e-3]}}).json()
+    assert wider["jobs"] == 3, "another task than the one asked about before"
+    assert len(worked_out) <= 3 + 2, "its own jobs, and those of what runs"
+
+
+def test_a_file_is_looked_at_as_far_as_a_limit(tenant, new_node, monkeypatch):
+    new_node()
+    rows = [{"prompt": "x" * (2000 if at in (1, 15) else 20), "completion": "y"} for at in range(20)]
+    spec = tenant.spec(tenant.file(rows))
+
+    def told() -> list[tuple]:
+        answer = tenant.post("/v1/tasks/estimate", json=spec)
+        assert answer.status_code == 200, answer.text
+        return [(one["code"], one["line"]) for one in answer.json()["problems"]]
+
+    assert told() == [("row_truncated", 2), ("row_truncated", 16)]
+    again = [{"prompt": f"{row['prompt']}!", "completion": "y"} for row in rows]
+    spec = tenant.spec(tenant.file(again))
+    monkeypatch.setattr(dry_run, "_LOOKED_AT", 2200)
+    found = told()
+    assert found[0] == ("row_truncated", 2)
+    assert [code for code, _ in found[1:]] == ["rows_not_looked_at"]
+    assert 2 < found[1][1] < 16
+
+
+def test_a_tenant_asks_so_often_and_no_more(serve, settings_for, new_database_url, tmp_path):
+    caller = serve(settings_for(new_database_url, tmp_path, estimates_per_minute=3))
+    other = serve(settings_for(new_database_url, tmp_path, estimates_per_minute=3))
+    spec = caller.spec("file_none")
+
+    def refused(who: Caller) -> bool:
+        answer = who.post("/v1/tasks/estimate", json=spec)
+        assert answer.status_code in (422, 429), answer.text
+        if answer.status_code == 429:
+            assert answer.json()["code"] == "rate_limit_exceeded"
+            assert "The limit is 3 estimates of this tenant a minute" in answer.json()["detail"]
+            assert int(answer.headers["retry-after"]) >= 1
+        return answer.status_code == 429
+
+    assert [refused(caller) for _ in range(3)] == [False] * 3
+    until(lambda: refused(caller))
+    assert not refused(other), "each tenant has its own"
+    assert caller.get("/v1/tasks").status_code == 200, "all else goes on"

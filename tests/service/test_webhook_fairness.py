@@ -1,0 +1,142 @@
+"""A dead webhook delays nobody else's messages: limits by tenant and webhook, and a black hole beside a healthy receiver."""
+
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import update
+
+from service.http.outbound import Outbound
+from service.webhooks.courier import Courier
+from service.webhooks.delivery_slots import OF_SLOW, OF_TENANT, OF_WEBHOOK, SLOTS, DeliverySlots, Due
+from service.webhooks.factories import box_of
+from service.webhooks.models import Webhook
+from tests.service.live_server import PATIENCE, until
+from tests.service.webhooks import test_webhooks
+
+receiver = test_webhooks.receiver
+
+
+class BlackHole:
+    """Takes connections and never answers, until it is let go."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.taken: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._listener.getsockname()[1]}/hook"
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                self.taken.append(self._listener.accept()[0])
+            except OSError:
+                return
+
+    def let_go(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for one in self.taken:
+            one.close()
+
+
+@pytest.fixture
+def black_hole() -> BlackHole:
+    return BlackHole()
+
+
+@pytest.fixture(scope="module")
+def settings(settings_for, database_url, tmp_path_factory):
+    return settings_for(database_url, tmp_path_factory.mktemp("service"), webhook_networks=(test_webhooks.HERE,))
+
+
+@pytest.fixture
+def courier(settings, database, black_hole) -> Iterator[Courier]:
+    """Its calls last longer than a test. After each test nothing is on its way, and nothing waits."""
+    made = Courier(database, Outbound(settings.webhook_networks, seconds=2 * PATIENCE), box_of(settings))
+    yield made
+    with database.begin() as session:
+        session.execute(update(Webhook).values(disabled="by_hand"))
+    black_hole.let_go()
+    until(lambda: not made._slots)
+
+
+def hook(tenant, url: str) -> str:
+    return tenant.post("/v1/webhooks", json={"url": url, "events": ["task.cancelled"]}).json()["id"]
+
+
+def messages(tenant, webhook_id: str, count: int) -> None:
+    for _ in range(count):
+        assert tenant.post(f"/v1/webhooks/{webhook_id}/test").status_code == 202
+
+
+def test_a_black_hole_of_one_tenant_delays_no_other(new_tenant, black_hole, receiver, courier):
+    """Its calls last longer than this test, and its messages came first and are more than there are slots."""
+    victim, other = new_tenant(), new_tenant()
+    dead = [hook(victim, black_hole.url) for _ in range(4)]
+    for webhook_id in dead:
+        messages(victim, webhook_id, SLOTS // 2)
+    courier.wake()
+    until(lambda: len(black_hole.taken) == OF_TENANT)
+    well = hook(other, receiver.url)
+    messages(other, well, 20)
+    courier.wake()
+    until(lambda: len(receiver.got) == 20)
+    assert len(black_hole.taken) == OF_TENANT
+
+
+def test_slow_webhooks_of_many_tenants_leave_seats_for_the_others(new_tenant, black_hole, receiver, courier):
+    for _ in range(OF_SLOW + 3):
+        tenant = new_tenant()
+        webhook_id = hook(tenant, black_hole.url)
+        messages(tenant, webhook_id, 3)
+        courier._slots._slow.add(webhook_id)  # as after a try that timed out
+    courier.wake()
+    until(lambda: len(black_hole.taken) == OF_SLOW)
+    other = new_tenant()
+    messages(other, hook(other, receiver.url), 5)
+    courier.wake()
+    until(lambda: len(receiver.got) == 5)
+    assert len(black_hole.taken) == OF_SLOW
+
+
+@hypothesis.settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_limits_hold_and_whoever_answers_is_served(data: st.DataObject) -> None:
+    slots, number, on_way = DeliverySlots(), 0, list[Due]()
+    slow = {"dead0", "dead1", *(f"d{n}" for n in range(12))}
+    for _ in range(data.draw(st.integers(1, 12))):
+        asked = []
+        for _ in range(data.draw(st.integers(0, 40))):
+            tenant = data.draw(st.sampled_from(["a", "b", "c", *(f"t{n}" for n in range(12))]))
+            webhook = f"d{tenant[1:]}" if tenant[1:] else data.draw(st.sampled_from(["dead0", "dead1", f"{tenant}-well"]))
+            number += 1
+            asked.append(Due(str(number), tenant, webhook))
+        on_way += slots.take(asked)
+        assert len(on_way) == len(slots) <= SLOTS
+        assert max(Counter(one.tenant for one in on_way).values(), default=0) <= OF_TENANT
+        assert max(Counter(one.webhook for one in on_way).values(), default=0) <= OF_WEBHOOK
+        for one in data.draw(st.permutations(on_way))[: data.draw(st.integers(0, len(on_way)))]:
+            on_way.remove(one)
+            slots.give_back(one, slow=one.webhook in slow)
+    for one in on_way:
+        slots.give_back(one, slow=one.webhook in slow)
+    crowd = [Due(f"x{n}-{m}", f"t{n}", f"d{n}", failed=True) for n in range(12) for m in range(SLOTS)]
+    held = slots.take(crowd)
+    assert len(held) == OF_SLOW
+    assert slots.take([Due("last", "new", "well")]), "a webhook that answers finds a slot"
+
+
+def test_a_message_is_never_on_its_way_twice() -> None:
+    slots, one = DeliverySlots(), Due("m", "t", "w")
+    assert slots.take([one, one]) == [one]
+    slots.leave(one)
+    assert slots.take([one]) == [one]
