@@ -49,7 +49,7 @@ ENV MOTET_HOST=0.0.0.0 \
 RUN install -d -o motet -g motet /var/lib/motet/state /var/lib/motet/storage
 USER motet
 VOLUME /var/lib/motet
-EXPOSE 8321
+EXPOSE 8321 8322
 CMD ["python", "-m", "service", "api"]
 
 FROM base AS worker

@@ -70,13 +70,15 @@ class Running:
         assert made.is_success, made.text
         with (ROOT / "examples" / "gsm8k" / "validation.jsonl").open("rb") as rows:
             file_id = http.post("/v1/files", files={"file": rows}).json()["id"]
+        asked = {"node_name": "loader"}
+        token = http.post("/v1/admin/join-tokens", json=asked, headers={"Authorization": f"Bearer {keys['admin_key']}"}).json()
         pids = event["pids"]
         pid = pids["api"]
         lines = Path(f"/proc/{pid}/environ").read_text().split("\0")
         environment = dict(line.split("=", 1) for line in lines if "=" in line)
         url = environment["MOTET_DATABASE_URL"]
         spec = {"base_model": "base", "dataset": {"file_id": file_id}}
-        return cls(events, http, keys["demo_key"], pid, pids, url, environment["MOTET_JOIN_TOKEN"], spec)
+        return cls(events, http, keys["demo_key"], pid, pids, url, token["secret"], spec)
 
     def sized(self, jobs: int) -> dict[str, Any]:
         """A task's spec with so many jobs."""

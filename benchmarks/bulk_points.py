@@ -11,6 +11,7 @@ import psycopg
 
 from service.database.engine import Database, driver_url
 from service.tasks.curves.downsampling import summarise
+from service.timeouts import Timeouts
 
 TASKS, JOBS, STEPS, CHUNK = 100, 50, 20_000, 256
 RESOLUTION = 400  # about as many as a chart has pixels
@@ -48,7 +49,7 @@ _MEASURE = "SELECT sum(cardinality(steps)), pg_total_relation_size('point_chunks
 
 def ask(url: str, key: str, database_url: str, repeats: int = 9) -> list[dict[str, Any]]:
     """Milliseconds of questions over HTTP: a task with summaries, one without, and a part of one point by point."""
-    db = Database(database_url, pool_size=1)
+    db = Database(database_url, pool_size=1, timeouts=Timeouts(statement=3600.0, lock=10.0, idle=3600.0))
     with db.begin() as session:
         for index in range(JOBS):
             summarise(session, f"job_many_7_{index}")

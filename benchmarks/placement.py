@@ -70,8 +70,8 @@ def measure(tasks: int, nodes: int, slots: int, rate: float, seconds: float, see
 
     try:
         with house(state, workers=0) as motet:
-            token = motet.environment("api")["MOTET_JOIN_TOKEN"]
-            fleet = [FakeNode(motet.url, motet.redis_url, token, f"fake-{at}", slots, seconds, taken) for at in range(nodes)]
+            tokens = {name: motet.join_token(name) for name in (f"fake-{at}" for at in range(nodes))}
+            fleet = [FakeNode(motet.url, motet.redis_url, token, name, slots, seconds, taken) for name, token in tokens.items()]
             file = motet.upload(_ROWS)
             at = time.monotonic()
             for _ in range(tasks):

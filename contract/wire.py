@@ -43,19 +43,27 @@ class Device(Message):
     memory_bytes: Annotated[int, Field(ge=0)]
 
 
+NodeName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+
+
 class NodeRegistration(Message):
-    """A daemon that starts. A new `boot_id` under a known name fences every placement of the boot before it."""
+    """A daemon that starts. A new `boot_id` under a known name fences every placement of the boot before it.
+
+    Its bearer is a join token that was made for this name, or the node's own credential.
+    """
 
     protocol: int = PROTOCOL
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+    name: NodeName
     boot_id: Annotated[str, Field(min_length=8, max_length=64)]
+    # what the node will call itself by, kept before it is said: an answer that gets lost locks nobody out
+    credential: Annotated[str, Field(pattern=r"^nc_[A-Za-z0-9_-]{43,100}$")] | None = None
     devices: Annotated[list[Device], Field(min_length=1, max_length=64)]
     versions: dict[str, str] = Field(default={})
 
 
 class NodeWelcome(Message):
     node_id: str
-    credential: str  # bearer of everything the node says as a node; a new one at each registration
+    credential: str  # bearer of everything the node says as a node: the proposed one, or one of the service's making
     stream: str  # the Redis stream of this node's hints
     heartbeat_seconds: float
     lease_seconds: float

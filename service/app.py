@@ -12,6 +12,7 @@ import service.adapters.routes
 import service.audit.routes
 import service.files.routes
 import service.fleet.admin_routes
+import service.fleet.join_token_routes
 import service.fleet.routes
 import service.metrics.routes
 import service.openai.file_routes
@@ -27,6 +28,7 @@ from service.app_state import State
 from service.database.engine import pool_of
 from service.http import health, idempotency, openapi, problem_handlers
 from service.http.middleware import BodyLimit, RequestLog
+from service.internal_port import InternalPort
 from service.metrics.api_metrics import ApiMetrics
 from service.settings import Settings
 
@@ -38,6 +40,7 @@ _ROUTERS = (
     service.adapters.routes.router,
     service.webhooks.routes.router,
     service.fleet.admin_routes.router,
+    service.fleet.join_token_routes.router,
     service.tenants.routes.router,
     service.usage.routes.router,
     service.audit.routes.router,
@@ -53,12 +56,12 @@ _ROUTERS = (
 def create_app(settings: Settings, metrics: ApiMetrics | None = None) -> FastAPI:
     """The service as these settings want it. Nothing connects, and no thread runs, before it starts."""
     metrics = metrics or ApiMetrics()
-    app = routes(metrics)
+    app = routes(metrics, settings.internal_port)
     app.state.motet = State.of(settings, metrics)
     return app
 
 
-def routes(metrics: ApiMetrics | None = None) -> FastAPI:
+def routes(metrics: ApiMetrics | None = None, internal_port: int | None = None) -> FastAPI:
     """The app without its parts: enough to describe it, not to run it."""
     app = FastAPI(
         title="Motet",
@@ -73,6 +76,7 @@ def routes(metrics: ApiMetrics | None = None) -> FastAPI:
         },  # what there is to tell is in json_logging.py and metrics/
         lifespan=_lifespan,
     )
+    app.add_middleware(InternalPort, port=internal_port)
     app.add_middleware(BodyLimit)
     app.add_middleware(RequestLog, metrics=metrics or ApiMetrics())
     problem_handlers.install(app)

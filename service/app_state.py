@@ -6,6 +6,7 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Request
 
+from service.auth_throttle import AuthThrottle
 from service.background.dependencies import Dependencies
 from service.background.queue import Queue
 from service.background.wakeups import Hints
@@ -42,6 +43,7 @@ class State:
     polls: PollCache
     submissions: BatchedSubmissions
     seats: dict[str, asyncio.Semaphore]
+    throttle: AuthThrottle
     keys: KeyCache
     rates: Rates
     metrics: ApiMetrics
@@ -52,15 +54,14 @@ class State:
     def of(cls, settings: Settings, metrics: ApiMetrics) -> "State":
         """The parts as the settings want them. Nothing connects yet."""
         grants, connections = UploadGrants(settings.secret_key.get_secret_value()), pool_of(settings.api_processes)
-        watcher = Watcher(settings.app_database_url)
-        system, queue, own_seats = (
-            Database(settings.database_url, connections),
-            Queue(settings.redis_url),
-            concurrency_limits.make(),
-        )
+        timeouts, queue, own_seats = settings.request_timeouts, Queue(settings.redis_url), concurrency_limits.make()
+        system = Database(settings.database_url, connections, timeouts)
+        watcher = Watcher(settings.app_database_url, timeouts)
+        throttle = AuthThrottle(settings.failed_authentications_per_minute)
+        lines = [AsyncReader(settings.app_database_url, timeouts) for _ in range(2)]
         return cls(
             settings=settings,
-            db=Database(settings.app_database_url, connections),
+            db=Database(settings.app_database_url, connections, timeouts),
             system=system,
             queue=queue,
             hints=Hints(settings.redis_url),
@@ -68,10 +69,11 @@ class State:
             grants=grants,
             watcher=watcher,
             feed=Feed(watcher),
-            polls=PollCache(watcher, AsyncReader(settings.app_database_url), AsyncReader(settings.app_database_url)),
+            polls=PollCache(watcher, *lines),
             submissions=BatchedSubmissions(queue, own_seats["submissions"]),
             seats=own_seats,
-            keys=KeyCache(system),
+            throttle=throttle,
+            keys=KeyCache(system, throttle),
             rates=Rates(settings.redis_url),
             metrics=metrics,
             tokenizers=Tokenizers(),

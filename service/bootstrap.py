@@ -1,4 +1,5 @@
-"""The first start: the tenants `admin` and `demo` with a key each, written where the command line on this machine finds them.
+"""The first start: the tenants `admin` and `demo` with a key each, written where the command line on this machine finds them,
+and a join token for the nodes that are set up with the service.
 
 A later start keeps what is there. A lost file means new keys, since a key cannot be read from the database.
 """
@@ -7,12 +8,14 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
 from service.database.engine import Database, new_id
+from service.fleet.join_tokens import provide
 from service.settings import Settings, say
 from service.tenants.api_keys import Scope, check_key, mint_key
 from service.tenants.models import ApiKey, Tenant
@@ -20,6 +23,7 @@ from service.tenants.models import ApiKey, Tenant
 FILE_NAME = "credentials.json"
 _KEY_NAME = "bootstrap"
 _SCOPES = {"admin": tuple(Scope), "demo": (Scope.READ, Scope.WRITE)}
+_JOIN_WITHIN = timedelta(hours=24)
 _LOCK = 0x626F6F74  # "boot"
 
 
@@ -30,19 +34,20 @@ def run(settings: Settings) -> None:
 
 
 def bootstrap(settings: Settings) -> list[str]:
-    """Make sure of both tenants and of a file with a working key for each; what was done, in sentences.
+    """Make sure of both tenants, of a file with a working key for each, and of the join token; what was done, in sentences.
 
     Two at once take turns.
     """
     path = settings.state_dir / FILE_NAME
     said: list[str] = []
-    db = Database(settings.database_url, pool_size=1)
+    db = Database(settings.database_url, pool_size=1, timeouts=settings.request_timeouts)
     with db.begin() as session:
         session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
         before = _read(path)
         kept = {"api_url": settings.api_url}
         for name in _SCOPES:
             kept[f"{name}_key"] = _key_for(session, name, before.get(f"{name}_key"), said)
+        _let_join(session, settings, said)
         if kept != before:
             _write(path, kept)  # before the commit: a key that nobody could read must not come to be
             said.append(f"wrote {path}")
@@ -66,6 +71,17 @@ def _key_for(session: Session, name: str, before: str | None, said: list[str]) -
     _, secret = mint_key(session, tenant.id, _KEY_NAME, _SCOPES[name])
     said.append(f"made a new key for {name!r}" + (_about(old, before) if old else ""))
     return secret
+
+
+def _let_join(session: Session, settings: Settings, said: list[str]) -> None:
+    """Make the operator's join token work, once, for each node that may join with it."""
+    if settings.join_token is None:
+        return
+    if not settings.join_nodes:
+        said.append("MOTET_JOIN_TOKEN lets nobody join: MOTET_JOIN_NODES names no node")
+    for name in settings.join_nodes:
+        if provide(session, name, settings.join_token.get_secret_value(), _JOIN_WITHIN):
+            said.append(f"node {name} may join within {_JOIN_WITHIN.total_seconds() / 3600:g} hours")
 
 
 def _about(old: list[str], before: str | None) -> str:

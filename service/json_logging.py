@@ -25,8 +25,8 @@ _NAMES = re.compile(r"(?i)authorization|password|secret|credential|(^|_)token$|a
 # what stands there instead
 _SHAPES: tuple[tuple[Callable[[str], bool], re.Pattern[str], str], ...] = (
     (  # keys, credentials, webhook secrets
-        lambda text: "mk_" in text or "nc_" in text or "pt_" in text or "whsec_" in text,
-        re.compile(r"\b(mk|nc|pt|whsec)_[A-Za-z0-9_+/=-]{8,}"),
+        lambda text: "mk_" in text or "nc_" in text or "pt_" in text or "jt_" in text or "whsec_" in text,
+        re.compile(r"\b(mk|nc|pt|jt|whsec)_[A-Za-z0-9_+/=-]{8,}"),
         rf"\1_{_HIDDEN}",
     ),
     (lambda text: " " in text, re.compile(r"(?i)\b(bearer|basic) [A-Za-z0-9._~+/=-]{8,}"), rf"\1 {_HIDDEN}"),

@@ -25,11 +25,11 @@ def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT."""
     if settings.api_processes == 1:
         server = _server(settings, ApiMetrics())
-        _serve(server, server.config.bind_socket())
+        _serve(server, _bind(server.config, settings))
         return
     gathered = MultiprocessMetrics()
     server = _server(settings, ApiMetrics(gathered.folder))
-    listening = server.config.bind_socket()
+    listening = _bind(server.config, settings)
     crew = Prefork(settings.api_processes, gathered.lost, gathered.remove)
     gathered.number = crew.lead()
     if gathered.number is not None:
@@ -53,7 +53,7 @@ def _server(settings: Settings, metrics: ApiMetrics) -> "_Server":
         access_log=False,  # service.http.middleware writes a line with the request's id
         log_config=None,
         proxy_headers=bool(settings.trusted_proxies),
-        forwarded_allow_ips=[str(network) for network in settings.trusted_proxies],
+        forwarded_allow_ips=[str(network) for network in settings.trusted_proxies or ()],
         timeout_graceful_shutdown=_GRACE_SECONDS,
         callback_notify=measure,
         timeout_notify=1,
@@ -63,12 +63,20 @@ def _server(settings: Settings, metrics: ApiMetrics) -> "_Server":
     return _Server(config, state)
 
 
-def _serve(server: "_Server", listening: socket) -> None:
+def _bind(config: uvicorn.Config, settings: Settings) -> list[socket]:
+    """A socket for each port."""
+    if settings.internal_port is None:
+        return [config.bind_socket()]
+    internal = uvicorn.Config(config.app, host=settings.host, port=settings.internal_port, log_config=None)
+    return [config.bind_socket(), internal.bind_socket()]
+
+
+def _serve(server: "_Server", listening: list[socket]) -> None:
     sys.setswitchinterval(_SWITCH_SECONDS)
     json_logging.write_aside()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)  # uvicorn raises again what it was told by, once it has stopped
-    server.run([listening])
+    server.run(listening)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

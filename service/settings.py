@@ -10,6 +10,9 @@ from urllib.parse import unquote, urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from contract.wire import NodeName
+from service.timeouts import Timeouts
+
 MIN_SECRET = 32  # characters; 256 bits as base64 or hex are longer
 MIB = 2**20
 _DIFFERENT = 10  # characters that a random secret of that length has at the very least
@@ -47,9 +50,18 @@ def _listed(value: object) -> object:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
+def _networks_or_none(value: object) -> object:
+    """A variable's text; `none` is no network at all, and nothing is nothing said."""
+    if not isinstance(value, str):
+        return value
+    return () if value.strip().lower() == "none" else _listed(value) or None
+
+
 DatabaseUrl = Annotated[str, AfterValidator(_psycopg)]
 Secret = Annotated[SecretStr, AfterValidator(_long_enough)]
 Seconds = Annotated[float, Field(gt=0)]
+Wait = Annotated[float, Field(ge=0.1, le=86_400)]
+Port = Annotated[int, Field(ge=1, le=65535)]
 Limit = Annotated[int, Field(ge=1)]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -70,15 +82,27 @@ class Settings(BaseSettings):
     redis_url: Annotated[str, Field(pattern=r"^(redis|rediss|unix)://")]
     secret_key: Secret  # signs placement tokens and upload grants, seals the secrets that must be read back
     secret_keys_before: Annotated[tuple[Secret, ...], NoDecode, BeforeValidator(_listed)] = ()  # they open what they sealed
-    join_token: Secret  # with it a worker node registers
+    join_token: Secret | None = None  # `bootstrap` makes it a join token, to be used once by each of `join_nodes`
+    join_nodes: Annotated[tuple[NodeName, ...], NoDecode, BeforeValidator(_listed)] = ()
     metrics_token: Secret | None = None  # what Prometheus says to read /metrics, where it has no admin's key
     storage_dir: Path
     state_dir: Path = Field(default_factory=_state_home)
     host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=1, le=65535)] = 8321
+    port: Port = 8321
+    internal_port: Port | None = None  # of the API that workers call; left out, it is on the public one
     api_processes: Annotated[int, Field(ge=1, le=16)] = 1  # that serve on it
 
-    trusted_proxies: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_listed)] = ()  # their X-Forwarded-For counts
+    # whose X-Forwarded-For counts; `none` says that nothing stands between this and its callers
+    trusted_proxies: Annotated[tuple[Network, ...] | None, NoDecode, BeforeValidator(_networks_or_none)] = None
+
+    statement_timeout_seconds: Wait = 15  # of a request's statement; what takes longer is answered with 503
+    lock_timeout_seconds: Wait = 10
+    idle_transaction_seconds: Wait = 60
+    work_statement_timeout_seconds: Wait = (
+        300  # of the planner, the sweeps and what else the queue worker and the reconciler do
+    )
+    migration_statement_timeout_seconds: Wait = 3600
+    migration_lock_timeout_seconds: Wait = 10  # a migration that waits for a table holds up all who come after it
 
     heartbeat_seconds: Seconds = 10
     lease_seconds: Seconds = 90
@@ -89,6 +113,7 @@ class Settings(BaseSettings):
 
     requests_per_minute: Limit = 30_000  # of each key that has no limit of its own
     estimates_per_minute: Limit = 120  # of each tenant: an estimate plans the whole fleet once
+    failed_authentications_per_minute: Limit = 60  # of each address; beyond them, unknown credentials are not looked up
     retention_days: Annotated[float, Field(ge=0)] = 30  # how long storage keeps what a tenant has deleted
 
     webhook_networks: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_listed)] = ()  # reached though not public
@@ -108,19 +133,34 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _safe_beyond_this_machine(self) -> Self:
-        """Whoever listens to others must stand behind a proxy that ends TLS, and hold secrets that nobody could guess."""
+        """Whoever listens to others must say which proxy ends TLS, if any, and hold secrets that nobody could guess."""
         if is_loopback(self.host):
             return self
         wrong = []
-        if not self.trusted_proxies:
-            wrong.append("MOTET_TRUSTED_PROXIES must name the networks of the proxy that ends TLS, such as 10.0.0.0/8")
+        if self.trusted_proxies is None:
+            wrong.append(
+                "MOTET_TRUSTED_PROXIES must name the networks of the proxy that ends TLS, such as 10.0.0.0/8, "
+                "or be none where callers come without one"
+            )
         if not self.redis_url.startswith("unix://") and not urlsplit(self.redis_url).password:
             wrong.append("MOTET_REDIS_URL needs a password")
         for name, secret in (("MOTET_SECRET_KEY", self.secret_key), ("MOTET_JOIN_TOKEN", self.join_token)):
-            if len(set(secret.get_secret_value())) < _DIFFERENT:
+            if secret is not None and len(set(secret.get_secret_value())) < _DIFFERENT:
                 wrong.append(f"{name} looks made up; make one with: python -c 'import secrets; print(secrets.token_hex(32))'")
         if wrong:
             raise ValueError(f"MOTET_HOST is {self.host}, which others can reach: {'; '.join(wrong)}")
+        return self
+
+    @model_validator(mode="after")
+    def _ports_differ(self) -> Self:
+        if self.internal_port == self.port:
+            raise ValueError(f"MOTET_INTERNAL_PORT must be another than MOTET_PORT ({self.port}), or be left out")
+        return self
+
+    @model_validator(mode="after")
+    def _join_token_is_for_nodes(self) -> Self:
+        if self.join_nodes and self.join_token is None:
+            raise ValueError("MOTET_JOIN_NODES names nodes that may join, so MOTET_JOIN_TOKEN must be set")
         return self
 
     @classmethod
@@ -130,6 +170,21 @@ class Settings(BaseSettings):
             return cls()
         except ValidationError as error:
             raise SettingsError("\n".join(_sentence(e["loc"], e["type"], e["msg"]) for e in error.errors())) from None
+
+    @property
+    def request_timeouts(self) -> Timeouts:
+        return Timeouts(self.statement_timeout_seconds, self.lock_timeout_seconds, self.idle_transaction_seconds)
+
+    @property
+    def work_timeouts(self) -> Timeouts:
+        """Of what nobody waits for: a validation reads whole files in one transaction."""
+        return Timeouts(self.work_statement_timeout_seconds, 3 * self.lock_timeout_seconds, 15 * self.idle_transaction_seconds)
+
+    @property
+    def migration_timeouts(self) -> Timeouts:
+        return Timeouts(
+            self.migration_statement_timeout_seconds, self.migration_lock_timeout_seconds, 15 * self.idle_transaction_seconds
+        )
 
     @property
     def secrets(self) -> list[str]:

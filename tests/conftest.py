@@ -4,6 +4,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -93,6 +94,18 @@ class TestStack:
         self._begin(self.valkey)
         self._await(self.valkey)
 
+    @contextlib.contextmanager
+    def hung_valkey(self) -> Iterator[None]:
+        """Valkey stopped, not ended: it takes connections and answers nothing."""
+        with _stopped([self._processes[self.valkey.name].pid]):
+            yield
+
+    @contextlib.contextmanager
+    def hung_postgres(self) -> Iterator[None]:
+        """The same of Postgres, with all its processes."""
+        with _stopped(self.postgres.processes()):
+            yield
+
     def _end(self, server: Postgres | Valkey) -> None:
         process = self._processes.pop(server.name)
         process.send_signal(server.asks)
@@ -108,6 +121,17 @@ class TestStack:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 raise died(server.name, how_it_ended(process.wait(0.03)), server.log)
             assert time.monotonic() < deadline, f"{server.name} is not ready after {_READY_SECONDS} s"
+
+
+@contextlib.contextmanager
+def _stopped(pids: list[int]) -> Iterator[None]:
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 @pytest.fixture(scope="session")

@@ -50,6 +50,10 @@ class NodeUnknown(Refused):
     """The credential is of an earlier boot, or of no node at all: register anew."""
 
 
+class JoinRefused(Refused):
+    """No node of this name may register with that bearer."""
+
+
 class FenceStale(Refused):
     """The placement has ended. What was said changed nothing."""
 
@@ -62,7 +66,12 @@ class SeqGap(Refused):
         return int(self.body["expected_seq"])
 
 
-_REFUSALS: dict[str, type[Refused]] = {"node_unknown": NodeUnknown, "fence_stale": FenceStale, "seq_gap": SeqGap}
+_REFUSALS: dict[str, type[Refused]] = {
+    "node_unknown": NodeUnknown,
+    "join_refused": JoinRefused,
+    "fence_stale": FenceStale,
+    "seq_gap": SeqGap,
+}
 
 
 def _answer(response: httpx.Response) -> httpx.Response:
@@ -115,8 +124,9 @@ class _Link:
 class NodeLink(_Link):
     """What the daemon and its heartbeat say as a node."""
 
-    def register(self, join_token: str, registration: NodeRegistration) -> NodeWelcome:
-        return NodeWelcome.model_validate_json(self._send("POST", "nodes", join_token, registration).content)
+    def register(self, bearer: str, registration: NodeRegistration) -> NodeWelcome:
+        """`bearer`: a join token, or the node's credential."""
+        return NodeWelcome.model_validate_json(self._send("POST", "nodes", bearer, registration).content)
 
     def heartbeat(self, node_id: str, credential: str, heartbeat: Heartbeat) -> HeartbeatAnswer:
         answer = self._send("POST", f"nodes/{node_id}/heartbeats", credential, heartbeat)

@@ -1,13 +1,13 @@
 """What a worker reads from its environment: names that start with MOTET_. Knows no other source, and no default secrets."""
 
 import os
-import re
-import socket
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from worker.host_name import host_name
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -23,10 +23,6 @@ def _base_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def _host() -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).lstrip("._-")[:63] or "worker"
-
-
 def _scratch() -> Path:
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "motet" / "worker"
@@ -38,9 +34,9 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="MOTET_", frozen=True, extra="ignore")
 
     api_url: Annotated[str, AfterValidator(_base_url)]
-    join_token: SecretStr
+    join_token: SecretStr | None = None  # lets the node join, once; from then on it has a credential of its own
     redis_url: Annotated[str, Field(pattern=r"^(redis|rediss|unix)://")] | None = None  # without it, heartbeats tell of changes
-    node_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")] = Field(default_factory=_host)
+    node_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")] = Field(default_factory=host_name)
     worker_dir: Path = Field(default_factory=_scratch)  # scratch: fetched files, checkpoints on their way, parked jobs
     worker_device: Literal["auto", "cpu", "cuda"] = "auto"
     worker_slots: Count = 1  # CPU slots, each of which stands in for a device

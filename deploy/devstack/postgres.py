@@ -133,7 +133,7 @@ class Postgres:
         Postgres would refuse to start. Safe because the stack's lock is held: the data has no other owner."""
         deadline = time.monotonic() + _ORPHAN_SECONDS
         asks = signal.SIGINT
-        while orphans := self._processes_in_data():
+        while orphans := self.processes():
             for pid in orphans:
                 _signal(pid, asks)
             if time.monotonic() > deadline:
@@ -141,8 +141,8 @@ class Postgres:
             time.sleep(0.05)  # not our children: nothing tells us when they end
         (self._data / "postmaster.pid").unlink(missing_ok=True)
 
-    def _processes_in_data(self) -> list[int]:
-        """Every server process has its data folder as working directory."""
+    def processes(self) -> list[int]:
+        """All that run. Every server process has its data folder as working directory."""
         data = os.path.realpath(self._data)
         return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit() and _folder_of(entry.name) == data]
 

@@ -16,6 +16,7 @@ from deploy.devstack.stack_errors import StackError
 from deploy.devstack.state_folder import State
 from deploy.devstack.supervisor import Supervisor
 from deploy.devstack.valkey import Valkey
+from worker.host_name import host_name
 
 DEFAULT_PORT = 8321
 _ELSEWHERE = Path("/var/lib/motet")
@@ -41,6 +42,7 @@ class Stack:
         self._state = state
         self._options = options
         self._secrets = state.secrets()
+        self._join_token = secrets.token_hex(32)  # a new one at each start: our own workers join though they lost their folder
         process_reaper.kill(self._secrets.mark)  # what an earlier run's keeper has not ended yet; it may hold the port
         self._port = Port(options.host, options.port)
         self._mark = f"{self._secrets.mark}.{secrets.token_hex(4)}"
@@ -65,8 +67,10 @@ class Stack:
         supervisor.run(self._service("migrate", MOTET_OWNER_DATABASE_URL=self._postgres.url()))
         api = self._service("api")
         supervisor.start(api, self._service("queue"), self._service("reconcile"))
-        supervisor.start(*(self._worker(number) for number in range(1, self._options.workers + 1)))
-        supervisor.run(self._service("bootstrap"))
+        workers = {self._node_name(number): number for number in range(1, self._options.workers + 1)}
+        nodes = ",".join(workers)
+        supervisor.run(self._service("bootstrap", MOTET_JOIN_TOKEN=self._join_token, MOTET_JOIN_NODES=nodes))
+        supervisor.start(*(self._worker(number, name) for name, number in workers.items()))
         supervisor.await_ready(api, _API_SECONDS)
 
     def sweep(self) -> None:
@@ -79,7 +83,6 @@ class Stack:
             "MOTET_APP_DATABASE_URL": self._postgres.url(role="motet_app"),
             "MOTET_REDIS_URL": self._valkey.url("service"),
             "MOTET_SECRET_KEY": self._secrets.secret_key,
-            "MOTET_JOIN_TOKEN": self._secrets.join_token,
             "MOTET_STORAGE_DIR": str(self._state.folder / "storage"),
             "MOTET_STATE_DIR": str(self._state.folder),
             "MOTET_HOST": self._options.host,
@@ -90,22 +93,31 @@ class Stack:
         port = self._port.number if word == "api" else None
         return Module(word, ["service", word], self._state.logs / f"{word}.log", env, self._mark, port)
 
-    def _worker(self, number: int) -> Module:
-        name = "worker" if number == 1 else f"worker-{number}"
+    def _node_name(self, number: int) -> str:
+        if self._options.workers == 1:
+            return os.environ.get("MOTET_NODE_NAME") or host_name()
+        return _program_name(number)
+
+    def _worker(self, number: int, node_name: str) -> Module:
+        name = _program_name(number)
         env = {
             "MOTET_API_URL": self.api_url,
             "MOTET_REDIS_URL": self._valkey.url("node"),
-            "MOTET_JOIN_TOKEN": self._secrets.join_token,
+            "MOTET_JOIN_TOKEN": self._join_token,
+            "MOTET_NODE_NAME": node_name,
             "MOTET_WORKER_DIR": str(private_folder(self._state.folder / "worker")),
         }
         if self._options.workers > 1:
-            env["MOTET_NODE_NAME"] = name
             env["MOTET_WORKER_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // self._options.workers))
         if self._options.slots is not None:
             env["MOTET_WORKER_SLOTS"] = str(self._options.slots)
         if self._options.device is not None:
             env["MOTET_WORKER_DEVICE"] = self._options.device
         return Module(name, ["worker"], self._state.logs / f"{name}.log", env, self._mark, patience=_WORKER_PATIENCE)
+
+
+def _program_name(number: int) -> str:
+    return "worker" if number == 1 else f"worker-{number}"
 
 
 def postgres_of(state: State, account: Account) -> Postgres:

@@ -31,7 +31,6 @@ class Secrets:
     postgres: str
     valkey: str
     secret_key: str
-    join_token: str
     mark: str
 
 
@@ -81,10 +80,11 @@ class State:
         if not path.exists():
             private_file(path, json.dumps(asdict(Secrets(*(secrets.token_hex(32) for _ in fields(Secrets)))), indent=1))
         try:
-            return Secrets(**json.loads(path.read_text()))
+            said = json.loads(path.read_text())
+            return Secrets(**{field.name: said[field.name] for field in fields(Secrets)})  # an older file holds more
         except OSError as error:
             raise trouble_of(error) from error
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             fix = f"restore {path} from a copy, or remove {self.folder} to begin anew (its tasks and adapters are lost)"
             raise StackError(f"{path} is damaged: {error}", fix) from error
 

@@ -28,7 +28,7 @@ class Dependencies:
         """The parts as the settings want them. Nothing connects yet."""
         return cls(
             settings=settings,
-            db=Database(settings.database_url, pool_size=5),
+            db=Database(settings.database_url, pool_size=5, timeouts=settings.work_timeouts),
             storage=LocalStorage(settings.storage_dir, UploadGrants(settings.secret_key.get_secret_value())),
             queue=Queue(settings.redis_url),
             hints=Hints(settings.redis_url),

@@ -19,6 +19,7 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from service.background.wakeups import connect
+from service.circuit_breaker import CircuitBreaker
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class Queue:
     """Wakes queue workers. Never raises: whatever a lost wake-up was for, the reconciler finds in Postgres."""
 
     def __init__(self, redis_url: str) -> None:
-        self._redis = connect(redis_url)
+        self._redis, self._breaker = connect(redis_url), CircuitBreaker()
         self._asked: dict[QueueJob, deque[float]] = {job: deque(maxlen=_STORM) for job in QueueJob}  # when, lately
         self._sent: dict[QueueJob, float] = {}  # when the last one of each kind went out
         self._later: dict[QueueJob, tuple[float, threading.Timer]] = {}
@@ -96,12 +97,18 @@ class Queue:
         if storm and (since := now - self._sent.get(job, 0.0)) < _PACE_SECONDS:
             self.wake_later(job, _PACE_SECONDS - since)
             return
+        if not self._breaker.allows():
+            return
         try:
-            if not self._redis.set(asked(job), 1, nx=True, ex=_ASKED_SECONDS):
+            free = self._redis.set(asked(job), 1, nx=True, ex=_ASKED_SECONDS)
+            self._breaker.succeeded()
+            if not free:
                 return
             self._sent[job] = now
             self._queue.enqueue_call(job.value, timeout=LIMIT_SECONDS, result_ttl=0, failure_ttl=3600)
         except redis.RedisError as error:
+            if isinstance(error, redis.TimeoutError):
+                self._breaker.failed()
             log.warning("queue job %s was not sent, Redis is away: %s", job, error)
 
     def wake_later(self, job: QueueJob, seconds: float) -> None:

@@ -21,7 +21,7 @@ from service.background.queue import QueueJob
 from service.database.engine import clock
 from service.fleet.models import Node, Placement
 from service.fleet.nodes import lose
-from service.fleet.placements import end_placement, live_placement, lock_placement, release
+from service.fleet.placements import FINISHED, end_placement, live_placement, lock_placement, release
 from service.scheduler.explain.waiting_text import NOT_BEFORE
 from service.scheduler.models import Plan, PlanRequest
 from service.scheduler.planner import replan
@@ -127,7 +127,7 @@ def end_placements_of_ended_tasks(parts: Dependencies) -> None:
             if found is not None and found[1].ended_at is None and found[0].status != TaskStatus.RUNNING:
                 task, placement = found
                 log.error("placement %s outlived its task, which is %s", placement_id, task.status)
-                end_placement(session, parts.hints, placement, "finished" if task.status in TASK_TERMINAL else "stray")
+                end_placement(session, parts.hints, placement, FINISHED if task.status in TASK_TERMINAL else "stray")
                 touch(session, task)
 
 

@@ -9,6 +9,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from service.circuit_breaker import CircuitBreaker
+
 log = logging.getLogger(__name__)
 
 _MAXLEN = 100
@@ -20,7 +22,8 @@ def connect(redis_url: str) -> redis.Redis:
         redis_url,
         socket_connect_timeout=1.0,
         socket_timeout=2.0,
-        retry=Retry(NoBackoff(), 1),  # once more: a pooled connection may have died with a restarted server
+        # once more: a pooled connection may have died with a restarted server; but one that hangs would hang again
+        retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
         health_check_interval=30,
     )
 
@@ -34,10 +37,16 @@ class Hints:
 
     def __init__(self, redis_url: str) -> None:
         self._redis = connect(redis_url)
+        self._breaker = CircuitBreaker()
 
     def desired_changed(self, node_id: str) -> None:
         """Tell the node that its desired state has changed."""
+        if not self._breaker.allows():
+            return
         try:
             self._redis.xadd(stream_of(node_id), {"kind": "desired"}, maxlen=_MAXLEN, approximate=True)
+            self._breaker.succeeded()
         except redis.RedisError as error:
+            if isinstance(error, redis.TimeoutError):
+                self._breaker.failed()  # a server that is away says so at once, one that hangs costs its timeout
             log.warning("node %s was not hinted, Redis is away: %s", node_id, error)

@@ -12,6 +12,7 @@ from psycopg.rows import namedtuple_row
 
 from service.database.engine import CONNECT, NAME_TENANT, driver_url
 from service.database.prepared_statements import PreparedStatement, as_sqlalchemy
+from service.timeouts import AsyncConnection, Timeouts
 
 Cursor = psycopg.AsyncCursor[Any]  # over rows that have come, with their columns' names
 _AWAY_SECONDS = 1.0  # for so long after a connection could not be made nobody tries: all would wait for it in turn
@@ -20,8 +21,8 @@ _AWAY_SECONDS = 1.0  # for so long after a connection could not be made nobody t
 class AsyncReader:
     """Opened when it is needed, and anew after it has broken. Whoever asks holds `turn`."""
 
-    def __init__(self, url: str) -> None:
-        self._url = driver_url(url)
+    def __init__(self, url: str, timeouts: Timeouts = Timeouts()) -> None:  # noqa: B008  (frozen)
+        self._url, self._timeouts = driver_url(url), timeouts
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self._away: tuple[float, str] = (-math.inf, "")  # when no connection could be made, and why
         self.turn = asyncio.Semaphore(1)
@@ -51,10 +52,14 @@ class AsyncReader:
         if loop.time() < when + _AWAY_SECONDS:
             raise psycopg.OperationalError(why)
         try:
-            return await psycopg.AsyncConnection.connect(self._url, autocommit=True, row_factory=namedtuple_row, **CONNECT)
+            made = await AsyncConnection.connect(
+                self._url, autocommit=True, row_factory=namedtuple_row, options=self._timeouts.options, **CONNECT
+            )
         except psycopg.OperationalError as error:
             self._away = loop.time(), str(error)
             raise
+        made.answer_seconds = self._timeouts.answer
+        return made
 
     async def close(self) -> None:
         """Hang up; whoever asks later opens it again."""

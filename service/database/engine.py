@@ -3,6 +3,7 @@
 Knows no tables; each room declares its own in its models.py.
 """
 
+import math
 import os
 import secrets
 import select as sockets
@@ -35,6 +36,7 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute, Session, mapped_column
 
 from service.database.prepared_statements import PreparedStatement
+from service.timeouts import Connection, Timeouts
 
 _CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
 
@@ -73,6 +75,8 @@ CONNECT: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 11_000,  # ms; while something sent waits for its receipt, no keepalive asks
 }
+_AWAY_SECONDS = 1.0  # for so long after a connection timed out nobody tries: each would wait as long
+_SLOW_SECONDS = 1.0  # a connection that failed sooner cost nobody anything
 POOL_SIZE = 20  # of each role, for all processes of an API together
 _LEAST = 5  # for each of them
 _AFTER_COMMIT = "after_commit"
@@ -117,15 +121,18 @@ class Database:
     Under the app role a session sees the rows of `tenant_id` alone, and without one no tenant's rows at all.
     """
 
-    def __init__(self, url: str, pool_size: int = POOL_SIZE) -> None:
+    def __init__(self, url: str, pool_size: int = POOL_SIZE, timeouts: Timeouts = Timeouts()) -> None:  # noqa: B008  (frozen)
+        self._timeouts = timeouts
+        self._away: tuple[float, str] = (-math.inf, "")  # when a connection timed out, and how it was said
         self.engine: Engine = create_engine(
             url,
             pool_size=pool_size,
             max_overflow=0,
             pool_timeout=10,
             pool_use_lifo=True,  # few connections, all of them warm: each has its own server process and prepared statements
-            connect_args=CONNECT,
+            connect_args=CONNECT | {"options": timeouts.options},
         )
+        event.listen(self.engine, "do_connect", self._connect)
         event.listen(self.engine, "checkout", self._alive)
         self._tenant_id: str | None = None
         self._note: Noted | None = None
@@ -135,6 +142,21 @@ class Database:
         has the last word before it commits."""
         made = object.__new__(type(self))  # copy.copy takes as long as all else about a request's rights
         made.engine, made._tenant_id, made._note = self.engine, tenant_id, note
+        return made
+
+    def _connect(self, dialect: object, record: object, words: list[Any], named: dict[str, Any]) -> psycopg.Connection[Any]:
+        """A connection that waits for no answer for ever. Raises psycopg.OperationalError."""
+        when, why = self._away
+        began = time.monotonic()
+        if began < when + _AWAY_SECONDS:
+            raise psycopg.OperationalError(why)
+        try:
+            made = Connection.connect(*words, **named)
+        except psycopg.OperationalError as error:
+            if (now := time.monotonic()) - began > _SLOW_SECONDS:
+                self._away = now, str(error)
+            raise
+        made.answer_seconds = self._timeouts.answer
         return made
 
     def _alive(self, connection: psycopg.Connection, *_: object) -> None:

@@ -9,9 +9,11 @@ from sqlalchemy import Connection, create_engine, make_url, text
 
 from service.database.engine import driver_url
 from service.settings import SettingsError
+from service.timeouts import Timeouts
 
 APP, SYSTEM = "motet_app", "motet_system"
 _TRIES = 5
+_OPTIONS = Timeouts().options
 
 
 class RoleUnfit(SettingsError):
@@ -46,12 +48,12 @@ def admit(owner_url: str, role: str, url: str) -> None:
 
 
 def _connect(url: str) -> None:
-    psycopg.connect(driver_url(url), connect_timeout=5).close()
+    psycopg.connect(driver_url(url), connect_timeout=5, options=_OPTIONS).close()
 
 
 def _set_password(owner_url: str, role: str, password: str | None) -> None:
     """Sent as its SCRAM verifier: the password itself is in no log of the server."""
-    with psycopg.connect(driver_url(owner_url), connect_timeout=5, autocommit=True) as connection:
+    with psycopg.connect(driver_url(owner_url), connect_timeout=5, options=_OPTIONS, autocommit=True) as connection:
         words = f"ALTER ROLE {role} LOGIN"
         if password is not None:
             verifier = connection.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256").decode()
@@ -64,7 +66,7 @@ def _set_password(owner_url: str, role: str, password: str | None) -> None:
 
 def check(url: str, role: str) -> None:
     """Raise RoleUnfit unless the URL logs in as this role and row-level security binds it."""
-    engine = create_engine(url, connect_args={"connect_timeout": 5})
+    engine = create_engine(url, connect_args={"connect_timeout": 5, "options": _OPTIONS})
     try:
         with engine.connect() as connection:
             asked = "SELECT current_user, rolsuper, rolbypassrls FROM pg_roles WHERE rolname = current_user"

@@ -4,13 +4,14 @@
 """
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Engine, NullPool, create_engine, text
+from sqlalchemy import Connection, Engine, NullPool, create_engine, text
 
 import migrations
 import service.adapters.models
@@ -25,6 +26,7 @@ import service.webhooks.models  # noqa: F401  (these nine declare the tables)
 from service.database import roles, row_level_security
 from service.database.engine import Base, Database
 from service.settings import Settings, SettingsError, say
+from service.timeouts import Timeouts
 
 log = logging.getLogger(__name__)
 
@@ -36,31 +38,42 @@ class SchemaBehind(RuntimeError):
     """The database misses migrations that this code needs. The message says what to run."""
 
 
-def config(database_url: str) -> Config:
+MIGRATION = Timeouts(statement=3600.0, lock=10.0, idle=900.0)
+
+
+def config(database_url: str, timeouts: Timeouts = MIGRATION) -> Config:
     """Alembic's configuration, without an ini file."""
     made = Config()
     made.set_main_option("script_location", str(Path(migrations.__file__).parent))
-    made.attributes["database_url"] = database_url
+    made.attributes.update(database_url=database_url, timeouts=timeouts)
     return made
 
 
-def upgrade(owner_url: str) -> None:
+def upgrade(owner_url: str, timeouts: Timeouts = MIGRATION) -> None:
     """Bring the database to the newest revision, each table guarded. Two that start at once take turns, and the second finds
     nothing to do."""
-    engine = create_engine(owner_url, poolclass=NullPool, connect_args={"connect_timeout": 5})
+    unhurried = replace(timeouts, lock=None).options  # whoever migrates at the same time is waited for
+    engine = create_engine(owner_url, poolclass=NullPool, connect_args={"connect_timeout": 5, "options": unhurried})
     with engine.begin() as connection:
         roles.ensure(connection)
-    command.upgrade(config(owner_url), "head")
+    command.upgrade(config(owner_url, timeouts), "head")
     with engine.begin() as connection:
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+        limit_locks(connection, timeouts)
         row_level_security.protect(connection, metadata)
+
+
+def limit_locks(connection: Connection, timeouts: Timeouts) -> None:
+    """Let no statement of this transaction wait longer for a lock: all who come later would wait behind it."""
+    milliseconds = f"{(timeouts.lock or 0) * 1000:.0f}"
+    connection.execute(text("SELECT set_config('lock_timeout', :value, true)"), {"value": milliseconds})
 
 
 def migrate(settings: Settings) -> None:
     """The command of that name. The roles that serve can log in afterwards."""
     if settings.owner_database_url is None:
         raise SettingsError("MOTET_OWNER_DATABASE_URL is not set: migrations run as the database's owner")
-    upgrade(settings.owner_database_url)
+    upgrade(settings.owner_database_url, settings.migration_timeouts)
     roles.admit(settings.owner_database_url, roles.SYSTEM, settings.database_url)
     roles.admit(settings.owner_database_url, roles.APP, settings.app_database_url)
     say(f"the database is at revision {head()}")
@@ -89,7 +102,7 @@ def check(engine: Engine) -> None:
 
 def require(settings: Settings) -> None:
     """Raise unless a process may begin its work: `check`, every table guarded, and roles that cannot do too much."""
-    db = Database(settings.database_url, pool_size=1)
+    db = Database(settings.database_url, pool_size=1, timeouts=settings.request_timeouts)
     try:
         check(db.engine)
         with db.engine.connect() as connection:

@@ -1,7 +1,8 @@
-"""Who speaks for the fleet: the join token, a node's credential, a placement's token. Knows no routes.
+"""Who speaks for the fleet: a node by its credential, a placement by its token. Knows no routes.
 
-A placement's token is HMAC-SHA256 over its id and fence, under a key derived from the service's secret for this alone, so
-that nothing need be stored to check it. It opens nothing once the task's fence has moved on.
+A placement's token holds its fence and an HMAC-SHA256 over its id and fence, under a key derived from the service's secret for
+this alone: a forged one is refused without the database. What the token opens ends with the placement, its task's fence and its
+lease, which reports.own_placement looks up at each use.
 """
 
 import base64
@@ -11,27 +12,23 @@ import secrets
 
 from sqlalchemy.orm import Session
 
-from service.fleet.errors import JoinRefused, NodeUnknown, PlacementTokenRefused
+from service.fleet.errors import NodeUnknown, PlacementTokenRefused
 from service.fleet.models import Node
+from service.http.problems import shown
 from service.settings import Settings
 
-
-def check_join(settings: Settings, bearer: str | None) -> None:
-    """Raise JoinRefused unless `bearer` is the join token."""
-    if bearer is None or not hmac.compare_digest(bearer.encode(), settings.join_token.get_secret_value().encode()):
-        raise JoinRefused("A node registers with `Authorization: Bearer <join token>`; this token is not the service's.")
+_FENCE_DIGITS = 19  # of the largest bigint
 
 
-def mint_credential() -> tuple[str, bytes]:
-    """A new node credential, and what is stored of it."""
-    credential = "nc_" + secrets.token_urlsafe(32)
-    return credential, _hash(credential)
+def mint_credential() -> str:
+    """A new node's credential, for one that has proposed none."""
+    return "nc_" + secrets.token_urlsafe(32)
 
 
 def check_node(session: Session, node_id: str, bearer: str | None) -> Node:
     """The node that carries this credential. Raises NodeUnknown, also after a newer registration or once it was lost."""
     node = session.get(Node, node_id)
-    if node is None or bearer is None or not hmac.compare_digest(node.credential_hash, _hash(bearer)):
+    if node is None or bearer is None or not hmac.compare_digest(node.credential_hash, hash_of(bearer)):
         raise NodeUnknown("No node has this id and credential; end all executors and register.")
     if node.status != "ready":
         raise NodeUnknown(f"Node {node.name} was given up after it missed its heartbeats; end all executors and register.")
@@ -40,16 +37,30 @@ def check_node(session: Session, node_id: str, bearer: str | None) -> Node:
 
 def placement_token(settings: Settings, placement_id: str, fence: int) -> str:
     """The bearer of everything said about this placement."""
+    return f"pt_{fence}_{_signature(settings, placement_id, fence)}"
+
+
+def check_placement(settings: Settings, placement_id: str, bearer: str | None) -> int:
+    """The fence that the token was made for, found without the database. Raises PlacementTokenRefused where it was not signed
+    for this placement."""
+    fence, _, signature = (bearer or "").removeprefix("pt_").partition("_")
+    if not (fence.isascii() and fence.isdigit() and len(fence) <= _FENCE_DIGITS):
+        raise token_refused(placement_id)
+    if not hmac.compare_digest(signature.encode(), _signature(settings, placement_id, int(fence)).encode()):
+        raise token_refused(placement_id)
+    return int(fence)
+
+
+def token_refused(placement_id: str) -> PlacementTokenRefused:
+    return PlacementTokenRefused(f"The token is not that of placement {shown(placement_id)}.")
+
+
+def _signature(settings: Settings, placement_id: str, fence: int) -> str:
     key = hmac.digest(settings.secret_key.get_secret_value().encode(), b"motet placement token", "sha256")
-    signature = hmac.digest(key, f"{placement_id}.{fence}".encode(), "sha256")
-    return "pt_" + base64.urlsafe_b64encode(signature).decode().rstrip("=")
+    signature = hmac.digest(key, f"{placement_id}.{fence}".encode(errors="surrogatepass"), "sha256")
+    return base64.urlsafe_b64encode(signature).decode().rstrip("=")
 
 
-def check_placement(settings: Settings, placement_id: str, fence: int, bearer: str | None) -> None:
-    """Raise PlacementTokenRefused unless `bearer` is the placement's token."""
-    if bearer is None or not hmac.compare_digest(bearer.encode(), placement_token(settings, placement_id, fence).encode()):
-        raise PlacementTokenRefused(f"The token is not that of placement {placement_id}.")
-
-
-def _hash(credential: str) -> bytes:
+def hash_of(credential: str) -> bytes:
+    """What is stored of a credential or a join token. They are random, so nothing slower is needed."""
     return hashlib.sha256(credential.encode()).digest()

@@ -4,7 +4,7 @@ from service.http.problems import Conflict, Invalid, NotFound, Unauthorized
 
 
 class JoinRefused(Unauthorized):
-    code, title = "join_refused", "The join token is missing or wrong"
+    code, title = "join_refused", "The node may not join"
 
 
 class NodeUnknown(Unauthorized):

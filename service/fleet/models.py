@@ -1,6 +1,6 @@
 """Models the fleet may load, nodes, placements with their leases, and the reports they sent."""
 
-from sqlalchemy import ForeignKey, Index, Integer, LargeBinary, String, Text, text
+from sqlalchemy import ForeignKey, Index, Integer, LargeBinary, String, Text, UniqueConstraint, text
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -37,6 +37,21 @@ class Node(Base):
     joined_at: Mapped[Now]
     heartbeat_at: Mapped[Now]
     drained_at: Mapped[At | None]  # since when it takes nothing new; outlives a new boot
+
+
+class JoinToken(Base):
+    """Lets a node of this name register, once. Stored as its SHA-256 alone."""
+
+    __tablename__ = "join_tokens"
+
+    id: Mapped[Id]
+    node_name: Mapped[str] = mapped_column(String(63))
+    hash: Mapped[bytes] = mapped_column(LargeBinary)
+    created_at: Mapped[Now]
+    expires_at: Mapped[At]
+    used_at: Mapped[At | None]
+
+    __table_args__ = (UniqueConstraint("hash", "node_name"),)
 
 
 class Placement(Base):

@@ -3,7 +3,7 @@
 import logging
 from datetime import datetime
 
-from sqlalchemy import select, update
+from sqlalchemy import Select, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -12,7 +12,8 @@ from contract.wire import Heartbeat, HeartbeatAnswer, LeaseGrant, NodeRegistrati
 from service.background.dependencies import Dependencies
 from service.background.wakeups import stream_of
 from service.database.engine import clock, new_id
-from service.fleet.credentials import check_node, mint_credential, placement_token
+from service.fleet import join_tokens
+from service.fleet.credentials import check_node, hash_of, mint_credential, placement_token
 from service.fleet.errors import NodeUnknown
 from service.fleet.lease_clock import lease_until
 from service.fleet.models import Node, Placement
@@ -25,19 +26,24 @@ log = logging.getLogger(__name__)
 _STALL_STEPS = 20
 
 
-def register(parts: Dependencies, said: NodeRegistration) -> NodeWelcome:
-    """Take a node into the fleet under a new credential. Whatever the service thought it ran is lost first.
+def register(parts: Dependencies, said: NodeRegistration, bearer: str | None) -> NodeWelcome:
+    """Take a node into the fleet under a new credential. Whatever the service thought it ran is lost first. Raises JoinRefused.
 
-    A daemon registers when it runs nothing: as it starts, or after it ended all executors.
+    A daemon registers when it runs nothing: as it starts, or after it ended all executors. It proposes its credential, so that
+    one whose answer got lost can register again.
     """
-    credential, stored = mint_credential()
+    credential = said.credential or mint_credential()
     while True:
         with parts.db.begin() as session:
-            node = _node_named(session, said.name)
+            node = session.scalar(_named(said.name))
+            token = join_tokens.authorize(session, said.name, node, bearer)
+            node = node or _make_node(session, said.name)
             node.status = "lost"  # so that no plan uses it while it is emptied
             left = _live(session, node.id)
             if not left:
-                _welcome(session, node, said, stored)
+                if token is not None:
+                    token.used_at = clock(session)
+                _welcome(session, node, said, hash_of(credential))
                 request_plan(session, parts.queue, "node_joined")
                 log.info("node %s joined as %s with %d devices", node.name, node.id, len(said.devices))
                 return NodeWelcome(
@@ -51,12 +57,16 @@ def register(parts: Dependencies, said: NodeRegistration) -> NodeWelcome:
             lose(parts, placement_id, RequeueReason.NODE_LOST, f"node {said.name} started anew")
 
 
-def _node_named(session: Session, name: str) -> Node:
-    """The node's row, locked; made if the name is new."""
+def _named(name: str) -> Select[Node]:
+    return select(Node).where(Node.name == name).with_for_update()
+
+
+def _make_node(session: Session, name: str) -> Node:
+    """The new node's row, locked; another registration may have made it just now."""
     made = {"id": new_id("node"), "name": name, "boot_id": "", "status": "lost", "devices": [], "versions": {}}
     blank = {"credential_hash": b"", "desired_version": 0, "tokens_per_second": {}}
     session.execute(insert(Node).values(**made, **blank).on_conflict_do_nothing(index_elements=[Node.name]))
-    return session.scalars(select(Node).where(Node.name == name).with_for_update()).one()
+    return session.scalars(_named(name)).one()
 
 
 def _live(session: Session, node_id: str) -> list[str]:

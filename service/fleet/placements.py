@@ -14,6 +14,8 @@ from service.tasks.lifecycle.rewind import rewind
 from service.tasks.models import Task
 from service.tasks.polling.task_watcher import touch
 
+FINISHED = "finished"  # why a placement ended whose task ended there
+
 
 def touch_nodes(session: Session, hints: Hints, *node_ids: str) -> None:
     """Raise the nodes' desired versions and, after commit, hint them."""

@@ -7,10 +7,11 @@ from contract import wire
 from contract.states import TASK_TERMINAL, RequeueReason
 from contract.task_spec import TaskSpec
 from service.background.dependencies import Dependencies
-from service.fleet.credentials import check_placement
-from service.fleet.errors import FenceStale, PlacementTokenRefused, ReportRefused, SeqGap
+from service.database.engine import clock
+from service.fleet.credentials import check_placement, token_refused
+from service.fleet.errors import FenceStale, ReportRefused, SeqGap
 from service.fleet.models import Node, Placement
-from service.fleet.placements import end_placement, lock_placement, release
+from service.fleet.placements import FINISHED, end_placement, lock_placement, release
 from service.http.problems import FieldError
 from service.scheduler.estimate.drift import end_moved
 from service.scheduler.estimate.survival import shape_class
@@ -33,11 +34,13 @@ def accept(parts: Dependencies, placement_id: str, bearer: str | None, said: wir
     A report that was applied before is answered as before.
     """
     with parts.db.begin() as session:
-        task, placement = own_placement(session, parts.settings, placement_id, bearer)
+        task, placement = own_placement(session, parts.settings, placement_id, bearer, finished=True)
         if said.fence != placement.fence:
             raise stale(placement)
         if said.seq <= placement.last_seq:
             return wire.ReportAck(seq=placement.last_seq)
+        if placement.ended_at is not None and not _may_come_late(said):
+            raise stale(placement)
         if said.seq > placement.last_seq + 1:
             expected = placement.last_seq + 1
             raise SeqGap(f"Report {said.seq} came, {expected} is expected.", expected_seq=expected)
@@ -53,21 +56,31 @@ def accept(parts: Dependencies, placement_id: str, bearer: str | None, said: wir
         return wire.ReportAck(seq=said.seq)
 
 
-def own_placement(session: Session, settings: Settings, placement_id: str, bearer: str | None) -> tuple[Task, Placement]:
-    """The placement whose token this is, and its task, both locked. Raises FenceStale once the task has left it."""
+def own_placement(
+    session: Session, settings: Settings, placement_id: str, bearer: str | None, finished: bool = False
+) -> tuple[Task, Placement]:
+    """The placement whose token this is, and its task, both locked. Raises FenceStale once the placement has ended, its task
+    has left it, or its lease is over; with `finished`, one whose task ended there still counts until its lease is over."""
+    fence = check_placement(settings, placement_id, bearer)
     found = lock_placement(session, placement_id)
-    if found is None:
-        raise PlacementTokenRefused(f"There is no placement {placement_id}.")
+    if found is None or found[1].fence != fence:
+        raise token_refused(placement_id)
     task, placement = found
-    check_placement(settings, placement.id, placement.fence, bearer)
-    if task.fence != placement.fence:
+    over = placement.ended_at is not None and not (finished and placement.end_reason == FINISHED)
+    if over or task.fence != placement.fence:
         raise stale(placement)
+    if placement.lease_until < clock(session):
+        raise stale(placement, "its lease is over")
     return task, placement
 
 
-def stale(placement: Placement) -> FenceStale:
-    why = placement.end_reason or "its fence is old"
-    return FenceStale(f"Placement {placement.id} is over ({why}); nothing was changed.")
+def stale(placement: Placement, why: str = "its fence is old") -> FenceStale:
+    return FenceStale(f"Placement {placement.id} is over ({placement.end_reason or why}); nothing was changed.")
+
+
+def _may_come_late(said: wire.Report) -> bool:
+    """Whether an executor says this once its last job's end is recorded: what it trained, and that all is told."""
+    return all(isinstance(event, wire.Throughput | wire.Detached) for event in said.events)
 
 
 def _applied(session: Session, parts: Dependencies, task: Task, placement: Placement, events: list[wire.Event]) -> None:
@@ -76,7 +89,7 @@ def _applied(session: Session, parts: Dependencies, task: Task, placement: Place
     told = any(isinstance(event, _ENDS) for event in events) or any(number & (number - 1) == 0 for number in measured if number)
     if task.status in TASK_TERMINAL:
         if placement.ended_at is None:
-            end_placement(session, parts.hints, placement, "finished")
+            end_placement(session, parts.hints, placement, FINISHED)
             request_plan(session, parts.queue, "task_ended")
             _learn(session, task)
     elif placement.leaving is not None and any(isinstance(event, wire.Detached) for event in events):

@@ -1,15 +1,17 @@
 """The internal API: what worker daemons and their executors call. Not part of the public API, and not in its schema."""
 
+from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from contract import wire
-from service.app_state import Service, Works
+from service.app_state import Service, State, Works
+from service.auth_throttle import address_of
 from service.files.models import File
 from service.fleet import nodes, reports
-from service.fleet.credentials import check_join, check_node
+from service.fleet.credentials import check_node
 from service.fleet.desired_state import desired_state, warm_start
 from service.fleet.errors import ObjectUnknown
 from service.http.concurrency_limits import Reporting
@@ -31,26 +33,40 @@ async def _bearer(authorization: Annotated[str | None, Header()] = None) -> str 
 Bearer = Annotated[str | None, Depends(_bearer)]
 
 
+async def _throttled(bearer: Bearer, request: Request, state: Service) -> AsyncIterator[None]:
+    with state.throttle.attempt(address_of(request), bearer or ""):
+        yield
+
+
+# of a route that looks its bearer up; a placement's token is checked without the database
+Throttled = Annotated[None, Depends(_throttled, scope="function")]
+_PLACEMENT = "X-Motet-Placement"  # of an upload: for whom it was granted
+OfPlacement = Annotated[str, Header(alias=_PLACEMENT)]
+
+
 @router.post("/nodes", status_code=201)
-def register(said: wire.NodeRegistration, bearer: Bearer, parts: Works) -> wire.NodeWelcome:
-    check_join(parts.settings, bearer)
-    return nodes.register(parts, said)
+def register(
+    said: wire.NodeRegistration, bearer: Bearer, parts: Works, state: Service, throttled: Throttled
+) -> wire.NodeWelcome:
+    welcome = nodes.register(parts, said, bearer)
+    state.throttle.trust(welcome.credential)
+    return welcome
 
 
 @router.post("/nodes/{node_id}/heartbeats")
-def heartbeat(node_id: str, said: wire.Heartbeat, bearer: Bearer, parts: Works) -> wire.HeartbeatAnswer:
+def heartbeat(node_id: str, said: wire.Heartbeat, bearer: Bearer, parts: Works, throttled: Throttled) -> wire.HeartbeatAnswer:
     return nodes.heartbeat(parts, node_id, bearer, said)
 
 
 @router.get("/nodes/{node_id}/desired")
-def desired(node_id: str, bearer: Bearer, parts: Works) -> wire.DesiredState:
+def desired(node_id: str, bearer: Bearer, parts: Works, throttled: Throttled) -> wire.DesiredState:
     with parts.db.begin() as session:
         session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
         return desired_state(session, parts.settings, check_node(session, node_id, bearer))
 
 
 @router.post("/nodes/{node_id}/lost", status_code=204)
-def lost(node_id: str, said: wire.PlacementsLost, bearer: Bearer, parts: Works) -> None:
+def lost(node_id: str, said: wire.PlacementsLost, bearer: Bearer, parts: Works, throttled: Throttled) -> None:
     nodes.report_lost(parts, node_id, bearer, said)
 
 
@@ -91,13 +107,18 @@ def upload(placement_id: str, said: wire.UploadRequest, bearer: Bearer, parts: W
         _, placement = reports.own_placement(session, parts.settings, placement_id, bearer)
         if said.fence != placement.fence:
             raise reports.stale(placement)
-    return parts.storage.grant_upload(said.sha256, said.bytes)
+    grant = parts.storage.grant_upload(said.sha256, said.bytes)
+    if grant.exists:
+        return grant
+    return grant.model_copy(update={"headers": grant.headers | {"Authorization": f"Bearer {bearer}", _PLACEMENT: placement_id}})
 
 
 @router.put("/objects/{token}", status_code=204)
-async def put_object(token: str, request: Request, state: Service) -> None:
-    """The bytes of a granted upload. Those of an object that is already there replace it, byte for byte the same."""
+async def put_object(token: str, request: Request, bearer: Bearer, state: Service, placement: OfPlacement = "") -> None:
+    """The bytes of a granted upload, of a placement that has not ended since. Those of an object that is already there replace
+    it, byte for byte the same."""
     granted = state.grants.verify(token)
+    await run_in_threadpool(_must_stand, state, placement, bearer)
     incoming = await run_in_threadpool(state.storage.receive)
     try:
         await pour(request, incoming.write, granted.size)
@@ -106,3 +127,9 @@ async def put_object(token: str, request: Request, state: Service) -> None:
         raise invalid_field("body", "object_mismatch", str(error)) from None
     finally:
         await run_in_threadpool(incoming.abandon)
+
+
+def _must_stand(state: State, placement_id: str, bearer: str | None) -> None:
+    """Raise unless this is the token of a placement that still stands."""
+    with state.system.begin() as session:
+        reports.own_placement(session, state.settings, placement_id, bearer)

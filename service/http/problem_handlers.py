@@ -9,8 +9,9 @@ from typing import Any, get_args, get_type_hints
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from psycopg.errors import IdleInTransactionSessionTimeout
 from pydantic import BaseModel
-from sqlalchemy.exc import DataError, OperationalError
+from sqlalchemy.exc import DataError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -51,6 +52,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _http)  # type: ignore[arg-type]
     app.add_exception_handler(OperationalError, _database_away)
     app.add_exception_handler(PoolTimeout, _database_away)
+    app.add_exception_handler(InternalError, _cut_off)  # type: ignore[arg-type]
     app.add_exception_handler(DataError, _unstorable)
     app.add_exception_handler(OSError, _file_system)  # type: ignore[arg-type]
     app.add_exception_handler(ClientDisconnect, _gone)
@@ -77,7 +79,18 @@ def _unforeseen(request: Request, error: Exception) -> Response:
 
 def _database_away(request: Request, error: Exception) -> Response:
     log.error("request %s: the database did not answer: %s", request_id(request.scope), str(error).splitlines()[0])
-    return respond(request, DatabaseAway("The database does not answer. Nothing was changed; try again shortly."))
+    return respond(
+        request,
+        DatabaseAway("The database does not answer in time; try again shortly, with the same Idempotency-Key if there is one."),
+    )
+
+
+def _cut_off(request: Request, error: InternalError) -> Response:
+    """Postgres ends a session that does nothing for too long in the middle of a transaction."""
+    if isinstance(error.orig, IdleInTransactionSessionTimeout):
+        return _database_away(request, error)
+    log.error("request %s failed", request_id(request.scope), exc_info=error)
+    return _unforeseen(request, error)
 
 
 def _unstorable(request: Request, error: Exception) -> Response:

@@ -13,8 +13,8 @@ _MEANINGS = {
     413: "The body is larger than the limit",
     416: "The range lies outside the object",
     422: "The request is wrong; `errors` names each field",
-    429: "The key has sent too many requests; `Retry-After` says when to go on",
-    503: "The database is away; nothing was changed",
+    429: "The key has sent too many requests, or the address too many wrong keys; `Retry-After` says when to go on",
+    503: "The database does not answer in time; `Retry-After` says when to try again",
 }
 
 

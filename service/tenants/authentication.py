@@ -10,6 +10,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from service.app_state import state_of
 from service.audit.audit_trail import Note
+from service.auth_throttle import address_of
 from service.database.engine import Database
 from service.http.middleware import answer_with, request_id
 from service.http.problems import Forbidden, Unauthorized
@@ -40,8 +41,8 @@ class ScopeMissing(Forbidden):
 
 
 async def authenticate(request: Request, bearer: Bearer) -> Principal:
-    """The caller, whose request is counted, once however often it is asked. Raises KeyMissing, KeyRefused or
-    RateLimitExceeded."""
+    """The caller, whose request is counted, once however often it is asked. Raises KeyMissing, KeyRefused,
+    TooManyFailures or RateLimitExceeded."""
     known: dict[str, Any] = request.scope["state"]
     if _CALLER not in known:
         known[_CALLER] = await _authenticate(request, bearer)
@@ -54,7 +55,7 @@ async def _authenticate(request: Request, bearer: HTTPAuthorizationCredentials |
         raise KeyMissing("This needs an API key: send the header `Authorization: Bearer mk_...`.")
     principal = state.keys.remembered(bearer.credentials)
     if principal is None:
-        check = await state.keys.ask(bearer.credentials)
+        check = await state.keys.ask(bearer.credentials, address_of(request))
         if check.principal is None:
             raise KeyRefused(_FIXES[check.reason], reason=check.reason)
         principal = check.principal

@@ -18,13 +18,13 @@ from limits.strategies import SlidingWindowCounterRateLimiter
 from starlette.concurrency import run_in_threadpool
 
 from service.background.wakeups import connect
+from service.circuit_breaker import CircuitBreaker
 from service.http.problems import Problem
 
 log = logging.getLogger(__name__)
 
 _SLICES = 200  # of a minute's limit
 _SLICE_SECONDS = 5.0  # a slice that nobody used by then is lost
-_AWAY_SECONDS = 5.0  # before Redis is asked again
 _MOST = 10_000  # keys remembered
 
 
@@ -75,7 +75,7 @@ class Rates:
             RedisStorage("redis://", connection_pool=pool, key_prefix="motet:limits")
         )
         self._alone = SlidingWindowCounterRateLimiter(MemoryStorage())
-        self._away_until = 0.0
+        self._breaker = CircuitBreaker()
         self._slices: dict[str, _Slice] = {}
         self._asking: dict[str, asyncio.Task[_Slice]] = {}
 
@@ -107,12 +107,13 @@ class Rates:
         return given
 
     def _ask(self, key_id: str, per_minute: int) -> _Slice:
-        now = time.monotonic()
-        if now >= self._away_until:
+        if self._breaker.allows():
             try:
-                return _next(self._shared, key_id, per_minute)
+                given = _next(self._shared, key_id, per_minute)
+                self._breaker.succeeded()
+                return given
             except redis.RedisError as error:
-                self._away_until = now + _AWAY_SECONDS
+                self._breaker.failed()
                 log.warning("rates are counted by this process alone, Redis is away: %s", error)
         return _next(self._alone, key_id, per_minute)
 

@@ -1,6 +1,8 @@
 """docker-compose.yml and the Dockerfile, read without Docker: what they name must exist, and mean what they think it means."""
 
+import os
 import re
+import secrets
 import shlex
 import subprocess
 import sys
@@ -86,12 +88,12 @@ def test_no_named_volume_is_idle() -> None:
 def test_every_secret_must_be_set_and_none_has_a_default() -> None:
     text = (ROOT / "docker-compose.yml").read_text()
     asked = re.findall(r"\$\{(\w+)([^}]*)\}", text)
-    secrets = {(name, rest) for name, rest in asked if re.search("PASSWORD|SECRET|TOKEN", name)}
-    assert {name for name, _ in secrets} == {
+    secret = {(name, rest) for name, rest in asked if re.search("PASSWORD|SECRET|TOKEN", name)}
+    assert {name for name, _ in secret} == {
         *("POSTGRES_PASSWORD", "POSTGRES_SYSTEM_PASSWORD", "POSTGRES_APP_PASSWORD", "VALKEY_PASSWORD", "VALKEY_NODE_PASSWORD"),
         *("MOTET_SECRET_KEY", "MOTET_JOIN_TOKEN"),
     }
-    assert all(rest.startswith(":?set ") for _, rest in secrets)
+    assert all(rest.startswith(":?set ") for _, rest in secret)
     assert not re.search(r"(?<!\$)\$\w", text), "a variable without braces has no error of its own"
 
 
@@ -162,6 +164,36 @@ def test_the_roles_of_valkey_are_those_of_the_stack() -> None:
     assert "user default off resetpass" in config
     for role, rights in valkey.USERS.items():
         assert f"user {role} on >%s {rights}\\n" in config
+
+
+def resolved(name: str) -> dict[str, str]:
+    """The service's environment as compose makes it where only what must be set is set."""
+    made = {"MOTET_MODELS": "/models"}
+
+    def value(found: re.Match[str]) -> str:
+        variable, rest = found.groups()
+        return rest[2:] if rest.startswith(":-") else made.setdefault(variable, secrets.token_hex(32))
+
+    given = SERVICES[name]["environment"]
+    return {key: re.sub(r"\$\{(\w+)(:[-?][^}]*)?\}", value, text) for key, text in given.items()}
+
+
+@pytest.mark.parametrize("name", ["migrate", "api", "queue", "reconcile"])
+def test_as_it_stands_it_starts_and_trusts_no_proxy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in [variable for variable in os.environ if variable.startswith("MOTET_")]:
+        monkeypatch.delenv(variable)
+    for variable, value in resolved(name).items():
+        monkeypatch.setenv(variable, value)
+    settings = ServiceSettings.load()
+    assert settings.trusted_proxies == ()
+    assert settings.internal_port is not None
+    assert (settings.join_nodes == (resolved("worker")["MOTET_NODE_NAME"],)) == (name == "migrate")
+
+
+def test_workers_call_a_port_that_is_not_published() -> None:
+    internal = SERVICES["api"]["environment"]["MOTET_INTERNAL_PORT"]
+    assert SERVICES["worker"]["environment"]["MOTET_API_URL"] == f"http://api:{internal}"
+    assert [port.rpartition(":")[2] for port in SERVICES["api"]["ports"]] == [SERVICES["api"]["environment"]["MOTET_PORT"]]
 
 
 def test_the_worker_reserves_gpus() -> None:

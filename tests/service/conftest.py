@@ -87,7 +87,6 @@ def settings_for(stack, template) -> Callable[..., Settings]:
             "owner_database_url": url,
             "redis_url": stack.valkey.url("service"),
             "secret_key": SecretStr(secrets.token_hex(32)),
-            "join_token": SecretStr(secrets.token_hex(32)),
             "storage_dir": folder / "storage",
             "state_dir": folder / "state",
         }

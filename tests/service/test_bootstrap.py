@@ -1,13 +1,16 @@
 """The first keys: kept while they work, made anew where they are lost, and never left where nobody could read them."""
 
 import json
+import secrets
 import stat
 
 import pytest
+from pydantic import SecretStr, ValidationError
 from sqlalchemy import func, select, update
 
 from service.bootstrap import FILE_NAME, bootstrap
 from service.database.engine import Database
+from service.fleet.models import JoinToken
 from service.tenants.api_keys import Scope, check_key
 from service.tenants.models import ApiKey, Tenant
 
@@ -88,3 +91,29 @@ def test_where_the_file_cannot_be_written_no_key_comes_to_be(settings, path, dat
         bootstrap(settings)
     with database.begin() as session:
         assert session.scalar(select(func.count()).select_from(ApiKey)) == 0
+
+
+def test_the_nodes_that_are_set_up_with_it_may_join_once(settings, database):
+    token = secrets.token_hex(32)
+    own = settings.model_copy(update={"join_token": SecretStr(token), "join_nodes": ("one", "two")})
+    assert {f"node {name} may join within 24 hours" for name in ("one", "two")} < set(bootstrap(own))
+    assert bootstrap(own)[0].startswith("nothing to do")
+    with database.begin() as session:
+        rows = session.scalars(select(JoinToken).order_by(JoinToken.node_name)).all()
+        assert [(row.node_name, row.used_at) for row in rows] == [("one", None), ("two", None)]
+        assert token.encode() not in {row.hash for row in rows}
+    nobody = own.model_copy(update={"join_nodes": ()})
+    assert bootstrap(nobody) == ["MOTET_JOIN_TOKEN lets nobody join: MOTET_JOIN_NODES names no node"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"join_nodes": "one"}, "MOTET_JOIN_TOKEN must be set"),
+        ({"join_nodes": "o ne", "join_token": SecretStr("k" * 32)}, "join_nodes"),
+        ({"join_token": SecretStr("short")}, "needs at least 32 characters"),
+    ],
+)
+def test_a_wrong_wish_for_nodes_is_refused(new_database_url, settings_for, tmp_path, changes, says):
+    with pytest.raises(ValidationError, match=says):
+        settings_for(new_database_url, tmp_path, **changes)

@@ -66,7 +66,7 @@ def test_settings_that_are_missing_are_named_together():
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MOTET_")}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert ended.returncode == 1
-    for name in ("DATABASE_URL", "REDIS_URL", "SECRET_KEY", "JOIN_TOKEN", "STORAGE_DIR"):
+    for name in ("DATABASE_URL", "REDIS_URL", "SECRET_KEY", "STORAGE_DIR"):
         assert f"motet: MOTET_{name} is not set" in ended.stderr
 
 

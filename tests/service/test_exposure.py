@@ -23,9 +23,10 @@ def test_this_machine_needs_none_of_it(settings, host):
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.4", "motet.example"])
 def test_others_need_all_of_it(settings, host):
     settings(host=host, redis_url=REDIS, trusted_proxies=PROXY)
+    settings(host=host, redis_url=REDIS, trusted_proxies="none")
     settings(host=host, redis_url="unix:///run/valkey.sock", trusted_proxies=PROXY)
     for changes, said in (
-        ({"trusted_proxies": ()}, "MOTET_TRUSTED_PROXIES must name"),
+        ({"trusted_proxies": None}, "MOTET_TRUSTED_PROXIES must name"),
         ({"redis_url": "redis://valkey:6379/0"}, "MOTET_REDIS_URL needs a password"),
         ({"secret_key": SecretStr("changeme" * 5)}, "MOTET_SECRET_KEY looks made up"),
         ({"join_token": SecretStr("0" * 64)}, "MOTET_JOIN_TOKEN looks made up"),
@@ -39,3 +40,23 @@ def test_a_random_secret_is_never_thought_made_up(settings):
     for _ in range(300):
         made = {name: SecretStr(secrets.token_hex(32)) for name in ("secret_key", "join_token")}
         settings(host="0.0.0.0", redis_url=REDIS, trusted_proxies=PROXY, **made)
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("none", ()),
+        (" None ", ()),
+        ("", None),
+        ("10.0.0.0/8", PROXY),
+        ("10.0.0.0/8, ::1", (*PROXY, ipaddress.ip_network("::1"))),
+    ],
+)
+def test_proxies_are_named_or_said_to_be_none(settings, said, meant):
+    assert settings(trusted_proxies=said).trusted_proxies == meant
+
+
+@pytest.mark.parametrize("said", ["all", "*", "10.0.0.1/8", "none,10.0.0.0/8"])
+def test_what_is_no_network_is_refused(settings, said):
+    with pytest.raises(ValidationError, match="trusted_proxies"):
+        settings(trusted_proxies=said)

@@ -84,6 +84,9 @@ class House:
         assert answer.is_success, answer.text
         return answer.json()
 
+    def join_token(self, node_name: str) -> str:
+        return str(self.as_admin("POST", "/v1/admin/join-tokens", json={"node_name": node_name})["secret"])
+
     def tenant(self, name: str) -> httpx.Client:
         """A client of a new tenant of this name."""
         tenant = self.as_admin("POST", "/v1/admin/tenants", json={"name": name})

@@ -93,6 +93,7 @@ class Fleet:
         self.version = 0
         self.registrations: list[wire.NodeRegistration] = []
         self.credential = ""
+        self.joins_left = 1000  # times that the join token works
         self.heartbeats: list[wire.Heartbeat] = []
         self.lost: list[wire.PlacementsLost] = []
         self.refused: list[str] = []
@@ -188,10 +189,11 @@ class Fleet:
                 self.lock.notify_all()
 
     def _register(self, bearer: str, body: bytes) -> tuple[int, bytes]:
-        if bearer != JOIN_TOKEN:
+        if not (bearer == self.credential or (bearer == JOIN_TOKEN and self.joins_left)):
             return 401, b'{"code": "join_refused", "detail": "the join token is wrong"}'
+        self.joins_left -= bearer == JOIN_TOKEN
         self.registrations.append(wire.NodeRegistration.model_validate_json(body))
-        self.credential = f"credential-{len(self.registrations)}"
+        self.credential = self.registrations[-1].credential or f"credential-{len(self.registrations)}"
         for placement in self.desired:
             self.reported[placement.placement_id].live = False
         self.desired = []

@@ -14,6 +14,7 @@ from contract.states import RequeueReason
 from contract.wire import Placement, PlacementsLost
 from worker.api_client import NodeLink
 from worker.boot_clock import boot_now
+from worker.credential import NodeCredential
 from worker.node.child_process import Child, ChildEnded, News
 from worker.node.desired_state_poller import Desired, NodeForgotten
 from worker.node.device_discovery import find_devices
@@ -36,6 +37,7 @@ class Daemon:
         self._settings = settings
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._link = NodeLink(settings.api_url)
+        self._credential = NodeCredential(settings.scratch)
         self._devices = find_devices(settings)
         self._crew = ExecutorPool(self._devices, self._inbox.put)
         self._wanted: dict[str, tuple[Placement, float]] = {}  # what should run, with the deadline of its first lease
@@ -60,7 +62,7 @@ class Daemon:
 
     def _join(self) -> NodeMembership | None:
         self._version = -1
-        return join(self._settings, self._link, self._devices, self._inbox.put, self._told_to_stop)
+        return join(self._settings, self._link, self._devices, self._inbox.put, self._told_to_stop, self._credential)
 
     def _told_to_stop(self, seconds: float) -> bool:
         """Wait; the only events that matter before joining are the end of a child and the word to stop."""

@@ -7,7 +7,8 @@ from importlib.metadata import version
 from typing import Any
 
 from contract.wire import Device, NodeRegistration, NodeWelcome
-from worker.api_client import NodeLink, Refused, Unreachable
+from worker.api_client import JoinRefused, NodeLink, Refused, Unreachable
+from worker.credential import NodeCredential
 from worker.node.child_process import Child
 from worker.node.desired_state_poller import DesiredStates
 from worker.node.wakeup_listener import Hints
@@ -31,36 +32,60 @@ def join(
     devices: list[Device],
     tell: Callable[[Any], None],
     told_to_stop: Callable[[float], bool],
+    credential: NodeCredential,
 ) -> "NodeMembership | None":
     """Register under a new boot id, trying for as long as the service is away. None if `told_to_stop` while it waits so long.
 
     Raises SettingsError if the service will not have us.
     """
     heart, away = start_heart(tell), False  # it imports what it needs while we register
-    registration = NodeRegistration(
-        name=settings.node_name,
-        boot_id=secrets.token_hex(16),
-        devices=devices,
-        versions={name: version(name) for name in _VERSIONS},
-    )
-    while True:
+    try:
+        registration = NodeRegistration(
+            name=settings.node_name,
+            boot_id=secrets.token_hex(16),
+            devices=devices,
+            versions={name: version(name) for name in _VERSIONS},
+            credential=credential.propose(),
+        )
+        while True:
+            try:
+                welcome = _register(settings, credential, link, registration)
+            except Unreachable as error:
+                if not away:
+                    log.warning("waiting for the service at %s: %s", settings.api_url, error)
+                away = True
+            else:
+                log.info("joined as node %s (%s), %d device(s)", registration.name, welcome.node_id, len(devices))
+                return NodeMembership(settings, link, welcome, registration.boot_id, heart, tell)
+            if told_to_stop(_RETRY_SECONDS):
+                heart.kill()
+                return None
+            heart = heart if heart.alive else start_heart(tell)
+    except OSError as error:
+        heart.kill()
+        raise SettingsError(f"MOTET_WORKER_DIR: cannot keep {credential.path}: {error.strerror}") from None
+    except SettingsError:
+        heart.kill()
+        raise
+
+
+def _register(settings: Settings, credential: NodeCredential, link: NodeLink, registration: NodeRegistration) -> NodeWelcome:
+    """Register with whatever of ours the service takes. Raises Unreachable, OSError, and SettingsError if it takes none."""
+    join_token = settings.join_token.get_secret_value() if settings.join_token is not None else None
+    why = "MOTET_JOIN_TOKEN is not set; an admin makes one: POST /v1/admin/join-tokens"
+    for bearer in credential.bearers(join_token):
         try:
-            welcome = link.register(settings.join_token.get_secret_value(), registration)
-        except Unreachable as error:
-            if not away:
-                log.warning("waiting for the service at %s: %s", settings.api_url, error)
-            away = True
+            welcome = link.register(bearer, registration)
+        except JoinRefused as error:
+            why = f"MOTET_JOIN_TOKEN is refused: {error}" if bearer == join_token else f"{why} ({error})"
         except Refused as error:
-            heart.kill()
-            what = "MOTET_JOIN_TOKEN is not the service's join token" if error.status in (401, 403) else "refused to join"
-            raise SettingsError(f"{what}: {error}") from None
+            raise SettingsError(f"refused to join: {error}") from None
         else:
-            log.info("joined as node %s (%s), %d device(s)", registration.name, welcome.node_id, len(devices))
-            return NodeMembership(settings, link, welcome, registration.boot_id, heart, tell)
-        if told_to_stop(_RETRY_SECONDS):
-            heart.kill()
-            return None
-        heart = heart if heart.alive else start_heart(tell)
+            credential.confirm(welcome.credential)
+            return welcome
+    raise SettingsError(
+        f"node {settings.node_name} may not join: {credential.path} holds no credential that is known, and {why}"
+    )
 
 
 class NodeMembership:

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from service.database.engine import CONNECT, driver_url
 from service.tasks.lifecycle.event_log import tell_status
 from service.tasks.models import Task
+from service.timeouts import Connection, Timeouts
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +44,8 @@ def touch(session: Session, *tasks: Task) -> None:
 class Watcher:
     """Listens in a thread of its own and wakes events on one asyncio loop."""
 
-    def __init__(self, database_url: str) -> None:
-        self._url = driver_url(database_url)
+    def __init__(self, database_url: str, timeouts: Timeouts = Timeouts()) -> None:  # noqa: B008  (frozen)
+        self._url, self._timeouts = driver_url(database_url), timeouts
         self._events: dict[str, set[asyncio.Event]] = {}  # touched on the loop alone
         self._told: list[Callable[[Iterable[str]], None]] = []
         self.heard = 0  # notices so far, of any task: what is read from now on holds what they told of
@@ -111,7 +112,8 @@ class Watcher:
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                with psycopg.connect(self._url, autocommit=True, **CONNECT) as connection:
+                with Connection.connect(self._url, autocommit=True, options=self._timeouts.options, **CONNECT) as connection:
+                    connection.answer_seconds = self._timeouts.answer
                     connection.execute(f"LISTEN {CHANNEL}")
                     self.listening.set()
                     self._loop.call_soon_threadsafe(self._wake_all)  # whatever changed while nobody listened

@@ -14,6 +14,7 @@ from service.tenants.models import Tenant
 from tests.service.api import Caller
 from tests.service.background.queue_processes import Service, free_port
 from tests.service.background.test_queue import until
+from tests.service.fleet.fixtures import join_token
 from tests.service.fleet.scripted import ScriptedNode, completed, moved, points
 
 
@@ -49,7 +50,14 @@ def caller(service, settings, small_model) -> Iterator[Caller]:
 @pytest.fixture
 def node(caller, settings) -> ScriptedNode:
     """The fleet's only node, started anew."""
-    return ScriptedNode(caller.client, settings.join_token.get_secret_value(), "wired").register()
+    return ScriptedNode(caller.client, _join_token(settings), "wired").register()
+
+
+def _join_token(settings) -> str:
+    database = Database(settings.database_url, pool_size=1)
+    token = join_token(database, "wired")
+    database.engine.dispose()
+    return token
 
 
 def carry_out(node: ScriptedNode, task_id: str) -> None:
@@ -131,13 +139,13 @@ def test_a_killed_process_is_missed_only_until_it_is_back(service, caller, node,
     assert ended(caller, task["id"]) == "succeeded"
 
 
-def test_a_stalled_worker_that_wakes_up_changes_nothing(caller, node):
+def test_a_stalled_worker_that_wakes_up_changes_nothing(caller, node, settings):
     """What a worker that was stopped past its lease says is refused, while another finishes its task."""
     task = caller.task()
     until(lambda: bool(node.desired().placements))
     old = node.take(task["id"])
     old.report(old.attached(), moved(0, "warmup"), points(0, [1, 2, 3]))
-    fresh = ScriptedNode(caller.client, node.join_token, node.name).register()  # the service gave the old one up
+    fresh = ScriptedNode(caller.client, _join_token(settings), node.name).register()  # the service gave the old one up
     until(lambda: bool(fresh.desired().placements))
     carry_out(fresh, task["id"])
     codes = [old.send(points(0, [4])).status_code, old.send(points(0, [1, 2, 3]), seq=1).status_code]

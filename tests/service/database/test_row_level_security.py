@@ -110,7 +110,16 @@ def system_role(stack, full) -> Iterator[Engine]:
 
 def test_which_tables_are_nobodys():
     """A new table of this kind is listed here on purpose, or given a tenant_id."""
-    fleets = {"base_models", "nodes", "plan_requests", "planner_lease", "plans", "survivals", "throughput_profiles"}
+    fleets = {
+        "base_models",
+        "join_tokens",
+        "nodes",
+        "plan_requests",
+        "planner_lease",
+        "plans",
+        "survivals",
+        "throughput_profiles",
+    }
     assert fleets == NOBODYS
 
 

@@ -2,18 +2,32 @@
 
 import itertools
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 import pytest
 from sqlalchemy import text
 
 from service.background.dependencies import Dependencies
+from service.database.engine import Database
+from service.fleet import join_tokens
 from service.scheduler.planner import replan
 from service.tasks.submission.data_validation import validate_due
 from tests.service.fleet.scripted import ScriptedNode
 
 _numbers = itertools.count(1)
 _TABLES = (
-    *("placements", "adapters", "point_chunks", "curve_summaries", "task_events", "jobs", "plan_changes", "tasks", "nodes"),
+    *(
+        "placements",
+        "adapters",
+        "point_chunks",
+        "curve_summaries",
+        "task_events",
+        "jobs",
+        "plan_changes",
+        "tasks",
+        "nodes",
+        "join_tokens",
+    ),
     *("plans", "plan_requests", "planner_lease", "throughput_profiles", "survivals"),
 )
 
@@ -44,12 +58,18 @@ def plan(parts, nothing_left) -> Callable[[], int]:
     return turn
 
 
+def join_token(database: Database, name: str, hours: float = 1.0) -> str:
+    """A join token for a node of this name."""
+    with database.begin() as session:
+        return join_tokens.mint(session, name, timedelta(hours=hours))[1]
+
+
 @pytest.fixture
-def new_node(client, settings, nothing_left) -> Callable[..., ScriptedNode]:
+def new_node(client, database, nothing_left) -> Callable[..., ScriptedNode]:
     """A registered node: `new_node(slots=2)`."""
 
     def make(name: str | None = None, **how: object) -> ScriptedNode:
-        token = settings.join_token.get_secret_value()
-        return ScriptedNode(client, token, name or f"node{next(_numbers)}", **how).register()
+        name = name or f"node{next(_numbers)}"
+        return ScriptedNode(client, join_token(database, name), name, **how).register()
 
     return make

@@ -30,11 +30,16 @@ class ScriptedNode:
     welcome: wire.NodeWelcome | None = None
 
     def register(self) -> "ScriptedNode":
-        said = {"name": self.name, "boot_id": self.boot_id, "devices": devices(self.slots, self.memory)}
-        response = self.call("POST", "nodes", self.join_token, said)
+        """By the join token, and once it has joined by its credential."""
+        response = self.ask_to_join(self.welcome.credential if self.welcome is not None else self.join_token)
         assert response.status_code == 201, response.text
         self.welcome = wire.NodeWelcome.model_validate(response.json())
         return self
+
+    def ask_to_join(self, bearer: str, **more: Any) -> Any:
+        """One registration, whatever comes of it."""
+        said = {"name": self.name, "boot_id": self.boot_id, "devices": devices(self.slots, self.memory)}
+        return self.call("POST", "nodes", bearer, said | more)
 
     def reboot(self) -> "ScriptedNode":
         self.boot_id = secrets.token_hex(8)

@@ -25,6 +25,13 @@ def grant(placement, content):
     return response.json()
 
 
+def put(placement, granted, content, **more):
+    """The upload that was granted: its status and, where it is refused, the code."""
+    headers = granted["headers"] | more
+    response = placement.node.client.put(granted["url"], content=content, headers=headers)
+    return response.status_code, response.json()["code"] if response.content else None
+
+
 def test_what_was_uploaded_can_be_fetched_once_it_is_committed(placement):
     content = b"checkpoint of " + placement.given.jobs[0].job_id.encode() + b" at 1"
     event = placement.checkpoint({0: 1})
@@ -39,15 +46,14 @@ def test_an_object_that_is_there_is_not_sent_again(placement):
     first = grant(placement, content)
     assert not first["exists"]
     for _ in range(2):  # an upload that is repeated, because its answer was lost, changes nothing
-        assert placement.node.client.put(first["url"], content=content).status_code == 204
+        assert put(placement, first, content) == (204, None)
     assert grant(placement, content) == {"exists": True, "url": None, "headers": {}}
 
 
 @pytest.mark.parametrize("content", [b"other bytes!", b"short", b"", b"far more than was announced"])
 def test_bytes_that_are_not_those_announced_are_refused(placement, storage, content):
     announced = b"these bytes."
-    url = grant(placement, announced)["url"]
-    assert placement.node.client.put(url, content=content).status_code in (413, 422)
+    assert put(placement, grant(placement, announced), content)[0] in (413, 422)
     with pytest.raises(ObjectMissing):
         storage.size(hashlib.sha256(announced).hexdigest())
 
@@ -70,12 +76,9 @@ def test_an_object_beyond_the_limit_gets_no_grant(placement):
 
 def test_uploads_at_once_of_one_object_all_succeed(placement):
     content = b"raced" * 100_000
-    url = grant(placement, content)["url"]
+    granted = grant(placement, content)
     codes = []
-    threads = [
-        threading.Thread(target=lambda: codes.append(placement.node.client.put(url, content=content).status_code))
-        for _ in range(4)
-    ]
+    threads = [threading.Thread(target=lambda: codes.append(put(placement, granted, content)[0])) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -92,3 +95,15 @@ def test_a_placement_reads_its_own_data_set_and_no_other(tenant, placement):
     assert placement.call("GET", f"files/{other}").status_code == 404
     placement.node.lost(placement)
     assert placement.call("GET", f"files/{placement.given.train_file.file_id}").json()["code"] == "fence_stale"
+
+
+def test_an_upload_needs_the_token_of_whom_it_was_granted_to(placement, storage):
+    content = b"granted"
+    granted = grant(placement, content)
+    assert placement.node.client.put(granted["url"], content=content).status_code == 401
+    for headers in ({"Authorization": "Bearer pt_1_forged"}, {"X-Motet-Placement": "placement_other"}):
+        assert put(placement, granted, content, **headers) == (401, "placement_token_refused")
+    placement.node.lost(placement)
+    assert put(placement, granted, content) == (409, "fence_stale")
+    with pytest.raises(ObjectMissing):
+        storage.size(hashlib.sha256(content).hexdigest())

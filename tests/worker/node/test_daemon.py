@@ -296,7 +296,9 @@ def refused(fleet: Fleet, folder: Path, **environment: str) -> Iterator[tuple[in
 def test_a_wrong_configuration_says_so_in_one_line(fleet, tmp_path):
     with refused(fleet, tmp_path, MOTET_JOIN_TOKEN="wrong") as (code, said):
         assert code == 2
-        assert said.splitlines()[-1].startswith("motet worker: MOTET_JOIN_TOKEN is not the service's join token")
+        last = said.splitlines()[-1]
+        assert last.startswith("motet worker: node node may not join: ")
+        assert last.endswith("MOTET_JOIN_TOKEN is refused: POST /internal/v1/nodes: 401 join_refused the join token is wrong")
     with refused(fleet, tmp_path, MOTET_API_URL="localhost:8321") as (code, said):
         assert (code, said) == (2, "motet worker: MOTET_API_URL: must start with http:// or https://, got 'localhost:8321'\n")
     with refused(fleet, tmp_path, MOTET_WORKER_DEVICE="cuda", PATH="/nonexistent") as (code, said):

@@ -32,7 +32,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 @pytest.mark.parametrize(
     ("environment", "says"),
     [
-        ({}, "MOTET_API_URL is not set; MOTET_JOIN_TOKEN is not set"),
+        ({}, "MOTET_API_URL is not set"),
         ({"MOTET_API_URL": "nowhere"}, "MOTET_API_URL: must start with http://"),
         ({"MOTET_WORKER_SLOTS": "0"}, "MOTET_WORKER_SLOTS: Input should be greater than or equal to 1"),
         ({"MOTET_NODE_NAME": "a b"}, "MOTET_NODE_NAME: String should match pattern"),

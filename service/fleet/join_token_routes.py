@@ -1,0 +1,90 @@
+"""Join tokens for admins: made for a node by name, listed, revoked."""
+
+from datetime import datetime, timedelta
+from typing import Annotated, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+from sqlalchemy import select
+
+from contract.strict import Strict
+from contract.wire import NodeName
+from service.fleet import join_tokens
+from service.fleet.models import JoinToken
+from service.http.pagination import Cursor, Limit, Page, page
+from service.http.problems import NotFound, shown
+from service.http.response_schemas import problems
+from service.tenants.authentication import AdminDb
+
+router = APIRouter(prefix="/v1/admin", tags=["admin"], responses=problems(401, 403, 422))
+
+_HOUR, _MONTH = 3600, 30 * 24 * 3600
+
+
+class NewJoinToken(Strict):
+    node_name: NodeName = Field(description="The node that may join with it: its MOTET_NODE_NAME")
+    expires_in_seconds: Annotated[int, Field(ge=60, le=_MONTH)] = Field(default=_HOUR, description="If it is not used before")
+
+
+class JoinTokenResource(BaseModel):
+    """What lets one node join, once."""
+
+    object: Literal["join_token"] = "join_token"
+    id: str
+    node_name: str
+    created_at: datetime
+    expires_at: datetime
+    used_at: datetime | None
+    secret: str | None = Field(
+        default=None, description="The node's MOTET_JOIN_TOKEN; shown in the answer that makes it and never again"
+    )
+
+    @classmethod
+    def of(cls, token: JoinToken, secret: str | None = None) -> "JoinTokenResource":
+        return cls(
+            id=token.id,
+            node_name=token.node_name,
+            created_at=token.created_at,
+            expires_at=token.expires_at,
+            used_at=token.used_at,
+            secret=secret,
+        )
+
+
+@router.post(
+    "/join-tokens",
+    status_code=201,
+    operation_id="create_join_token",
+    summary="Let a node join the fleet",
+    description=(
+        "The answer holds the token in `secret`, which works once and for a node of this name alone. A node that has joined "
+        "registers again with a credential of its own; one that has lost it needs a new token. Making one disturbs no node."
+    ),
+)
+def create_join_token(new: NewJoinToken, db: AdminDb) -> JoinTokenResource:
+    with db.begin() as session:
+        token, secret = join_tokens.mint(session, new.node_name, timedelta(seconds=new.expires_in_seconds))
+    return JoinTokenResource.of(token, secret)
+
+
+@router.get("/join-tokens", operation_id="list_join_tokens", summary="List join tokens, the newest first")
+def list_join_tokens(db: AdminDb, cursor: Cursor = None, limit: Limit = 20) -> Page[JoinTokenResource]:
+    with db.begin() as session:
+        tokens = select(JoinToken)
+        return page(session, tokens, JoinToken, cursor, limit, lambda rows: [JoinTokenResource.of(one) for one in rows])
+
+
+@router.delete(
+    "/join-tokens/{token_id}",
+    operation_id="delete_join_token",
+    summary="Revoke a join token",
+    description="A node that has joined with it stays.",
+    responses=problems(404),
+)
+def delete_join_token(token_id: str, db: AdminDb) -> JoinTokenResource:
+    with db.begin() as session:
+        token = session.get(JoinToken, token_id, with_for_update=True)
+        if token is None:
+            raise NotFound(f"There is no join token {shown(token_id)!r}.")
+        session.delete(token)
+        return JoinTokenResource.of(token)

@@ -1,0 +1,85 @@
+"""Join tokens: what lets a node of one name register, once, until they expire. Stored as a SHA-256 alone. Knows no HTTP.
+
+A node that has joined registers again with its own credential. One that has lost it needs a new join token of its name.
+"""
+
+import hmac
+import secrets
+from datetime import timedelta
+
+from sqlalchemy import Select, delete, select
+from sqlalchemy.orm import Session
+
+from service.database.engine import clock, new_id
+from service.fleet.credentials import hash_of
+from service.fleet.errors import JoinRefused
+from service.fleet.models import JoinToken, Node
+from service.http.problems import shown
+
+_WAY_OUT = "an admin makes a new one: POST /v1/admin/join-tokens"
+
+
+def mint(session: Session, node_name: str, lifetime: timedelta) -> tuple[JoinToken, str]:
+    """A new join token's row, and the token, which nobody can read again."""
+    token = "jt_" + secrets.token_urlsafe(32)
+    row = _add(session, node_name, token, lifetime)
+    session.flush()
+    session.refresh(row)
+    return row, token
+
+
+def provide(session: Session, node_name: str, token: str, lifetime: timedelta) -> bool:
+    """Make a join token of a secret that an operator has chosen, unless it is one; whether it may be used from now on.
+
+    One that expired before it was used is given its lifetime again. One that was used stays used.
+    """
+    row = session.scalar(_of(node_name, token))
+    if row is None:
+        _add(session, node_name, token, lifetime)
+        return True
+    now = clock(session)
+    if row.used_at is not None or row.expires_at > now:
+        return False
+    row.expires_at = now + lifetime
+    return True
+
+
+def authorize(session: Session, name: str, node: Node | None, bearer: str | None) -> JoinToken | None:
+    """The unused join token that `bearer` is, locked, for the caller to mark as used; None where it is the credential of the
+    node itself, whose row the caller holds locked. Raises JoinRefused."""
+    if bearer is None:
+        raise JoinRefused("A node registers with `Authorization: Bearer`, and its join token or its own credential.")
+    if node is not None and hmac.compare_digest(node.credential_hash, hash_of(bearer)):
+        return None
+    row = session.scalar(_of(name, bearer))
+    if row is None:
+        raise JoinRefused(_why_unknown(session, name, node, bearer))
+    if row.used_at is not None:
+        raise JoinRefused(f"The join token of node {name} was used on {row.used_at:%Y-%m-%d %H:%M:%S} UTC; {_WAY_OUT}.")
+    if row.expires_at <= clock(session):
+        raise JoinRefused(f"The join token of node {name} expired on {row.expires_at:%Y-%m-%d %H:%M:%S} UTC; {_WAY_OUT}.")
+    return row
+
+
+def _why_unknown(session: Session, name: str, node: Node | None, bearer: str) -> str:
+    other = session.scalar(select(JoinToken.node_name).where(JoinToken.hash == hash_of(bearer)).limit(1))
+    if other is not None:
+        return f"This join token is for a node named {other}, not {shown(name)}; {_WAY_OUT}."
+    if node is not None:
+        return f"There is a node named {name}: it registers with its own credential, or a join token of its name; {_WAY_OUT}."
+    return f"This is no join token of a node named {shown(name)}; {_WAY_OUT}."
+
+
+def _of(node_name: str, token: str) -> Select[JoinToken]:
+    own = JoinToken.hash == hash_of(token), JoinToken.node_name == node_name
+    return select(JoinToken).where(*own).with_for_update().execution_options(populate_existing=True)
+
+
+def _add(session: Session, node_name: str, token: str, lifetime: timedelta) -> JoinToken:
+    """A used token is kept for good: an operator's own would otherwise work again."""
+    now = clock(session)
+    unused = JoinToken.node_name == node_name, JoinToken.used_at.is_(None), JoinToken.expires_at < now
+    session.execute(delete(JoinToken).where(*unused))
+    row = JoinToken(id=new_id("jointoken"), node_name=node_name, hash=hash_of(token), expires_at=now + lifetime)
+    session.add(row)
+    return row
