@@ -1,4 +1,4 @@
-"""What every request may reach: the parts of one running service, and the dependencies that hand them to routes."""
+"""The state of one running API process, and the FastAPI dependencies that hand its parts to routes."""
 
 import asyncio
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
-"""Several processes forked from one that works for nobody: it starts another where one was killed, stops them when it is told
-to stop, and takes them along when it is killed itself. Knows nothing of what they do.
+"""Prefork: several processes forked from one that loaded the app and serves nobody.
 
-Python runs one thread at a time in a process, so work for more than one core needs more than one of them.
+It replaces a process that was killed, forwards SIGTERM, and takes its children along when it is killed itself.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""The API as one process or several: uvicorn, told to let go of waiting requests when it is told to stop."""
+"""Runs the API under uvicorn, as one process or several, and answers waiting requests when it is told to stop."""
 
 import gc
 import signal

@@ -1,7 +1,6 @@
-"""Everything a worker says to the service over HTTP: as a node, and for one placement. Knows no threads and no retries.
+"""The worker's HTTP client of the service, as a node and for one placement. Knows no threads and no retries.
 
-Each call is one request. It returns the answer, or raises what went wrong: `Unreachable` is worth another try, the others say
-what the service thinks of us.
+A call is one request. It returns the answer or raises: `Unreachable` is worth another try, others are the service's verdict.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What makes a process a child of the daemon: it obeys the daemon's pipe and ends when that closes. Knows no messages."""
+"""Ends this process when the daemon does: reads commands from the daemon's pipe, and exits when it closes."""
 
 import logging
 import os

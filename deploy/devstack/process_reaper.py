@@ -1,8 +1,7 @@
-"""Finds and ends every process that carries a mark in its environment, however far down and in whatever session it is. Knows
-no stack.
+"""Finds and ends every process that carries a mark in its environment, however deep and in whatever session. Knows no stack.
 
-Run as a program it is the keeper of a mark: it waits until its standard input closes, which happens when its owner ends in
-whatever way, kill -9 included, and then ends all that carry the mark. It uses the standard library alone, to start at once.
+As a program it waits until its standard input closes, which happens when its owner ends in whatever way, kill -9 included, and
+then ends every process that carries the mark.
 """
 
 import os

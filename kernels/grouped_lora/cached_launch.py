@@ -1,8 +1,8 @@
-"""A kernel that is launched many times a pass: what Triton works out anew at each launch is remembered.
+"""Caches kernel launches: what Triton works out at each launch is remembered. Knows no kernel in particular.
 
-To find what it compiled, Triton reads every argument's class (dtype, whether an address or a number is a multiple of 16) and
+To find the compiled kernel, Triton reads every argument's class (dtype, whether an address or a number is a multiple of 16) and
 every option, which costs the host more than most of these kernels cost the device. Here dtypes, addresses modulo 16, numbers
-and options are the key of one dictionary. Knows no kernel in particular; under the interpreter it only passes calls on.
+and options are the key of one dictionary. Under the interpreter calls are only passed on.
 """
 
 from collections.abc import Callable, Iterable

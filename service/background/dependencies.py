@@ -1,4 +1,4 @@
-"""The parts that work on tasks without serving HTTP: the fleet's actions, the planner, the queue worker, the reconciler."""
+"""What background work needs, built from the settings: database, storage, queue, wake-ups. Serves no HTTP."""
 
 from dataclasses import dataclass, field
 

@@ -1,5 +1,4 @@
-"""The collector: objects that no row has referred to for a day, what tenants deleted a retention ago, and plans and answers
-that nobody will ask about any more."""
+"""Garbage collection: deletes objects that no row refers to, what tenants deleted long ago, and history past its retention."""
 
 import logging
 from datetime import timedelta

@@ -1,7 +1,6 @@
-"""Queue jobs: wake-ups that travel through RQ on Valkey. They carry no truth; each finds its work in Postgres.
+"""The queue: wake-ups that travel through RQ on Valkey. They carry no truth; each job finds its work in Postgres.
 
-A writer in Redis can name one of `QueueJob` and nothing else: no function, no argument, no callback, no webhook.
-Knows nothing of what they do: that stands in queue_worker.py, which only a queue worker loads.
+Whoever writes to Redis can name one of `QueueJob`'s words and never a Python function.
 """
 
 import logging

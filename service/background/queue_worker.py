@@ -1,4 +1,4 @@
-"""The queue worker: what each queue job does, done in one process that outlives Valkey. queue.py says what may be asked for."""
+"""The queue worker: executes each queue job in one process that survives a restart of Valkey."""
 
 import logging
 import signal

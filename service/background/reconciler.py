@@ -1,6 +1,6 @@
-"""The reconciler: on its own timer it finds what a lost hint, a dead node or a crash left behind, and sets it going again.
+"""The reconciler: on its own timer it finds what a lost wake-up, a dead node or a crash left behind, and repairs it.
 
-It needs no Redis. Each step is a short transaction that looks again under the row's lock, so any number of reconcilers may run.
+It needs no Redis. Each step is a short transaction of its own and may run beside every other process.
 """
 
 import logging

@@ -1,6 +1,6 @@
-"""Hints to nodes: an entry on a node's Redis stream says that its desired state changed. Redis may lose every one of them.
+"""Wakes nodes: an entry on a node's Redis stream says that its desired state changed. Redis may lose every one of them.
 
-Knows nothing of what changed: the daemon fetches its whole desired state after any hint, error or start.
+Knows nothing of what changed; the node fetches its desired state over HTTP.
 """
 
 import logging

@@ -1,6 +1,4 @@
-"""A connection of the event loop's own, for what is asked without end: whoever polls waits for no thread, however many compute.
-Knows no tables.
-"""
+"""Reads on one pipelined connection that belongs to the event loop, so that polls need no thread. Knows no tables."""
 
 import asyncio
 import math

@@ -1,6 +1,6 @@
-"""Long arrays of numbers as parameters of a statement, in Postgres's binary form: psycopg alone takes a call for each number.
+"""Sends long arrays of numbers in Postgres's binary form; psycopg alone makes a Python call for each number.
 
-Importing this teaches psycopg. Knows no tables.
+Importing this registers the dumpers with psycopg.
 """
 
 import struct

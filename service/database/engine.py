@@ -1,6 +1,6 @@
-"""The database: one engine, one declarative base, one session per request or piece of work. Postgres is the only truth.
+"""The database engine: one declarative base, one session per request or unit of work, callbacks after a commit.
 
-Knows no tables; each room declares its own in its models.py.
+Postgres is the only truth. Knows no tables; each room declares its own models.
 """
 
 import math

@@ -1,9 +1,4 @@
-"""Row-level security, made from the tables themselves: a table of tenants' rows cannot be forgotten. Knows no rooms.
-
-A table belongs to tenants if it has a `tenant_id`, or a reference that is never null to a table that does (through that table's
-own policy). The app role sees and writes the rows of the tenant that its transaction names in `motet.tenant`, and none where
-it names nobody. The system role sees all. FORCE: the tables' owner is bound too.
-"""
+"""Row-level security, derived from the tables themselves, so that none that holds tenants' rows can be forgotten."""
 
 import hashlib
 from collections.abc import Iterator, Mapping

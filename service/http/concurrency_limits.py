@@ -1,6 +1,4 @@
-"""Seats for requests that compute: as few as keep the database busy. All threads share one interpreter with the event loop, and
-each that computes takes its turn from all who poll or stream. Knows no routes.
-"""
+"""Concurrency limits for CPU-bound handlers: more threads than this only compete for the interpreter lock."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

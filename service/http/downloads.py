@@ -1,7 +1,4 @@
-"""An object of storage as a response: its sha256 is its ETag and its Content-Digest, and one byte range may be asked for.
-
-Streams in blocks; holds no database connection. Knows neither files nor adapters.
-"""
+"""Sends a stored object: its sha256 is its ETag and Content-Digest, one byte range may be asked for. Streams in blocks."""
 
 import base64
 import re

@@ -1,6 +1,6 @@
-"""Idempotency-Key: a POST that makes something makes it once, however often and however concurrently it is sent.
+"""Idempotency-Key on POST: repeated or concurrent requests with one key make something once and get the same answer.
 
-A request that was refused keeps nothing, so it may be mended and sent again under its key. Knows nothing of what is made.
+A refused request stores nothing, so it may be sent again under the same key.
 """
 
 import hashlib

@@ -1,5 +1,6 @@
-"""Answers kept under Idempotency-Keys, in the very transaction that makes what they tell of: after a crash there are both or
-neither. Knows no HTTP.
+"""Stores answers under Idempotency-Keys, in the transaction that they tell of: after a crash there are both or neither.
+
+Knows no HTTP.
 """
 
 from collections.abc import Mapping

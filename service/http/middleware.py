@@ -1,4 +1,4 @@
-"""What surrounds every request: its id, a line in the log, its time, and a bound on bodies that are read whole."""
+"""Middleware: request ids, an access log line per request, its duration, and the limit on bodies that are read whole."""
 
 import logging
 import math

@@ -1,8 +1,6 @@
-"""HTTP to addresses that tenants name, without letting them reach our own network. Knows no webhooks and no database.
+"""Outbound HTTP to URLs that tenants name, guarded against reaching our own network (SSRF). Knows no webhooks and no database.
 
-The name is resolved once; unless every address it has is public (or in a network that the operator allows), the call is
-refused; the connection goes to an address that was judged, so that a second answer of the name server changes nothing. No
-redirect is followed, no proxy of the environment used, and a slow or endless answer is cut off.
+A name is resolved once, every address is judged, and the connection goes to the judged address.
 """
 
 import ipaddress

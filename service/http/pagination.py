@@ -1,4 +1,4 @@
-"""Keyset pages: newest first, each ending in a cursor that says where the next one begins. Knows no table."""
+"""Keyset pagination: newest first, with an opaque cursor that says where the next page begins. Knows no table."""
 
 import base64
 import binascii

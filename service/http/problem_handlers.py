@@ -1,4 +1,4 @@
-"""How whatever a request raises becomes a problem response: our own errors, FastAPI's, the database's, and the unforeseen."""
+"""Exception handlers: turn whatever a request raises into a problem response, FastAPI's and the database's errors included."""
 
 import difflib
 import errno

@@ -1,6 +1,6 @@
-"""What can go wrong in an API call, as classes, and the RFC 9457 problem each one becomes.
+"""The errors of API calls as classes, each with a status, a code and a title; RFC 9457 problem details.
 
-Rooms subclass these with their own code and words; no handler assembles error JSON. Knows nothing of FastAPI.
+Rooms subclass these with codes of their own. No handler assembles error JSON.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
-"""What is asked at once, done in one go: it begins after the last of them came, so no answer is older than its question. While
-one goes on, who asks waits for the next. Knows nothing of what is done.
+"""Coalesces concurrent requests: those that arrive while a batch is in flight share the next one.
 
-Only the event loop may call this; a request that waits holds neither a thread nor a database connection.
+A batch begins after the last of its requests arrived, so no answer is older than its request. Knows nothing of what a batch
+does. Only the event loop may call this; a waiting request holds neither a thread nor a database connection.
 """
 
 import asyncio

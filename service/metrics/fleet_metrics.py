@@ -1,7 +1,4 @@
-"""What Prometheus is told of queue, scheduler, fleet and executors: read from the rows at each scrape, as they are the truth.
-
-So one scrape of any API process tells of all of them, and a process that was killed takes no count with it. Names no tenant.
-"""
+"""Prometheus metrics of queue, scheduler, fleet and executors, read from Postgres at each scrape by any API process."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,7 +1,4 @@
-"""Measurements of several processes, told as one: prometheus_client's files, which all write and any may read.
-
-A process that takes another's place goes on with its files, so no counter falls and no file is left over. Knows no metrics.
-"""
+"""Adds up the measurements of several API processes, through prometheus_client's files."""
 
 import os
 import shutil

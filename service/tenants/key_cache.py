@@ -1,6 +1,6 @@
-"""API keys that were found good, remembered for moments: not every request of a poller asks the database. Knows no HTTP.
+"""Caches verified API keys for moments, so that a poller does not query the database with every request. Knows no HTTP.
 
-A key that is revoked is refused at once by the process that revoked it, and by the others within `seconds`.
+A revoked key is refused within the cache's lifetime.
 """
 
 import asyncio

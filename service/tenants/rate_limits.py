@@ -1,9 +1,4 @@
-"""How often a key may call: a sliding minute counted in Redis for all processes together. Knows no tenants and no routes.
-
-A process takes its share in slices of up to half a percent of the limit, so that most requests ask nobody; keys of fewer than
-400 requests a minute are counted one by one. While Redis is away each process counts alone, by the same limit: nobody is
-locked out, and nobody is unbounded.
-"""
+"""Rate limits: requests of a key in a sliding minute, counted in Redis for all processes. Knows no tenants and no routes."""
 
 import asyncio
 import logging

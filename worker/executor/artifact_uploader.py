@@ -1,6 +1,6 @@
-"""Brings what an executor made to storage, beside the training loop: best adapters and checkpoints. Decides nothing.
+"""Uploads checkpoints and best adapters in the background. Holds no policy: checkpoint_policy.py says when.
 
-Everything is written and synced here first, then uploaded for as long as the lease lasts; `then` is handed to the loop.
+Everything is written and synced locally first, then uploaded for as long as the lease lasts.
 """
 
 import logging

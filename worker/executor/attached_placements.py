@@ -1,7 +1,7 @@
-"""The placements of an executor: how they come, under which lease they stay, how they leave. Trains nothing.
+"""The placements attached to an executor: how they arrive, which lease holds them, how they leave. Trains nothing.
 
-A placement comes in two steps: it is prepared on a bench beside the loop, then opened in the loop. It leaves when it is done,
-when the service or its lease ended it, or when it cannot go on; the daemon is told each time.
+A placement is prepared by a background worker beside the loop, then opened in the loop. It leaves when it is done, when the
+service or its lease ends it, or when it cannot continue; the daemon is told each time.
 """
 
 import logging

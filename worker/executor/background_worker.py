@@ -1,4 +1,4 @@
-"""A thread that does one thing after another beside the training loop: preparing tasks, bringing things to storage."""
+"""A thread that runs one task after another beside the training loop: preparation, uploads."""
 
 import queue
 import threading

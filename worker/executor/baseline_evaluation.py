@@ -1,4 +1,4 @@
-"""What a task's jobs are measured against: the base's validation loss, and under dpo the reference. Judges nothing."""
+"""Evaluates the baseline of a task: the base's own validation loss, and under DPO the reference log-probabilities."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,6 @@
-"""When an executor's jobs are brought to safety, and what replaces what. Copies happen in the loop, the rest in the keeper."""
+"""When an executor's jobs are checkpointed, and which checkpoint replaces which. Copies are made in the loop, the rest in the
+background.
+"""
 
 from collections.abc import Iterable
 from functools import partial

@@ -1,7 +1,6 @@
-"""The daemon's executors: which process holds which devices and placements, one spare kept warm, idle ones let go.
+"""The daemon's executor processes: which holds which devices and placements, one spare kept warm, idle ones stopped.
 
-Importing torch takes seconds, so a process that has imported it and holds nothing waits while any device is free. Knows
-neither the service nor what an executor does with a placement.
+Importing torch takes seconds, so a placement gets a process that has done it already.
 """
 
 import logging

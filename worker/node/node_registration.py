@@ -1,4 +1,4 @@
-"""Joining the fleet, and what belongs to one registration: heartbeat, hints, desired state. Gone when the node joins anew."""
+"""Registers the node, and holds what belongs to one registration: heartbeat, wake-ups, desired state."""
 
 import logging
 import secrets

@@ -1,6 +1,6 @@
-"""Listens on this node's Redis stream for hints that its desired state changed. Redis may be away: hints only save time.
+"""Listens on this node's Redis stream for wake-ups. Redis may be away: wake-ups only save time.
 
-After a hint, an error or a reconnection the desired state is asked for anew: level, not edge, so none can be missed.
+After a wake-up, an error or a reconnection the desired state is fetched anew: level-triggered, so none can be missed.
 """
 
 import logging

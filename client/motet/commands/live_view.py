@@ -1,4 +1,4 @@
-"""A task as one picture for a terminal: a bar, a line for each job, the validation curves. Knows a View, asks nobody."""
+"""A task as one live picture on a terminal: a progress bar, a line per job, the validation curves."""
 
 import math
 import time

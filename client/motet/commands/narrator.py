@@ -1,7 +1,4 @@
-"""Says what happens, and that it still happens: a spinner and a clock on a terminal, elsewhere a line every 4 seconds.
-
-Knows rich and threads; knows nothing of what is told.
-"""
+"""Progress messages: a spinner with a clock on a terminal, elsewhere a line every 4 seconds. Knows nothing of what is told."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""What a watcher knows of a task: its state, its jobs, their curves, and what is new since it looked last.
+"""The state that a watcher shows: the task, its jobs, their curves, and what is new since the last refresh.
 
 Asks the client, answers with values and sentences; knows no terminal.
 """

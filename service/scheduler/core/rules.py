@@ -1,7 +1,6 @@
-"""Plans by rule: start what fits, and backfill that delays none of those in front. The fallback, and the solver's first hint.
+"""Plans by rule: start what fits, and backfill that delays no reservation. The fallback, and the solver's first hint.
 
-The order is ascending seconds x sqrt(GPUs) / weight. Seconds x GPUs / weight is the best one where any GPUs do; but a wide
-task must find its GPUs on one node, while a narrow one fits into holes and takes little from it. Knows no solver.
+The order is ascending seconds x root of GPUs / weight.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
-"""What stands on every node over time, and where one more task would fit. The ground on which the rules plan.
+"""The timeline of every node's free GPUs, and where one more task would fit. The rules plan on it.
 
-Knows no order of tasks and no objective: a Board answers where a task ends first, exactly, in the holes too; Tails answers
-the same behind all that stands, in microseconds, for the far end of a long queue.
+Knows no order of tasks and no objective.
 """
 
 from bisect import bisect_left, bisect_right

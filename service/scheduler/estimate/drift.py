@@ -1,4 +1,4 @@
-"""Whether a running task's end has moved so much that the plan in force is wrong about it. Asks for no plan itself."""
+"""Drift: whether a running task's expected end has moved so far that the plan in force is wrong about it."""
 
 from sqlalchemy.orm import Session
 

@@ -1,4 +1,4 @@
-"""What a plan says to the owners of the tasks that wait: planner's reasons, joined with names. Touches no rows."""
+"""What a new plan says to the owners of waiting tasks: the reasons joined with names. Touches no rows."""
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta

@@ -1,7 +1,4 @@
-"""GPUs that were taken back for a task: while their holders leave they are nobody else's, and then that task starts on them.
-
-`promises` reads them, `kept` shows them to the planner; neither takes anything from anybody.
-"""
+"""Reserved GPUs: those taken back for a task are nobody else's while their holders leave, and then that task starts on them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

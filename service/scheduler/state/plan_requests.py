@@ -1,7 +1,4 @@
-"""Asking for a plan: a row in the asker's own transaction, and a wake-up once that has committed; and what is asked for now.
-
-Knows nothing of how a plan is made.
-"""
+"""Requests a replan: a row in the caller's own transaction, and a wake-up after it commits. Knows no plans."""
 
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session

@@ -1,4 +1,4 @@
-"""Whose turn it is to plan: one leased row with a token, for as long as somebody asks for a plan. Knows nothing of plans."""
+"""The planner's lease: one row with a token, so that one planner works at a time. Knows nothing of plans."""
 
 from datetime import timedelta
 

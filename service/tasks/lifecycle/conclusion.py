@@ -1,4 +1,4 @@
-"""How a task ends: once its last job has, with the best adapter or with what went wrong. Callers hold the task's row lock."""
+"""Ends a task once its last job has ended: with a winner, or with what went wrong. Callers hold the task's row lock."""
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session

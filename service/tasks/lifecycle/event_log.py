@@ -1,6 +1,6 @@
-"""What happens to a task, in order: events numbered from 1 without gaps. Knows neither who reads them nor how.
+"""A task's event log: events numbered from 1 without gaps. Knows neither who reads them nor how.
 
-Callers hold the task's row lock, which is what makes the numbers ascend in the order of the commits.
+Callers hold the task's row lock, so the numbers ascend in the order of the commits.
 """
 
 import math

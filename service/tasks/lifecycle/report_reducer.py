@@ -1,6 +1,6 @@
-"""What a placement reported, applied to its task: jobs move and end, curves grow, checkpoints and adapters are committed.
+"""Applies a placement's report to its task: jobs move and end, curves grow, checkpoints and adapters are committed.
 
-Callers hold the task's row lock; a refused event undoes the whole report with the transaction. Knows no HTTP, fences or nodes.
+Callers hold the task's row lock and have checked the fence.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""A task leaves its node: each unfinished job goes back to its checkpoint, and points beyond it are hidden.
+"""Takes a task off its node: each unfinished job goes back to its checkpoint, and points beyond it are hidden.
 
 Callers hold the task's row lock and have ended its placement. Ended jobs keep their points, verdicts and adapters.
 """

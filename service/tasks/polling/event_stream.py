@@ -1,7 +1,6 @@
 """A task's events as server-sent events (HTML standard, 9.2), from any number on.
 
-A stream holds neither a thread nor a database connection. The streams of one process that stand at the same event share one
-read, so fifty readers of a task cost as much as one. Knows nothing of what an event says.
+A stream holds neither a thread nor a database connection. Streams at the same event share one read.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
-"""A task for those who ask again and again: whether it has changed, and how it looks.
+"""Answers polls of a task from a cache by version: whether it has changed, and how it looks now.
 
-All who ask at the same time are answered from one read, begun after the last of them came (request_coalescer.py). How a task
-looks is kept until its version is another. Only the event loop may call this, and it reads and answers by itself: whoever
-polls waits for no thread, however many compute. Knows no HTTP but what an ETag is.
+Concurrent polls share one read, which begins after the last of them arrived (request_coalescer.py). An answer is cached until
+the task's version changes. Runs on the event loop alone, so a poll waits for no thread. Knows no HTTP but what an ETag is.
 """
 
 import asyncio

@@ -1,5 +1,6 @@
-"""Submissions that come at once, made by one transaction: a storm of them takes the database a fraction of the turns. Each is
-made or refused for itself. Knows no HTTP.
+"""Makes concurrent submissions of a tenant in one transaction, each accepted or refused for itself. Knows no HTTP.
+
+A burst of submissions then costs the database a fraction of the round trips.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""The first look at a task's data: its files are read again where they are stored, then the task is queued or failed.
+"""Validates a new task's data: reads its files again where they are stored, then queues the task or fails it.
 
-Nothing is locked while a file is read; what was found counts only if the task is still being validated afterwards.
+Nothing is locked while a file is read; what was found counts only if the task is still `validating` afterwards.
 """
 
 import hashlib

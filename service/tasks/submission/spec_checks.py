@@ -1,6 +1,6 @@
-"""Whether a task could run as it is asked for: what its spec refers to must exist and fit together.
+"""Checks a spec against what it refers to: files, base model, warm start, sizes. Finds all mistakes at once.
 
-Finds all mistakes at once. Knows nothing of nodes: a task that no node has room for waits and says so.
+Knows nothing of nodes: whether one is free is the planner's question.
 """
 
 import difflib
