@@ -3,6 +3,7 @@
 from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,11 +12,12 @@ from worker.model.arena import Arena
 from worker.model.backbone import Backbone
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_trainer import DeviceTrainer
-from worker.model.flat_batch import Segment
+from worker.model.flat_batch import Example, Segment
 from worker.model.plain.rotary import RotaryTable
 from worker.model.plain.trainer import Trainer
 
 SMALL = LlamaShape(3, 256, 768, 4, 2, 64, 1000, True)
+FLOOR = 1e-4  # of a loss, relative: a fortieth of what bf16 resolves
 TOLERANCE = 1.5  # times the error of plain bf16, against float64
 
 
@@ -33,13 +35,20 @@ def converted(backbone: Backbone, dtype: torch.dtype) -> Backbone:
     )  # fmt: skip
 
 
-def run_gate() -> dict[str, Any]:
-    """{tolerance, worst_error, compared, passed}: errors are ours over plain bf16's, both against float64."""
-    backbone = random_backbone(SMALL)
+def run_gate(longest: int = 0) -> dict[str, Any]:
+    """{tolerance, worst_error, compared, passed}: errors are ours over plain bf16's, both against float64.
+
+    longest: tokens of one more row, which lies before all others on the axis; then activations are recomputed. The errors of so
+    many labels nearly cancel in their sum, by chance in one of the two: losses are then compared from FLOOR on.
+    """
+    backbone = replace(random_backbone(SMALL), max_positions=max(4096, longest))
     ours = DeviceTrainer(backbone, DeviceArena(backbone.targets, 256, "cuda", torch.bfloat16))
     segments = feed(attach(ours, 6), Rows(SMALL.vocabulary), 2)
+    if longest:
+        row = long_row(longest, SMALL.vocabulary)
+        segments[0] = replace(segments[0], examples=[row, *segments[0].examples], weight=1 / longest)
     ours.arena.master.copy_(ours.arena.master.bfloat16())
-    losses = torch.stack([loss.total for loss in ours.train(segments)]).double()
+    losses = torch.stack([loss.total for loss in ours.train(segments, recompute=longest > 0)]).double()
     results = []
     for dtype in (torch.float64, torch.bfloat16):
         plain = Trainer(converted(backbone, dtype), Arena(backbone.targets, 256, "cuda", dtype))
@@ -52,7 +61,7 @@ def run_gate() -> dict[str, Any]:
         totals = torch.stack([loss.total for loss in plain.train(moved)]).double()
         results.append((totals, plain.arena.grad.double()))
     (truth, truth_grad), (plain_losses, plain_grad) = results
-    ratios = {"loss": _error(losses, truth) / max(_error(plain_losses, truth), 1e-6)}
+    ratios = {"loss": _error(losses, truth) / max(_error(plain_losses, truth), FLOOR if longest else 1e-6)}
     for segment in segments:
         assert segment.slot is not None
         rows = segment.slot.used
@@ -60,6 +69,12 @@ def run_gate() -> dict[str, Any]:
         ratios[f"gradient of rank {segment.slot.rank} at row {segment.slot.row}"] = ratio
     worst = max(ratios.values())
     return {"tolerance": TOLERANCE, "worst_error": worst, "compared": ratios, "passed": bool(worst <= TOLERANCE)}
+
+
+def long_row(tokens: int, vocabulary: int) -> Example:
+    """A row that takes so many tokens on the axis, each of which is followed by a label."""
+    drawn = np.random.default_rng(1).integers(0, vocabulary, tokens + 1, dtype=np.int32)
+    return Example(drawn, np.arange(tokens + 1) > 0)
 
 
 def _error(got: Tensor, want: Tensor) -> float:

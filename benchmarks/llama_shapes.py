@@ -43,12 +43,12 @@ LLAMA_1B = LlamaShape(16, 2048, 8192, 32, 8, 64, 128256, True)
 LLAMA_8B = LlamaShape(32, 4096, 14336, 32, 8, 128, 128256, False)
 
 
-def random_backbone(shape: LlamaShape, seed: int = 0) -> Backbone:
-    """A backbone of this shape on the GPU in bf16."""
-    generator = torch.Generator("cuda").manual_seed(seed)
+def random_backbone(shape: LlamaShape, seed: int = 0, device: str = "cuda") -> Backbone:
+    """A backbone of this shape in bf16, on the GPU unless another device is named."""
+    generator = torch.Generator(device).manual_seed(seed)
 
     def normal(*size: int, scale: float) -> Tensor:
-        return (torch.randn(*size, generator=generator, device="cuda") * scale).bfloat16()
+        return (torch.randn(*size, generator=generator, device=device) * scale).bfloat16()
 
     q, kv = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     d, f = shape.hidden, shape.ffn
@@ -67,7 +67,7 @@ def random_backbone(shape: LlamaShape, seed: int = 0) -> Backbone:
         for kinds in GROUPS.values():
             targets.extend(Target(f"model.layers.{layer}.{kind}", layer, kind, *widths[kind]) for kind in kinds)
     embedding = normal(shape.vocabulary, d, scale=2 * d**-0.5)
-    frequencies = 1.0 / 500000.0 ** (torch.arange(0, shape.head_size, 2, device="cuda").float() / shape.head_size)
+    frequencies = 1.0 / 500000.0 ** (torch.arange(0, shape.head_size, 2, device=device).float() / shape.head_size)
     return Backbone(
         family="llama", embedding=embedding, layers=tuple(layers), norm=1 + normal(d, scale=0.1),
         head=embedding if shape.tied else normal(shape.vocabulary, d, scale=2 * d**-0.5),

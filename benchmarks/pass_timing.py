@@ -24,12 +24,12 @@ from worker.model.flat_batch import FlatBatch, Segment
 OURS, BASE, GROUPED, LOOP = "ours", "base alone", "torch grouped_mm, padded", "PyTorch loop"
 
 
-def new_trainer(backbone: Backbone, rows: int, coded: bool = False, checkpoint: bool = False) -> DeviceTrainer:
+def new_trainer(backbone: Backbone, rows: int, coded: bool = False) -> DeviceTrainer:
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     arena = DeviceArena(backbone.targets, rows, "cuda", torch.bfloat16, coded)
-    return DeviceTrainer(backbone, arena, checkpoint)
+    return DeviceTrainer(backbone, arena)
 
 
 def afresh(trainer: DeviceTrainer, fed: Sequence[Segment]) -> None:

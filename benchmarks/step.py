@@ -63,12 +63,12 @@ def eight_billion() -> list[dict[str, Any]]:
     trainer.graph_tokens = 0  # as the others are launched; a captured pass keeps its activations, and leaves them no room
     found = cell(trainer, LLAMA_8B, "8B", feed(attach(trainer, 16), rows, 1), 1, loop=False)
     del trainer
-    trainer = new_trainer(backbone, 1168, coded=True, checkpoint=True)
+    trainer = new_trainer(backbone, 1168, coded=True)
     segments = attach(trainer, 32)
     fed = feed(segments, rows, 1)
 
     def once() -> None:
-        trainer.train(fed)
+        trainer.train(fed, recompute=True)
         trainer.update(updates(segments, 3))
 
     ms = median_ms(once, 3, 1)

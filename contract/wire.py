@@ -197,6 +197,14 @@ class Attached(Message):
     warmup_steps: dict[int, int]
 
 
+class ActivationsChosen(Message):
+    """How the task's training passes hold their activations from now on: all kept, or computed again in backward, and why."""
+
+    kind: Literal["activations_chosen"] = "activations_chosen"
+    recompute: bool
+    reason: Annotated[str, Field(max_length=2000)]
+
+
 class BaseEvaluated(Message):
     kind: Literal["base_evaluated"] = "base_evaluated"
     val_loss: Loss
@@ -313,6 +321,7 @@ class Detached(Message):
 
 Event = Annotated[
     Attached
+    | ActivationsChosen
     | BaseEvaluated
     | JobMoved
     | Points

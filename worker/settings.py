@@ -47,7 +47,7 @@ class Settings(BaseSettings):
     worker_step_tokens: Count | None = None  # of one micro-batch; left out, 4,096 on a CPU and 16,384 on a GPU
     worker_checkpoint_seconds: Seconds = 30
     worker_moments: Literal["fp32", "8bit"] = "fp32"  # AdamW's: 8 bits take a quarter of the memory
-    worker_recompute: bool = False  # on a GPU, activations are computed again in backward instead of kept
+    worker_recompute: bool = False  # always compute activations again in backward; else where that is what fits
 
     @property
     def scratch(self) -> Path:

@@ -70,13 +70,13 @@ class Stopwatch:
         return timed
 
     def _noted(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(trainer: DeviceTrainer, segments: Sequence[Segment]) -> Any:
+        def noted(trainer: DeviceTrainer, segments: Sequence[Segment], recompute: bool = False) -> Any:
             if threading.current_thread() is self._thread:
                 if self.passes % _SAMPLED == 0:
                     self.sampled.append(list(segments))
                 self.passes += 1
                 self.tokens += sum(example.length for segment in segments for example in segment.examples)
-            return original(trainer, segments)
+            return original(trainer, segments, recompute)
 
         return noted
 

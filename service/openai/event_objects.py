@@ -68,6 +68,8 @@ def _said(kind: Kind, data: dict[str, Any]) -> tuple[Literal["info", "warn", "er
         case Kind.STATUS:
             more = data.get("error") or data.get("reason")
             return "error" if data["status"] == "failed" else "info", _WORDS[data["status"]] + (f": {more}" if more else "")
+        case Kind.ACTIVATIONS:
+            return "info", data["reason"][:1].upper() + data["reason"][1:]
         case Kind.BASE:
             return "info", f"The base model alone has a validation loss of {_loss(data['val_loss'])}"
         case Kind.JOB:

@@ -213,7 +213,8 @@ def get_task_metrics(
     summary="Follow what happens to a task",
     description=(
         "Server-sent events from the task's first one on, or from after the number in Last-Event-ID (or `after`). They have "
-        "no gaps, so a reader that comes again misses nothing. Types: status, base, job, curves, adapter, rewind (points of "
+        "no gaps, so a reader that comes again misses nothing. Types: status, activations, base, job, curves, adapter, rewind "
+        "(points of "
         "`job` beyond `step` do not count any more). The stream ends with the task; asked for more, the answer is 204."
     ),
     response_class=Response,

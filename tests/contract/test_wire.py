@@ -59,6 +59,7 @@ EVENTS = {
         total_steps=by_job,
         warmup_steps=by_job,
     ),
+    "activations_chosen": event("activations_chosen", recompute=st.booleans(), reason=st.text(max_size=8)),
     "base_evaluated": event("base_evaluated", val_loss=loss),
     "job_moved": event(
         "job_moved", job=count, status=st.sampled_from(["warmup", "parked", "training"]), step=count, warmup_val_loss=loss

@@ -24,7 +24,8 @@ from worker.executor.placement_preparation import CannotTrain, Preparation, Prep
 from worker.executor.reporter import Reporter
 from worker.executor.task_run import TaskRun
 from worker.pipe_messages import Attach, Detach, Ended, Phase, Progress, Renew
-from worker.replicas.base_loader import Base, BaseError, load_bases
+from worker.replicas.base_loader import Base, BaseError, Crowded, load_bases
+from worker.replicas.memory_profile import memory_of
 from worker.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -114,6 +115,8 @@ class AttachedPlacements:
             )
         except (CannotTrain, BaseError, DataError, CheckpointError) as error:
             self._hand_over(partial(self._fail, task, str(error)))
+        except Crowded as error:
+            self._hand_over(partial(self.leave, task, True, str(error)))
         except FenceStale:
             self._hand_over(partial(self.leave, task, False, "the service has ended it"))
         except LeaseOver:
@@ -134,12 +137,14 @@ class AttachedPlacements:
     def _load(self, ref: BaseModelRef, devices: list[torch.device]) -> tuple[Base, ...]:
         if [(base.ref, base.trainer.backbone.device) for base in self._loaded] != [(ref, device) for device in devices]:
             self._loaded = ()  # its memory is needed
-            self._loaded = load_bases(ref, devices, self._settings.worker_moments == "8bit", self._settings.worker_recompute)
+            coded, memory = self._settings.worker_moments == "8bit", memory_of(devices[0], self._settings)
+            self._loaded = load_bases(ref, devices, coded, memory)
         return self._loaded
 
     def _open(self, task: TaskRun, prepared: Prepared) -> None:
         if task.key in self._tasks and not task.finishing:
-            task.open(prepared.data, {index: progress for index, (_, progress) in prepared.checkpoints.items()})
+            checkpoints = {index: progress for index, (_, progress) in prepared.checkpoints.items()}
+            task.open(prepared.data, checkpoints, prepared.activations)
             self._opened(task, prepared)
             self.progress(now=True)
 

@@ -13,6 +13,7 @@ from worker.adapters.job_checkpoint import Best, Progress
 from worker.adapters.warm_start import WarmStart
 from worker.data.dataset import DataSet, Order
 from worker.model.arena import Slot, rows_for
+from worker.policy.activations import Activations
 from worker.policy.admission import Demand
 from worker.policy.verdict import History, Policy, Verdict, smooth
 from worker.replicas.dpo_reference import Reference
@@ -60,6 +61,7 @@ class JobRun:
     settled: int = 0  # how many of those rungs it has been judged at
     start: WarmStart | None = None  # what its first weights are made from
     reference: Reference | None = None  # under dpo
+    activations: Activations = field(default_factory=lambda: Activations(False, "activations are kept"))  # its task's
     slot: Slot | None = None
     best_weights: Tensor | None = None  # float32 [rank, W] on the host, while it has a slot
     checkpoint: CheckpointRef | None = None  # the last that the service was told of
@@ -136,7 +138,8 @@ class JobRun:
         tokens = round(size * self.data.train.mean_length)
         size *= self.data.train.per_row
         turn, left = _TURNS.get(self.stage, 0), tokens * self._steps_left
-        return Demand(self, self.group, size, tokens, self.data.longest, rows_for(self.config.rank), turn, left)
+        rows, recompute = rows_for(self.config.rank), self.activations.recompute
+        return Demand(self, self.group, size, tokens, self.data.longest, rows, turn, left, recompute)
 
     @property
     def _steps_left(self) -> float:

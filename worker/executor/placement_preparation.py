@@ -6,16 +6,19 @@ from functools import partial
 from pathlib import Path
 
 from contract.states import JOB_TERMINAL
-from contract.wire import FileRef, Placement
+from contract.wire import FileRef, JobAssignment, Placement
 from worker.adapters.job_checkpoint import Progress, load_progress
 from worker.adapters.warm_start import WarmStart, WarmStartError, read_peft
 from worker.api_client import PlacementLink, Unreachable
 from worker.data.dataset import DataError, DataSet, load
 from worker.data.object_cache import ObjectCache, WrongBytes
 from worker.executor.placement_lease import Lease
+from worker.model.arena import rows_for
+from worker.model.plain.trainer import OutOfMemory
+from worker.policy.activations import Activations, chosen
 from worker.policy.admission import Capacity
 from worker.replicas.base_loader import Base
-from worker.replicas.memory_profile import capacity_of, profile_of
+from worker.replicas.memory_profile import Profiles, capacity_of, held_bytes, profiles_of
 from worker.retry import persist
 from worker.settings import Settings
 
@@ -33,6 +36,7 @@ class Prepared:
     capacities: tuple[Capacity, ...]
     data: DataSet
     checkpoints: dict[int, tuple[Path, Progress]]
+    activations: Activations
     start: WarmStart | None = None  # the adapter that all jobs start from
 
 
@@ -57,9 +61,25 @@ class Preparation:
         _check_fits(data, base)
         checkpoints = {index: (path, load_progress(path)) for index, path in self._checkpoints().items()}
         start = self._start(base)
-        profile = profile_of(base.trainer, base.ref, data.longest, self._scratch)
-        capacities = tuple(capacity_of(profile, each.trainer, self._settings, len(bases)) for each in bases)
-        return Prepared(bases, capacities, data, checkpoints, start)
+        profiles = self._profiles(base, data.longest)
+        capacities = tuple(capacity_of(profiles, each.trainer, self._settings, len(bases)) for each in bases)
+        rows = [rows_for(job.config.rank) for job in self._unfinished]
+        activations = chosen(capacities[0], data.longest, rows, self._settings.worker_recompute)
+        return Prepared(bases, capacities, data, checkpoints, activations, start)
+
+    def _profiles(self, base: Base, longest: int) -> Profiles:
+        """Raises CannotTrain where the base leaves no memory to train in."""
+        try:
+            return profiles_of(base.trainer, base.ref, longest, self._scratch)
+        except OutOfMemory as error:
+            raise CannotTrain(
+                f"base model {base.ref.name} takes {held_bytes(base.trainer) >> 20} MiB here and leaves no memory for a pass "
+                f"of {error.tokens} tokens; take a smaller base, precision nf4, or a worker with more memory"
+            ) from None
+
+    @property
+    def _unfinished(self) -> list[JobAssignment]:
+        return [job for job in self._placement.jobs if job.status not in JOB_TERMINAL]
 
     def _start(self, base: Base) -> WarmStart | None:
         """The adapter that the task starts from, checked against the base and every job. Raises CannotTrain."""
@@ -80,8 +100,7 @@ class Preparation:
 
     def _checkpoints(self) -> dict[int, Path]:
         link, key = self._link, self._lease.placement_id
-        unfinished = [job for job in self._placement.jobs if job.status not in JOB_TERMINAL]
-        refs = {job.index: job.checkpoint.sha256 for job in unfinished if job.checkpoint is not None}
+        refs = {job.index: job.checkpoint.sha256 for job in self._unfinished if job.checkpoint is not None}
         return {index: self._fetch(sha256, partial(link.object, key, sha256=sha256)) for index, sha256 in refs.items()}
 
     def _file(self, ref: FileRef) -> Path:

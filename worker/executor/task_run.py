@@ -3,8 +3,11 @@
 Every event about a job is recorded here, beside the change of state that it tells of. Holds no tensors and runs nothing.
 """
 
+import logging
+
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus
 from contract.wire import (
+    ActivationsChosen,
     Attached,
     Detached,
     Event,
@@ -21,9 +24,12 @@ from worker.data.dataset import DataSet
 from worker.executor.job_run import JobRun, Stage
 from worker.executor.placement_lease import Lease
 from worker.executor.reporter import Reporter
+from worker.policy.activations import Activations
 from worker.policy.early_exit import policy_of
 from worker.policy.verdict import Standing, Verdict
 from worker.replicas.packed_step import Work
+
+log = logging.getLogger(__name__)
 
 _THROUGHPUT_SECONDS = 1.0
 _NOTHING = Throughput(steps=0, tokens=0, seconds=0.0, micro_batches=0, forwards=0, share_seconds=0.0)
@@ -40,6 +46,8 @@ class TaskRun:
         self.checkpointing = False
         self.leaving = False  # trains no more, and goes once its jobs are safe
         self.finishing = False
+        self.activations = Activations(False, "activations are kept")
+        self._told: str | None = None  # of the activations
         self._done, self._said_at = _NOTHING, boot_now()
 
     @property
@@ -56,14 +64,16 @@ class TaskRun:
         """Whether storage holds all there is of it: no job has moved since its checkpoint, none is on its way there."""
         return not self.checkpointing and not any(run.changed or run.stage is Stage.ENDING for run in self.runs)
 
-    def open(self, data: DataSet, checkpoints: dict[int, Progress]) -> None:
+    def open(self, data: DataSet, checkpoints: dict[int, Progress], activations: Activations) -> None:
         """The data is here: the jobs can be scheduled."""
-        spec, self.data = self.placement.spec, data
+        spec, self.data, self.activations = self.placement.spec, data, activations
         self.runs = [
             JobRun.of(self.key, assigned, spec, data, checkpoints.get(assigned.index))
             for assigned in self.placement.jobs
             if assigned.status not in JOB_TERMINAL
         ]
+        for run in self.runs:
+            run.activations = activations
         self.record(
             Attached(
                 train_rows=len(data.train),
@@ -75,6 +85,13 @@ class TaskRun:
                 warmup_steps={run.index: run.schedule.warmup_steps for run in self.runs},
             )
         )
+
+    def tell_activations(self) -> None:
+        """Say how its passes hold their activations, if that is not what was said last."""
+        if self._told != self.activations.reason:
+            self._told = self.activations.reason
+            log.info("placement %s: %s", self.key, self._told)
+            self.record(ActivationsChosen(recompute=self.activations.recompute, reason=self._told))
 
     def record(self, *events: Event) -> None:
         self.reporter.record(*events)

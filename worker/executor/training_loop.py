@@ -16,6 +16,7 @@ from functools import partial
 from contract.adapter_manifest import AdapterManifest
 from contract.wire import AdapterKept, JobCompleted, JobExited, Placement
 from worker.api_client import PlacementLink
+from worker.arena_growth import NoRows
 from worker.boot_clock import boot_now
 from worker.data.object_cache import ObjectCache
 from worker.executor.artifact_uploader import ArtifactUploader
@@ -105,22 +106,21 @@ class Executor:
         if self._replicas is None or self._replicas.bases is not prepared.bases:
             self._replicas = Replicas(prepared, self._scratch)
         replicas, slots = self._replicas, self._replicas.first.slots
-        replicas.widen(prepared)
-        for run in task.runs:
-            run.start = prepared.start
-            if run.index in prepared.checkpoints:
-                replicas.adopt(run, prepared.checkpoints[run.index][0])
-            why = replicas.refusal(run.demand)
-            if why is not None:
-                replicas.forget(run)
-                task.failed(run, why)
+        replicas.widen(task.key, task.runs, prepared)
+        self._give_up(replicas, replicas.refused(task.runs))
 
         def measure(left: list[JobRun]) -> None:
             if left:
                 evaluate_baseline(slots, task, prepared, self._scratch, self._attached.progress)
 
-        _, hopeless = replicas.first.attempt([run for run in task.runs if run.unfinished], measure)
+        left = [run for run in task.runs if run.unfinished]
+        try:
+            _, hopeless = replicas.first.attempt(left, measure)
+        except NoRows as error:  # for the adapter that the task starts from
+            hopeless = dict.fromkeys(left, str(error))
         self._give_up(replicas, hopeless)
+        if not any(run.unfinished for run in task.runs):
+            replicas.narrow(task.key)  # before the next step of those that train here
         self._checkpoint_policy.expect(task)
         self._vacant = True
         self._unsettled[task.key] = task
@@ -130,6 +130,7 @@ class Executor:
         if self._replicas is not None:
             for run in task.runs:
                 self._replicas.forget(run)
+            self._replicas.narrow(task.key)
         self._unsettled.pop(task.key, None)
         self._vacant = True
 
@@ -144,9 +145,11 @@ class Executor:
             return
         self._vacant = False
         waiting = {run: task for task in self._attached.training for run in task.runs if run.waits}
-        for run in replicas.admit(self._active(), list(waiting)):
+        given, hopeless = replicas.admit(self._active(), list(waiting))
+        for run in given:
             waiting[run].started(run)
-        replicas.even(self._active())
+        self._give_up(replicas, hopeless)
+        self._vacant |= replicas.even(self._active())
 
     # ---- do --------------------------------------------------------------------------------------------------------
 
@@ -158,14 +161,12 @@ class Executor:
         return stepped
 
     def _give_up(self, replicas: Replicas, hopeless: Hopeless) -> None:
-        """These jobs fail: no pass of theirs is short enough for the device."""
-        for run, tokens in hopeless.items():
+        """These jobs fail: the device has no memory for them. Before that, tasks say how they hold their activations now."""
+        for task in self._attached.open:
+            task.tell_activations()
+        for run, why in hopeless.items():
             replicas.forget(run)
-            self._attached[run.group].failed(
-                run,
-                f"its sequences are up to {run.data.longest} tokens long, and the device had no memory for a pass of {tokens}; "
-                "take a lower max_seq_len, or a worker with more memory",
-            )
+            self._attached[run.group].failed(run, why)
             self._vacant = True
             self._unsettled[run.group] = self._attached[run.group]
 

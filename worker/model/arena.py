@@ -1,10 +1,11 @@
 """Arena: one flat buffer that holds every adapter on a backbone, one row per rank. Knows no jobs, no steps and no learning.
 
-Attach and detach allocate rows and move no pointer of a neighbour; a checkpoint or a park is one copy of a slice.
+Attach and detach allocate rows and move no neighbour; a checkpoint or a park is one copy of a slice. `compact` and `shrink`
+move adapters down over free rows, between steps alone; no bit of a result depends on where an adapter lies.
 Row-major, W columns a row (arena_layout.py): `master` and `grad` are float32 [rows, W], `moments` lie beside them (moments.py).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from worker.model.arena_layout import Layout, Target
 from worker.model.moments import CodedMoments, Moments, PlainMoments
+from worker.model.peak_memory import found_no_memory
 
 ROW_MULTIPLE = 8  # storage of a rank is rounded up to this; the rows beyond the rank stay zero
 
@@ -20,9 +22,11 @@ class ArenaFullError(Exception):
     """No run of free rows is long enough; the caller may grow the arena or wait."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Slot:
-    """An adapter's place: `rows` arena rows from `row`, of which the first `rank` are its own. `scale` is alpha / rank."""
+    """An adapter's place: `rows` arena rows from `row`, of which the first `rank` are its own. `scale` is alpha / rank.
+
+    The arena alone changes `row`, when it compacts."""
 
     row: int
     rows: int
@@ -55,12 +59,35 @@ def rows_for(rank: int) -> int:
 
 
 def _on_host(tensor: Tensor) -> Tensor:
-    """A copy of its own; from a GPU into pinned memory, which it reaches several times as fast."""
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    """A copy of its own; from a GPU into pinned memory, which it reaches several times as fast, while the host has some."""
+    try:
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    except RuntimeError as error:
+        if not tensor.is_cuda or not found_no_memory(error):
+            raise
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype)
     return copy.copy_(tensor)
 
 
+def _enlarged(buffer: Tensor, rows: int) -> Tensor:
+    new = buffer.new_zeros(rows, *buffer.shape[1:])
+    new[: buffer.shape[0]] = buffer
+    return new
+
+
+def _cut(buffer: Tensor, rows: int) -> Tensor:
+    """The first rows, in memory of their own where there is some; else a view, which gives none back."""
+    try:
+        return buffer[:rows].clone()
+    except (RuntimeError, MemoryError) as error:
+        if not found_no_memory(error):
+            raise
+        return buffer[:rows]
+
+
 class Arena:
+    _names: tuple[str, ...] = ("master", "grad")  # attributes that are buffers; the moments have a list of theirs
+
     def __init__(
         self,
         targets: Iterable[Target],
@@ -130,15 +157,53 @@ class Arena:
         self._slots.remove(slot)
 
     def grow(self, rows: int) -> None:
-        """Enlarge to `rows`; slots keep their places and contents."""
-        if rows < self.rows:
-            raise ValueError(f"the arena has {self.rows} rows and cannot shrink to {rows}")
-        for name in ("master", "grad"):
-            old: Tensor = getattr(self, name)
-            new = torch.zeros(rows, self.layout.width, device=old.device, dtype=old.dtype)
-            new[: old.shape[0]] = old
-            setattr(self, name, new)
-        self.moments.grow(rows)
+        """Enlarge to `rows`; slots keep their places and contents. Where memory runs out on the way, the arena is as it was."""
+        before = self.rows
+        if rows < before:
+            raise ValueError(f"the arena has {before} rows and cannot grow to {rows}")
+        try:
+            self._replace(lambda buffer: _enlarged(buffer, rows))
+        except (RuntimeError, MemoryError):
+            self._replace(lambda buffer: buffer[:before])
+            raise
+
+    def compact(self) -> None:
+        """Move adapters down over the free rows before them, so that all that is free lies behind the last. Takes no memory:
+        storage is in multiples of eight rows, so eight at a time never overlap where they go."""
+        end = 0
+        for slot in self._slots:
+            if slot.row > end:
+                for at in range(0, slot.rows, ROW_MULTIPLE):
+                    self._move(slot.row + at, end + at)
+                slot.row = end
+            end += slot.rows
+
+    def shrink(self) -> int:
+        """Compact, and give back the rows behind the last adapter. Returns how many there were."""
+        self.compact()
+        kept = max(ROW_MULTIPLE, self.rows_used)
+        given = max(0, self.rows - kept)
+        if given:
+            self._replace(lambda buffer: _cut(buffer, kept))
+        return given
+
+    def _move(self, row: int, to: int) -> None:
+        """ROW_MULTIPLE rows of every buffer, which leave zeros."""
+
+        def moved(buffer: Tensor) -> Tensor:
+            buffer[to : to + ROW_MULTIPLE] = buffer[row : row + ROW_MULTIPLE]
+            buffer[row : row + ROW_MULTIPLE].zero_()
+            return buffer
+
+        self._replace(moved)
+
+    def _replace(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Put what `change` makes of each buffer in its place, one after another, so that one alone exists twice."""
+        for name in self._names:
+            setattr(self, name, change(getattr(self, name)))
+        buffers = self.moments.buffers
+        for place, buffer in enumerate(buffers):
+            buffers[place] = change(buffer)
 
     def snapshot(self, slot: Slot, moments: bool = True) -> AdapterState:
         """Copy an adapter to the host."""

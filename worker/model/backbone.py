@@ -10,6 +10,7 @@ from grouped_lora import Adapters
 from grouped_lora.base.frozen_product import Frozen
 from grouped_lora.base.nf4 import Nf4Weight
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, PreTrainedConfig
 
 from contract.task_spec import Precision
@@ -115,15 +116,18 @@ class Backbone:
         x_TK = self.embedding[batch.tokens]
         return x_TK if self.embedding_scale is None else x_TK.mul_(self.embedding_scale)
 
-    def hidden(self, x_TK: Tensor, batch: FlatBatch, adapters: Adapters, layout: Layout) -> Tensor:
-        """What the final norm reads, [T, K], from the first layer's input."""
+    def hidden(self, x_TK: Tensor, batch: FlatBatch, adapters: Adapters, layout: Layout, recompute: bool = False) -> Tensor:
+        """What the final norm reads, [T, K], from the first layer's input. recompute: backward computes each layer again."""
         mask = causal_mask(batch.longest, x_TK)
         axes = []
         for rotary in self.rotaries:
             cos, sin = rotary.table(max(1, batch.longest))
             axes.append(Axis(batch.bounds, cos[batch.positions].unsqueeze(1), sin[batch.positions].unsqueeze(1), mask))
         for weights, groups in zip(self.layers, layout.layers, strict=True):
-            x_TK = run_block(x_TK, weights, self.shape, axes[weights.rope], batch.pieces, adapters, groups)
+            given = x_TK, weights, self.shape, axes[weights.rope], batch.pieces, adapters, groups
+            x_TK = (
+                checkpoint(run_block, *given, use_reentrant=False, preserve_rng_state=False) if recompute else run_block(*given)
+            )
         return x_TK
 
     def final_norm(self, x: Tensor) -> Tensor:

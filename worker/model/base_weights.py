@@ -6,6 +6,7 @@ all weights in host memory first: here one matrix at a time passes through it.
 
 import json
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,10 +16,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
+from contract.task_spec import Precision
 from worker.model.arena_layout import KINDS
-from worker.model.families import Family, UnsupportedModelError, head_size
+from worker.model.families import Family, UnsupportedModelError, family_of, head_size
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +31,7 @@ PATHS = {kind: f"self_attn.{kind}" for kind in ("q_proj", "k_proj", "v_proj", "o
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 _DERIVED = ".rotary_emb.inv_freq"  # older folders hold what the configuration says
 _DTYPES = ("F64", "F32", "F16", "BF16")
+_CODED_BYTES = {"nf4": 0.5 + 4 / 64, "nf4_double": 0.5 + 1 / 64}  # of a number: its code, and its part of a block's scale
 _SAID = 8  # names of tensors that an error lists
 
 
@@ -83,6 +86,15 @@ def shapes_of(family: Family, config: PreTrainedConfig) -> dict[str, tuple[int, 
         found |= {f"{prefix}.{path}.weight": (hidden,) for path in family.norms.values()}
         found |= {f"{prefix}.{path}.weight": (size,) for path in family.head_norms.values()}
     return found
+
+
+def weight_bytes(source: Path, dtype: torch.dtype, precision: Precision) -> int:
+    """What the weights of a model folder take on a device, by its configuration alone. Raises UnsupportedModelError."""
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    shapes = shapes_of(family_of(config), config)
+    linear = {name for name, shape in shapes.items() if len(shape) == 2 and name not in (EMBEDDING, HEAD)}
+    coded = _CODED_BYTES.get(precision, dtype.itemsize)
+    return round(sum(math.prod(shape) * (coded if name in linear else dtype.itemsize) for name, shape in shapes.items()))
 
 
 def matrices_of(config: PreTrainedConfig) -> dict[str, tuple[int, int]]:

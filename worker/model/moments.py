@@ -21,13 +21,6 @@ class Moments(ABC):
         for buffer in self.buffers:
             buffer[rows].zero_()
 
-    def grow(self, rows: int) -> None:
-        """Enlarge to `rows`, the new ones zero."""
-        for place, old in enumerate(self.buffers):
-            new = torch.zeros(rows, *old.shape[1:], device=old.device, dtype=old.dtype)
-            new[: old.shape[0]] = old
-            self.buffers[place] = new
-
     @abstractmethod
     def read(self, rows: slice) -> tuple[Tensor, Tensor]:
         """Both moments of these rows, [rows, W]; perhaps the buffers themselves, so that writing may be changing them."""

@@ -1,4 +1,5 @@
-"""How much memory a piece of work needs: the peak of live tensor bytes while it runs. Knows no models.
+"""How much memory a piece of work needs (the peak of live tensor bytes while it runs), and what running out of it looks like.
+Knows no models.
 
 Counted operation by operation from the storages themselves, so it is exact for tensors, the same on every machine and free of
 the allocator's caches; what a library call uses inside itself is not seen.
@@ -16,6 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 KEPT_BYTES = 2**25  # blocks up to this size stay with the process; the C library allows no more
+# What allocators that have no exception of their own say: PyTorch's on a CPU; the driver's, to Triton too; cuBLAS' workspace.
+_SAYINGS = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # numbers of <malloc.h>
 
 
@@ -42,6 +45,13 @@ class _Meter(TorchDispatchMode):
 
     def _gone(self, size: int) -> None:
         self.live -= size
+
+
+def found_no_memory(error: BaseException) -> bool:
+    """Whether this exception says that an allocation failed, on a device or in main memory."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(saying in str(error) for saying in _SAYINGS)
 
 
 def peak_bytes(work: Callable[[], object], known: Iterable[Tensor]) -> int:

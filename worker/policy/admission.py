@@ -16,24 +16,37 @@ class MemoryModel:
     fixed: float  # k0: the base, and all that does not grow
     per_token: float  # k1
     per_row: float  # k2
+    captured: float = 0.0  # of captured passes, which keep a pool of their own: part of what does not grow
 
     def predict(self, tokens: int, rows: int) -> int:
-        return round(self.fixed + self.per_token * tokens + self.per_row * rows)
+        return round(self.fixed + self.captured + self.per_token * tokens + self.per_row * rows)
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What an executor has: its memory model, the bytes it may use, the share of them it fills, the micro-batch's tokens."""
+    """What an executor has: its memory models, the bytes it may use, the share of them it fills, the micro-batch's tokens."""
 
-    model: MemoryModel
+    model: MemoryModel  # of passes that keep their activations
     memory_bytes: int
     step_tokens: int
     margin: float = 0.9
     park_bytes: int = 0  # of host memory, for adapters that wait
+    recomputed: MemoryModel | None = None  # of passes that compute them again in backward; None where that was not measured
+    most_rows: int | None = None  # the arena found no memory beyond so many rows
 
     @property
     def usable_bytes(self) -> int:
         return int(self.memory_bytes * self.margin)
+
+    def of(self, recompute: bool) -> MemoryModel:
+        """The model of passes of this form."""
+        return self.recomputed if recompute and self.recomputed is not None else self.model
+
+    def having(self, recompute: bool, model: MemoryModel) -> "Capacity":
+        """The same with another model of passes of this form."""
+        if recompute and self.recomputed is not None:
+            return replace(self, recomputed=model)
+        return replace(self, model=model)
 
 
 @dataclass(frozen=True)
@@ -48,51 +61,68 @@ class Demand:
     rows: int
     turn: int = 0
     left: float = 0.0  # tokens that it is expected to train yet
+    recompute: bool = False  # its passes compute activations again
 
 
-def refitted(capacity: Capacity, tokens: int, rows: int) -> Capacity:
+def refitted(capacity: Capacity, tokens: int, rows: int, recompute: bool = False) -> Capacity:
     """What is left after a pass of `tokens` tokens over `rows` adapter rows found no memory: the model goes through that point,
     and micro-batches hold half as many tokens."""
-    model = capacity.model
-    seen = (capacity.memory_bytes - model.fixed - model.per_row * rows) / tokens
-    model = replace(model, per_token=max(model.per_token, seen))
-    return replace(capacity, model=model, step_tokens=max(1, min(capacity.step_tokens, tokens) // 2))
+    model = capacity.of(recompute)
+    seen = (capacity.memory_bytes - model.predict(0, rows)) / tokens
+    capacity = capacity.having(recompute, replace(model, per_token=max(model.per_token, seen)))
+    return replace(capacity, step_tokens=max(1, min(capacity.step_tokens, tokens) // 2))
 
 
 def peak(demands: Sequence[Demand], capacity: Capacity) -> int:
-    """Bytes at the worst step of these jobs together."""
+    """Bytes at the worst step of these jobs together. One job that recomputes has a pass recomputed that it is in."""
     if not demands:
         return capacity.model.predict(0, 0)
-    longest = max(d.longest for d in demands)
-    worst = sum(d.batch_size * d.longest for d in demands)
-    return capacity.model.predict(max(longest, min(worst, capacity.step_tokens)), sum(d.rows for d in demands))
+    kept = [d for d in demands if not d.recompute]
+    passes = [(form, parts) for form, parts in ((False, kept), (True, demands if len(kept) < len(demands) else [])) if parts]
+    worst, captured = 0.0, 0.0
+    for recompute, parts in passes:
+        model = capacity.of(recompute)
+        longest = max(d.longest for d in parts if d.recompute is recompute)
+        tokens = max(longest, min(sum(d.batch_size * d.longest for d in parts), capacity.step_tokens))
+        worst = max(worst, model.fixed + model.per_token * tokens)
+        captured = max(captured, model.captured)
+    return round(worst + captured + capacity.model.per_row * sum(d.rows for d in demands))
 
 
-def rows_cap(capacity: Capacity, tokens: int) -> int:
+def rows_cap(capacity: Capacity, tokens: int, recompute: bool = False) -> int:
     """R_cap: the most adapter rows that the arena may have beside micro-batches of `tokens` tokens (ALTO A.3)."""
-    left = capacity.usable_bytes - capacity.model.predict(tokens, 0)
-    return max(0, int(left // capacity.model.per_row)) if capacity.model.per_row else 0
+    model = capacity.of(recompute)
+    left = capacity.usable_bytes - model.predict(tokens, 0)
+    return max(0, int(left // model.per_row)) if model.per_row else 0
 
 
-def regrown(capacity: Capacity, most: int, rows: int) -> Capacity:
+def regrown(capacity: Capacity, most: int, rows: int, recompute: bool = False) -> Capacity:
     """After a while without trouble: micro-batches half as large again, up to `most` tokens and to what the model, which has
     gone through every pass that failed, lets in beside `rows` adapter rows. Never smaller."""
-    model = capacity.model
-    left = capacity.usable_bytes - model.predict(0, rows)
-    room = left / model.per_token if model.per_token else float(most)
-    tokens = min(most, -(-capacity.step_tokens * 3 // 2), math.floor(room))
+    tokens = min(most, -(-capacity.step_tokens * 3 // 2), room(capacity, rows, recompute, most))
     return replace(capacity, step_tokens=max(capacity.step_tokens, tokens))
+
+
+def room(capacity: Capacity, rows: int, recompute: bool, most: int) -> int:
+    """Tokens of the largest pass of this form beside `rows` adapter rows, up to `most`; below 0 where not even the rows fit."""
+    model = capacity.of(recompute)
+    left = capacity.usable_bytes - model.predict(0, rows)
+    return math.floor(min(left / model.per_token, most)) if model.per_token and left < model.per_token * most else most
 
 
 def refusal(demand: Demand, capacity: Capacity) -> str | None:
     """Why the job could never run here, even alone; None if it can."""
-    need = peak([demand], capacity)
-    if need <= capacity.usable_bytes:
+    need, usable = peak([demand], capacity), capacity.usable_bytes
+    if need <= usable:
         return None
+    longest, row_mib = room(capacity, demand.rows, demand.recompute, demand.longest), capacity.model.per_row / 2**20
+    ways = [f"max_seq_len at most {longest}"] if longest > 0 else []
+    ways += ["a lower rank" if longest > 0 else "a much lower rank", "a worker with more memory"]
+    again = " with activations computed again in backward" if demand.recompute else ""
     return (
-        f"needs {_mib(need)} MiB even alone ({demand.rows} adapter rows, batches of {demand.batch_size} sequences of up to "
-        f"{demand.longest} tokens), and this worker may use {_mib(capacity.usable_bytes)} MiB; "
-        "take a lower rank or a lower max_seq_len, or a worker with more memory"
+        f"needs {_mib(need)} MiB even alone{again}: {demand.rows} adapter rows of {row_mib:.2f} MiB and batches of "
+        f"{demand.batch_size} sequences of up to {demand.longest} tokens, beside the base; "
+        f"this worker may use {_mib(usable)} MiB of {_mib(capacity.memory_bytes)}; take {', '.join(ways[:-1])} or {ways[-1]}"
     )
 
 
@@ -115,6 +145,8 @@ def choose(running: Sequence[Demand], waiting: Sequence[Demand], capacity: Capac
 def fits(demand: Demand, running: Sequence[Demand], capacity: Capacity) -> bool:
     """Whether there is memory for the job beside those that run, and room in their micro-batch unless its group has none."""
     together = [*running, demand]
+    if capacity.most_rows is not None and sum(d.rows for d in together) > capacity.most_rows:
+        return False
     if peak(together, capacity) > capacity.usable_bytes:
         return False
     alone = all(d.group != demand.group for d in running)

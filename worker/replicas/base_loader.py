@@ -1,7 +1,8 @@
 """A base model, loaded, once on each of an executor's devices: backbone, tokenizer, arena and trainer. Knows no tasks."""
 
+import gc
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,16 +16,24 @@ from contract.wire import BaseModelRef
 from worker.data.row_reader import reader_of
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
+from worker.model.base_weights import weight_bytes
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.families import UnsupportedModelError
+from worker.model.peak_memory import found_no_memory
 from worker.model.plain.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
+_MOST_SHARE = 0.9  # of the memory: a base that takes more than that and found none is too large
+
 
 class BaseError(ValueError):
     """The base cannot be trained on here, and another try would fail as this one did."""
+
+
+class Crowded(RuntimeError):
+    """There is memory for the base, but something else has it: another node, or a later try, may find it."""
 
 
 @dataclass(frozen=True)
@@ -45,18 +54,18 @@ class Base:
         return self.trainer.backbone.max_positions
 
 
-def load_base(ref: BaseModelRef, device: torch.device, coded: bool = False, recompute: bool = False) -> Base:
+def load_base(ref: BaseModelRef, device: torch.device, coded: bool = False) -> Base:
     """One copy of a base: see load_bases."""
-    return load_bases(ref, [device], coded, recompute)[0]
+    return load_bases(ref, [device], coded)[0]
 
 
 def load_bases(
-    ref: BaseModelRef, devices: Sequence[torch.device], coded: bool = False, recompute: bool = False
+    ref: BaseModelRef, devices: Sequence[torch.device], coded: bool = False, memory: int | None = None
 ) -> tuple[Base, ...]:
-    """Check the revision, and read the weights onto each device, one after another. Raises BaseError.
+    """Check the revision, and read the weights onto each device, one after another. Raises BaseError, or Crowded.
 
     A device that is named again gets an arena and a trainer of its own over the same frozen weights. coded: keep moments in
-    8 bits. recompute: on a GPU, compute activations again in backward instead of keeping them.
+    8 bits. memory: bytes that a copy may take at most; what takes more is not tried.
     """
     source = Path(ref.source)
     try:
@@ -69,30 +78,71 @@ def load_bases(
             "bring the folder back, or register the new weights and submit again"
         )
     try:
-        backbones = _backbones(source, ref.precision, devices)
-        trainers = [_trainer(backbones[device], coded, recompute) for device in devices]
+        need = weight_bytes(source, _dtype(devices[0]), ref.precision)
+        if memory is not None and need > memory:
+            raise BaseError(_too_large(ref, need, memory))
+        trainers = _tried(lambda: _trainers(source, ref.precision, devices, coded))
+        if trainers is None:
+            if memory is not None and need > _MOST_SHARE * memory:
+                raise BaseError(_too_large(ref, need, memory))
+            raise Crowded(
+                f"base model {ref.name}: no memory for its weights ({need >> 20} MiB), though this worker may use "
+                f"{'more' if memory is None else f'{memory >> 20} MiB'}; something else has it"
+            )
         reader = reader_of(AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False))
+    except BaseError:
+        raise
     except (UnsupportedModelError, TokenizerError, OSError, ValueError) as error:
         raise BaseError(f"base model {ref.name}: {error}") from None
     return tuple(Base(ref, trainer, reader) for trainer in trainers)
 
 
-def _backbones(source: Path, precision: Precision, devices: Sequence[torch.device]) -> dict[torch.device, Backbone]:
+def _tried(load: Callable[[], list[Trainer]]) -> list[Trainer] | None:
+    """What is loaded, at the second try if the first found no memory; None where the second does not, either."""
+    for _ in range(2):
+        try:
+            return load()
+        except (RuntimeError, MemoryError) as error:
+            if not found_no_memory(error):
+                raise
+            log.warning("no memory while a base was loaded: %s", str(error).partition("\n")[0])
+        gc.collect()  # a base before this one may be part of a cycle
+        torch.cuda.empty_cache()
+    return None
+
+
+def _too_large(ref: BaseModelRef, need: int, memory: int) -> str:
+    ways = "a smaller base" if ref.precision.startswith("nf4") else "precision nf4, a smaller base"
+    return (
+        f"base model {ref.name}: its weights alone take {need >> 20} MiB in {ref.precision}, and this worker may use "
+        f"{memory >> 20} MiB; take {ways} or a worker with more memory"
+    )
+
+
+def _dtype(device: torch.device) -> torch.dtype:
     """float32 on a CPU; on a GPU bfloat16 under float32 adapters."""
-    dtype = torch.float32 if devices[0].type == "cpu" else torch.bfloat16
-    backbones = {device: Backbone.load(source, device, dtype, precision) for device in dict.fromkeys(devices)}
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
+def _trainers(source: Path, precision: Precision, devices: Sequence[torch.device], coded: bool) -> list[Trainer]:
+    backbones = _backbones(source, precision, devices)
+    return [_trainer(backbones[device], coded) for device in devices]
+
+
+def _backbones(source: Path, precision: Precision, devices: Sequence[torch.device]) -> dict[torch.device, Backbone]:
+    backbones = {device: Backbone.load(source, device, _dtype(device), precision) for device in dict.fromkeys(devices)}
     backbone = backbones[devices[0]]
     if devices[0].type == "cuda" and backbone.beyond_kernels:
         log.warning(
-            "no fused kernel runs %s (%s): it trains by plain PyTorch, several times slower, with all activations kept",
+            "no fused kernel runs %s (%s): it trains by plain PyTorch, several times slower",
             *(backbone.family, ", ".join(backbone.beyond_kernels)),
         )
     return backbones
 
 
-def _trainer(backbone: Backbone, coded: bool, recompute: bool) -> Trainer:
+def _trainer(backbone: Backbone, coded: bool) -> Trainer:
     """By the fused kernels on a GPU, if they run the family. The arena grows as jobs come."""
     device = backbone.device
     if device.type == "cpu" or backbone.beyond_kernels:
         return Trainer(backbone, Arena(backbone.targets, 8, device, coded=coded))
-    return DeviceTrainer(backbone, DeviceArena(backbone.targets, 8, device, torch.bfloat16, coded), recompute)
+    return DeviceTrainer(backbone, DeviceArena(backbone.targets, 8, device, torch.bfloat16, coded))

@@ -1,6 +1,6 @@
 """One copy of the base on one device, and what it does: a step of its jobs, their evaluation. Deals none and judges none.
 
-A pass that finds no memory is done anew in shorter ones, here and on no other replica.
+A pass that finds no memory is done anew in shorter ones, or recomputes, here and on no other replica.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from worker.replicas.validation_pass import ValidationResult, ValidationSubject,
 
 T = TypeVar("T")
 Tick = Callable[[], None]
-Hopeless = dict[JobRun, int]  # jobs for which no pass is short enough, and the tokens of the one that was tried
+Hopeless = dict[JobRun, str]  # jobs for which there is no memory, and why
 
 
 class Replica:
@@ -44,15 +44,15 @@ class Replica:
                 found[run] = result
 
         _, hopeless = self.attempt(runs, go_on)
-        return found, {run: tokens for run, tokens in hopeless.items() if run not in found}
+        return found, {run: why for run, why in hopeless.items() if run not in found}
 
     def attempt(self, runs: Sequence[JobRun], work: Callable[[list[JobRun]], T]) -> tuple[T, Hopeless]:
-        """Do the work for these jobs, in shorter passes where the device had no memory; without those for which none is short
-        enough."""
+        """Do the work for these jobs, in shorter passes or with activations recomputed where the device had no memory; without
+        those for which that is not enough."""
         hopeless: Hopeless = {}
         while True:
             left = [run for run in runs if run not in hopeless]
             try:
                 return work(left), hopeless
             except OutOfMemory as error:
-                hopeless |= dict.fromkeys(self.slots.tighten(error.tokens, left), error.tokens)
+                hopeless |= self.slots.tighten(error, left)

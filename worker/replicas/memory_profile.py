@@ -1,14 +1,18 @@
-"""Measures what an executor's memory model needs (ALTO A.3): M = k0 + k1 x tokens + k2 x rows.
+"""Measures what an executor's memory model needs (ALTO A.3): M = k0 + k1 x tokens + k2 x rows, for passes that keep their
+activations and for passes that recompute them.
 
-The first phase is a profile: synthetic passes of several sizes, in rows as long as the task's longest, since attention costs a
-token more in a longer row; on a CPU the tensors' own peak is counted, on a GPU the allocator's is read. It depends on the base
-and the kind of device alone, so it is kept. The second reads what this executor holds and may use. Rows cost what the arena
-takes and, where host memory is what is short, the host copies of an adapter.
+The first phase is a profile: synthetic passes of several sizes. On a CPU the tensors' own peak is counted, in rows as long as
+the task's longest, since attention costs a token more in a longer row. On a GPU the allocator's peak is read, in rows as long
+as the pass: no row costs a token more, so longer ones follow the line, and a task with long rows is judged without a pass over
+them. It is measured before anybody trains on the base, and kept, since it depends on the base and the kind of device alone. A
+pass that finds no memory halves all of them. The second phase reads what this executor holds and may use. Rows cost what the
+arena takes and, where host memory is what is short, the host copies of an adapter.
 """
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+import logging
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -17,16 +21,20 @@ import torch
 
 from contract.wire import BaseModelRef
 from worker.data.object_cache import ObjectCache
+from worker.model.arena import ROW_MULTIPLE
 from worker.model.cuda.device_trainer import DeviceTrainer
-from worker.model.flat_batch import Example, Segment
-from worker.model.plain.trainer import Trainer
+from worker.model.plain.trainer import OutOfMemory, Trainer, probe
 from worker.node.device_discovery import available_memory
 from worker.policy.admission import Capacity, MemoryModel
 from worker.settings import Settings
 
+log = logging.getLogger(__name__)
+
 _PROBE_TOKENS = {"cpu": 256, "cuda": 4608}  # of the smallest pass, at least; shorter ones may be captured on a GPU
+_LEAST_PROBE = 32  # tokens of the smallest pass, below which none is tried
 _SIZES = (1.0, 1.5, 2.0)  # of the passes, in smallest ones
 _LEAST_ROW = 64  # tokens; rows are measured in powers of two from here on
+_MOST_ROW = 1024  # tokens; a line through single rows of these lengths and more bounds what longer ones take
 _HOST_COPIES = 5 * 4  # bytes a column of one row: best weights, and the weights, moments and best of a checkpoint under way
 _PARK_SHARE = {"cpu": 8, "cuda": 4}  # one part in so many of a CPU executor's memory, or of the main memory that is free
 _STEP_TOKENS = {"cpu": 4096, "cuda": 16384}
@@ -49,41 +57,68 @@ class Profile:
         return cls(constant, per_token, residual)
 
 
-def profile_of(trainer: Trainer, base: BaseModelRef, row_tokens: int, scratch: ObjectCache) -> Profile:
-    """Of passes in rows of up to `row_tokens` tokens, read from the scratch folder if it was measured here before."""
-    positions = trainer.backbone.max_positions
-    longest = min(max(row_tokens, _LEAST_ROW, 1 << (row_tokens - 1).bit_length()), max(row_tokens, positions))
+@dataclass(frozen=True)
+class Profiles:
+    """Of both forms of a pass."""
+
+    kept: Profile
+    recomputed: Profile
+
+
+def profiles_of(trainer: Trainer, base: BaseModelRef, row_tokens: int, scratch: ObjectCache) -> Profiles:
+    """For rows of up to `row_tokens` tokens, read from the scratch folder if they were measured here before.
+
+    Raises OutOfMemory where no pass at all finds memory.
+    """
+    longest = _row_class(trainer, row_tokens)
     device = trainer.backbone.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    recompute = isinstance(trainer, DeviceTrainer) and trainer.recompute
-    said = f"profile {base.revision} {base.precision} {name} {recompute} {torch.__version__} {longest}"
+    said = f"profiles {base.revision} {base.precision} {name} {torch.__version__} {longest}"
     key = hashlib.sha256(said.encode()).hexdigest()
-    kept = scratch.find(key)
-    if kept is not None:
-        return Profile(**json.loads(kept.read_text()))
-    made = measured(trainer, longest)
+    known = trainer.profiles.get(key)
+    if known is None:
+        trainer.profiles[key] = known = _read(scratch.find(key)) or _kept(scratch, key, trainer, longest)
+    return known
+
+
+def _kept(scratch: ObjectCache, key: str, trainer: Trainer, longest: int) -> Profiles:
+    made = Profiles(measured(trainer, longest), measured(trainer, longest, recompute=True))
+    trainer.free()  # blocks of the passes' own sizes
     scratch.keep(partial(_write, made), name=key)
     return made
 
 
-def measured(trainer: Trainer, row_tokens: int) -> Profile:
-    """Of passes in rows of `row_tokens` tokens."""
-    least = max(_PROBE_TOKENS[trainer.backbone.device.type], row_tokens)
-    sizes = [round(least * size) for size in _SIZES]
-    return Profile.fitted(sizes, [_pass_bytes(trainer, size, row_tokens) for size in sizes])
+def _read(path: Path | None) -> Profiles | None:
+    if path is None:
+        return None
+    return Profiles(**{form: Profile(**numbers) for form, numbers in json.loads(path.read_text()).items()})
 
 
-def capacity_of(profile: Profile, trainer: Trainer, settings: Settings, replicas: int = 1) -> Capacity:
+def measured(trainer: Trainer, row_tokens: int, recompute: bool = False) -> Profile:
+    """Of passes in rows of `row_tokens` tokens; beyond _MOST_ROW, in single rows of growing length.
+
+    Sizes are halved where they find no memory. Raises OutOfMemory where even the smallest does not.
+    """
+    least = max(_PROBE_TOKENS[trainer.backbone.device.type], min(row_tokens, _MOST_ROW))
+    while True:
+        sizes = [round(least * size) for size in _SIZES]
+        try:
+            seen = [_pass_bytes(trainer, size, size if row_tokens > _MOST_ROW else row_tokens, recompute) for size in sizes]
+            return Profile.fitted(sizes, seen)
+        except OutOfMemory as error:
+            least //= 2
+            if least < _LEAST_PROBE:
+                raise
+            log.warning("no memory to measure a pass of %d tokens; all are halved, from %d on", error.tokens, least)
+
+
+def capacity_of(profiles: Profiles, trainer: Trainer, settings: Settings, replicas: int = 1) -> Capacity:
     """What a replica with this trainer has, one of so many, and what it takes of it as it is now. `park_bytes` are those of
     all of them."""
     device, arena = trainer.backbone.device, trainer.arena
-    constant = profile.constant + profile.residual
-    if isinstance(trainer, DeviceTrainer):
-        constant += profile.per_token * trainer.graph_tokens  # captured passes have a pool of their own
     if device.type == "cuda":
-        fixed = torch.cuda.memory_allocated(device) - arena.rows * arena.bytes_per_row
-        free, _ = torch.cuda.mem_get_info(device)
-        memory = settings.worker_memory_bytes or free + torch.cuda.memory_reserved(device)
+        fixed = held_bytes(trainer)
+        memory = settings.worker_memory_bytes or _free_bytes(device)
         per_row = arena.bytes_per_row
         parked = settings.worker_park_bytes or available_memory() // _PARK_SHARE["cuda"]
     else:
@@ -92,26 +127,66 @@ def capacity_of(profile: Profile, trainer: Trainer, settings: Settings, replicas
         parked = settings.worker_park_bytes or whole // _PARK_SHARE["cpu"]
         memory = fixed + (whole - parked - fixed) // replicas
         per_row = arena.bytes_per_row + _HOST_COPIES * arena.layout.width
-    model = MemoryModel(fixed + constant, profile.per_token, per_row)
+    graph_tokens = trainer.graph_tokens if isinstance(trainer, DeviceTrainer) else 0
+
+    def model(profile: Profile) -> MemoryModel:
+        constant = fixed + profile.constant + profile.residual
+        return MemoryModel(constant, profile.per_token, per_row, captured=profile.per_token * graph_tokens)
+
     tokens = settings.worker_step_tokens or _STEP_TOKENS[device.type]
-    return Capacity(model, memory, tokens, park_bytes=parked)
+    has = Capacity(model(profiles.kept), memory, tokens, park_bytes=parked)
+    return replace(has, recomputed=model(profiles.recomputed))
 
 
-def _write(profile: Profile, path: Path) -> None:
-    path.write_text(json.dumps(asdict(profile)))
+def held_bytes(trainer: Trainer) -> int:
+    """Bytes of the frozen base, as it is held."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in trainer.backbone.tensors()}
+    return sum(storages.values())
 
 
-def _pass_bytes(trainer: Trainer, tokens: int, row_tokens: int) -> int:
-    """What one training pass holds at its peak, beyond what was there before."""
+def memory_of(device: torch.device, settings: Settings) -> int:
+    """Bytes that one copy of a base may take at most."""
+    if settings.worker_memory_bytes is not None:
+        return settings.worker_memory_bytes
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return _resident() + available_memory()
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Bytes of a GPU's memory that this process has or may have."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device)
+
+
+def _row_class(trainer: Trainer, row_tokens: int) -> int:
+    """The length that rows are measured at: one for all on a GPU; on a CPU powers of two, and one for all beyond _MOST_ROW."""
+    positions = trainer.backbone.max_positions
+    if trainer.backbone.device.type == "cuda" or row_tokens > _MOST_ROW:
+        return _MOST_ROW + 1
+    return min(max(row_tokens, _LEAST_ROW, 1 << (row_tokens - 1).bit_length()), max(row_tokens, positions))
+
+
+def _write(profiles: Profiles, path: Path) -> None:
+    path.write_text(json.dumps(asdict(profiles)))
+
+
+def _pass_bytes(trainer: Trainer, tokens: int, row_tokens: int, recompute: bool) -> int:
+    """What one training pass holds at its peak, beyond what was there before; on a GPU with a small adapter, since what the
+    adapters' products read lives longer than the base's own."""
     device = trainer.backbone.device
+    row_tokens = min(row_tokens, trainer.backbone.max_positions)
     if device.type != "cuda":
-        return trainer.activation_bytes(tokens, row_tokens)
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    lengths = [row_tokens] * (tokens // row_tokens) + [tokens % row_tokens]
-    rows = [Example(np.zeros(n + 1, np.int32), np.arange(n + 1) > 0) for n in lengths if n]
-    trainer.train([Segment(None, rows)])
-    return torch.cuda.max_memory_allocated(device) - before
+        return trainer.activation_bytes(tokens, row_tokens, recompute)
+    slot = trainer.arena.attach(ROW_MULTIPLE, ROW_MULTIPLE) if trainer.arena.fits(ROW_MULTIPLE) else None
+    try:
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        trainer.train(probe(tokens, row_tokens, slot), recompute)
+        return torch.cuda.max_memory_allocated(device) - before
+    finally:
+        if slot is not None:
+            trainer.arena.detach(slot)
 
 
 def _resident() -> int:

@@ -71,7 +71,8 @@ def step(trainer: Trainer, runs: Sequence[JobRun], budget: int, tick: Callable[[
                 owners.append(run)
             stepped.work[run.group].tokens += chunk.tokens
             stepped.work[run.group].rows += run.config.rank if chunk.first == 0 else 0
-        sums.extend(zip(owners, trainer.train(segments), strict=True))
+        recompute = any(chunk.job.activations.recompute for chunk in held)
+        sums.extend(zip(owners, trainer.train(segments, recompute), strict=True))
         for group in {chunk.job.group for chunk in held}:
             stepped.work[group].micro_batches += 1
             stepped.work[group].forwards += trainer.forwards - before

@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
-from pathlib import Path
 from typing import TypeVar
 
 from contract.wire import BaseModelRef
@@ -19,6 +18,7 @@ from worker.adapters.parking_lot import ParkingLot
 from worker.data.object_cache import ObjectCache
 from worker.executor.job_run import JobRun
 from worker.executor.placement_preparation import Prepared
+from worker.policy.activations import Need
 from worker.policy.admission import Demand, refusal
 from worker.policy.replica_assignment import Load, deal, takeover
 from worker.replicas.device_replica import Hopeless, Replica, Tick
@@ -51,25 +51,34 @@ class Replicas:
 
     # ---- which job where -------------------------------------------------------------------------------------------
 
-    def widen(self, prepared: Prepared) -> None:
-        """A task came."""
+    def widen(self, group: str, runs: Sequence[JobRun], prepared: Prepared) -> None:
+        """A task came, with these jobs: what they start from or have trained stays where it is until they get a slot."""
+        rows = tuple(run.demand.rows for run in runs)
         for replica, capacity in zip(self._all, prepared.capacities, strict=True):
-            replica.slots.widen(capacity, prepared.data.longest)
+            replica.slots.fit.widen(group, Need(capacity, prepared.data.longest, rows, prepared.activations))
+        for run in runs:
+            run.start = prepared.start
+            if run.index in prepared.checkpoints:
+                self._lot.adopt(run, prepared.checkpoints[run.index][0])
 
-    def refusal(self, demand: Demand) -> str | None:
-        """Why the job could run on no replica, even alone; None if it can."""
+    def narrow(self, group: str) -> None:
+        """A task has left, whose jobs are forgotten."""
+        for replica in self._all:
+            replica.slots.narrow(group)
+
+    def refused(self, runs: Sequence[JobRun]) -> Hopeless:
+        """Those of the jobs that could run on no replica, even alone."""
+        return {run: why for run in runs if (why := self._refusal(run.demand)) is not None}
+
+    def _refusal(self, demand: Demand) -> str | None:
         whys = [refusal(demand, replica.slots.capacity) for replica in self._all]
         return None if None in whys else whys[0]
 
-    def adopt(self, run: JobRun, checkpoint: Path) -> None:
-        """The job's adapter is in this file, and stays there until it gets a slot."""
-        self._lot.adopt(run, checkpoint)
-
-    def admit(self, active: Sequence[JobRun], waiting: Sequence[JobRun]) -> list[JobRun]:
-        """Give slots to the waiting jobs that the policy lets in, which come back. A job that waited in one replica's arena may
-        go on in another's."""
+    def admit(self, active: Sequence[JobRun], waiting: Sequence[JobRun]) -> tuple[list[JobRun], Hopeless]:
+        """Give slots to the waiting jobs that the policy lets in, which come back, and those for which an empty replica has no
+        memory. A job that waited in one replica's arena may go on in another's."""
         dealt = deal(self._loads(active), [run.demand for run in waiting])
-        given = set[JobRun]()
+        given, hopeless = set[JobRun](), Hopeless()
         for replica, demands in zip(self._all, dealt, strict=True):
             keys = {demand.key for demand in demands}
             runs = [run for run in waiting if run in keys]
@@ -77,12 +86,15 @@ class Replicas:
                 if self._home(run) is not replica:
                     self._home(run).slots.evict(run)
                 self._homes[run] = replica
-            replica.slots.give(runs)
-            given.update(runs)
-        return [run for run in waiting if run in given]
+            lacking = replica.slots.give(runs)
+            if replica.slots.empty:
+                hopeless |= lacking
+            given.update(run for run in runs if run not in lacking)
+        return [run for run in waiting if run in given], hopeless
 
-    def even(self, active: Sequence[JobRun]) -> None:
-        """Have replicas that have little left take running jobs over from those that have much more."""
+    def even(self, active: Sequence[JobRun]) -> bool:
+        """Have replicas that have little left take running jobs over from those that have much more. Whether one of them found
+        no memory there, and waits."""
         while (move := takeover(self._loads(active))) is not None:
             (run,) = (run for run in active if run is move.demand.key)
             giver, taker = self._all[move.giver].slots, self._all[move.taker].slots
@@ -90,7 +102,9 @@ class Replicas:
             giver.park(run)
             giver.evict(run)
             self._homes[run] = self._all[move.taker]
-            taker.give([run])
+            if taker.give([run]):
+                return True
+        return False
 
     def note_best(self, run: JobRun, loss: float) -> None:
         self._home(run).slots.note_best(run, loss)

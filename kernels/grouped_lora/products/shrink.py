@@ -107,7 +107,9 @@ def _sum_pieces(pieces_ptr, out_ptr, spans_ptr, blocks_ptr, split_stride, PIECES
         return
     total = tl.zeros((BT, RMAX), tl.float32)
     for piece in tl.static_range(PIECES):
-        total += load_shrunk(pieces_ptr + piece * split_stride, MATS * RMAX, mat * RMAX, start, end, rank, BT, RMAX)
+        total += load_shrunk(
+            pieces_ptr + piece * tl.cast(split_stride, tl.int64), MATS * RMAX, mat * RMAX, start, end, rank, BT, RMAX
+        )
     store_shrunk(out_ptr + mat * RMAX, start, end, MATS * RMAX, rank, total, BT, RMAX)
 
 

@@ -17,6 +17,7 @@ from service.webhooks.webhook_messages import announce
 
 class Kind(StrEnum):
     STATUS = "status"  # {status, reason?, error?, winner_job_id?}: the task has a new status
+    ACTIVATIONS = "activations"  # {recompute, reason}: how training passes hold their activations from here on, and why
     BASE = "base"  # {val_loss}: the base model alone was evaluated
     JOB = "job"  # {job, job_id, status, step, ...}: a job moved or ended
     CURVES = "curves"  # {curves: [{job, series, from_step, to_step, last}]}: these points can be read now

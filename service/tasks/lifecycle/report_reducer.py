@@ -76,6 +76,8 @@ class Record:
         match event:
             case wire.Attached():
                 self._attached(event)
+            case wire.ActivationsChosen():
+                self._news.add(Kind.ACTIVATIONS, {"recompute": event.recompute, "reason": event.reason})
             case wire.BaseEvaluated():
                 self._task.base_val_loss = event.val_loss
                 self._news.add(Kind.BASE, {"val_loss": event.val_loss})

@@ -70,14 +70,16 @@ def test_a_tasks_life_in_events(tenant, new_node, plan):
     task_id = tenant.task()["id"]
     plan()
     placement = node.take(task_id)
-    placement.report(placement.attached(), {"kind": "base_evaluated", "val_loss": 3.0}, moved(0, "warmup"), moved(1, "warmup"))
+    chosen = {"recompute": True, "reason": "activations are computed again in backward: a sequence of 9 tokens"}
+    placement.report(placement.attached(), {"kind": "activations_chosen", **chosen})
+    placement.report({"kind": "base_evaluated", "val_loss": 3.0}, moved(0, "warmup"), moved(1, "warmup"))
     placement.report(points(0, [1, 2]), points(1, [1], [None]), points(0, [3]), points(0, [2], [1.5], "val_loss"))
     placement.report(points(1, [2]), exited(1, 2, "diverging"), placement.adapter(0, 1.25), completed(0))
     events = said(tenant, task_id)
     assert [event["number"] for event in events] == list(range(1, len(events) + 1))
     told = [(event["type"], event["data"]) for event in events]
     assert [data["status"] for kind, data in told if kind == "status"] == ["validating", "queued", "running", "succeeded"]
-    assert ("base", {"val_loss": 3.0}) in told
+    assert told.index(("activations", chosen)) < told.index(("base", {"val_loss": 3.0}))
     curves = [data["curves"] for kind, data in told if kind == "curves"]
     assert curves[0] == [
         {"job": 0, "series": "train_loss", "from_step": 1, "to_step": 3, "last": 2.0 - 3 / 100},

@@ -18,14 +18,14 @@ def small_device(monkeypatch):
     refused = []
 
     def small(real, trains):
-        def within(self, segments):
+        def within(self, segments, *form):
             tokens = sum(example.length for segment in segments for example in segment.examples)
             if tokens > 150:
                 refused.append(tokens)
                 for segment in segments if trains else ():
                     self.arena.grad[segment.slot.used].fill_(float("nan"))
                 raise OutOfMemory(tokens)
-            return real(self, segments)
+            return real(self, segments, *form)
 
         return within
 

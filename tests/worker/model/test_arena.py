@@ -100,7 +100,7 @@ def test_growing_keeps_places_and_contents() -> None:
     assert arena.rows == 24
     assert torch.equal(arena.snapshot(slot).weights, before.weights)
     assert arena.attach(16, 8).row == 8
-    with pytest.raises(ValueError, match="cannot shrink"):
+    with pytest.raises(ValueError, match="cannot grow to 16"):
         arena.grow(16)
 
 
@@ -173,3 +173,32 @@ def test_eight_bit_moments_come_back_from_a_snapshot_to_the_same_codes() -> None
     assert arena.moments.buffers[0][one.used].any()
     arena.detach(one)
     assert not arena.moments.read(one.stored)[0].any()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.sets(st.integers(0, 7)), st.booleans())
+def test_a_compacted_arena_keeps_contents_and_gives_back_the_rest(ranks: list[int], leaving: set[int], coded: bool) -> None:
+    arena = Arena(TARGETS, 8, coded=coded)
+    slots = []
+    for number, rank in enumerate(ranks):
+        if not arena.fits(rank):
+            arena.grow(arena.rows + rows_for(rank))
+        slots.append(arena.attach(rank, 1.0))
+        _learn(arena, slots[-1], range(1 + number, 2 + number))
+    before = {slot: arena.snapshot(slot) for place, slot in enumerate(slots) if place not in leaving}
+    for place, slot in enumerate(slots):
+        if place in leaving:
+            arena.detach(slot)
+    rows = arena.rows
+    given_back = arena.shrink()
+    kept = max(8, arena.rows_used)
+    assert (arena.rows, given_back) == (kept, rows - kept)
+    assert {len(buffer) for buffer in _buffers(arena)} == {kept}
+    assert [slot.row for slot in arena.slots] == [sum(s.rows for s in arena.slots[:at]) for at in range(len(arena.slots))]
+    for slot, state in before.items():
+        now = arena.snapshot(slot)
+        assert torch.equal(now.weights, state.weights)
+        assert torch.equal(now.exp_avg, state.exp_avg)
+        assert torch.equal(now.exp_avg_sq, state.exp_avg_sq)
+        assert not arena.master[slot.row + slot.rank : slot.row + slot.rows].any()
+    assert arena.shrink() == 0

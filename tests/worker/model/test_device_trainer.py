@@ -187,10 +187,10 @@ def test_checkpointing_gives_the_same_gradient_to_rounding() -> None:
     for checkpoint in (False, True):
         backbone = Backbone.of(llama().to(torch.bfloat16), "cuda")
         arena = DeviceArena(backbone.targets, 128, "cuda", torch.bfloat16)
-        trainer = DeviceTrainer(backbone, arena, checkpoint)
+        trainer = DeviceTrainer(backbone, arena)
         slots = fill_slots(trainer)
         at = arena.grad.data_ptr()
-        trainer.train([Segment(slot, examples(index), 0.01) for index, slot in enumerate(slots)])
+        trainer.train([Segment(slot, examples(index), 0.01) for index, slot in enumerate(slots)], checkpoint)
         assert arena.grad.data_ptr() == at
         grads.append(torch.cat([arena.grad[slot.used] for slot in slots]))
     assert error(grads[1], grads[0]) < 5e-3

@@ -11,7 +11,7 @@ from tests.worker.fleet import JOIN_TOKEN
 from worker.data.object_cache import ObjectCache
 from worker.node.device_discovery import available_memory, find_devices
 from worker.replicas.base_loader import load_base
-from worker.replicas.memory_profile import Profile, capacity_of, measured, profile_of
+from worker.replicas.memory_profile import Profile, Profiles, capacity_of, measured, profiles_of
 from worker.settings import Settings, SettingsError
 
 GPUS = "0, GPU-aaaa, NVIDIA H100 80GB HBM3, 81559\n1, GPU-bbbb, NVIDIA A100-SXM4-40GB, 40960\n2, GPU-cccc, NVIDIA T4, 15360\n"
@@ -99,17 +99,20 @@ def test_without_visible_gpus_a_node_has_slots_unless_gpus_were_asked_for(smi):
 def test_the_memory_model_is_measured_and_a_line(tiny_base):
     base = load_base(tiny_base, torch.device("cpu"))
     trainer, arena = base.trainer, base.trainer.arena
-    profile = measured(trainer, 64)
-    capacity = capacity_of(profile, trainer, settings(worker_memory_bytes=2**31))
+    profiles = Profiles(measured(trainer, 64), measured(trainer, 64, recompute=True))
+    capacity = capacity_of(profiles, trainer, settings(worker_memory_bytes=2**31))
     assert capacity.memory_bytes + capacity.park_bytes == 2**31, "parked jobs have their share"
     assert capacity.model.per_row > arena.bytes_per_row
     assert trainer.forwards == 0, "a measurement is no training"
     for tokens in (320, 1024, 2048):
-        predicted = capacity.model.predict(tokens, 0) - capacity.model.predict(64, 0)
-        held = trainer.activation_bytes(tokens, 64) - trainer.activation_bytes(64, 64)
-        assert predicted == pytest.approx(held, rel=0.1)
-    assert measured(trainer, 250).per_token > profile.per_token, "attention costs a token more in a longer row"
-    assert capacity_of(profile, trainer, settings(worker_park_bytes=7)).park_bytes == 7
+        for recompute in (False, True):
+            model = capacity.of(recompute)
+            predicted = model.predict(tokens, 0) - model.predict(64, 0)
+            held = trainer.activation_bytes(tokens, 64, recompute) - trainer.activation_bytes(64, 64, recompute)
+            assert predicted == pytest.approx(held, rel=0.1)
+    assert profiles.recomputed.per_token < profiles.kept.per_token, "each layer's input alone is kept"
+    assert measured(trainer, 250).per_token > profiles.kept.per_token, "attention costs a token more in a longer row"
+    assert capacity_of(profiles, trainer, settings(worker_park_bytes=7)).park_bytes == 7
 
 
 def test_a_profile_says_how_far_it_misses_and_is_never_negative():
@@ -126,11 +129,14 @@ def test_a_profile_says_how_far_it_misses_and_is_never_negative():
 
 def test_a_profile_is_measured_once_for_a_base_and_a_class_of_rows(tiny_base, tmp_path, monkeypatch):
     base, scratch, sizes = load_base(tiny_base, torch.device("cpu")), ObjectCache(tmp_path), []
-    monkeypatch.setattr(
-        "worker.replicas.memory_profile.measured", lambda trainer, row_tokens: sizes.append(row_tokens) or Profile(1, 2, 3)
-    )
-    kept = [profile_of(base.trainer, base.ref, longest, scratch) for longest in (70, 128, 100, 20, 200, 256)]
-    assert sizes == [128, 64, 256]
-    assert set(kept) == {Profile(1, 2, 3)}
-    profile_of(base.trainer, base.ref.model_copy(update={"revision": "0" * 64}), 70, scratch)
-    assert sizes[3:] == [128]
+
+    def noted(trainer, row_tokens, recompute=False):
+        sizes.append((row_tokens, recompute))
+        return Profile(1, 2, 3 + recompute)
+
+    monkeypatch.setattr("worker.replicas.memory_profile.measured", noted)
+    kept = [profiles_of(base.trainer, base.ref, longest, scratch) for longest in (70, 128, 100, 20, 200, 256)]
+    assert sizes == [(size, form) for size in (128, 64, 256) for form in (False, True)]
+    assert set(kept) == {Profiles(Profile(1, 2, 3), Profile(1, 2, 4))}
+    profiles_of(base.trainer, base.ref.model_copy(update={"revision": "0" * 64}), 70, scratch)
+    assert sizes[6:] == [(128, False), (128, True)]

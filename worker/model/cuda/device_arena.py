@@ -18,6 +18,8 @@ from worker.model.arena_layout import Target
 class DeviceArena(Arena):
     """`copy`: the compute copy [rows, W]. A slot in `written` has a gradient; any other slot's gradient rows hold leftovers."""
 
+    _names = ("master", "grad", "copy")
+
     def __init__(
         self, targets: Iterable[Target], rows: int, device: torch.device | str, dtype: torch.dtype, coded: bool = False
     ) -> None:
@@ -55,9 +57,3 @@ class DeviceArena(Arena):
         super().detach(slot)
         self.copy[slot.stored].zero_()
         self.touched(slot)
-
-    def grow(self, rows: int) -> None:
-        super().grow(rows)
-        copy = torch.zeros(self.master.shape, device=self.copy.device, dtype=self.copy.dtype)
-        copy[: self.copy.shape[0]] = self.copy
-        self.copy = copy

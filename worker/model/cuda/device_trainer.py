@@ -7,7 +7,7 @@ large ones are launched one by one (docs/NUMERICS.md has where the two meet).
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -22,11 +22,14 @@ from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_batch import BatchShape, fill, tables, unpack
 from worker.model.cuda.fused_pass import FusedPass, PassResult
 from worker.model.flat_batch import FlatBatch, Segment
+from worker.model.peak_memory import found_no_memory
 from worker.model.plain.trainer import LossSum, Trainer
 from worker.model.row_optimizer import BETAS, EPS, RowUpdate
 
 GRAPH_TOKENS = 4096  # passes of more tokens keep the chip busy while the host launches
 MAX_GRAPHS = 64
+Kind = Literal["kept", "recomputed", "forward"]  # of a pass: a training one keeps its activations or recomputes them
+KEPT, RECOMPUTED, FORWARD = get_args(Kind)
 CAPTURE_AFTER = 8  # of a bucket, at the last of which it is captured: that costs as much as several launched passes
 
 
@@ -38,17 +41,14 @@ class _Graph:
 
 
 class DeviceTrainer(Trainer):
-    """`checkpoint`: keep only each layer's input and compute the layer again in backward."""
-
     arena: DeviceArena
 
-    def __init__(self, backbone: Backbone, arena: DeviceArena, checkpoint: bool = False) -> None:
+    def __init__(self, backbone: Backbone, arena: DeviceArena) -> None:
         super().__init__(backbone, arena)
         self._fused = FusedPass(backbone, arena.layout, backbone.max_positions)
         self.graph_tokens = GRAPH_TOKENS
-        self.recompute = checkpoint
-        self._graphs: OrderedDict[tuple[BatchShape, bool], _Graph] = OrderedDict()
-        self._seen = Counter[tuple[BatchShape, bool]]()  # buckets that are not captured
+        self._graphs: OrderedDict[tuple[BatchShape, Kind], _Graph] = OrderedDict()
+        self._seen = Counter[tuple[BatchShape, Kind]]()  # buckets that are not captured
         self._pool: Any = None  # memory of all graphs: one runs at a time, so their activations share it
         self._side: Any = None  # the stream on which all are captured: memory is shared within one
         self._buffers: tuple[int, int] = (0, 0)
@@ -69,6 +69,14 @@ class DeviceTrainer(Trainer):
     def update(self, updates: Sequence[RowUpdate]) -> list[Tensor]:
         if not updates:
             return []
+        try:
+            with self.here():
+                return self._update(updates)
+        except RuntimeError as error:
+            if not found_no_memory(error):
+                raise
+        # Nothing was updated: the one kernel that writes comes after all allocations. They are small beside what is given back.
+        self.free()
         with self.here():
             return self._update(updates)
 
@@ -77,7 +85,6 @@ class DeviceTrainer(Trainer):
         for update in updates:
             if update.slot not in arena.written:
                 arena.grad[update.slot.used].zero_()
-            arena.written.discard(update.slot)
         rows = np.concatenate([np.arange(update.slot.row, update.slot.row + update.slot.rank) for update in updates])
         ranks = [update.slot.rank for update in updates]
         owner, firsts = np.repeat(np.arange(len(updates)), ranks), np.cumsum([0, *ranks])
@@ -90,6 +97,8 @@ class DeviceTrainer(Trainer):
             arena.layered(buffer) for buffer in (arena.master, arena.grad, arena.copy, *arena.moments.buffers)
         )
         norms = adamw(master, grad, tuple(moments), copy, table, BETAS, EPS)
+        for update in updates:
+            arena.written.discard(update.slot)
         return list(norms[:, 0])
 
     def _up(self, values: np.ndarray) -> Tensor:
@@ -97,18 +106,19 @@ class DeviceTrainer(Trainer):
         narrow = values if values.dtype == np.float32 else values.astype(np.int32)
         return torch.from_numpy(narrow).pin_memory().to(self.backbone.device, non_blocking=True)
 
-    def _abandon(self) -> None:
-        super()._abandon()
+    def free(self) -> None:
+        torch.cuda.synchronize(self.backbone.device)
         self._forget_graphs()
         self._fused.stack.abandon()
+        super().free()
 
-    def _pass(self, segments: Sequence[Segment]) -> list[LossSum]:
-        return self._attempt(segments, grad=True)
+    def _pass(self, segments: Sequence[Segment], recompute: bool) -> list[LossSum]:
+        return self._attempt(segments, RECOMPUTED if recompute else KEPT)
 
     def _look(self, segments: Sequence[Segment]) -> list[LossSum]:
-        return self._attempt(segments, grad=False)
+        return self._attempt(segments, FORWARD)
 
-    def _attempt(self, segments: Sequence[Segment], grad: bool) -> list[LossSum]:
+    def _attempt(self, segments: Sequence[Segment], kind: Kind) -> list[LossSum]:
         order = sorted(range(len(segments)), key=lambda place: _owner(segments[place].slot))
         batch = FlatBatch.of([segments[place] for place in order])
         spans, owners = spans_of(batch.segments, batch.ranges)
@@ -118,10 +128,10 @@ class DeviceTrainer(Trainer):
         shape = BatchShape.of(batch, table)
         host = torch.from_numpy(fill(shape, batch, table)).pin_memory()
         if shape.tokens <= self.graph_tokens:
-            result = self._replay(shape, host, grad)
+            result = self._replay(shape, host, kind)
         else:
-            result = self._launch(shape, host.to(self.backbone.device, non_blocking=True), grad)
-        if grad:
+            result = self._launch(shape, host.to(self.backbone.device, non_blocking=True), kind)
+        if kind != FORWARD:
             self.arena.written.update(owners)
         sums = result.sums.neg()
         found = {
@@ -129,27 +139,27 @@ class DeviceTrainer(Trainer):
         }
         return [found[place] for place in range(len(segments))]
 
-    def _launch(self, shape: BatchShape, flat: Tensor, grad: bool) -> PassResult:
+    def _launch(self, shape: BatchShape, flat: Tensor, kind: Kind) -> PassResult:
         batch, labels = unpack(shape, flat)
         copy = self.arena.layered(self.arena.copy)
-        if not grad:
+        if kind == FORWARD:
             return self._fused.evaluate(batch, labels, copy)
-        return self._fused.train(batch, labels, copy, self.arena.layered(self.arena.grad), self.recompute)
+        return self._fused.train(batch, labels, copy, self.arena.layered(self.arena.grad), kind == RECOMPUTED)
 
-    def _replay(self, shape: BatchShape, host: Tensor, grad: bool) -> PassResult:
+    def _replay(self, shape: BatchShape, host: Tensor, kind: Kind) -> PassResult:
         buffers = (self.arena.copy.data_ptr(), self.arena.grad.data_ptr())
-        if buffers != self._buffers:  # the arena has grown: graphs know the old addresses
+        if buffers != self._buffers:  # the arena has grown or shrunk: graphs know the old addresses
             self._forget_graphs()
             self._buffers = buffers
-        key = (shape, grad)
+        key = (shape, kind)
         if key not in self._graphs:
             self._seen[key] += 1
             if self._seen[key] < CAPTURE_AFTER:
-                return self._launch(shape, host.to(self.backbone.device, non_blocking=True), grad)
+                return self._launch(shape, host.to(self.backbone.device, non_blocking=True), kind)
             del self._seen[key]
             if len(self._graphs) == MAX_GRAPHS:
                 self._graphs.popitem(last=False)
-            self._graphs[key] = self._capture(shape, host, grad)
+            self._graphs[key] = self._capture(shape, host, kind)
         self._graphs.move_to_end(key)
         graph = self._graphs[key]
         graph.inputs.copy_(host, non_blocking=True)
@@ -160,10 +170,10 @@ class DeviceTrainer(Trainer):
         self._graphs.clear()
         self._pool = None
 
-    def _capture(self, shape: BatchShape, host: Tensor, grad: bool) -> _Graph:
+    def _capture(self, shape: BatchShape, host: Tensor, kind: Kind) -> _Graph:
         inputs = host.to(self.backbone.device)
-        run: Callable[[], PassResult] = lambda: self._launch(shape, inputs, grad)  # noqa: E731
-        if grad:
+        run: Callable[[], PassResult] = lambda: self._launch(shape, inputs, kind)  # noqa: E731
+        if kind != FORWARD:
             # The warming pass must leave no trace where gradients add up: a table without adapters' rows does the same
             # launches.
             inputs.zero_()

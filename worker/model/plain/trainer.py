@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from worker.model.arena import Arena, Slot
 from worker.model.arena_layout import KINDS
 from worker.model.backbone import Backbone
 from worker.model.flat_batch import Example, FlatBatch, Segment
-from worker.model.peak_memory import peak_bytes
+from worker.model.peak_memory import found_no_memory, peak_bytes
 from worker.model.row_optimizer import RowUpdate, update_rows
 
 
@@ -32,11 +33,11 @@ class LossSum:
 
 class OutOfMemory(RuntimeError):
     """The device had no memory for a pass. Nothing of it counts, and every gradient of its step is void: the step may be done
-    anew in smaller micro-batches."""
+    anew in smaller micro-batches, or with activations recomputed. recompute: it kept none as it was."""
 
-    def __init__(self, tokens: int) -> None:
+    def __init__(self, tokens: int, recompute: bool = False) -> None:
         super().__init__(f"the device has no memory for a pass of {tokens} tokens")
-        self.tokens = tokens
+        self.tokens, self.recompute = tokens, recompute
 
 
 class Trainer:
@@ -49,6 +50,7 @@ class Trainer:
         self.backbone = backbone
         self.arena = arena
         self.forwards = 0  # training forwards of the backbone since the start
+        self.profiles: dict[str, Any] = {}  # memory profiles that were measured or read, by their key: memory_profile.py
         self._anchor = torch.zeros((), device=backbone.device, requires_grad=True)
 
     def init_adapter(self, slot: Slot, seed: int, modules: Collection[str] = KINDS) -> None:
@@ -62,16 +64,20 @@ class Trainer:
             a_RK.copy_(torch.empty(a_RK.shape).uniform_(-bound, bound, generator=generator))
             b_NR.zero_()
 
-    def train(self, segments: Sequence[Segment]) -> list[LossSum]:
-        """One forward and backward; each adapter's gradient of weight * sum(-log p) is added to the arena's."""
+    def train(self, segments: Sequence[Segment], recompute: bool = False) -> list[LossSum]:
+        """One forward and backward; each adapter's gradient of weight * sum(-log p) is added to the arena's.
+
+        recompute: keep each layer's input alone and compute the layer again in backward (activation checkpointing, Chen et al.
+        2016): a forward more, a fraction of the memory. The same bits on a CPU, the same to rounding on a GPU.
+        """
         self.forwards += 1
-        return self._run(segments, grad=True)
+        return self._run(segments, grad=True, recompute=recompute)
 
     def evaluate(self, segments: Sequence[Segment]) -> list[LossSum]:
         """Losses of a pass without gradients. One that finds no memory is done in two halves, and those in halves, down to
         single rows."""
         try:
-            return self._run(segments, grad=False)
+            return self._run(segments, grad=False, recompute=True)
         except OutOfMemory:
             count = sum(len(segment.examples) for segment in segments)
             if count < 2:
@@ -84,26 +90,29 @@ class Trainer:
         device = self.backbone.device
         return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
-    def _run(self, segments: Sequence[Segment], grad: bool) -> list[LossSum]:
+    def free(self) -> None:
+        """Memory ran out: wait until nothing runs, and give back what is kept only to save time."""
+        if self.backbone.device.type == "cuda":
+            torch.cuda.synchronize(self.backbone.device)
+            torch.cuda.empty_cache()
+
+    def _run(self, segments: Sequence[Segment], grad: bool, recompute: bool) -> list[LossSum]:
         try:
             with self.here():
-                return self._pass(segments) if grad else self._look(segments)
-        except torch.OutOfMemoryError:
-            pass  # left here, so that the tensors of the pass, which its frames hold, are free for what follows
-        self._abandon()
-        torch.cuda.empty_cache()
+                return self._pass(segments, recompute) if grad else self._look(segments)
+        except (RuntimeError, MemoryError) as error:
+            if not found_no_memory(error):
+                raise
+        # Not in the handler, so that the tensors of the pass, which its frames hold, are free for what follows.
+        self.free()
         if grad:
             self.forget(segment.slot for segment in segments if segment.slot is not None)
-        raise OutOfMemory(sum(example.length for segment in segments for example in segment.examples))
+        raise OutOfMemory(sum(example.length for segment in segments for example in segment.examples), recompute)
 
-    def _abandon(self) -> None:
-        """A pass found no memory: wait until nothing of it runs, and keep nothing of it."""
-        torch.cuda.synchronize(self.backbone.device)
-
-    def _pass(self, segments: Sequence[Segment]) -> list[LossSum]:
+    def _pass(self, segments: Sequence[Segment], recompute: bool) -> list[LossSum]:
         batch = FlatBatch.of(segments, self.backbone.device)
         adapters = self.adapters(batch, self.arena.grad)
-        hidden = self.backbone.hidden(self.backbone.embed(batch), batch, adapters, self.arena.layout)
+        hidden = self.backbone.hidden(self.backbone.embed(batch), batch, adapters, self.arena.layout, recompute)
         h_LK = self.backbone.final_norm(hidden[batch.label_rows])
         loss = self.backbone.label_loss(h_LK.detach(), batch.label_tokens, _weights(batch))
         h_LK.backward(loss.dh_LK)
@@ -117,13 +126,19 @@ class Trainer:
             h_LK = self.backbone.final_norm(hidden[batch.label_rows])
             return _sums(self.backbone.label_loss(h_LK, batch.label_tokens, None).nll_L, batch)
 
-    def activation_bytes(self, tokens: int, row_tokens: int = 256) -> int:
-        """Peak bytes of tensors in one training pass of `tokens` tokens in rows of `row_tokens`, adapters aside (measured)."""
-        lengths = [row_tokens] * (tokens // row_tokens) + [tokens % row_tokens]
-        rows = [Example(np.zeros(length + 1, np.int32), np.arange(length + 1) > 0) for length in lengths if length]
-        segments = [Segment(None, rows)]
+    def activation_bytes(self, tokens: int, row_tokens: int = 256, recompute: bool = False) -> int:
+        """Peak bytes of tensors in one training pass of `tokens` tokens in rows of `row_tokens`, adapters aside (measured).
+
+        Raises OutOfMemory.
+        """
+        segments = probe(tokens, row_tokens)
         known = [self.arena.master, self.arena.grad, *self.backbone.tensors()]
-        return peak_bytes(lambda: self._pass(segments), known)
+        try:
+            return peak_bytes(lambda: self._pass(segments, recompute), known)
+        except (RuntimeError, MemoryError) as error:
+            if not found_no_memory(error):
+                raise
+            raise OutOfMemory(tokens, recompute) from None
 
     def update(self, updates: Sequence[RowUpdate]) -> list[Tensor]:
         """One optimizer step per adapter; its gradient is zero afterwards. Returns the gradient norms before clipping."""
@@ -143,6 +158,12 @@ class Trainer:
             if segment.slot is not None and stop > start
         )
         return Adapters(self.arena.master, grad, spans, self._anchor, batch.keys)
+
+
+def probe(tokens: int, row_tokens: int, slot: Slot | None = None) -> list[Segment]:
+    """A pass of the base, or of an adapter, over `tokens` tokens in rows of `row_tokens`, every one of them a label."""
+    lengths = [row_tokens] * (tokens // row_tokens) + [tokens % row_tokens]
+    return [Segment(slot, [Example(np.zeros(n + 1, np.int32), np.arange(n + 1) > 0) for n in lengths if n])]
 
 
 def _halved(segments: Sequence[Segment], count: int) -> tuple[list[Segment], list[Segment]]:

@@ -1,0 +1,175 @@
+"""Rows of 32,768 tokens on the 8B shape, on one GPU of which 80 GB may be used: what the executor chooses, takes and trains.
+
+    python -m benchmarks.long_rows [--commit HASH]
+
+Ours is the real executor over real HTTP with its default settings; only the weights are drawn on the device instead of read.
+Two executors follow each other. The first gets a task of rows that no choice fits into the memory: what counts is how soon it
+says so, with the base's loading and the memory profile before it. The second gets rows of 32,768 tokens and trains them; that
+activations are recomputed is its own choice. The gate runs first, over a row as long as theirs.
+"""
+
+import argparse
+import gc
+import logging
+import math
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from benchmarks.gate import run_gate
+from benchmarks.llama_shapes import LLAMA_8B, LlamaShape, random_backbone
+from benchmarks.result_file import write_result
+from benchmarks.sweep.random_base import TOKENIZER
+from contract import wire
+from tests.worker.corpus import WORDS
+from tests.worker.fleet import Fleet, Reported, placer
+from tests.worker.inside import Inside
+from worker.data.row_reader import reader_of
+from worker.executor import attached_placements
+from worker.model.arena import Arena
+from worker.model.backbone import Backbone
+from worker.model.cuda.device_arena import DeviceArena
+from worker.model.cuda.device_trainer import DeviceTrainer
+from worker.model.plain.trainer import Trainer
+from worker.replicas.base_loader import Base
+
+MEMORY = 80_000_000_000  # bytes; a card of 80 GB has a little more
+POSITIONS = 131072
+TOKENS, TOO_MANY = 32768, 131072  # of a row
+ROWS = 6  # one of which is held out
+RANKS, TOO_HIGH = [16, 32], [256]
+STEPS = 3
+
+
+class Drawn:
+    """Stands in for `worker.replicas.base_loader.load_bases`: weights of a shape, drawn on the device."""
+
+    def __init__(self, shape: LlamaShape, device: str = "cuda") -> None:
+        self._shape, self._device = shape, device
+
+    def __call__(
+        self, ref: wire.BaseModelRef, devices: Sequence[torch.device], coded: bool = False, memory: int | None = None
+    ) -> tuple[Base, ...]:
+        backbone = replace(random_backbone(self._shape, device=self._device), max_positions=POSITIONS)
+        reader = reader_of(AutoTokenizer.from_pretrained(TOKENIZER, local_files_only=True))
+        return (Base(ref, self._trainer(backbone, coded), reader),)
+
+    def _trainer(self, backbone: Backbone, coded: bool) -> Trainer:
+        if backbone.device.type == "cpu":
+            return Trainer(backbone, Arena(backbone.targets, 8, coded=coded))
+        return DeviceTrainer(backbone, DeviceArena(backbone.targets, 8, backbone.device, torch.bfloat16, coded))
+
+
+def rows(tokens: int, seed: int) -> list[dict[str, Any]]:
+    """Rows of at least so many tokens: a word is at least one."""
+    draw = random.Random(seed)
+    return [{"prompt": f"{row}", "completion": " " + " ".join(draw.choices(WORDS, k=tokens))} for row in range(ROWS)]
+
+
+def run(
+    tokens: int, ranks: list[int], folder: Path, attached: Callable[[], None] = lambda: None, **settings: Any
+) -> tuple[Reported, float]:
+    """A task of rows of this length on an executor of its own, and the seconds until all its jobs had ended. `attached` is
+    called once its memory was measured."""
+    fleet = Fleet()
+    base = wire.BaseModelRef(name="random", source=str(folder), revision="0" * 64)
+    try:
+        placement = placer(fleet, base)(
+            {"learning_rate": [1e-4], "rank": ranks, "batch_size": [1]},
+            rows(tokens, tokens),
+            dataset={"validation_fraction": 0.1},
+            training={"max_steps": STEPS, "max_seq_len": tokens},
+            early_exit={"policy": "none", "eval_every": STEPS},
+        )
+        fleet.on_report = lambda reported, report: told(report, attached)
+        inside = Inside(fleet, folder, **{"worker_step_tokens": None, **settings})
+        began = time.monotonic()
+        (reported,) = inside.run(placement)
+        seconds = time.monotonic() - began
+        if fleet.refused or not reported.ended:
+            raise RuntimeError(f"the task did not come to its end: {fleet.refused} {inside.ended}")
+        return reported, seconds
+    finally:
+        fleet.close()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def told(report: wire.Report, attached: Callable[[], None]) -> None:
+    """Progress, as the service hears of it."""
+    for event in report.events:
+        if isinstance(event, wire.Attached):
+            attached()
+        logging.getLogger("benchmarks.long_rows").info("%s", str(event)[:600])
+
+
+def refusal(tokens: int, folder: Path, **settings: Any) -> dict[str, Any]:
+    """A task that is too large. Raises RuntimeError where it is not refused."""
+    reported, seconds = run(tokens, TOO_HIGH, folder, **settings)
+    (failed,) = reported.ended.values()
+    if not isinstance(failed, wire.JobFailed) or "needs" not in failed.error or reported.of(wire.Throughput):
+        raise RuntimeError(f"a task of rows of {tokens} tokens was to be refused before its first step: {failed}")
+    return {"what": f"a task of rows of {tokens} tokens", "seconds": seconds, "said": failed.error}
+
+
+def training(tokens: int, folder: Path, attached: Callable[[], None] = lambda: None, **settings: Any) -> dict[str, Any]:
+    """A task that fits. Raises RuntimeError where a job does not end well or does not recompute by its own choice."""
+    reported, seconds = run(tokens, RANKS, folder, attached, **settings)
+    failed = reported.of(wire.JobFailed)
+    curves = {f"{series} of job {job}": list(curve.values()) for (job, series), curve in reported.curves.items()}
+    broken = [name for name, values in curves.items() if not all(v is not None and math.isfinite(v) for v in values)]
+    chosen = reported.of(wire.ActivationsChosen)
+    if failed or broken or not chosen[-1].recompute:
+        raise RuntimeError(f"the task did not train as it should: {failed} {broken} {chosen}")
+    steps = reported.of(wire.Throughput)
+    steady = [done for done in steps[1:] if done.steps] or steps  # the first step compiles
+    return {
+        "what": f"rows of {tokens} tokens, batch 1, ranks {RANKS}", "seconds": seconds,
+        "tokens": sum(done.tokens for done in steady), "step_seconds": sum(done.seconds for done in steady),
+        "steps": sum(done.steps for done in steps), "chosen": [choice.reason for choice in chosen], "losses": curves,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--commit", help="the commit measured, where the tree is not a checkout")
+    given = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, MEMORY / total))
+    gate = run_gate(TOKENS - 1)
+    print("gate", gate["passed"], round(gate["worst_error"], 3), flush=True)
+    found: list[dict[str, Any]] = []
+    figures: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder, settings = Path(name), {"worker_device": "cuda", "worker_memory_bytes": MEMORY}
+        attached_placements.load_bases = Drawn(LLAMA_8B)
+        found.append(refusal(TOO_MANY, folder / "refused", **settings))
+        print(found[-1], flush=True)
+        figures["refused_s"] = round(found[-1]["seconds"], 2)
+        write_result("long_rows", gate, figures, found, given.commit)
+        before = torch.cuda.memory_allocated() / 1e9  # nothing, if the executor before has let go of all
+        trained = training(TOKENS, folder / "trained", torch.cuda.reset_peak_memory_stats, **settings)
+        trained["before_gb"] = before
+        trained["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
+        trained["reserved_gb"] = torch.cuda.max_memory_reserved() / 1e9
+        found.append(trained)
+        print(trained, flush=True)
+    figures["peak_gb_8b_32k"] = round(trained["peak_gb"], 2)
+    figures["tokens_per_s"] = round(trained["tokens"] / trained["step_seconds"], 1)
+    print(write_result("long_rows", gate, figures, found, given.commit))
+    print(figures)
+
+
+if __name__ == "__main__":
+    main()

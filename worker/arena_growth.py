@@ -1,0 +1,85 @@
+"""Arena rows for an adapter that comes: compacted, grown, given back, within what memory the device turns out to have. Knows no
+jobs: who may be moved away is asked for.
+"""
+
+import logging
+from collections.abc import Callable
+
+from worker.model.arena import Slot, rows_for
+from worker.model.peak_memory import found_no_memory
+from worker.model.plain.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+
+class NoRows(RuntimeError):
+    """The device has no memory for the arena rows of an adapter. The message is for the adapter's owner."""
+
+
+def seated(trainer: Trainer, rank: int, alpha: float, fill: Callable[[Slot], None]) -> Slot:
+    """A slot in rows that are there, filled. Raises NoRows where that finds no memory, and has taken nothing then."""
+    slot = trainer.arena.attach(rank, alpha)
+    try:
+        fill(slot)
+    except (RuntimeError, MemoryError) as error:
+        trainer.arena.detach(slot)
+        if not found_no_memory(error):
+            raise
+    else:
+        return slot
+    trainer.free()
+    raise _no_rows(trainer, rank)
+
+
+def make_room(trainer: Trainer, rank: int, wanted: int, cap: int, evict: Callable[[], bool]) -> None:
+    """Have the arena fit an adapter of this rank: it grows by the rows `wanted`, or by fewer where memory is short.
+
+    evict: frees some rows, and says whether there were any; asked before the arena has more than `cap` rows, and where it
+    cannot grow. Raises NoRows.
+    """
+    arena = trainer.arena
+    while not arena.fits(rank):
+        if arena.rows - arena.rows_used >= rows_for(rank):
+            arena.compact()
+        elif arena.rows_used + wanted > cap and evict():
+            continue
+        elif not _grown(trainer, rows_for(rank), wanted) and not evict():
+            raise _no_rows(trainer, rank)
+
+
+def give_back(trainer: Trainer) -> None:
+    """The arena keeps the rows that adapters are in."""
+    arena = trainer.arena
+    given = arena.shrink()
+    if given:
+        trainer.free()
+        log.info("the arena gives back %d rows, %d MiB; it has %d", given, given * arena.bytes_per_row >> 20, arena.rows)
+
+
+def _grown(trainer: Trainer, least: int, wanted: int) -> bool:
+    """Whether the arena has grown to hold `wanted` rows more than are taken, or half as many, or half of these, or `least`."""
+    arena = trainer.arena
+    arena.compact()
+    wanted = max(least, wanted)
+    while True:
+        try:
+            arena.grow(arena.rows_used + wanted)
+            return True
+        except (RuntimeError, MemoryError) as error:
+            if not found_no_memory(error):
+                raise
+        trainer.free()
+        log.warning("no memory for %d arena rows beside the %d that are taken", wanted, arena.rows_used)
+        if wanted == least:
+            return False
+        wanted = max(least, wanted // 2)
+
+
+def _no_rows(trainer: Trainer, rank: int) -> NoRows:
+    arena, rows = trainer.arena, rows_for(rank)
+    row = arena.bytes_per_row / 2**20
+    return NoRows(
+        f"the device had no memory for the {rows} arena rows of an adapter of rank {rank} ({rows * row:.1f} MiB), beside the "
+        f"{arena.rows_used} rows that others have ({arena.rows_used * row:.1f} MiB) and the base; take a lower rank, "
+        "moments of 8 bits (MOTET_WORKER_MOMENTS=8bit), or a worker with more memory"
+    )

@@ -1,0 +1,118 @@
+"""What one replica may hold for the tasks that are there: its memory model, corrected by passes that found no memory, and how
+many tokens a micro-batch has. Holds no adapters and runs nothing.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from worker.executor.job_run import JobRun
+from worker.model.plain.trainer import OutOfMemory
+from worker.policy.activations import Need, chosen, step_tokens, turned
+from worker.policy.admission import Capacity, refitted, regrown
+
+log = logging.getLogger(__name__)
+
+_QUIET_STEPS = 100  # without trouble, after which micro-batches that were made smaller grow again
+
+
+class MemoryFit:
+    """`capacity`: what is to be used now."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        self.capacity = capacity
+        self._needs: dict[str, Need] = {}  # of the tasks that are here
+        self._asked = capacity.step_tokens  # of a micro-batch, where memory allows it
+        self._most_tokens = capacity.step_tokens  # likewise, for the tasks that are here
+        self._learned: dict[bool, float] = {}  # bytes a token, by form, of passes that found no memory
+        self._quiet = 0  # steps since the last trouble
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence of any task."""
+        return max((need.longest for need in self._needs.values()), default=0)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether every pass computes its activations again."""
+        return bool(self._needs) and all(need.activations.recompute for need in self._needs.values())
+
+    def widen(self, group: str, need: Need) -> None:
+        """A task came. It recomputes activations if what was learned since it was measured makes that what fits."""
+        self._needs[group] = need
+        self._fit()
+        if not need.activations.recompute:
+            need.activations.turn(chosen(self.capacity, need.longest, need.rows))
+            self._fit()
+        kept, again, mib = self.capacity.model, self.capacity.of(True), 2**20
+        log.info(
+            "memory: %d MiB + %.3f MiB a token, recomputed %d MiB + %.3f MiB a token, + %.2f MiB a row, of %d MiB; "
+            "steps of %d tokens",
+            *(kept.predict(0, 0) // mib, kept.per_token / mib, again.predict(0, 0) // mib, again.per_token / mib),
+            *(kept.per_row / mib, self.capacity.usable_bytes // mib, self.capacity.step_tokens),
+        )
+
+    def narrow(self, group: str) -> bool:
+        """A task has left: what it alone made smaller is as before. Whether it was here."""
+        if self._needs.pop(group, None) is None:
+            return False
+        self._fit()
+        return True
+
+    def limit_rows(self, rows: int | None) -> None:
+        """The arena finds no memory beyond so many rows; None: it may try again."""
+        self.capacity = replace(self.capacity, most_rows=rows)
+
+    def tighten(self, error: OutOfMemory, runs: Sequence[JobRun], rows: int) -> dict[JobRun, str]:
+        """A pass of these jobs, beside so many arena rows, found no memory: smaller micro-batches from now on. A task with a
+        sequence as long as the pass recomputes activations from now on, where it kept them.
+
+        Returns the jobs for which there is no such pass, and why: they have a sequence of that length.
+        """
+        self._quiet, long = 0, [run for run in runs if run.data.longest >= error.tokens]
+        may = self.capacity.recomputed is not None and not error.recompute
+        turning = {run.group: run for run in long if may and not run.activations.recompute}
+        lower = refitted(self.capacity, error.tokens, rows, error.recompute)
+        self._learned[error.recompute] = lower.of(error.recompute).per_token
+        self.capacity = replace(lower, step_tokens=self.capacity.step_tokens) if turning else lower
+        for run in turning.values():
+            run.activations.turn(turned(error.tokens))
+        if turning:
+            self._fit()
+        log.warning(
+            "no memory for a pass of %d tokens; steps have %d tokens from now on%s",
+            *(error.tokens, self.capacity.step_tokens),
+            f", and recompute activations for placements {', '.join(turning)}" if turning else "",
+        )
+        return {run: self._hopeless(run, error.tokens) for run in long if run.group not in turning}
+
+    def stepped(self, rows: int) -> bool:
+        """A step found its memory. After many of them, what was made smaller grows again; whether it did just now."""
+        self._quiet += 1
+        if self.capacity.step_tokens == self._most_tokens or self._quiet % _QUIET_STEPS:
+            return False
+        before, most = (
+            self.capacity.step_tokens,
+            step_tokens(self._needs.values(), self.capacity, self._most_tokens, shared=False),
+        )
+        self.capacity = regrown(self.capacity, most, rows, self.recomputes)
+        return self.capacity.step_tokens > before
+
+    def _fit(self) -> None:
+        """The dearest measure of all tasks that are here counts, and what was learned since."""
+        needs, tokens, lowered = self._needs.values(), self.capacity.step_tokens, self.capacity.step_tokens < self._most_tokens
+        has = max((need.capacity for need in needs), key=lambda c: c.model.per_token, default=self.capacity)
+        self._most_tokens = step_tokens(needs, has, self._asked)
+        for recompute, per_token in self._learned.items():
+            model = has.of(recompute)
+            has = has.having(recompute, replace(model, per_token=max(model.per_token, per_token)))
+        tokens = min(tokens, self._most_tokens) if lowered else self._most_tokens
+        self.capacity = replace(has, step_tokens=step_tokens(needs, has, tokens, shared=False), most_rows=None)
+
+    def _hopeless(self, run: JobRun, tokens: int) -> str:
+        form = "with activations computed again in backward" if run.activations.recompute else "with its activations kept"
+        usable, memory = (number >> 20 for number in (self.capacity.usable_bytes, self.capacity.memory_bytes))
+        return (
+            f"its sequences are up to {run.data.longest} tokens long, and the device had no memory for a pass of {tokens} "
+            f"{form}; this worker may use {usable} MiB of {memory}; take a lower max_seq_len, or a worker with more memory"
+        )
