@@ -59,6 +59,7 @@ class NodeRegistration(Message):
     credential: Annotated[str, Field(pattern=r"^nc_[A-Za-z0-9_-]{43,100}$")] | None = None
     devices: Annotated[list[Device], Field(min_length=1, max_length=64)]
     versions: dict[str, str] = Field(default={})
+    capabilities: list[str] | None = None  # contract.capabilities; a worker of 0.1.0 does not say
 
 
 class NodeWelcome(Message):
@@ -67,6 +68,7 @@ class NodeWelcome(Message):
     stream: str  # the Redis stream of this node's hints
     heartbeat_seconds: float
     lease_seconds: float
+    protocol: int = 1  # of the service; one of 0.1.0 does not say
 
 
 class Pulse(Message):
@@ -79,8 +81,14 @@ class Pulse(Message):
 
 
 class Heartbeat(Message):
+    """`applied_version` is that of the desired state which the daemon last acted upon, `applied_age` how long ago it did. Both
+    are left out before the first, and by a worker of 0.1.0."""
+
+    protocol: int = PROTOCOL
     boot_id: str
     pulses: list[Pulse] = Field(default=[])
+    applied_version: int | None = None
+    applied_age: Annotated[float, Field(ge=0)] | None = None
 
 
 class LeaseGrant(Message):
@@ -353,11 +361,15 @@ class ReportAck(Message):
 
 
 class PlacementsLost(Message):
-    """From the daemon: executors that died, or would not detach, took these placements with them."""
+    """From the daemon: executors that died, or would not detach, took these placements with them.
+
+    With `refused` the daemon could not read them, so no executor had them; another node may.
+    """
 
     reason: RequeueReason
     fences: dict[str, int]  # placement id -> the fence it was lost under
     detail: Annotated[str, Field(max_length=2000)] = ""
+    refused: bool = False
 
 
 class UploadRequest(Message):

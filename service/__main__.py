@@ -13,6 +13,7 @@ from sqlalchemy.exc import OperationalError
 from service import json_logging
 from service.database import schema
 from service.settings import Settings, SettingsError, complain
+from service.thread_guard import end_process_with_its_threads
 
 # each takes the settings and returns when its work is done
 _COMMANDS = {
@@ -37,6 +38,7 @@ def main(arguments: list[str]) -> int:
     try:
         settings = Settings.load()
         json_logging.configure(settings.secrets)
+        end_process_with_its_threads()
         _run(arguments[0], settings)
     except (SettingsError, schema.SchemaBehind) as error:
         complain(str(error))

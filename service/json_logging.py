@@ -152,6 +152,10 @@ class _Aside(QueueHandler):
             sys.stderr.write("".join(f"{line}\n" for line in lines))
             sys.stderr.flush()
 
+    def flush(self) -> None:
+        """Write what waits now, in the caller's thread."""
+        self._write()
+
     def _stop(self) -> None:
         self._over.set()
         self._some.set()

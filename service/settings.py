@@ -108,6 +108,7 @@ class Settings(BaseSettings):
     lease_seconds: Seconds = 90
     reconcile_seconds: Seconds = 5
     stall_seconds: Seconds = 120
+    quarantine_seconds: Seconds = 60  # how long a node that lost three placements in a row takes nothing, the first time
     fair_share_half_life_seconds: Seconds = 4 * 3600  # after which use counts half
     preempt_after_seconds: Seconds = 600  # a tenant under its share waits so long before it takes GPUs back
 

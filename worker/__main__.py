@@ -5,10 +5,12 @@ import sys
 from worker.node.daemon import serve
 from worker.settings import SettingsError
 from worker.stderr_logging import log_to_stderr
+from worker.thread_guard import end_process_with_its_threads
 
 
 def main() -> int:
     log_to_stderr()
+    end_process_with_its_threads()
     try:
         return serve()
     except SettingsError as error:

@@ -5,11 +5,13 @@ A call is one request. It returns the answer or raises: `Unreachable` is worth a
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from urllib.parse import urljoin
 
 import httpx
+from pydantic import ValidationError
 
 from contract.strict import Message
 from contract.wire import (
@@ -18,6 +20,7 @@ from contract.wire import (
     HeartbeatAnswer,
     NodeRegistration,
     NodeWelcome,
+    Placement,
     PlacementsLost,
     Report,
     ReportAck,
@@ -43,6 +46,10 @@ class Refused(LinkError):
     def __init__(self, status: int, code: str, message: str, body: dict[str, Any]) -> None:
         super().__init__(message)
         self.status, self.code, self.body = status, code, body
+
+
+class Unreadable(LinkError):
+    """The service answered in words that this worker does not understand."""
 
 
 class NodeUnknown(Refused):
@@ -83,13 +90,53 @@ def _answer(response: httpx.Response) -> httpx.Response:
         raise Unreachable(f"{where}: {response.status_code}")
     try:
         body = response.json()
-    except json.JSONDecodeError:
+    except ValueError:  # no JSON, or not even text
         body = {}
     body = body if isinstance(body, dict) else {}
     code = str(body.get("code", ""))
     said = body.get("detail") or response.text[:_SAYS]
     message = f"{where}: {response.status_code} {code} {said}".rstrip()
     raise _REFUSALS.get(code, Refused)(response.status_code, code, message, body)
+
+
+M = TypeVar("M", bound=Message)
+
+
+def _read(kind: type[M], content: bytes) -> M:
+    try:
+        return kind.model_validate_json(content)
+    except ValidationError as error:
+        raise Unreadable(f"the service's {kind.__name__} cannot be read: {in_words(error)}") from None
+
+
+def in_words(error: ValidationError) -> str:
+    """The first thing that is wrong, and where, in one line."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'the message'}: {first['msg']}"
+
+
+@dataclass(frozen=True)
+class UnreadPlacement:
+    """A placement of a desired state that this worker cannot read, and why."""
+
+    placement_id: str
+    fence: int
+    why: str
+
+
+def _desired(content: bytes) -> tuple[DesiredState, list[UnreadPlacement]]:
+    """Each placement is read by itself, so that one that cannot be read holds up no other."""
+    try:
+        said = json.loads(content)
+        given, read, unread = said["placements"], [], []
+        for one in given:
+            try:
+                read.append(Placement.model_validate_json(json.dumps(one)))
+            except ValidationError as error:
+                unread.append(UnreadPlacement(str(one["placement_id"]), int(one["fence"]), in_words(error)))
+        return DesiredState(version=said["version"], placements=read), unread
+    except (ValueError, KeyError, TypeError) as error:
+        raise Unreadable(f"the service's desired state cannot be read: {error!r}") from None
 
 
 class _Link:
@@ -125,14 +172,15 @@ class NodeLink(_Link):
 
     def register(self, bearer: str, registration: NodeRegistration) -> NodeWelcome:
         """`bearer`: a join token, or the node's credential."""
-        return NodeWelcome.model_validate_json(self._send("POST", "nodes", bearer, registration).content)
+        return _read(NodeWelcome, self._send("POST", "nodes", bearer, registration).content)
 
     def heartbeat(self, node_id: str, credential: str, heartbeat: Heartbeat) -> HeartbeatAnswer:
         answer = self._send("POST", f"nodes/{node_id}/heartbeats", credential, heartbeat)
-        return HeartbeatAnswer.model_validate_json(answer.content)
+        return _read(HeartbeatAnswer, answer.content)
 
-    def desired(self, node_id: str, credential: str) -> DesiredState:
-        return DesiredState.model_validate_json(self._send("GET", f"nodes/{node_id}/desired", credential).content)
+    def desired(self, node_id: str, credential: str) -> tuple[DesiredState, list[UnreadPlacement]]:
+        """What the node should run, as far as it can be read, and what cannot."""
+        return _desired(self._send("GET", f"nodes/{node_id}/desired", credential).content)
 
     def lost(self, node_id: str, credential: str, lost: PlacementsLost) -> None:
         self._send("POST", f"nodes/{node_id}/lost", credential, lost)
@@ -143,7 +191,7 @@ class PlacementLink(_Link):
 
     def report(self, placement_id: str, token: str, report: Report) -> ReportAck:
         answer = self._send("POST", f"placements/{placement_id}/reports", token, report)
-        return ReportAck.model_validate_json(answer.content)
+        return _read(ReportAck, answer.content)
 
     def file(self, placement_id: str, token: str, file_id: str) -> Iterator[bytes]:
         """The bytes of one of the task's files, in blocks."""
@@ -155,7 +203,7 @@ class PlacementLink(_Link):
 
     def grant(self, placement_id: str, token: str, request: UploadRequest) -> UploadGrant:
         answer = self._send("POST", f"placements/{placement_id}/uploads", token, request)
-        return UploadGrant.model_validate_json(answer.content)
+        return _read(UploadGrant, answer.content)
 
     def put(self, grant: UploadGrant, path: Path) -> None:
         """Send a file to where the grant says."""

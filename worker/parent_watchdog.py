@@ -1,6 +1,5 @@
 """Ends this process when the daemon does: reads commands from the daemon's pipe, and exits when it closes."""
 
-import logging
 import os
 import signal
 import sys
@@ -11,8 +10,7 @@ from typing import TypeVar
 from pydantic import TypeAdapter
 
 from worker.pipe_messages import read
-
-log = logging.getLogger(__name__)
+from worker.thread_guard import end_process_with_its_threads
 
 T = TypeVar("T")
 
@@ -24,7 +22,7 @@ def exit_with_parent(messages: TypeAdapter[T], obey: Callable[[T], None]) -> Non
     on a child's end.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.excepthook = _thread_died
+    end_process_with_its_threads()
 
     def follow() -> None:
         for message in read(sys.stdin.fileno(), messages):
@@ -32,8 +30,3 @@ def exit_with_parent(messages: TypeAdapter[T], obey: Callable[[T], None]) -> Non
         os._exit(0)
 
     threading.Thread(target=follow, name="daemon's pipe", daemon=True).start()
-
-
-def _thread_died(args: threading.ExceptHookArgs) -> None:
-    log.critical("thread %s died", args.thread and args.thread.name, exc_info=args.exc_value)
-    os._exit(1)

@@ -100,11 +100,14 @@ class Beating(Message):
 
 
 class Pulses(Message):
-    """All placements of the node. With `now` a heartbeat is sent at once."""
+    """All placements of the node, and which desired state the daemon acted upon last, when. With `now` a heartbeat is sent
+    at once."""
 
     kind: Literal["pulses"] = "pulses"
     placements: list[Beating]
     now: bool = False
+    applied_version: int | None = None
+    applied_at: float = 0.0
 
 
 Wish = Annotated[Identity | Pulses, Field(discriminator="kind")]

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from sqlalchemy import DateTime, delete, func, select
+from sqlalchemy import ColumnElement, DateTime, delete, func, select
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
@@ -22,6 +22,7 @@ from service.database.engine import clock
 from service.fleet.models import Node, Placement
 from service.fleet.nodes import lose
 from service.fleet.placements import FINISHED, end_placement, live_placement, lock_placement, release
+from service.fleet.quarantine import Loss
 from service.scheduler.explain.waiting_text import NOT_BEFORE
 from service.scheduler.models import Plan, PlanRequest
 from service.scheduler.planner import replan
@@ -39,6 +40,7 @@ log = logging.getLogger(__name__)
 _SWEEP_SECONDS = 600.0
 _OUTLASTED = timedelta(seconds=15)
 _LOOKED_AT = timedelta(seconds=30)
+_LATELY = timedelta(minutes=10)
 _PLANS_KEPT = 1000
 
 
@@ -78,9 +80,12 @@ def give_up_silent_nodes(parts: Dependencies) -> None:
             request_plan(session, parts.queue, "node_lost")
     with parts.db.begin() as session:
         on_lost = select(Placement.id, Node.name).join(Node, Node.id == Placement.node_id)
-        left = session.execute(on_lost.where(Placement.ended_at.is_(None), Node.status == "lost")).all()
+        left = session.execute(on_lost.where(Placement.ended_at.is_(None), Node.status == "lost").order_by(Node.name)).all()
+    counted = ""
     for placement_id, name in left:
-        lose(parts, placement_id, RequeueReason.NODE_LOST, f"node {name} was lost")
+        loss = None if name == counted else Loss.NODE
+        if lose(parts, placement_id, RequeueReason.NODE_LOST, f"node {name} was lost", loss):
+            counted = name  # its silence is one loss, however much it ran
 
 
 def end_expired_leases(parts: Dependencies) -> None:
@@ -98,7 +103,7 @@ def end_expired_leases(parts: Dependencies) -> None:
             reason = RequeueReason.NODE_LOST if silent else RequeueReason.EXECUTOR_LOST
             detail = "the node never took the placement up" if silent else "the executor's lease ran out"
             log.warning("task %s leaves node %s: %s", task.id, placement.node_id, detail)
-            release(session, parts, task, placement, reason, detail)
+            release(session, parts, task, placement, reason, detail, Loss.UNTAKEN if silent else Loss.EXECUTOR)
 
 
 def requeue_running_without_placement(parts: Dependencies) -> None:
@@ -162,10 +167,20 @@ def plan_what_time_has_changed(parts: Dependencies) -> None:
         waits = select(Task.id).where(Task.status == TaskStatus.QUEUED)
         if session.scalar(select(released.exists())):
             request_plan(session, parts.queue, "task_released")
+        elif session.scalar(select(_rest_over(now, now - _LATELY) & waits.exists())):
+            request_plan(session, parts.queue, "rest_over")
         elif session.scalar(select(outlasted.exists() & waits.exists())):
             request_plan(session, parts.queue, "end_outlasted")
         elif _bound_passed(session, parts.settings, now):
             request_plan(session, parts.queue, "bound_passed")
+
+
+def _rest_over(now: datetime, since: datetime) -> ColumnElement[bool]:
+    """Whether a node's rest, or a task's from a node, ended after `since` and after the last plan."""
+    planned = func.greatest(select(func.max(Plan.created_at)).scalar_subquery(), since)
+    node = select(Node.id).where(Node.status == "ready", Node.rests_until <= now, Node.rests_until > planned)
+    task = select(Task.id).where(Task.status == TaskStatus.QUEUED, Task.retry_at <= now, Task.retry_at > planned)
+    return node.exists() | task.exists()
 
 
 def _bound_passed(session: Session, settings: Settings, now: datetime) -> bool:

@@ -12,12 +12,14 @@ from sqlalchemy.orm import Session
 from contract.strict import Strict
 from contract.wire import Device
 from service.app_state import Works
-from service.database.engine import Database
+from service.database.engine import Database, clock
 from service.fleet import model_catalog, models, node_drain
+from service.fleet.quarantine import Trouble, trouble_of
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.problems import NotFound, shown
 from service.http.response_schemas import problems
 from service.scheduler.models import Plan
+from service.settings import Settings
 from service.tenants.authentication import AdminDb, Db, Reader
 
 router = APIRouter(prefix="/v1", responses=problems(401, 403, 422))
@@ -60,9 +62,20 @@ class NodeResource(BaseModel):
     object: Literal["node"] = "node"
     id: str
     name: str
-    status: str = Field(description="ready, or lost after it missed its heartbeats")
+    status: str = Field(
+        description=(
+            "ready; lost after it missed its heartbeats; quarantined after it lost three placements in a row; resting for a "
+            "moment after a loss; not_applying where its heartbeats come but it does not act upon what it should run"
+        )
+    )
+    trouble: str | None = Field(description="Why it is not ready, or what it lost lately, in a sentence")
     devices: list[Device]
     versions: dict[str, str]
+    protocol: int = Field(description="Of the internal API, as it speaks it")
+    capabilities: list[str] | None = Field(description="Fields and choices of specs that it understands; null: as of 0.1.0")
+    losses: int = Field(description="Placements lost here in a row, since one last brought something to safety")
+    rests_until: datetime | None = Field(description="It takes nothing before")
+    quarantined_at: datetime | None
     tokens_per_second: dict[str, float] = Field(description="Trained on each device, by base model, as measured")
     running: list[RunningTask]
     joined_at: datetime
@@ -138,7 +151,7 @@ def allow_model(new: NewModel, db: AdminDb) -> ModelResource:
 )
 def drain_node(node_id: str, db: AdminDb, parts: Works, how: Draining | None = None) -> NodeResource:
     node_drain.drain(replace(parts, db=db), node_id, evict=how is not None and how.evict)
-    return _found(db, node_id)
+    return _found(db, parts.settings, node_id)
 
 
 @router.post(
@@ -146,18 +159,19 @@ def drain_node(node_id: str, db: AdminDb, parts: Works, how: Draining | None = N
     tags=["admin"],
     operation_id="undrain_node",
     summary="Let a node take tasks again",
+    description="It is no longer drained; if it was quarantined, its losses are forgotten.",
     responses=problems(404),
 )
 def undrain_node(node_id: str, db: AdminDb, parts: Works) -> NodeResource:
     node_drain.undrain(replace(parts, db=db), node_id)
-    return _found(db, node_id)
+    return _found(db, parts.settings, node_id)
 
 
 @router.get("/admin/nodes", tags=["admin"], operation_id="list_nodes", summary="List the fleet's nodes by name")
-def list_nodes(db: AdminDb) -> Page[NodeResource]:
+def list_nodes(db: AdminDb, parts: Works) -> Page[NodeResource]:
     with db.begin() as session:
         nodes = list(session.scalars(select(models.Node).order_by(func.lower(models.Node.name))))
-        return Page(data=_nodes(session, nodes), next_cursor=None)
+        return Page(data=_nodes(session, parts.settings, nodes), next_cursor=None)
 
 
 @router.get("/admin/plans", tags=["admin"], operation_id="list_plans", summary="List the scheduler's plans, the newest first")
@@ -166,27 +180,35 @@ def list_plans(db: AdminDb, cursor: Cursor = None, limit: Limit = 20) -> Page[Pl
         return page(session, select(Plan), Plan, cursor, limit, lambda rows: [PlanResource.of(plan) for plan in rows])
 
 
-def _found(db: Database, node_id: str) -> NodeResource:
+def _found(db: Database, settings: Settings, node_id: str) -> NodeResource:
     with db.begin() as session:
-        return _nodes(session, [session.get_one(models.Node, node_id)])[0]
+        return _nodes(session, settings, [session.get_one(models.Node, node_id)])[0]
 
 
-def _nodes(session: Session, nodes: list[models.Node]) -> list[NodeResource]:
+def _nodes(session: Session, settings: Settings, nodes: list[models.Node]) -> list[NodeResource]:
     ids = [node.id for node in nodes]
     live = select(models.Placement).where(models.Placement.ended_at.is_(None), models.Placement.node_id.in_(ids))
     running: dict[str, list[RunningTask]] = {node.id: [] for node in nodes}
     for one in session.scalars(live):
         running[one.node_id].append(RunningTask(task_id=one.task_id, device_indexes=one.device_indexes, since=one.created_at))
-    return [_node(node, running[node.id]) for node in nodes]
+    now = clock(session)
+    return [_node(node, running[node.id], trouble_of(node, now, settings)) for node in nodes]
 
 
-def _node(node: models.Node, running: list[RunningTask]) -> NodeResource:
+def _node(node: models.Node, running: list[RunningTask], trouble: Trouble | None) -> NodeResource:
+    lost = node.status != "ready"
     return NodeResource(
         id=node.id,
         name=node.name,
-        status=node.status,
+        status=node.status if lost or trouble is None else trouble.status,
+        trouble=None if trouble is None or (lost and trouble.status == "not_applying") else trouble.sentence,
         devices=[Device.model_validate(device) for device in node.devices],
         versions=node.versions,
+        protocol=node.protocol,
+        capabilities=node.capabilities,
+        losses=len(node.losing),
+        rests_until=node.rests_until,
+        quarantined_at=node.quarantined_at,
         tokens_per_second=node.tokens_per_second,
         running=running,
         joined_at=node.joined_at,

@@ -7,6 +7,12 @@ class JoinRefused(Unauthorized):
     code, title = "join_refused", "The node may not join"
 
 
+class ProtocolUnsupported(Conflict):
+    """The peer is more than one version of the protocol away; one of the two has to be upgraded."""
+
+    code, title = "protocol_unsupported", "The versions are too far apart"
+
+
 class NodeUnknown(Unauthorized):
     """The daemon ends its executors and registers anew."""
 

@@ -52,6 +52,7 @@ def read_folder(name: str, source: str) -> BaseModel:
         source=str(folder),
         revision=revision,
         architecture=_of(config, "architectures", list, lambda found: str(found[0])),
+        model_type=kind,
         parameters=parameters,
         max_position=_of(config, "max_position_embeddings", int, int),
         enabled=True,
@@ -77,7 +78,8 @@ def allow(session: Session, found: BaseModel) -> BaseModel:
                 tasks=tasks,
             )
     known.source, known.revision, known.enabled = found.source, found.revision, True
-    known.architecture, known.parameters, known.max_position = found.architecture, found.parameters, found.max_position
+    known.architecture, known.model_type = found.architecture, found.model_type
+    known.parameters, known.max_position = found.parameters, found.max_position
     return known
 
 

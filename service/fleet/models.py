@@ -16,6 +16,7 @@ class BaseModel(Base):
     source: Mapped[str] = mapped_column(Text)  # a folder that every node has
     revision: Mapped[str] = mapped_column(String(64))  # sha256 over its safetensors files
     architecture: Mapped[str] = mapped_column(String(64))
+    model_type: Mapped[str | None] = mapped_column(String(64))  # of its config.json; null: allowed before this was kept
     parameters: Mapped[Big]
     max_position: Mapped[int]
     enabled: Mapped[bool] = mapped_column(default=True)
@@ -37,6 +38,16 @@ class Node(Base):
     joined_at: Mapped[Now]
     heartbeat_at: Mapped[Now]
     drained_at: Mapped[At | None]  # since when it takes nothing new; outlives a new boot
+    protocol: Mapped[int] = mapped_column(default=1, server_default="1")
+    capabilities: Mapped[list[str] | None] = mapped_column(JSONB(none_as_null=True))  # null: it did not say (contract)
+    applied_version: Mapped[Big | None]  # of its desired state, as it says,
+    applied_at: Mapped[At | None]  # and when it acted upon that
+    behind_since: Mapped[At | None]  # since when it has acted upon an older one than there is
+    losing: Mapped[list[str]] = mapped_column(JSONB, default=list, server_default=text("'[]'"))  # tasks lost here in a row
+    proved_at: Mapped[At | None]  # when a placement here last brought something to safety
+    rests_until: Mapped[At | None]  # it takes nothing before
+    quarantined_at: Mapped[At | None]
+    quarantine_reason: Mapped[str | None] = mapped_column(Text)
 
 
 class JoinToken(Base):

@@ -8,6 +8,7 @@ from service.background.dependencies import Dependencies
 from service.database.engine import clock
 from service.fleet.models import Node, Placement
 from service.fleet.placements import ask_to_leave, lock_placement
+from service.fleet.quarantine import mend
 from service.http.problems import NotFound, shown
 from service.scheduler.state.plan_requests import request_plan
 
@@ -35,12 +36,14 @@ def drain(parts: Dependencies, node_id: str, evict: bool) -> None:
 
 
 def undrain(parts: Dependencies, node_id: str) -> None:
-    """Let the node take tasks again. Raises NotFound."""
+    """Let the node take tasks again; a quarantine is lifted too, and its losses are forgotten. Raises NotFound."""
     with parts.db.begin() as session:
         node = _locked(session, node_id)
         if node.drained_at is not None:
             node.drained_at = None
             request_plan(session, parts.queue, "node_undrained")
+        if mend(node):
+            request_plan(session, parts.queue, "node_mended")
 
 
 def _locked(session: Session, node_id: str) -> Node:

@@ -3,21 +3,23 @@
 import logging
 from datetime import datetime
 
-from sqlalchemy import Select, select, update
+from sqlalchemy import Select, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
+from contract.protocol import refusal
 from contract.states import RequeueReason
-from contract.wire import Heartbeat, HeartbeatAnswer, LeaseGrant, NodeRegistration, NodeWelcome, PlacementsLost, Pulse
+from contract.wire import PROTOCOL, Heartbeat, HeartbeatAnswer, LeaseGrant, NodeRegistration, NodeWelcome, PlacementsLost, Pulse
 from service.background.dependencies import Dependencies
 from service.background.wakeups import stream_of
 from service.database.engine import clock, new_id
 from service.fleet import join_tokens
 from service.fleet.credentials import check_node, hash_of, mint_credential, placement_token
-from service.fleet.errors import NodeUnknown
+from service.fleet.errors import NodeUnknown, ProtocolUnsupported
 from service.fleet.lease_clock import lease_until
 from service.fleet.models import Node, Placement
 from service.fleet.placements import lock_placement, release
+from service.fleet.quarantine import Loss, note_applied, trouble_of
 from service.scheduler.state.plan_requests import request_plan
 from service.settings import Settings
 
@@ -30,9 +32,12 @@ def register(parts: Dependencies, said: NodeRegistration, bearer: str | None) ->
     """Take a node into the fleet under a new credential. Whatever the service thought it ran is lost first. Raises JoinRefused.
 
     A daemon registers when it runs nothing: as it starts, or after it ended all executors. It proposes its credential, so that
-    one whose answer got lost can register again.
+    one whose answer got lost can register again. One that is quarantined is tried with a task at once, unless the boot before
+    it ended with a placement in hand.
     """
+    check_protocol(said.protocol, f"node {said.name} (motet {said.versions.get('motet', 'of a version that it does not say')})")
     credential = said.credential or mint_credential()
+    loss: Loss | None = Loss.NODE
     while True:
         with parts.db.begin() as session:
             node = session.scalar(_named(said.name))
@@ -44,6 +49,8 @@ def register(parts: Dependencies, said: NodeRegistration, bearer: str | None) ->
                 if token is not None:
                     token.used_at = clock(session)
                 _welcome(session, node, said, hash_of(credential))
+                if loss is not None and node.quarantined_at is not None:
+                    node.rests_until = node.joined_at
                 request_plan(session, parts.queue, "node_joined")
                 log.info("node %s joined as %s with %d devices", node.name, node.id, len(said.devices))
                 return NodeWelcome(
@@ -52,9 +59,17 @@ def register(parts: Dependencies, said: NodeRegistration, bearer: str | None) ->
                     stream=stream_of(node.id),
                     heartbeat_seconds=parts.settings.heartbeat_seconds,
                     lease_seconds=parts.settings.lease_seconds,
+                    protocol=PROTOCOL,
                 )
         for placement_id in left:
-            lose(parts, placement_id, RequeueReason.NODE_LOST, f"node {said.name} started anew")
+            if lose(parts, placement_id, RequeueReason.NODE_LOST, f"node {said.name} started anew", loss):
+                loss = None  # one start is one loss, however much it took along
+
+
+def check_protocol(theirs: int, they: str) -> None:
+    """Raise ProtocolUnsupported if whoever speaks this version of the protocol cannot be understood."""
+    if (why := refusal(PROTOCOL, theirs, they)) is not None:
+        raise ProtocolUnsupported(f"{why}.")
 
 
 def _named(name: str) -> Select[Node]:
@@ -75,6 +90,8 @@ def _live(session: Session, node_id: str) -> list[str]:
 
 def _welcome(session: Session, node: Node, said: NodeRegistration, credential_hash: bytes) -> None:
     node.boot_id, node.status, node.versions = said.boot_id, "ready", said.versions
+    node.protocol, node.capabilities = said.protocol, said.capabilities
+    node.applied_version = node.applied_at = node.behind_since = None
     node.devices = [device.model_dump(mode="json") for device in said.devices]
     node.credential_hash = credential_hash
     node.desired_version += 1
@@ -86,6 +103,7 @@ def heartbeat(parts: Dependencies, node_id: str, bearer: str | None, said: Heart
 
     The lease of one that was asked to leave is told, and no longer renewed.
     """
+    check_protocol(said.protocol, f"node {node_id}")
     with parts.db.begin() as session:
         node = check_node(session, node_id, bearer)
         if node.boot_id != said.boot_id:
@@ -102,9 +120,9 @@ def heartbeat(parts: Dependencies, node_id: str, bearer: str | None, said: Heart
                     placement.lease_until = lease_until(now, parts.settings)
                 leases.append(_grant(parts.settings, placement, now))
         session.flush()
-        version = _beat(session, node, now)
+        version = _beat(parts, session, node, said, now)
     for placement_id, detail in stalled:
-        lose(parts, placement_id, RequeueReason.EXECUTOR_LOST, detail)
+        lose(parts, placement_id, RequeueReason.EXECUTOR_LOST, detail, Loss.EXECUTOR)
     return HeartbeatAnswer(leases=leases, desired_version=version)
 
 
@@ -131,33 +149,41 @@ def _grant(settings: Settings, placement: Placement, now: datetime) -> LeaseGran
     )
 
 
-def _beat(session: Session, node: Node, now: datetime) -> int:
-    """Note that the node lives; its desired version. Raises NodeUnknown if it was lost since it was read."""
-    same = (Node.id == node.id, Node.boot_id == node.boot_id, Node.status == "ready")
-    beat = update(Node).where(*same).values(heartbeat_at=now).returning(Node.desired_version)
-    version = session.scalar(beat.execution_options(synchronize_session=False))
-    if version is None:
+def _beat(parts: Dependencies, session: Session, node: Node, said: Heartbeat, now: datetime) -> int:
+    """Note that the node lives, and what it acted upon; its desired version. Raises NodeUnknown if it was lost since it was
+    read."""
+    boot = node.boot_id
+    session.refresh(node, with_for_update=True)
+    if (node.boot_id, node.status) != (boot, "ready"):
         raise NodeUnknown(f"Node {node.name} was given up just now; end all executors and register.")
-    return version
+    before = trouble_of(node, now, parts.settings)
+    note_applied(node, said.applied_version, said.applied_age, now)
+    node.heartbeat_at = now
+    if before is not None and before.status == "not_applying" and trouble_of(node, now, parts.settings) is None:
+        request_plan(session, parts.queue, "node_applies")
+    return node.desired_version
 
 
 def report_lost(parts: Dependencies, node_id: str, bearer: str | None, said: PlacementsLost) -> None:
-    """The daemon says which placements its executors took with them. One that has ended since, or moved on, is left alone."""
+    """The daemon says which placements its executors took with them, or which it refuses. One that has ended since, or moved
+    on, is left alone."""
+    loss: Loss | None = Loss.EXECUTOR if said.reason == RequeueReason.EXECUTOR_LOST else None
     with parts.db.begin() as session:
         check_node(session, node_id, bearer)
         own = select(Placement.id, Placement.fence).where(Placement.node_id == node_id, Placement.id.in_(list(said.fences)))
         lost = [placement_id for placement_id, fence in session.execute(own) if said.fences[placement_id] == fence]
     for placement_id in lost:
-        lose(parts, placement_id, said.reason, said.detail)
+        lose(parts, placement_id, said.reason, said.detail, Loss.REFUSED if said.refused else loss)
 
 
-def lose(parts: Dependencies, placement_id: str, reason: RequeueReason, detail: str) -> bool:
-    """Give a live placement's task back to the queue, in a transaction of its own. Whether there was something to give back."""
+def lose(parts: Dependencies, placement_id: str, reason: RequeueReason, detail: str, loss: Loss | None = None) -> bool:
+    """Give a live placement's task back to the queue, in a transaction of its own, and count the `loss`. Whether there was
+    something to give back."""
     with parts.db.begin() as session:
         found = lock_placement(session, placement_id)
         if found is None or found[1].ended_at is not None:
             return False
         task, placement = found
         log.warning("task %s leaves node %s as %s: %s", task.id, placement.node_id, reason, detail or "no detail")
-        release(session, parts, task, placement, reason, detail)
+        release(session, parts, task, placement, reason, detail, loss)
         return True

@@ -8,6 +8,7 @@ from service.background.dependencies import Dependencies
 from service.background.wakeups import Hints
 from service.database.engine import after_commit, clock
 from service.fleet.models import Node, Placement
+from service.fleet.quarantine import Loss, note_loss
 from service.scheduler.explain.plan_history import note
 from service.scheduler.state.plan_requests import request_plan
 from service.tasks.lifecycle.rewind import rewind
@@ -75,16 +76,24 @@ def ask_to_leave(
 
 
 def release(
-    session: Session, parts: Dependencies, task: Task, placement: Placement, reason: RequeueReason, detail: str = ""
+    session: Session,
+    parts: Dependencies,
+    task: Task,
+    placement: Placement,
+    reason: RequeueReason,
+    detail: str = "",
+    loss: Loss | None = None,
 ) -> None:
-    """Take a running task off its node, in one transaction: fence, placement, jobs, curves, queue, plan request.
+    """Take a running task off its node, in one transaction: fence, placement, jobs, curves, queue, plan request. With `loss`
+    it did not leave as it should, which counts.
 
     One that was asked to leave leaves for that reason, however it went. The caller holds the locks of `lock_placement` and
     has seen that the placement is live.
     """
     if placement.leaving is not None:
-        reason, detail = RequeueReason(placement.leaving), placement.leave_detail or ""
-    rewind(session, task, reason, detail)
+        reason, detail, loss = RequeueReason(placement.leaving), placement.leave_detail or "", None
+    hopeless = note_loss(session, parts, task, placement, loss, detail) if loss is not None else None
+    rewind(session, task, reason, detail, hopeless)
     note(session, task, "left", {"reason": reason, "detail": detail or None, "status": task.status})
     end_placement(session, parts.hints, placement, reason)
     touch(session, task)

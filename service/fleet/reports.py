@@ -11,7 +11,9 @@ from service.database.engine import clock
 from service.fleet.credentials import check_placement, token_refused
 from service.fleet.errors import FenceStale, ReportRefused, SeqGap
 from service.fleet.models import Node, Placement
+from service.fleet.nodes import check_protocol
 from service.fleet.placements import FINISHED, end_placement, lock_placement, release
+from service.fleet.quarantine import note_progress
 from service.http.problems import FieldError
 from service.scheduler.estimate.drift import end_moved
 from service.scheduler.estimate.survival import shape_class
@@ -26,6 +28,7 @@ from service.tasks.models import Task
 from service.tasks.polling.task_watcher import touch
 
 _ENDS = (wire.JobCompleted, wire.JobExited, wire.JobFailed)
+_SAFE = (wire.Checkpointed, wire.JobCompleted, wire.JobExited)  # what shows that a node trains
 
 
 def accept(parts: Dependencies, placement_id: str, bearer: str | None, said: wire.Report) -> wire.ReportAck:
@@ -33,6 +36,7 @@ def accept(parts: Dependencies, placement_id: str, bearer: str | None, said: wir
 
     A report that was applied before is answered as before.
     """
+    check_protocol(said.protocol, f"the executor of placement {placement_id}")
     with parts.db.begin() as session:
         task, placement = own_placement(session, parts.settings, placement_id, bearer, finished=True)
         if said.fence != placement.fence:
@@ -86,6 +90,8 @@ def _may_come_late(said: wire.Report) -> bool:
 def _applied(session: Session, parts: Dependencies, task: Task, placement: Placement, events: list[wire.Event]) -> None:
     """What follows from a report for the placement, for what is known of speeds and lives, and for the plan."""
     measured = [_count(session, task, placement, event) for event in events if isinstance(event, wire.Throughput)]
+    if any(isinstance(event, _SAFE) for event in events):
+        note_progress(session, parts, task, placement)
     told = any(isinstance(event, _ENDS) for event in events) or any(number & (number - 1) == 0 for number in measured if number)
     if task.status in TASK_TERMINAL:
         if placement.ended_at is None:

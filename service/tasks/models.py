@@ -44,6 +44,8 @@ class Task(Base):
     requeue_reason: Mapped[str | None] = mapped_column(String(16))  # why it was last taken off a node,
     requeue_detail: Mapped[str | None] = mapped_column(Text)  # in words
     losses: Mapped[int] = mapped_column(default=0)  # executors lost in a row without a new checkpoint or a job's end
+    faults: Mapped[Json] = mapped_column(default=dict, server_default=text("'{}'"))  # by node: fleet.blame.Fault
+    retry_at: Mapped[At | None]  # when the soonest node that lost it may take it again
     request_id: Mapped[str | None] = mapped_column(String(64))  # of the call that made it; in the logs of all that work on it
     waiting: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))  # why, its place, expected start and end
     created_at: Mapped[Now]

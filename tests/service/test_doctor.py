@@ -1,10 +1,15 @@
 """motet doctor against a real service: what it finds, and what it says where there is nothing to ask."""
 
+from datetime import timedelta
+
 import pytest
 from motet.api.client import Client
 from motet.local.doctor import examine
+from sqlalchemy import func, update
 
+from service.fleet.models import Node
 from service.tenants.api_keys import Scope
+from tests.service.fleet.scripted import ScriptedNode
 from tests.service.live_server import Server
 
 
@@ -37,7 +42,7 @@ def test_a_key_that_nobody_knows(server: Server):
     assert "refused (401 key_refused)" in last.what
 
 
-def test_a_service_without_machines(server: Server, new_tenant):
+def test_a_service_without_machines(server: Server, new_tenant, settings, database):
     admin = new_tenant(*Scope)
     task = admin.task()
     findings = list(examine(lambda: Client(server.url, admin.key, admin.key)))
@@ -46,5 +51,19 @@ def test_a_service_without_machines(server: Server, new_tenant):
     assert "no machine is ready to train" in wrong(findings)
     assert "1 tasks wait to be validated" in wrong(findings)
     assert all(finding.mend for finding in findings if not finding.well)
+    node = ScriptedNode(admin.client, settings.join_token.get_secret_value(), "ailing").register()
+    for columns, says in (
+        ({"losing": ["t"] * 3, "quarantined_at": func.now(), "quarantine_reason": "3 placements in a row"}, "is quarantined: "),
+        ({"losing": ["t"] * 2}, "is ready, but lost 2 placements in a row"),
+        ({"losing": ["t"] * 2, "rests_until": func.now() + timedelta(hours=1)}, "is resting: it lost 2 placements in a row"),
+        ({"behind_since": func.now() - timedelta(hours=1)}, "is not_applying: it has not acted upon what it should run"),
+    ):
+        with database.begin() as session:
+            clean = dict.fromkeys(("quarantined_at", "quarantine_reason", "rests_until", "behind_since")) | {"losing": []}
+            session.execute(update(Node).where(Node.id == node.id).values(clean | columns))
+        (found,) = [one for one in examine(lambda: Client(server.url, admin.key, admin.key)) if "node ailing" in one.what]
+        assert not found.well
+        assert says in found.what
+        assert found.mend
     admin.post(f"/v1/tasks/{task['id']}/cancel")
     assert wrong(examine(lambda: Client(server.url, admin.key))) == []  # without an admin key machines are not looked at

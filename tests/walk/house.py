@@ -200,6 +200,14 @@ def house(state: Path, **options: Any) -> Iterator[House]:
         it.stop()
 
 
+def short_rows(rows: int) -> list[dict[str, Any]]:
+    """The first words of each turn: what is hurt on purpose should spend its time on steps and checkpoints."""
+    return [
+        {"messages": [{**turn, "content": " ".join(turn["content"].split()[:6])} for turn in row["messages"]]}
+        for row in gsm8k(rows)
+    ]
+
+
 def gsm8k(rows: int, skip: int = 0) -> list[dict[str, Any]]:
     """Real rows of the example set."""
     lines = GSM8K.read_text().splitlines()[skip : skip + rows]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import sqlalchemy
 
-from tests.walk.house import House, gsm8k, house
+from tests.walk.house import House, house, short_rows
 
 QUICK = {
     "MOTET_HEARTBEAT_SECONDS": "1",
@@ -44,12 +44,7 @@ def unbroken(motet: House) -> dict[tuple[int, str], dict[int, float | None]]:
 
 
 def start(motet: House) -> str:
-    return motet.commands.submit(dataset={"file_id": motet.upload([_short(row) for row in gsm8k(ROWS)])}, **SPEC)
-
-
-def _short(row: dict[str, Any]) -> dict[str, Any]:
-    """The first words of each turn: what is killed here should spend its time on steps and checkpoints, not on long ones."""
-    return {"messages": [{**turn, "content": " ".join(turn["content"].split()[:6])} for turn in row["messages"]]}
+    return motet.commands.submit(dataset={"file_id": motet.upload(short_rows(ROWS))}, **SPEC)
 
 
 def steps(task: dict[str, Any]) -> int:

@@ -99,6 +99,8 @@ class Fleet:
         self.refused: list[str] = []
         self.requests: list[tuple[str, str, int]] = []
         self.down = False
+        self.welcomes: dict[str, Any] = {}  # what a welcome says besides
+        self.strange: dict[str, dict[str, Any]] = {}  # fields of a newer service in the specs of these placements
         self.on_report: Callable[[Reported, wire.Report], None] = lambda reported, report: None
         fleet = self
 
@@ -205,7 +207,7 @@ class Fleet:
             heartbeat_seconds=self.heartbeat_seconds,
             lease_seconds=self.lease_seconds,
         )
-        return 201, welcome.model_dump_json().encode()
+        return 201, welcome.model_copy(update=self.welcomes).model_dump_json().encode()
 
     def _heartbeat(self, bearer: str, body: bytes) -> tuple[int, bytes]:
         if bearer != self.credential:
@@ -225,7 +227,10 @@ class Fleet:
     def _desired(self, bearer: str, body: bytes) -> tuple[int, bytes]:
         if bearer != self.credential:
             return 401, b'{"code": "node_unknown"}'
-        return 200, wire.DesiredState(version=self.version, placements=self.desired).model_dump_json().encode()
+        said = wire.DesiredState(version=self.version, placements=self.desired).model_dump(mode="json")
+        for placement in said["placements"]:
+            placement["spec"].update(self.strange.get(placement["placement_id"], {}))
+        return 200, json.dumps(said).encode()
 
     def _lost(self, bearer: str, body: bytes) -> tuple[int, bytes]:
         said = wire.PlacementsLost.model_validate_json(body)

@@ -20,7 +20,7 @@ from worker.node.desired_state_poller import Desired, NodeForgotten
 from worker.node.device_discovery import find_devices
 from worker.node.executor_pool import ExecutorPool, ExecutorProcess
 from worker.node.node_registration import NodeMembership, join
-from worker.pipe_messages import Attach, Beat, Beating, Detach, Ended, Progress, Renew, Unknown
+from worker.pipe_messages import Attach, Beat, Beating, Detach, Ended, Progress, Pulses, Renew, Unknown
 from worker.settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)
@@ -43,6 +43,7 @@ class Daemon:
         self._wanted: dict[str, tuple[Placement, float]] = {}  # what should run, with the deadline of its first lease
         self._over: set[str] = set()  # placements that ended here, which an older answer may still want
         self._version = -1
+        self._applied: tuple[int, float] | None = None  # the version of the desired state acted upon last, and when
 
     def run(self) -> int:
         """Serve until told to stop. Raises SettingsError if the service will not have us."""
@@ -61,7 +62,7 @@ class Daemon:
         return 0
 
     def _join(self) -> NodeMembership | None:
-        self._version = -1
+        self._version, self._applied = -1, None
         return join(self._settings, self._link, self._devices, self._inbox.put, self._told_to_stop, self._credential)
 
     def _told_to_stop(self, seconds: float) -> bool:
@@ -90,6 +91,9 @@ class Daemon:
                 return True
             self._heed(member, event)
             look_again = self._reconcile(member)
+            if isinstance(event, Desired) and self._version == event.state.version:
+                self._applied = self._version, boot_now()
+                self._pulse(member, now=False)
 
     def _next(self, seconds: float | None) -> Any:
         try:
@@ -242,13 +246,12 @@ class Daemon:
         return True
 
     def _pulse(self, member: NodeMembership, now: bool = True) -> None:
-        member.pulse(
-            [
-                Beating(placement_id=key, fence=held.placement.fence, phase=held.phase, progress_at=held.progress_at)
-                for key, held in self._crew.held.items()
-            ],
-            now,
-        )
+        beating = [
+            Beating(placement_id=key, fence=held.placement.fence, phase=held.phase, progress_at=held.progress_at)
+            for key, held in self._crew.held.items()
+        ]
+        version, at = self._applied or (None, 0.0)
+        member.pulse(Pulses(placements=beating, now=now, applied_version=version, applied_at=at))
 
     # ---- stopping ------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,5 @@
-"""Asks the service what this node should run, and tells it what was lost, from a thread of its own. Decides nothing.
+"""Asks the service what this node should run, and tells it what was lost, from a thread of its own. Decides nothing, but
+refuses each placement that this worker cannot read, so that the service looks for a node that can.
 
 Losses are told before the desired state is asked for, so that an answer never holds what was already given up.
 """
@@ -8,8 +9,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from contract.states import RequeueReason
 from contract.wire import DesiredState, NodeWelcome, PlacementsLost
-from worker.api_client import LinkError, NodeLink, NodeUnknown, Refused, Unreachable
+from worker.api_client import LinkError, NodeLink, NodeUnknown, Refused, Unreachable, UnreadPlacement
 from worker.boot_clock import boot_now
 
 log = logging.getLogger(__name__)
@@ -102,7 +104,16 @@ class DesiredStates:
             wanted, self._wanted = self._wanted and not self._closed, False
         if wanted:
             sent_at = boot_now()
-            self._tell(Desired(node_id, sent_at, self._link.desired(node_id, credential)))
+            state, unread = self._link.desired(node_id, credential)
+            for one in unread:
+                self._refuse(one)
+            self._tell(Desired(node_id, sent_at, state))
+
+    def _refuse(self, unread: UnreadPlacement) -> None:
+        log.error("placement %s cannot be read and is refused: %s", unread.placement_id, unread.why)
+        detail = f"the node could not read it: {unread.why}"[:2000]
+        fences = {unread.placement_id: unread.fence}
+        self.tell_lost(PlacementsLost(reason=RequeueReason.NODE_LOST, fences=fences, detail=detail, refused=True))
 
     def _tell_one(self, node_id: str, credential: str, lost: PlacementsLost) -> None:
         try:

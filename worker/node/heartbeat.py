@@ -11,7 +11,7 @@ from contract.wire import Heartbeat, Pulse
 from worker.api_client import LinkError, NodeLink, NodeUnknown
 from worker.boot_clock import boot_now
 from worker.parent_watchdog import exit_with_parent
-from worker.pipe_messages import WISHES, Beat, Beating, Identity, Pulses, Unknown, Writer, take_stdout
+from worker.pipe_messages import WISHES, Beat, Identity, Pulses, Unknown, Writer, take_stdout
 from worker.stderr_logging import log_to_stderr
 
 log = logging.getLogger("worker.node.heartbeat")
@@ -25,7 +25,7 @@ class HeartbeatState:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._identity: Identity | None = None
-        self._placements: list[Beating] = []
+        self._pulses = Pulses(placements=[])
         self._now = False
 
     def heed(self, wish: Identity | Pulses) -> None:
@@ -34,7 +34,7 @@ class HeartbeatState:
             if isinstance(wish, Identity):
                 self._identity = wish
             else:
-                self._placements, self._now = wish.placements, self._now or wish.now
+                self._pulses, self._now = wish, self._now or wish.now
             self._changed.notify()
 
     def identity(self) -> Identity:
@@ -51,11 +51,13 @@ class HeartbeatState:
 
     def heartbeat(self, boot_id: str, now: float) -> Heartbeat:
         with self._changed:
-            pulses = [
-                Pulse(placement_id=p.placement_id, fence=p.fence, phase=p.phase, progress_age=max(0.0, now - p.progress_at))
-                for p in self._placements
-            ]
-        return Heartbeat(boot_id=boot_id, pulses=pulses)
+            said = self._pulses
+        pulses = [
+            Pulse(placement_id=p.placement_id, fence=p.fence, phase=p.phase, progress_age=max(0.0, now - p.progress_at))
+            for p in said.placements
+        ]
+        age = None if said.applied_version is None else max(0.0, now - said.applied_at)
+        return Heartbeat(boot_id=boot_id, pulses=pulses, applied_version=said.applied_version, applied_age=age)
 
 
 def main() -> None:

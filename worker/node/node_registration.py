@@ -6,13 +6,15 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
-from contract.wire import Device, NodeRegistration, NodeWelcome
+from contract.capabilities import understood
+from contract.protocol import refusal
+from contract.wire import PROTOCOL, Device, NodeRegistration, NodeWelcome
 from worker.api_client import JoinRefused, NodeLink, Refused, Unreachable
 from worker.credential import NodeCredential
 from worker.node.child_process import Child
 from worker.node.desired_state_poller import DesiredStates
 from worker.node.wakeup_listener import Hints
-from worker.pipe_messages import HEARTBEAT_NEWS, Beating, Identity, Pulses
+from worker.pipe_messages import HEARTBEAT_NEWS, Identity, Pulses
 from worker.settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ def join(
             boot_id=secrets.token_hex(16),
             devices=devices,
             versions={name: version(name) for name in _VERSIONS},
+            capabilities=sorted(understood()),
             credential=credential.propose(),
         )
         while True:
@@ -81,6 +84,8 @@ def _register(settings: Settings, credential: NodeCredential, link: NodeLink, re
         except Refused as error:
             raise SettingsError(f"refused to join: {error}") from None
         else:
+            if (unfit := refusal(PROTOCOL, welcome.protocol, f"the service at {settings.api_url}")) is not None:
+                raise SettingsError(f"cannot join: {unfit}")
             credential.confirm(welcome.credential)
             return welcome
     raise SettingsError(
@@ -119,9 +124,9 @@ class NodeMembership:
         self.heart = start_heart(self._tell)
         self.heart.send(self._identity)
 
-    def pulse(self, placements: list[Beating], now: bool) -> None:
-        """Tell the heartbeat what there is; with `now` it beats at once."""
-        self.heart.send(Pulses(placements=placements, now=now))
+    def pulse(self, pulses: Pulses) -> None:
+        """Tell the heartbeat what there is."""
+        self.heart.send(pulses)
 
     def close(self, seconds: float = 0.0) -> None:
         """End it all. What was lost is still told, if that takes no longer than `seconds`."""

@@ -211,6 +211,8 @@ class Node(Message):
     id: str
     name: str
     status: str
+    trouble: str | None = None  # why it is not ready, in a sentence
+    losses: int = 0  # placements lost there in a row
     devices: list[Device] = Field(default=[])
     tokens_per_second: dict[str, float] = Field(default={})
     running: list[RunningTask] = Field(default=[])

@@ -10,6 +10,15 @@ from motet.api.resources import Task
 
 _LOOKED_AT = 50  # tasks of a status, at most
 
+_TROUBLES = {  # of nodes whose heartbeats come, and how to mend them
+    "quarantined": (
+        "its worker's log tells how its executors ended; once that is mended restart the worker, or let it take tasks again "
+        "with POST /v1/admin/nodes/{id}/undrain; a task that goes well there mends it too"
+    ),
+    "resting": "if it goes on losing executors it will be quarantined; its worker's log tells how they ended",
+    "not_applying": "its worker hangs: restart it; its log tells more",
+}
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -61,13 +70,18 @@ def _nodes(client: Client) -> Iterator[Finding]:
     except NoCredentials:
         yield Finding(True, "the machines are not looked at: that needs an admin key (MOTET_ADMIN_KEY)")
         return
-    if not any(node.status == "ready" for node in nodes):
+    if all(node.status == "lost" for node in nodes):
         mend = "`motet up` brings one along; elsewhere start `python -m worker` on it (docs/OPERATIONS.md)"
         yield Finding(False, "no machine is ready to train", mend)
     for node in nodes:
         runs = f"runs {', '.join(task.task_id for task in node.running)}" if node.running else "is idle"
-        if node.status == "ready":
+        if node.status == "ready" and node.losses > 1:
+            said = f"node {node.name} is ready, but lost {node.losses} placements in a row"
+            yield Finding(False, said, _TROUBLES["resting"])
+        elif node.status == "ready":
             yield Finding(True, f"node {node.name} is ready, has {len(node.devices)} devices and {runs}")
+        elif node.status in _TROUBLES:
+            yield Finding(False, f"node {node.name} is {node.status}: {node.trouble}", _TROUBLES[node.status])
         else:
             seen = f"{node.heartbeat_at:%Y-%m-%d %H:%M} UTC" if node.heartbeat_at is not None else "never"
             mend = "start its worker again; what it ran is already queued elsewhere"

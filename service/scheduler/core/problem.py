@@ -77,7 +77,8 @@ class Queued:
     """A task that waits. `gpus` and `seconds` are its narrowest width, `wider` the others it could run at.
 
     `weight` > 0 is what a second of its completion costs; `planned` is the node that the plan before meant it for;
-    `deadline` may lie in the past.
+    `deadline` may lie in the past. `barred` are nodes that it would fit, but may not be given, and what keeps it from them
+    (eligibility.Bar); its seconds there are None.
     """
 
     id: str
@@ -88,6 +89,7 @@ class Queued:
     tenant: str = ""
     deadline: int | None = None
     wider: tuple[Width, ...] = ()
+    barred: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def shortest(self) -> int | None:
@@ -227,7 +229,8 @@ def _said(task: Queued) -> dict[str, Any]:
 
 def _queued(said: Mapping[str, Any], nodes: int) -> Queued:
     wider = tuple(Width(width["gpus"], _heard(width["seconds"], nodes)) for width in said.get("wider", ()))
-    return Queued(**{**said, "seconds": _heard(said["seconds"], nodes), "wider": wider})
+    barred = tuple((node, bar) for node, bar in said.get("barred", ()))
+    return Queued(**{**said, "seconds": _heard(said["seconds"], nodes), "wider": wider, "barred": barred})
 
 
 def cost(task: Queued, start: Start, churn: int) -> int:

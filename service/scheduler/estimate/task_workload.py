@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from contract.capabilities import needed
 from contract.search_space import JobConfig
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus, TaskStatus
 from contract.task_spec import Precision, Schedule, TaskSpec
@@ -84,6 +85,11 @@ class Workload:
     def bytes_per_gpu(self, task: Task) -> int:
         """What the base's weights take of each GPU, at the least; each holds them all."""
         return int(self._bases[task.base_model].parameters * BYTES_PER_WEIGHT[self.specs[task.id].precision])
+
+    def needs(self, task: Task) -> frozenset[str]:
+        """What a worker must understand to train it (contract.capabilities)."""
+        kind = self._bases[task.base_model].model_type
+        return self._memo.get(("needs", task.id, kind), lambda: needed(task.spec, kind))
 
     def fits(self, task: Task, node: Node) -> bool:
         """At its narrowest."""

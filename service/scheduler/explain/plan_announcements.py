@@ -35,8 +35,11 @@ def changed(seen: Snapshot, told: Mapping[str, dict[str, Any]]) -> dict[str, dic
 
 def scene(seen: Snapshot, starts: Sequence[Start]) -> waiting_text.Scene:
     """What the sentences may speak of, once the starts at 0 are made."""
-    offers = {id: waiting_text.Offer(node.name, len(node.devices), memory_of(node)) for id, node in seen.nodes.items()}
+    offers = {
+        id: waiting_text.Offer(node.name, len(node.devices), memory_of(node), seen.troubles.get(id, ""))
+        for id, node in seen.nodes.items()
+    }
     owners = {id: task.tenant_id for id, task in seen.tasks.items()}
     running = {run.id: run.node for run in seen.problem.running if run.id in seen.placements}
     running |= {start.task: start.node for start in starts if start.start == 0}
-    return waiting_text.Scene(offers, owners, seen.needs, running)
+    return waiting_text.Scene(offers, owners, seen.needs, running, seen.lacking)

@@ -10,6 +10,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from service.scheduler.core.problem import UNITS, Limit, Node, Problem, Queued, Start
+from service.scheduler.eligibility import Bar
 
 
 class Code(StrEnum):
@@ -19,7 +20,20 @@ class Code(StrEnum):
     LARGER_TASK_RESERVED = "larger_task_reserved"
     NODE_DRAINED = "node_drained"
     NO_NODE_FITS = "no_node_fits"
+    NO_NODE_UNDERSTANDS = "no_node_understands"
+    NODE_QUARANTINED = "node_quarantined"
+    BACKING_OFF = "backing_off"
     PAUSED = "paused"
+
+
+_HOPE = tuple(Bar)
+_BARRED = {
+    Bar.RESTING: Code.BACKING_OFF,
+    Bar.QUARANTINED: Code.NODE_QUARANTINED,
+    Bar.NOT_APPLYING: Code.NODE_QUARANTINED,
+    Bar.REFUSED: Code.NO_NODE_UNDERSTANDS,
+    Bar.NOT_UNDERSTOOD: Code.NO_NODE_UNDERSTANDS,
+}
 
 
 @dataclass(frozen=True)
@@ -36,6 +50,9 @@ class Reason:
     - node_drained: `nodes` it would fit that take nothing new, and `free` GPUs of the freest of them
     - no_node_fits: `largest`, GPUs of the largest node, `nodes` in the fleet, and `wide_enough`, nodes with enough GPUs (whose
       memory is then too small)
+
+    - no_node_understands, node_quarantined, backing_off: `nodes` that it fits, none of which may be given it, and `node`, the
+      one with the best prospects; the first says that none can train its spec, the others that it waits for one to mend or rest
 
     `place` counts from 1 in order of expected start; `start` and `end` are seconds from now, None without a plan.
     """
@@ -91,6 +108,9 @@ class _Seen:
 
     def why(self, at: int, task: Queued, start: Start | None) -> tuple[Code, Numbers]:
         fitting = self._fitting(task)
+        if not fitting and task.barred:
+            bar, node = min((_HOPE.index(Bar(bar)), node) for node, bar in task.barred)
+            return _BARRED[_HOPE[bar]], {"nodes": len(task.barred), "node": node}
         if not fitting:
             wide = sum(node.gpus >= task.gpus for node in self._problem.nodes)
             largest = max((node.gpus for node in self._problem.nodes), default=0)

@@ -25,16 +25,19 @@ class Offer:
     name: str
     gpus: int
     memory_bytes: int
+    trouble: str = ""  # why it is given nothing
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What sentences speak of: nodes by id, the tenants of all tasks, bytes that queued ones need of a GPU, who runs where."""
+    """What sentences speak of: nodes by id, the tenants of all tasks, bytes that queued ones need of a GPU, who runs where.
+    `lacking` says of tasks that no node understands what it would take."""
 
     offers: Mapping[str, Offer]
     owners: Mapping[str, str]
     needs: Mapping[str, int]
     running: Mapping[str, str] = field(default_factory=dict)  # the node of each running task
+    lacking: Mapping[str, str] = field(default_factory=dict)
 
 
 def tell(
@@ -158,6 +161,24 @@ def _unfit(reason: Reason, scene: Scene) -> str:
     )
 
 
+def _not_understood(reason: Reason, scene: Scene) -> str:
+    return scene.lacking[reason.task]
+
+
+def _quarantined(reason: Reason, scene: Scene) -> str:
+    nodes, best = _numbers(reason, "nodes", "node")
+    which = "The one node that it fits" if nodes == 1 else f"None of the {nodes} nodes that it fits"
+    takes = "takes no task, or one at a time" if nodes == 1 else "takes more than one task at a time"
+    return f"{which} {takes}: {scene.offers[best].name}: {scene.offers[best].trouble or 'another task is tried there first'}."
+
+
+def _backing_off(reason: Reason, scene: Scene) -> str:
+    nodes, best = _numbers(reason, "nodes", "node")
+    why = scene.offers[best].trouble or "its executor was lost there more than once"
+    others = f", and {_count(nodes - 1, 'other node is', 'other nodes are')} not to be had" if nodes > 1 else ""
+    return f"It is tried again on {scene.offers[best].name} in a moment: {why}{others}."
+
+
 def _paused(reason: Reason, scene: Scene) -> str:
     return str(paused()["sentence"])
 
@@ -169,6 +190,9 @@ _SENTENCES = {
     Code.LARGER_TASK_RESERVED: _reserved,
     Code.NODE_DRAINED: _drained,
     Code.NO_NODE_FITS: _unfit,
+    Code.NO_NODE_UNDERSTANDS: _not_understood,
+    Code.NODE_QUARANTINED: _quarantined,
+    Code.BACKING_OFF: _backing_off,
     Code.PAUSED: _paused,
 }
 

@@ -15,6 +15,7 @@ from service.database.engine import clock, new_id
 from service.fleet.lease_clock import lease_until
 from service.fleet.models import Node, Placement
 from service.fleet.placements import touch_nodes
+from service.fleet.quarantine import trouble_of
 from service.scheduler.core.decision import Decision
 from service.scheduler.core.problem import Start
 from service.scheduler.estimate.prediction_intervals import Between
@@ -22,6 +23,7 @@ from service.scheduler.explain.plan_announcements import changed, reasons_of
 from service.scheduler.explain.plan_history import note
 from service.scheduler.models import Plan, PlanRequest
 from service.scheduler.state.snapshot import Snapshot
+from service.settings import Settings
 from service.tasks.models import Task
 from service.tasks.polling.task_watcher import touch
 
@@ -55,7 +57,7 @@ def place(session: Session, parts: Dependencies, seen: Snapshot, decision: Decis
     with session.no_autoflush:  # all rows go out together
         for task in same:
             start = starts[task.id]
-            free = _free(nodes[start.node], busy[start.node])
+            free = _free(nodes[start.node], busy[start.node], now, parts.settings)
             if len(free) >= start.gpus:
                 busy[start.node] |= set(free[: start.gpus])
                 _place(session, parts, task, nodes[start.node], free[: start.gpus], start, between.get(task.id), now)
@@ -142,9 +144,12 @@ def _busy(session: Session, nodes: Iterable[str]) -> dict[str, set[int]]:
     return found
 
 
-def _free(node: Node, busy: set[int]) -> list[int]:
+def _free(node: Node, busy: set[int], now: datetime, settings: Settings) -> list[int]:
     """Devices that can be given, lowest first; none if the node has changed too much."""
     if node.status != "ready" or node.drained_at is not None:
+        return []
+    trouble = trouble_of(node, now, settings)
+    if trouble is not None and (not trouble.probing or busy):
         return []
     return sorted({int(str(device["index"])) for device in node.devices} - busy)
 

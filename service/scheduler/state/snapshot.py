@@ -16,9 +16,11 @@ from service.background.dependencies import Dependencies
 from service.fleet.models import Node, Placement
 from service.scheduler.core import problem as p
 from service.scheduler.core.fair_share import Ask, Share, standing, weights, worth
+from service.scheduler.eligibility import Bar, Bars
 from service.scheduler.estimate.prediction_intervals import Between, Spread, intervals
 from service.scheduler.estimate.task_duration import Estimate
 from service.scheduler.estimate.task_workload import Shapes, Workload
+from service.scheduler.hosts import Hosts
 from service.scheduler.models import PlanRequest
 from service.scheduler.state.gpu_reservations import GpuReservation, kept, reservations_of
 from service.scheduler.state.usage_shares import capacity, kind_of, limits, shares
@@ -60,6 +62,8 @@ class Snapshot:
     later: dict[str, datetime] = field(default_factory=dict)
     promised: tuple[p.Start, ...] = ()
     awaited: dict[str, GpuReservation] = field(default_factory=dict)  # promises whose GPUs are still being given back
+    troubles: dict[str, str] = field(default_factory=dict)  # nodes that are given nothing or little, and why
+    lacking: dict[str, str] = field(default_factory=dict)  # tasks that no node understands, and what it would take
 
     def between(self, starts: Sequence[p.Start] = ()) -> dict[str, Between]:
         """Between which moments what runs and what `starts` will probably start and end; each start at its own width."""
@@ -128,6 +132,9 @@ class _Seen:
         self._queued = [task for task in sound if task.id not in self._later]
         self._spreads: dict[str, Spread] = {}
         self._waited: dict[str, float] = {}
+        self._hosts = Hosts.of(self._nodes, {placed.node_id for placed, _ in live}, now, parts.settings)
+        self._lacking: dict[str, str] = {}
+        self._barred: Bars = {}
 
     def snapshot(self, requests: tuple[int, ...], oldest: datetime | None) -> Snapshot:
         gpus = capacity(self._nodes.values())
@@ -161,6 +168,8 @@ class _Seen:
             later=self._later,
             promised=given.due,
             awaited=given.awaited,
+            troubles={id: trouble.sentence for id, trouble in self._hosts.troubles.items()},
+            lacking=self._lacking,
         )
 
     def _running(self, placed: Placement, task: Task) -> p.Running:
@@ -174,9 +183,18 @@ class _Seen:
         return p.Running(task.id, node.id, gpus, seconds, task.tenant_id)
 
     def _widths(self, quotas: Sequence[p.Limit]) -> Widths:
+        """How long each task takes at each width on each node that it may be given."""
         least = min(self._worth.values(), default=1.0)
         nodes, most = Shapes(self._nodes.values()), {quota.tenant: int(quota.gpus / least) for quota in quotas}
-        return {task.id: self._work.widths(task, nodes, most.get(task.tenant_id, p.NEVER)) for task in self._queued}
+        widths = {task.id: self._work.widths(task, nodes, most.get(task.tenant_id, p.NEVER)) for task in self._queued}
+        needs = {task.id: self._work.needs(task) for task in self._queued}
+        self._barred = self._hosts.bars(self._queued, needs, widths)
+        for task in self._queued:
+            kept = self._barred.get(task.id, {})
+            widths[task.id] = tuple(self._hosts.narrowed(task, widths[task.id], kept))
+            if (words := self._hosts.lacking(task, needs[task.id], kept)) is not None:
+                self._lacking[task.id] = words
+        return widths
 
     def _fastest(self, widths: Sequence[p.Width]) -> tuple[int, float]:
         """The seconds at the narrowest width on the node where it takes the least, and what a GPU there counts."""
@@ -193,9 +211,14 @@ class _Seen:
             asks.append(Ask(task.id, task.tenant_id, task.gpus, shortest, task.priority, self._waited[task.id], worth))
         weigh = weights(asks, shared, gpus)
         told = {task.id: named.get((task.waiting or {}).get("node", "")) for task in self._queued}  # by the last plan
-        return [self._queueing(task, weigh[task.id], widths[task.id], told[task.id]) for task in self._queued]
+        return [
+            self._queueing(task, weigh[task.id], widths[task.id], told[task.id], self._barred.get(task.id, {}))
+            for task in self._queued
+        ]
 
-    def _queueing(self, task: Task, weight: int, widths: Sequence[p.Width], planned: str | None) -> p.Queued:
+    def _queueing(
+        self, task: Task, weight: int, widths: Sequence[p.Width], planned: str | None, barred: Mapping[str, Bar]
+    ) -> p.Queued:
         narrow, *wider = widths
         pairs = zip(self._nodes.values(), narrow.seconds, strict=True)
         kind = next((kind_of(node) for node, seconds in pairs if seconds is not None), None)
@@ -211,6 +234,7 @@ class _Seen:
             tenant=task.tenant_id,
             deadline=None if deadline is None else round((deadline - self._now).total_seconds()),
             wider=tuple(wider),
+            barred=tuple((node, bar.value) for node, bar in barred.items()),
         )
 
     def _shares(self, widths: Widths) -> Sequence[Share]:

@@ -15,25 +15,16 @@ from service.tasks.lifecycle.conclusion import conclude, fail_unfinished
 from service.tasks.lifecycle.event_log import Kind, record
 from service.tasks.models import Job, Task
 
-MAX_LOSSES = 5
 
-
-def rewind(session: Session, task: Task, reason: RequeueReason, detail: str = "") -> None:
+def rewind(session: Session, task: Task, reason: RequeueReason, detail: str = "", hopeless: str | None = None) -> None:
     """Raise the fence and take the running task to its desired status (else the queue), its jobs at their checkpoints.
 
-    A task that loses MAX_LOSSES executors in a row, with no checkpoint and no job's end between, is failed instead: it
-    would go on taking executors down for ever.
+    With `hopeless` it is failed instead, for this reason: it would go on taking executors down for ever (fleet.blame).
     """
     task.fence += 1
-    if reason == RequeueReason.EXECUTOR_LOST:
-        task.losses += 1
-    if task.losses >= MAX_LOSSES:
-        error = (
-            f"{task.losses} executors in a row were lost while they trained this task, and none reached a checkpoint; "
-            f"the last one: {detail or 'it stopped without a word'}"
-        )
-        fail_unfinished(task, error)
-        conclude(session, task, error)
+    if hopeless is not None:
+        fail_unfinished(task, hopeless)
+        conclude(session, task, hopeless)
         return
     boundary = task.spec.get("early_exit", {}).get("policy") != "none"  # a spec that cannot be read any more must not stay here
     for job in task.jobs:

@@ -1,5 +1,5 @@
 """The fleet's fixtures, for the tests of this folder."""
 
-from tests.service.fleet.fixtures import new_node, nothing_left, parts, plan
+from tests.service.fleet.fixtures import new_node, nothing_left, parts, plan, rested
 
-__all__ = ["new_node", "nothing_left", "parts", "plan"]
+__all__ = ["new_node", "nothing_left", "parts", "plan", "rested"]

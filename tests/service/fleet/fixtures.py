@@ -5,12 +5,16 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import select, text, update
 
 from service.background.dependencies import Dependencies
-from service.database.engine import Database
+from service.background.reconciler import plan_what_time_has_changed
+from service.database.engine import Database, clock
 from service.fleet import join_tokens
+from service.fleet.models import Node
+from service.fleet.quarantine import faults_of
 from service.scheduler.planner import replan
+from service.tasks.models import Task
 from service.tasks.submission.data_validation import validate_due
 from tests.service.fleet.scripted import ScriptedNode
 
@@ -73,3 +77,21 @@ def new_node(client, database, nothing_left) -> Callable[..., ScriptedNode]:
         return ScriptedNode(client, join_token(database, name), name, **how).register()
 
     return make
+
+
+@pytest.fixture
+def rested(database, parts, plan) -> Callable[[], None]:
+    """Let all rests end at this moment, have the reconciler notice, and plan."""
+
+    def end() -> None:
+        with database.begin() as session:
+            now = clock(session)
+            session.execute(update(Node).where(Node.rests_until > now).values(rests_until=now))
+            for task in session.scalars(select(Task).where(Task.retry_at > now)):
+                faults = {node: fault.model_copy(update={"rest_until": now}) for node, fault in faults_of(task).items()}
+                task.faults = {node: fault.model_dump(mode="json") for node, fault in faults.items()}
+                task.retry_at = now
+        plan_what_time_has_changed(parts)
+        plan()
+
+    return end

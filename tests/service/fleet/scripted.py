@@ -29,9 +29,15 @@ class ScriptedNode:
     boot_id: str = field(default_factory=lambda: secrets.token_hex(8))
     welcome: wire.NodeWelcome | None = None
 
+    said: dict[str, Any] = field(default_factory=dict)  # what it registers with besides
+
+    def try_to_register(self) -> Any:
+        """One registration, by the join token or, once it has joined, by its credential; whatever comes of it."""
+        return self.ask_to_join(self.welcome.credential if self.welcome is not None else self.join_token)
+
     def register(self) -> "ScriptedNode":
         """By the join token, and once it has joined by its credential."""
-        response = self.ask_to_join(self.welcome.credential if self.welcome is not None else self.join_token)
+        response = self.try_to_register()
         assert response.status_code == 201, response.text
         self.welcome = wire.NodeWelcome.model_validate(response.json())
         return self
@@ -39,7 +45,7 @@ class ScriptedNode:
     def ask_to_join(self, bearer: str, **more: Any) -> Any:
         """One registration, whatever comes of it."""
         said = {"name": self.name, "boot_id": self.boot_id, "devices": devices(self.slots, self.memory)}
-        return self.call("POST", "nodes", bearer, said | more)
+        return self.call("POST", "nodes", bearer, said | self.said | more)
 
     def reboot(self) -> "ScriptedNode":
         self.boot_id = secrets.token_hex(8)
@@ -60,8 +66,8 @@ class ScriptedNode:
         body = None if said is None else json.dumps(said)
         return self.client.request(method, f"/internal/v1/{path}", headers=headers, content=body)
 
-    def beat(self, *pulses: dict[str, Any], boot_id: str | None = None) -> Any:
-        said = {"boot_id": boot_id or self.boot_id, "pulses": list(pulses)}
+    def beat(self, *pulses: dict[str, Any], **more: Any) -> Any:
+        said = {"boot_id": self.boot_id, "pulses": list(pulses)} | more
         return self.call("POST", f"nodes/{self.id}/heartbeats", self.credential, said)
 
     def leases(self, *pulses: dict[str, Any]) -> wire.HeartbeatAnswer:
@@ -74,8 +80,8 @@ class ScriptedNode:
         assert response.status_code == 200, response.text
         return wire.DesiredState.model_validate(response.json())
 
-    def lost(self, *placements: "ScriptedPlacement", reason: str = "executor_lost", detail: str = "killed") -> Any:
-        said = {"reason": reason, "fences": {one.id: one.given.fence for one in placements}, "detail": detail}
+    def lost(self, *placements: "ScriptedPlacement", reason: str = "executor_lost", detail: str = "killed", **more: Any) -> Any:
+        said = {"reason": reason, "fences": {one.id: one.given.fence for one in placements}, "detail": detail} | more
         return self.call("POST", f"nodes/{self.id}/lost", self.credential, said)
 
     def take(self, task_id: str) -> "ScriptedPlacement":

@@ -195,22 +195,6 @@ def test_a_placement_whose_executor_fell_silent_goes_back(database, parts, tenan
     assert status_of(task["id"])[:2] == ("queued", "executor_lost")
 
 
-def test_a_task_that_takes_its_executors_down_fails_in_the_end(database, tenant, new_node, plan, status_of):
-    node, task = new_node(), tenant.task()
-    for loss in range(1, 6):
-        plan()
-        placement = node.take(task["id"])
-        placement.report(placement.attached(), moved(0, "warmup"), points(0, [1, 2]))
-        node.lost(placement, detail="killed by signal 9 (out of memory?)")
-        assert status_of(task["id"])[0] == ("queued" if loss < 5 else "failed")
-    seen = tenant.get(f"/v1/tasks/{task['id']}").json()
-    assert "5 executors in a row were lost" in seen["error"]
-    assert "out of memory?" in seen["error"]
-    assert seen["jobs"]["failed"] == 2
-    plan()
-    assert node.desired().placements == []
-
-
 def test_a_checkpoint_between_two_losses_starts_the_count_anew(tenant, new_node, plan, status_of):
     node, task = new_node(), tenant.task()
     for step in range(1, 8):

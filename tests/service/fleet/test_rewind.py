@@ -13,12 +13,12 @@ from tests.service.fleet.scripted import completed, exited, moved, points
 
 
 @pytest.fixture
-def lost(tenant, new_node, plan):
+def lost(tenant, new_node, rested):
     """Lose the executor of a placement and take the task's next one."""
 
     def act(placement):
         assert placement.node.lost(placement).status_code == 204
-        plan()
+        rested()
         return placement.node.take(placement.given.task_id)
 
     return act

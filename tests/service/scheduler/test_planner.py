@@ -153,13 +153,13 @@ def test_a_tenant_under_its_share_takes_gpus_back_from_the_biggest_borrower(
     assert third not in {placement.task_id for placement in node.desired().placements}
 
 
-def test_a_borrower_that_says_nothing_loses_its_gpus_with_its_lease(borrowed, set_rows, again, plan, ago, parts):
+def test_a_borrower_that_says_nothing_loses_its_gpus_with_its_lease(borrowed, set_rows, again, rested, ago, parts):
     node, _, _, held, claim, tasks = borrowed
     set_rows(Task, claim, queued_at=ago(10_000))
     again()
     for task in (tasks[1], tasks[3]):
         assert node.lost(held[task]).status_code == 204
-    plan()
+    rested()
     assert claim in {placement.task_id for placement in node.desired().placements}
 
 

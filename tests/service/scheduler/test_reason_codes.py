@@ -1,5 +1,6 @@
 """Why a task waits, in codes and numbers, on the plans that the solver makes."""
 
+import json
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -58,6 +59,23 @@ def test_no_node_fits() -> None:
     assert found["wide"].numbers == {"asked": 8, "largest": 4, "nodes": 1, "wide_enough": 0}
     assert found["deep"].numbers["wide_enough"] == 1
     assert why(Problem((), (), (Queued("a", 1, 1, ()),)))["a"].code == Code.NO_NODE_FITS
+
+
+def test_nodes_that_may_not_be_given_it() -> None:
+    def barred(*bars: str) -> Reason:
+        nodes = tuple(Node(f"n{at}", 4) for at in range(len(bars)))
+        kept = tuple((node.id, bar) for node, bar in zip(nodes, bars, strict=True))
+        task = Queued("a", 1, 1, (None,) * len(bars), barred=kept)
+        problem = Problem(nodes, (), (task,))
+        assert Problem.from_json(json.loads(json.dumps(problem.to_json()))) == problem
+        return why(problem)["a"]
+
+    assert (barred("not_understood").code, barred("refused").code) == (Code.NO_NODE_UNDERSTANDS, Code.NO_NODE_UNDERSTANDS)
+    found = barred("not_understood", "quarantined")
+    assert (found.code, found.start) == (Code.NODE_QUARANTINED, None)
+    assert found.numbers == {"asked": 1, "nodes": 2, "node": "n1"}
+    assert barred("not_understood", "not_applying").code == Code.NODE_QUARANTINED
+    assert barred("quarantined", "resting").code == Code.BACKING_OFF
 
 
 def test_another_tenants_turn_comes_first() -> None:

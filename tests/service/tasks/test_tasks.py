@@ -54,9 +54,10 @@ def test_what_making_one_tells_is_what_is_stored(tenant, settings, database, que
         told = actions.create(session, queue, caller, TaskSpec.model_validate(spec))
     with database.begin() as session:
         stored = session.get_one(Task, told.id)
-        for name in set(Task.__table__.c.keys()) - {"fence", "losses", "last_event", "told_status"}:
+        for name in set(Task.__table__.c.keys()) - {"fence", "losses", "faults", "last_event", "told_status"}:
             assert getattr(told, name) == getattr(stored, name), name
-        assert (stored.fence, stored.losses, stored.last_event, stored.told_status) == (0, 0, 1, "validating")
+        assert (stored.fence, stored.losses, stored.faults) == (0, 0, {})
+        assert (stored.last_event, stored.told_status) == (1, "validating")
         (event,) = session.scalars(select(TaskEvent).where(TaskEvent.task_id == told.id))
         assert (event.number, event.kind, event.data) == (1, "status", {"status": "validating"})
 

@@ -5,7 +5,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -24,9 +24,9 @@ SPACE = {"learning_rate": [1e-3], "rank": [8], "batch_size": [4]}
 
 
 class Node:
-    """A running `python -m worker`."""
+    """A running `python -m worker`, or a `program` that is one."""
 
-    def __init__(self, fleet: Fleet, folder: Path, **environment: str) -> None:
+    def __init__(self, fleet: Fleet, folder: Path, program: Sequence[str] = ("-m", "worker"), **environment: str) -> None:
         self.fleet = fleet
         own = {
             "MOTET_API_URL": fleet.url,
@@ -39,7 +39,7 @@ class Node:
         kept = {key: value for key, value in os.environ.items() if not key.startswith("MOTET_")}
         self.log = folder / "log"
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen([sys.executable, "-m", "worker"], env={**kept, **own, **environment}, stderr=log)
+            self.process = subprocess.Popen([sys.executable, *program], env={**kept, **own, **environment}, stderr=log)
 
     def children(self, module: str) -> list[int]:
         """Pids of the daemon's children that run `module`."""
@@ -104,9 +104,9 @@ def house(base: wire.BaseModelRef, folder: Path, **fleet_options: float) -> Iter
 
 
 @contextmanager
-def running(fleet: Fleet, folder: Path, **environment: str) -> Iterator[Node]:
+def running(fleet: Fleet, folder: Path, program: Sequence[str] = ("-m", "worker"), **environment: str) -> Iterator[Node]:
     """A daemon that has joined. (What was placed before would be lost with the boot before.)"""
-    it = Node(fleet, folder, **environment)
+    it = Node(fleet, folder, program, **environment)
     try:
         if not fleet.down:
             fleet.until(lambda: fleet.registrations)

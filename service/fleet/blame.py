@@ -1,0 +1,83 @@
+"""Whom a lost placement is blamed on: its node, its task, or nobody yet. Values only: knows no rows and no clock.
+
+A loss alone does not tell a node that kills executors from a task that does. What tells them apart is the company: a node that
+loses several tasks is at fault, and so is a task that is lost on several nodes which lose nothing else.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from pydantic import BaseModel, ConfigDict
+
+IN_A_ROW = 3  # losses after which a node is quarantined
+MAX_LOSSES = 5  # of a task, on two nodes, or on one that trains other tasks
+MAX_LOSSES_ALONE = 10  # of a task on one node that trained others before, and none since
+_LONGEST_REST = 3600.0
+_SHORT = 12  # the rest after a second loss in a row is so many times shorter than a quarantine
+
+
+class Fault(BaseModel):
+    """What one node did to a task since the task last got anywhere."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    losses: int = 0  # executors lost
+    missed: int = 0  # placements that the node never took up
+    first_at: datetime | None = None  # of these losses
+    rest_until: datetime | None = None  # the node is not given the task before
+    refused_by: str | None = None  # the boot id of the node that could not read the task,
+    refusal: str = ""  # and what it said
+
+
+@dataclass(frozen=True)
+class Witness:
+    """A node as it speaks for or against a task. `losing` are the tasks lost there in a row."""
+
+    losing: tuple[str, ...]
+    proved_at: datetime | None
+
+    def believed_about(self, task: str) -> bool:
+        """Whether its losses speak against this task: it lost no other since something last went well there."""
+        return set(self.losing) <= {task}
+
+
+def suspect(task: str, faults: Mapping[str, Fault], witnesses: Mapping[str, Witness], here: str) -> bool:
+    """Whether the task was lost on another node too that is not to blame itself, so that it says little about this one."""
+    return any(
+        fault.losses and node != here and node in witnesses and witnesses[node].believed_about(task)
+        for node, fault in faults.items()
+    )
+
+
+def at_fault(task: str, faults: Mapping[str, Fault], witnesses: Mapping[str, Witness]) -> bool:
+    """Whether the losses must be the task's own doing: then it would go on taking executors down for ever.
+
+    On two nodes, each more than once, which lose nothing else; or on one that trained other tasks between these losses. Where
+    nothing else was trained between them, more of them are needed, and a node that never trained anything says nothing.
+    """
+    told = [
+        (fault.losses, fault.first_at, witnesses[node].proved_at)
+        for node, fault in faults.items()
+        if fault.losses and node in witnesses and witnesses[node].believed_about(task)
+    ]
+    if sum(losses > 1 for losses, _, _ in told) > 1:
+        return sum(losses for losses, _, _ in told) >= MAX_LOSSES
+    for losses, first_at, proved_at in told:
+        between = proved_at is not None and first_at is not None and proved_at > first_at
+        if (losses >= MAX_LOSSES and between) or (losses >= MAX_LOSSES_ALONE and proved_at is not None):
+            return True
+    return False
+
+
+def node_rest(in_a_row: int, quarantine_seconds: float) -> float:
+    """How long a node takes nothing after so many losses in a row: at first not at all, then briefly, then ever longer."""
+    if in_a_row < IN_A_ROW:
+        return 0.0 if in_a_row < 2 else quarantine_seconds / _SHORT
+    return min(_LONGEST_REST, quarantine_seconds * 2.0 ** min(in_a_row - IN_A_ROW, 16))
+
+
+def task_rest(fault: Fault, quarantine_seconds: float) -> float:
+    """How long a task is kept from a node that lost it so often."""
+    often = fault.losses + fault.missed
+    return 0.0 if often < 2 else min(_LONGEST_REST / 6, quarantine_seconds / _SHORT * 2.0 ** min(often - 2, 16))

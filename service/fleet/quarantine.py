@@ -1,0 +1,165 @@
+"""Losses counted for nodes and tasks, and what follows: a rest, a quarantine, or a task that fails. A circuit breaker.
+
+A quarantined node takes nothing until its rest is over, then one task at a time (half-open); a checkpoint or the end of a job
+there closes it again, one more loss opens it for twice as long. Blame is decided in blame.py. Callers hold the locks of
+`lock_placement`; the node's row is locked after them.
+"""
+
+import logging
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import Enum
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.background.dependencies import Dependencies
+from service.database.engine import clock
+from service.fleet.blame import IN_A_ROW, Fault, Witness, at_fault, node_rest, suspect, task_rest
+from service.fleet.models import Node, Placement
+from service.scheduler.state.plan_requests import request_plan
+from service.settings import Settings
+from service.tasks.models import Task
+
+_REMEMBERED = 50  # losses in a row
+
+log = logging.getLogger(__name__)
+
+
+class Loss(Enum):
+    """What became of a placement that did not end as it should."""
+
+    EXECUTOR = "executor"  # its executor died or stood still: the node's or the task's doing
+    UNTAKEN = "untaken"  # no executor ever had it: the node's doing
+    NODE = "node"  # the node went away or started anew with it
+    REFUSED = "refused"  # the node said that it cannot read it: its version's doing
+
+
+def faults_of(task: Task) -> dict[str, Fault]:
+    """By node."""
+    return {node: Fault.model_validate(said) for node, said in (task.faults or {}).items()}
+
+
+def note_loss(session: Session, parts: Dependencies, task: Task, placement: Placement, loss: Loss, detail: str) -> str | None:
+    """Count the loss of a live placement. Why the task has to fail, if it is by now clear that it takes executors down."""
+    now, unit = clock(session), parts.settings.quarantine_seconds
+    node = _locked(session, placement.node_id)
+    faults = faults_of(task)
+    fault = _after(faults.get(node.id, Fault()), loss, node, now, detail)
+    if loss is Loss.EXECUTOR:
+        task.losses += 1
+    if loss is Loss.UNTAKEN or fault.losses:
+        fault = fault.model_copy(update={"rest_until": now + timedelta(seconds=task_rest(fault, unit))})
+    faults[node.id] = fault
+    task.faults = {name: one.model_dump(mode="json") for name, one in faults.items()}
+    task.retry_at = min((f.rest_until for f in faults.values() if f.rest_until and f.rest_until > now), default=None)
+    witnesses = _witnesses(session, faults)
+    if loss is not Loss.REFUSED and not suspect(task.id, faults, witnesses, node.id):
+        _count(node, task.id, now, unit, detail)
+        witnesses[node.id] = witness_of(node)
+    if loss is not Loss.EXECUTOR or not at_fault(task.id, faults, witnesses):
+        return None
+    lost = [one.losses for one in faults.values() if one.losses]
+    where = "on one node, which trains other tasks" if len(lost) == 1 else f"on {len(lost)} nodes"
+    return (
+        f"{sum(lost)} executors in a row were lost while they trained this task, {where}, and none reached a checkpoint; "
+        f"the last one: {detail or 'it stopped without a word'}"
+    )
+
+
+def _locked(session: Session, node_id: str) -> Node:
+    fresh = select(Node).where(Node.id == node_id).with_for_update().execution_options(populate_existing=True)
+    return session.scalars(fresh).one()
+
+
+def _after(fault: Fault, loss: Loss, node: Node, now: datetime, detail: str) -> Fault:
+    match loss:
+        case Loss.EXECUTOR:
+            return fault.model_copy(update={"losses": fault.losses + 1, "first_at": fault.first_at or now})
+        case Loss.UNTAKEN:
+            return fault.model_copy(update={"missed": fault.missed + 1})
+        case Loss.REFUSED:
+            return fault.model_copy(update={"refused_by": node.boot_id, "refusal": detail})
+        case Loss.NODE:
+            return fault
+
+
+def _witnesses(session: Session, faults: dict[str, Fault]) -> dict[str, Witness]:
+    return {node.id: witness_of(node) for node in session.scalars(select(Node).where(Node.id.in_(faults)))}
+
+
+def witness_of(node: Node) -> Witness:
+    return Witness(tuple(node.losing), node.proved_at)
+
+
+def _count(node: Node, task_id: str, now: datetime, unit: float, detail: str) -> None:
+    node.losing = [*node.losing, task_id][-_REMEMBERED:]
+    lost = len(node.losing)
+    node.rests_until = now + timedelta(seconds=node_rest(lost, unit))
+    if lost >= IN_A_ROW:
+        node.quarantined_at = node.quarantined_at or now
+        node.quarantine_reason = f"{lost} placements in a row were lost here; the last one: {detail or 'no detail'}"
+        log.error("node %s is quarantined: %s", node.name, node.quarantine_reason)
+
+
+def note_progress(session: Session, parts: Dependencies, task: Task, placement: Placement) -> None:
+    """Something was brought to safety: neither the task nor its node is to blame for what went before."""
+    task.faults = {name: said for name, said in (task.faults or {}).items() if said.get("refused_by")}
+    task.retry_at = None
+    node = _locked(session, placement.node_id)
+    node.proved_at = clock(session)
+    if mend(node):
+        log.info("node %s trains again, and its losses are forgotten", node.name)
+        request_plan(session, parts.queue, "node_mended")
+
+
+def mend(node: Node) -> bool:
+    """Forget the node's losses. Whether it had any. The caller holds the row's lock."""
+    had = bool(node.losing) or node.quarantined_at is not None
+    if had:
+        node.losing, node.rests_until, node.quarantined_at, node.quarantine_reason = [], None, None, None
+    return had
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why a node is given nothing, or one task at a time (`probing`), in words."""
+
+    status: str
+    sentence: str
+    probing: bool = False
+
+
+def trouble_of(node: Node, now: datetime, settings: Settings) -> Trouble | None:
+    """What is wrong with a node whose heartbeats come."""
+    resting = node.rests_until is not None and node.rests_until > now
+    if node.quarantined_at is not None:
+        again = f"at {node.rests_until:%H:%M:%S} UTC" if resting else "now"
+        said = f"it is quarantined, and {again} tried with one task: {node.quarantine_reason}"
+        return Trouble("quarantined", said, probing=not resting)
+    if _behind(node, now, settings):
+        said = f"it has not acted upon what it should run since {node.behind_since:%H:%M:%S} UTC, although its heartbeats come"
+        return Trouble("not_applying", said)
+    if resting:
+        said = f"it lost {len(node.losing)} placements in a row, and takes the next at {node.rests_until:%H:%M:%S} UTC"
+        return Trouble("resting", said)
+    return None
+
+
+def _behind(node: Node, now: datetime, settings: Settings) -> bool:
+    """Whether a newer desired state waits for longer than half a lease, and none was acted upon in that time."""
+    since = now - timedelta(seconds=settings.lease_seconds / 2)
+    late = node.behind_since is not None and node.behind_since < since
+    return late and (node.applied_at is None or node.applied_at < since)
+
+
+def note_applied(node: Node, version: int | None, age: float | None, now: datetime) -> None:
+    """What a heartbeat said of the desired state that the node acted upon. A worker of 0.1.0 says nothing, nor one that has
+    only just joined."""
+    if version is None or age is None:
+        return
+    node.applied_version, node.applied_at = version, now - timedelta(seconds=age)
+    if version >= node.desired_version:
+        node.behind_since = None
+    elif node.behind_since is None:
+        node.behind_since = now

@@ -1,0 +1,76 @@
+"""A node whose executors die, and a worker that dies of what it reads, beside a healthy one: nobody's task is lost by them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from motet.api.client import Client
+from motet.local.doctor import examine
+
+from tests.walk.doubles import Killer, OldWorker
+from tests.walk.house import House, house, short_rows
+
+QUICK = {
+    "MOTET_HEARTBEAT_SECONDS": "1",
+    "MOTET_LEASE_SECONDS": "6",
+    "MOTET_RECONCILE_SECONDS": "1",
+    "MOTET_QUARANTINE_SECONDS": "60",
+}
+SPEC: dict[str, Any] = {
+    "search_space": {"learning_rate": [1e-3], "rank": [4], "batch_size": [2]},
+    "training": {"epochs": 4, "max_seq_len": 64},
+    "early_exit": {"policy": "none", "eval_every": 30},
+}
+
+
+@pytest.fixture
+def motet(tmp_path: Path) -> Iterator[House]:
+    with house(tmp_path / "state", workers=2, **QUICK) as it:
+        yield it
+
+
+def nodes(motet: House) -> dict[str, dict[str, Any]]:
+    return {node["name"]: node for node in motet.as_admin("GET", "/v1/admin/nodes")["data"]}
+
+
+def faults_found(motet: House) -> list[str]:
+    return [found.what for found in examine(lambda: Client(motet.url, motet.local.demo, motet.admin)) if not found.well]
+
+
+@pytest.mark.timeout(900)
+def test_three_tasks_beside_a_node_whose_executors_die(motet: House) -> None:
+    killer = Killer(motet, on={"worker-2"})
+    try:
+        rows = motet.upload(short_rows(48))
+        tasks = [motet.commands.submit(dataset={"file_id": rows}, **SPEC) for _ in range(3)]
+        for task in tasks:
+            assert motet.ended(task, seconds=400)["status"] == "succeeded"
+        told = nodes(motet)
+        while told["worker-2"]["losses"] < 3:  # the healthy node was quick: the bad one is given more, until it is known
+            more = [motet.commands.submit(dataset={"file_id": rows}, **SPEC) for _ in range(2)]
+            for task in more:
+                assert motet.ended(task, seconds=400)["status"] == "succeeded"
+            told = nodes(motet)
+    finally:
+        killer.stop()
+    assert {name for name, _ in killer.killed} == {"worker-2"}
+    assert (told["worker-2"]["status"], told["worker"]["status"]) == ("quarantined", "ready")
+    assert any("node worker-2 is quarantined: " in what for what in faults_found(motet))
+
+
+@pytest.mark.timeout(900)
+def test_an_old_worker_that_dies_of_what_it_reads_holds_up_nobody(motet: House, tmp_path: Path) -> None:
+    old = OldWorker(motet, tmp_path)
+    try:
+        rows = motet.upload(short_rows(48))
+        tasks = [motet.commands.submit(dataset={"file_id": rows}, **SPEC) for _ in range(6)]
+        for task in tasks:
+            assert motet.ended(task, seconds=400)["status"] == "succeeded"
+        assert old.alive, "its heartbeats go on, and its thread is dead"
+        told = nodes(motet)["old"]
+        assert told["losses"] > 0
+        assert told["capabilities"] is None
+        assert any("node old is " in what for what in faults_found(motet))
+    finally:
+        old.stop()

@@ -1,0 +1,97 @@
+"""A daemon between versions: what it says of itself, what it cannot read, and a thread of it that dies."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from contract.capabilities import understood
+from contract.states import RequeueReason
+from contract.wire import PROTOCOL
+from tests.worker.node.test_daemon import LONG, SHORT, SPACE, house, refused, running, trains
+
+HANGS_AND_DIES = "heartbeats go on while this thread is dead"
+DIES_PARSING = f"""
+import sys
+from worker.api_client import NodeLink
+def desired(self, node_id, credential):
+    raise RuntimeError({HANGS_AND_DIES!r})
+NodeLink.desired = desired
+from worker.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.fixture
+def fleet_of(tiny_base, tmp_path):
+    with house(tiny_base, tmp_path) as made:
+        yield made
+
+
+def test_a_placement_that_cannot_be_read_is_refused_alone(fleet_of, tmp_path):
+    fleet, placing = fleet_of
+    with running(fleet, tmp_path) as node:
+        strange, plain = placing(SPACE, **SHORT), placing(SPACE, **SHORT)
+        fleet.strange[strange.placement_id] = {"precision": "int3"}
+        fleet.place(strange)
+        reported = fleet.place(plain)
+        fleet.until(lambda: reported.ended and fleet.lost)
+        (lost,) = fleet.lost
+        assert (lost.reason, lost.fences, lost.refused) == (RequeueReason.NODE_LOST, {strange.placement_id: 1}, True)
+        assert "spec.precision" in lost.detail
+        assert node.process.poll() is None
+
+
+def test_a_thread_that_dies_ends_the_daemon_and_all_below_it(fleet_of, tmp_path):
+    fleet, _ = fleet_of
+    with running(fleet, tmp_path, program=("-c", DIES_PARSING)) as node:
+        assert node.process.wait(timeout=60) == 70
+        said = node.log.read_text()
+        assert "thread desired state died, and the process with it" in said
+        assert HANGS_AND_DIES in said
+
+
+@pytest.mark.parametrize(("package", "code"), [("worker", 70), ("service", -signal.SIGKILL)])
+def test_a_dead_thread_is_the_end_of_its_process(package, code):
+    program = (
+        f"import threading; from {package}.thread_guard import end_process_with_its_threads as guard\n"
+        "guard()\n"
+        "threading.Thread(target=lambda: 1 / 0, name='doomed').start()\n"
+        "threading.Event().wait()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == code
+    assert "thread doomed died" in ended.stderr
+    assert "ZeroDivisionError" in ended.stderr
+
+
+def test_what_it_registers_with_and_what_it_acted_upon(fleet_of, tmp_path):
+    fleet, placing = fleet_of
+    with running(fleet, tmp_path) as node:
+        (registered,) = fleet.registrations
+        assert registered.protocol == PROTOCOL
+        assert set(registered.capabilities) == understood()
+        assert registered.versions["motet"]
+        reported = fleet.place(placing(SPACE, **LONG))
+        fleet.until(trains(reported))
+        fleet.until(lambda: fleet.heartbeats[-1].applied_version == fleet.version)
+        assert fleet.heartbeats[-1].applied_age < 60
+        node.process.send_signal(signal.SIGSTOP)  # the daemon alone: its heartbeat goes on by itself
+        acted = fleet.version
+        fleet.end(reported.placement.placement_id)
+        beats = len(fleet.heartbeats)
+        fleet.until(lambda: len(fleet.heartbeats) >= beats + 5)
+        before, after = fleet.heartbeats[beats + 1], fleet.heartbeats[-1]
+        assert (before.applied_version, after.applied_version) == (acted, acted)
+        assert after.applied_age > before.applied_age
+        node.process.send_signal(signal.SIGCONT)
+        fleet.until(lambda: fleet.heartbeats[-1].applied_version == fleet.version)
+
+
+def test_a_service_too_far_away_is_not_joined(fleet_of, tmp_path):
+    fleet, _ = fleet_of
+    fleet.welcomes["protocol"] = PROTOCOL + 2
+    with refused(fleet, tmp_path) as (code, said):
+        assert code == 2
+        assert f"speaks protocol {PROTOCOL + 2}" in said.splitlines()[-1]
