@@ -20,17 +20,27 @@ from worker.api_client import NodeLink, PlacementLink
 from worker.node.desired_state_poller import Desired, DesiredStates, NodeForgotten
 from worker.node.wakeup_listener import Hints
 
+TOKENS = 500  # of each job
 _GIB = 2**30
 _FILES = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"nothing was trained"}
 
 
 class FakeNode:
-    """`seconds` is how long each placement takes; `taken` is called with a task's id when this node has heard of it."""
+    """`seconds` is how long each placement takes; `taken` is called with a task's id when this node has heard of it. One whose
+    placements are `held` says that they took so long, and ends the oldest whenever it is told to."""
 
     def __init__(
-        self, api_url: str, redis_url: str, join_token: str, name: str, slots: int, seconds: float, taken: Callable[[str], None]
+        self,
+        api_url: str,
+        redis_url: str,
+        join_token: str,
+        name: str,
+        slots: int,
+        seconds: float,
+        taken: Callable[[str], None],
+        held: bool = False,
     ) -> None:
-        self._seconds, self._taken = seconds, taken
+        self._seconds, self._taken, self._holds, self._due = seconds, taken, held, 0
         self._link, self._placement_link = NodeLink(api_url), PlacementLink(api_url)
         devices = [wire.Device(index=at, type="cpu", memory_bytes=8 * _GIB) for at in range(slots)]
         self._boot_id = secrets.token_hex(8)
@@ -43,6 +53,10 @@ class FakeNode:
         self._hints = Hints(redis_url, self.welcome.stream, self._desired.want)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+
+    def finish_next(self) -> None:
+        """End the placement that is held longest, as soon as there is one."""
+        self._inbox.put(partial(self._finish_due, 1))
 
     def close(self) -> None:
         self._hints.close()
@@ -82,8 +96,15 @@ class FakeNode:
             self._held[key] = wanted[key]
         if new:
             self._beat()
-        for key in new:
+        for key in () if self._holds else new:
             threading.Timer(self._seconds, self._inbox.put, [partial(self._finish, wanted[key])]).start()
+        self._finish_due(0)
+
+    def _finish_due(self, more: int) -> None:
+        self._due += more
+        while self._due and self._held:
+            self._due -= 1
+            self._finish(next(iter(self._held.values())))
 
     def _finish(self, placement: wire.Placement) -> None:
         jobs = [job.index for job in placement.jobs]
@@ -98,7 +119,7 @@ class FakeNode:
             started.append(wire.JobMoved(job=job, status=JobStatus.TRAINING, step=0))
             started.append(wire.Points(job=job, series="train_loss", steps=[1, 2, 3, 4, 5], values=[2.0, 1.8, 1.6, 1.5, 1.4]))
             started.append(wire.Points(job=job, series="val_loss", steps=[5], values=[1.5]))
-        tokens = 5 * 100 * len(jobs)
+        tokens = TOKENS * len(jobs)
         started.append(wire.Throughput(steps=5, tokens=tokens, seconds=self._seconds, micro_batches=5, forwards=5))
         ended: list[wire.Event] = []
         for job in placement.jobs:

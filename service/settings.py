@@ -63,6 +63,7 @@ Seconds = Annotated[float, Field(gt=0)]
 Wait = Annotated[float, Field(ge=0.1, le=86_400)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Limit = Annotated[int, Field(ge=1)]
+Days = Annotated[float, Field(ge=0, le=36_500)]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -115,7 +116,13 @@ class Settings(BaseSettings):
     requests_per_minute: Limit = 30_000  # of each key that has no limit of its own
     estimates_per_minute: Limit = 120  # of each tenant: an estimate plans the whole fleet once
     failed_authentications_per_minute: Limit = 60  # of each address; beyond them, unknown credentials are not looked up
-    retention_days: Annotated[float, Field(ge=0)] = 30  # how long storage keeps what a tenant has deleted
+    retention_days: Days = 30  # how long storage keeps what a tenant has deleted
+    plan_history_days: Days = 90  # what was planned for each task
+    plan_days: Days = 7  # plans, which say why they were made,
+    plans_kept: Limit = 1000  # and of those at most the newest
+    delivery_days: Days = 30  # messages to webhooks
+    placement_days: Days = 90  # where ended tasks ran; what they used stays
+    audit_days: Days = 365
 
     webhook_networks: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_listed)] = ()  # reached though not public
 

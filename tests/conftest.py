@@ -41,7 +41,8 @@ _LONGEST = (  # they come first, in this order: short files fill the time beside
         "deploy/test_devstack.py",
         "worker/replicas/test_replica_set.py",
     ),
-    *("benchmarks/test_placement.py", "service/test_fuzz.py", "service/test_commands.py", "kernels/test_triton_pass.py"),
+    *("benchmarks/test_placement.py", "benchmarks/test_growth.py", "service/test_fuzz.py", "service/test_commands.py"),
+    "kernels/test_triton_pass.py",
 )
 _NOT_RUN = {"gpu": "tests that need a GPU: make test-gpu", "slow": "tests of the long form: make test-all"}
 

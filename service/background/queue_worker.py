@@ -4,7 +4,6 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from types import FrameType
 from typing import Any
 
@@ -20,6 +19,7 @@ from service.background.dependencies import Dependencies
 from service.background.garbage_collection import sweep
 from service.background.queue import LIMIT_SECONDS, QUEUE_NAME, NamedQueueJob, QueueJob, asked
 from service.background.wakeups import connect
+from service.retention import Retention
 from service.scheduler.planner import replan
 from service.scheduler.replan_pacing import Pace
 from service.settings import Settings
@@ -46,7 +46,7 @@ def assemble(settings: Settings) -> Mapping[QueueJob, Callable[[], None]]:
         validate_due(parts.db, parts.storage, parts.queue)
 
     def collect() -> None:
-        sweep(parts.db, parts.storage, timedelta(days=settings.retention_days))
+        sweep(parts.db, parts.storage, Retention.of(settings))
 
     return {QueueJob.REPLAN: plan, QueueJob.VALIDATE: validate, QueueJob.SWEEP: collect, QueueJob.DELIVER: courier.wake}
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, DateTime, delete, func, select
+from sqlalchemy import ColumnElement, DateTime, func, select
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
@@ -23,8 +23,9 @@ from service.fleet.models import Node, Placement
 from service.fleet.nodes import lose
 from service.fleet.placements import FINISHED, end_placement, live_placement, lock_placement, release
 from service.fleet.quarantine import Loss
+from service.retention import forget_surplus_plans
 from service.scheduler.explain.waiting_text import NOT_BEFORE
-from service.scheduler.models import Plan, PlanRequest
+from service.scheduler.models import Plan, PlanRequest, QueueStatus
 from service.scheduler.planner import replan
 from service.scheduler.state.plan_requests import request_plan
 from service.settings import Settings
@@ -41,7 +42,6 @@ _SWEEP_SECONDS = 600.0
 _OUTLASTED = timedelta(seconds=15)
 _LOOKED_AT = timedelta(seconds=30)
 _LATELY = timedelta(minutes=10)
-_PLANS_KEPT = 1000
 
 
 def run(settings: Settings) -> None:
@@ -173,6 +173,8 @@ def plan_what_time_has_changed(parts: Dependencies) -> None:
             request_plan(session, parts.queue, "end_outlasted")
         elif _bound_passed(session, parts.settings, now):
             request_plan(session, parts.queue, "bound_passed")
+        elif _news_put_off(session, parts.settings, now):
+            request_plan(session, parts.queue, "news_put_off")
 
 
 def _rest_over(now: datetime, since: datetime) -> ColumnElement[bool]:
@@ -192,11 +194,16 @@ def _bound_passed(session: Session, settings: Settings, now: datetime) -> bool:
     return bool(session.scalar(select(overdue.exists() & (tenants.scalar_subquery() > 1) & ~lately.exists())))
 
 
+def _news_put_off(session: Session, settings: Settings, now: datetime) -> bool:
+    """Whether the newest plan had more to notify than it might, and no other has come since."""
+    untold = select(QueueStatus.tenant_id).where(QueueStatus.untold > 0)
+    lately = select(Plan.id).where(Plan.created_at > now - timedelta(seconds=settings.reconcile_seconds))
+    return bool(session.scalar(select(untold.exists() & ~lately.exists())))
+
+
 def forget_old_plans(parts: Dependencies) -> None:
     """Of plans, the newest are kept."""
-    with parts.db.begin() as session:
-        oldest = select(Plan.id).order_by(Plan.id.desc()).offset(_PLANS_KEPT).limit(1).scalar_subquery()
-        session.execute(delete(Plan).where(Plan.id <= oldest))
+    forget_surplus_plans(parts.db, parts.settings.plans_kept)
 
 
 STEPS: tuple[Callable[[Dependencies], None], ...] = (

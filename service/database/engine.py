@@ -43,8 +43,16 @@ _CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
 
 def new_id(prefix: str) -> str:
     """A random id that sorts by creation time: the prefix, 48 bits of milliseconds, 80 random bits."""
-    number = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
-    return f"{prefix}_" + "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -1, -5))
+    return f"{prefix}_" + _text((time.time_ns() // 1_000_000) << 80 | secrets.randbits(80))
+
+
+def id_at(prefix: str, moment: datetime) -> str:
+    """What every id of the prefix that was made before the moment sorts before."""
+    return f"{prefix}_" + _text(int(moment.timestamp() * 1000) << 80)
+
+
+def _text(number: int) -> str:
+    return "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -1, -5))
 
 
 Id = Annotated[str, mapped_column(String(40), primary_key=True)]

@@ -15,7 +15,12 @@ _SHARED: Mapping[str, str] = {
     "plan_requests": "SELECT, INSERT",
 }
 # of tenants' tables, where it is not everything
-_NARROWER: Mapping[str, str | None] = {"tenants": "SELECT", "api_keys": None, "audit_entries": "SELECT, INSERT"}
+_NARROWER: Mapping[str, str | None] = {
+    "tenants": "SELECT",
+    "api_keys": None,
+    "audit_entries": "SELECT, INSERT",
+    **dict.fromkeys(("queue_status", "task_usage", "tenant_usage"), "SELECT"),
+}
 _EVERYTHING = "SELECT, INSERT, UPDATE, DELETE"
 _MARK = "alembic_version"  # its comment says which protection the tables have
 

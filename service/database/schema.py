@@ -22,7 +22,8 @@ import service.http.idempotency_store
 import service.scheduler.models
 import service.tasks.models
 import service.tenants.models
-import service.webhooks.models  # noqa: F401  (these nine declare the tables)
+import service.usage.models
+import service.webhooks.models  # noqa: F401  (these ten declare the tables)
 from service.database import roles, row_level_security
 from service.database.engine import Base, Database
 from service.settings import Settings, SettingsError, say

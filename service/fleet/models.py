@@ -102,6 +102,10 @@ class Placement(Base):
     evaluation_tokens: Mapped[Big] = mapped_column(default=0)
     evaluation_seconds: Mapped[float] = mapped_column(default=0.0)
     gpu_seconds: Mapped[float] = mapped_column(default=0.0, server_default="0")  # of each device, shared steps divided
+    # what the rewind took back that ended it (usage/ledger.py); not billed
+    rewound_tokens: Mapped[Big] = mapped_column(default=0, server_default="0")
+    rewound_evaluation_tokens: Mapped[Big] = mapped_column(default=0, server_default="0")
+    rewound_gpu_seconds: Mapped[float] = mapped_column(default=0.0, server_default="0")
 
     __table_args__ = (
         Index("uq_placements_live_task", "task_id", unique=True, postgresql_where=text("ended_at IS NULL")),
@@ -109,3 +113,17 @@ class Placement(Base):
         Index("ix_placements_ended", "ended_at"),
         Index("ix_placements_promised", "promised_to", postgresql_where=text("promised_to IS NOT NULL")),
     )
+
+
+class SweptPlacements(Base):
+    """Sums of the placements that the collector has removed, by how they ended: what is measured of all never falls."""
+
+    __tablename__ = "swept_placements"
+
+    end_reason: Mapped[str] = mapped_column(String(32), primary_key=True)
+    placements: Mapped[Big]
+    tokens: Mapped[Big]
+    evaluation_tokens: Mapped[Big]
+    steps: Mapped[Big]
+    forwards: Mapped[Big]
+    gpu_seconds: Mapped[float]  # of all devices

@@ -93,8 +93,8 @@ def release(
     if placement.leaving is not None:
         reason, detail, loss = RequeueReason(placement.leaving), placement.leave_detail or "", None
     hopeless = note_loss(session, parts, task, placement, loss, detail) if loss is not None else None
+    end_placement(session, parts.hints, placement, reason)  # before the usage's counter, as everywhere
     rewind(session, task, reason, detail, hopeless)
     note(session, task, "left", {"reason": reason, "detail": detail or None, "status": task.status})
-    end_placement(session, parts.hints, placement, reason)
     touch(session, task)
     request_plan(session, parts.queue, "task_ended" if task.status in TASK_TERMINAL else reason)

@@ -1,5 +1,7 @@
 """Reports: what a placement says happened, applied once, in order, or not at all. Knows no HTTP."""
 
+from collections.abc import Sequence
+
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -26,6 +28,7 @@ from service.settings import Settings
 from service.tasks.lifecycle.report_reducer import EventRefused, Record
 from service.tasks.models import Task
 from service.tasks.polling.task_watcher import touch
+from service.usage.ledger import book
 
 _ENDS = (wire.JobCompleted, wire.JobExited, wire.JobFailed)
 _SAFE = (wire.Checkpointed, wire.JobCompleted, wire.JobExited)  # what shows that a node trains
@@ -89,9 +92,11 @@ def _may_come_late(said: wire.Report) -> bool:
 
 def _applied(session: Session, parts: Dependencies, task: Task, placement: Placement, events: list[wire.Event]) -> None:
     """What follows from a report for the placement, for what is known of speeds and lives, and for the plan."""
-    measured = [_count(session, task, placement, event) for event in events if isinstance(event, wire.Throughput)]
+    done = [event for event in events if isinstance(event, wire.Throughput)]
+    measured = [_count(session, task, placement, event) for event in done]
     if any(isinstance(event, _SAFE) for event in events):
         note_progress(session, parts, task, placement)
+    _book(session, task, placement, done)
     told = any(isinstance(event, _ENDS) for event in events) or any(number & (number - 1) == 0 for number in measured if number)
     if task.status in TASK_TERMINAL:
         if placement.ended_at is None:
@@ -102,6 +107,12 @@ def _applied(session: Session, parts: Dependencies, task: Task, placement: Place
         release(session, parts, task, placement, RequeueReason(placement.leaving))
     elif told and end_moved(session, task, placement):
         request_plan(session, parts.queue, "end_moved")
+
+
+def _book(session: Session, task: Task, placement: Placement, done: Sequence[wire.Throughput]) -> None:
+    if done:
+        tokens, evaluated = sum(one.tokens for one in done), sum(one.evaluation_tokens for one in done)
+        book(session, task, placement, tokens, evaluated, sum(one.own_seconds for one in done))
 
 
 def _learn(session: Session, task: Task) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy import ForeignKey, LargeBinary, String, delete, func, select, up
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from service.database.engine import Base, Database, Now, clock, new_id
+from service.database.engine import Base, Database, Now, new_id
 from service.http.problems import Conflict, Invalid
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import scoped
@@ -100,8 +100,3 @@ def answered(db: Database, principal: Principal, key: str) -> bool:
     with db.begin() as session:
         kept = scoped(select(Answer.key).where(Answer.key == key, Answer.status.is_not(None)), Answer, principal)
         return session.scalar(kept) is not None
-
-
-def forget_old_answers(session: Session) -> None:
-    """For the collector."""
-    session.execute(delete(Answer).where(Answer.claimed_at < clock(session) - KEPT))

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from sqlalchemy import Select, case, func, select
+from sqlalchemy import Select, case, func, literal, select, union_all
 from sqlalchemy.orm import Session
 
 from contract.states import TaskStatus
-from service.fleet.models import Node, Placement
+from service.fleet.models import Node, Placement, SweptPlacements
 from service.scheduler.models import Plan, PlanRequest
 from service.tasks.models import Job, Task
 
@@ -61,18 +61,9 @@ class FleetMetrics:
         yield self._one("motet_nodes_oldest_heartbeat_seconds", "Age of the oldest last heartbeat of a ready node", beat)
 
     def _executors(self) -> Iterator[Metric]:
-        sums = (
-            ("motet_executor_trained_tokens", "Tokens trained", Placement.tokens),
-            ("motet_executor_evaluated_tokens", "Tokens evaluated", Placement.evaluation_tokens),
-            ("motet_executor_steps", "Optimizer steps of placements", Placement.steps),
-            ("motet_executor_forwards", "Forwards of shared bases, counted for each placement in them", Placement.forwards),
-            ("motet_executor_gpu_seconds", "Device seconds of steps and evaluations", Placement.gpu_seconds * _devices),
-        )
-        row = self._session.execute(select(*(func.coalesce(func.sum(column), 0) for _, _, column in sums))).one()
-        for (name, what, _), value in zip(sums, row, strict=True):
+        for (name, what), value in zip(_SUMS, self._session.execute(_ALL).one(), strict=True):
             yield CounterMetricFamily(name, what, value=float(value))
-        ended = func.coalesce(Placement.end_reason, case((Placement.ended_at.is_(None), "live"), else_="unknown"))
-        counted = select(ended.label("reason"), func.count()).group_by("reason")
+        counted = select(_EACH.c.reason, func.sum(_EACH.c.placements)).group_by(_EACH.c.reason)
         yield self._by("motet_placements", "Placements by how they ended; live ones have not", counted, ["end"])
 
     def _one(self, name: str, what: str, statement: Select[Any]) -> Metric:
@@ -85,7 +76,28 @@ class FleetMetrics:
         return family
 
 
-_devices = func.cardinality(Placement.device_indexes)
+_SUMS = (
+    ("motet_executor_trained_tokens", "Tokens trained"),
+    ("motet_executor_evaluated_tokens", "Tokens evaluated"),
+    ("motet_executor_steps", "Optimizer steps of placements"),
+    ("motet_executor_forwards", "Forwards of shared bases, counted for each placement in them"),
+    ("motet_executor_gpu_seconds", "Device seconds of steps and evaluations"),
+)
+_KEPT = (  # as _SUMS names them
+    *(Placement.tokens, Placement.evaluation_tokens, Placement.steps, Placement.forwards),
+    Placement.gpu_seconds * func.cardinality(Placement.device_indexes),
+)
+_SWEPT = (
+    *(SweptPlacements.tokens, SweptPlacements.evaluation_tokens, SweptPlacements.steps, SweptPlacements.forwards),
+    SweptPlacements.gpu_seconds,
+)
+_reason = func.coalesce(Placement.end_reason, case((Placement.ended_at.is_(None), "live"), else_="unknown"))
+_named: list[Any] = [column.label(name) for column, (name, _) in zip(_KEPT, _SUMS, strict=True)]
+_EACH = union_all(  # the placements that there are, and the sums of those that the collector has removed
+    select(_reason.label("reason"), literal(1).label("placements"), *_named),
+    select(SweptPlacements.end_reason, SweptPlacements.placements, *_SWEPT),
+).subquery()
+_ALL = select(*(func.coalesce(func.sum(_EACH.c[name]), 0) for name, _ in _SUMS))
 
 
 def _age(since: Any) -> Select[Any]:

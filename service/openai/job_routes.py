@@ -8,7 +8,6 @@ from sqlalchemy.orm import Session
 
 from service.adapters.models import Adapter
 from service.app_state import NodeHints, Wakes, Works
-from service.fleet.models import Placement
 from service.http.concurrency_limits import Submitting
 from service.http.idempotency import Once
 from service.http.problems import invalid_field
@@ -22,6 +21,7 @@ from service.tasks.models import Task
 from service.tasks.resource import render
 from service.tenants.authentication import Db, Reader, Writer
 from service.tenants.tenant_scope import find, scoped
+from service.usage.models import TaskUsage
 
 router = APIRouter(prefix=f"{PREFIX}/fine_tuning/jobs", include_in_schema=False)
 
@@ -30,7 +30,7 @@ _METADATA = re.compile(r"metadata\[([^\]]{1,64})\]")
 
 def _objects(session: Session, tasks: list[Task]) -> list[JobObject]:
     ids = [task.id for task in tasks]
-    sums = select(Placement.task_id, func.sum(Placement.tokens)).where(Placement.task_id.in_(ids)).group_by(Placement.task_id)
+    sums = select(TaskUsage.task_id, func.sum(TaskUsage.tokens)).where(TaskUsage.task_id.in_(ids)).group_by(TaskUsage.task_id)
     tokens = {task_id: int(total) for task_id, total in session.execute(sums)}
     shown = render(session, tasks)
     return [job_object(task, one, tokens.get(task.id, 0)) for task, one in zip(tasks, shown, strict=True)]

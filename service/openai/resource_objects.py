@@ -113,7 +113,7 @@ def tuned(base: str, name: str | None, adapter_id: str) -> str:
 
 
 def job_object(task: Task, shown: TaskResource, tokens: int) -> JobObject:
-    """`shown` is the task's native resource, `tokens` what its placements trained."""
+    """`shown` is the task's native resource, `tokens` what was trained for it, billed or not."""
     ended = task.status in TASK_TERMINAL
     space = SearchSpace.model_validate(task.spec["search_space"])
     found = _found(task, space, shown)

@@ -1,6 +1,6 @@
 """Why a plan is due, the plans that were made, what they changed for each task, and what the fleet has learned."""
 
-from sqlalchemy import Double, ForeignKey, Index, String, Text
+from sqlalchemy import Double, ForeignKey, Index, LargeBinary, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.database.engine import At, Base, Big, Id, Json, Now
@@ -24,6 +24,17 @@ class PlannerLease(Base):
     id: Mapped[int] = mapped_column(primary_key=True)  # always 1
     token: Mapped[str] = mapped_column(String(40))
     until: Mapped[At]
+
+
+class QueueStatus(Base):
+    """What the plan in force says of all tasks of one tenant that wait, packed: one row, however many they are."""
+
+    __tablename__ = "queue_status"
+
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), primary_key=True)
+    number: Mapped[Big]  # of the plan, ascending
+    untold: Mapped[int]  # tasks with news that are still to be notified
+    packed: Mapped[bytes] = mapped_column(LargeBinary)  # see queue_status.py
 
 
 class Plan(Base):

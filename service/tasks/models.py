@@ -46,6 +46,9 @@ class Task(Base):
     losses: Mapped[int] = mapped_column(default=0)  # executors lost in a row without a new checkpoint or a job's end
     faults: Mapped[Json] = mapped_column(default=dict, server_default=text("'{}'"))  # by node: fleet.blame.Fault
     retry_at: Mapped[At | None]  # when the soonest node that lost it may take it again
+    # training rows that count still, as of the last rewind, and those that rewinds took back: written when it happens
+    kept_rows: Mapped[Big] = mapped_column(default=0, server_default="0")
+    rewound_rows: Mapped[Big] = mapped_column(default=0, server_default="0")
     request_id: Mapped[str | None] = mapped_column(String(64))  # of the call that made it; in the logs of all that work on it
     waiting: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))  # why, its place, expected start and end
     created_at: Mapped[Now]
@@ -54,12 +57,14 @@ class Task(Base):
     ended_at: Mapped[At | None]
     archived_at: Mapped[At | None]  # from then on lists leave it out
     deleted_at: Mapped[At | None]  # from then on it is not there for its tenant; what it was billed for stays
+    emptied_at: Mapped[At | None]  # when the collector had removed all that it held
 
     jobs: Mapped[list["Job"]] = relationship(order_by="Job.index", back_populates="task")
 
     __table_args__ = (
         Index("ix_tasks_tenant_id_created", "tenant_id", text("created_at DESC"), text("id DESC")),
         Index("ix_tasks_open", "status", postgresql_where=text("status IN ('validating', 'queued', 'running', 'paused')")),
+        Index("ix_tasks_deleted", "deleted_at", postgresql_where=text("deleted_at IS NOT NULL AND emptied_at IS NULL")),
     )
 
     @property
@@ -100,7 +105,8 @@ class Job(Base):
 class PointChunk(Base):
     """Up to 256 points of one series. NaN stands for a loss that was not finite.
 
-    A rewind splits the chunk it falls into and hides what lies beyond; hidden chunks are kept, never shown, never billed.
+    A rewind splits the chunk it falls into and hides what lies beyond; hidden chunks are never shown, and nothing is counted
+    from them.
     """
 
     __tablename__ = "point_chunks"

@@ -16,6 +16,7 @@ from contract.states import JOB_TERMINAL, TASK_TERMINAL, JobStatus, RequeueReaso
 from service.adapters.models import Adapter
 from service.database.engine import among_ids
 from service.fleet.models import Node, Placement
+from service.scheduler import queue_status
 from service.tasks.models import Job, Task
 
 
@@ -71,7 +72,7 @@ class PlacementResource(BaseModel):
 
 
 class TaskResource(BaseModel):
-    """A task. `version` rises with every change and is its ETag."""
+    """A task. `version` rises with every change but of its place and times in the queue; its ETag changes with those too."""
 
     object: Literal["task"] = "task"
     id: str
@@ -110,6 +111,14 @@ _steps_per_epoch = (Task.train_rows + batch_size - 1) // batch_size
 def rows_in(steps: Any) -> Any:
     """Rows trained in `steps` steps; the last step of an epoch may be short."""
     return (steps // _steps_per_epoch) * Task.train_rows + func.least((steps % _steps_per_epoch) * batch_size, Task.train_rows)
+
+
+def rows_trained(steps: int, batch: int, train_rows: int) -> int:
+    """The same in numbers: what `rows_in` is in SQL."""
+    if not train_rows:
+        return 0
+    epochs, rest = divmod(steps, -(-train_rows // batch))
+    return epochs * train_rows + min(rest * batch, train_rows)
 
 
 _ended = Job.status == any_(literal(sorted(JOB_TERMINAL), ARRAY(String)))  # `in_` is worked out each time
@@ -162,36 +171,39 @@ _PLACEMENTS = (  # as PlacementResource does
     .join(Task, Task.id == Placement.task_id)
     .where(among_ids(Task.id), Placement.id == _newest.scalar_subquery())
 )
-BESIDE = (_SUMS, _WINNERS, _PLACEMENTS)  # of the tasks `ids`, in the order that Beside takes what they find
+BESIDE = (_SUMS, _WINNERS, _PLACEMENTS)  # of the tasks `ids`, in the order that Beside takes what they find,
+QUEUE = queue_status.OF_TASKS  # and this after them
 
 
 def render(session: Session, tasks: Sequence[Task]) -> list[TaskResource]:
     """The tasks' resources, in the same order."""
     ids = {"ids": [task.id for task in tasks]}
-    beside = Beside(*(session.execute(statement, ids) for statement in BESIDE))
+    beside = Beside(*(session.execute(statement, ids) for statement in (*BESIDE, QUEUE)))
     return [beside.of(task) for task in tasks]
 
 
 class Beside:
-    """What jobs, winners and placements tell of some tasks."""
+    """What jobs, winners, placements and the plan in force tell of some tasks."""
 
-    def __init__(self, sums: Iterable[Any], winners: Iterable[Any], placements: Iterable[Any]) -> None:
+    def __init__(self, sums: Iterable[Any], winners: Iterable[Any], placements: Iterable[Any], queue: Iterable[Any]) -> None:
         self._sums: dict[str, list[Any]] = defaultdict(list)
         for row in sums:
             self._sums[row.task_id].append(row)
         self._winners = {row.task_id: row for row in winners}
         self._placements = {row.task_id: row for row in placements}
+        self.entries = queue_status.entries_of(queue)
 
     def of(self, task: Any) -> TaskResource:
         """The resource of one of the tasks: whatever has a Task's columns."""
         winner = self._winners.get(task.id) if task.winner_job_id is not None else None
         placed = task.status == TaskStatus.RUNNING or task.status in TASK_TERMINAL  # not between two placements
-        return _render(task, self._sums[task.id], winner, self._placements.get(task.id) if placed else None)
+        waits = queue_status.waiting_of(task, self.entries)
+        return _render(task, self._sums[task.id], winner, self._placements.get(task.id) if placed else None, waits)
 
 
 def render_new(task: Task, jobs: int) -> TaskResource:
     """A task that was made in this transaction, with so many jobs: nothing has happened to it that rows could tell."""
-    return _render(task, [_New(JobStatus.PENDING, jobs)], None, None)
+    return _render(task, [_New(JobStatus.PENDING, jobs)], None, None, task.waiting)
 
 
 @dataclass(frozen=True)
@@ -206,7 +218,7 @@ class _New:
     full: int | None = None
 
 
-def _render(task: Any, sums: Sequence[Any], winner: Any, placement: Any) -> TaskResource:
+def _render(task: Any, sums: Sequence[Any], winner: Any, placement: Any, waits: dict[str, Any] | None) -> TaskResource:
     return TaskResource(
         id=task.id,
         name=task.name,
@@ -235,7 +247,7 @@ def _render(task: Any, sums: Sequence[Any], winner: Any, placement: Any) -> Task
         progress=Progress(steps_done=sum(row.done for row in sums), steps_total=_known([row.total for row in sums])),
         samples=_count_samples(sums),
         winner=Winner.model_validate(winner._asdict()) if winner is not None else None,
-        waiting=task.waiting,
+        waiting=waits,
         desired_status=TaskStatus(task.desired_status) if task.desired_status else None,
         requeue_detail=task.requeue_detail,
         requeue_reason=RequeueReason(task.requeue_reason) if task.requeue_reason else None,

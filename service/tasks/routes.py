@@ -87,7 +87,8 @@ router.add_api_route(
     summary="Get a task, now or once it changes",
     description=(
         "The answer has an ETag. With `wait`, it comes as soon as the task differs from the version in If-None-Match (without "
-        "that header: from what it is now), at once if the task has ended, and after `wait` seconds in any case."
+        "that header: from what it is now), at once if the task has ended, and after `wait` seconds in any case. That a queued "
+        "task's place or times moved a little wakes nobody, but gives it another ETag: the next answer shows it."
     ),
     response_model=TaskResource,
     responses=problems(404, 422) | {304: {"description": "The task is still the version in If-None-Match"}},

@@ -1,4 +1,4 @@
-"""How much a tenant may have at once, and train in a month; counted from rows whenever it matters. Knows no HTTP.
+"""How much a tenant may have at once, counted from rows whenever it matters, and train in a month, by a counter. Knows no HTTP.
 
 Limits stand in the tenant's row; none means no limit. GPUs in use are the planner's to keep: a task beyond them waits.
 """

@@ -14,6 +14,7 @@ from service.fleet.models import Node, Placement
 from service.storage.object_store import Storage
 from service.tasks.models import Job, PointChunk, Task
 from service.tasks.polling.task_watcher import touch
+from service.usage.ledger import book
 
 
 def change(database: Database, *task_ids: str) -> None:
@@ -51,28 +52,29 @@ def placement(
     ended: bool = True,
     evaluation_tokens: int = 0,
     train_seconds: float = 0.0,
-) -> None:
-    """A placement of the task on a node of its own, with what it did."""
+) -> str:
+    """A placement of the task on a node of its own, with what it did, booked as a report would have; its id."""
     node = Node(id=new_id("node"), name=new_id("n"), boot_id="b", status="ready", devices=[], versions={}, credential_hash=b"")
     session.add(node)
     session.flush()
     now = session.scalars(select(func.clock_timestamp())).one()
-    session.add(
-        Placement(
-            id=new_id("placement"),
-            task_id=task_id,
-            node_id=node.id,
-            device_indexes=list(range(devices)),
-            fence=1,
-            created_at=at or now,
-            lease_until=now,
-            ended_at=now if ended else None,
-            tokens=tokens,
-            train_seconds=train_seconds,
-            evaluation_tokens=evaluation_tokens,
-            gpu_seconds=gpu_seconds,
-        )
+    made = Placement(
+        id=new_id("placement"),
+        task_id=task_id,
+        node_id=node.id,
+        device_indexes=list(range(devices)),
+        fence=1,
+        created_at=at or now,
+        lease_until=now,
+        ended_at=now if ended else None,
+        tokens=tokens,
+        train_seconds=train_seconds,
+        evaluation_tokens=evaluation_tokens,
+        gpu_seconds=gpu_seconds,
     )
+    session.add(made)
+    book(session, session.get_one(Task, task_id), made, tokens, evaluation_tokens, gpu_seconds)
+    return made.id
 
 
 def adapter(session: Session, storage: Storage, job: Job, files: dict[str, bytes], val_loss: float = 1.0) -> Adapter:

@@ -28,11 +28,6 @@ def reasons_of(seen: Snapshot, decision: Decision, between: Mapping[str, Between
     return found | {id: waiting_text.not_before(moment) for id, moment in seen.later.items()}
 
 
-def changed(seen: Snapshot, told: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Those reasons that differ from what the tasks' owners were told before."""
-    return {id: said for id, said in told.items() if waiting_text.differs(seen.tasks[id].waiting, said, seen.at)}
-
-
 def scene(seen: Snapshot, starts: Sequence[Start]) -> waiting_text.Scene:
     """What the sentences may speak of, once the starts at 0 are made."""
     offers = {

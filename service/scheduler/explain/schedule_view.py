@@ -4,7 +4,7 @@ It comes in pages: the nodes by name, then what waits in the order of expected s
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session, load_only
 from contract.states import TaskStatus
 from service.fleet.models import Node, Placement
 from service.http.pagination import cursor_unknown, pack_cursor, unpack_cursor
+from service.scheduler import queue_status
 from service.scheduler.models import Plan
 from service.scheduler.state.usage_shares import kind_of
 from service.tasks.models import Task
@@ -82,19 +83,18 @@ def schedule(session: Session, tenant_id: str, cursor: str | None, limit: int) -
         .order_by(Placement.expected_end, Placement.id)
     ).all()
     total, left = _queued(session), limit - len(nodes)
-    waiting: Sequence[Task] = ()
+    waiting: Sequence[_Waiter] = ()
     if not more and total:
-        queued = _queue(session)
-        behind = _behind(queued, after)
+        behind = _behind(_queue(session), after)
         more, waiting = len(behind) > left, behind[:left]
     last = waiting[-1] if waiting else None
-    next_ = _After(nodes[-1].name if nodes else after.node) if last is None else _After(None, _place(last), _mark(last))
+    next_ = _After(nodes[-1].name if nodes else after.node) if last is None else _After(None, last.place, last.mark)
     return Schedule(
         planned_at=session.scalar(select(Plan.created_at).order_by(Plan.id.desc()).limit(1)),
         nodes=[
             _node(node, [(placed, task) for placed, task in live if placed.node_id == node.id], tenant_id) for node in nodes
         ],
-        waiting=[_waiting(task, task.tenant_id == tenant_id) for task in waiting],
+        waiting=[_waiting(one.task, one.said, one.task.tenant_id == tenant_id) for one in waiting],
         waiting_total=total,
         next_cursor=next_.write() if more else None,
     )
@@ -136,28 +136,37 @@ def _queued(session: Session) -> int:
     return session.scalars(select(func.count()).select_from(Task).where(Task.status == TaskStatus.QUEUED)).one()
 
 
-def _queue(session: Session) -> list[Task]:
+class _Waiter(NamedTuple):
+    """A waiting task, and what the plan in force says of it."""
+
+    task: Task
+    said: Mapping[str, Any]
+
+    @property
+    def place(self) -> int:
+        return self.said.get("place") or _NOWHERE
+
+    @property
+    def mark(self) -> str:
+        return hashlib.sha256(self.task.id.encode()).hexdigest()[:24]
+
+
+def _queue(session: Session) -> list[_Waiter]:
     """What waits, in the order of the expected starts."""
     shown = load_only(Task.tenant_id, Task.name, Task.gpus, Task.waiting, Task.status, Task.fence)
     queued = select(Task).where(Task.status == TaskStatus.QUEUED).order_by(Task.queued_at, Task.id).options(shown)
-    return sorted(session.scalars(queued), key=_place)
+    entries = queue_status.read_all(session)
+    waiters = [_Waiter(task, queue_status.waiting_of(task, entries) or {}) for task in session.scalars(queued)]
+    return sorted(waiters, key=lambda one: one.place)
 
 
-def _behind(queued: Sequence[Task], after: _After) -> Sequence[Task]:
+def _behind(queued: Sequence[_Waiter], after: _After) -> Sequence[_Waiter]:
     """What stands behind the task where the page before ended. Places move up as tasks start: so the task itself is looked for,
     and if it has started, what has its place now comes next, and nothing is left out."""
     if after.place is None:
         return queued
-    at = next((at for at, task in enumerate(queued) if _mark(task) == after.mark), None)
-    return queued[at + 1 :] if at is not None else [task for task in queued if _place(task) >= after.place]
-
-
-def _place(task: Task) -> int:
-    return (task.waiting or {}).get("place") or _NOWHERE
-
-
-def _mark(task: Task) -> str:
-    return hashlib.sha256(task.id.encode()).hexdigest()[:24]
+    at = next((at for at, one in enumerate(queued) if one.mark == after.mark), None)
+    return queued[at + 1 :] if at is not None else [one for one in queued if one.place >= after.place]
 
 
 def _node(node: Node, live: list[tuple[Placement, Task]], tenant_id: str) -> ScheduledNode:
@@ -184,8 +193,7 @@ def _running(placed: Placement, task: Task, own: bool) -> Running:
     )
 
 
-def _waiting(task: Task, own: bool) -> Waiting:
-    said: dict[str, Any] = task.waiting or {}
+def _waiting(task: Task, said: Mapping[str, Any], own: bool) -> Waiting:
     told = ("place", "node", "expected_start", "expected_start_interval", "expected_end", "expected_end_interval")
     return Waiting(
         task_id=task.id if own else None,

@@ -13,8 +13,8 @@ from service.scheduler.explain.reason_codes import Code, Reason
 
 NOT_BEFORE = "not_before"  # its spec asks for a later start; the planner does not see it yet
 NOT_PLANNED = "not_planned"  # no plan has looked at it yet
-_SAME_SECONDS = 15.0  # an expected start that moved less is not told anew,
-_SAME_PART = 0.1  # nor one that moved by less than this part of what is left
+_NEWS = (60.0, 0.25)  # seconds, and part of what is left, by which an expected start moves before its owner is notified,
+_SHOWN = (15.0, 0.1)  # and before those who ask see another one
 _NAMED = 3  # tasks that a sentence names
 
 
@@ -81,16 +81,23 @@ def not_before(moment: datetime) -> dict[str, Any]:
 
 
 def differs(before: Mapping[str, Any] | None, after: Mapping[str, Any], at: datetime) -> bool:
-    """Whether the change is worth telling: another code or place, or a start that moved by more than a little."""
-    if before is None or any(before.get(name) != after[name] for name in ("code", "place", "node")):
-        return True
+    """Whether the change is news: another code, or a start that moved by a lot. A place in the queue and a node are none: they
+    change with every start, for all that wait."""
+    return before is None or before.get("code") != after["code"] or _moved(before, after, at, *_NEWS)
+
+
+def shows(before: Mapping[str, Any], after: Mapping[str, Any], at: datetime) -> bool:
+    """Whether who asks is to see the change: news, another place or node, or a start that moved by more than a little."""
+    return any(before.get(name) != after[name] for name in ("code", "place", "node")) or _moved(before, after, at, *_SHOWN)
+
+
+def _moved(before: Mapping[str, Any], after: Mapping[str, Any], at: datetime, seconds: float, part: float) -> bool:
     if (before.get("late_seconds") is None) != (after["late_seconds"] is None):
         return True
     if before["expected_start"] is None or after["expected_start"] is None:
-        return before["expected_start"] != after["expected_start"] or before["sentence"] != after["sentence"]
+        return bool(before["expected_start"] != after["expected_start"] or before["sentence"] != after["sentence"])
     then, now = datetime.fromisoformat(before["expected_start"]), datetime.fromisoformat(after["expected_start"])
-    left = (now - at).total_seconds()
-    return abs((now - then).total_seconds()) > max(_SAME_SECONDS, _SAME_PART * left)
+    return abs((now - then).total_seconds()) > max(seconds, part * (now - at).total_seconds())
 
 
 # ---- sentences -------------------------------------------------------------------------------------------------------

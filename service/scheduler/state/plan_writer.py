@@ -16,10 +16,11 @@ from service.fleet.lease_clock import lease_until
 from service.fleet.models import Node, Placement
 from service.fleet.placements import touch_nodes
 from service.fleet.quarantine import trouble_of
+from service.scheduler import news, queue_status
 from service.scheduler.core.decision import Decision
 from service.scheduler.core.problem import Start
 from service.scheduler.estimate.prediction_intervals import Between
-from service.scheduler.explain.plan_announcements import changed, reasons_of
+from service.scheduler.explain.plan_announcements import reasons_of
 from service.scheduler.explain.plan_history import note
 from service.scheduler.models import Plan, PlanRequest
 from service.scheduler.state.snapshot import Snapshot
@@ -69,18 +70,21 @@ def place(session: Session, parts: Dependencies, seen: Snapshot, decision: Decis
 
 
 def tell(session: Session, seen: Snapshot, decision: Decision, placed: Placed, seconds: float) -> None:
-    """Tell the others why they wait, keep the plan, and delete the requests it answers.
+    """Say why the others wait, notify those for whom it is news, keep the plan, and delete the requests it answers.
 
     The caller's transaction holds the planner's lease.
     """
     between = seen.between(decision.starts)
-    told = changed(seen, reasons_of(seen, decision, between))
-    if told:
+    said = reasons_of(seen, decision, between)
+    before = {id: seen.tasks[id].waiting for id in said}
+    found = news.choose(before, said, seen.at, news.budget(_since_last(session)))
+    queue_status.publish(session, seen.at, seen.tasks, said, found.put_off)
+    if found.told:
         with session.no_autoflush:
-            same = _same(session, seen, told)
+            same = _same(session, seen, found.told)
             for task in same:
-                task.waiting = told[task.id]
-                note(session, task, "waits", told[task.id])
+                task.waiting = found.told[task.id]
+                note(session, task, "waits", found.told[task.id])
             touch(session, *same)
     session.execute(delete(PlanRequest).where(PlanRequest.id.in_(seen.requests)))
     if seen.problem.queued or seen.promised:
@@ -89,6 +93,12 @@ def tell(session: Session, seen: Snapshot, decision: Decision, placed: Placed, s
         log.info("plan by %s: %d start, %d wait", decision.method, len(placed.started), waits)
         if decision.note:
             log.warning("plan by %s after %s: %s", decision.method, decision.status, decision.note)
+
+
+def _since_last(session: Session) -> float | None:
+    """Seconds since the newest plan that is kept."""
+    newest = session.scalar(select(Plan.created_at).order_by(Plan.id.desc()).limit(1))
+    return None if newest is None else (clock(session) - newest).total_seconds()
 
 
 def note_ends(session: Session, seen: Snapshot) -> None:

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from contract.states import TaskStatus
 from service.background.dependencies import Dependencies
 from service.fleet.models import Node, Placement
+from service.scheduler import queue_status
 from service.scheduler.core import problem as p
 from service.scheduler.core.fair_share import Ask, Share, standing, weights, worth
 from service.scheduler.eligibility import Bar, Bars
@@ -210,9 +211,11 @@ class _Seen:
             shortest, worth = self._fastest(widths[task.id])
             asks.append(Ask(task.id, task.tenant_id, task.gpus, shortest, task.priority, self._waited[task.id], worth))
         weigh = weights(asks, shared, gpus)
-        told = {task.id: named.get((task.waiting or {}).get("node", "")) for task in self._queued}  # by the last plan
+        entries = queue_status.read_all(self._session)
+        planned = {task.id: entry for task in self._queued if (entry := queue_status.entry_of(task, entries)) is not None}
+        told = {id: named.get(entry.node) for id, entry in planned.items()}  # by the last plan
         return [
-            self._queueing(task, weigh[task.id], widths[task.id], told[task.id], self._barred.get(task.id, {}))
+            self._queueing(task, weigh[task.id], widths[task.id], told.get(task.id), self._barred.get(task.id, {}))
             for task in self._queued
         ]
 

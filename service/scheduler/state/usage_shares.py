@@ -17,7 +17,7 @@ from service.tasks.models import Task
 from service.tenants.models import Tenant
 
 ENTRY_SECONDS = 300.0  # what a start counts as at once
-_HALVES = 12  # what lies further back than so many half-lives counts for nothing
+HALVES = 12  # what lies further back than so many half-lives counts for nothing
 
 
 def kind_of(node: Node) -> str:
@@ -68,7 +68,7 @@ def _use(session: Session, now: datetime, half_life: float) -> dict[str, dict[st
     rows = session.execute(
         select(Task.tenant_id, Placement.node_id, func.sum(gpus * (ended - began + entry * began)))
         .join(Task, Task.id == Placement.task_id)
-        .where(or_(Placement.ended_at.is_(None), Placement.ended_at > now - timedelta(seconds=_HALVES * half_life)))
+        .where(or_(Placement.ended_at.is_(None), Placement.ended_at > now - timedelta(seconds=HALVES * half_life)))
         .group_by(Task.tenant_id, Placement.node_id)
     ).all()
     nodes = session.scalars(select(Node).where(Node.id.in_({node for _, node, _ in rows})))

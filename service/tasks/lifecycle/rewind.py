@@ -14,6 +14,8 @@ from service.tasks.curves.curve_writer import best_point, hide_after
 from service.tasks.lifecycle.conclusion import conclude, fail_unfinished
 from service.tasks.lifecycle.event_log import Kind, record
 from service.tasks.models import Job, Task
+from service.tasks.resource import rows_trained
+from service.usage.ledger import take_back
 
 
 def rewind(session: Session, task: Task, reason: RequeueReason, detail: str = "", hopeless: str | None = None) -> None:
@@ -27,16 +29,24 @@ def rewind(session: Session, task: Task, reason: RequeueReason, detail: str = ""
         conclude(session, task, hopeless)
         return
     boundary = task.spec.get("early_exit", {}).get("policy") != "none"  # a spec that cannot be read any more must not stay here
+    trained = _rows(task)
     for job in task.jobs:
         if job.status not in JOB_TERMINAL:
             step = _back(session, job, boundary, task.fence)
             record(session, task, Kind.REWIND, {"job": job.index, "step": step, "status": job.status})
+    kept = _rows(task)
+    take_back(session, task, kept, trained - kept)
     task.status = check_task(TaskStatus(task.status), TaskStatus(task.desired_status or TaskStatus.QUEUED))
     task.desired_status, task.requeue_reason, task.requeue_detail = None, reason, detail or None
     if task.status == TaskStatus.QUEUED:
         task.queued_at, task.waiting = clock(session), waiting_text.not_planned()
     else:
         task.waiting = waiting_text.paused()
+
+
+def _rows(task: Task) -> int:
+    """Training rows of all steps that count."""
+    return sum(rows_trained(job.step, int(job.config["batch_size"]), task.train_rows or 0) for job in task.jobs)
 
 
 def _back(session: Session, job: Job, selects: bool, fence: int) -> int:

@@ -1,16 +1,17 @@
 """Answers polls of a task from a cache by version: whether it has changed, and how it looks now.
 
 Concurrent polls share one read, which begins after the last of them arrived (request_coalescer.py). An answer is cached until
-the task's version changes. Runs on the event loop alone, so a poll waits for no thread. Knows no HTTP but what an ETag is.
+the task's ETag changes. Runs on the event loop alone, so a poll waits for no thread. Knows no HTTP but what an ETag is.
 """
 
 import asyncio
+import re
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from sqlalchemy import select
+from sqlalchemy import BigInteger, bindparam, case, select
 
 from contract.states import TASK_TERMINAL
 from service.database.async_reader import AsyncReader
@@ -18,9 +19,11 @@ from service.database.engine import Database, among_ids
 from service.database.prepared_statements import PreparedStatement
 from service.http.downloads import matches
 from service.http.request_coalescer import RequestCoalescer
+from service.scheduler.models import QueueStatus
+from service.scheduler.queue_status import NONE, Entries, Entry, entry_of, unpack
 from service.tasks.models import Task
 from service.tasks.polling.task_watcher import Watcher
-from service.tasks.resource import BESIDE, Beside, TaskResource
+from service.tasks.resource import BESIDE, QUEUE, Beside, TaskResource
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import missing, scoped_when_asked, whose
 
@@ -35,25 +38,42 @@ _NUL = "\0"  # in no id; asked for, it would spoil the read of all who ask at th
 Found = TypeVar("Found")
 
 _ASKED = PreparedStatement(
-    scoped_when_asked(select(Task.id, Task.version, Task.status).where(among_ids(Task.id), Task.deleted_at.is_(None)), Task)
+    scoped_when_asked(
+        select(Task.id, Task.version, Task.status, Task.fence).where(among_ids(Task.id), Task.deleted_at.is_(None)), Task
+    )
+)
+_QUEUE_IF_NEW = PreparedStatement(  # nothing is sent where the process has it: `plan` is its number
+    scoped_when_asked(
+        select(QueueStatus.number, case((QueueStatus.number != bindparam("plan", type_=BigInteger), QueueStatus.packed))),
+        QueueStatus,
+    )
 )
 _WHOLE = [
-    PreparedStatement(scoped_when_asked(statement, Task))
-    for statement in (select(*Task.__table__.c).where(among_ids(Task.id), Task.deleted_at.is_(None)), *BESIDE)
+    *(
+        PreparedStatement(scoped_when_asked(statement, Task))
+        for statement in (select(*Task.__table__.c).where(among_ids(Task.id), Task.deleted_at.is_(None)), *BESIDE)
+    ),
+    PreparedStatement(scoped_when_asked(QUEUE, QueueStatus)),
 ]
+_OF_PLAN = re.compile(r'\.\d+"')
 
 
-def etag_of(version: int) -> str:
-    """The ETag of a task of this version."""
-    return f'"{version}"'
+def etag_of(version: int, entry: Entry | None = None) -> str:
+    """The ETag of a task of this version; of one that waits, with the number of the plan that first showed it where it is."""
+    return f'"{version}"' if entry is None else f'"{version}.{entry.number}"'
 
 
 @dataclass(frozen=True)
 class Version:
-    """What tells whether a task has changed."""
+    """What tells whether a task has changed: `etag` whether its resource has, `number` whether that is news."""
 
     etag: str
+    number: int
     ended: bool
+
+    def is_news(self, known: str) -> bool:
+        """Whether more has happened since the header `known` than that the queue moved on."""
+        return not matches(_OF_PLAN.sub('"', known), etag_of(self.number))
 
 
 @dataclass
@@ -76,6 +96,7 @@ class PollCache:
         self._loads = RequestCoalescer(self._load, apart=_APART_SECONDS, most=_MOST_LOADED, turn=loads.turn)
         self._kept: OrderedDict[str, Answer] = OrderedDict()  # by task
         self._bytes = 0
+        self._queues: dict[str, tuple[int, Entries]] = {}  # by tenant: the newest plan's number, and what it says
         self._changed: dict[str, set[str]] = defaultdict(set)  # by tenant: some tasks that were polled before they changed
         watcher.tell(self._forget)
 
@@ -89,14 +110,14 @@ class PollCache:
         return await _found(self._versions, db, principal, task_id)
 
     async def changed(self, db: Database, principal: Principal, task_id: str, known: str | None, wait: float) -> Version:
-        """The task's version once it is another than in the header `known` (None: than it is now), has ended, or `wait`
-        seconds have passed. Raises NotFound."""
+        """The task's version once there is news since the header `known` (None: since now), it has ended, or `wait` seconds
+        have passed. Nobody is woken because the queue moved on: its next answer shows that. Raises NotFound."""
         loop = asyncio.get_running_loop()
         until = loop.time() + wait
         with self._watcher.watch(task_id) as changed:
             version = await self.version(db, principal, task_id)
             seen = known if known is not None else version.etag
-            while matches(seen, version.etag) and not version.ended and not self._watcher.released:
+            while not version.is_news(seen) and not version.ended and not self._watcher.released:
                 try:
                     await asyncio.wait_for(changed.wait(), until - loop.time())
                 except TimeoutError:
@@ -121,8 +142,20 @@ class PollCache:
         return answer
 
     async def _look(self, _: Database, principal: Principal, ids: list[str]) -> dict[str, Version]:
-        (found,) = await self._version_line.look(principal.tenant_id, [_ASKED], whose(principal) | {"ids": ids})
-        return {id: Version(etag_of(version), status in TASK_TERMINAL) for id, version, status in await found.fetchall()}
+        tenant_id = principal.tenant_id
+        known, kept = self._queues.get(tenant_id, (0, NONE))
+        entries = NONE
+        asked = whose(principal) | {"ids": ids, "plan": known}
+        found, queue = await self._version_line.look(tenant_id, [_ASKED, _QUEUE_IF_NEW], asked)
+        for number, packed in await queue.fetchall():
+            if len(self._queues) >= _MOST_TENANTS:
+                self._queues.clear()
+            entries = kept if packed is None else unpack(packed)
+            self._queues[tenant_id] = number, entries
+        return {
+            row.id: Version(etag_of(row.version, entry_of(row, entries)), row.version, row.status in TASK_TERMINAL)
+            for row in await found.fetchall()
+        }
 
     async def _load(self, _: Database, principal: Principal, ids: list[str]) -> dict[str, Answer]:
         """These tasks, and with them others that have changed since they were polled: a plan changes many at once, and all
@@ -133,7 +166,8 @@ class PollCache:
         made, until = Beside(*[await found.fetchall() for found in beside]), loop.time() + _SLICE_SECONDS
         async for row in tasks:
             task = made.of(row)
-            answers[task.id] = Answer(tenant_id, etag_of(task.version), task.model_dump_json().encode())
+            etag = etag_of(task.version, entry_of(row, made.entries))
+            answers[task.id] = Answer(tenant_id, etag, task.model_dump_json().encode())
             if _lasts(task):
                 self._keep(task.id, answers[task.id])
             if loop.time() > until:
@@ -176,7 +210,7 @@ async def _found(reads: RequestCoalescer[str, Found], db: Database, principal: P
 
 
 def _lasts(task: TaskResource) -> bool:
-    """Whether it looks like this until its version is another: that a node has the task is written without a new one."""
+    """Whether it looks like this until its ETag is another: that a node has the task is written without a new one."""
     placement = task.placement
     return placement is None or placement.acknowledged_at is not None or placement.ended_at is not None
 

@@ -12,6 +12,7 @@ from sqlalchemy import update
 
 from service.adapters.models import Adapter
 from service.background.garbage_collection import sweep
+from service.retention import Retention
 from service.tasks.models import Task
 from tests.service.sample_tasks import adapter, chunk, jobs_of
 
@@ -169,7 +170,7 @@ def test_a_deleted_task_takes_everything_along_and_the_collector_follows(tenant,
     sweep(database, storage)
     with database.begin() as session:
         assert session.get(Adapter, adapter_id) is not None  # the retention is not over
-    sweep(database, storage, timedelta(0))
+    sweep(database, storage, Retention(deleted=timedelta(0)))
     with database.begin() as session:
         assert session.get(Adapter, adapter_id) is None
         assert session.get(Task, task_id) is not None  # usage counts it

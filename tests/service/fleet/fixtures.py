@@ -20,18 +20,8 @@ from tests.service.fleet.scripted import ScriptedNode
 
 _numbers = itertools.count(1)
 _TABLES = (
-    *(
-        "placements",
-        "adapters",
-        "point_chunks",
-        "curve_summaries",
-        "task_events",
-        "jobs",
-        "plan_changes",
-        "tasks",
-        "nodes",
-        "join_tokens",
-    ),
+    *("queue_status", "task_usage", "tenant_usage", "swept_placements", "join_tokens"),
+    *("placements", "adapters", "point_chunks", "curve_summaries", "task_events", "jobs", "plan_changes", "tasks", "nodes"),
     *("plans", "plan_requests", "planner_lease", "throughput_profiles", "survivals"),
 )
 

@@ -8,7 +8,7 @@ from service.scheduler.core.problem import Limit, Node, Problem, Queued, Running
 from service.scheduler.core.solve import solve
 from service.scheduler.estimate.prediction_intervals import Between, Spread, intervals
 from service.scheduler.explain.reason_codes import reasons
-from service.scheduler.explain.waiting_text import Offer, Scene, differs, tell
+from service.scheduler.explain.waiting_text import Offer, Scene, differs, shows, tell
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 GIB = 2**30
@@ -105,14 +105,27 @@ def test_who_waits_for_an_uncertain_end_has_an_uncertain_start():
 
 @pytest.mark.parametrize(
     ("moved", "told"),
-    [(0, False), (10, False), (20, True), (-20, True)],
+    [(0, False), (59, False), (61, True), (-61, True)],
 )
 def test_a_start_that_moves_a_little_is_not_told_anew(moved, told):
-    def at(seconds):
-        return (NOW + timedelta(seconds=seconds)).isoformat()
+    before = said("waiting_for_capacity", 1) | {"expected_start": at(120), "expected_end": at(190)}
+    assert differs(before, before | {"expected_start": at(120 + moved)}, NOW) == told
 
-    before = said("waiting_for_capacity", 1) | {"expected_start": at(60), "expected_end": at(90)}
-    assert differs(before, before | {"expected_start": at(60 + moved)}, NOW) == told
+
+@pytest.mark.parametrize(("moved", "shown"), [(14, False), (16, True), (-16, True)])
+def test_who_asks_sees_smaller_moves(moved, shown):
+    before = said("waiting_for_capacity", 1) | {"expected_start": at(120)}
+    assert shows(before, before | {"expected_start": at(120 + moved)}, NOW) == shown
+
+
+@pytest.mark.parametrize(("moved", "told"), [(800, False), (1400, True)])
+def test_a_start_far_off_may_move_further(moved, told):
+    before = said("waiting_for_capacity", 1) | {"expected_start": at(3600)}
+    assert differs(before, before | {"expected_start": at(3600 + moved)}, NOW) == told
+
+
+def at(seconds):
+    return (NOW + timedelta(seconds=seconds)).isoformat()
 
 
 def said(code, place):
@@ -120,9 +133,12 @@ def said(code, place):
     return {"code": code, "place": place, "sentence": ""} | dict.fromkeys(names)
 
 
-def test_another_place_code_or_lateness_is_told():
+def test_another_code_or_lateness_is_told_and_another_place_or_node_is_not():
     before = said("waiting_for_capacity", 2)
     assert differs(None, before, NOW)
-    assert not differs(before, dict(before), NOW)
-    for change in ({"place": 1}, {"code": "no_node_fits"}, {"sentence": "another size"}, {"late_seconds": 9.0}, {"node": "n"}):
+    assert not shows(before, dict(before), NOW)
+    for change in ({"place": 1}, {"node": "n"}):
+        assert not differs(before, before | change, NOW)
+        assert shows(before, before | change, NOW)
+    for change in ({"code": "no_node_fits"}, {"sentence": "another size"}, {"late_seconds": 9.0}):
         assert differs(before, before | change, NOW)

@@ -13,6 +13,7 @@ from service.tasks.models import Task
 from service.tasks.submission import batched_submission
 from service.tenants import quotas
 from service.tenants.models import Tenant
+from service.usage.models import TaskUsage, TenantUsage
 from tests.service.api import chat_rows, jsonl
 from tests.service.sample_tasks import adapter, jobs_of, placement
 
@@ -118,7 +119,8 @@ def test_a_months_tokens(tenant, limit, database):
         placement(session, task["id"], tokens=1)
     refused(tenant.post("/v1/tasks", json=tenant.spec(tenant.file())), "month_tokens", 1000, 1000)
     with database.begin() as session:  # a month later
-        session.execute(update(Placement).values(created_at=Placement.created_at - func.make_interval(0, 1)))
+        for model in (TaskUsage, TenantUsage):
+            session.execute(update(model).values(month=model.month - func.make_interval(0, 1)))
     tenant.task()
 
 

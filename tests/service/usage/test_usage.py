@@ -7,7 +7,8 @@ from sqlalchemy import update
 
 from contract.states import ExitReason, JobStatus
 from service.tasks.models import Task
-from tests.service.sample_tasks import chunk, jobs_of, placement
+from service.usage.ledger import take_back
+from tests.service.sample_tasks import jobs_of, placement
 
 
 def test_nothing_was_used(tenant):
@@ -20,21 +21,20 @@ def test_nothing_was_used(tenant):
 
 
 def test_tokens_seconds_rewinds_and_savings(tenant, database):
-    """Two jobs of batch size 4 on 20 rows, 10 steps each; one exits at step 4, and 2 of the other's steps were taken back."""
+    """Two jobs of batch size 4 on 20 rows, 10 steps each; one exits at step 4, and 2 of the other's steps are taken back, which
+    were a quarter of what the first placement did."""
     task = tenant.task()
     with database.begin() as session:
         session.execute(update(Task).where(Task.id == task["id"]).values(train_rows=20))
         ended, exited = jobs_of(session, task["id"])
         for job in (ended, exited):
             job.total_steps = 10
+        placement(session, task["id"], tokens=3200, gpu_seconds=8.0, devices=2, evaluation_tokens=320)
+        take_back(session, session.get_one(Task, task["id"]), kept_rows=24, lost_rows=8)
         ended.status, ended.step = JobStatus.COMPLETED, 10
         exited.status, exited.step, exited.exit_reason = JobStatus.EXITED, 4, ExitReason.UNDERPERFORMING
-        chunk(session, ended, "train_loss", [7, 8], [1.0, 1.0], hidden_by=2)
-        chunk(session, ended, "val_loss", [8], [1.0], hidden_by=2)  # not a step
-        chunk(session, ended, "train_loss", list(range(1, 11)), [1.0] * 10)
-        placement(session, task["id"], tokens=3000, gpu_seconds=8.0, devices=2, evaluation_tokens=300)
-        placement(session, task["id"], tokens=3400, gpu_seconds=16.0, devices=1, evaluation_tokens=340)
-    # 56 rows are visible (40 + 16), 8 were taken back: 7/8 of all is billed; a row took 100 tokens and half a second
+        placement(session, task["id"], tokens=3200, gpu_seconds=16.0, devices=1, evaluation_tokens=320)
+    # 56 rows are visible (40 + 16), 8 were taken back; a row took 100 tokens and half a second
     (used,) = tenant.get("/v1/usage").json()["data"]
     assert used == {
         "task_id": task["id"],

@@ -1,0 +1,161 @@
+"""How long rows are kept that only tell what was, and their removal in bounded batches: no transaction grows with the backlog,
+and none waits for a lock. What is counted from such rows was written as a number before (usage/ledger.py).
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Self
+
+from sqlalchemy import ColumnElement, CursorResult, delete, func, inspect, select, text, update
+from sqlalchemy.orm import InstrumentedAttribute
+
+from contract.states import TASK_TERMINAL
+from service.adapters.models import Adapter
+from service.audit.models import AuditEntry
+from service.database.engine import Base, Database, clock, id_at
+from service.http.idempotency_store import KEPT, Answer
+from service.scheduler.models import Plan, PlanChange
+from service.scheduler.state.usage_shares import HALVES
+from service.settings import Settings
+from service.tasks.models import CurveSummary, Job, PointChunk, Task, TaskEvent
+from service.webhooks.models import Delivery
+
+BATCH = 1000  # rows of a transaction
+_TASKS = 50  # deleted tasks whose rows are looked for together
+
+
+@dataclass(frozen=True)
+class Retention:
+    """`deleted`: what a deleted task held, and points that rewinds hid, from the task's end. `placements`: from their end, once
+    their task has ended. The rest from when it was made; answers under Idempotency-Keys last KEPT."""
+
+    deleted: timedelta = timedelta(days=30)
+    plan_history: timedelta = timedelta(days=90)
+    plans: timedelta = timedelta(days=7)
+    deliveries: timedelta = timedelta(days=30)
+    placements: timedelta = timedelta(days=90)
+    audit: timedelta = timedelta(days=365)
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """As the settings want it; fair shares count placements back to HALVES half-lives, so those stay in any case."""
+        counted = timedelta(seconds=HALVES * settings.fair_share_half_life_seconds)
+        return cls(
+            deleted=timedelta(days=settings.retention_days),
+            plan_history=timedelta(days=settings.plan_history_days),
+            plans=timedelta(days=settings.plan_days),
+            deliveries=timedelta(days=settings.delivery_days),
+            placements=max(timedelta(days=settings.placement_days), counted),
+            audit=timedelta(days=settings.audit_days),
+        )
+
+
+def forget(db: Database, keep: Retention) -> dict[str, int]:
+    """Delete the rows that were kept long enough; how many of each table."""
+    with db.begin() as session:
+        now = clock(session)
+    removed = {
+        "plan_changes": _made_before(db, PlanChange, PlanChange.id, "change", now - keep.plan_history),
+        "plans": _made_before(db, Plan, Plan.id, "plan", now - keep.plans),
+        "webhook_deliveries": _made_before(db, Delivery, Delivery.id, "msg", now - keep.deliveries),
+        "audit_entries": _made_before(db, AuditEntry, AuditEntry.id, "audit", now - keep.audit),
+        "idempotency_keys": delete_in_batches(db, Answer, Answer.claimed_at < now - KEPT),
+        "placements": _forget_placements(db, now - keep.placements),
+        "point_chunks": _forget_hidden(db, now - keep.deleted),
+    }
+    removed["tasks"] = _empty_deleted_tasks(db, now - keep.deleted)
+    return removed
+
+
+def forget_surplus_plans(db: Database, kept: int) -> int:
+    """Delete all but the newest plans."""
+    oldest = select(Plan.id).order_by(Plan.id.desc()).offset(kept).limit(1).scalar_subquery()
+    return delete_in_batches(db, Plan, Plan.id <= oldest)
+
+
+def delete_in_batches(db: Database, model: Any, *where: ColumnElement[bool]) -> int:
+    """Delete these rows, each BATCH in a transaction of its own; how many. What another transaction has locked stays."""
+    keys, removed = inspect(model).primary_key, 0
+    while True:
+        old = select(*keys).where(*where).limit(BATCH).with_for_update(skip_locked=True, of=model.__table__).cte("old")
+        statement = delete(model).where(*(key == old.c[key.name] for key in keys))
+        with db.begin() as session:
+            found = session.execute(statement.execution_options(synchronize_session=False))
+            assert isinstance(found, CursorResult)
+        removed += found.rowcount
+        if found.rowcount < BATCH:
+            return removed
+
+
+def _made_before(db: Database, model: type[Base], id: InstrumentedAttribute[str], prefix: str, moment: datetime) -> int:
+    """By their ids, which sort by the time they were made: no other index is needed."""
+    return delete_in_batches(db, model, id < id_at(prefix, moment))
+
+
+_FORGET_PLACEMENTS = text(
+    """WITH old AS MATERIALIZED (
+        SELECT p.id FROM placements p JOIN tasks t ON t.id = p.task_id
+        WHERE p.ended_at < :before AND t.status = ANY(:ended) LIMIT :batch FOR UPDATE OF p SKIP LOCKED
+    ), gone AS (
+        DELETE FROM placements p USING old WHERE p.id = old.id RETURNING p.*
+    ), counted AS (
+        INSERT INTO swept_placements AS kept (end_reason, placements, tokens, evaluation_tokens, steps, forwards, gpu_seconds)
+        SELECT coalesce(end_reason, 'unknown'), count(*), sum(tokens), sum(evaluation_tokens), sum(steps), sum(forwards),
+            sum(gpu_seconds * cardinality(device_indexes)) FROM gone GROUP BY 1
+        ON CONFLICT (end_reason) DO UPDATE SET placements = kept.placements + excluded.placements,
+            tokens = kept.tokens + excluded.tokens, evaluation_tokens = kept.evaluation_tokens + excluded.evaluation_tokens,
+            steps = kept.steps + excluded.steps, forwards = kept.forwards + excluded.forwards,
+            gpu_seconds = kept.gpu_seconds + excluded.gpu_seconds
+    )
+    SELECT count(*) FROM gone"""
+)
+
+
+def _forget_placements(db: Database, before: datetime) -> int:
+    """Of ended tasks. What is billed for them is in task_usage; what all placements did together is added up here."""
+    values, removed = {"before": before, "ended": sorted(TASK_TERMINAL), "batch": BATCH}, 0
+    while True:
+        with db.begin() as session:
+            found = session.execute(_FORGET_PLACEMENTS, values).scalar_one()
+        removed += found
+        if found < BATCH:
+            return removed
+
+
+def _forget_hidden(db: Database, before: datetime) -> int:
+    """Points that rewinds took back, of tasks that ended."""
+    of_ended = select(Job.id).join(Task, Task.id == Job.task_id).where(Job.id == PointChunk.job_id, Task.ended_at < before)
+    return delete_in_batches(db, PointChunk, PointChunk.hidden_by.is_not(None), of_ended.exists())
+
+
+_OF_JOB = (PointChunk.job_id, CurveSummary.job_id)
+_OF_TASK = (TaskEvent.task_id, PlanChange.task_id, Adapter.task_id)
+
+
+def _empty_deleted_tasks(db: Database, before: datetime) -> int:
+    """Remove what tasks held that were deleted before; how many. Their rows and their jobs' stay: they say what was used."""
+    emptied, last = 0, ""
+    while True:
+        over = select(Task.id).where(Task.deleted_at < before, Task.emptied_at.is_(None), Task.id > last)
+        with db.begin() as session:
+            ids = list(session.scalars(over.order_by(Task.id).limit(_TASKS)))
+        if not ids:
+            return emptied
+        jobs = select(Job.id).where(Job.task_id.in_(ids))
+        for of_job in _OF_JOB:
+            delete_in_batches(db, of_job.class_, of_job.in_(jobs))
+        for of_task in _OF_TASK:
+            delete_in_batches(db, of_task.class_, of_task.in_(ids))
+        emptied += _note_empty(db, ids)
+        last = ids[-1]
+
+
+def _note_empty(db: Database, ids: list[str]) -> int:
+    """Look no more at those of the tasks that hold nothing; rows that another collector had locked are looked for again."""
+    of_task = [~select(one).where(one == Task.id).exists() for one in _OF_TASK]
+    of_job = [~select(one).join(Job, Job.id == one).where(Job.task_id == Task.id).exists() for one in _OF_JOB]
+    empty = update(Task).where(Task.id.in_(ids), *of_task, *of_job).values(emptied_at=func.clock_timestamp())
+    with db.begin() as session:
+        found = session.execute(empty.execution_options(synchronize_session=False))
+        assert isinstance(found, CursorResult)
+    return found.rowcount

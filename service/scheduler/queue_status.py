@@ -1,0 +1,127 @@
+"""The queue as the plan in force sees it: why, where and when each waiting task is to start.
+
+One packed row for each tenant that waits, written with each plan: a task's place in the queue moves with every start, so a row
+for each task would be as many writes as tasks wait. Knows neither how a plan is made nor what is worth telling.
+"""
+
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, cast
+
+from sqlalchemy import Row, delete, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from contract.states import TaskStatus
+from service.database.engine import among_ids
+from service.scheduler.explain.waiting_text import shows
+from service.scheduler.models import QueueStatus
+from service.tasks.models import Task
+
+_FAST = 1  # zlib's level: a plan of 1,000 waiting tasks is packed to a twentieth in a few milliseconds
+_UNPACKED = 16  # rows that a process keeps unpacked
+
+# for the resources of the tasks `ids`: nothing is read where none of them waits
+OF_TASKS = select(QueueStatus.packed).where(
+    QueueStatus.tenant_id.in_(select(Task.tenant_id).where(among_ids(Task.id), Task.status == TaskStatus.QUEUED))
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the plan in force says of one task, as it was when its fence was `fence`. `node` is the name of the planned one,
+    `number` that of the first plan that said so: a part of the task's ETag."""
+
+    fence: int
+    number: int
+    node: str
+    text: bytes
+
+    def waiting(self) -> dict[str, Any]:
+        """As in tasks.waiting."""
+        return cast(dict[str, Any], json.loads(self.text))
+
+
+Entries = Mapping[str, Entry]  # by task
+NONE: Entries = MappingProxyType({})
+
+
+def publish(
+    session: Session, at: datetime, tasks: Mapping[str, Task], told: Mapping[str, Mapping[str, Any]], untold: Iterable[str]
+) -> None:
+    """Put what is `told` of the waiting tasks of one plan, made at this moment, in place of what the plan before it said.
+
+    `untold` are those whose owners have not been notified of news. The caller's transaction holds the planner's lease.
+    """
+    number, before = int(at.timestamp() * 1e6), read_all(session)
+    lines: dict[str, list[bytes]] = {}
+    behind: dict[str, int] = {}
+    for id, said in told.items():
+        entry = entry_of(tasks[id], before)
+        if entry is None or shows(entry.waiting(), said, at):
+            entry = Entry(tasks[id].fence, number, said["node"] or "", json.dumps(said).encode())
+        lines.setdefault(tasks[id].tenant_id, []).append(_line(id, entry))
+    for id in untold:
+        behind[tasks[id].tenant_id] = behind.get(tasks[id].tenant_id, 0) + 1
+    rows = [
+        {"tenant_id": tenant, "number": number, "untold": behind.get(tenant, 0), "packed": _pack(said)}
+        for tenant, said in sorted(lines.items())
+    ]
+    session.execute(delete(QueueStatus).where(QueueStatus.tenant_id.not_in(list(lines))))
+    if rows:
+        given = insert(QueueStatus).values(rows)
+        new = {name: given.excluded[name] for name in ("number", "untold", "packed")}
+        same = (QueueStatus.packed == new["packed"]) & (QueueStatus.untold == new["untold"])
+        session.execute(given.on_conflict_do_update(index_elements=[QueueStatus.tenant_id], set_=new, where=~same))
+
+
+def _line(id: str, entry: Entry) -> bytes:
+    return f"{id}\t{entry.fence}\t{entry.number}\t{entry.node}\t".encode() + entry.text
+
+
+def _pack(lines: list[bytes]) -> bytes:
+    return zlib.compress(b"\n".join(lines), _FAST)
+
+
+def read_all(session: Session) -> Entries:
+    """Of all tenants that the session may see."""
+    found: dict[str, Entry] = {}
+    for (packed,) in session.execute(select(QueueStatus.packed)):
+        found |= unpack(packed)
+    return found
+
+
+def entries_of(rows: Iterable[Row[Any] | Any]) -> Entries:
+    """What OF_TASKS found, by task."""
+    found: Entries = NONE
+    for row in rows:
+        entries = unpack(row.packed)
+        found = {**found, **entries} if found else entries  # one tenant asks; only admins see several
+    return found
+
+
+@lru_cache(maxsize=_UNPACKED)
+def unpack(packed: bytes) -> Entries:
+    """Entries by task. What they say stays text until it is asked for."""
+    found = {}
+    for line in zlib.decompress(packed).split(b"\n"):
+        id, fence, number, node, text = line.split(b"\t", 4)
+        found[id.decode()] = Entry(int(fence), int(number), node.decode(), text)
+    return MappingProxyType(found)
+
+
+def entry_of(task: Task | Any, entries: Entries) -> Entry | None:
+    """The task's entry, unless it left the queue since, of which its fence tells: `task` has a Task's columns."""
+    entry = entries.get(task.id)
+    return entry if entry is not None and task.status == TaskStatus.QUEUED and entry.fence == task.fence else None
+
+
+def waiting_of(task: Task | Any, entries: Entries) -> dict[str, Any] | None:
+    """Why the task waits, its place and its window, by the plan in force; else what its row says."""
+    entry = entry_of(task, entries)
+    return task.waiting if entry is None else entry.waiting()

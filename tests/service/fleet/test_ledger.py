@@ -1,0 +1,172 @@
+"""Usage is numbers: written when it happens, the same before and after every sweep, and equal to what the rows say."""
+
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import event, func, select, update
+
+from service import retention
+from service.audit.models import AuditEntry
+from service.background.garbage_collection import sweep
+from service.database.engine import id_at, new_id
+from service.fleet.models import Placement
+from service.metrics.fleet_metrics import FleetMetrics
+from service.retention import Retention, delete_in_batches, forget
+from service.scheduler.models import Plan, PlanChange
+from service.tasks.models import PointChunk, Task, TaskEvent
+from service.usage.ledger import drift, month_at, trained_in
+from service.usage.models import TenantUsage
+from service.webhooks.models import Delivery, Webhook
+from tests.service.fleet.scripted import completed, exited, moved, points, throughput
+
+NOTHING = Retention(*[timedelta(0)] * 6)
+SPACE = {"learning_rate": [1e-4, 2e-4, 3e-4], "batch_size": [4]}
+
+
+@pytest.fixture
+def trained(tenant, new_node, plan):
+    """A task that was lost twice and then ended: of 18 rows, batches of 4, 5 steps an epoch."""
+    node, task = new_node(), tenant.task(search_space=SPACE)
+    plan()
+    first = node.take(task["id"])
+    first.report(first.attached(steps=20, warmup=2), *(moved(job, "warmup") for job in range(3)))
+    first.report(points(0, range(1, 9)), first.checkpoint({0: 8}), throughput(8, tokens=3000, seconds=6.0))
+    first.report(points(0, [9, 10]), throughput(2, tokens=600, seconds=3.0, evaluation_tokens=60, evaluation_seconds=1.0))
+    assert node.lost(first).status_code == 204
+    plan()
+    second = node.take(task["id"])
+    second.report(points(0, range(9, 13)), throughput(4, tokens=700))
+    assert node.lost(second).status_code == 204
+    plan()
+    last = node.take(task["id"])
+    last.report(moved(0, "training", 8), points(0, range(9, 21)), throughput(12, tokens=2400, seconds=5.0))
+    last.report(last.adapter(0, 1.0), completed(0, loss=1.0), moved(1, "warmup"), moved(2, "warmup"))
+    last.report(exited(1, 4), exited(2, 5))
+    assert tenant.get(f"/v1/tasks/{task['id']}").json()["status"] == "succeeded"
+    return task["id"]
+
+
+def usage(tenant):
+    return tenant.get("/v1/usage").json()
+
+
+def test_a_rewind_writes_what_it_took_back(tenant, trained, database):
+    """6 of the 36 rows of the first placement (steps 9 and 10), and all 14 of the second."""
+    (used,) = usage(tenant)["data"]
+    assert (used["trained_tokens"], used["rewound_tokens"]) == (3000 + 2400, 600 + 700)
+    assert used["evaluation_tokens"] == 50
+    assert used["gpu_seconds"] == pytest.approx((6.0 + 3.0 + 1.0) * 5 / 6 + 5.0)
+    assert used["trained_rows"] == 72 + 16 + 18
+    rows = 72 + 16 + 18 + 20
+    assert used["saved_tokens"] == round((72 - 16 + 72 - 18) * (3600 + 700 + 2400) / rows)
+    with database.begin() as session:
+        ran = session.execute(select(Placement.tokens, Placement.rewound_tokens).order_by(Placement.created_at)).all()
+        assert [tuple(one) for one in ran] == [(3600, 600), (700, 700), (2400, 0)]
+        task = session.get_one(Task, trained)
+        hidden = select(func.sum(func.cardinality(PointChunk.steps))).where(PointChunk.hidden_by.is_not(None))
+        assert session.scalar(hidden) == 6
+        assert (task.rewound_rows, task.kept_rows) == (20, 30)
+
+
+def test_the_counter_equals_the_sum_over_all_placements(tenant, trained, database):
+    with database.begin() as session:
+        billed = func.sum(Placement.tokens - Placement.rewound_tokens)
+        own = select(billed).join(Task, Task.id == Placement.task_id).where(Task.tenant_id == tenant.tenant_id)
+        month = month_at(session.scalars(select(func.clock_timestamp())).one())
+        assert trained_in(session, tenant.tenant_id, month) == session.scalar(own) == 5400
+        assert drift(session, month) == []
+        assert tenant.get("/v1/quotas").json()["month_tokens"]["used"] == 5400
+        session.execute(update(TenantUsage).values(tokens=TenantUsage.tokens + 1))
+        assert drift(session, month) == [tenant.tenant_id]
+        session.rollback()
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_usage_is_the_same_before_and_after_every_sweep(parts, tenant, trained, database, deleted):
+    if deleted:
+        assert tenant.delete(f"/v1/tasks/{trained}").status_code == 204
+    before, quotas, measured = usage(tenant), tenant.get("/v1/quotas").json(), executors(tenant)
+    openai = tenant.get(f"/openai/v1/fine_tuning/jobs/{trained}").json()
+    assert openai.get("trained_tokens") == (None if deleted else 6700)
+    assert before["total"]["rewound_tokens"] == 1300
+    for keep in (Retention(), NOTHING, NOTHING):
+        sweep(parts.db, parts.storage, keep)
+        assert usage(tenant) == before
+        assert tenant.get("/v1/quotas").json()["month_tokens"] == quotas["month_tokens"]
+        assert executors(tenant) == measured
+        assert tenant.get(f"/openai/v1/fine_tuning/jobs/{trained}").json().get("trained_tokens") == openai.get("trained_tokens")
+    with database.begin() as session:
+        visible = PointChunk.hidden_by.is_(None)
+        gone = [select(Placement), select(PlanChange), select(Plan), select(PointChunk).where(~visible)]
+        gone += [select(TaskEvent), select(PointChunk)] if deleted else []
+        assert [session.scalars(one).first() for one in gone] == [None] * len(gone)
+        assert (session.scalars(select(PointChunk)).first() is None) == deleted
+        assert (session.get_one(Task, trained).emptied_at is not None) == deleted
+
+
+def executors(tenant):
+    """What Prometheus is told of all placements that there ever were."""
+    with tenant.client.app.state.motet.system.begin() as session:
+        families = FleetMetrics(session)._executors()
+        return {(f.name, *s.labels.values()): s.value for f in families for s in f.samples}
+
+
+def test_rows_go_in_bounded_batches_and_nobody_waits_for_a_lock(database, tenant, monkeypatch):
+    monkeypatch.setattr(retention, "BATCH", 4)
+    old, young = audit_rows(database, tenant, 10, days=400), audit_rows(database, tenant, 2, days=300)
+    deleted: list[int] = []
+
+    @event.listens_for(database.engine, "after_cursor_execute")
+    def count(connection, cursor, statement, *rest):
+        if "DELETE FROM audit_entries" in statement:
+            deleted.append(cursor.rowcount)
+
+    with database.engine.connect() as other:
+        other.execute(select(AuditEntry.id).where(AuditEntry.id == old[0]).with_for_update())
+        forget(database, Retention())
+        assert left(database) >= {old[0], *young}
+        assert left(database).isdisjoint(old[1:])
+    assert deleted == [4, 4, 1]
+    forget(database, Retention())
+    assert left(database).isdisjoint(old)
+    event.remove(database.engine, "after_cursor_execute", count)
+
+
+def audit_rows(database, tenant, count, days):
+    with database.begin() as session:
+        moment = session.scalars(select(func.clock_timestamp())).one() - timedelta(days=days)
+        ids = [id_at("audit", moment)[:-10] + new_id("x")[-10:] for _ in range(count)]
+        entry = {"tenant_id": tenant.tenant_id, "key_id": "k", "action": "a", "targets": [], "request_id": "r"}
+        session.add_all(AuditEntry(id=id, created_at=moment, **entry) for id in ids)
+    return ids
+
+
+def left(database):
+    with database.begin() as session:
+        return set(session.scalars(select(AuditEntry.id)))
+
+
+def test_a_message_goes_after_its_time_whether_it_was_delivered_or_not(database, tenant):
+    with database.begin() as session:
+        now = session.scalars(select(func.clock_timestamp())).one()
+        hook = Webhook(id=new_id("hook"), tenant_id=tenant.tenant_id, url="https://example.org", events=[], secret=b"")
+        session.add(hook)
+        session.flush()
+        for days, status in ((31, "delivered"), (31, "pending"), (29, "delivered"), (1, "pending")):
+            id = id_at("msg", now - timedelta(days=days))[:-6] + new_id("x")[-6:]
+            about = {"tenant_id": tenant.tenant_id, "webhook_id": hook.id, "type": "t", "payload": "", "next_at": now}
+            session.add(Delivery(id=id, status=status, **about))
+    forget(database, Retention())
+    with database.begin() as session:
+        kept = select(Delivery.status).where(Delivery.webhook_id == hook.id).order_by(Delivery.id)
+        assert list(session.scalars(kept)) == ["delivered", "pending"]
+
+
+def test_a_live_task_keeps_its_placements(parts, tenant, new_node, plan, database):
+    node, task = new_node(), tenant.task()
+    plan()
+    assert node.lost(node.take(task["id"])).status_code == 204
+    forget(parts.db, NOTHING)
+    with database.begin() as session:
+        assert session.scalar(select(func.count()).select_from(Placement)) == 1
+    assert delete_in_batches(parts.db, Placement, Placement.ended_at.is_not(None)) == 1

@@ -1,0 +1,154 @@
+"""A place in the queue is read from the plan in force: no row, version or notice of a waiting task moves because one starts."""
+
+import time
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import select, update
+
+from service.background.reconciler import plan_what_time_has_changed
+from service.fleet.models import Node
+from service.scheduler import news
+from service.scheduler.models import Plan, PlanChange, PlanRequest, QueueStatus
+from service.scheduler.state import snapshot
+from service.tasks.models import Task
+
+
+def rows_of(database, ids):
+    with database.begin() as session:
+        tasks = {task.id: (task.version, task.waiting, task.last_event) for task in session.scalars(select(Task))}
+        changes = sorted(session.execute(select(PlanChange.task_id, PlanChange.id)).all())
+        return {id: tasks[id] for id in ids}, [change for change in changes if change[0] in ids]
+
+
+@pytest.fixture
+def queue(tenant, new_node, plan):
+    """One node, one task that runs, four that wait, in the order in which they are planned."""
+    node, tasks = new_node(slots=1), [tenant.task()["id"] for _ in range(5)]
+    plan()
+    (running,) = [placement.task_id for placement in node.desired().placements]
+    waits = sorted(set(tasks) - {running}, key=lambda id: place(tenant, id))
+    return node, running, waits
+
+
+def get(tenant, id, **how):
+    return tenant.client.get(f"/v1/tasks/{id}", headers=tenant.headers | how.pop("headers", {}), params=how or None)
+
+
+def place(tenant, id):
+    return get(tenant, id).json()["waiting"]["place"]
+
+
+def test_a_start_writes_no_row_of_those_who_go_on_waiting(tenant, queue, plan, database):
+    _, running, waits = queue
+    before, etags = rows_of(database, waits[1:]), {id: get(tenant, id).headers["etag"] for id in waits}
+    assert [place(tenant, id) for id in waits] == [1, 2, 3, 4]
+    assert tenant.post(f"/v1/tasks/{running}/cancel").status_code == 200
+    plan()
+    assert get(tenant, waits[0]).json()["status"] == "running"
+    assert [place(tenant, id) for id in waits[1:]] == [1, 2, 3]
+    assert rows_of(database, waits[1:]) == before
+    seen = {id: get(tenant, id) for id in waits[1:]}
+    listed = {task["id"]: task for task in tenant.get("/v1/tasks").json()["data"]}
+    planned = {one["task_id"]: one["place"] for one in tenant.get("/v1/schedule").json()["waiting"]}
+    for id, answer in seen.items():
+        assert answer.json() == listed[id]
+        assert planned[id] == answer.json()["waiting"]["place"]
+        assert f"{planned[id] - 1} task" in answer.json()["waiting"]["sentence"] or planned[id] == 1
+        assert answer.headers["etag"] != etags[id]
+        assert answer.json()["version"] == before[0][id][0]
+
+
+def test_an_etag_changes_with_the_place_and_a_long_poll_does_not_end_for_it(tenant, queue, plan, database):
+    _, running, waits = queue
+    id = waits[-1]
+    etag = get(tenant, id).headers["etag"]
+    assert get(tenant, id, headers={"if-none-match": etag}).status_code == 304
+    assert tenant.post(f"/v1/tasks/{running}/cancel").status_code == 200
+    plan()
+    moved = get(tenant, id, headers={"if-none-match": etag})
+    assert (moved.status_code, moved.json()["waiting"]["place"]) == (200, 3)
+    assert get(tenant, id, headers={"if-none-match": moved.headers["etag"]}).status_code == 304
+    polls, asked = tenant.client.app.state.motet.polls, []
+    version = polls.version
+
+    async def counted(*given):
+        asked.append(given)
+        return await version(*given)
+
+    polls.version = counted
+    try:
+        began = time.monotonic()
+        waited = get(tenant, id, headers={"if-none-match": etag}, wait=0.3)
+        assert time.monotonic() - began >= 0.3
+        assert (waited.status_code, waited.headers["etag"]) == (200, moved.headers["etag"])
+        assert len(asked) == 1, "it was held until its time was over, and woken by nothing"
+    finally:
+        del polls.version
+    assert get(tenant, id, headers={"if-none-match": '"0"'}, wait=30).status_code == 200
+
+
+def test_what_moved_by_little_is_shown_as_before(tenant, queue, again, database):
+    """So polls between two starts are answered with 304, however many plans arrivals ask for."""
+    etags = {id: get(tenant, id).headers["etag"] for id in queue[2]}
+    with database.begin() as session:
+        packed = session.scalars(select(QueueStatus.packed)).one()
+    assert again() == 1
+    for id, etag in etags.items():
+        assert get(tenant, id, headers={"if-none-match": etag}).status_code == 304
+    with database.begin() as session:
+        assert session.scalars(select(QueueStatus.packed)).one() == packed
+
+
+def test_a_task_that_comes_back_is_not_planned_whatever_the_plan_said_before(tenant, queue, again):
+    id = queue[2][1]
+    assert tenant.post(f"/v1/tasks/{id}/pause").json()["waiting"]["code"] == "paused"
+    assert tenant.post(f"/v1/tasks/{id}/resume").json()["waiting"]["code"] == "not_planned"
+    assert get(tenant, id).json()["waiting"]["code"] == "not_planned"
+    again()
+    assert get(tenant, id).json()["waiting"]["place"] in range(1, 5)
+
+
+def test_what_nobody_waits_for_is_not_kept(tenant, queue, again, database):
+    for id in queue[2]:
+        tenant.post(f"/v1/tasks/{id}/cancel")
+    again()
+    with database.begin() as session:
+        assert list(session.scalars(select(QueueStatus))) == []
+
+
+def test_news_that_was_put_off_is_told_by_a_later_plan(tenant, queue, plan, again, database, parts, monkeypatch):
+    node, _, waits = queue
+    monkeypatch.setattr(news, "LEAST", 1)
+    monkeypatch.setattr(news, "RATE", 0.0)
+    drained = tenant.client.app.state.motet.system
+    with drained.begin() as session:
+        session.get_one(Node, node.id).drained_at = session.get_one(Node, node.id).joined_at
+    told = []
+    again()
+    for _ in range(4):
+        told.append([task for task in waits if stored(database, task) == "node_drained"])
+        assert {get(tenant, id).json()["waiting"]["code"] for id in waits} == {"node_drained"}, "whoever asks knows at once"
+        with database.begin() as session:
+            session.execute(update(Plan).values(created_at=Plan.created_at - parts_turn(parts)))
+        plan_what_time_has_changed(parts)
+        with database.begin() as session:
+            asked = [request.reason for request in session.scalars(select(PlanRequest))]
+        assert asked == (["news_put_off"] if len(told[-1]) < 4 else [])
+        plan()
+    assert [len(ids) for ids in told] == [1, 2, 3, 4]
+
+
+def stored(database, id):
+    with database.begin() as session:
+        return session.get_one(Task, id).waiting["code"]
+
+
+def parts_turn(parts):
+    return timedelta(seconds=parts.settings.reconcile_seconds + 1)
+
+
+def test_the_planner_remembers_where_each_task_is_planned(tenant, queue, parts):
+    with parts.db.begin() as session:
+        seen = snapshot.read(session, parts)
+    assert {task.planned for task in seen.problem.queued} == {queue[0].id}
