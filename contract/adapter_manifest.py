@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from contract.search_space import JobConfig
+from contract.documents import ShownConfig
 from contract.strict import Message, Sha256
 
 
@@ -24,7 +24,7 @@ class Lineage(Message):
     base_model: str
     base_revision: str
     dataset_sha256: Sha256
-    config: JobConfig
+    config: ShownConfig
 
 
 class AdapterManifest(Message):

@@ -5,15 +5,16 @@ A non-finite loss travels as null. `PROTOCOL` is the version spoken; a peer of P
 """
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SerializerFunctionWrapHandler, field_serializer
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from contract.adapter_manifest import AdapterFile, AdapterManifest
-from contract.search_space import JobConfig
+from contract.documents import SentConfig, SentSpec, why_unreadable
 from contract.states import ExitReason, JobStatus, RequeueReason
 from contract.strict import Message, Sha256
-from contract.task_spec import Precision, TaskSpec
+from contract.task_spec import Precision
 
 PROTOCOL = 1
 
@@ -147,7 +148,7 @@ class JobAssignment(Message):
 
     job_id: str
     index: int
-    config: JobConfig
+    config: SentConfig
     status: JobStatus
     exit_reason: ExitReason | None = None
     warmup_val_loss: float | None = None  # set once the job finished warmup, which is its first rung
@@ -168,7 +169,7 @@ class Placement(Message):
     base: BaseModelRef
     train_file: FileRef
     validation_file: FileRef | None
-    spec: TaskSpec
+    spec: SentSpec  # what was sent, filled up with the defaults of when the task was made; fields of a newer version are kept
     jobs: list[JobAssignment]
     base_val_loss: float | None = None  # known when an earlier placement measured it
     leave: bool = False  # to be let go: a last checkpoint of all jobs, then Detached; nothing more is trained
@@ -176,17 +177,37 @@ class Placement(Message):
     next_seq: int = 1  # the first report this placement still owes
     request_id: str | None = None  # of the call that made the task, for logs
 
-    @field_serializer("spec", mode="wrap")
-    def _for_a_worker(self, spec: TaskSpec, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without what is the planner's alone: a spec is strict, so a worker of before `max_gpus` would refuse it."""
-        return {name: said for name, said in serialise(spec).items() if name != "max_gpus"}
+
+class Unchanged(Message):
+    """A placement that this service cannot describe, since a newer version made its task. Its node goes on with what it has."""
+
+    placement_id: str
+    leave: bool = False
 
 
 class DesiredState(Message):
-    """Everything the node should run, and nothing else: what is not listed is to be detached."""
+    """Everything the node should run, and nothing else: what is in neither list is to be detached."""
 
     version: int
     placements: list[Placement]
+    unchanged: list[Unchanged] = Field(default=[])
+    unreadable: dict[str, str] = Field(default={}, exclude=True)  # not said but found: why, by placement of a newer service
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_by_one(cls, said: Any) -> Any:
+        """A placement that cannot be read keeps nobody from reading the others."""
+        if not isinstance(said, Mapping):
+            return said
+        placements, unreadable = [], {}
+        for one in said.get("placements", ()):
+            try:
+                placements.append(Placement.model_validate(one))
+            except ValidationError as error:
+                if not isinstance(one, Mapping) or not isinstance(one.get("placement_id"), str):
+                    raise
+                unreadable[one["placement_id"]] = why_unreadable(error)
+        return {**said, "placements": placements, "unreadable": unreadable}
 
 
 # ---- what a placement reports ----------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib.metadata import version
 
 from anyio import to_thread
 from fastapi import FastAPI
@@ -24,6 +23,7 @@ import service.tasks.submission.routes
 import service.tenants.routes
 import service.usage.routes
 import service.webhooks.routes
+from contract.version import VERSION
 from service.app_state import State
 from service.database.engine import pool_of
 from service.http import health, idempotency, openapi, problem_handlers
@@ -66,7 +66,7 @@ def routes(metrics: ApiMetrics | None = None, internal_port: int | None = None) 
     app = FastAPI(
         title="Motet",
         summary="LoRA fine-tuning as a service: many adapters over one frozen backbone",
-        version=version("motet"),
+        version=VERSION,
         docs_url=None,
         redoc_url=None,
         telemetry={

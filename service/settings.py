@@ -103,7 +103,7 @@ class Settings(BaseSettings):
         300  # of the planner, the sweeps and what else the queue worker and the reconciler do
     )
     migration_statement_timeout_seconds: Wait = 3600
-    migration_lock_timeout_seconds: Wait = 10  # a migration that waits for a table holds up all who come after it
+    migration_lock_timeout_seconds: Wait = 3  # a migration that waits for a table holds up all who come after it
 
     heartbeat_seconds: Seconds = 10
     lease_seconds: Seconds = 90

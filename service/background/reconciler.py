@@ -24,6 +24,7 @@ from service.fleet.nodes import lose
 from service.fleet.placements import FINISHED, end_placement, live_placement, lock_placement, release
 from service.fleet.quarantine import Loss
 from service.retention import forget_surplus_plans
+from service.scheduler.explain.reason_codes import Code
 from service.scheduler.explain.waiting_text import NOT_BEFORE
 from service.scheduler.models import Plan, PlanRequest, QueueStatus
 from service.scheduler.planner import replan
@@ -32,6 +33,7 @@ from service.settings import Settings
 from service.tasks.lifecycle.rewind import rewind
 from service.tasks.models import Task
 from service.tasks.polling.task_watcher import touch
+from service.tasks.specs import understood
 from service.tasks.submission.data_validation import validate_due
 from service.webhooks.courier import Courier
 from service.webhooks.factories import box_of, outbound_of
@@ -185,6 +187,15 @@ def _rest_over(now: datetime, since: datetime) -> ColumnElement[bool]:
     return node.exists() | task.exists()
 
 
+def plan_what_waited_for_this_version(parts: Dependencies) -> None:
+    """A task that an older planner left alone, and that this version can read, asks for a plan: the older one answered the
+    request that came with it."""
+    with parts.db.begin() as session:
+        left = select(Task).where(Task.status == TaskStatus.QUEUED, Task.waiting["code"].astext == Code.WAITING_FOR_VERSION)
+        if any(understood(task) for task in session.scalars(left.order_by(Task.id))):
+            request_plan(session, parts.queue, "version_came")
+
+
 def _bound_passed(session: Session, settings: Settings, now: datetime) -> bool:
     """Whether somebody waits longer than tenants should that are owed GPUs, others run, and no plan has looked at it lately."""
     long_ago = now - timedelta(seconds=settings.preempt_after_seconds)
@@ -213,6 +224,7 @@ STEPS: tuple[Callable[[Dependencies], None], ...] = (
     end_placements_of_ended_tasks,
     validate_the_forgotten,
     plan_what_time_has_changed,
+    plan_what_waited_for_this_version,
     plan_the_forgotten,
     forget_old_plans,
 )

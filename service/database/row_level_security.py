@@ -1,7 +1,7 @@
 """Row-level security, derived from the tables themselves, so that none that holds tenants' rows can be forgotten."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from sqlalchemy import Connection, MetaData, Table, text
 
@@ -35,15 +35,15 @@ def tenant_tables(metadata: MetaData) -> dict[str, str]:
     return found
 
 
-def protect(connection: Connection, metadata: MetaData) -> None:
-    """Give every table its policies and both roles their rights, in the connection's transaction. Again does nothing."""
-    statements = list(_statements(metadata))
-    mark = "protection " + hashlib.sha256("\n".join(statements).encode()).hexdigest()[:16]
+def steps(connection: Connection, metadata: MetaData) -> list[list[str]]:
+    """The statements that give every table its policies and both roles their rights, a transaction for each list: one for
+    each table, so that none is locked for longer than its own takes. None where nothing is to be done."""
+    found = [*_roles(), *(_of_table(table, metadata) for table in metadata.sorted_tables)]
+    said = "\n".join(statement for step in found for statement in step)
+    mark = "protection " + hashlib.sha256(said.encode()).hexdigest()[:16]
     if _mark_of(connection) == mark and not unprotected(connection, metadata):
-        return
-    for statement in statements:
-        connection.execute(text(statement))
-    connection.execute(text(f"COMMENT ON TABLE {_MARK} IS '{mark}'"))
+        return []
+    return [*found, [f"COMMENT ON TABLE {_MARK} IS '{mark}'"]]
 
 
 def unprotected(connection: Connection, metadata: MetaData) -> list[str]:
@@ -72,26 +72,27 @@ def _through(table: Table, found: Mapping[str, str]) -> str | None:
     return None
 
 
-def _statements(metadata: MetaData) -> Iterator[str]:
-    owned = tenant_tables(metadata)
-    yield f"GRANT USAGE ON SCHEMA public TO {APP}, {SYSTEM}"
-    yield f"GRANT SELECT ON {_MARK} TO {APP}, {SYSTEM}"
-    for table in metadata.sorted_tables:
-        name = table.name
-        yield f"REVOKE ALL ON {name} FROM PUBLIC, {APP}, {SYSTEM}"
-        yield f"GRANT {_EVERYTHING} ON {name} TO {SYSTEM}"
-        rights = rights_of_app(table, metadata)
-        if rights is not None:
-            yield f"GRANT {rights} ON {name} TO {APP}"
-        if name in owned:
-            condition = owned[name]
-            yield f"ALTER TABLE {name} ENABLE ROW LEVEL SECURITY"
-            yield f"ALTER TABLE {name} FORCE ROW LEVEL SECURITY"
-            yield f"DROP POLICY IF EXISTS of_tenant ON {name}"
-            yield f"DROP POLICY IF EXISTS of_system ON {name}"
-            yield f"CREATE POLICY of_tenant ON {name} TO {APP} USING ({condition}) WITH CHECK ({condition})"
-            yield f"CREATE POLICY of_system ON {name} TO {SYSTEM} USING (true) WITH CHECK (true)"
-    yield f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {APP}, {SYSTEM}"
+def _roles() -> list[list[str]]:
+    rights = ("USAGE ON SCHEMA public", f"SELECT ON {_MARK}", "USAGE ON ALL SEQUENCES IN SCHEMA public")
+    return [[f"GRANT {right} TO {APP}, {SYSTEM}" for right in rights]]
+
+
+def _of_table(table: Table, metadata: MetaData) -> list[str]:
+    name, owned, rights = table.name, tenant_tables(metadata), rights_of_app(table, metadata)
+    found = [f"REVOKE ALL ON {name} FROM PUBLIC, {APP}, {SYSTEM}", f"GRANT {_EVERYTHING} ON {name} TO {SYSTEM}"]
+    if rights is not None:
+        found.append(f"GRANT {rights} ON {name} TO {APP}")
+    if name in owned:
+        condition = owned[name]
+        found += [
+            f"ALTER TABLE {name} ENABLE ROW LEVEL SECURITY",
+            f"ALTER TABLE {name} FORCE ROW LEVEL SECURITY",
+            f"DROP POLICY IF EXISTS of_tenant ON {name}",
+            f"DROP POLICY IF EXISTS of_system ON {name}",
+            f"CREATE POLICY of_tenant ON {name} TO {APP} USING ({condition}) WITH CHECK ({condition})",
+            f"CREATE POLICY of_system ON {name} TO {SYSTEM} USING (true) WITH CHECK (true)",
+        ]
+    return found
 
 
 def _mark_of(connection: Connection) -> str | None:

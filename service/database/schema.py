@@ -4,14 +4,17 @@
 """
 
 import logging
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, NullPool, create_engine, text
+from psycopg.errors import LockNotAvailable
+from sqlalchemy import Engine, NullPool, create_engine, text
+from sqlalchemy.exc import OperationalError
 
 import migrations
 import service.adapters.models
@@ -32,14 +35,18 @@ from service.timeouts import Timeouts
 log = logging.getLogger(__name__)
 
 metadata = Base.metadata
+# a statement that waits for a table's lock keeps all others waiting behind it
+MIGRATION = Timeouts(statement=3600.0, lock=3.0, idle=900.0)
+_TRIES = 20
 _LOCK = 0x67756172  # "guar"; an advisory lock of this database
+
+
+class SchemaBusy(SettingsError):
+    """Others hold locks for so long that a migration gave up. Nothing is lost: run it again when they are done."""
 
 
 class SchemaBehind(RuntimeError):
     """The database misses migrations that this code needs. The message says what to run."""
-
-
-MIGRATION = Timeouts(statement=3600.0, lock=10.0, idle=900.0)
 
 
 def config(database_url: str, timeouts: Timeouts = MIGRATION) -> Config:
@@ -51,23 +58,40 @@ def config(database_url: str, timeouts: Timeouts = MIGRATION) -> Config:
 
 
 def upgrade(owner_url: str, timeouts: Timeouts = MIGRATION) -> None:
-    """Bring the database to the newest revision, each table guarded. Two that start at once take turns, and the second finds
-    nothing to do."""
-    unhurried = replace(timeouts, lock=None).options  # whoever migrates at the same time is waited for
-    engine = create_engine(owner_url, poolclass=NullPool, connect_args={"connect_timeout": 5, "options": unhurried})
+    """Bring the database to the newest revision, each table guarded, while others use it. Two that start at once take turns,
+    and the second finds nothing to do. A database of a newer version stays as it is."""
+    engine = create_engine(owner_url, poolclass=NullPool, connect_args={"connect_timeout": 5, "options": timeouts.options})
     with engine.begin() as connection:
         roles.ensure(connection)
-    command.upgrade(config(owner_url, timeouts), "head")
+        current = MigrationContext.configure(connection).get_current_revision()
+    if current is not None and current not in _known():
+        log.warning("the database is at revision %s, which is newer than this code's %s: nothing to migrate", current, head())
+        return
+    _retried(lambda: command.upgrade(config(owner_url, timeouts), "head"))
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as turn:
+        _retried(lambda: turn.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": _LOCK}))
+        for step in row_level_security.steps(turn, metadata):
+            _retried(partial(_together, engine, step))
+
+
+def _together(engine: Engine, statements: Sequence[str]) -> None:
     with engine.begin() as connection:
-        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
-        limit_locks(connection, timeouts)
-        row_level_security.protect(connection, metadata)
+        for statement in statements:
+            connection.execute(text(statement))
 
 
-def limit_locks(connection: Connection, timeouts: Timeouts) -> None:
-    """Let no statement of this transaction wait longer for a lock: all who come later would wait behind it."""
-    milliseconds = f"{(timeouts.lock or 0) * 1000:.0f}"
-    connection.execute(text("SELECT set_config('lock_timeout', :value, true)"), {"value": milliseconds})
+def _retried(work: Callable[[], object]) -> None:
+    """Do it again while somebody holds a lock that it needs: meanwhile those whom it kept waiting have their turn."""
+    for left in reversed(range(_TRIES)):
+        try:
+            work()
+            return
+        except OperationalError as error:
+            if not isinstance(error.orig, LockNotAvailable):
+                raise
+            if not left:
+                raise SchemaBusy(f"a table stayed locked through {_TRIES} tries: {error.orig}") from None
+            log.warning("a table is locked; trying again, %d tries left", left)
 
 
 def migrate(settings: Settings) -> None:
@@ -78,6 +102,11 @@ def migrate(settings: Settings) -> None:
     roles.admit(settings.owner_database_url, roles.SYSTEM, settings.database_url)
     roles.admit(settings.owner_database_url, roles.APP, settings.app_database_url)
     say(f"the database is at revision {head()}")
+
+
+def _known() -> set[str]:
+    """All revisions of this code."""
+    return {script.revision for script in ScriptDirectory.from_config(config("")).walk_revisions()}
 
 
 def head() -> str:
@@ -96,7 +125,7 @@ def check(engine: Engine) -> None:
         return
     if current is None:
         raise SchemaBehind("the database has no Motet tables yet; run: python -m service migrate")
-    if current in {script.revision for script in scripts.walk_revisions()}:
+    if current in _known():
         raise SchemaBehind(f"the database is at revision {current}, this code needs {head()}; run: python -m service migrate")
     log.warning("the database is at revision %s, which is newer than this code's %s; serving all the same", current, head())
 

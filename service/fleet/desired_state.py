@@ -2,13 +2,11 @@
 
 import logging
 
-from pydantic import ValidationError
 from sqlalchemy import select
 from sqlalchemy.orm import Session, selectinload
 
 from contract import wire
 from contract.adapter_manifest import AdapterManifest
-from contract.search_space import JobConfig
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus
 from contract.task_spec import Schedule, TaskSpec
 from service.adapters.models import Adapter
@@ -19,6 +17,7 @@ from service.fleet.models import BaseModel, Node, Placement
 from service.settings import Settings
 from service.tasks.curves.curve_writer import values_at
 from service.tasks.models import Job, Task
+from service.tasks.specs import config_of, part, spec_of
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +25,7 @@ log = logging.getLogger(__name__)
 def desired_state(session: Session, settings: Settings, node: Node) -> wire.DesiredState:
     """The node's live placements with all that their executors need. The session's transaction should be repeatable read.
 
-    One whose stored spec cannot be read is left out: the planner sets its task aside.
+    One that this version cannot describe stays as its node has it.
     """
     rows = session.execute(
         select(Placement, Task)
@@ -35,18 +34,18 @@ def desired_state(session: Session, settings: Settings, node: Node) -> wire.Desi
         .options(selectinload(Task.jobs))
         .order_by(Placement.id)
     ).all()
-    placements = []
+    placements, unchanged = [], []
     for placement, task in rows:
         try:
-            spec = TaskSpec.model_validate(task.spec)
-        except ValidationError as error:
-            log.error("task %s has a spec that cannot be read: %s", task.id, error)
-            continue
-        placements.append(_placement(session, settings, placement, task, spec))
-    return wire.DesiredState(version=node.desired_version, placements=placements)
+            placements.append(_placement(session, settings, placement, task))
+        except ValueError as error:  # SpecUnreadable, or a status of a newer version
+            log.warning("task %s goes on as its node has it, since this version cannot read it: %s", task.id, error)
+            unchanged.append(wire.Unchanged(placement_id=placement.id, leave=placement.leaving is not None))
+    return wire.DesiredState(version=node.desired_version, placements=placements, unchanged=unchanged)
 
 
-def _placement(session: Session, settings: Settings, placement: Placement, task: Task, spec: TaskSpec) -> wire.Placement:
+def _placement(session: Session, settings: Settings, placement: Placement, task: Task) -> wire.Placement:
+    spec = spec_of(task)
     base = session.get_one(BaseModel, task.base_model)
     left = (placement.lease_until - clock(session)).total_seconds()
     return wire.Placement(
@@ -71,8 +70,8 @@ def _placement(session: Session, settings: Settings, placement: Placement, task:
 
 def warm_start(session: Session, task: Task) -> wire.WarmStartRef | None:
     """The adapter that the task starts from, which stays its tenant's own; None also where it is there no more."""
-    wanted = TaskSpec.model_validate(task.spec).warm_start
-    adapter = session.get(Adapter, wanted.adapter_id) if wanted is not None else None
+    wanted = part(task, "warm_start").get("adapter_id")
+    adapter = session.get(Adapter, wanted) if wanted is not None else None
     if adapter is None or adapter.tenant_id != task.tenant_id:
         return None
     files = AdapterManifest.model_validate(adapter.manifest).files
@@ -85,7 +84,7 @@ def _file(session: Session, file_id: str) -> wire.FileRef:
 
 
 def _job(session: Session, spec: TaskSpec, task: Task, job: Job) -> wire.JobAssignment:
-    ended, config = job.status in JOB_TERMINAL, JobConfig.model_validate(job.config)
+    ended, config = job.status in JOB_TERMINAL, config_of(job.config)
     rungs: list[float] = []
     if ended and spec.early_exit.policy == "asha" and task.train_rows:
         rungs = values_at(session, job.id, "val_loss", Schedule.of(spec, config, task.train_rows).rungs)

@@ -1,5 +1,6 @@
 """Reports: what a placement says happened, applied once, in order, or not at all. Knows no HTTP."""
 
+import logging
 from collections.abc import Sequence
 
 from sqlalchemy import select
@@ -7,7 +8,6 @@ from sqlalchemy.orm import Session
 
 from contract import wire
 from contract.states import TASK_TERMINAL, RequeueReason
-from contract.task_spec import TaskSpec
 from service.background.dependencies import Dependencies
 from service.database.engine import clock
 from service.fleet.credentials import check_placement, token_refused
@@ -28,7 +28,10 @@ from service.settings import Settings
 from service.tasks.lifecycle.report_reducer import EventRefused, Record
 from service.tasks.models import Task
 from service.tasks.polling.task_watcher import touch
+from service.tasks.specs import spec_of
 from service.usage.ledger import book
+
+log = logging.getLogger(__name__)
 
 _ENDS = (wire.JobCompleted, wire.JobExited, wire.JobFailed)
 _SAFE = (wire.Checkpointed, wire.JobCompleted, wire.JobExited)  # what shows that a node trains
@@ -116,10 +119,15 @@ def _book(session: Session, task: Task, placement: Placement, done: Sequence[wir
 
 
 def _learn(session: Session, task: Task) -> None:
-    """What the jobs of an ended task have lived tells about others like it."""
-    spec = TaskSpec.model_validate(task.spec)
+    """What the jobs of an ended task have lived tells about others like it; nothing where another version must read it."""
     known = [job for job in task.jobs if job.total_steps is not None and job.warmup_steps is not None]
-    learned_profiles.note_ended(session, shape_class(spec), [progress_of(spec, job, 1) for job in known])
+    try:
+        spec = spec_of(task)
+        lived = [progress_of(spec, job, 1) for job in known]
+    except ValueError as error:
+        log.warning("nothing is learned from task %s, which this version cannot read: %s", task.id, error)
+    else:
+        learned_profiles.note_ended(session, shape_class(spec), lived)
 
 
 def _count(session: Session, task: Task, placement: Placement, done: wire.Throughput) -> int:

@@ -18,6 +18,8 @@ _DESCRIPTION = (
 _FASTAPI_OWN = ("HTTPValidationError", "ValidationError")
 _REFS = "#/components/schemas/"
 
+_CONFIGURED = ("JobResource", "Lineage", "Winner")  # show a job's configuration as it is stored, too
+
 
 def install(app: FastAPI) -> None:
     """Make `app.openapi()` and /openapi.json tell this schema."""
@@ -64,6 +66,8 @@ def _schemas(schemas: dict[str, Any]) -> dict[str, Any]:
     own = {name: schema for name, schema in schemas.items() if name not in _FASTAPI_OWN}
     # a stored spec is shown as it is, even when later code would refuse it; so its model does not read it
     own["TaskResource"]["properties"]["spec"] = {"$ref": _REFS + "TaskSpec"}
+    for holder in _CONFIGURED:
+        own[holder]["properties"]["config"] = {"$ref": _REFS + "JobConfig"}
     problem = ProblemBody.model_json_schema(ref_template=_REFS + "{model}")
     own |= problem.pop("$defs")
     return dict(sorted((own | {problem["title"]: problem}).items()))

@@ -2,8 +2,9 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
+from contract.documents import read_leniently
 from contract.search_space import SearchSpace
 from contract.states import TASK_TERMINAL, TaskStatus
 from contract.task_spec import DPO_BETA
@@ -14,6 +15,7 @@ from service.openai.job_requests import BASE_LEARNING_RATE
 from service.openai.list_envelope import unix
 from service.tasks.models import Task
 from service.tasks.resource import TaskResource
+from service.tasks.specs import part
 
 _STATUSES = {TaskStatus.VALIDATING: "validating_files"}  # the others are the same word; `paused` is one of ours alone
 RESULTS = ("metrics", "jobs", "adapter")
@@ -115,7 +117,7 @@ def tuned(base: str, name: str | None, adapter_id: str) -> str:
 def job_object(task: Task, shown: TaskResource, tokens: int) -> JobObject:
     """`shown` is the task's native resource, `tokens` what was trained for it, billed or not."""
     ended = task.status in TASK_TERMINAL
-    space = SearchSpace.model_validate(task.spec["search_space"])
+    space = _space(task)
     found = _found(task, space, shown)
     return JobObject(
         id=task.id,
@@ -127,7 +129,7 @@ def job_object(task: Task, shown: TaskResource, tokens: int) -> JobObject:
         model=task.base_model,
         organization_id=task.tenant_id,
         result_files=result_ids(task) if ended else [],
-        seed=_tried(space, "seed")[0],
+        seed=(_tried(space, "seed") or [0])[0],
         status=_STATUSES.get(TaskStatus(task.status), str(task.status)),
         trained_tokens=tokens if ended else None,
         training_file=task.train_file_id,
@@ -144,24 +146,38 @@ def result_ids(task: Task) -> list[str]:
     return [f"result-{kind}-{task.id}" for kind in RESULTS if kind != "adapter" or task.winner_job_id is not None]
 
 
-def _found(task: Task, space: SearchSpace, shown: TaskResource) -> dict[str, Any]:
+def _space(task: Task) -> SearchSpace | None:
+    """None where only another version can read it."""
+    try:
+        return read_leniently(SearchSpace, part(task, "search_space"))
+    except ValidationError:
+        return None
+
+
+def _found(task: Task, space: SearchSpace | None, shown: TaskResource) -> dict[str, Any]:
     """The hyperparameters: what was swept is `auto` until there is a winner, and then the winner's."""
     rate, batch = _only(_tried(space, "learning_rate")), _only(_tried(space, "batch_size"))
     if shown.winner is not None:
         rate, batch = shown.winner.config.learning_rate, shown.winner.config.batch_size
     multiplier = rate if rate == "auto" else round(rate / BASE_LEARNING_RATE, 9)
-    return {"n_epochs": task.spec["training"]["epochs"], "batch_size": batch, "learning_rate_multiplier": multiplier}
+    return {
+        "n_epochs": part(task, "training").get("epochs", "auto"),
+        "batch_size": batch,
+        "learning_rate_multiplier": multiplier,
+    }
 
 
-def _method(task: Task, space: SearchSpace, shown: TaskResource, found: dict[str, Any]) -> dict[str, Any]:
-    if task.spec.get("objective", {}).get("type") != "dpo":
+def _method(task: Task, space: SearchSpace | None, shown: TaskResource, found: dict[str, Any]) -> dict[str, Any]:
+    if part(task, "objective").get("type") != "dpo":
         return {"type": "supervised", "supervised": {"hyperparameters": found}}
     beta = shown.winner.config.beta if shown.winner is not None else _only(_tried(space, "beta") or [DPO_BETA])
     return {"type": "dpo", "dpo": {"hyperparameters": found | {"beta": beta}}}
 
 
-def _tried(space: SearchSpace, name: str) -> list[Any]:
+def _tried(space: SearchSpace | None, name: str) -> list[Any]:
     """Every value that some configuration has outright, each once."""
+    if space is None:
+        return []
     values = getattr(space, name) if space.jobs is None else [getattr(job, name) for job in space.jobs]
     return [value for value in dict.fromkeys(values or ()) if value is not None]
 

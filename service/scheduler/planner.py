@@ -18,7 +18,7 @@ from service.scheduler.state.gpu_reservations import GpuReservation
 from service.scheduler.state.plan_requests import asked_for
 from service.scheduler.state.plan_writer import Placed, note_ends, place, starting, tell
 from service.scheduler.state.planner_lease import LeaseLost
-from service.scheduler.state.reclaim import reclaim, set_aside
+from service.scheduler.state.reclaim import reclaim
 from service.scheduler.state.snapshot import Snapshot
 
 _CLAIMS = 8  # that one plan takes GPUs back for
@@ -72,9 +72,6 @@ def plan_once(parts: Dependencies, token: str) -> Outcome:
     seen = _look(parts)
     if not seen.requests:
         return Outcome.NONE
-    aside = set_aside(parts, token, seen)
-    if aside:
-        seen = _look(parts)
     given: list[GpuReservation] = []
     while len(given) < _CLAIMS and (promise := reclaim(parts, token, seen)) is not None:
         given.append(promise)
@@ -91,7 +88,7 @@ def plan_once(parts: Dependencies, token: str) -> Outcome:
         planner_lease.hold(session, token)
         tell(session, seen, decision, placed, seconds)
         note_ends(session, seen)
-    return Outcome.MOVED if aside or given or placed.started or placed.dropped else Outcome.SAME
+    return Outcome.MOVED if given or placed.started or placed.dropped else Outcome.SAME
 
 
 def _look(parts: Dependencies, promised: Sequence[GpuReservation] = ()) -> Snapshot:

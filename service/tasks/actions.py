@@ -11,6 +11,7 @@ from structlog.contextvars import get_contextvars
 
 from contract.states import JOB_TERMINAL, TASK_TERMINAL, JobStatus, RequeueReason, TaskStatus, check_task
 from contract.task_spec import TaskSpec
+from contract.version import VERSION
 from service.audit.audit_trail import note_made
 from service.background.dependencies import Dependencies
 from service.background.queue import Queue, QueueJob
@@ -21,6 +22,7 @@ from service.fleet.placements import ask_to_leave, end_placement, live_placement
 from service.http.problems import Conflict, Problem
 from service.scheduler.explain import waiting_text
 from service.scheduler.state.plan_requests import request_plan
+from service.tasks import specs
 from service.tasks.lifecycle.event_log import Kind
 from service.tasks.models import Job, Task
 from service.tasks.polling.task_watcher import touch
@@ -89,7 +91,8 @@ def _task(principal: Principal, wanted: Wanted, pinned: Pinned) -> Task:
         id=new_id("task"),
         tenant_id=principal.tenant_id,
         name=spec.name,
-        spec=spec.model_dump(mode="json"),
+        **specs.stored(spec),
+        made_by=VERSION,
         status=TaskStatus.VALIDATING,
         base_model=pinned.model.name,
         base_revision=pinned.model.revision,
@@ -116,9 +119,9 @@ def _store(session: Session, made: Iterable[tuple[Task, TaskSpec]]) -> None:
 
 _STORED = {
     **dict.fromkeys(("id", "tenant_id", "name", "status", "base_model", "base_revision", "train_file_id"), "varchar"),
-    **dict.fromkeys(("validation_file_id", "request_id"), "varchar"),
+    **dict.fromkeys(("validation_file_id", "request_id", "made_by"), "varchar"),
     **dict.fromkeys(("gpus", "priority", "version"), "integer"),
-    **dict.fromkeys(("spec", "labels"), "jsonb"),
+    **dict.fromkeys(("spec", "spec_defaults", "labels"), "jsonb"),
 }  # of a task as it is made, by type
 _STORE = PreparedStatement(
     text(

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from contract.search_space import JobConfig
+from contract.documents import ShownConfig
 from contract.states import ExitReason, JobStatus
 from service.adapters.models import Adapter
 from service.tasks.models import Job, Task
@@ -29,7 +29,7 @@ class JobResource(BaseModel):
     id: str
     task_id: str
     index: int
-    config: JobConfig
+    config: ShownConfig
     status: JobStatus
     step: int
     total_steps: int | None
@@ -74,7 +74,7 @@ def _of(job: Job, adapter_id: str | None) -> JobResource:
         id=job.id,
         task_id=job.task_id,
         index=job.index,
-        config=JobConfig.model_validate(job.config),
+        config=job.config,
         status=JobStatus(job.status),
         step=job.step,
         total_steps=job.total_steps,

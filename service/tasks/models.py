@@ -20,7 +20,9 @@ class Task(Base):
     id: Mapped[Id]
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     name: Mapped[str | None] = mapped_column(String(128))
-    spec: Mapped[Json]
+    spec: Mapped[Json]  # as it was sent; service.tasks.specs reads it
+    spec_defaults: Mapped[Json] = mapped_column(server_default=text("'{}'"))  # of what was left out, as they were then
+    made_by: Mapped[str | None] = mapped_column(String(32))  # the version of the service that took it
     status: Mapped[TaskStatus] = mapped_column(String(16))
     fence: Mapped[Big] = mapped_column(default=0)
     version: Mapped[Big] = mapped_column(default=1)  # rises with every change a poller can see; its ETag
@@ -70,7 +72,7 @@ class Task(Base):
     @property
     def precision(self) -> Precision:
         """How its base is held. Read by itself, since every report asks; specs that are older than the choice do not say."""
-        said: Precision = self.spec.get("precision", "bf16")
+        said: Precision = self.spec.get("precision") or (self.spec_defaults or {}).get("precision", "bf16")
         return said
 
 

@@ -11,13 +11,14 @@ from sqlalchemy import ARRAY, BigInteger, Double, String, any_, case, func, lite
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.orm import Session, aliased
 
-from contract.search_space import JobConfig
+from contract.documents import ShownConfig
 from contract.states import JOB_TERMINAL, TASK_TERMINAL, JobStatus, RequeueReason, TaskStatus
 from service.adapters.models import Adapter
 from service.database.engine import among_ids
 from service.fleet.models import Node, Placement
 from service.scheduler import queue_status
 from service.tasks.models import Job, Task
+from service.tasks.specs import effective
 
 
 class Rows(BaseModel):
@@ -49,7 +50,7 @@ class Winner(BaseModel):
 
     job_id: str
     index: int
-    config: JobConfig
+    config: ShownConfig
     adapter_id: str
     adapter_deleted_at: datetime | None = Field(description="When its tenant deleted the adapter, if it did")
     val_loss: float
@@ -226,7 +227,7 @@ def _render(task: Any, sums: Sequence[Any], winner: Any, placement: Any, waits: 
         error=task.error,
         base_model=task.base_model,
         base_revision=task.base_revision,
-        spec=task.spec,
+        spec=effective(task),
         labels=task.labels,
         priority=task.priority,
         gpus=task.gpus,

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from contract import wire
 from contract.adapter_manifest import AdapterManifest
+from contract.documents import unknown_fields
 from contract.states import ExitReason, JobStatus, RequeueReason
 from contract.task_spec import TaskSpec
 
@@ -152,12 +153,39 @@ def test_a_field_of_a_newer_neighbour_is_ignored(message):
     assert type(message).model_validate(newer) == message
 
 
-def test_a_worker_of_before_widths_reads_a_spec_that_has_them():
-    (placement,) = next(message for message in OTHERS if isinstance(message, wire.DesiredState)).placements
-    wide = placement.model_copy(update={"spec": placement.spec.model_copy(update={"max_gpus": 2})})
-    for mode in ("python", "json"):
-        assert "max_gpus" not in wide.model_dump(mode=mode)["spec"]
-    assert wire.Placement.model_validate_json(wide.model_dump_json()) == placement
+def sent_placement() -> dict[str, Any]:
+    state = next(message for message in OTHERS if isinstance(message, wire.DesiredState))
+    return json.loads(state.model_dump_json())["placements"][0]
+
+
+def test_a_spec_is_sent_without_defaults_and_keeps_the_fields_of_a_newer_version():
+    said = sent_placement()
+    assert said["spec"] == SPEC
+    said["spec"] |= {"of_tomorrow": {"a": 1}, "training": {"epochs": 1, "smoothing": 0.1}}
+    said["jobs"][0]["config"]["dora"] = True
+    read = wire.Placement.model_validate(said)
+    assert unknown_fields(read.spec) == ["of_tomorrow", "training.smoothing"]
+    again = json.loads(wire.Placement.model_validate_json(read.model_dump_json()).model_dump_json())
+    assert again["spec"] == said["spec"]
+    assert again["jobs"][0]["config"] == said["jobs"][0]["config"]
+
+
+def test_a_placement_that_cannot_be_read_hides_no_other():
+    sound = sent_placement()
+    gone = sound | {"placement_id": "q", "spec": SPEC | {"objective": {"type": "of_tomorrow"}}}
+    read = wire.DesiredState.model_validate_json(json.dumps({"version": 2, "placements": [gone, sound]}))
+    assert [placement.placement_id for placement in read.placements] == ["p"]
+    assert list(read.unreadable) == ["q"]
+    assert "objective.type" in read.unreadable["q"]
+    assert "unreadable" not in json.loads(read.model_dump_json())
+
+
+def test_a_manifest_keeps_the_configuration_of_a_newer_version():
+    newer = CONFIG | {"schedule": "of_tomorrow", "dora": True}
+    said = MANIFEST | {"lineage": LINEAGE | {"config": newer}}
+    read = AdapterManifest.model_validate(said)
+    assert read.lineage.config.rank == newer["rank"]
+    assert read.model_dump(mode="json")["lineage"]["config"] == newer
 
 
 def test_a_loss_that_is_no_number_is_null():

@@ -90,6 +90,8 @@ class Fleet:
         self.objects: dict[str, bytes] = {}
         self.reported: dict[str, Reported] = {}
         self.desired: list[wire.Placement] = []
+        self.newer: list[dict[str, Any]] = []  # placements as only a newer worker reads them
+        self.unchanged = False  # whether the service can describe no placement
         self.version = 0
         self.registrations: list[wire.NodeRegistration] = []
         self.credential = ""
@@ -227,9 +229,13 @@ class Fleet:
     def _desired(self, bearer: str, body: bytes) -> tuple[int, bytes]:
         if bearer != self.credential:
             return 401, b'{"code": "node_unknown"}'
-        said = wire.DesiredState(version=self.version, placements=self.desired).model_dump(mode="json")
-        for placement in said["placements"]:
-            placement["spec"].update(self.strange.get(placement["placement_id"], {}))
+        said: dict[str, Any] = {"version": self.version, "placements": [], "unchanged": []}
+        if self.unchanged:
+            said["unchanged"] = [{"placement_id": p.placement_id, "leave": p.leave} for p in self.desired]
+        else:
+            said["placements"] = [*self.newer, *(p.model_dump(mode="json") for p in self.desired)]
+            for placement in said["placements"]:
+                placement["spec"].update(self.strange.get(placement["placement_id"], {}))
         return 200, json.dumps(said).encode()
 
     def _lost(self, bearer: str, body: bytes) -> tuple[int, bytes]:

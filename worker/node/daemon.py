@@ -10,8 +10,9 @@ import signal
 from importlib.metadata import PackageNotFoundError
 from typing import Any
 
+from contract.documents import unknown_fields
 from contract.states import RequeueReason
-from contract.wire import Placement, PlacementsLost
+from contract.wire import DesiredState, Placement, PlacementsLost
 from worker.api_client import NodeLink
 from worker.boot_clock import boot_now
 from worker.credential import NodeCredential
@@ -42,6 +43,7 @@ class Daemon:
         self._crew = ExecutorPool(self._devices, self._inbox.put)
         self._wanted: dict[str, tuple[Placement, float]] = {}  # what should run, with the deadline of its first lease
         self._over: set[str] = set()  # placements that ended here, which an older answer may still want
+        self._unreadable: set[str] = set()  # placements that are left alone
         self._version = -1
         self._applied: tuple[int, float] | None = None  # the version of the desired state acted upon last, and when
 
@@ -110,7 +112,8 @@ class Daemon:
         match event:
             case Desired(node_id=node_id) if node_id == member.welcome.node_id:
                 self._version = event.state.version
-                self._wanted = {p.placement_id: (p, event.sent_at + p.lease_seconds) for p in event.state.placements}
+                placements = {p.placement_id: (p, event.sent_at + p.lease_seconds) for p in event.state.placements}
+                self._wanted = placements | self._unchanged(event.state)
                 self._over &= self._wanted.keys()
             case News(child=child, message=Beat() as beat) if child is member.heart:
                 self._renew(member, beat)
@@ -124,6 +127,15 @@ class Daemon:
                 self._pulse(member)
             case ChildEnded(child=child):
                 self._executor_ended(member, child, event.code)
+
+    def _unchanged(self, state: DesiredState) -> dict[str, tuple[Placement, float]]:
+        """What goes on as it is here. What cannot be read is not taken up, which its lease's end tells the service."""
+        for placement_id, why in state.unreadable.items():
+            if placement_id not in self._unreadable:
+                log.error("placement %s is left alone: this version cannot read it: %s", placement_id, why)
+        self._unreadable = set(state.unreadable)
+        known = [(self._wanted[one.placement_id], one.leave) for one in state.unchanged if one.placement_id in self._wanted]
+        return {p.placement_id: (p.model_copy(update={"leave": leave}), deadline) for (p, deadline), leave in known}
 
     def _renew(self, member: NodeMembership, beat: Beat) -> None:
         granted = {lease.placement_id: lease for lease in beat.answer.leases}
@@ -242,6 +254,8 @@ class Daemon:
             placement.request_id,
             hand.child.pid,
         )
+        for field in unknown_fields(placement.spec):
+            log.warning("task %s has a spec of another version: this one does not know %s", placement.task_id, field)
         hand.child.send(Attach(placement=placement, deadline=deadline))
         return True
 

@@ -67,7 +67,7 @@ class Tasks:
 
     def create(self, spec: TaskSpec | Mapping[str, Any]) -> Task:
         """Submit a task. A mapping is checked by the service, whose ApiError names each wrong field."""
-        body = spec.model_dump(mode="json", exclude_none=True) if isinstance(spec, TaskSpec) else dict(spec)
+        body = spec.model_dump(mode="json", exclude_unset=True) if isinstance(spec, TaskSpec) else dict(spec)
         return Task.model_validate(self._transport.make("/v1/tasks", json=body).json())
 
     def get(self, task_id: str) -> Task:

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import Field
 
 from contract.adapter_manifest import AdapterFile, Lineage
-from contract.search_space import JobConfig
+from contract.documents import ShownConfig
 from contract.states import TASK_TERMINAL, ExitReason, JobStatus, RequeueReason, TaskStatus
 from contract.strict import Message
 
@@ -52,7 +52,7 @@ class Winner(Message):
 
     job_id: str
     index: int
-    config: JobConfig
+    config: ShownConfig
     adapter_id: str
     adapter_deleted_at: datetime | None = None
     val_loss: float
@@ -140,7 +140,7 @@ class Job(Message):
     id: str
     task_id: str
     index: int
-    config: JobConfig
+    config: ShownConfig
     status: JobStatus
     step: int = 0
     total_steps: int | None = None

@@ -18,7 +18,7 @@ def end_moved(session: Session, task: Task, placement: Placement) -> bool:
     if placement.expected_end is None:
         return True
     work = Workload(session, [task], Memo())
-    if task.id in work.broken:
+    if task.id in work.unread:
         return False
     node = session.get_one(Node, placement.node_id)
     seconds = work.estimate(task, kind_of(node), len(placement.device_indexes)).seconds

@@ -27,6 +27,7 @@ from service.scheduler.state.snapshot import Asked, Snapshot
 from service.scheduler.state.usage_shares import kind_of
 from service.storage.object_store import Storage
 from service.tasks.models import Job, Task
+from service.tasks.specs import stored
 from service.tasks.submission.spec_checks import Pinned
 
 _ANY = "an accelerator"  # that no node has yet
@@ -101,7 +102,7 @@ def _task(tenant_id: str, spec: TaskSpec, pinned: Pinned) -> Asked:
     task = Task(
         id=new_id("asked"),  # its own: the memo must not take another for it
         tenant_id=tenant_id,
-        spec=spec.model_dump(mode="json"),
+        **stored(spec),
         status=TaskStatus.QUEUED,
         fence=0,
         base_model=pinned.model.name,

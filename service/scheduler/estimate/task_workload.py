@@ -1,18 +1,16 @@
 """How long tasks will take on which nodes, from the rows: their jobs, the files they train on, what was measured and learned.
 
-The arithmetic is task_duration.py's. A task whose stored spec cannot be read any more is `broken`, and has no estimate.
+The arithmetic is task_duration.py's. A task that this version cannot read is `unread`, and has no estimate.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from contract.capabilities import needed
-from contract.search_space import JobConfig
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus, TaskStatus
 from contract.task_spec import Precision, Schedule, TaskSpec
 from service.files.models import File
@@ -26,6 +24,7 @@ from service.scheduler.estimate.throughput import Model, relevant
 from service.scheduler.state import learned_profiles
 from service.scheduler.state.usage_shares import kind_of
 from service.tasks.models import Job, Task
+from service.tasks.specs import SpecUnreadable, config_of, spec_of
 
 PAYS = 0.1  # of the time a doubling of the GPUs must save, or it is not worth them
 
@@ -65,14 +64,14 @@ class Workload:
         self, session: Session, tasks: Iterable[Task], memo: Memo, unsaved: Mapping[str, Sequence[Job]] | None = None
     ) -> None:
         self._memo = memo
-        self.broken: dict[str, str] = {}
+        self.unread: dict[str, str] = {}  # why, by task
         self.specs: dict[str, TaskSpec] = {}
         tasks = list(tasks)
         for task in tasks:
             try:
-                self.specs[task.id] = memo.get(("spec", task.id), lambda task=task: TaskSpec.model_validate(task.spec))  # type: ignore[misc]
-            except ValidationError as error:
-                self.broken[task.id] = _why(error)
+                self.specs[task.id] = memo.get(("spec", task.id), lambda task=task: spec_of(task))  # type: ignore[misc]
+            except SpecUnreadable as error:
+                self.unread[task.id] = str(error)
         sound = [task for task in tasks if task.id in self.specs]
         self._bases = {base.name: base for base in session.scalars(select(BaseModel))}
         files = {id for task in sound for id in (task.train_file_id, task.validation_file_id) if id}
@@ -179,7 +178,11 @@ class Workload:
             def read(task: Task = task, train: int = train) -> tuple[JobProgress, ...]:
                 return tuple(progress_of(self.specs[task.id], job, train) for job in rows[task.id])
 
-            found[task.id] = self._memo.get(keys[task.id], read) if task.id in keys else read()
+            try:
+                found[task.id] = self._memo.get(keys[task.id], read) if task.id in keys else read()
+            except ValueError as error:  # SpecUnreadable, or a status of a newer version
+                self.unread[task.id] = str(error)
+                del self.specs[task.id]
         return found
 
 
@@ -200,8 +203,11 @@ def rows_of(task: Task, spec: TaskSpec, file: File, held_out: File | None) -> tu
 
 
 def progress_of(spec: TaskSpec, job: Any, rows: int) -> JobProgress:
-    """A job's row as estimates see it. `rows` train, which tells its calendar before a worker has counted them."""
-    config = JobConfig.model_validate(job.config)
+    """A job's row as estimates see it. `rows` train, which tells its calendar before a worker has counted them.
+
+    Raises ValueError where only another version can read it.
+    """
+    config = config_of(job.config)
     total, warmup = job.total_steps, job.warmup_steps
     if total is None or warmup is None:
         calendar = Schedule.of(spec, config, rows)
@@ -216,9 +222,3 @@ def progress_of(spec: TaskSpec, job: Any, rows: int) -> JobProgress:
         ExitReason(job.exit_reason) if job.exit_reason else None,
         config.rank,
     )
-
-
-def _why(error: ValidationError) -> str:
-    first = error.errors()[0]
-    where = ".".join(map(str, first["loc"]))
-    return f"the task's stored spec cannot be read by this version of the service: {where}: {first['msg']}; submit it again"

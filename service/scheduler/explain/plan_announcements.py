@@ -25,6 +25,7 @@ def reasons_of(seen: Snapshot, decision: Decision, between: Mapping[str, Between
         room = f"GPUs of {seen.nodes[promise.node].name} are being given back for it; it starts once the tasks there are safe."
         soon = (seen.at + timedelta(seconds=LEAVING_SECONDS)).isoformat()
         found[id] = waiting_text.plain(Code.WAITING_FOR_CAPACITY, room) | {"expected_start": soon}
+    found |= {id: waiting_text.plain(Code.WAITING_FOR_VERSION, why) for id, why in seen.unread.items()}
     return found | {id: waiting_text.not_before(moment) for id, moment in seen.later.items()}
 
 

@@ -24,6 +24,7 @@ class Code(StrEnum):
     NODE_QUARANTINED = "node_quarantined"
     BACKING_OFF = "backing_off"
     PAUSED = "paused"
+    WAITING_FOR_VERSION = "waiting_for_version"  # told without numbers: no plan of this version holds the task
 
 
 _HOPE = tuple(Bar)
@@ -40,7 +41,7 @@ _BARRED = {
 class Reason:
     """Why one task waits. `numbers` by code:
 
-    - all but paused: `asked` GPUs
+    - all but paused and waiting_for_version: `asked` GPUs
     - waiting_for_capacity: `free` GPUs on the node with the most of those it fits, `fitting` GPUs of all those, `ahead`
       tasks that are planned before it, `soonest` (seconds until GPUs of a node it fits come free)
     - waiting_for_quota: `limit` and `held` GPUs of its tenant, of the fastest type; a task that asks for more has no start

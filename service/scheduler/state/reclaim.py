@@ -1,5 +1,4 @@
-"""What the planner does to tasks that run or cannot be read, before it plans: GPUs taken back for who is owed them, and tasks
-set aside whose stored spec no longer makes sense, so that they hold up nobody else.
+"""GPUs taken back from running tasks for a tenant that is owed them.
 
 preemption.py decides; here it is done, each task in a transaction of its own that looks again under its lock.
 """
@@ -8,50 +7,17 @@ import logging
 from collections import Counter, defaultdict
 from dataclasses import replace
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
-
-from contract.states import RequeueReason, TaskStatus, check_task
+from contract.states import RequeueReason
 from service.background.dependencies import Dependencies
-from service.database.engine import clock
-from service.fleet.placements import ask_to_leave, end_placement, live_placement, lock_placement
+from service.fleet.placements import ask_to_leave, lock_placement
 from service.scheduler.core.fair_share import owed
 from service.scheduler.core.preemption import Claim, Held, Preemption, preemption
 from service.scheduler.core.problem import NEVER
 from service.scheduler.state import planner_lease
 from service.scheduler.state.gpu_reservations import GpuReservation
 from service.scheduler.state.snapshot import Snapshot
-from service.tasks.lifecycle.conclusion import conclude, fail_unfinished
-from service.tasks.models import Task
-from service.tasks.polling.task_watcher import touch
 
 log = logging.getLogger(__name__)
-
-
-def set_aside(parts: Dependencies, token: str, seen: Snapshot) -> bool:
-    """Fail the tasks whose spec cannot be read. Whether there were any. Raises LeaseLost."""
-    for task_id, why in sorted(seen.broken.items()):
-        with parts.db.begin() as session:
-            planner_lease.hold(session, token)
-            task = session.scalars(select(Task).where(Task.id == task_id).with_for_update()).one()
-            if task.status in (TaskStatus.QUEUED, TaskStatus.RUNNING):
-                log.error("task %s is set aside: %s", task.id, why)
-                _fail(session, parts, task, why)
-    return bool(seen.broken)
-
-
-def _fail(session: Session, parts: Dependencies, task: Task, why: str) -> None:
-    task.fence += 1
-    fail_unfinished(task, why)
-    placement = live_placement(session, task.id)
-    if placement is not None:
-        end_placement(session, parts.hints, placement, "spec_unreadable")
-    if task.status == TaskStatus.RUNNING:
-        conclude(session, task, why)
-    else:
-        task.status = check_task(TaskStatus(task.status), TaskStatus.FAILED)
-        task.error, task.waiting, task.ended_at = why, None, clock(session)
-    touch(session, task)
 
 
 def reclaim(parts: Dependencies, token: str, seen: Snapshot) -> GpuReservation | None:

@@ -26,9 +26,11 @@ from service.scheduler.models import PlanRequest
 from service.scheduler.state.gpu_reservations import GpuReservation, kept, reservations_of
 from service.scheduler.state.usage_shares import capacity, kind_of, limits, shares
 from service.tasks.models import Job, Task
+from service.tasks.specs import needs_version, newer_fields
 
 Widths = Mapping[str, Sequence[p.Width]]  # by task, each narrowest first
 LEAVING_SECONDS = 10  # what a task that was asked to leave is expected to take over it
+_UNREAD_SECONDS = 60  # what a running task that cannot be read is expected to take yet, at the least
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class Asked:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """`tasks` are the queued and running ones that can be planned, by id; `broken` those whose spec cannot be read, and why.
+    """`tasks` are the queued and running ones, by id; `unread` the queued ones that only another version can read, and why.
+    A running one that cannot be read holds its GPUs in the problem, and is not in `placements`: nobody takes them from it.
 
     `later` wait for a moment that their specs name. `promised` are starts that are due, on GPUs taken back for them.
     """
@@ -59,7 +62,7 @@ class Snapshot:
     waited: dict[str, float]  # seconds of each queued task, all queueings together
     spreads: dict[str, Spread]
     work: Workload
-    broken: dict[str, str] = field(default_factory=dict)
+    unread: dict[str, str] = field(default_factory=dict)
     later: dict[str, datetime] = field(default_factory=dict)
     promised: tuple[p.Start, ...] = ()
     awaited: dict[str, GpuReservation] = field(default_factory=dict)  # promises whose GPUs are still being given back
@@ -125,8 +128,10 @@ class _Seen:
         self._promised = promised
         self._session, self._parts, self._now, self._work = session, parts, now, work
         self._nodes = {node.id: node for node in nodes}
-        self._live = [(placed, task) for placed, task in live if task.id not in work.broken]
-        self._sound = sound = [task for task in queued if task.id not in work.broken]
+        self._live = live
+        self._all_queued = queued
+        self._unread = {task.id: why for task in queued if (why := _left_alone(work, task)) is not None}
+        sound = [task for task in queued if task.id not in self._unread]
         self._later = {
             task.id: moment for task in sound if (moment := work.specs[task.id].not_before) is not None and moment > now
         }
@@ -156,16 +161,16 @@ class _Seen:
             requests=requests,
             oldest=oldest,
             problem=p.Problem(fleet, given.running, given.queued, quotas),
-            tasks={task.id: task for task in [*self._sound, *(task for _, task in self._live)]},
+            tasks={task.id: task for task in [*self._all_queued, *(task for _, task in self._live)]},
             nodes=self._nodes,
-            placements={task.id: placed for placed, task in self._live},
+            placements={task.id: placed for placed, task in self._live if task.id in self._work.specs},
             shares=tuple(shared),
             standing=standing(shared, gpus) if shared else {},
             needs={task.id: self._work.bytes_per_gpu(task) for task in self._queued},
             waited=self._waited,
             spreads=self._spreads,
             work=self._work,
-            broken=self._work.broken,
+            unread=self._unread,
             later=self._later,
             promised=given.due,
             awaited=given.awaited,
@@ -177,6 +182,9 @@ class _Seen:
         node, gpus = self._nodes[placed.node_id], len(placed.device_indexes)
         if placed.leaving is not None:
             seconds = LEAVING_SECONDS
+        elif task.id not in self._work.specs:
+            left = (placed.expected_end - self._now).total_seconds() if placed.expected_end is not None else 0.0
+            seconds = max(_UNREAD_SECONDS, round(left))
         else:
             found = self._work.estimate(task, kind_of(node), gpus)
             self._spreads[task.id] = spread(found)
@@ -250,6 +258,15 @@ class _Seen:
             wanted[task.tenant_id] += task.gpus * self._fastest(widths[task.id])[1]
         half_life = self._parts.settings.fair_share_half_life_seconds
         return shares(self._session, self._now, half_life, held, wanted) if len(wanted) > 1 else ()
+
+
+def _left_alone(work: Workload, task: Task) -> str | None:
+    """Why this version must not start the task; None if it may. What it does not know may well be about when or where."""
+    if task.id in work.unread:
+        return needs_version(task, work.unread[task.id])
+    if newer := newer_fields(task, work.specs[task.id]):
+        return needs_version(task, f"it does not know {', '.join(newer)}")
+    return None
 
 
 def _waited_before(session: Session, tasks: Iterable[Task]) -> dict[str, float]:

@@ -15,6 +15,7 @@ from service.tasks.lifecycle.conclusion import conclude, fail_unfinished
 from service.tasks.lifecycle.event_log import Kind, record
 from service.tasks.models import Job, Task
 from service.tasks.resource import rows_trained
+from service.tasks.specs import part
 from service.usage.ledger import take_back
 
 
@@ -28,7 +29,7 @@ def rewind(session: Session, task: Task, reason: RequeueReason, detail: str = ""
         fail_unfinished(task, hopeless)
         conclude(session, task, hopeless)
         return
-    boundary = task.spec.get("early_exit", {}).get("policy") != "none"  # a spec that cannot be read any more must not stay here
+    boundary = part(task, "early_exit").get("policy") != "none"  # a task whose spec cannot be read must not stay here
     trained = _rows(task)
     for job in task.jobs:
         if job.status not in JOB_TERMINAL:

@@ -1,9 +1,9 @@
-"""The planner on real rows: quotas, fair share and preemption, drains, releases and deadlines, specs that cannot be read."""
+"""The planner on real rows: quotas, fair share and preemption, drains, releases and deadlines."""
 
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import select, text, update
+from sqlalchemy import select, update
 
 from contract.states import TaskStatus
 from service.background.reconciler import plan_what_time_has_changed
@@ -216,26 +216,6 @@ def test_a_spec_whose_moments_are_in_disorder_is_refused(tenant):
 
 
 # ---- robustness ------------------------------------------------------------------------------------------------------
-
-
-def test_a_spec_that_cannot_be_read_stops_nobody_else(tenant, new_node, plan, database, parts):
-    node = new_node(slots=2)
-    runs, waits_, sound = tenant.task()["id"], tenant.task(gpus=2)["id"], tenant.task()["id"]
-    plan()
-    with database.begin() as session:
-        for id in (runs, waits_):
-            session.execute(
-                text('UPDATE tasks SET spec = spec || \'{"objective": {"type": "gone"}}\' WHERE id = :id'), {"id": id}
-            )
-    parts.memo.clear()
-    assert [placement.task_id for placement in node.desired().placements] == [sound]
-    later = tenant.task()["id"]
-    plan()
-    for id in (runs, waits_):
-        task = tenant.get(f"/v1/tasks/{id}").json()
-        assert task["status"] == "failed"
-        assert "stored spec cannot be read by this version of the service: objective" in task["error"]
-    assert {placement.task_id for placement in node.desired().placements} == {sound, later}
 
 
 def test_a_node_drained_while_the_plan_was_made_takes_nothing(parts, admin, tenant, new_node, plan, monkeypatch):

@@ -230,6 +230,41 @@ class TestOneNode:
         fleet.until(lambda: stays.step[0] > step)
         assert fleet.lost == []
 
+    def test_what_the_service_cannot_describe_goes_on_and_may_leave(self, fleet, placing, node):
+        """As beside a service that was rolled back."""
+        reported = fleet.place(placing(SPACE, **LONG))
+        fleet.until(trains(reported))
+        executor = node.child("worker.executor.training_loop")
+        with fleet.lock:
+            fleet.unchanged, fleet.version = True, fleet.version + 1
+        asked = len(fleet.requests)
+        fleet.until(lambda: any(path.endswith("/desired") for _, path, _ in fleet.requests[asked:]))
+        step = reported.step[0]
+        fleet.until(lambda: reported.step[0] > step + 2)
+        assert node.child("worker.executor.training_loop") == executor
+        fleet.ask_to_leave(reported.placement.placement_id)
+        fleet.until(lambda: reported.of(wire.Detached))
+        assert reported.checkpoints[0].step == reported.step[0]
+        assert fleet.lost == []
+        with fleet.lock:
+            fleet.unchanged = False
+
+    def test_a_placement_of_a_newer_version_is_not_taken_up_and_hides_no_other(self, fleet, placing, node):
+        newer = placing(SPACE, **SHORT).model_dump(mode="json")
+        newer["spec"]["objective"] = {"type": "of_tomorrow"}
+        with fleet.lock:
+            fleet.newer.append(newer)
+        sound = placing(SPACE, **SHORT)
+        known = sound.model_dump(mode="json") | {"of_tomorrow": 1}
+        known["spec"]["of_tomorrow"] = known["jobs"][0]["config"]["of_tomorrow"] = 1
+        reported = fleet.place(wire.Placement.model_validate(known))
+        fleet.until(lambda: reported.of(wire.JobCompleted))
+        with fleet.lock:
+            fleet.newer.clear()
+        assert all(pulse.placement_id != newer["placement_id"] for beat in fleet.heartbeats for pulse in beat.pulses)
+        assert f"placement {newer['placement_id']} is left alone" in node.log.read_text()
+        assert "does not know of_tomorrow" in node.log.read_text()
+
     def test_one_that_is_to_leave_before_it_came_is_given_back(self, fleet, placing, node):
         placement = placing(SPACE, **LONG).model_copy(update={"leave": True})
         fleet.place(placement)

@@ -1,0 +1,112 @@
+"""Lenient reading of stored and sent documents (specs, job configurations), so that neighbouring versions live together.
+
+Strictness belongs to the public edge. A document that passed it once is read with unknown fields kept, since a newer version
+wrote them. Knows no field by name, and no storage.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, GetJsonSchemaHandler, PlainSerializer, ValidationError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from contract.search_space import JobConfig
+from contract.task_spec import TaskSpec
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def read_leniently(model: type[M], document: Mapping[str, Any]) -> M:
+    """The document as a `model`; fields that it does not have are kept beside it at every depth. Raises ValidationError."""
+    return model.model_validate(document, extra="allow")
+
+
+def unknown_fields(read: BaseModel, at: str = "") -> list[str]:
+    """Dotted paths of the fields that were kept because the models do not have them."""
+    found = [at + name for name in read.model_extra or ()]
+    for name in type(read).model_fields:
+        found += _unknown_in(getattr(read, name), at + name)
+    return found
+
+
+def _unknown_in(value: Any, at: str) -> Iterator[str]:
+    if isinstance(value, BaseModel):
+        yield from unknown_fields(value, at + ".")
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _unknown_in(item, f"{at}.{number}")
+
+
+def sent(document: BaseModel) -> dict[str, Any]:
+    """What was given when the model was made, JSON-ready: without the defaults, with the unknown fields."""
+    whole: dict[str, Any] = _and_kept(document, document.model_dump(mode="json", exclude_unset=True, warnings="none"))
+    return whole
+
+
+def _and_kept(value: Any, dumped: Any) -> Any:
+    if isinstance(value, BaseModel):
+        known = {name: _and_kept(getattr(value, name), said) for name, said in dumped.items()}
+        return known | (value.model_extra or {})
+    if isinstance(value, list | tuple):
+        return [_and_kept(item, said) for item, said in zip(value, dumped, strict=True)]
+    return dumped
+
+
+def beside(whole: Any, given: Any) -> Any:
+    """What `whole` holds and `given` leaves out: the defaults that fill a sent document up. `combine` is its inverse."""
+    if isinstance(whole, dict) and isinstance(given, dict):
+        left = {name: beside(value, given[name]) if name in given else value for name, value in whole.items()}
+        return {name: value for name, value in left.items() if name not in given or value}
+    if isinstance(whole, list) and isinstance(given, list) and any(isinstance(item, dict) for item in whole):
+        left_each = [beside(item, said) for item, said in zip(whole, given, strict=True)]
+        return left_each if any(left_each) else None
+    return None
+
+
+def combine(given: Any, defaults: Any) -> Any:
+    """`given`, filled up with `defaults` wherever it says nothing."""
+    if isinstance(given, dict) and isinstance(defaults, dict):
+        both = {name: combine(value, defaults.get(name)) for name, value in given.items()}
+        return {**{name: value for name, value in defaults.items() if name not in given}, **both}
+    if isinstance(given, list) and isinstance(defaults, list):
+        return [combine(item, default) for item, default in zip(given, defaults, strict=True)]
+    return given
+
+
+def why_unreadable(error: ValueError) -> str:
+    """The first thing that is wrong, with the field that it is about."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"{where}: {first['msg']}" if where else first["msg"]
+
+
+def _lenient(model: type[M]) -> BeforeValidator:
+    return BeforeValidator(lambda said: read_leniently(model, said) if isinstance(said, Mapping) else said)
+
+
+def _shown(document: Any) -> Any:
+    """A configuration for those who only show it or pass it on: a value of a newer version is kept as it is."""
+    if not isinstance(document, Mapping):
+        return document
+    try:
+        return read_leniently(JobConfig, document)
+    except ValidationError:
+        made = JobConfig.model_construct(**document)
+        object.__setattr__(made, "__pydantic_extra__", {k: v for k, v in document.items() if k not in JobConfig.model_fields})
+        return made
+
+
+class _OwnSchema:
+    """Keeps the JSON Schema of the model in spite of its serializer."""
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return handler(core["schema"])  # of the validator around the model
+
+
+# Inside messages: read leniently, and passed on as they came.
+SentSpec = Annotated[TaskSpec, _lenient(TaskSpec), PlainSerializer(sent)]
+SentConfig = Annotated[JobConfig, _lenient(JobConfig), PlainSerializer(sent)]
+ShownConfig = Annotated[JobConfig, BeforeValidator(_shown), PlainSerializer(sent), _OwnSchema()]

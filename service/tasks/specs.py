@@ -1,0 +1,98 @@
+"""Stored specs: what was sent, beside the defaults that were in force when it was sent; read leniently, never changed.
+
+Knows no plan and no HTTP. What a spec says nothing about is as it was when the task was made, so that a version with other
+defaults changes no task that exists.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from contract.documents import beside, combine, read_leniently, sent, unknown_fields, why_unreadable
+from contract.search_space import JobConfig
+from contract.task_spec import TaskSpec
+from contract.version import VERSION
+
+log = logging.getLogger(__name__)
+
+_LOGGED = 10_000  # tasks' fields that are logged once
+
+
+class SpecUnreadable(ValueError):
+    """This version does not understand the stored spec, or one of the task's jobs. Another one made it."""
+
+
+def stored(spec: TaskSpec) -> dict[str, dict[str, Any]]:
+    """The columns of a new task that hold its spec."""
+    said = sent(spec)
+    return {"spec": said, "spec_defaults": beside(spec.model_dump(mode="json"), said)}
+
+
+def effective(task: Any) -> dict[str, Any]:
+    """The spec as a document, defaults included. Of whatever has a Task's columns; nothing is validated."""
+    whole: dict[str, Any] = combine(task.spec, task.spec_defaults) if task.spec_defaults else task.spec
+    return whole
+
+
+def part(task: Any, name: str) -> Mapping[str, Any]:
+    """An object of the effective spec; an empty one where a newer version keeps something else there."""
+    found = effective(task).get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def spec_of(task: Any) -> TaskSpec:
+    """The spec, fields of a newer version kept and logged. Raises SpecUnreadable."""
+    try:
+        spec = read_leniently(TaskSpec, effective(task))
+    except ValueError as error:
+        raise SpecUnreadable(why_unreadable(error)) from None
+    for field in unknown_fields(spec):
+        _log_once(task.id, field)
+    return spec
+
+
+def newer_fields(task: Any, spec: TaskSpec) -> list[str]:
+    """Fields that were sent and that this version does not know. One that was left out is at its default, which changes
+    nothing for a version that has never heard of it."""
+    return [field for field in unknown_fields(spec) if _holds(task.spec, field.split("."))]
+
+
+def understood(task: Any) -> bool:
+    """Whether this version knows all that the spec says."""
+    try:
+        return not newer_fields(task, spec_of(task))
+    except SpecUnreadable:
+        return False
+
+
+def _holds(document: Any, path: Sequence[str]) -> bool:
+    for name in path:
+        if isinstance(document, list):
+            document = document[int(name)]
+        elif isinstance(document, dict) and name in document:
+            document = document[name]
+        else:
+            return False
+    return True
+
+
+def config_of(document: Mapping[str, Any]) -> JobConfig:
+    """A job's stored configuration. Raises SpecUnreadable."""
+    try:
+        return read_leniently(JobConfig, document)
+    except ValueError as error:
+        raise SpecUnreadable(f"jobs: {why_unreadable(error)}") from None
+
+
+def needs_version(task: Any, why: str) -> str:
+    """Why this version leaves the task alone, and which one does not."""
+    if task.made_by == VERSION:
+        return f"Motet {VERSION} accepted this task but cannot read its spec any more ({why}); cancel it and submit it again."
+    other = f"version {task.made_by}" if task.made_by else "the version"
+    return f"Motet {VERSION} cannot read this task's spec ({why}); {other}, which accepted it, can, once it plans again."
+
+
+@lru_cache(maxsize=_LOGGED)
+def _log_once(task_id: str, field: str) -> None:
+    log.warning("task %s has a spec of another version: this one (%s) does not know %s", task_id, VERSION, field)

@@ -1,0 +1,189 @@
+"""Tasks of another version of Motet: left alone with a reason, never failed, and in nobody's way; what runs goes on."""
+
+import json
+
+import pytest
+from sqlalchemy import select, text
+
+from contract.documents import combine
+from contract.task_spec import TaskSpec
+from contract.version import VERSION
+from service.background.reconciler import plan_what_waited_for_this_version
+from service.fleet.models import Placement
+from service.tasks.models import Job, Task
+from tests.service.fleet.scripted import completed, moved, points, throughput
+
+NEWER = [  # what a newer version may have stored: a field, a value, another shape
+    {"of_tomorrow": 1},
+    {"training": {"max_seq_len": 64, "smoothing": 0.1}},
+    {"objective": {"type": "of_tomorrow"}},
+    {"early_exit": None, "precision": "fp3"},
+]
+
+
+@pytest.fixture
+def store(database, parts):
+    """Have a stored spec say more than this version knows, as a newer one would have written it."""
+
+    def write(task_id, newer, config=None):
+        with database.begin() as session:
+            said = text("UPDATE tasks SET spec = spec || CAST(:newer AS jsonb), made_by = '9.8.7' WHERE id = :id")
+            session.execute(said, {"id": task_id, "newer": json.dumps(newer)})
+            if config is not None:
+                changed = text("UPDATE jobs SET config = config || CAST(:more AS jsonb) WHERE task_id = :id")
+                session.execute(changed, {"id": task_id, "more": json.dumps(config)})
+        parts.memo.clear()
+
+    return write
+
+
+def row(database, task_id):
+    with database.begin() as session:
+        return session.get_one(Task, task_id)
+
+
+def test_what_was_sent_is_stored_and_the_defaults_beside_it(tenant, database):
+    file = tenant.file()
+    made = tenant.post("/v1/tasks", json=tenant.spec(file)).json()
+    kept = row(database, made["id"])
+    assert kept.spec == tenant.spec(file)
+    assert kept.made_by == VERSION
+    assert kept.spec_defaults["training"] == {"epochs": 3, "max_steps": None, "weight_decay": 0.01, "max_grad_norm": 1.0}
+    assert "max_seq_len" not in kept.spec_defaults["training"]
+    whole = TaskSpec.model_validate(tenant.spec(file)).model_dump(mode="json")
+    assert made["spec"] == tenant.get(f"/v1/tasks/{made['id']}").json()["spec"] == whole
+
+
+def test_a_default_that_changed_since_changes_no_task(tenant, new_node, plan, database):
+    task = tenant.task()["id"]
+    with database.begin() as session:
+        said = """UPDATE tasks SET spec_defaults = jsonb_set(spec_defaults, '{training,epochs}', '7') WHERE id = :id"""
+        session.execute(text(said), {"id": task})
+    node = new_node()
+    plan()
+    assert node.take(task).given.spec.training.epochs == 7
+
+
+@pytest.mark.parametrize("newer", NEWER)
+def test_a_task_of_another_version_waits_for_it_and_holds_up_nobody(tenant, new_node, plan, store, newer):
+    theirs = tenant.task()["id"]
+    store(theirs, newer)
+    node, ours = new_node(slots=2), tenant.task()["id"]
+    plan()
+    assert [placement.task_id for placement in node.desired().placements] == [ours]
+    told = tenant.get(f"/v1/tasks/{theirs}").json()
+    assert told["status"] == "queued"
+    assert told["waiting"]["code"] == "waiting_for_version"
+    assert f"Motet {VERSION} cannot read" in told["waiting"]["sentence"]
+    assert "version 9.8.7, which accepted it, can" in told["waiting"]["sentence"]
+
+
+def test_an_unknown_field_is_logged_once(tenant, new_node, plan, again, store, parts, caplog):
+    task = tenant.task()["id"]
+    store(task, NEWER[1])
+    new_node()
+    for _ in range(3):
+        parts.memo.clear()
+        again()
+    told = [record.getMessage() for record in caplog.records if task in record.getMessage() and "another version" in record.msg]
+    assert [message for message in told if message.endswith("does not know training.smoothing")] == told[:1]
+
+
+def test_the_job_of_another_version_makes_its_task_wait(tenant, new_node, plan, store):
+    theirs = tenant.task()["id"]
+    store(theirs, {}, config={"schedule": "of_tomorrow"})
+    new_node()
+    plan()
+    assert tenant.get(f"/v1/tasks/{theirs}").json()["waiting"]["code"] == "waiting_for_version"
+
+
+def test_a_field_at_its_default_keeps_no_older_version_from_a_task(tenant, new_node, plan, database):
+    task = tenant.task()["id"]
+    with database.begin() as session:
+        said = """UPDATE tasks SET spec_defaults = spec_defaults || '{"of_tomorrow": null}' WHERE id = :id"""
+        session.execute(text(said), {"id": task})
+    node = new_node()
+    plan()
+    assert [placement.task_id for placement in node.desired().placements] == [task]
+
+
+def test_the_version_that_can_read_a_task_asks_for_its_plan(tenant, new_node, plan, store, database, parts):
+    task, node = tenant.task()["id"], new_node()
+    store(task, {"of_tomorrow": 1})
+    plan()
+    plan_what_waited_for_this_version(parts)
+    assert plan() == 0, "this version still cannot read it"
+    with database.begin() as session:
+        session.execute(text("UPDATE tasks SET spec = spec - 'of_tomorrow' WHERE id = :id"), {"id": task})
+    parts.memo.clear()
+    plan_what_waited_for_this_version(parts)
+    assert plan() == 1
+    assert [placement.task_id for placement in node.desired().placements] == [task]
+
+
+@pytest.mark.parametrize("newer", NEWER)
+def test_a_running_task_of_another_version_goes_on_to_its_end(tenant, new_node, plan, again, store, database, newer):
+    """As after a rollback: its reports are applied, its node keeps it, its device is nobody else's."""
+    node, task = new_node(), tenant.task()["id"]
+    plan()
+    placement = node.take(task)
+    node.leases(placement.pulse())
+    store(task, newer, config={"schedule": "of_tomorrow", "dora": True})
+    state = node.desired()
+    assert [one.placement_id for one in state.unchanged] == [placement.id]
+    other = tenant.task()["id"]
+    assert again() == 1
+    assert tenant.get(f"/v1/tasks/{other}").json()["waiting"]["code"] == "waiting_for_capacity"
+    placement.report(placement.attached())
+    for job in (0, 1):
+        placement.report(moved(job, "warmup"), points(job, range(1, 21)), points(job, [20], series="val_loss"), throughput())
+        placement.report(moved(job, "training", 20), placement.checkpoint({job: 20}))
+        kept = placement.adapter(job, loss=1.8)
+        kept["manifest"]["lineage"]["config"] |= {"schedule": "of_tomorrow", "dora": True}
+        placement.report(kept, completed(job))
+    ended = tenant.get(f"/v1/tasks/{task}").json()
+    assert ended["status"] == "succeeded"
+    assert ended["winner"]["config"]["schedule"] == "of_tomorrow"
+    assert ended["winner"]["config"]["dora"] is True
+    with database.begin() as session:
+        assert session.scalars(select(Placement.end_reason).where(Placement.task_id == task)).all() == ["finished"]
+
+
+def test_a_running_task_of_another_version_can_be_paused_and_lost(tenant, new_node, plan, again, store, database):
+    node, task, lost = new_node(slots=2), tenant.task()["id"], tenant.task()["id"]
+    plan()
+    paused, gone = node.take(task), node.take(lost)
+    node.leases(paused.pulse(), gone.pulse())
+    for placement in (paused, gone):
+        placement.report(placement.attached(), moved(0, "warmup"))
+        store(placement.given.task_id, NEWER[3])
+    assert tenant.post(f"/v1/tasks/{task}/pause").status_code == 200
+    assert {one.placement_id: one.leave for one in node.desired().unchanged} == {paused.id: True, gone.id: False}
+    paused.report(paused.checkpoint({0: 0}), {"kind": "detached"})
+    assert tenant.get(f"/v1/tasks/{task}").json()["status"] == "paused"
+    assert node.lost(gone).status_code == 204
+    again()
+    told = tenant.get(f"/v1/tasks/{lost}").json()
+    assert (told["status"], told["waiting"]["code"]) == ("queued", "waiting_for_version")
+    assert tenant.post(f"/v1/tasks/{task}/cancel").status_code == 200
+
+
+@pytest.mark.parametrize("newer", NEWER)
+def test_every_face_shows_a_task_of_another_version(tenant, new_node, plan, store, database, newer):
+    node, task, waits = new_node(), tenant.task()["id"], tenant.task()["id"]
+    plan()
+    placement = node.take(task)
+    placement.report(placement.attached(), moved(0, "warmup"), points(0, [1, 2]))
+    for id in (task, waits):
+        store(id, newer, config={"schedule": "of_tomorrow", "dora": True})
+    with database.begin() as session:
+        job = session.scalars(select(Job.id).where(Job.task_id == task, Job.index == 0)).one()
+    native = ["/v1/tasks", f"/v1/tasks/{task}", f"/v1/tasks/{task}?wait=0", f"/v1/tasks/{task}/jobs", f"/v1/jobs/{job}"]
+    native += [f"/v1/tasks/{task}/metrics", f"/v1/tasks/{task}/plan-history", "/v1/schedule", "/v1/usage", "/v1/adapters"]
+    for path in [*native, "/openai/v1/fine_tuning/jobs", f"/openai/v1/fine_tuning/jobs/{task}", "/openai/v1/models"]:
+        answer = tenant.get(path)
+        assert answer.status_code == 200, (path, answer.text)
+    shown = tenant.get(f"/v1/tasks/{task}").json()["spec"]
+    assert combine(newer, shown) == shown
+    assert tenant.get(f"/v1/jobs/{job}").json()["config"]["dora"] is True
+    assert tenant.post("/v1/tasks/estimate", json=tenant.spec(tenant.file())).status_code == 200
