@@ -9,8 +9,10 @@ white space in front of them may be part of it.
 """
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, Protocol
+from datetime import UTC, datetime
+from typing import Any, Protocol, Self
 
 from contract.task_spec import Objective
 
@@ -41,6 +43,10 @@ class TemplateError(RowError):
         return cls("the base model has no chat template; use rows of prompt and completion")
 
     @classmethod
+    def undated(cls) -> "TemplateError":
+        return cls("the base model's chat template asks for the date, and nobody said when the task was created")
+
+    @classmethod
     def of(cls, fault: Exception) -> "TemplateError":
         return cls(f"the base model's chat template fails: {type(fault).__name__}: {fault}")
 
@@ -56,14 +62,15 @@ class Tokenizer(Protocol):
     def lead(self) -> list[int]:
         """What it puts before any text: the beginning of a sequence, or nothing."""
 
-    def ids(self, text: str) -> list[int]:
-        """The text's tokens, nothing put around them."""
+    def ids(self, texts: list[str]) -> list[list[int]]:
+        """Of each text its tokens, nothing put around them."""
 
     def spans(self, texts: list[str]) -> Iterator[tuple[list[int], Offsets]]:
         """Of each text its tokens and the characters [start, end) that they stand for, nothing put around them."""
 
-    def chat(self, messages: Messages, add_generation_prompt: bool) -> str:
-        """The conversation as the template writes it. Raises TemplateError."""
+    def chat(self, messages: Messages, add_generation_prompt: bool, now: datetime | None) -> str:
+        """The conversation as the template writes it; its `strftime_now` writes `now`. Raises TemplateError, also where the
+        template asks for a date and there is none."""
 
 
 @dataclass(frozen=True)
@@ -108,26 +115,23 @@ class RowReader:
                 "the base model's tokenizer has no end-of-sequence token, so nothing would teach it where to stop"
             )
         self._tokenizer, self._end, self._lead = tokenizer, end, tokenizer.lead
+        self._now: datetime | None = None
+
+    def at(self, moment: datetime) -> Self:
+        """The same reader for a task of this moment (its creation time): templates that write the date write this one, in UTC,
+        so that a row has the same tokens wherever and whenever it is read."""
+        made = copy(self)
+        made._now = moment.astimezone(UTC)
+        return made
 
     def read(self, rows: Sequence[dict[str, Any]], objective: Objective = SFT) -> list[tuple[Tokens, ...]]:
         """The rows' sequences, whole (nothing is cut here), in order: one a row, under dpo two. Raises RowError."""
         kinds = [_kind(row, objective) for row in rows]
         chats = [chat for row, kind in zip(rows, kinds, strict=True) for chat in self._chats(row, kind, objective)]
-        encoded = iter(self._encode_chats(chats))
-        read: list[tuple[Tokens, ...]] = []
-        for row, kind in zip(rows, kinds, strict=True):
-            match kind:
-                case "chat":
-                    read.append((next(encoded),))
-                case "completion":
-                    read.append((self._encode_completion(row["prompt"], row["completion"]),))
-                case "text":
-                    read.append((self._encode_completion("", row["text"]),))
-                case "preferred":
-                    read.append((next(encoded), next(encoded)))
-                case _:
-                    read.append(tuple(self._encode_completion(row["prompt"], row[name]) for name in ("chosen", "rejected")))
-        return read
+        pairs = [pair for row, kind in zip(rows, kinds, strict=True) for pair in _completions(row, kind)]
+        encoded, completed = iter(self._encode_chats(chats)), iter(self._encode_completions(pairs))
+        source = {"chat": encoded, "preferred": encoded}
+        return [tuple(next(source.get(kind, completed)) for _ in range(_SEQUENCES[kind])) for kind in kinds]
 
     def _chats(self, row: dict[str, Any], kind: str, objective: Objective) -> list[Rendered]:
         if kind == "chat":
@@ -172,7 +176,7 @@ class RowReader:
     def _template(self, messages: Messages, add_generation_prompt: bool = False) -> str:
         if not messages and not add_generation_prompt:
             return ""
-        return self._tokenizer.chat(messages, add_generation_prompt)
+        return self._tokenizer.chat(messages, add_generation_prompt, self._now)
 
     def _encode_chats(self, chats: list[Rendered]) -> Iterator[Tokens]:
         if not chats:
@@ -181,13 +185,20 @@ class RowReader:
         for chat, (ids, offsets) in zip(chats, encoded, strict=True):
             yield _tokens(ids, [_is_learned(chat, start, end) for start, end in offsets])
 
-    def _encode_completion(self, asked: str, answer: str) -> Tokens:
-        prompt, both = self._tokenizer.ids(asked), self._tokenizer.ids(asked + answer)
+    def _encode_completions(self, pairs: list[tuple[str, str]]) -> Iterator[Tokens]:
+        """Prompts and their completions, all encoded together: one call of a fast tokenizer uses all cores."""
+        if not pairs:
+            return
+        prompts = self._tokenizer.ids([asked for asked, _ in pairs])
+        whole = self._tokenizer.ids([asked + answer for asked, answer in pairs])
         # Tokens that span the seam do not exist when the model is asked: then the completion is encoded by itself.
-        completion = both[len(prompt) :] if both[: len(prompt)] == prompt else self._tokenizer.ids(answer)
-        ending = [] if completion[-1:] == [self._end] else [self._end]
-        told, learned = [*self._lead, *prompt], [*completion, *ending]
-        return _tokens([*told, *learned], [False] * len(told) + [True] * len(learned))
+        spanned = [at for at, prompt in enumerate(prompts) if whole[at][: len(prompt)] != prompt]
+        apart = dict(zip(spanned, self._tokenizer.ids([pairs[at][1] for at in spanned]) if spanned else (), strict=True))
+        for at, prompt in enumerate(prompts):
+            completion = apart[at] if at in apart else whole[at][len(prompt) :]
+            ending = [] if completion[-1:] == [self._end] else [self._end]
+            told, learned = [*self._lead, *prompt], [*completion, *ending]
+            yield _tokens([*told, *learned], [False] * len(told) + [True] * len(learned))
 
 
 _KINDS: dict[str, frozenset[str]] = {
@@ -197,6 +208,7 @@ _KINDS: dict[str, frozenset[str]] = {
     "preferred": frozenset({"input", "preferred_output", "non_preferred_output"}),
     "chosen": frozenset({"prompt", "chosen", "rejected"}),
 }
+_SEQUENCES = {"chat": 1, "completion": 1, "text": 1, "preferred": 2, "chosen": 2}  # of a row
 _OF = {"sft": ("chat", "completion", "text"), "dpo": ("preferred", "chosen")}
 
 
@@ -208,6 +220,19 @@ def _kind(row: dict[str, Any], objective: Objective) -> str:
     wanted = " or ".join(f"{{{', '.join(sorted(_KINDS[kind]))}}}" for kind in _OF[objective.type])
     has = ", ".join(row) or "nothing"
     raise RowError(f"objective {objective.type} learns from rows of {wanted}; this one has {has}")
+
+
+def _completions(row: dict[str, Any], kind: str) -> list[tuple[str, str]]:
+    """Prompts and answers of a row without a conversation."""
+    match kind:
+        case "completion":
+            return [(row["prompt"], row["completion"])]
+        case "text":
+            return [("", row["text"])]
+        case "chosen":
+            return [(row["prompt"], row["chosen"]), (row["prompt"], row["rejected"])]
+        case _:
+            return []
 
 
 def _is_learned(chat: Rendered, start: int, end: int) -> bool:

@@ -8,7 +8,14 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from contract.adapter_manifest import AdapterFile, AdapterManifest
 from contract.documents import SentConfig, SentSpec, why_unreadable
@@ -176,6 +183,10 @@ class Placement(Message):
     warm_start: WarmStartRef | None = None
     next_seq: int = 1  # the first report this placement still owes
     request_id: str | None = None  # of the call that made the task, for logs
+    tenant_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,64}$")] = (
+        ""  # whose data it is; a service of before says nothing
+    )
+    created_at: AwareDatetime | None = None  # of the task: what a chat template writes as the date
 
 
 class Unchanged(Message):

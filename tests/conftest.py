@@ -44,6 +44,7 @@ _LONGEST = (  # they come first, in this order: short files fill the time beside
     *("benchmarks/test_placement.py", "benchmarks/test_growth.py", "service/test_fuzz.py", "service/test_commands.py"),
     "kernels/test_triton_pass.py",
 )
+_NO_MOUNT = pytest.StashKey[int]()
 _NOT_RUN = {"gpu": "tests that need a GPU: make test-gpu", "slow": "tests of the long form: make test-all"}
 
 
@@ -147,6 +148,38 @@ def stack() -> Iterator[TestStack]:
         shutil.rmtree(folder)
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator["SmallDisk"]:
+    """A file system of 8 MiB."""
+    folder = tmp_path / "small-disk"
+    folder.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)], capture_output=True, check=False)
+    if made.returncode != 0:
+        request.config.stash[_NO_MOUNT] = request.config.stash.get(_NO_MOUNT, 0) + 1
+        pytest.skip("this account may not mount a small file system")
+    try:
+        yield SmallDisk(folder)
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+class SmallDisk:
+    """`fill` leaves no byte, `free` gives back all that it took."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._filler = folder, folder / "filler"
+
+    def fill(self) -> None:
+        with contextlib.suppress(OSError), self._filler.open("ab", buffering=0) as file:
+            for size in (2**16, 4096, 1):
+                with contextlib.suppress(OSError):
+                    while True:
+                        file.write(bytes(size))
+
+    def free(self) -> None:
+        self._filler.unlink()
+
+
 class NotRun:
     """Counts what a marker kept from running, and says so last. Test processes send their counts to the one that reports."""
 
@@ -168,6 +201,8 @@ class NotRun:
         self.counts = getattr(node, "workeroutput", {}).get("not_run", self.counts)  # every process deselects the same
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if unmounted := terminalreporter.config.stash.get(_NO_MOUNT, 0):
+            terminalreporter.write_line(f"NOT RUN: {unmounted} tests of a full disk: this account may not mount one")
         for marker, count in self.counts.items():
             if count:
                 terminalreporter.write_line(f"NOT RUN: {count} {_NOT_RUN[marker]}")

@@ -13,6 +13,7 @@ from urllib.parse import urljoin
 import httpx
 from pydantic import ValidationError
 
+from contract.node_cache import CachedFiles
 from contract.strict import Message
 from contract.wire import (
     DesiredState,
@@ -181,6 +182,11 @@ class NodeLink(_Link):
     def desired(self, node_id: str, credential: str) -> tuple[DesiredState, list[UnreadPlacement]]:
         """What the node should run, as far as it can be read, and what cannot."""
         return _desired(self._send("GET", f"nodes/{node_id}/desired", credential).content)
+
+    def unwanted(self, node_id: str, credential: str, kept: CachedFiles) -> CachedFiles:
+        """Which of the files that this node keeps it has to erase."""
+        answer = self._send("POST", f"nodes/{node_id}/cached-files", credential, kept)
+        return CachedFiles.model_validate_json(answer.content)
 
     def lost(self, node_id: str, credential: str, lost: PlacementsLost) -> None:
         self._send("POST", f"nodes/{node_id}/lost", credential, lost)

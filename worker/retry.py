@@ -1,10 +1,11 @@
-"""Trying again while the service is away, for as long as a lease lasts."""
+"""Trying again while the service is away or the disk is full, for as long as a lease lasts."""
 
 import logging
 from collections.abc import Callable
 from typing import TypeVar
 
 from worker.api_client import Unreachable
+from worker.disk_full import DiskFull
 from worker.executor.placement_lease import Lease
 
 log = logging.getLogger(__name__)
@@ -14,13 +15,15 @@ _FIRST_SECONDS, _LONGEST_SECONDS = 0.2, 3.0
 
 
 def persist(lease: Lease, what: str, attempt: Callable[[], T]) -> T:
-    """What `attempt` returns, tried until it is reachable. Raises LeaseOver, and whatever else `attempt` raises."""
+    """What `attempt` returns, tried until the service is reachable and the disk has room.
+
+    Raises LeaseOver, and whatever else `attempt` raises."""
     pause, failures = _FIRST_SECONDS, 0
     while True:
         lease.check()
         try:
             done = attempt()
-        except Unreachable as error:
+        except (Unreachable, DiskFull) as error:
             failures += 1
             if failures == 1:
                 log.warning("%s of placement %s has to wait: %s", what, lease.placement_id, error)

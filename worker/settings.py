@@ -45,6 +45,7 @@ class Settings(BaseSettings):
     worker_park_bytes: Count | None = None  # main memory for parked jobs, which go to disk beyond it; left out, an eighth of an
     # executor's memory on a CPU, a quarter of what is free on a GPU's host
     worker_step_tokens: Count | None = None  # of one micro-batch; left out, 4,096 on a CPU and 16,384 on a GPU
+    worker_cache_bytes: Count | None = None  # of files and their tokens kept for later; left out, a tenth of the disk
     worker_checkpoint_seconds: Seconds = 30
     worker_moments: Literal["fp32", "8bit"] = "fp32"  # AdamW's: 8 bits take a quarter of the memory
     worker_recompute: bool = False  # always compute activations again in backward; else where that is what fits

@@ -7,6 +7,7 @@ transformers gives them to the same template when a worker trains. Knows no toke
 import json
 from collections.abc import Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import jinja2.ext
@@ -31,13 +32,14 @@ class Template:
         except (JinjaError, *TEMPLATE_FAULTS) as error:
             raise TemplateError.of(error) from None
 
-    def write(self, messages: Messages, add_generation_prompt: bool) -> str:
-        """The conversation as text. Raises TemplateError."""
+    def write(self, messages: Messages, add_generation_prompt: bool, now: datetime | None) -> str:
+        """The conversation as text, written at `now`. Raises TemplateError."""
         given = [dict(message) for message in messages]
+        told = {"messages": given, "tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
         try:
-            return self._template.render(
-                **self._words, messages=given, tools=None, documents=None, add_generation_prompt=add_generation_prompt
-            )
+            return self._template.render(**self._words, **told, strftime_now=partial(_strftime, now))
+        except TemplateError:
+            raise
         except (JinjaError, *TEMPLATE_FAULTS) as error:
             raise TemplateError.of(error) from None
 
@@ -88,7 +90,6 @@ def _environment() -> ImmutableSandboxedEnvironment:
     made.filters["tojson"] = _as_json
     made.globals |= {
         "raise_exception": _refuse,
-        "strftime_now": _now,
         "dict": _Dictionary(),
         "namespace": _Names,
     }
@@ -105,5 +106,7 @@ def _refuse(message: str) -> str:
     raise JinjaError(message)
 
 
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)
+def _strftime(now: datetime | None, format: str) -> str:
+    if now is None:
+        raise TemplateError.undated()
+    return now.strftime(format)

@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -64,16 +65,16 @@ class FolderTokenizer:
         begins = self._tokenizer.encode("").ids[:1] == [begin] if self._begins is None else self._begins
         return [begin] if begins else []
 
-    def ids(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+    def ids(self, texts: list[str]) -> list[list[int]]:
+        return [self._tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
 
     def spans(self, texts: list[str]) -> Iterator[tuple[list[int], Offsets]]:
         for text in texts:
             encoded = self._tokenizer.encode(text, add_special_tokens=False)
             yield encoded.ids, encoded.offsets
 
-    def chat(self, messages: Messages, add_generation_prompt: bool) -> str:
-        return self._template.write(messages, add_generation_prompt)
+    def chat(self, messages: Messages, add_generation_prompt: bool, now: datetime | None) -> str:
+        return self._template.write(messages, add_generation_prompt, now)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The text of each token. A character of several tokens stands with the last of them."""

@@ -5,10 +5,12 @@ The tokens and the mask come from contract.row_encoding, which is what a worker 
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import islice
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import AwareDatetime, BaseModel, Field
 from sqlalchemy.orm import Session
 
 from contract.row_encoding import RowError, TemplateError, TokenizerError, Tokens, cut, learns
@@ -36,6 +38,10 @@ class PreviewRequest(Strict):
     max_seq_len: Annotated[int, Field(ge=8, le=131072, strict=True)] = Training().max_seq_len
     first_line: Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)] = 1
     rows: Annotated[int, Field(ge=1, le=MAX_ROWS, strict=True)] = 5
+    created_at: AwareDatetime | None = Field(
+        default=None,
+        description="When the task was created, which a chat template's strftime_now writes; left out, a task created now",
+    )
 
 
 class PreviewSequence(BaseModel):
@@ -92,7 +98,8 @@ def preview(
         lines = list(_lines(storage, file.sha256, asked.first_line, asked.rows))
     except ObjectMissing:
         raise ObjectLost("The file is missing from storage; upload it again.") from None
-    rows = list(_rows(lines, loaded, asked))
+    reader = loaded.reader.at(asked.created_at or datetime.now(UTC))
+    rows = list(_rows(lines, replace(loaded, reader=reader), asked))
     if not rows:
         raise invalid_field("first_line", "beyond_rows", f"is {asked.first_line}, but the file has {file.rows} rows")
     return PreviewResource(

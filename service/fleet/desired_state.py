@@ -65,6 +65,8 @@ def _placement(session: Session, settings: Settings, placement: Placement, task:
         next_seq=placement.last_seq + 1,
         leave=placement.leaving is not None,
         request_id=task.request_id,
+        tenant_id=task.tenant_id,
+        created_at=task.created_at,
     )
 
 

@@ -7,10 +7,12 @@ from fastapi import APIRouter, Depends, Header, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from contract import wire
+from contract.node_cache import CachedFiles
 from service.app_state import Service, State, Works
 from service.auth_throttle import address_of
 from service.files.models import File
 from service.fleet import nodes, reports
+from service.fleet.cached_files import unwanted
 from service.fleet.credentials import check_node
 from service.fleet.desired_state import desired_state, warm_start
 from service.fleet.errors import ObjectUnknown
@@ -68,6 +70,14 @@ def desired(node_id: str, bearer: Bearer, parts: Works, throttled: Throttled) ->
 @router.post("/nodes/{node_id}/lost", status_code=204)
 def lost(node_id: str, said: wire.PlacementsLost, bearer: Bearer, parts: Works, throttled: Throttled) -> None:
     nodes.report_lost(parts, node_id, bearer, said)
+
+
+@router.post("/nodes/{node_id}/cached-files")
+def cached_files(node_id: str, said: CachedFiles, bearer: Bearer, parts: Works) -> CachedFiles:
+    """Which of the files that the node keeps it has to erase."""
+    with parts.db.begin() as session:
+        check_node(session, node_id, bearer)
+        return unwanted(session, said)
 
 
 @router.post("/placements/{placement_id}/reports")

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args, get_type_hints
 
+import psycopg
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -35,6 +36,10 @@ class JsonInvalid(BadRequest):
 
 class DatabaseAway(Unavailable):
     code = "database_unavailable"
+
+
+class DatabaseFull(Unavailable):
+    code, title = "database_full", "The database has no room"
 
 
 class StorageFull(Problem):
@@ -79,6 +84,9 @@ def _unforeseen(request: Request, error: Exception) -> Response:
 
 def _database_away(request: Request, error: Exception) -> Response:
     log.error("request %s: the database did not answer: %s", request_id(request.scope), str(error).splitlines()[0])
+    if isinstance(getattr(error, "orig", None), psycopg.errors.DiskFull):
+        said = "The database's disk is full. Nothing was changed; it goes on once an operator has made room."
+        return respond(request, DatabaseFull(said, retry_after=30))
     return respond(
         request,
         DatabaseAway("The database does not answer in time; try again shortly, with the same Idempotency-Key if there is one."),

@@ -3,6 +3,7 @@
 `Storage` is what rooms may ask for; `LocalStorage` keeps objects on a file system that all service processes share.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -223,8 +224,11 @@ class LocalIncoming:
 
     def abandon(self) -> None:
         """Remove what was written; after a commit, or a second time, this does nothing."""
-        self._file.close()
-        self._path.unlink(missing_ok=True)
+        try:
+            with contextlib.suppress(OSError):  # of a full disk, on which what is still buffered finds no room either
+                self._file.close()
+        finally:
+            self._path.unlink(missing_ok=True)
 
 
 def _sync(folder: Path) -> None:

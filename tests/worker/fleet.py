@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
 from contract import wire
+from contract.node_cache import CachedFiles
 from contract.states import JOB_TERMINAL, JobStatus, check_job
 from contract.task_spec import TaskSpec
 from tests.worker.corpus import jsonl, rows
@@ -103,6 +104,7 @@ class Fleet:
         self.down = False
         self.welcomes: dict[str, Any] = {}  # what a welcome says besides
         self.strange: dict[str, dict[str, Any]] = {}  # fields of a newer service in the specs of these placements
+        self.deleted: set[str] = set()  # sha256 of files
         self.on_report: Callable[[Reported, wire.Report], None] = lambda reported, report: None
         fleet = self
 
@@ -238,6 +240,11 @@ class Fleet:
                 placement["spec"].update(self.strange.get(placement["placement_id"], {}))
         return 200, json.dumps(said).encode()
 
+    def _cached(self, bearer: str, body: bytes) -> tuple[int, bytes]:
+        kept = CachedFiles.model_validate_json(body)
+        gone = CachedFiles(files=[file for file in kept.files if file.sha256 in self.deleted])
+        return 200, gone.model_dump_json().encode()
+
     def _lost(self, bearer: str, body: bytes) -> tuple[int, bytes]:
         said = wire.PlacementsLost.model_validate_json(body)
         self.lost.append(said)
@@ -290,6 +297,7 @@ class Fleet:
         r"POST /internal/v1/nodes/node_1/heartbeats": _heartbeat,
         r"GET /internal/v1/nodes/node_1/desired": _desired,
         r"POST /internal/v1/nodes/node_1/lost": _lost,
+        r"POST /internal/v1/nodes/node_1/cached-files": _cached,
         r"POST /internal/v1/placements/(\w+)/reports": _report,
         r"GET /internal/v1/placements/(\w+)/files/(\w+)": _file,
         r"GET /internal/v1/placements/(\w+)/objects/(\w+)": _object,

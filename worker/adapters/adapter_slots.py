@@ -11,11 +11,11 @@ from worker.adapters.job_checkpoint import Best, Tensors
 from worker.adapters.parking_lot import ParkingLot
 from worker.adapters.warm_start import WarmStart
 from worker.arena_growth import NoRows, give_back, make_room, seated
-from worker.data.object_cache import ObjectCache
 from worker.executor.job_run import JobRun
 from worker.memory_fit import MemoryFit
 from worker.model.arena import AdapterState, Arena, Slot, rows_for
 from worker.model.plain.trainer import OutOfMemory
+from worker.node_cache import NodeCache
 from worker.policy.admission import Capacity, rows_cap
 from worker.replicas.base_loader import Base
 
@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 class Slots:
     """The slots of one loaded copy of a base, for as long as it is loaded."""
 
-    def __init__(self, base: Base, capacity: Capacity, lot: ParkingLot, scratch: ObjectCache) -> None:
-        self.base, self._lot, self._scratch = base, lot, scratch
+    def __init__(self, base: Base, capacity: Capacity, lot: ParkingLot, cache: NodeCache) -> None:
+        self.base, self._lot, self._cache = base, lot, cache
         self.fit = MemoryFit(capacity)
         self._held: dict[JobRun, tuple[Slot, Tensor | None]] = {}  # parked where they are, with their best weights
 
@@ -131,7 +131,7 @@ class Slots:
         self._vacate(run)
         self._lot.leave(run)
         if run.checkpoint is not None:
-            self._scratch.drop(run.checkpoint.sha256)
+            self._cache.objects(run.tenant_id).drop(run.checkpoint.sha256)
 
     def tensors(self, run: JobRun) -> Tensors:
         """A host copy of the job's adapter as it is now."""

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from worker.model.arena import AdapterState
 from worker.policy.verdict import History
+from worker.tensor_file import write_tensors
 
 _FORMAT = 2
 _KEY = "motet_checkpoint"
@@ -65,7 +65,7 @@ class Tensors:
 
 def save(path: Path, progress: Progress, tensors: Tensors) -> None:
     header = json.dumps({"format": _FORMAT, **asdict(progress)})
-    save_file(tensors.named(), path, metadata={_KEY: header})
+    write_tensors(tensors.named(), path, {_KEY: header})
 
 
 def load_progress(path: Path) -> Progress:

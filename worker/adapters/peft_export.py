@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from contract.search_space import JobConfig
 from worker.model.arena_layout import Target
+from worker.tensor_file import write_tensors
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -45,7 +45,7 @@ def export_peft(
         tensors[f"base_model.model.{target.name}.lora_B.weight"] = _plain(b_NR)
     config_path, weights_path = folder / CONFIG_FILE, folder / WEIGHTS_FILE
     config_path.write_text(json.dumps(_config(targets, config, base_model), indent=2, sort_keys=True) + "\n")
-    save_file(tensors, weights_path, metadata={"format": "pt"})
+    write_tensors(tensors, weights_path, {"format": "pt"})
     return [config_path, weights_path]
 
 

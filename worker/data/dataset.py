@@ -1,56 +1,95 @@
-"""A task's data: JSONL files to examples, what is held out, and the order in which a job reads them.
+"""A task's data: the rows of its files' token streams, what is held out, and the order in which a job reads them.
 
-Knows no tokenizer's details (contract/row_encoding.py) and no tensors. Everything is drawn from the rows' bytes
-and the jobs' seeds, so that all jobs validate on the same rows and a resumed job reads on where it stopped.
+Rows are mapped, not held: memory is a few numbers a row. Knows neither JSON nor tokenizers (token_cache.py) and no tensors.
+Everything is drawn from the rows' bytes and the jobs' seeds, so that all jobs validate on the same rows and a resumed job reads
+on where it stopped.
 """
 
 import hashlib
-import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import overload
+from weakref import WeakValueDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 
-from contract.row_encoding import RowError, RowReader, Tokens, cut, learns
-from contract.task_spec import Objective, Schedule, TaskSpec
-from worker.data.row_reader import example
+from contract.row_encoding import RowReader
+from contract.task_spec import Schedule, TaskSpec
 from worker.model.flat_batch import Example
+from worker.token_cache import DataError, Reading, loose_stream
+from worker.token_stream import StreamView, TokenStream, axis_length
 
-_ROWS_AT_ONCE = 256
 _LEAST_VALIDATION = 32  # rows; fewer would rank jobs by chance, whatever they cost
+_AT_ONCE = 4096  # numbers made plain at a time
 
 
-class DataError(ValueError):
-    """A data set that cannot be trained on. The message names the line and the way out."""
+class Lengths(Sequence[int]):
+    """An array of numbers as plain ones, which sums of many of them are taken of and JSON knows."""
+
+    def __init__(self, array: NDArray[np.int32]) -> None:
+        self.array = array
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        numbers: int | list[int] = self.array[at].tolist()
+        return numbers
+
+    def __iter__(self) -> Iterator[int]:
+        for first in range(0, len(self.array), _AT_ONCE):
+            yield from self.array[first : first + _AT_ONCE].tolist()
 
 
 @dataclass(frozen=True)
 class Rows:
     """Rows as sequences of tokens: one a row, or of preference rows two, the chosen answer's and then the rejected one's."""
 
-    sequences: list[Example]
+    sequences: Sequence[Example]
     per_row: int = 1
 
     def __len__(self) -> int:
         return len(self.sequences) // self.per_row
 
     @cached_property
-    def lengths(self) -> list[int]:
+    def lengths(self) -> Lengths:
         """How many tokens each sequence takes on the axis."""
-        return [axis_length(example) for example in self.sequences]
+        if isinstance(self.sequences, StreamView):
+            return Lengths(self.sequences.lengths)
+        return Lengths(np.array([axis_length(example) for example in self.sequences], np.int32))
 
     @cached_property
     def longest(self) -> int:
-        return max(self.lengths)
+        return int(self.lengths.array.max())
 
     @cached_property
     def mean_length(self) -> float:
         """Tokens of a row on average."""
-        return sum(self.lengths) / len(self)
+        return int(self.lengths.array.sum(dtype=np.int64)) / len(self)
+
+    @property
+    def largest_token(self) -> int:
+        """No token is larger."""
+        if isinstance(self.sequences, StreamView):
+            return self.sequences.stream.largest_token
+        return max(int(example.tokens.max()) for example in self.sequences)
+
+    @cached_property
+    def digest(self) -> str:
+        """Tells these rows from others: sha256 over what they are read from, or over their tokens."""
+        if isinstance(self.sequences, StreamView):
+            return self.sequences.digest
+        said = hashlib.sha256()
+        for example in self.sequences:
+            said.update(len(example.tokens).to_bytes(4, "little") + example.tokens.tobytes() + example.loss_mask.tobytes())
+        return said.hexdigest()
 
     def places(self, rows: Iterable[int]) -> list[int]:
         """Where the sequences of these rows are."""
@@ -59,7 +98,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class DataSet:
-    """Rows of one task, tokenised once and shared by its jobs."""
+    """Rows of one task, tokenised once, mapped, and shared by its jobs."""
 
     train: Rows
     validation: Rows
@@ -73,47 +112,36 @@ class DataSet:
         return max(self.train.longest, self.validation.longest)
 
     @property
-    def sequences(self) -> Iterator[Example]:
-        return chain(self.train.sequences, self.validation.sequences)
-
-
-def axis_length(example: Example) -> int:
-    """How many tokens an example takes on the flat axis: those before its last label, which is only predicted."""
-    return int(np.flatnonzero(example.loss_mask)[-1])
-
-
-@dataclass
-class _Read:
-    """Rows of one file that can be learned from, and the sha256 of each row's bytes."""
-
-    rows: list[tuple[Example, ...]] = field(default_factory=list)
-    hashes: list[bytes] = field(default_factory=list)
-    truncated: int = 0
-    skipped: int = 0
+    def largest_token(self) -> int:
+        return max(self.train.largest_token, self.validation.largest_token)
 
 
 def load(
     spec: TaskSpec, train_file: Path, validation_file: Path | None, reader: RowReader, tick: Callable[[], None] = lambda: None
 ) -> DataSet:
-    """Read, tokenise, cut to `max_seq_len` and split. `tick` is called as the work goes on. Raises DataError."""
-    read = _read(train_file, reader, spec, tick)
-    if validation_file is not None:
-        held = _read(validation_file, reader, spec, tick)
-        train, validation, hashes = read.rows, held.rows, held.hashes
-        truncated, skipped = read.truncated + held.truncated, read.skipped + held.skipped
+    """Tokenise and split files that no cache keeps: see `split`."""
+    reading = Reading(reader, spec.objective, spec.training.max_seq_len)
+    train = loose_stream(train_file, reading, tick)
+    return split(spec, train, loose_stream(validation_file, reading, tick) if validation_file is not None else None)
+
+
+def split(spec: TaskSpec, train: TokenStream, held: TokenStream | None) -> DataSet:
+    """What is trained on and what is validated on, of the training file's stream and the validation file's, if there is one.
+    Raises DataError."""
+    if held is not None:
+        trained, validation, source = np.arange(train.rows), np.arange(held.rows), held
+        truncated, skipped = train.truncated + held.truncated, train.skipped + held.skipped
     else:
-        out = sorted(held_out(read.hashes, spec.dataset.validation_fraction, spec.dataset.max_validation_rows))
-        hidden = {read.hashes[place] for place in out}
-        validation, hashes = [read.rows[place] for place in out], [read.hashes[place] for place in out]
-        train = [row for row, digest in zip(read.rows, read.hashes, strict=True) if digest not in hidden]
-        truncated, skipped = read.truncated, read.skipped
-    for name, kept in (("training", train), ("validation", validation)):
-        if not kept:
-            raise DataError(_why_none(name, skipped, len(train) + len(validation), spec.training.max_seq_len))
-    trained = _rows(train)
-    size = _affordable(spec, trained, _rows(validation))
-    read_rows = [validation[place] for place in sorted(_lowest(hashes, size))]
-    return DataSet(trained, _rows(read_rows), truncated, skipped, len(validation) - size)
+        validation, source = held_out(train.hashes, spec.dataset.validation_fraction, spec.dataset.max_validation_rows), train
+        trained = np.flatnonzero(~_among(train.hashes, train.hashes[validation]))
+        truncated, skipped = train.truncated, train.skipped
+    for name, kept in (("training", trained), ("validation", validation)):
+        if not len(kept):
+            raise DataError(_why_none(name, skipped, len(trained) + len(validation), spec.training.max_seq_len))
+    rows = _rows(train, trained)
+    size = _affordable(spec, rows, _rows(source, validation))
+    read = validation[_lowest(source.hashes[validation], size)]
+    return DataSet(rows, _rows(source, read), truncated, skipped, len(validation) - size)
 
 
 def _why_none(name: str, skipped: int, others: int, max_seq_len: int) -> str:
@@ -129,8 +157,8 @@ def _why_none(name: str, skipped: int, others: int, max_seq_len: int) -> str:
     )
 
 
-def _rows(rows: list[tuple[Example, ...]]) -> Rows:
-    return Rows([example for row in rows for example in row], len(rows[0]) if rows else 1)
+def _rows(stream: TokenStream, rows: NDArray[np.int64]) -> Rows:
+    return Rows(StreamView(stream, rows), stream.per_row)
 
 
 def _affordable(spec: TaskSpec, train: Rows, validation: Rows) -> int:
@@ -146,8 +174,9 @@ def _affordable(spec: TaskSpec, train: Rows, validation: Rows) -> int:
     return min(len(validation), max(_LEAST_VALIDATION, int(min(row_budgets))))
 
 
-def held_out(hashes: list[bytes], fraction: float, at_most: int) -> set[int]:
-    """Places of the rows held out for validation: those with the lowest hashes, `fraction` of all (rounded), at least one.
+def held_out(hashes: NDArray[np.uint8], fraction: float, at_most: int) -> NDArray[np.int64]:
+    """Which rows are held out for validation, ascending: those with the lowest hashes (uint8 [rows, 32]), `fraction` of all
+    (rounded), at least one.
 
     Rows that equal a held-out row must leave training too, which is the caller's part.
     """
@@ -155,8 +184,30 @@ def held_out(hashes: list[bytes], fraction: float, at_most: int) -> set[int]:
     return _lowest(hashes, size)
 
 
-def _lowest(hashes: list[bytes], size: int) -> set[int]:
-    return set(sorted(range(len(hashes)), key=lambda place: (hashes[place], place))[:size])
+def _lowest(hashes: NDArray[np.uint8], size: int) -> NDArray[np.int64]:
+    """The `size` lowest, earlier rows first among equals; their places ascend."""
+    size = min(size, len(hashes))
+    if not size:
+        return np.empty(0, np.int64)
+    words = _words(hashes)
+    first = words[0]
+    near = np.flatnonzero(first <= np.partition(first, size - 1)[size - 1])  # only these need a whole look
+    order = np.lexsort([word[near] for word in reversed(words)])  # stable
+    return np.sort(near[order[:size]])
+
+
+def _among(hashes: NDArray[np.uint8], some: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Of each row whether its hash is one of `some`."""
+    found = np.isin(_words(hashes)[0], _words(some)[0])
+    wanted = {one.tobytes() for one in some}
+    for place in np.flatnonzero(found):
+        found[place] = hashes[place].tobytes() in wanted
+    return found
+
+
+def _words(hashes: NDArray[np.uint8]) -> list[NDArray[np.uint64]]:
+    """The hashes as numbers of 8 bytes, the most significant first."""
+    return [np.ascontiguousarray(hashes[:, at : at + 8]).view(">u8").ravel().astype(np.uint64) for at in range(0, 32, 8)]
 
 
 class Order:
@@ -165,60 +216,24 @@ class Order:
     def __init__(self, rows: int, batch_size: int, seed: int) -> None:
         self._rows, self._batch_size, self._seed = rows, batch_size, seed
         self._per_epoch = -(-rows // batch_size)
-        self._epoch, self._permutation = -1, np.empty(0, dtype=np.int64)
+        self._epoch, self._permutation = -1, np.empty(0, np.int32)
 
     def batch(self, step: int) -> np.ndarray:
-        """Row numbers, int64 [<= batch_size], of the optimizer step number `step`, counted from 0."""
+        """Row numbers, int32 [<= batch_size], of the optimizer step number `step`, counted from 0."""
         epoch, place = divmod(step, self._per_epoch)
         if epoch != self._epoch:
-            # RandomState's streams are frozen for good, which a resume under another numpy needs.
-            self._permutation = np.random.RandomState([self._seed, epoch]).permutation(self._rows)
-            self._epoch = epoch
+            self._permutation, self._epoch = _permutation(self._rows, self._seed, epoch), epoch
         return self._permutation[place * self._batch_size : (place + 1) * self._batch_size]
 
 
-def _read(path: Path, reader: RowReader, spec: TaskSpec, tick: Callable[[], None]) -> _Read:
-    lines = path.read_bytes().split(b"\n")
-    if lines[-1] == b"":
-        lines.pop()
-    read = _Read()
-    for first in range(0, len(lines), _ROWS_AT_ONCE):
-        tick()
-        some = lines[first : first + _ROWS_AT_ONCE]
-        parsed = [_parse(line, first + place + 1) for place, line in enumerate(some)]
-        for line, row in zip(some, _tokens(parsed, first + 1, reader, spec.objective), strict=True):
-            _keep(read, line, row, spec.training.max_seq_len)
-    return read
+_permutations: WeakValueDictionary[tuple[int, int, int], NDArray[np.int32]] = WeakValueDictionary()
 
 
-def _keep(read: _Read, line: bytes, row: tuple[Tokens, ...], max_seq_len: int) -> None:
-    row, shorter = cut(row, max_seq_len)
-    read.truncated += shorter
-    if not learns(row):
-        read.skipped += 1
-        return
-    read.rows.append(tuple(map(example, row)))
-    read.hashes.append(hashlib.sha256(line).digest())
-
-
-def _parse(line: bytes, number: int) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"line {number} is not JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise DataError(f"line {number} is not a JSON object")
-    return row
-
-
-def _tokens(rows: list[dict[str, Any]], first_line: int, reader: RowReader, objective: Objective) -> list[tuple[Tokens, ...]]:
-    """The tokens of some rows; on an error, row by row once more, to name the line that is to blame."""
-    try:
-        return reader.read(rows, objective)
-    except RowError:
-        for number, row in enumerate(rows, first_line):
-            try:
-                reader.read([row], objective)
-            except RowError as error:
-                raise DataError(f"line {number}: {error}") from None
-        raise
+def _permutation(rows: int, seed: int, epoch: int) -> NDArray[np.int32]:
+    """The epoch's order, one array for all jobs that are in it: 4 MB of a million rows."""
+    found = _permutations.get((rows, seed, epoch))
+    if found is None:
+        # RandomState's streams are frozen for good, which a resume under another numpy needs.
+        found = np.random.RandomState([seed, epoch]).permutation(rows).astype(np.int32)
+        _permutations[rows, seed, epoch] = found
+    return found

@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from worker.disk_full import room_needed
+
 _BLOCK = 2**20
 _KEPT_SECONDS = 24 * 3600
 
@@ -41,7 +43,8 @@ class ObjectCache:
         return path if path.exists() else None
 
     def fetch(self, sha256: str, blocks: Callable[[], Iterable[bytes]]) -> Path:
-        """The object of this sha256, taken from `blocks()` unless it is here. Raises WrongBytes if they are others."""
+        """The object of this sha256, taken from `blocks()` unless it is here. Raises WrongBytes if they are others, and
+        DiskFull."""
         here = self.find(sha256)
         if here is not None:
             os.utime(here)
@@ -59,7 +62,12 @@ class ObjectCache:
         return kept.path
 
     def keep(self, write: Callable[[Path], None], name: str | None = None) -> Kept:
-        """Make an object of what `write` writes to the path it is given. `name`: instead of the sha256 of its bytes."""
+        """Make an object of what `write` writes to the path it is given. `name`: instead of the sha256 of its bytes. Raises
+        DiskFull, and keeps nothing, where there is no room."""
+        with room_needed(self.folder):
+            return self._keep(write, name)
+
+    def _keep(self, write: Callable[[Path], None], name: str | None) -> Kept:
         descriptor, new = tempfile.mkstemp(prefix="new-", dir=self.folder)
         os.close(descriptor)
         try:

@@ -1,6 +1,12 @@
 """The reader of rows with the tokenizer that transformers loads, and its tokens as arrays. Knows neither files nor splits."""
 
+import hashlib
+import json
 from collections.abc import Iterator
+from datetime import datetime
+from functools import lru_cache
+from importlib.metadata import version
+from typing import Any
 
 import numpy as np
 from jinja2 import TemplateError as JinjaError
@@ -19,6 +25,25 @@ def reader_of(tokenizer: PreTrainedTokenizerBase) -> RowReader:
     return RowReader(_Loaded(tokenizer))
 
 
+def fingerprint_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    """sha256 over all that decides which tokens a row becomes: the tokenizer, its chat template, the libraries beneath."""
+    said = [
+        tokenizer.backend_tokenizer.to_str(),
+        tokenizer.chat_template,
+        {name: str(token) for name, token in sorted(tokenizer.special_tokens_map.items())},
+        tokenizer.eos_token_id,
+        tokenizer("", add_special_tokens=True, verbose=False)["input_ids"],
+        bool(getattr(tokenizer, "split_special_tokens", False)),
+        [version(name) for name in ("transformers", "tokenizers", "jinja2")],
+    ]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def reads_date(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the chat template may write the date, so that a row's tokens depend on when its task was created."""
+    return _CLOCK in json.dumps(tokenizer.chat_template)
+
+
 def example(tokens: Tokens) -> Example:
     """The sequence as arrays."""
     return Example(np.array(tokens.ids, dtype=np.int32), np.array(tokens.learned, dtype=np.bool_))
@@ -29,6 +54,7 @@ class _Loaded:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
+        self._reads_date = reads_date(tokenizer)
 
     @property
     def end(self) -> int | None:
@@ -41,19 +67,49 @@ class _Loaded:
         begun = self._tokenizer("", add_special_tokens=True, verbose=False)["input_ids"]
         return [int(bos)] if bos is not None and list(begun[:1]) == [bos] else []
 
-    def ids(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    def ids(self, texts: list[str]) -> list[list[int]]:
+        return list(self._tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"])
 
     def spans(self, texts: list[str]) -> Iterator[tuple[list[int], Offsets]]:
         encoded = self._tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         return zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
 
-    def chat(self, messages: Messages, add_generation_prompt: bool) -> str:
+    def chat(self, messages: Messages, add_generation_prompt: bool, now: datetime | None) -> str:
         if self._tokenizer.chat_template is None:
             raise TemplateError.missing()
+        pinned = self._pinned(now) if self._reads_date else {}
         try:
             return str(
-                self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
+                self._tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=add_generation_prompt, **pinned
+                )
             )
         except (JinjaError, *TEMPLATE_FAULTS) as error:
             raise TemplateError.of(error) from None
+
+    def _pinned(self, now: datetime | None) -> dict[str, Any]:
+        """What has `strftime_now` write `now`. transformers hands no function of ours to a template, so a macro stands before
+        it under that name."""
+        if now is None:
+            raise TemplateError.undated()
+        return {"chat_template": _MACRO + self._tokenizer.get_chat_template(), _PARTS: _parts(now)}
+
+
+_CLOCK, _PARTS = "strftime_now", "motet_date_parts"
+# One line that ends as trim_blocks wants it, so that the template behind it is read as if it came first.
+_MACRO = (
+    "{% macro strftime_now(format) %}{% set said = namespace(held='') %}{% for c in format %}"
+    "{% if said.held == '' and c != '%' %}{{ c }}"
+    "{% elif said.held ~ c in motet_date_parts %}{{ motet_date_parts[said.held ~ c] }}{% set said.held = '' %}"
+    "{% elif said.held == '' or c in '-_0^#:' %}{% set said.held = said.held ~ c %}"
+    "{% else %}{{ said.held ~ c }}{% set said.held = '' %}{% endif %}"
+    "{% endfor %}{{ said.held }}{% endmacro %}\n"
+)
+_DIRECTIVES = "aAbBcCdDeFfgGhHIjklmMnpPrRsStTuUVwWxXyYzZ%"
+_FLAGS = ("", "-", "_", "0", "^", "#", ":")
+
+
+@lru_cache(maxsize=8)
+def _parts(now: datetime) -> dict[str, str]:
+    """Each directive of strftime, with and without the flags that glibc knows, as this moment writes it."""
+    return {part: now.strftime(part) for flag in _FLAGS for letter in _DIRECTIVES if (part := f"%{flag}{letter}")}

@@ -1,15 +1,16 @@
 """Uploads checkpoints and best adapters in the background. Holds no policy: checkpoint_policy.py says when.
 
-Everything is written and synced locally first, then uploaded for as long as the lease lasts.
+Everything is written and synced locally first, then uploaded. Both are tried again while the disk is full or the service away,
+for as long as the lease lasts.
 """
 
 import logging
 import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from torch import Tensor
 
@@ -18,11 +19,13 @@ from contract.wire import CheckpointRef, UploadRequest
 from worker.adapters.job_checkpoint import Progress, Tensors, save
 from worker.adapters.peft_export import export_peft
 from worker.api_client import FenceStale, PlacementLink, Refused
-from worker.data.object_cache import Kept, ObjectCache
+from worker.data.object_cache import Kept
+from worker.disk_full import room_needed
 from worker.executor.background_worker import BackgroundWorker
 from worker.executor.job_run import JobRun
 from worker.executor.placement_lease import Lease, LeaseOver
 from worker.executor.task_run import TaskRun
+from worker.node_cache import NodeCache
 from worker.replicas.base_loader import Base
 from worker.retry import persist
 
@@ -46,11 +49,11 @@ class ArtifactUploader:
     def __init__(
         self,
         link: PlacementLink,
-        scratch: ObjectCache,
+        cache: NodeCache,
         hand_over: Callable[[Act], None],
         over: Callable[[TaskRun, bool, str], None],
     ) -> None:
-        self._link, self._scratch, self._hand_over, self._over = link, scratch, hand_over, over
+        self._link, self._cache, self._hand_over, self._over = link, cache, hand_over, over
         self._bench = BackgroundWorker("keeper")
 
     def keep_adapter(
@@ -78,15 +81,22 @@ class ArtifactUploader:
     def _export(self, task: TaskRun, run: JobRun, base: Base, weights: Tensor, then: Callable[[AdapterManifest], None]) -> None:
         assert run.best is not None
         layout, config = base.trainer.arena.layout, run.config
-        folder = Path(tempfile.mkdtemp(prefix="export-", dir=self._scratch.folder))
-        try:
-            paths = export_peft(folder, layout.targets, layout.split(weights), config=config, base_model=base.ref.name)
-            kept = {path.name: self._scratch.keep(partial(_copy, path)) for path in paths}
-        finally:
-            shutil.rmtree(folder)
+        scratch = self._cache.objects(task.placement.tenant_id)
+
+        def write() -> dict[str, Kept]:
+            with (
+                self._cache.relief(),
+                room_needed(scratch.folder),
+                TemporaryDirectory(prefix="new-", dir=scratch.folder) as new,
+            ):
+                targets = layout.split(weights)
+                paths = export_peft(Path(new), layout.targets, targets, config=config, base_model=base.ref.name)
+                return {path.name: scratch.keep(partial(_copy, path)) for path in paths}
+
+        kept = persist(task.lease, "an adapter", write)
         for file in kept.values():
             self._upload(task.lease, file)
-            self._scratch.drop(file.sha256)
+            scratch.drop(file.sha256)
         manifest = AdapterManifest(
             files=[AdapterFile(path=name, sha256=file.sha256, bytes=file.bytes) for name, file in kept.items()],
             step=run.best.step,
@@ -104,9 +114,14 @@ class ArtifactUploader:
 
     def _save(self, task: TaskRun, snapshots: list[Snapshot], then: Callable[[dict[int, CheckpointRef]], None]) -> None:
         made: dict[int, CheckpointRef] = {}
+        scratch = self._cache.objects(task.placement.tenant_id)
+
+        def write(snapshot: Snapshot) -> Kept:
+            with self._cache.relief():
+                return scratch.keep(partial(save, progress=snapshot.progress, tensors=snapshot.tensors))
+
         for snapshot in snapshots:
-            task.lease.check()
-            kept = self._scratch.keep(partial(save, progress=snapshot.progress, tensors=snapshot.tensors))
+            kept = persist(task.lease, "a checkpoint", partial(write, snapshot))
             self._upload(task.lease, kept)
             made[snapshot.index] = CheckpointRef(step=snapshot.progress.step, sha256=kept.sha256, bytes=kept.bytes)
         self._hand_over(partial(then, made))

@@ -16,17 +16,18 @@ from contract.wire import BaseModelRef, Placement, PlacementFailed
 from worker.adapters.job_checkpoint import CheckpointError
 from worker.api_client import FenceStale, PlacementLink, Refused
 from worker.boot_clock import boot_now
-from worker.data.dataset import DataError
 from worker.data.object_cache import ObjectCache
 from worker.executor.background_worker import BackgroundWorker
 from worker.executor.placement_lease import Lease, LeaseOver
 from worker.executor.placement_preparation import CannotTrain, Preparation, Prepared
 from worker.executor.reporter import Reporter
 from worker.executor.task_run import TaskRun
+from worker.node_cache import NodeCache
 from worker.pipe_messages import Attach, Detach, Ended, Phase, Progress, Renew
 from worker.replicas.base_loader import Base, BaseError, Crowded, load_bases
 from worker.replicas.memory_profile import memory_of
 from worker.settings import Settings
+from worker.token_cache import DataError
 
 log = logging.getLogger(__name__)
 
@@ -42,12 +43,13 @@ class AttachedPlacements:
         settings: Settings,
         link: PlacementLink,
         scratch: ObjectCache,
+        cache: NodeCache,
         hand_over: Callable[[Act], None],
         tell: Callable[[Progress | Ended], None],
         opened: Callable[[TaskRun, Prepared], None],
         left: Callable[[TaskRun], None],
     ) -> None:
-        self._settings, self._link, self._scratch = settings, link, scratch
+        self._settings, self._link, self._scratch, self._cache = settings, link, scratch, cache
         self._hand_over, self._tell, self._opened, self._left = hand_over, tell, opened, left
         self._bench = BackgroundWorker("preparations")
         self._loaded: tuple[Base, ...] = ()  # the bench's own
@@ -110,7 +112,7 @@ class AttachedPlacements:
         """On the bench."""
         placement = task.placement
         try:
-            prepared = Preparation(self._link, self._scratch, placement, task.lease, self._settings).prepare(
+            prepared = Preparation(self._link, self._scratch, self._cache, placement, task.lease, self._settings).prepare(
                 lambda: self._load(placement.base, devices)
             )
         except (CannotTrain, BaseError, DataError, CheckpointError) as error:

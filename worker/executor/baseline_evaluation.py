@@ -3,19 +3,19 @@
 import math
 from collections.abc import Callable
 
-from contract.wire import BaseEvaluated
+from contract.wire import BaseEvaluated, Placement
 from worker.adapters.adapter_slots import Slots
-from worker.data.object_cache import ObjectCache
 from worker.executor.placement_preparation import Prepared
 from worker.executor.task_run import TaskRun
+from worker.node_cache import NodeCache
 from worker.replicas.dpo_reference import Reference, key_of, reference_of
 from worker.replicas.validation_pass import ValidationSubject, evaluate
 
 
-def evaluate_baseline(slots: Slots, task: TaskRun, prepared: Prepared, scratch: ObjectCache, tick: Callable[[], None]) -> None:
+def evaluate_baseline(slots: Slots, task: TaskRun, prepared: Prepared, cache: NodeCache, tick: Callable[[], None]) -> None:
     """Measure before the task's first step, on one replica for all, and give its jobs what they need of it."""
     if task.placement.spec.objective.type == "dpo":
-        reference = _reference(slots, prepared, scratch, tick)
+        reference = _reference(slots, task.placement, prepared, cache, tick)
         for run in task.runs:
             run.reference = reference
         if task.base_val_loss is None:
@@ -26,9 +26,12 @@ def evaluate_baseline(slots: Slots, task: TaskRun, prepared: Prepared, scratch: 
             task.record(BaseEvaluated(val_loss=result.loss))
 
 
-def _reference(slots: Slots, prepared: Prepared, scratch: ObjectCache, tick: Callable[[], None]) -> Reference:
+def _reference(slots: Slots, placement: Placement, prepared: Prepared, cache: NodeCache, tick: Callable[[], None]) -> Reference:
     trainer, start = slots.base.trainer, prepared.start
     key = key_of(slots.base.ref, trainer.backbone.device.type, start.sha256 if start is not None else "", prepared.data)
+    if placement.validation_file is not None:
+        key = f"{key}-{placement.validation_file.sha256}"  # erased with either file
+    scratch = cache.file(placement.tenant_id, placement.train_file.sha256).references
     slot = slots.start(start) if start is not None else None
     try:
         return reference_of(trainer, slot, prepared.data, key, scratch, slots.capacity.step_tokens, tick)

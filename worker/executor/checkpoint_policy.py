@@ -7,9 +7,9 @@ from functools import partial
 
 from contract.wire import Checkpointed, CheckpointRef
 from worker.boot_clock import boot_now
-from worker.data.object_cache import ObjectCache
 from worker.executor.artifact_uploader import ArtifactUploader, Snapshot
 from worker.executor.task_run import TaskRun
+from worker.node_cache import NodeCache
 from worker.replicas.replica_set import Replicas
 
 _SHARE = 50  # copies take at most one part in so many of the time
@@ -18,8 +18,8 @@ _SHARE = 50  # copies take at most one part in so many of the time
 class CheckpointPolicy:
     """Checkpoints of all unfinished jobs of a task at one moment, every `seconds`, one at a time."""
 
-    def __init__(self, keeper: ArtifactUploader, scratch: ObjectCache, seconds: float) -> None:
-        self._uploader, self._scratch, self._seconds = keeper, scratch, seconds
+    def __init__(self, keeper: ArtifactUploader, cache: NodeCache, seconds: float) -> None:
+        self._uploader, self._cache, self._seconds = keeper, cache, seconds
 
     def expect(self, task: TaskRun) -> None:
         """The task's first checkpoint is due in a while."""
@@ -50,6 +50,6 @@ class CheckpointPolicy:
         for index, ref in made.items():
             replaced = runs[index].checkpoint if index in runs else ref
             if replaced is not None:
-                self._scratch.drop(replaced.sha256)
+                self._cache.objects(task.placement.tenant_id).drop(replaced.sha256)
             if index in runs:
                 runs[index].checkpoint = ref

@@ -65,6 +65,7 @@ class JobRun:
     slot: Slot | None = None
     best_weights: Tensor | None = None  # float32 [rank, W] on the host, while it has a slot
     checkpoint: CheckpointRef | None = None  # the last that the service was told of
+    tenant_id: str = ""  # whose it is, as the node's cache asks
 
     def __post_init__(self) -> None:
         self.order = Order(len(self.data.train), self.config.batch_size, self.config.seed)

@@ -1,7 +1,9 @@
 """What a placement needs before its jobs can be scheduled: the base, its rows as tokens, its checkpoints. Schedules nothing."""
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -10,17 +12,22 @@ from contract.wire import FileRef, JobAssignment, Placement
 from worker.adapters.job_checkpoint import Progress, load_progress
 from worker.adapters.warm_start import WarmStart, WarmStartError, read_peft
 from worker.api_client import PlacementLink, Unreachable
-from worker.data.dataset import DataError, DataSet, load
+from worker.data.dataset import DataSet, split
 from worker.data.object_cache import ObjectCache, WrongBytes
 from worker.executor.placement_lease import Lease
 from worker.model.arena import rows_for
 from worker.model.plain.trainer import OutOfMemory
+from worker.node_cache import NodeCache
 from worker.policy.activations import Activations, chosen
 from worker.policy.admission import Capacity
 from worker.replicas.base_loader import Base
 from worker.replicas.memory_profile import Profiles, capacity_of, held_bytes, profiles_of
 from worker.retry import persist
 from worker.settings import Settings
+from worker.token_cache import DataError, Reading, stream_of
+from worker.token_stream import TokenStream
+
+log = logging.getLogger(__name__)
 
 
 class CannotTrain(ValueError):
@@ -41,23 +48,29 @@ class Prepared:
 
 
 class Preparation:
-    """Fetches and reads for one placement, for as long as its lease lasts."""
+    """Fetches and reads for one placement, for as long as its lease lasts. `scratch` holds what is of the base alone."""
 
     def __init__(
-        self, link: PlacementLink, scratch: ObjectCache, placement: Placement, lease: Lease, settings: Settings
+        self,
+        link: PlacementLink,
+        scratch: ObjectCache,
+        cache: NodeCache,
+        placement: Placement,
+        lease: Lease,
+        settings: Settings,
     ) -> None:
-        self._link, self._scratch, self._placement, self._lease = link, scratch, placement, lease
+        self._link, self._scratch, self._cache, self._placement, self._lease = link, scratch, cache, placement, lease
         self._settings = settings
 
     def prepare(self, load_bases: Callable[[], tuple[Base, ...]]) -> Prepared:
         """Raises CannotTrain, BaseError, DataError, CheckpointError, LeaseOver, and Refused where the service will not serve a
         file."""
-        train = self._file(self._placement.train_file)
-        held_out = self._placement.validation_file
-        validation = self._file(held_out) if held_out is not None else None
         bases = load_bases()
         base = bases[0]
-        data = load(self._placement.spec, train, validation, base.reader, self._lease.check)
+        train, held_out = self._placement.train_file, self._placement.validation_file
+        reading = self._reading(base)
+        validation = self._stream(held_out, reading) if held_out is not None else None
+        data = split(self._placement.spec, self._stream(train, reading), validation)
         _check_fits(data, base)
         checkpoints = {index: (path, load_progress(path)) for index, path in self._checkpoints().items()}
         start = self._start(base)
@@ -103,20 +116,51 @@ class Preparation:
         refs = {job.index: job.checkpoint.sha256 for job in self._unfinished if job.checkpoint is not None}
         return {index: self._fetch(sha256, partial(link.object, key, sha256=sha256)) for index, sha256 in refs.items()}
 
-    def _file(self, ref: FileRef) -> Path:
+    def _reading(self, base: Base) -> Reading:
+        """How the task's rows become tokens with this base."""
+        placement = self._placement
+        created_at = placement.created_at
+        if base.reads_date and created_at is None:  # by a service of before
+            log.warning(
+                "placement %s does not say when its task was created; its template writes today", placement.placement_id
+            )
+            created_at = datetime.now(UTC)
+        reader = base.reader if created_at is None else base.reader.at(created_at)
+        spec, dated = placement.spec, created_at if base.reads_date else None
+        return Reading(reader, spec.objective, spec.training.max_seq_len, base.tokenizer, dated)
+
+    def _stream(self, ref: FileRef, reading: Reading) -> TokenStream:
+        """The file as tokens. It is fetched only where it was not tokenised here before."""
         link, key = self._link, self._lease.placement_id
-        return self._fetch(ref.sha256, partial(link.file, key, file_id=ref.file_id))
+        file = self._cache.file(self._placement.tenant_id, ref.sha256)
+
+        def fetch() -> Path:
+            blocks = partial(link.file, key, file_id=ref.file_id)
+            with self._cache.relief():
+                return self._got(file.content, ref.sha256, blocks)
+
+        def attempt() -> TokenStream:
+            try:
+                return stream_of(file, reading, fetch, self._lease.check)
+            except FileNotFoundError as error:  # a file that its tenant deletes takes what is kept of it along
+                raise Unreachable(f"the file was removed from this node meanwhile: {error}") from None
+
+        return persist(self._lease, "tokenising", attempt)
 
     def _fetch(self, sha256: str, blocks: Callable[..., Iterable[bytes]]) -> Path:
-        """The object of this sha256 as a local file. `blocks` downloads, given a token."""
+        """The tenant's object of this sha256 as a local file. `blocks` downloads, given a token."""
 
         def attempt() -> Path:
-            try:
-                return self._scratch.fetch(sha256, lambda: blocks(token=self._lease.token))
-            except WrongBytes as error:
-                raise Unreachable(str(error)) from None
+            with self._cache.relief():
+                return self._got(self._cache.objects(self._placement.tenant_id), sha256, blocks)
 
         return persist(self._lease, "a download", attempt)
+
+    def _got(self, scratch: ObjectCache, sha256: str, blocks: Callable[..., Iterable[bytes]]) -> Path:
+        try:
+            return scratch.fetch(sha256, lambda: blocks(token=self._lease.token))
+        except WrongBytes as error:
+            raise Unreachable(str(error)) from None
 
 
 def _check_fits(data: DataSet, base: Base) -> None:
@@ -125,9 +169,8 @@ def _check_fits(data: DataSet, base: Base) -> None:
             f"rows of {data.longest + 1} tokens are left within training.max_seq_len, but base model {base.ref.name} has "
             f"{base.max_positions} positions; set training.max_seq_len to at most {base.max_positions}"
         )
-    largest = max(int(example.tokens.max()) for example in data.sequences)
-    if largest >= base.vocabulary:
+    if data.largest_token >= base.vocabulary:
         raise DataError(
-            f"the tokenizer of base model {base.ref.name} makes token {largest}, but the model knows {base.vocabulary}; "
-            "its folder mixes two models"
+            f"the tokenizer of base model {base.ref.name} makes token {data.largest_token}, but the model knows "
+            f"{base.vocabulary}; its folder mixes two models"
         )

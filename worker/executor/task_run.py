@@ -74,6 +74,7 @@ class TaskRun:
         ]
         for run in self.runs:
             run.activations = activations
+            run.tenant_id = self.placement.tenant_id
         self.record(
             Attached(
                 train_rows=len(data.train),

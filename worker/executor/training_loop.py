@@ -27,6 +27,7 @@ from worker.executor.job_run import JobRun, Stage
 from worker.executor.placement_lease import Lease
 from worker.executor.placement_preparation import Prepared
 from worker.executor.task_run import TaskRun, keeps_adapter
+from worker.node_cache import NodeCache
 from worker.pipe_messages import Attach, Detach, Ended, Progress, Renew, Stop
 from worker.policy.verdict import Verdict, not_finite
 from worker.replicas.device_replica import Hopeless
@@ -45,9 +46,12 @@ class Executor:
         self._inbox: queue.SimpleQueue[Act] = queue.SimpleQueue()
         self._scratch = ObjectCache(settings.scratch / "objects")
         self._scratch.sweep()
-        self._attached = AttachedPlacements(settings, link, self._scratch, self._inbox.put, tell, self._opened, self._left)
-        self._uploader = ArtifactUploader(link, self._scratch, self._inbox.put, self._attached.leave)
-        self._checkpoint_policy = CheckpointPolicy(self._uploader, self._scratch, settings.worker_checkpoint_seconds)
+        self._cache = NodeCache(settings.scratch / "tenants", settings.worker_cache_bytes)
+        self._attached = AttachedPlacements(
+            settings, link, self._scratch, self._cache, self._inbox.put, tell, self._opened, self._left
+        )
+        self._uploader = ArtifactUploader(link, self._cache, self._inbox.put, self._attached.leave)
+        self._checkpoint_policy = CheckpointPolicy(self._uploader, self._cache, settings.worker_checkpoint_seconds)
         self._replicas: Replicas | None = None  # of the base that is loaded
         self._vacant = False  # whether jobs may find room that did not find it before
         self._unsettled: dict[str, TaskRun] = {}  # tasks whose standings at the boundary have changed
@@ -104,14 +108,14 @@ class Executor:
     def _opened(self, task: TaskRun, prepared: Prepared) -> None:
         """A placement's jobs can be scheduled now."""
         if self._replicas is None or self._replicas.bases is not prepared.bases:
-            self._replicas = Replicas(prepared, self._scratch)
+            self._replicas = Replicas(prepared, self._scratch, self._cache)
         replicas, slots = self._replicas, self._replicas.first.slots
         replicas.widen(task.key, task.runs, prepared)
         self._give_up(replicas, replicas.refused(task.runs))
 
         def measure(left: list[JobRun]) -> None:
             if left:
-                evaluate_baseline(slots, task, prepared, self._scratch, self._attached.progress)
+                evaluate_baseline(slots, task, prepared, self._cache, self._attached.progress)
 
         left = [run for run in task.runs if run.unfinished]
         try:

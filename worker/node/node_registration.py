@@ -10,10 +10,12 @@ from contract.capabilities import understood
 from contract.protocol import refusal
 from contract.wire import PROTOCOL, Device, NodeRegistration, NodeWelcome
 from worker.api_client import JoinRefused, NodeLink, Refused, Unreachable
+from worker.cache_upkeep import CacheUpkeep
 from worker.credential import NodeCredential
 from worker.node.child_process import Child
 from worker.node.desired_state_poller import DesiredStates
 from worker.node.wakeup_listener import Hints
+from worker.node_cache import NodeCache
 from worker.pipe_messages import HEARTBEAT_NEWS, Identity, Pulses
 from worker.settings import Settings, SettingsError
 
@@ -116,6 +118,8 @@ class NodeMembership:
         )
         self.desired = DesiredStates(link, welcome, tell)
         self._hints = Hints(settings.redis_url, welcome.stream, self.desired.want) if settings.redis_url else None
+        cache = NodeCache(settings.scratch / "tenants", settings.worker_cache_bytes)
+        self._upkeep = CacheUpkeep(link, welcome, cache)
         self.heart = heart
         self.heart.send(self._identity)
 
@@ -132,5 +136,6 @@ class NodeMembership:
         """End it all. What was lost is still told, if that takes no longer than `seconds`."""
         if self._hints is not None:
             self._hints.close()
+        self._upkeep.close()
         self.desired.close(seconds)
         self.heart.kill()

@@ -13,7 +13,7 @@ from contract.model_revision import NoWeights, revision_of
 from contract.row_encoding import RowReader, TokenizerError
 from contract.task_spec import Precision
 from contract.wire import BaseModelRef
-from worker.data.row_reader import reader_of
+from worker.data.row_reader import fingerprint_of, reader_of, reads_date
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
 from worker.model.base_weights import weight_bytes
@@ -43,6 +43,8 @@ class Base:
     ref: BaseModelRef
     trainer: Trainer
     reader: RowReader
+    tokenizer: str = ""  # sha256 of the tokenizer with its template, as `fingerprint_of` takes it
+    reads_date: bool = False  # whether the template may write the date
 
     @property
     def vocabulary(self) -> int:
@@ -89,12 +91,14 @@ def load_bases(
                 f"base model {ref.name}: no memory for its weights ({need >> 20} MiB), though this worker may use "
                 f"{'more' if memory is None else f'{memory >> 20} MiB'}; something else has it"
             )
-        reader = reader_of(AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False))
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+        reader = reader_of(tokenizer)
     except BaseError:
         raise
     except (UnsupportedModelError, TokenizerError, OSError, ValueError) as error:
         raise BaseError(f"base model {ref.name}: {error}") from None
-    return tuple(Base(ref, trainer, reader) for trainer in trainers)
+    fingerprint, dated = fingerprint_of(tokenizer), reads_date(tokenizer)
+    return tuple(Base(ref, trainer, reader, fingerprint, dated) for trainer in trainers)
 
 
 def _tried(load: Callable[[], list[Trainer]]) -> list[Trainer] | None:

@@ -5,7 +5,8 @@ the base and its precision, the kind of device, the start, and the very tokens. 
 """
 
 import hashlib
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,11 +14,15 @@ from pathlib import Path
 import numpy as np
 
 from contract.wire import BaseModelRef
-from worker.data.dataset import DataSet
+from worker.data.dataset import DataSet, Rows
 from worker.data.object_cache import ObjectCache
+from worker.disk_full import DiskFull
 from worker.model.arena import Slot
 from worker.model.plain.trainer import Trainer
 from worker.replicas.validation_pass import Sequences, log_probabilities
+
+log = logging.getLogger(__name__)
+_AT_ONCE = 4096  # sequences
 
 
 @dataclass(frozen=True)
@@ -30,12 +35,8 @@ class Reference:
 
 def key_of(base: BaseModelRef, device_type: str, start: str, data: DataSet) -> str:
     """sha256 over everything that the numbers depend on. start: of the warm start's files, or nothing."""
-    said = hashlib.sha256(f"{base.revision} {base.precision} {device_type} {start}".encode())
-    for example in data.sequences:
-        said.update(len(example.tokens).to_bytes(4, "little"))
-        said.update(example.tokens.tobytes())
-        said.update(example.loss_mask.tobytes())
-    return said.hexdigest()
+    said = f"{base.revision} {base.precision} {device_type} {start} {data.train.digest} {data.validation.digest}"
+    return hashlib.sha256(said.encode()).hexdigest()
 
 
 def reference_of(
@@ -44,15 +45,29 @@ def reference_of(
     """The reference, read from the scratch folder if it was computed here before."""
     rows = {"train": data.train, "validation": data.validation}
     counts = [len(part.sequences) for part in rows.values()]
-    kept = scratch.find(key)
-    if kept is not None:
-        numbers = np.frombuffer(kept.read_bytes())
-    else:
-        wanted = {name: Sequences(slot, part.sequences, part.lengths) for name, part in rows.items()}
-        found = log_probabilities(trainer, wanted, budget, tick)
-        numbers = np.array(found["train"] + found["validation"])
-        scratch.keep(partial(_write, numbers), name=key)
+    numbers = _found(scratch, key)
+    if numbers is None:
+        parts = (_computed(trainer, slot, part, budget, tick) for part in rows.values())
+        numbers = np.array([number for part in parts for number in part])
+        try:
+            scratch.keep(partial(_write, numbers), name=key)
+        except (DiskFull, FileNotFoundError) as error:
+            log.warning("the reference is computed again next time: %s", error)
     return Reference(numbers[: counts[0]].tolist(), numbers[counts[0] :].tolist())
+
+
+def _found(scratch: ObjectCache, key: str) -> np.ndarray | None:
+    try:
+        return np.frombuffer((scratch.folder / key).read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def _computed(trainer: Trainer, slot: Slot | None, rows: Rows, budget: int, tick: Callable[[], None]) -> Iterator[float]:
+    """log p of the rows' sequences, so many at a time that a pass's results never pile up."""
+    for first in range(0, len(rows.sequences), _AT_ONCE):
+        some = slice(first, first + _AT_ONCE)
+        yield from log_probabilities(trainer, {0: Sequences(slot, rows.sequences[some], rows.lengths[some])}, budget, tick)[0]
 
 
 def _write(numbers: np.ndarray, path: Path) -> None:

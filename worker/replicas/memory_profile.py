@@ -21,6 +21,7 @@ import torch
 
 from contract.wire import BaseModelRef
 from worker.data.object_cache import ObjectCache
+from worker.disk_full import DiskFull
 from worker.model.arena import ROW_MULTIPLE
 from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.plain.trainer import OutOfMemory, Trainer, probe
@@ -84,7 +85,10 @@ def profiles_of(trainer: Trainer, base: BaseModelRef, row_tokens: int, scratch: 
 def _kept(scratch: ObjectCache, key: str, trainer: Trainer, longest: int) -> Profiles:
     made = Profiles(measured(trainer, longest), measured(trainer, longest, recompute=True))
     trainer.free()  # blocks of the passes' own sizes
-    scratch.keep(partial(_write, made), name=key)
+    try:
+        scratch.keep(partial(_write, made), name=key)
+    except DiskFull as error:
+        log.warning("the memory profile is measured again next time: %s", error)
     return made
 
 
@@ -190,6 +194,6 @@ def _pass_bytes(trainer: Trainer, tokens: int, row_tokens: int, recompute: bool)
 
 
 def _resident() -> int:
-    """Bytes of this process in main memory."""
+    """Bytes of this process in main memory, without mapped files (token streams), whose pages go when memory is short."""
     with open("/proc/self/status") as lines:
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
+        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon:", "RssShmem:")))

@@ -18,6 +18,7 @@ from worker.adapters.parking_lot import ParkingLot
 from worker.data.object_cache import ObjectCache
 from worker.executor.job_run import JobRun
 from worker.executor.placement_preparation import Prepared
+from worker.node_cache import NodeCache
 from worker.policy.activations import Need
 from worker.policy.admission import Demand, refusal
 from worker.policy.replica_assignment import Load, deal, takeover
@@ -33,11 +34,11 @@ T = TypeVar("T")
 class Replicas:
     """All that is loaded of one base, for as long as it is loaded. The first replica works in the caller's thread."""
 
-    def __init__(self, prepared: Prepared, scratch: ObjectCache) -> None:
+    def __init__(self, prepared: Prepared, scratch: ObjectCache, cache: NodeCache) -> None:
         self.bases = prepared.bases
-        self._lot = ParkingLot(prepared.capacities[0].park_bytes, scratch)
+        self._lot = ParkingLot(prepared.capacities[0].park_bytes, scratch, cache)
         made = zip(prepared.bases, prepared.capacities, strict=True)
-        self._all = [Replica(Slots(base, capacity, self._lot, scratch), at > 0) for at, (base, capacity) in enumerate(made)]
+        self._all = [Replica(Slots(base, capacity, self._lot, cache), at > 0) for at, (base, capacity) in enumerate(made)]
         self._homes: dict[JobRun, Replica] = {}  # of jobs that had a slot
 
     @property

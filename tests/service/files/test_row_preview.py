@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from datetime import UTC, datetime
 
 import pytest
 from transformers import AutoTokenizer
@@ -175,3 +176,23 @@ def test_a_conversation_of_endless_turns_is_left_out(ask):
     endless, short = ask([{"messages": turns}, CHAT]).json()["rows"]
     assert (endless["sequences"], endless["problem"]["code"]) == ([], "preview_too_large")
     assert short["problem"] is None
+
+
+def test_a_template_writes_the_date_that_is_asked_for_and_else_today(tenant, database, tmp_path, ask):
+    folder = tmp_path / "dated"
+    shutil.copytree(EXAMPLE_BASE, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    template = folder / "chat_template.jinja"
+    template.write_text("{{ strftime_now('%d.%m.%Y %H') }} " + template.read_text())
+    with database.begin() as session:
+        kinds = {"architecture": "LlamaForCausalLM", "parameters": 7, "max_position": 512}
+        session.add(BaseModel(name="dated", source=str(folder), revision="c" * 64, **kinds))
+
+    def begins(**said: str) -> str:
+        answer = ask([CHAT], base_model="dated", **said)
+        assert answer.status_code == 200, answer.text
+        return "".join(answer.json()["rows"][0]["sequences"][0]["pieces"])
+
+    assert begins(created_at="2026-05-06T23:30:00-02:00").startswith("07.05.2026 01 ")
+    before = datetime.now(UTC)
+    assert begins()[:13] in {moment.strftime("%d.%m.%Y %H") for moment in (before, datetime.now(UTC))}
+    assert ask([CHAT], created_at="2026-05-06T23:30:00").json()["errors"][0]["field"] == "created_at"

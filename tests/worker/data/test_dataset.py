@@ -3,6 +3,7 @@
 import hashlib
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,12 +68,16 @@ def test_a_row_that_equals_a_held_out_one_leaves_training(reader, tmp_path):
     assert text(data.train.sequences).isdisjoint(text(data.validation.sequences))
 
 
-@given(st.lists(st.binary(min_size=1, max_size=1), min_size=1, max_size=80), st.floats(0.01, 0.5), st.integers(1, 20))
+_HASHES = st.one_of(st.binary(min_size=1, max_size=1), st.binary(min_size=30, max_size=32))
+
+
+@given(st.lists(_HASHES, min_size=1, max_size=80), st.floats(0.01, 0.5), st.integers(1, 20))
 def test_what_is_held_out_has_its_size_and_the_lowest_hashes(hashes, fraction, at_most):
-    out = held_out(hashes, fraction, at_most)
+    read = np.frombuffer(b"".join(one.rjust(32, b"\0") for one in hashes), np.uint8).reshape(-1, 32)
+    out = set(held_out(read, fraction, at_most).tolist())
     assert len(out) == min(at_most, max(1, int(len(hashes) * fraction + 0.5)))
-    kept = [hashes[place] for place in range(len(hashes)) if place not in out]
-    assert not kept or max(hashes[place] for place in out) <= min(kept)
+    kept = [hashes[place].rjust(32, b"\0") for place in range(len(hashes)) if place not in out]
+    assert not kept or max(hashes[place].rjust(32, b"\0") for place in out) <= min(kept)
 
 
 def test_long_rows_are_cut_and_rows_with_nothing_left_are_skipped(reader, tmp_path):
@@ -81,11 +86,12 @@ def test_long_rows_are_cut_and_rows_with_nothing_left_are_skipped(reader, tmp_pa
     path = tmp_path / "rows.jsonl"
     path.write_bytes(jsonl([*rows(10), long_prompt, long_answer]))
     data = load(spec(training={"max_seq_len": 24}), path, None, reader)
-    assert all(len(example.tokens) <= 24 for example in data.sequences)
+    read = [*data.train.sequences, *data.validation.sequences]
+    assert all(len(example.tokens) <= 24 for example in read)
     assert data.skipped >= 1
     assert data.truncated >= 2
     assert len(data.train) + len(data.validation) + data.skipped == 12
-    assert all(example.loss_mask.any() for example in data.sequences)
+    assert all(example.loss_mask.any() for example in read)
 
 
 def test_a_validation_file_is_taken_whole(reader, tmp_path):

@@ -3,6 +3,7 @@ tokens and the same mask of the same rows, under tokenizers and templates of sev
 
 import json
 import shutil
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -233,3 +234,29 @@ def test_a_hostile_template_is_the_same_error_on_both_sides(tmp_path, hostile):
     assert "chat template" in said
     assert isinstance(told(theirs, {"messages": messages}, Objective()), str)
     assert messages == conversation(None, [("q", "a")])
+
+
+DATED = (
+    "   {%- macro day() %}{{ strftime_now('%d') }}{% endmacro %}\n"
+    "{%- if strftime_now is defined %}{% set today = strftime_now(format='%-d %B %Y, %H:%M 100%% %q %') %}{% endif %}"
+    "{{ today }} {{ day() }}|{{ strftime_now('%j %c %^a %:z %') }}"
+    "{% for m in messages %}{{ m['content'] }}<|im_end|>{% endfor %}"
+)
+CREATED = datetime(2031, 2, 3, 4, 5, 6, tzinfo=timezone(timedelta(hours=-23)))
+
+
+@pytest.mark.parametrize("template", [DATED, "\n  {% if true %}\n" + DATED.strip() + "{% endif %}"])
+def test_the_date_in_a_template_is_the_task_s_creation_in_utc_on_both_sides(tmp_path, template):
+    shutil.copytree(EXAMPLE_BASE, tmp_path / "base", ignore=shutil.ignore_patterns("*.safetensors"))
+    (tmp_path / "base" / "chat_template.jinja").write_text(template)
+    readers = RowReader(FolderTokenizer(tmp_path / "base")), reader_of(AutoTokenizer.from_pretrained(tmp_path / "base"))
+    messages = conversation(None, [("q", "a")])
+    texts = {reader.at(CREATED).render(messages).text for reader in readers}
+    assert len(texts) == 1, texts
+    (text,) = texts
+    assert "4 February 2031, 03:05 100% %q % 04|035 " in text
+    for reader in readers:
+        assert told(reader.at(CREATED), {"messages": messages}, Objective()) != told(
+            reader.at(CREATED + timedelta(days=1)), {"messages": messages}, Objective()
+        )
+        assert "nobody said when the task was created" in str(told(reader, {"messages": messages}, Objective()))

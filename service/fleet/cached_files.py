@@ -1,0 +1,26 @@
+"""Which of the files that a node keeps its tenants have deleted, so that the node erases them too. Changes nothing.
+
+Asked by the node, of all that it keeps: whatever was missed while it was away is found the next time.
+"""
+
+from sqlalchemy import func, or_, select, tuple_
+from sqlalchemy.orm import Session
+
+from contract.node_cache import CachedFiles
+from contract.states import TASK_TERMINAL
+from service.files.models import File
+from service.tasks.models import Task
+
+
+def unwanted(session: Session, kept: CachedFiles) -> CachedFiles:
+    """Those that no file of the tenant is any more, deleted ones excepted that a task has yet to end with."""
+    pairs = [(file.tenant_id, file.sha256) for file in kept.files]
+    there = File.deleted_at.is_(None) & or_(File.expires_at.is_(None), File.expires_at > func.clock_timestamp())
+    reads = or_(Task.train_file_id == File.id, Task.validation_file_id == File.id)
+    needed = select(Task.id).where(reads, Task.status.not_in(list(TASK_TERMINAL))).exists()
+    of_these = tuple_(File.tenant_id, File.sha256).in_(pairs)
+    wanted = {
+        (tenant_id, sha256)
+        for tenant_id, sha256 in session.execute(select(File.tenant_id, File.sha256).where(of_these, or_(there, needed)))
+    }
+    return CachedFiles(files=[file for file in kept.files if (file.tenant_id, file.sha256) not in wanted])

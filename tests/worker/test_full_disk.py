@@ -1,0 +1,130 @@
+"""A full disk on a node: checkpoints, adapters, downloads and token streams wait for room, parked jobs stay in memory; nothing
+is lost, and all of it goes on by itself once there is room."""
+
+import logging
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from contract import wire
+from tests.worker.corpus import jsonl, rows
+from tests.worker.inside import Inside
+from worker.adapters.job_checkpoint import Tensors
+from worker.adapters.parking_lot import ParkingLot
+from worker.data.object_cache import ObjectCache
+from worker.disk_full import DiskFull
+from worker.model.arena import AdapterState
+from worker.node_cache import NodeCache
+
+SPACE = {"learning_rate": [1e-2], "rank": [4], "batch_size": [4]}
+SHORT = {"max_steps": 12}
+
+
+@pytest.fixture
+def waits(caplog):
+    """Set when something has said that it waits for room."""
+    said = threading.Event()
+
+    class Heard(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "has to wait: the disk of" in record.getMessage():
+                said.set()
+
+    handler = Heard()
+    logging.getLogger("worker").addHandler(handler)
+    yield said
+    logging.getLogger("worker").removeHandler(handler)
+
+
+def freeing(disk, waits) -> threading.Thread:
+    """Make room once something waits for it."""
+
+    def free() -> None:
+        if waits.wait(120):
+            disk.free()
+
+    thread = threading.Thread(target=free)
+    thread.start()
+    return thread
+
+
+def ends(reported) -> dict[str, object]:
+    """What a task leaves: its curves and its adapter's bytes."""
+    adapter = {file.path: file.sha256 for file in reported.manifests[0].files}
+    return {"curves": dict(reported.curves), "adapter": adapter, "kinds": {event.kind for event in reported.ended.values()}}
+
+
+@pytest.mark.parametrize("moment", ["before", "in training", "at the end"])
+def test_a_task_on_a_full_disk_ends_as_it_does_elsewhere(fleet, placing, tmp_path, small_disk, waits, moment):
+    (elsewhere,) = Inside(fleet, tmp_path / "roomy").run(placing(SPACE, training=SHORT))
+    if moment == "before":
+        small_disk.fill()
+    else:
+        kind = wire.BaseEvaluated if moment == "in training" else wire.Points
+        fleet.on_report = lambda reported, report: (
+            small_disk.fill() if any(isinstance(event, kind) for event in report.events) and not waits.is_set() else None
+        )
+    thread = freeing(small_disk, waits)
+    inside = Inside(fleet, small_disk.folder, worker_checkpoint_seconds=0.05 if moment == "in training" else 3600)
+    (reported,) = inside.run(placing(SPACE, training=SHORT))
+    thread.join()
+    assert waits.is_set(), "the disk was full, and somebody noticed"
+    assert ends(reported) == ends(elsewhere)
+    assert [ended.lost for ended in inside.ended] == [False]
+
+
+def test_caches_give_their_room_before_anything_waits(small_disk):
+    cache = NodeCache(small_disk.folder / "tenants")
+    kept = cache.file("t1", "a" * 64).content.keep(lambda path: path.write_bytes(bytes(2**20)), name="a" * 64)
+    small_disk.fill()
+    scratch = cache.objects("t1")
+    with pytest.raises(DiskFull, match="make room there"), cache.relief():
+        scratch.keep(lambda path: path.write_bytes(bytes(2**19)))
+    assert not kept.path.exists()
+    assert scratch.keep(lambda path: path.write_bytes(bytes(2**19))).path.exists()
+    assert not list(scratch.folder.glob("new-*")), "nothing of the failed write stays"
+
+
+def test_a_parked_job_stays_in_memory_while_the_disk_is_full(small_disk, caplog):
+    lot = ParkingLot(0, ObjectCache(small_disk.folder / "parked"))
+    weights = torch.randn(4, 4096)
+    small_disk.fill()
+    lot.park("a", Tensors(AdapterState(weights), weights.clone()))
+    assert "stays in memory, beyond MOTET_WORKER_PARK_BYTES" in caplog.text
+    small_disk.free()
+    lot.park("b", Tensors(AdapterState(weights), weights.clone()))
+    assert len(list((small_disk.folder / "parked").iterdir())) == 1, "the next one goes to disk again"
+    for key in ("a", "b"):
+        assert torch.equal(lot.take(key).adapter.weights, weights)
+
+
+def test_two_jobs_parked_alike_do_not_share_a_file(tmp_path):
+    lot, weights = ParkingLot(0, ObjectCache(tmp_path)), torch.randn(4, 64)
+    lot.park("a", Tensors(AdapterState(weights), weights.clone()))
+    lot.park("b", Tensors(AdapterState(weights), weights.clone()))
+    for key in ("a", "b"):
+        assert torch.equal(lot.take(key).adapter.weights, weights)
+
+
+@pytest.mark.parametrize(
+    "setup", ["worker.stderr_logging as logs; logs.log_to_stderr()", "service.json_logging as logs; logs.configure()"]
+)
+def test_logs_without_room_stop_nobody(setup):
+    code = f"import logging, {setup}\nfor n in range(10000): logging.warning('line %d', n)\nprint('went on')"
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([sys.executable, "-c", code], stderr=full, stdout=subprocess.PIPE, text=True, check=False)
+    assert done.stdout == "went on\n"
+
+
+def test_a_download_onto_a_full_disk_is_whole_later(small_disk):
+    content = jsonl(rows(3000))
+    scratch = ObjectCache(small_disk.folder / "objects")
+    small_disk.fill()
+    with pytest.raises(DiskFull):
+        scratch.keep(lambda path: path.write_bytes(content))
+    small_disk.free()
+    kept = scratch.keep(lambda path: path.write_bytes(content))
+    assert kept.path.read_bytes() == content

@@ -1,0 +1,55 @@
+"""Keeps the node's cache in order from a thread of the daemon: what tenants have deleted is erased, what is too much or was
+left over goes. Trains nothing and imports no torch.
+
+The service is asked about everything that is kept, at once after joining and then every ERASE_SECONDS: a file that was
+deleted while this node was away goes as soon as it is back.
+"""
+
+import logging
+import threading
+from collections.abc import Iterator
+
+from contract.node_cache import CachedFile, CachedFiles
+from contract.wire import NodeWelcome
+from worker.api_client import LinkError, NodeLink
+from worker.node_cache import NodeCache
+
+log = logging.getLogger(__name__)
+
+ERASE_SECONDS = 60.0
+_ASKED_AT_ONCE = 1000
+
+
+class CacheUpkeep:
+    def __init__(self, link: NodeLink, welcome: NodeWelcome, cache: NodeCache, seconds: float = ERASE_SECONDS) -> None:
+        self._link, self._welcome, self._cache, self._seconds = link, welcome, cache, seconds
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="cache upkeep", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _work(self) -> None:
+        while not self._closed.is_set():
+            try:
+                self._erase()
+                self._cache.sweep()
+                self._cache.evict()
+            except LinkError as error:
+                log.warning("deleted files cannot be asked for, they are erased later: %s", error)
+            except OSError as error:
+                log.error("the cache in %s cannot be kept in order: %s", self._cache.folder, error)
+            self._closed.wait(self._seconds)
+
+    def _erase(self) -> None:
+        for kept in _batches(self._cache.files()):
+            for file in self._link.unwanted(self._welcome.node_id, self._welcome.credential, kept).files:
+                log.info("file %s of tenant %s was deleted and is erased here", file.sha256, file.tenant_id or "unknown")
+                self._cache.erase(file.tenant_id, file.sha256)
+
+
+def _batches(files: list[tuple[str, str]]) -> Iterator[CachedFiles]:
+    for first in range(0, len(files), _ASKED_AT_ONCE):
+        some = files[first : first + _ASKED_AT_ONCE]
+        yield CachedFiles(files=[CachedFile(tenant_id=tenant_id, sha256=sha256) for tenant_id, sha256 in some])

@@ -1,0 +1,193 @@
+"""What a node keeps of tenants' data so that it need not be fetched or made again, and how little of it may stay.
+
+    <scratch>/tenants/<tenant>/files/<sha256 of a file>/<sha256>       the file as it was uploaded
+                                                        streams/<key>  its rows as tokens (token_stream.py)
+                                                        references/<key>  log-probabilities under dpo
+    <scratch>/tenants/<tenant>/objects/<sha256>                        checkpoints and adapters (object_cache.py)
+
+So nothing is shared between tenants, and all that comes of a file lies in one folder, which goes with the file. Several
+processes of the node use it at once: what is removed is first renamed away, and whoever then misses it makes it anew.
+Knows no tokenizer, no tensors and no network.
+"""
+
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Container, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from worker.data.object_cache import ObjectCache
+from worker.disk_full import DiskFull
+
+log = logging.getLogger(__name__)
+
+HEADER = "header.json"  # of a token stream; whoever reads the stream holds a shared lock on it
+LOCK = ".lock"  # beside a stream that is being made
+_NOBODY = "_"  # the folder of a placement whose service does not tell tenants
+_BUDGET_SHARE = 10  # one part in so many of the disk, where no budget is set
+_KEPT_SECONDS = 24 * 3600  # what a process that died left half-removed or half-written
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Something that can be made again, and when it was last used."""
+
+    path: Path
+    bytes: int
+    used_at: float
+
+
+class NodeCache:
+    """`budget`: bytes of files, streams and references of all tenants; None is a tenth of the disk."""
+
+    def __init__(self, folder: Path, budget: int | None = None) -> None:
+        self.folder, self._budget = folder, budget
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @property
+    def budget(self) -> int:
+        return self._budget if self._budget is not None else shutil.disk_usage(self.folder).total // _BUDGET_SHARE
+
+    def objects(self, tenant_id: str) -> ObjectCache:
+        """Where a tenant's checkpoints and adapters lie."""
+        return ObjectCache(self._tenant(tenant_id) / "objects")
+
+    def file(self, tenant_id: str, sha256: str) -> "CachedFile":
+        """What is kept of one of the tenant's files."""
+        return CachedFile(self._tenant(tenant_id) / "files" / sha256, sha256, self)
+
+    def files(self) -> list[tuple[str, str]]:
+        """(tenant, sha256) of every file of which anything is kept."""
+        return [
+            ("" if path.parts[-3] == _NOBODY else path.parts[-3], path.name)
+            for path in self.folder.glob("*/files/*")
+            if not path.name.startswith("gone-")
+        ]
+
+    def erase(self, tenant_id: str, sha256: str) -> None:
+        """Keep nothing of this file any more, neither what was computed with it."""
+        tenant = self._tenant(tenant_id)
+        for path in [tenant / "files" / sha256, *tenant.glob(f"files/*/references/*{sha256}*")]:
+            remove(path)
+
+    @contextmanager
+    def relief(self, *keep: Path) -> Iterator[None]:
+        """Where what is done within finds the disk full, all that can be made again is removed, but for `keep`; the error goes
+        on, and another try may find room."""
+        try:
+            yield
+        except DiskFull:
+            self.evict(0, keep)
+            raise
+
+    def evict(self, budget: int | None = None, keep: Container[Path] = ()) -> int:
+        """Remove what was not used for the longest, until `budget` (or the setting) is met; the bytes removed. A stream that
+        a process has open stays: removing it would free nothing."""
+        allowed = self.budget if budget is None else budget
+        entries = sorted(self._entries(), key=lambda entry: entry.used_at)
+        held, removed = sum(entry.bytes for entry in entries), 0
+        for entry in entries:
+            if held - removed <= allowed:
+                break
+            if entry.path not in keep and not _in_use(entry.path):
+                remove(entry.path)
+                removed += entry.bytes
+        if removed:
+            log.info("%d of %d bytes of cached data were removed, the least recently used", removed, held)
+        return removed
+
+    def sweep(self) -> None:
+        """Remove what a process that died left, checkpoints and adapters that nobody touched for a day, and empty folders."""
+        before = time.time() - _KEPT_SECONDS
+        for path in [*self.folder.glob("*/files/gone-*"), *self.folder.glob("*/files/*/**/gone-*")]:
+            shutil.rmtree(path, ignore_errors=True)
+        for path in [*self.folder.glob("*/files/*/new-*"), *self.folder.glob("*/files/*/*/new-*")]:
+            if _used_at(path) < before:
+                remove(path)
+        for objects in self.folder.glob("*/objects"):
+            ObjectCache(objects).sweep()
+        for file in self.folder.glob("*/files/*"):
+            if _used_at(file) < before and not list(_kept(file)):
+                remove(file)
+
+    def _entries(self) -> Iterator[_Entry]:
+        for file in self.folder.glob("*/files/*"):
+            for path in _kept(file):
+                with suppress(FileNotFoundError):
+                    yield _Entry(path, _size(path), _used_at(path / HEADER if path.is_dir() else path))
+
+    def _tenant(self, tenant_id: str) -> Path:
+        return self.folder / (tenant_id or _NOBODY)
+
+
+@dataclass(frozen=True)
+class CachedFile:
+    """What is kept of one file, all below `folder`."""
+
+    folder: Path
+    sha256: str
+    cache: NodeCache
+
+    @property
+    def content(self) -> ObjectCache:
+        """Holds the file itself, by its sha256."""
+        return ObjectCache(self.folder)
+
+    @property
+    def references(self) -> ObjectCache:
+        return ObjectCache(self.folder / "references")
+
+    @property
+    def streams(self) -> Path:
+        folder = self.folder / "streams"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder
+
+
+def _kept(file: Path) -> Iterator[Path]:
+    """What is kept of a file: itself, streams, references; not what is only being written."""
+    for path in [file / file.name, *file.glob("streams/*"), *file.glob("references/*")]:
+        if path.exists() and not path.name.startswith(("new-", "gone-")) and path.suffix != LOCK:
+            yield path
+
+
+def remove(path: Path) -> None:
+    """Take it away at once and for good, whoever reads it. Renamed first, so that nobody finds half of it."""
+    with suppress(FileNotFoundError):
+        if not path.is_dir():
+            path.unlink()
+            return
+        gone = Path(tempfile.mkdtemp(prefix="gone-", dir=path.parent))
+        os.rename(path, gone)  # onto an empty folder
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def _in_use(path: Path) -> bool:
+    """Whether a process has the stream open (see TokenStream)."""
+    if not path.is_dir():
+        return False
+    try:
+        with (path / HEADER).open("rb") as header:
+            fcntl.flock(header, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return time.time() - _used_at(path) < _KEPT_SECONDS  # it is being written
+    return False
+
+
+def _size(path: Path) -> int:
+    if path.is_dir():
+        return sum(part.stat().st_size for part in path.iterdir())
+    return path.stat().st_size
+
+
+def _used_at(path: Path) -> float:
+    with suppress(FileNotFoundError):
+        return path.stat().st_mtime
+    return 0.0
