@@ -10,8 +10,8 @@ import httpx
 import psycopg
 
 from service.database.engine import Database, driver_url
+from service.database.timeouts import Timeouts
 from service.tasks.curves.downsampling import summarise
-from service.timeouts import Timeouts
 
 TASKS, JOBS, STEPS, CHUNK = 100, 50, 20_000, 256
 RESOLUTION = 400  # about as many as a chart has pixels

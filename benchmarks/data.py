@@ -35,10 +35,10 @@ from contract.task_spec import TaskSpec
 from tests.worker.corpus import EXAMPLE_BASE
 from tests.worker.fleet import JOIN_TOKEN, Fleet, Reported
 from worker.boot_clock import boot_now
+from worker.data.node_cache import HEADER
 from worker.data.row_reader import reader_of
-from worker.node_cache import HEADER
+from worker.data.token_stream import TokenStream
 from worker.pipe_messages import EXECUTOR_NEWS, Attach, Ended, Stop, Writer, read
-from worker.token_stream import TokenStream
 
 _GSM8K = Path(__file__).parents[1] / "examples" / "gsm8k" / "train.jsonl"
 _MIB = 2**20

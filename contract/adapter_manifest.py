@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from contract.documents import ShownConfig
+from contract.compatibility.lenient_documents import ShownConfig
 from contract.strict import Message, Sha256
 
 

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from contract.adapter_manifest import AdapterFile, AdapterManifest
-from contract.documents import SentConfig, SentSpec, why_unreadable
+from contract.compatibility.lenient_documents import SentConfig, SentSpec, why_unreadable
 from contract.states import ExitReason, JobStatus, RequeueReason
 from contract.strict import Message, Sha256
 from contract.task_spec import Precision
@@ -67,7 +67,7 @@ class NodeRegistration(Message):
     credential: Annotated[str, Field(pattern=r"^nc_[A-Za-z0-9_-]{43,100}$")] | None = None
     devices: Annotated[list[Device], Field(min_length=1, max_length=64)]
     versions: dict[str, str] = Field(default={})
-    capabilities: list[str] | None = None  # contract.capabilities; a worker of 0.1.0 does not say
+    capabilities: list[str] | None = None  # contract.compatibility.capabilities; a worker of 0.1.0 does not say
 
 
 class NodeWelcome(Message):

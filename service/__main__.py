@@ -13,7 +13,7 @@ from sqlalchemy.exc import OperationalError
 from service import json_logging
 from service.database import schema
 from service.settings import Settings, SettingsError, complain
-from service.thread_guard import end_process_with_its_threads
+from service.thread_excepthook import end_process_with_its_threads
 
 # each takes the settings and returns when its work is done
 _COMMANDS = {

@@ -23,7 +23,7 @@ import service.tasks.submission.routes
 import service.tenants.routes
 import service.usage.routes
 import service.webhooks.routes
-from contract.version import VERSION
+from contract.compatibility.version import VERSION
 from service.app_state import State
 from service.database.engine import pool_of
 from service.http import health, idempotency, openapi, problem_handlers

@@ -6,7 +6,6 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Request
 
-from service.auth_throttle import AuthThrottle
 from service.background.dependencies import Dependencies
 from service.background.queue import Queue
 from service.background.wakeups import Hints
@@ -23,6 +22,7 @@ from service.tasks.polling.event_stream import Feed
 from service.tasks.polling.poll_cache import PollCache
 from service.tasks.polling.task_watcher import Watcher
 from service.tasks.submission.batched_submission import BatchedSubmissions
+from service.tenants.auth_throttle import AuthThrottle
 from service.tenants.key_cache import KeyCache
 from service.tenants.rate_limits import Rates
 

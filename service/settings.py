@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from contract.wire import NodeName
-from service.timeouts import Timeouts
+from service.database.timeouts import Timeouts
 
 MIN_SECRET = 32  # characters; 256 bits as base64 or hex are longer
 MIB = 2**20

@@ -13,7 +13,7 @@ from urllib.parse import urljoin
 import httpx
 from pydantic import ValidationError
 
-from contract.node_cache import CachedFiles
+from contract.cached_file_list import CachedFiles
 from contract.strict import Message
 from contract.wire import (
     DesiredState,

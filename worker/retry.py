@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from worker.api_client import Unreachable
-from worker.disk_full import DiskFull
+from worker.data.disk_full import DiskFull
 from worker.executor.placement_lease import Lease
 
 log = logging.getLogger(__name__)

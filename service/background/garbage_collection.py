@@ -10,12 +10,12 @@ from sqlalchemy.orm import Session
 
 from contract.states import TASK_TERMINAL
 from service.adapters.models import Adapter
+from service.background.retention import Retention, forget
 from service.database.engine import Database, clock
 from service.files.models import File
-from service.retention import Retention, forget
 from service.storage.object_store import Storage
 from service.tasks.models import Job, Task
-from service.usage.ledger import drift, month_at
+from service.usage.usage_ledger import drift, month_at
 
 log = logging.getLogger(__name__)
 

@@ -18,12 +18,12 @@ from sqlalchemy.orm import Session
 from contract.states import TASK_TERMINAL, RequeueReason, TaskStatus
 from service.background.dependencies import Dependencies
 from service.background.queue import QueueJob
+from service.background.retention import forget_surplus_plans
 from service.database.engine import clock
 from service.fleet.models import Node, Placement
+from service.fleet.node_health.quarantine import Loss
 from service.fleet.nodes import lose
 from service.fleet.placements import FINISHED, end_placement, live_placement, lock_placement, release
-from service.fleet.quarantine import Loss
-from service.retention import forget_surplus_plans
 from service.scheduler.explain.reason_codes import Code
 from service.scheduler.explain.waiting_text import NOT_BEFORE
 from service.scheduler.models import Plan, PlanRequest, QueueStatus
@@ -33,7 +33,7 @@ from service.settings import Settings
 from service.tasks.lifecycle.rewind import rewind
 from service.tasks.models import Task
 from service.tasks.polling.task_watcher import touch
-from service.tasks.specs import understood
+from service.tasks.stored_specs import understood
 from service.tasks.submission.data_validation import validate_due
 from service.webhooks.courier import Courier
 from service.webhooks.factories import box_of, outbound_of

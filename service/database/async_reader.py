@@ -10,7 +10,7 @@ from psycopg.rows import namedtuple_row
 
 from service.database.engine import CONNECT, NAME_TENANT, driver_url
 from service.database.prepared_statements import PreparedStatement, as_sqlalchemy
-from service.timeouts import AsyncConnection, Timeouts
+from service.database.timeouts import AsyncConnection, Timeouts
 
 Cursor = psycopg.AsyncCursor[Any]  # over rows that have come, with their columns' names
 _AWAY_SECONDS = 1.0  # for so long after a connection could not be made nobody tries: all would wait for it in turn

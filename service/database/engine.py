@@ -36,7 +36,7 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute, Session, mapped_column
 
 from service.database.prepared_statements import PreparedStatement
-from service.timeouts import Connection, Timeouts
+from service.database.timeouts import Connection, Timeouts
 
 _CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
 

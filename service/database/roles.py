@@ -8,8 +8,8 @@ import psycopg
 from sqlalchemy import Connection, create_engine, make_url, text
 
 from service.database.engine import driver_url
+from service.database.timeouts import Timeouts
 from service.settings import SettingsError
-from service.timeouts import Timeouts
 
 APP, SYSTEM = "motet_app", "motet_system"
 _TRIES = 5

@@ -29,8 +29,8 @@ import service.usage.models
 import service.webhooks.models  # noqa: F401  (these ten declare the tables)
 from service.database import roles, row_level_security
 from service.database.engine import Base, Database
+from service.database.timeouts import Timeouts
 from service.settings import Settings, SettingsError, say
-from service.timeouts import Timeouts
 
 log = logging.getLogger(__name__)
 

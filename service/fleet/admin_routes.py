@@ -13,8 +13,9 @@ from contract.strict import Strict
 from contract.wire import Device
 from service.app_state import Works
 from service.database.engine import Database, clock
-from service.fleet import model_catalog, models, node_drain
-from service.fleet.quarantine import Trouble, trouble_of
+from service.fleet import model_catalog, models
+from service.fleet.node_health import node_drain
+from service.fleet.node_health.quarantine import Trouble, trouble_of
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.problems import NotFound, shown
 from service.http.response_schemas import problems

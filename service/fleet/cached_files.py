@@ -6,7 +6,7 @@ Asked by the node, of all that it keeps: whatever was missed while it was away i
 from sqlalchemy import func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
-from contract.node_cache import CachedFiles
+from contract.cached_file_list import CachedFiles
 from contract.states import TASK_TERMINAL
 from service.files.models import File
 from service.tasks.models import Task

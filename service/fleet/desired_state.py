@@ -17,7 +17,7 @@ from service.fleet.models import BaseModel, Node, Placement
 from service.settings import Settings
 from service.tasks.curves.curve_writer import values_at
 from service.tasks.models import Job, Task
-from service.tasks.specs import config_of, part, spec_of
+from service.tasks.stored_specs import config_of, part, spec_of
 
 log = logging.getLogger(__name__)
 

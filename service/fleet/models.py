@@ -102,7 +102,7 @@ class Placement(Base):
     evaluation_tokens: Mapped[Big] = mapped_column(default=0)
     evaluation_seconds: Mapped[float] = mapped_column(default=0.0)
     gpu_seconds: Mapped[float] = mapped_column(default=0.0, server_default="0")  # of each device, shared steps divided
-    # what the rewind took back that ended it (usage/ledger.py); not billed
+    # what the rewind took back that ended it (usage/usage_ledger.py); not billed
     rewound_tokens: Mapped[Big] = mapped_column(default=0, server_default="0")
     rewound_evaluation_tokens: Mapped[Big] = mapped_column(default=0, server_default="0")
     rewound_gpu_seconds: Mapped[float] = mapped_column(default=0.0, server_default="0")

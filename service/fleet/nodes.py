@@ -7,7 +7,7 @@ from sqlalchemy import Select, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from contract.protocol import refusal
+from contract.compatibility.protocol import refusal
 from contract.states import RequeueReason
 from contract.wire import PROTOCOL, Heartbeat, HeartbeatAnswer, LeaseGrant, NodeRegistration, NodeWelcome, PlacementsLost, Pulse
 from service.background.dependencies import Dependencies
@@ -18,8 +18,8 @@ from service.fleet.credentials import check_node, hash_of, mint_credential, plac
 from service.fleet.errors import NodeUnknown, ProtocolUnsupported
 from service.fleet.lease_clock import lease_until
 from service.fleet.models import Node, Placement
+from service.fleet.node_health.quarantine import Loss, note_applied, trouble_of
 from service.fleet.placements import lock_placement, release
-from service.fleet.quarantine import Loss, note_applied, trouble_of
 from service.scheduler.state.plan_requests import request_plan
 from service.settings import Settings
 

@@ -8,7 +8,7 @@ from service.background.dependencies import Dependencies
 from service.background.wakeups import Hints
 from service.database.engine import after_commit, clock
 from service.fleet.models import Node, Placement
-from service.fleet.quarantine import Loss, note_loss
+from service.fleet.node_health.quarantine import Loss, note_loss
 from service.scheduler.explain.plan_history import note
 from service.scheduler.state.plan_requests import request_plan
 from service.tasks.lifecycle.rewind import rewind

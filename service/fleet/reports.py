@@ -13,9 +13,9 @@ from service.database.engine import clock
 from service.fleet.credentials import check_placement, token_refused
 from service.fleet.errors import FenceStale, ReportRefused, SeqGap
 from service.fleet.models import Node, Placement
+from service.fleet.node_health.quarantine import note_progress
 from service.fleet.nodes import check_protocol
 from service.fleet.placements import FINISHED, end_placement, lock_placement, release
-from service.fleet.quarantine import note_progress
 from service.http.problems import FieldError
 from service.scheduler.estimate.drift import end_moved
 from service.scheduler.estimate.survival import shape_class
@@ -28,8 +28,8 @@ from service.settings import Settings
 from service.tasks.lifecycle.report_reducer import EventRefused, Record
 from service.tasks.models import Task
 from service.tasks.polling.task_watcher import touch
-from service.tasks.specs import spec_of
-from service.usage.ledger import book
+from service.tasks.stored_specs import spec_of
+from service.usage.usage_ledger import book
 
 log = logging.getLogger(__name__)
 

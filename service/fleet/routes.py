@@ -7,9 +7,8 @@ from fastapi import APIRouter, Depends, Header, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from contract import wire
-from contract.node_cache import CachedFiles
+from contract.cached_file_list import CachedFiles
 from service.app_state import Service, State, Works
-from service.auth_throttle import address_of
 from service.files.models import File
 from service.fleet import nodes, reports
 from service.fleet.cached_files import unwanted
@@ -21,6 +20,7 @@ from service.http.downloads import send_object
 from service.http.problems import invalid_field
 from service.http.request_bodies import Whole, pour, read_json
 from service.storage.object_store import ObjectMismatch
+from service.tenants.auth_throttle import address_of
 
 router = APIRouter(prefix="/internal/v1", include_in_schema=False)
 

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from contract.documents import read_leniently
+from contract.compatibility.lenient_documents import read_leniently
 from contract.search_space import SearchSpace
 from contract.states import TASK_TERMINAL, TaskStatus
 from contract.task_spec import DPO_BETA
@@ -15,7 +15,7 @@ from service.openai.job_requests import BASE_LEARNING_RATE
 from service.openai.list_envelope import unix
 from service.tasks.models import Task
 from service.tasks.resource import TaskResource
-from service.tasks.specs import part
+from service.tasks.stored_specs import part
 
 _STATUSES = {TaskStatus.VALIDATING: "validating_files"}  # the others are the same word; `paused` is one of ours alone
 RESULTS = ("metrics", "jobs", "adapter")

@@ -9,9 +9,9 @@ from sqlalchemy import Select, func, select, text, update
 from sqlalchemy.orm import Session
 from structlog.contextvars import get_contextvars
 
+from contract.compatibility.version import VERSION
 from contract.states import JOB_TERMINAL, TASK_TERMINAL, JobStatus, RequeueReason, TaskStatus, check_task
 from contract.task_spec import TaskSpec
-from contract.version import VERSION
 from service.audit.audit_trail import note_made
 from service.background.dependencies import Dependencies
 from service.background.queue import Queue, QueueJob
@@ -22,7 +22,7 @@ from service.fleet.placements import ask_to_leave, end_placement, live_placement
 from service.http.problems import Conflict, Problem
 from service.scheduler.explain import waiting_text
 from service.scheduler.state.plan_requests import request_plan
-from service.tasks import specs
+from service.tasks import stored_specs
 from service.tasks.lifecycle.event_log import Kind
 from service.tasks.models import Job, Task
 from service.tasks.polling.task_watcher import touch
@@ -91,7 +91,7 @@ def _task(principal: Principal, wanted: Wanted, pinned: Pinned) -> Task:
         id=new_id("task"),
         tenant_id=principal.tenant_id,
         name=spec.name,
-        **specs.stored(spec),
+        **stored_specs.stored(spec),
         made_by=VERSION,
         status=TaskStatus.VALIDATING,
         base_model=pinned.model.name,

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from contract.documents import ShownConfig
+from contract.compatibility.lenient_documents import ShownConfig
 from contract.states import ExitReason, JobStatus
 from service.adapters.models import Adapter
 from service.tasks.models import Job, Task

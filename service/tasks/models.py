@@ -20,7 +20,7 @@ class Task(Base):
     id: Mapped[Id]
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     name: Mapped[str | None] = mapped_column(String(128))
-    spec: Mapped[Json]  # as it was sent; service.tasks.specs reads it
+    spec: Mapped[Json]  # as it was sent; service.tasks.stored_specs reads it
     spec_defaults: Mapped[Json] = mapped_column(server_default=text("'{}'"))  # of what was left out, as they were then
     made_by: Mapped[str | None] = mapped_column(String(32))  # the version of the service that took it
     status: Mapped[TaskStatus] = mapped_column(String(16))

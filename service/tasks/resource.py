@@ -11,14 +11,14 @@ from sqlalchemy import ARRAY, BigInteger, Double, String, any_, case, func, lite
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.orm import Session, aliased
 
-from contract.documents import ShownConfig
+from contract.compatibility.lenient_documents import ShownConfig
 from contract.states import JOB_TERMINAL, TASK_TERMINAL, JobStatus, RequeueReason, TaskStatus
 from service.adapters.models import Adapter
 from service.database.engine import among_ids
 from service.fleet.models import Node, Placement
-from service.scheduler import queue_status
+from service.scheduler.state import queue_status
 from service.tasks.models import Job, Task
-from service.tasks.specs import effective
+from service.tasks.stored_specs import effective
 
 
 class Rows(BaseModel):

@@ -10,11 +10,11 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from service.app_state import state_of
 from service.audit.audit_trail import Note
-from service.auth_throttle import address_of
 from service.database.engine import Database
 from service.http.middleware import answer_with, request_id
 from service.http.problems import Forbidden, Unauthorized
 from service.tenants.api_keys import Principal, Scope
+from service.tenants.auth_throttle import address_of
 
 _bearer = HTTPBearer(scheme_name="ApiKey", description="An API key, `mk_...`", auto_error=False)
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]

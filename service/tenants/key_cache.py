@@ -8,9 +8,9 @@ import time
 
 from starlette.concurrency import run_in_threadpool
 
-from service.auth_throttle import AuthThrottle
 from service.database.engine import Database
 from service.tenants.api_keys import KeyCheck, Principal, check_key, hash_of
+from service.tenants.auth_throttle import AuthThrottle
 
 SECONDS = 3.0
 _MOST = 10_000  # keys remembered; beyond it, all are forgotten and asked for anew

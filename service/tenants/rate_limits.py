@@ -12,8 +12,8 @@ from limits.storage import MemoryStorage, RedisStorage
 from limits.strategies import SlidingWindowCounterRateLimiter
 from starlette.concurrency import run_in_threadpool
 
+from service.background.circuit_breaker import CircuitBreaker
 from service.background.wakeups import connect
-from service.circuit_breaker import CircuitBreaker
 from service.http.problems import Problem
 
 log = logging.getLogger(__name__)

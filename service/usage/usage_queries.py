@@ -1,4 +1,4 @@
-"""What tenants used, by task, from the numbers that the ledger keeps (ledger.py). Knows no HTTP.
+"""What tenants used, by task, from the numbers that the ledger keeps (usage_ledger.py). Knows no HTTP.
 
 A placement's tokens and device seconds are what its worker measured; where tasks share a step, its seconds are divided among
 them by their tokens before they are reported. What rewinds took back is not billed. A placement counts for the month it began
@@ -18,8 +18,8 @@ from service.tasks.models import Job, Task
 from service.tasks.resource import rows_in
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import scoped
-from service.usage.ledger import month_at, trained_in
 from service.usage.models import TaskUsage
+from service.usage.usage_ledger import month_at, trained_in
 
 
 @dataclass(frozen=True)

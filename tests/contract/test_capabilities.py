@@ -2,9 +2,9 @@
 
 import pytest
 
-from contract.capabilities import SERVICE_FIELDS, needed, understood
-from contract.capabilities_0_1 import CAPABILITIES_0_1
-from contract.protocol import refusal
+from contract.compatibility.capabilities import SERVICE_FIELDS, needed, understood
+from contract.compatibility.capabilities_0_1 import CAPABILITIES_0_1
+from contract.compatibility.protocol import refusal
 from contract.task_spec import TaskSpec
 
 SPEC = {"base_model": "b", "dataset": {"file_id": "f"}, "search_space": {"learning_rate": [1e-3]}}

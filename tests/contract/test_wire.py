@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from contract import wire
 from contract.adapter_manifest import AdapterManifest
-from contract.documents import unknown_fields
+from contract.compatibility.lenient_documents import unknown_fields
 from contract.states import ExitReason, JobStatus, RequeueReason
 from contract.task_spec import TaskSpec
 

@@ -14,7 +14,7 @@ from service.fleet.models import Node, Placement
 from service.storage.object_store import Storage
 from service.tasks.models import Job, PointChunk, Task
 from service.tasks.polling.task_watcher import touch
-from service.usage.ledger import book
+from service.usage.usage_ledger import book
 
 
 def change(database: Database, *task_ids: str) -> None:

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
 from contract import wire
-from contract.node_cache import CachedFiles
+from contract.cached_file_list import CachedFiles
 from contract.states import JOB_TERMINAL, JobStatus, check_job
 from contract.task_spec import TaskSpec
 from tests.worker.corpus import jsonl, rows

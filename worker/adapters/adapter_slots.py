@@ -7,15 +7,15 @@ from functools import partial
 
 from torch import Tensor
 
+from worker.adapters.arena_growth import NoRows, give_back, make_room, seated
 from worker.adapters.job_checkpoint import Best, Tensors
+from worker.adapters.memory_fit import MemoryFit
 from worker.adapters.parking_lot import ParkingLot
 from worker.adapters.warm_start import WarmStart
-from worker.arena_growth import NoRows, give_back, make_room, seated
+from worker.data.node_cache import NodeCache
 from worker.executor.job_run import JobRun
-from worker.memory_fit import MemoryFit
 from worker.model.arena import AdapterState, Arena, Slot, rows_for
 from worker.model.plain.trainer import OutOfMemory
-from worker.node_cache import NodeCache
 from worker.policy.admission import Capacity, rows_cap
 from worker.replicas.base_loader import Base
 

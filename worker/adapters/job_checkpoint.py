@@ -11,9 +11,9 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from worker.data.tensor_file import write_tensors
 from worker.model.arena import AdapterState
 from worker.policy.verdict import History
-from worker.tensor_file import write_tensors
 
 _FORMAT = 2
 _KEY = "motet_checkpoint"

@@ -9,9 +9,9 @@ from pathlib import Path
 from uuid import uuid4
 
 from worker.adapters.job_checkpoint import Progress, Tensors, load_tensors, save
+from worker.data.disk_full import DiskFull
+from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
-from worker.disk_full import DiskFull
-from worker.node_cache import NodeCache
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from contract.search_space import JobConfig
+from worker.data.tensor_file import write_tensors
 from worker.model.arena_layout import Target
-from worker.tensor_file import write_tensors
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"

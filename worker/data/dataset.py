@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from contract.row_encoding import RowReader
 from contract.task_spec import Schedule, TaskSpec
+from worker.data.token_cache import DataError, Reading, loose_stream
+from worker.data.token_stream import StreamView, TokenStream, axis_length
 from worker.model.flat_batch import Example
-from worker.token_cache import DataError, Reading, loose_stream
-from worker.token_stream import StreamView, TokenStream, axis_length
 
 _LEAST_VALIDATION = 32  # rows; fewer would rank jobs by chance, whatever they cost
 _AT_ONCE = 4096  # numbers made plain at a time

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker.disk_full import room_needed
+from worker.data.disk_full import room_needed
 
 _BLOCK = 2**20
 _KEPT_SECONDS = 24 * 3600

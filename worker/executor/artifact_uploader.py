@@ -19,13 +19,13 @@ from contract.wire import CheckpointRef, UploadRequest
 from worker.adapters.job_checkpoint import Progress, Tensors, save
 from worker.adapters.peft_export import export_peft
 from worker.api_client import FenceStale, PlacementLink, Refused
+from worker.data.disk_full import room_needed
+from worker.data.node_cache import NodeCache
 from worker.data.object_cache import Kept
-from worker.disk_full import room_needed
 from worker.executor.background_worker import BackgroundWorker
 from worker.executor.job_run import JobRun
 from worker.executor.placement_lease import Lease, LeaseOver
 from worker.executor.task_run import TaskRun
-from worker.node_cache import NodeCache
 from worker.replicas.base_loader import Base
 from worker.retry import persist
 

@@ -16,18 +16,18 @@ from contract.wire import BaseModelRef, Placement, PlacementFailed
 from worker.adapters.job_checkpoint import CheckpointError
 from worker.api_client import FenceStale, PlacementLink, Refused
 from worker.boot_clock import boot_now
+from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
+from worker.data.token_cache import DataError
 from worker.executor.background_worker import BackgroundWorker
 from worker.executor.placement_lease import Lease, LeaseOver
 from worker.executor.placement_preparation import CannotTrain, Preparation, Prepared
 from worker.executor.reporter import Reporter
 from worker.executor.task_run import TaskRun
-from worker.node_cache import NodeCache
 from worker.pipe_messages import Attach, Detach, Ended, Phase, Progress, Renew
 from worker.replicas.base_loader import Base, BaseError, Crowded, load_bases
 from worker.replicas.memory_profile import memory_of
 from worker.settings import Settings
-from worker.token_cache import DataError
 
 log = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 from contract.wire import BaseEvaluated, Placement
 from worker.adapters.adapter_slots import Slots
+from worker.data.node_cache import NodeCache
 from worker.executor.placement_preparation import Prepared
 from worker.executor.task_run import TaskRun
-from worker.node_cache import NodeCache
 from worker.replicas.dpo_reference import Reference, key_of, reference_of
 from worker.replicas.validation_pass import ValidationSubject, evaluate
 

@@ -7,9 +7,9 @@ from functools import partial
 
 from contract.wire import Checkpointed, CheckpointRef
 from worker.boot_clock import boot_now
+from worker.data.node_cache import NodeCache
 from worker.executor.artifact_uploader import ArtifactUploader, Snapshot
 from worker.executor.task_run import TaskRun
-from worker.node_cache import NodeCache
 from worker.replicas.replica_set import Replicas
 
 _SHARE = 50  # copies take at most one part in so many of the time

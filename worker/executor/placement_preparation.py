@@ -13,19 +13,19 @@ from worker.adapters.job_checkpoint import Progress, load_progress
 from worker.adapters.warm_start import WarmStart, WarmStartError, read_peft
 from worker.api_client import PlacementLink, Unreachable
 from worker.data.dataset import DataSet, split
+from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache, WrongBytes
+from worker.data.token_cache import DataError, Reading, stream_of
+from worker.data.token_stream import TokenStream
 from worker.executor.placement_lease import Lease
 from worker.model.arena import rows_for
 from worker.model.plain.trainer import OutOfMemory
-from worker.node_cache import NodeCache
 from worker.policy.activations import Activations, chosen
 from worker.policy.admission import Capacity
 from worker.replicas.base_loader import Base
 from worker.replicas.memory_profile import Profiles, capacity_of, held_bytes, profiles_of
 from worker.retry import persist
 from worker.settings import Settings
-from worker.token_cache import DataError, Reading, stream_of
-from worker.token_stream import TokenStream
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,10 @@ from functools import partial
 
 from contract.adapter_manifest import AdapterManifest
 from contract.wire import AdapterKept, JobCompleted, JobExited, Placement
+from worker.adapters.arena_growth import NoRows
 from worker.api_client import PlacementLink
-from worker.arena_growth import NoRows
 from worker.boot_clock import boot_now
+from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
 from worker.executor.artifact_uploader import ArtifactUploader
 from worker.executor.attached_placements import Act, AttachedPlacements
@@ -27,7 +28,6 @@ from worker.executor.job_run import JobRun, Stage
 from worker.executor.placement_lease import Lease
 from worker.executor.placement_preparation import Prepared
 from worker.executor.task_run import TaskRun, keeps_adapter
-from worker.node_cache import NodeCache
 from worker.pipe_messages import Attach, Detach, Ended, Progress, Renew, Stop
 from worker.policy.verdict import Verdict, not_finite
 from worker.replicas.device_replica import Hopeless

@@ -10,16 +10,16 @@ import signal
 from importlib.metadata import PackageNotFoundError
 from typing import Any
 
-from contract.documents import unknown_fields
+from contract.compatibility.lenient_documents import unknown_fields
 from contract.states import RequeueReason
 from contract.wire import DesiredState, Placement, PlacementsLost
 from worker.api_client import NodeLink
 from worker.boot_clock import boot_now
-from worker.credential import NodeCredential
 from worker.node.child_process import Child, ChildEnded, News
 from worker.node.desired_state_poller import Desired, NodeForgotten
 from worker.node.device_discovery import find_devices
 from worker.node.executor_pool import ExecutorPool, ExecutorProcess
+from worker.node.node_credential import NodeCredential
 from worker.node.node_registration import NodeMembership, join
 from worker.pipe_messages import Attach, Beat, Beating, Detach, Ended, Progress, Pulses, Renew, Unknown
 from worker.settings import Settings, SettingsError

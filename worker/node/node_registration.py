@@ -6,16 +6,16 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
-from contract.capabilities import understood
-from contract.protocol import refusal
+from contract.compatibility.capabilities import understood
+from contract.compatibility.protocol import refusal
 from contract.wire import PROTOCOL, Device, NodeRegistration, NodeWelcome
 from worker.api_client import JoinRefused, NodeLink, Refused, Unreachable
-from worker.cache_upkeep import CacheUpkeep
-from worker.credential import NodeCredential
+from worker.data.node_cache import NodeCache
+from worker.node.cache_upkeep import CacheUpkeep
 from worker.node.child_process import Child
 from worker.node.desired_state_poller import DesiredStates
+from worker.node.node_credential import NodeCredential
 from worker.node.wakeup_listener import Hints
-from worker.node_cache import NodeCache
 from worker.pipe_messages import HEARTBEAT_NEWS, Identity, Pulses
 from worker.settings import Settings, SettingsError
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from contract.wire import BaseModelRef
 from worker.data.dataset import DataSet, Rows
+from worker.data.disk_full import DiskFull
 from worker.data.object_cache import ObjectCache
-from worker.disk_full import DiskFull
 from worker.model.arena import Slot
 from worker.model.plain.trainer import Trainer
 from worker.replicas.validation_pass import Sequences, log_probabilities

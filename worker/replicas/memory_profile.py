@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from contract.wire import BaseModelRef
+from worker.data.disk_full import DiskFull
 from worker.data.object_cache import ObjectCache
-from worker.disk_full import DiskFull
 from worker.model.arena import ROW_MULTIPLE
 from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.plain.trainer import OutOfMemory, Trainer, probe

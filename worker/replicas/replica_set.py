@@ -15,10 +15,10 @@ from contract.wire import BaseModelRef
 from worker.adapters.adapter_slots import Slots
 from worker.adapters.job_checkpoint import Tensors
 from worker.adapters.parking_lot import ParkingLot
+from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
 from worker.executor.job_run import JobRun
 from worker.executor.placement_preparation import Prepared
-from worker.node_cache import NodeCache
 from worker.policy.activations import Need
 from worker.policy.admission import Demand, refusal
 from worker.policy.replica_assignment import Load, deal, takeover

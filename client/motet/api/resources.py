@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import Field
 
 from contract.adapter_manifest import AdapterFile, Lineage
-from contract.documents import ShownConfig
+from contract.compatibility.lenient_documents import ShownConfig
 from contract.states import TASK_TERMINAL, ExitReason, JobStatus, RequeueReason, TaskStatus
 from contract.strict import Message
 

@@ -27,7 +27,7 @@ from service.scheduler.state.snapshot import Asked, Snapshot
 from service.scheduler.state.usage_shares import kind_of
 from service.storage.object_store import Storage
 from service.tasks.models import Job, Task
-from service.tasks.specs import stored
+from service.tasks.stored_specs import stored
 from service.tasks.submission.spec_checks import Pinned
 
 _ANY = "an accelerator"  # that no node has yet

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from contract.capabilities import needed
+from contract.compatibility.capabilities import needed
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus, TaskStatus
 from contract.task_spec import Precision, Schedule, TaskSpec
 from service.files.models import File
@@ -24,7 +24,7 @@ from service.scheduler.estimate.throughput import Model, relevant
 from service.scheduler.state import learned_profiles
 from service.scheduler.state.usage_shares import kind_of
 from service.tasks.models import Job, Task
-from service.tasks.specs import SpecUnreadable, config_of, spec_of
+from service.tasks.stored_specs import SpecUnreadable, config_of, spec_of
 
 PAYS = 0.1  # of the time a doubling of the GPUs must save, or it is not worth them
 
@@ -86,7 +86,7 @@ class Workload:
         return int(self._bases[task.base_model].parameters * BYTES_PER_WEIGHT[self.specs[task.id].precision])
 
     def needs(self, task: Task) -> frozenset[str]:
-        """What a worker must understand to train it (contract.capabilities)."""
+        """What a worker must understand to train it (contract.compatibility.capabilities)."""
         kind = self._bases[task.base_model].model_type
         return self._memo.get(("needs", task.id, kind), lambda: needed(task.spec, kind))
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 
+from service.scheduler.core.eligibility import Bar
 from service.scheduler.core.problem import UNITS, Limit, Node, Problem, Queued, Start
-from service.scheduler.eligibility import Bar
 
 
 class Code(StrEnum):

@@ -15,8 +15,8 @@ from sqlalchemy.orm import Session, load_only
 from contract.states import TaskStatus
 from service.fleet.models import Node, Placement
 from service.http.pagination import cursor_unknown, pack_cursor, unpack_cursor
-from service.scheduler import queue_status
 from service.scheduler.models import Plan
+from service.scheduler.state import queue_status
 from service.scheduler.state.usage_shares import kind_of
 from service.tasks.models import Task
 

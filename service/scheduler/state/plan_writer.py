@@ -14,15 +14,16 @@ from service.background.dependencies import Dependencies
 from service.database.engine import clock, new_id
 from service.fleet.lease_clock import lease_until
 from service.fleet.models import Node, Placement
+from service.fleet.node_health.quarantine import trouble_of
 from service.fleet.placements import touch_nodes
-from service.fleet.quarantine import trouble_of
-from service.scheduler import news, queue_status
 from service.scheduler.core.decision import Decision
 from service.scheduler.core.problem import Start
 from service.scheduler.estimate.prediction_intervals import Between
+from service.scheduler.explain import plan_news
 from service.scheduler.explain.plan_announcements import reasons_of
 from service.scheduler.explain.plan_history import note
 from service.scheduler.models import Plan, PlanRequest
+from service.scheduler.state import queue_status
 from service.scheduler.state.snapshot import Snapshot
 from service.settings import Settings
 from service.tasks.models import Task
@@ -77,7 +78,7 @@ def tell(session: Session, seen: Snapshot, decision: Decision, placed: Placed, s
     between = seen.between(decision.starts)
     said = reasons_of(seen, decision, between)
     before = {id: seen.tasks[id].waiting for id in said}
-    found = news.choose(before, said, seen.at, news.budget(_since_last(session)))
+    found = plan_news.choose(before, said, seen.at, plan_news.budget(_since_last(session)))
     queue_status.publish(session, seen.at, seen.tasks, said, found.put_off)
     if found.told:
         with session.no_autoflush:

@@ -14,19 +14,19 @@ from sqlalchemy.orm import Session
 from contract.states import TaskStatus
 from service.background.dependencies import Dependencies
 from service.fleet.models import Node, Placement
-from service.scheduler import queue_status
 from service.scheduler.core import problem as p
+from service.scheduler.core.eligibility import Bar, Bars
 from service.scheduler.core.fair_share import Ask, Share, standing, weights, worth
-from service.scheduler.eligibility import Bar, Bars
 from service.scheduler.estimate.prediction_intervals import Between, Spread, intervals
 from service.scheduler.estimate.task_duration import Estimate
 from service.scheduler.estimate.task_workload import Shapes, Workload
-from service.scheduler.hosts import Hosts
 from service.scheduler.models import PlanRequest
+from service.scheduler.state import queue_status
 from service.scheduler.state.gpu_reservations import GpuReservation, kept, reservations_of
+from service.scheduler.state.host_eligibility import Hosts
 from service.scheduler.state.usage_shares import capacity, kind_of, limits, shares
 from service.tasks.models import Job, Task
-from service.tasks.specs import needs_version, newer_fields
+from service.tasks.stored_specs import needs_version, newer_fields
 
 Widths = Mapping[str, Sequence[p.Width]]  # by task, each narrowest first
 LEAVING_SECONDS = 10  # what a task that was asked to leave is expected to take over it

@@ -15,8 +15,8 @@ from service.tasks.lifecycle.conclusion import conclude, fail_unfinished
 from service.tasks.lifecycle.event_log import Kind, record
 from service.tasks.models import Job, Task
 from service.tasks.resource import rows_trained
-from service.tasks.specs import part
-from service.usage.ledger import take_back
+from service.tasks.stored_specs import part
+from service.usage.usage_ledger import take_back
 
 
 def rewind(session: Session, task: Task, reason: RequeueReason, detail: str = "", hopeless: str | None = None) -> None:

@@ -20,7 +20,7 @@ from service.database.prepared_statements import PreparedStatement
 from service.http.downloads import matches
 from service.http.request_coalescer import RequestCoalescer
 from service.scheduler.models import QueueStatus
-from service.scheduler.queue_status import NONE, Entries, Entry, entry_of, unpack
+from service.scheduler.state.queue_status import NONE, Entries, Entry, entry_of, unpack
 from service.tasks.models import Task
 from service.tasks.polling.task_watcher import Watcher
 from service.tasks.resource import BESIDE, QUEUE, Beside, TaskResource

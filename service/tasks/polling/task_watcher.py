@@ -16,9 +16,9 @@ from sqlalchemy import ARRAY, String, func, literal, select
 from sqlalchemy.orm import Session
 
 from service.database.engine import CONNECT, driver_url
+from service.database.timeouts import Connection, Timeouts
 from service.tasks.lifecycle.event_log import tell_status
 from service.tasks.models import Task
-from service.timeouts import Connection, Timeouts
 
 log = logging.getLogger(__name__)
 

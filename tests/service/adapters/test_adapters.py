@@ -12,7 +12,7 @@ from sqlalchemy import update
 
 from service.adapters.models import Adapter
 from service.background.garbage_collection import sweep
-from service.retention import Retention
+from service.background.retention import Retention
 from service.tasks.models import Task
 from tests.service.sample_tasks import adapter, chunk, jobs_of
 

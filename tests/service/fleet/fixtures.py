@@ -12,7 +12,7 @@ from service.background.reconciler import plan_what_time_has_changed
 from service.database.engine import Database, clock
 from service.fleet import join_tokens
 from service.fleet.models import Node
-from service.fleet.quarantine import faults_of
+from service.fleet.node_health.quarantine import faults_of
 from service.scheduler.planner import replan
 from service.tasks.models import Task
 from service.tasks.submission.data_validation import validate_due

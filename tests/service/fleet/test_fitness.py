@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import update
 
-from contract.capabilities import understood
+from contract.compatibility.capabilities import understood
 from contract.wire import PROTOCOL
 from service.fleet.models import BaseModel, Node
 from tests.service.fleet.scripted import ScriptedNode, points

@@ -5,17 +5,17 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import event, func, select, update
 
-from service import retention
 from service.audit.models import AuditEntry
+from service.background import retention
 from service.background.garbage_collection import sweep
+from service.background.retention import Retention, delete_in_batches, forget
 from service.database.engine import id_at, new_id
 from service.fleet.models import Placement
 from service.metrics.fleet_metrics import FleetMetrics
-from service.retention import Retention, delete_in_batches, forget
 from service.scheduler.models import Plan, PlanChange
 from service.tasks.models import PointChunk, Task, TaskEvent
-from service.usage.ledger import drift, month_at, trained_in
 from service.usage.models import TenantUsage
+from service.usage.usage_ledger import drift, month_at, trained_in
 from service.webhooks.models import Delivery, Webhook
 from tests.service.fleet.scripted import completed, exited, moved, points, throughput
 

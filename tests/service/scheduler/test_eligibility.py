@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
-from service.fleet.blame import Fault
-from service.scheduler.eligibility import Asker, Bar, Host, bars, burden, capability_words
+from service.fleet.node_health.blame import Fault
+from service.scheduler.core.eligibility import Asker, Bar, Host, bars, burden, capability_words
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SOON = NOW + timedelta(seconds=1)

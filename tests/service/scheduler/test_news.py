@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 from service.scheduler.explain import waiting_text
-from service.scheduler.news import LEAST, MOST, RATE, budget, choose
+from service.scheduler.explain.plan_news import LEAST, MOST, RATE, budget, choose
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

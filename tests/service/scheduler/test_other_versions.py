@@ -5,9 +5,9 @@ import json
 import pytest
 from sqlalchemy import select, text
 
-from contract.documents import combine
+from contract.compatibility.lenient_documents import combine
+from contract.compatibility.version import VERSION
 from contract.task_spec import TaskSpec
-from contract.version import VERSION
 from service.background.reconciler import plan_what_waited_for_this_version
 from service.fleet.models import Placement
 from service.tasks.models import Job, Task

@@ -8,7 +8,7 @@ from sqlalchemy import select, update
 
 from service.background.reconciler import plan_what_time_has_changed
 from service.fleet.models import Node
-from service.scheduler import news
+from service.scheduler.explain import plan_news
 from service.scheduler.models import Plan, PlanChange, PlanRequest, QueueStatus
 from service.scheduler.state import snapshot
 from service.tasks.models import Task
@@ -119,8 +119,8 @@ def test_what_nobody_waits_for_is_not_kept(tenant, queue, again, database):
 
 def test_news_that_was_put_off_is_told_by_a_later_plan(tenant, queue, plan, again, database, parts, monkeypatch):
     node, _, waits = queue
-    monkeypatch.setattr(news, "LEAST", 1)
-    monkeypatch.setattr(news, "RATE", 0.0)
+    monkeypatch.setattr(plan_news, "LEAST", 1)
+    monkeypatch.setattr(plan_news, "RATE", 0.0)
     drained = tenant.client.app.state.motet.system
     with drained.begin() as session:
         session.get_one(Node, node.id).drained_at = session.get_one(Node, node.id).joined_at

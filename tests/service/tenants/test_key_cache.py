@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from service.auth_throttle import AuthThrottle
 from service.tenants import key_cache
+from service.tenants.auth_throttle import AuthThrottle
 from service.tenants.key_cache import KeyCache
 
 

@@ -7,7 +7,7 @@ from sqlalchemy import update
 
 from contract.states import ExitReason, JobStatus
 from service.tasks.models import Task
-from service.usage.ledger import take_back
+from service.usage.usage_ledger import take_back
 from tests.service.sample_tasks import jobs_of, placement
 
 

@@ -14,10 +14,10 @@ from tests.worker.corpus import jsonl, rows
 from tests.worker.inside import Inside
 from worker.adapters.job_checkpoint import Tensors
 from worker.adapters.parking_lot import ParkingLot
+from worker.data.disk_full import DiskFull
+from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
-from worker.disk_full import DiskFull
 from worker.model.arena import AdapterState
-from worker.node_cache import NodeCache
 
 SPACE = {"learning_rate": [1e-2], "rank": [4], "batch_size": [4]}
 SHORT = {"max_steps": 12}

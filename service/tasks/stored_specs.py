@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from contract.documents import beside, combine, read_leniently, sent, unknown_fields, why_unreadable
+from contract.compatibility.lenient_documents import beside, combine, read_leniently, sent, unknown_fields, why_unreadable
+from contract.compatibility.version import VERSION
 from contract.search_space import JobConfig
 from contract.task_spec import TaskSpec
-from contract.version import VERSION
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import pytest
 
 from tests.worker.fleet import JOIN_TOKEN, Fleet
 from worker.api_client import NodeLink
-from worker.credential import NodeCredential
 from worker.node.device_discovery import find_devices
+from worker.node.node_credential import NodeCredential
 from worker.node.node_registration import join
 from worker.settings import Settings, SettingsError
 

@@ -13,10 +13,10 @@ from tests.worker.corpus import jsonl, rows
 from tests.worker.fleet import placer
 from tests.worker.inside import Inside
 from tests.worker.node.test_daemon import running
-from worker import token_cache
 from worker.api_client import NodeLink
-from worker.cache_upkeep import CacheUpkeep
-from worker.node_cache import NodeCache
+from worker.data import token_cache
+from worker.data.node_cache import NodeCache
+from worker.node.cache_upkeep import CacheUpkeep
 
 SPACE = {"learning_rate": [1e-3], "rank": [4], "batch_size": [4]}
 SHORT = {"max_steps": 4}

@@ -7,8 +7,8 @@ from contract.states import RequeueReason
 from service.background.dependencies import Dependencies
 from service.database.engine import clock
 from service.fleet.models import Node, Placement
+from service.fleet.node_health.quarantine import mend
 from service.fleet.placements import ask_to_leave, lock_placement
-from service.fleet.quarantine import mend
 from service.http.problems import NotFound, shown
 from service.scheduler.state.plan_requests import request_plan
 

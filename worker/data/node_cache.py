@@ -21,8 +21,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from worker.data.disk_full import DiskFull
 from worker.data.object_cache import ObjectCache
-from worker.disk_full import DiskFull
 
 log = logging.getLogger(__name__)
 

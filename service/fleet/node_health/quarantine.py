@@ -15,8 +15,8 @@ from sqlalchemy.orm import Session
 
 from service.background.dependencies import Dependencies
 from service.database.engine import clock
-from service.fleet.blame import IN_A_ROW, Fault, Witness, at_fault, node_rest, suspect, task_rest
 from service.fleet.models import Node, Placement
+from service.fleet.node_health.blame import IN_A_ROW, Fault, Witness, at_fault, node_rest, suspect, task_rest
 from service.scheduler.state.plan_requests import request_plan
 from service.settings import Settings
 from service.tasks.models import Task

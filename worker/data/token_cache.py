@@ -18,10 +18,10 @@ from typing import Any
 
 from contract.row_encoding import RowError, RowReader, Tokens, cut, learns
 from contract.task_spec import Objective
+from worker.data.disk_full import room_needed
+from worker.data.node_cache import LOCK, CachedFile, remove
 from worker.data.row_reader import example
-from worker.disk_full import room_needed
-from worker.node_cache import LOCK, CachedFile, remove
-from worker.token_stream import StreamDamaged, StreamWriter, TokenStream, create
+from worker.data.token_stream import StreamDamaged, StreamWriter, TokenStream, create
 
 log = logging.getLogger(__name__)
 

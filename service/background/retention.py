@@ -1,5 +1,5 @@
 """How long rows are kept that only tell what was, and their removal in bounded batches: no transaction grows with the backlog,
-and none waits for a lock. What is counted from such rows was written as a number before (usage/ledger.py).
+and none waits for a lock. What is counted from such rows was written as a number before (usage/usage_ledger.py).
 """
 
 from dataclasses import dataclass

@@ -27,8 +27,8 @@ from typing import IO, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from worker.data.node_cache import HEADER
 from worker.model.flat_batch import Example
-from worker.node_cache import HEADER
 
 log = logging.getLogger(__name__)
 

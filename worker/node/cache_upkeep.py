@@ -9,10 +9,10 @@ import logging
 import threading
 from collections.abc import Iterator
 
-from contract.node_cache import CachedFile, CachedFiles
+from contract.cached_file_list import CachedFile, CachedFiles
 from contract.wire import NodeWelcome
 from worker.api_client import LinkError, NodeLink
-from worker.node_cache import NodeCache
+from worker.data.node_cache import NodeCache
 
 log = logging.getLogger(__name__)
 

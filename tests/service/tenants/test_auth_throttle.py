@@ -7,9 +7,9 @@ import pytest
 from sqlalchemy import Engine, event
 from starlette.requests import HTTPConnection
 
-from service import auth_throttle
-from service.auth_throttle import AuthThrottle, TooManyFailures, address_of
 from service.http.problems import Unauthorized
+from service.tenants import auth_throttle
+from service.tenants.auth_throttle import AuthThrottle, TooManyFailures, address_of
 from tests.service.fleet.fixtures import join_token, nothing_left  # noqa: F401  (a fixture)
 from tests.service.fleet.scripted import ScriptedNode
 from tests.service.live_server import PATIENCE

@@ -18,12 +18,12 @@ from contract.row_encoding import cut
 from contract.task_spec import Objective
 from tests.worker import corpus
 from tests.worker.corpus import EXAMPLE_BASE, jsonl
-from worker import token_cache
+from worker.data import token_cache
+from worker.data.node_cache import HEADER, NodeCache
 from worker.data.row_reader import fingerprint_of, reader_of
+from worker.data.token_cache import DataError, Reading, stream_of
+from worker.data.token_stream import TokenStream
 from worker.executor.placement_lease import LeaseOver
-from worker.node_cache import HEADER, NodeCache
-from worker.token_cache import DataError, Reading, stream_of
-from worker.token_stream import TokenStream
 
 TOKENIZER = AutoTokenizer.from_pretrained(EXAMPLE_BASE)
 SFT = Reading(reader_of(TOKENIZER), Objective(), 40, fingerprint_of(TOKENIZER))

@@ -13,13 +13,13 @@ from starlette.testclient import TestClient
 
 from service.app import create_app
 from service.app_state import State
+from service.background.circuit_breaker import CircuitBreaker
 from service.background.dependencies import Dependencies
-from service.circuit_breaker import CircuitBreaker
 from service.database import schema
 from service.database.async_reader import AsyncReader
 from service.database.engine import Database
 from service.database.prepared_statements import PreparedStatement
-from service.timeouts import Timeouts
+from service.database.timeouts import Timeouts
 
 NAMES = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
 SHOWN = text("SELECT " + ", ".join(f"current_setting('{name}') AS {name}" for name in NAMES))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from service.fleet.blame import Fault
+from service.fleet.node_health.blame import Fault
 
 
 class Bar(StrEnum):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from contract.capabilities import understood
+from contract.compatibility.capabilities import understood
 from contract.states import RequeueReason
 from contract.wire import PROTOCOL
 from tests.worker.node.test_daemon import LONG, SHORT, SPACE, house, refused, running, trains

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.metadata import version
 
-from contract.capabilities import understood
-from contract.capabilities_0_1 import CAPABILITIES_0_1
+from contract.compatibility.capabilities import understood
+from contract.compatibility.capabilities_0_1 import CAPABILITIES_0_1
 from service.fleet.models import Node
-from service.fleet.quarantine import Trouble, faults_of, trouble_of
+from service.fleet.node_health.quarantine import Trouble, faults_of, trouble_of
+from service.scheduler.core.eligibility import Asker, Bar, Bars, Host, bars, burden, capability_words
 from service.scheduler.core.problem import Width
-from service.scheduler.eligibility import Asker, Bar, Bars, Host, bars, burden, capability_words
 from service.settings import Settings
 from service.tasks.models import Task
 
