@@ -77,7 +77,7 @@ def measure(tasks: int, nodes: int, slots: int, rate: float, seconds: float, see
             for _ in range(tasks):
                 at += draw.expovariate(rate)
                 time.sleep(max(0.0, at - time.monotonic()))
-                task = motet.commands.submit(dataset={"file_id": file}, **_SPEC)
+                task = motet.submit(dataset={"file_id": file}, **_SPEC)
                 posted[task] = time.monotonic()
             for task in posted:
                 motet.ended(task)

@@ -35,7 +35,7 @@ def nodes(motet: House) -> dict[str, dict[str, Any]]:
 
 
 def faults_found(motet: House) -> list[str]:
-    return [found.what for found in examine(lambda: Client(motet.url, motet.local.demo, motet.admin)) if not found.well]
+    return [found.what for found in examine(lambda: Client(motet.url, motet.demo, motet.admin)) if not found.well]
 
 
 @pytest.mark.timeout(900)
@@ -43,12 +43,12 @@ def test_three_tasks_beside_a_node_whose_executors_die(motet: House) -> None:
     killer = Killer(motet, on={"worker-2"})
     try:
         rows = motet.upload(short_rows(48))
-        tasks = [motet.commands.submit(dataset={"file_id": rows}, **SPEC) for _ in range(3)]
+        tasks = [motet.submit(dataset={"file_id": rows}, **SPEC) for _ in range(3)]
         for task in tasks:
             assert motet.ended(task, seconds=400)["status"] == "succeeded"
         told = nodes(motet)
         while told["worker-2"]["losses"] < 3:  # the healthy node was quick: the bad one is given more, until it is known
-            more = [motet.commands.submit(dataset={"file_id": rows}, **SPEC) for _ in range(2)]
+            more = [motet.submit(dataset={"file_id": rows}, **SPEC) for _ in range(2)]
             for task in more:
                 assert motet.ended(task, seconds=400)["status"] == "succeeded"
             told = nodes(motet)
@@ -64,7 +64,7 @@ def test_an_old_worker_that_dies_of_what_it_reads_holds_up_nobody(motet: House, 
     old = OldWorker(motet, tmp_path)
     try:
         rows = motet.upload(short_rows(48))
-        tasks = [motet.commands.submit(dataset={"file_id": rows}, **SPEC) for _ in range(6)]
+        tasks = [motet.submit(dataset={"file_id": rows}, **SPEC) for _ in range(6)]
         for task in tasks:
             assert motet.ended(task, seconds=400)["status"] == "succeeded"
         assert old.alive, "its heartbeats go on, and its thread is dead"

@@ -44,7 +44,7 @@ def unbroken(motet: House) -> dict[tuple[int, str], dict[int, float | None]]:
 
 
 def start(motet: House) -> str:
-    return motet.commands.submit(dataset={"file_id": motet.upload(short_rows(ROWS))}, **SPEC)
+    return motet.submit(dataset={"file_id": motet.upload(short_rows(ROWS))}, **SPEC)
 
 
 def steps(task: dict[str, Any]) -> int:

@@ -41,7 +41,7 @@ def peft_losses(adapter: Path, rows: list[dict[str, Any]], folder: Path) -> dict
 
 def test_a_posted_task_comes_back_as_a_trained_adapter(motet: House, tmp_path: Path) -> None:
     validation = gsm8k(12, skip=64)
-    task_id = motet.commands.submit(
+    task_id = motet.submit(
         dataset={"file_id": motet.upload(gsm8k(40)), "validation_file_id": motet.upload(validation)},
         search_space={"method": "grid", "learning_rate": [3e-3, 3e-4, 1e6], "rank": [4, 24], "batch_size": [2]},
         training={"epochs": 1, "max_seq_len": 512},
@@ -115,8 +115,8 @@ def test_rows_made_just_now_are_learnt_and_shuffled_completions_are_not(motet: H
     shuffled = [{**row, "completion": c} for row, c in zip(rows, completions, strict=True)]
 
     spec = {"search_space": LEARNABLE, "training": {"epochs": 3}, "early_exit": {"policy": "none", "eval_every": 30}}
-    first = motet.commands.submit(dataset={"file_id": motet.upload(rows)}, **spec)
-    second = motet.commands.submit(dataset={"file_id": motet.upload(shuffled)}, **spec)
+    first = motet.submit(dataset={"file_id": motet.upload(rows)}, **spec)
+    second = motet.submit(dataset={"file_id": motet.upload(shuffled)}, **spec)
     true, false = motet.ended(first)["winner"], motet.ended(second)["winner"]
     assert true["val_loss"] < 0.5 * false["val_loss"], (true, false)
 
@@ -131,7 +131,7 @@ def test_a_task_takes_a_second_device_only_where_nobody_needs_it_and_trains_the_
     (node,) = motet.as_admin("GET", "/v1/admin/nodes")["data"]
     motet.as_admin("POST", f"/v1/admin/nodes/{node['id']}/drain")  # so that one plan sees both
     _believe_steps_to_be_long(motet)
-    beside, other = motet.commands.submit(max_gpus=2, **spec), motet.commands.submit(**spec | {"search_space": LEARNABLE})
+    beside, other = motet.submit(max_gpus=2, **spec), motet.submit(**spec | {"search_space": LEARNABLE})
     for task_id in (beside, other):
         motet.until(task_id, lambda task: task["waiting"] is not None and task["waiting"]["code"] == "node_drained")
     motet.as_admin("POST", f"/v1/admin/nodes/{node['id']}/undrain")
@@ -139,7 +139,7 @@ def test_a_task_takes_a_second_device_only_where_nobody_needs_it_and_trains_the_
     assert narrow["placement"]["gpus"] == 1
 
     _believe_steps_to_be_long(motet)
-    alone = motet.commands.submit(max_gpus=2, **spec)
+    alone = motet.submit(max_gpus=2, **spec)
     wide = motet.ended(alone)
     assert wide["placement"]["gpus"] == 2
     assert wide["placement"]["steps"] == 3
@@ -168,8 +168,8 @@ def test_two_tenants_train_at_once_and_cannot_see_each_other(motet: House) -> No
         "training": {"epochs": 3, "max_seq_len": 64},
         "early_exit": {"policy": "none", "eval_every": 80},
     }
-    mine = motet.commands.submit(dataset={"file_id": motet.upload(gsm8k(64))}, **spec)
-    theirs = motet.commands.submit(other, dataset={"file_id": motet.upload(gsm8k(64), other)}, **spec)
+    mine = motet.submit(dataset={"file_id": motet.upload(gsm8k(64))}, **spec)
+    theirs = motet.submit(other, dataset={"file_id": motet.upload(gsm8k(64), other)}, **spec)
 
     with ThreadPoolExecutor(2) as pool:
         running = [
@@ -194,11 +194,11 @@ def test_two_tenants_train_at_once_and_cannot_see_each_other(motet: House) -> No
 def test_a_cancelled_task_lets_its_node_go(motet: House) -> None:
     spec = {"training": {"epochs": 100, "max_seq_len": 64}, "early_exit": {"policy": "none"}}
     space = {"method": "grid", "learning_rate": [1e-3], "batch_size": [4]}
-    task_id = motet.commands.submit(dataset={"file_id": motet.upload(gsm8k(64))}, search_space=space, **spec)
+    task_id = motet.submit(dataset={"file_id": motet.upload(gsm8k(64))}, search_space=space, **spec)
     motet.until(task_id, lambda task: task["progress"]["steps_done"] > 2)
     assert motet.http.post(f"/v1/tasks/{task_id}/cancel").json()["status"] == "cancelled"
     points = motet.curves(task_id)[0, "train_loss"]
-    quick = motet.commands.submit(
+    quick = motet.submit(
         dataset={"file_id": motet.upload(_made_rows(random.Random(), 40))},
         search_space=LEARNABLE,
         training={"epochs": 1},
