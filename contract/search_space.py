@@ -20,8 +20,8 @@ MAX_VALUES = 256  # of one dimension of a search space
 MAX_SEED = 2**31 - 1
 ALPHA_RATIO = 2.0  # alpha over rank, where a space says neither (ALTO A.4)
 
-# far beyond any use, and small enough that no step's arithmetic overflows in float32
-MAX_LEARNING_RATE = 1e6
+# far beyond any use: what float32 holds, with room for the products of a step
+MAX_LEARNING_RATE = 1e30
 MAX_ALPHA = 65_536.0
 MAX_BETA = 1e4
 

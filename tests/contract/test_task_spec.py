@@ -93,7 +93,7 @@ BAD = [
     (spec(gpus=3, max_gpus=9), "max_gpus", "is 9, must be 'gpus' doubled any number of times: 3, 6, 12, 24, 48"),
     (spec(gpus=0, max_gpus=3), "gpus", "greater than or equal to 1"),
     (spec(priority=101), "priority", "less than or equal to 100"),
-    (space(learning_rate=[1e39]), "search_space.learning_rate.0", "less than or equal to 1000000"),
+    (space(learning_rate=[1e39]), "search_space.learning_rate.0", "less than or equal to 1000000000000000000000000000000"),
     (space(alpha=[1e39]), "search_space.alpha.0", "less than or equal to 65536"),
     (space(alpha_ratio=[1e39]), "search_space.alpha_ratio.0", "less than or equal to 256"),
     (spec(training={"max_steps": 10**12}), "training.max_steps", "less than or equal to 10000000"),
