@@ -37,6 +37,7 @@ class Fleet:
     next_number: str
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     key: str = ""
+    admin_key: str = ""
 
     # ---- processes -----------------------------------------------------------------------------------------------
 
@@ -45,11 +46,9 @@ class Fleet:
         self.migrate(version)
         self._run(version, "service", "bootstrap")
         keys = json.loads((self.settings.state_dir / "credentials.json").read_text())
-        self.key = keys["demo_key"]
+        self.key, self.admin_key = keys["demo_key"], keys["admin_key"]
         self.api(version)
-        model = {"name": "base", "source": str(BASE_MODEL)}
-        answer = httpx.post(self._url("/v1/admin/models"), json=model, headers=_bearer(keys["admin_key"]), timeout=60)
-        assert answer.is_success, answer.text
+        self._admin("POST", "/v1/admin/models", json={"name": "base", "source": str(BASE_MODEL)})
 
     def migrate(self, version: str) -> None:
         self._run(version, "service", "migrate")
@@ -77,7 +76,9 @@ class Fleet:
         self.stop(f"queue-{version}", f"reconcile-{version}")
 
     def work_with(self, version: str, slots: int = 1) -> None:
-        """A node of this version."""
+        """A node of this version, which takes tasks also if it was drained before."""
+        for node in self._nodes(version):
+            self._admin("POST", f"/v1/admin/nodes/{node}/undrain")
         more = {
             "MOTET_API_URL": self.settings.api_url,
             "MOTET_REDIS_URL": self.node_redis_url,
@@ -88,6 +89,19 @@ class Fleet:
             "MOTET_WORKER_THREADS": "1",
         }
         self._start(f"worker-{version}", version, "worker", **more)
+
+    def retire(self, version: str) -> None:
+        """Drain the version's node, as OPERATIONS.md says, and stop it once its tasks have left it, safe to the last step."""
+        (node,) = self._nodes(version)
+        self._admin("POST", f"/v1/admin/nodes/{node}/drain", json={"evict": True})
+        deadline = time.monotonic() + _PATIENCE
+        while self.rows(f"SELECT 1 FROM placements WHERE node_id = '{node}' AND ended_at IS NULL"):
+            assert time.monotonic() < deadline, self.said(f"worker-{version}")
+            time.sleep(0.1)  # nothing tells a client of a placement's end
+        self.stop(f"worker-{version}")
+
+    def _nodes(self, version: str) -> list[str]:
+        return [row[0] for row in self.rows(f"SELECT id FROM nodes WHERE name = 'node-{version}'")]
 
     def stop(self, *names: str) -> None:
         """As on SIGTERM, together."""
@@ -124,10 +138,14 @@ class Fleet:
 
     # ---- what a tenant does --------------------------------------------------------------------------------------
 
-    def call(self, method: str, path: str, **how: Any) -> httpx.Response:
+    def _admin(self, method: str, path: str, **how: Any) -> None:
+        answer = self.call(method, path, key=self.admin_key, **how)
+        assert answer.is_success, answer.text
+
+    def call(self, method: str, path: str, key: str | None = None, **how: Any) -> httpx.Response:
         """Until it is answered: meanwhile the API is replaced. A POST carries a key, so that it makes nothing twice."""
         once = {"Idempotency-Key": f"k{next(_numbers)}-{os.getpid()}"} if method == "POST" else {}
-        headers = _bearer(self.key) | once | how.pop("headers", {})
+        headers = _bearer(key or self.key) | once | how.pop("headers", {})
         deadline = time.monotonic() + _PATIENCE
         while True:
             try:

@@ -41,7 +41,7 @@ def test_each_part_of_either_version_works_with_all_others_of_the_other(fleet):
     newer = fleet.submit(file, **{SPEC_FIELD: 3}, training={"epochs": 100, "max_steps": 60, "max_seq_len": 32})
     waits = fleet.until(newer, lambda task: (task["waiting"] or {}).get("code") == "waiting_for_version")
     assert f"version {fleet.next_number}, which accepted it, can" in waits["waiting"]["sentence"]
-    fleet.stop("worker-old")
+    fleet.retire(OLD)
     fleet.work_with(NEXT)
     fleet.plan_with(NEXT)
     fleet.until(newer, lambda task: task["progress"]["steps_done"] > 0)
@@ -66,13 +66,13 @@ def test_two_hundred_tasks_over_an_upgrade_and_its_rollback(fleet):
         lambda: fleet.api(NEXT),
         lambda: fleet.work_with(NEXT, slots=4),
         lambda: fleet.stop_planning_with(OLD),
-        lambda: fleet.stop("worker-old"),
+        lambda: fleet.retire(OLD),
     )
     rollback = (
         lambda: fleet.plan_with(OLD),
         lambda: fleet.work_with(OLD, slots=4),
         lambda: fleet.api(OLD),
-        lambda: fleet.stop("worker-next"),
+        lambda: fleet.retire(NEXT),
         lambda: fleet.stop_planning_with(NEXT),
     )
     for done, step in enumerate((*upgrade, *rollback), 1):
