@@ -1,1 +1,7 @@
 """Benchmarks: each file is one command that checks correctness first and writes one result file."""
+
+import os
+
+from contract import reproducibility
+
+reproducibility.turn_on(os.environ)  # before a benchmark imports torch: what multiplies on a CPU does it as executors do

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from sqlalchemy import create_engine
 
-from deploy.devstack.postgres import Postgres, installed
+from deploy.devstack.binaries import installed
+from deploy.devstack.postgres import Postgres
 from deploy.devstack.postgres_account import choose_account
 from deploy.devstack.private_folders import private_folder
 from deploy.devstack.stack import postgres_of

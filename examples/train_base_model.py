@@ -11,10 +11,13 @@ import argparse
 import gzip
 import json
 import math
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # before torch: else the bits of a product depend on addresses
 
 import torch
 from jinja2 import Template

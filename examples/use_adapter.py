@@ -9,8 +9,11 @@ answer here). `--json` prints one line for programs.
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # before torch: else the bits of a product depend on addresses
 
 import torch
 from peft import PeftModel

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from contract import reproducibility
 from deploy.devstack.owned_process import Process, how_it_ended
 from deploy.devstack.postgres import Postgres
 from deploy.devstack.postgres_account import choose_account
@@ -23,6 +24,7 @@ from deploy.devstack.valkey import Valkey
 # the cores are shared among test processes, where threads that spin while they wait would keep others from working
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+reproducibility.turn_on(os.environ)  # before anything imports torch
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # must be chosen before anything imports a kernel
 

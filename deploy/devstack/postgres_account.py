@@ -36,8 +36,12 @@ class Account:
                 os.chown(path, self.owner, self.owner, follow_symlinks=False)
 
     def reaches(self, path: Path) -> bool:
-        """Whether the account may enter the folder, or run the file, at `path`."""
+        """Whether the account may enter the folder at `path`."""
         return not self.stranger or _works((*self.prefix, "test", "-x", str(path)))
+
+    def runs(self, program: Path, *words: str) -> bool:
+        """Whether the account can run a program, its shared libraries included. We can, so only another user is tried."""
+        return not self.stranger or _works((*self.prefix, str(program), *words))
 
 
 def choose_account() -> Account:

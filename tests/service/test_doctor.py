@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+import httpx
 import pytest
 from motet.api.client import Client
 from motet.local.doctor import examine
@@ -67,3 +68,21 @@ def test_a_service_without_machines(server: Server, new_tenant, settings, databa
         assert found.mend
     admin.post(f"/v1/tasks/{task['id']}/cancel")
     assert wrong(examine(lambda: Client(server.url, admin.key))) == []  # without an admin key machines are not looked at
+
+
+def test_a_node_of_cpus_that_does_not_turn_reproducibility_on(server: Server, new_tenant):
+    admin = new_tenant(*Scope)
+    token = server.state.settings.join_token.get_secret_value()
+
+    def told() -> list[str]:
+        findings = examine(lambda: Client(server.url, admin.key, admin.key))
+        return [finding.what + finding.mend for finding in findings if "MKL_CBWR" in finding.what and not finding.well]
+
+    with httpx.Client(base_url=server.url) as client:
+        node = ScriptedNode(client, token, "approximate").register()  # an older worker says nothing of it
+        (what,) = told()
+        assert "node approximate trains on CPUs without MKL_CBWR" in what
+        assert "start its worker again" in what
+        node.versions["MKL_CBWR"] = "AUTO,STRICT"
+        node.reboot()
+        assert told() == []

@@ -1,11 +1,13 @@
 """Registers the node, and holds what belongs to one registration: heartbeat, wake-ups, desired state."""
 
 import logging
+import os
 import secrets
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
+from contract import reproducibility
 from contract.compatibility.capabilities import understood
 from contract.compatibility.protocol import refusal
 from contract.wire import PROTOCOL, Device, NodeRegistration, NodeWelcome
@@ -48,7 +50,7 @@ def join(
             name=settings.node_name,
             boot_id=secrets.token_hex(16),
             devices=devices,
-            versions={name: version(name) for name in _VERSIONS},
+            versions={name: version(name) for name in _VERSIONS} | _numerics(),
             capabilities=sorted(understood()),
             credential=credential.propose(),
         )
@@ -93,6 +95,11 @@ def _register(settings: Settings, credential: NodeCredential, link: NodeLink, re
     raise SettingsError(
         f"node {settings.node_name} may not join: {credential.path} holds no credential that is known, and {why}"
     )
+
+
+def _numerics() -> dict[str, str]:
+    """What executors inherit that their bits depend on, beside the versions; `motet doctor` looks at it."""
+    return {reproducibility.VARIABLE: os.environ.get(reproducibility.VARIABLE, "")}
 
 
 class NodeMembership:

@@ -214,6 +214,7 @@ class Node(Message):
     trouble: str | None = None  # why it is not ready, in a sentence
     losses: int = 0  # placements lost there in a row
     devices: list[Device] = Field(default=[])
+    versions: dict[str, str] = Field(default={})
     tokens_per_second: dict[str, float] = Field(default={})
     running: list[RunningTask] = Field(default=[])
     heartbeat_at: datetime | None = None

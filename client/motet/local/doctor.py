@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from contract import reproducibility
 from contract.states import TaskStatus
 from motet.api.client import Client
 from motet.api.errors import ApiError, NoCredentials, Unreachable
-from motet.api.resources import Task
+from motet.api.resources import Node, Task
 
 _LOOKED_AT = 50  # tasks of a status, at most
 
@@ -80,12 +81,19 @@ def _nodes(client: Client) -> Iterator[Finding]:
             yield Finding(False, said, _TROUBLES["resting"])
         elif node.status == "ready":
             yield Finding(True, f"node {node.name} is ready, has {len(node.devices)} devices and {runs}")
+            yield from _numerics(node)
         elif node.status in _TROUBLES:
             yield Finding(False, f"node {node.name} is {node.status}: {node.trouble}", _TROUBLES[node.status])
         else:
             seen = f"{node.heartbeat_at:%Y-%m-%d %H:%M} UTC" if node.heartbeat_at is not None else "never"
             mend = "start its worker again; what it ran is already queued elsewhere"
             yield Finding(False, f"node {node.name} is {node.status}, last heard of {seen}", mend)
+
+
+def _numerics(node: Node) -> Iterator[Finding]:
+    if any(device.type == "cpu" for device in node.devices) and not reproducibility.is_on(node.versions):
+        what = f"node {node.name} trains on CPUs without {reproducibility.VARIABLE}: a job's last bits depend on its neighbours"
+        yield Finding(False, what, "start its worker again, from this version of Motet: `python -m worker` sets it by itself")
 
 
 def _tasks(client: Client) -> Iterator[Finding]:

@@ -3,7 +3,7 @@
 A BLAS chooses how to sum a row by the number of rows (docs/NUMERICS.md has the measurements): it cuts a long inner dimension
 into pieces of its own choosing, and treats few rows, and the last rows of an uneven number, in another way than the rest. So on
 CPU the cut is made here, by the inner size alone, and callers fill up their rows to a `whole_rows` number. A GPU's product is
-left whole.
+left whole. Where operands lie in memory matters to MKL unless the process was started with MKL_CBWR=AUTO,STRICT.
 """
 
 from typing import Protocol

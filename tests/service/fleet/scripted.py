@@ -26,6 +26,7 @@ class ScriptedNode:
     name: str
     slots: int = 1
     memory: int = 8 * GIB
+    versions: dict[str, str] = field(default_factory=dict)
     boot_id: str = field(default_factory=lambda: secrets.token_hex(8))
     welcome: wire.NodeWelcome | None = None
 
@@ -44,7 +45,12 @@ class ScriptedNode:
 
     def ask_to_join(self, bearer: str, **more: Any) -> Any:
         """One registration, whatever comes of it."""
-        said = {"name": self.name, "boot_id": self.boot_id, "devices": devices(self.slots, self.memory)}
+        said = {
+            "name": self.name,
+            "boot_id": self.boot_id,
+            "devices": devices(self.slots, self.memory),
+            "versions": self.versions,
+        }
         return self.call("POST", "nodes", bearer, said | self.said | more)
 
     def reboot(self) -> "ScriptedNode":

@@ -16,6 +16,7 @@ from worker.model.plain.trainer import Trainer
 from worker.model.row_optimizer import RowUpdate
 
 STEPS = 20
+OFFSETS = (0, 1, 4, 9)  # numbers of 4 bytes; a cache line, and the widest vector, has 16
 VOCAB = 515
 # inner sizes beyond a BLAS's own cut (864, 1536), a head size that is no multiple of a vector, a vocabulary that is odd
 WIDE = LlamaConfig(
@@ -70,9 +71,20 @@ class Outcome:
     moments: Tensor
 
 
-def _train(config: PreTrainedConfig, jobs: list[Job], poison: Job | None = None) -> dict[Job, Outcome]:
+def _at(offset: int, tensor: Tensor) -> Tensor:
+    """The same numbers in storage that begins `offset` of them after a multiple of 64 bytes."""
+    room = torch.empty(tensor.numel() + 16 + offset, dtype=tensor.dtype)
+    start = -room.data_ptr() // room.element_size() % 16 + offset
+    assert room[start:].data_ptr() % 64 == offset * room.element_size() % 64
+    return room[start : start + tensor.numel()].view(tensor.shape).copy_(tensor)
+
+
+def _train(config: PreTrainedConfig, jobs: list[Job], poison: Job | None = None, offset: int = 0) -> dict[Job, Outcome]:
+    """offset: where the base's weights and the adapters begin, in numbers after a multiple of 64 bytes."""
     backbone = Backbone.of(tiny.model(config))
     trainer = Trainer(backbone, Arena(backbone.targets, 144))
+    for tensor in (*backbone.tensors(), trainer.arena.master, trainer.arena.grad):
+        tensor.data = _at(offset, tensor)
     slots: dict[Job, Slot] = {}
     for job in jobs:
         slots[job] = trainer.arena.attach(job.rank, 2.0 * job.rank)
@@ -113,6 +125,16 @@ def test_a_job_is_the_same_bits_alone_and_beside_seven(config: PreTrainedConfig,
         assert solo.losses[0] != solo.losses[-1]
         assert solo.rows.abs().max() > 0
         _same(packed[job], solo)
+
+
+@pytest.mark.parametrize("config", [ODD, CAPPED], ids=["odd", "capped"])
+def test_where_things_lie_in_memory_does_not_matter(config: PreTrainedConfig) -> None:
+    """Heads of 18 numbers, and all of base and adapters off the cache lines: fails without MKL_CBWR on AVX2 code of MKL's."""
+    packed = {offset: _train(config, JOBS[:2], offset=offset) for offset in OFFSETS}
+    for job in JOBS[:2]:
+        solo = _train(config, [job])[job]
+        for offset in OFFSETS:
+            _same(packed[offset][job], solo)
 
 
 def test_the_order_of_the_neighbours_does_not_matter() -> None:

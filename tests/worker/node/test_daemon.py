@@ -1,7 +1,6 @@
 """The daemon with its real children, against a fleet API over real HTTP: who dies, who notices, what is given back."""
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import redis
 from contract import wire
 from contract.states import RequeueReason
 from tests.worker.fleet import JOIN_TOKEN, Fleet, Reported, placer
+from tests.worker.processes import command, environment, gone, parent, processes
 
 Placing = Callable[..., wire.Placement]
 
@@ -36,7 +36,7 @@ class Node:
             "MOTET_WORKER_DEVICE": "cpu",
             "MOTET_WORKER_THREADS": "1",
         }
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("MOTET_")}
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("MOTET_", "MKL_"))}
         self.log = folder / "log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen([sys.executable, *program], env={**kept, **own, **environment}, stderr=log)
@@ -61,36 +61,6 @@ class Node:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
             assert gone(pid), (pid, command(pid))
-
-
-def processes() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def command(pid: int) -> list[str]:
-    try:
-        return (Path("/proc") / str(pid) / "cmdline").read_text().split("\0")
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-
-
-def parent(pid: int) -> int | None:
-    try:
-        return int((Path("/proc") / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[1])
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-
-
-def gone(pid: int, seconds: float = 20.0) -> bool:
-    """Wait until the process has ended; it need not be ours."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([descriptor], [], [], seconds)[0])
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
@@ -157,6 +127,7 @@ class TestOneNode:
         registration = fleet.registrations[0]
         assert registration.name == "node"
         assert [device.type for device in registration.devices] == ["cpu"]
+        assert registration.versions["MKL_CBWR"] == environment(executor)["MKL_CBWR"] == "AUTO,STRICT"
         assert fleet.lost == []
 
     def test_a_killed_heartbeat_is_started_again(self, fleet, placing, node):
