@@ -132,7 +132,8 @@ def test_told_to_stop_the_api_answers_who_waits_and_ends(run, settings, api):
     headers = {"Authorization": f"Bearer {credentials(settings)['admin_key']}"}
     engine = create_engine(settings.database_url)
     with engine.begin() as connection:
-        insert = "INSERT INTO base_models VALUES ('small', '/s', :revision, 'x', 1, 2048, true, now())"
+        columns = "name, source, revision, architecture, parameters, max_position, enabled"
+        insert = f"INSERT INTO base_models ({columns}) VALUES ('small', '/s', :revision, 'x', 1, 2048, true)"
         connection.execute(text(insert), {"revision": "a" * 64})
     with httpx.Client(base_url=settings.api_url, headers=headers, timeout=PATIENCE) as client:
         file_id = client.post("/v1/files", files={"file": ("t", jsonl(*chat_rows(9)))}).json()["id"]

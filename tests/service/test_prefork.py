@@ -154,12 +154,12 @@ def _stopped_under_streams(api: Api, http: httpx.Client, small_model: str, follo
 
 PROGRAM = """
 import os, sys, threading
-from service.prefork import Crew
+from service.prefork import Prefork
 
 def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # in one go: four processes write to one pipe
 
-crew = Crew(3, lambda number: say("lost", number), lambda: say("orphan"))
+crew = Prefork(3, lambda number: say("lost", number), lambda: say("orphan"))
 number = crew.lead()
 if number is None:
     say("over")

@@ -19,11 +19,11 @@ _LOOK_SECONDS = 0.1
 _OLD_WORKER = """
 import sys
 import worker.__main__ as program
-from worker.node.executor_pool import Crew
+from worker.node.executor_pool import ExecutorPool
 from worker.api_client import NodeLink
-from worker.node.node_registration import Membership
+from worker.node.node_registration import NodeMembership
 
-asks, joins, beats = NodeLink.desired, NodeLink.register, Membership.pulse
+asks, joins, beats = NodeLink.desired, NodeLink.register, NodeMembership.pulse
 
 def register(self, token, said):
     return joins(self, token, said.model_copy(update={"capabilities": None}))
@@ -35,8 +35,8 @@ def desired(self, node_id, credential):
     return state, unread
 
 NodeLink.register, NodeLink.desired = register, desired
-Membership.pulse = lambda self, said: beats(self, said.model_copy(update={"applied_version": None}))
-Crew.settle = lambda self, now: None
+NodeMembership.pulse = lambda self, said: beats(self, said.model_copy(update={"applied_version": None}))
+ExecutorPool.settle = lambda self, now: None
 program.end_process_with_its_threads = lambda: None
 sys.exit(program.main())
 """

@@ -8,6 +8,7 @@ from sqlalchemy import update
 from contract.compatibility.capabilities import understood
 from contract.wire import PROTOCOL
 from service.fleet.models import BaseModel, Node
+from tests.service.fleet.fixtures import join_token
 from tests.service.fleet.scripted import ScriptedNode, points
 
 
@@ -21,8 +22,8 @@ def waiting(tenant, task) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(("protocol", "status"), [(PROTOCOL, 201), (PROTOCOL + 1, 201), (PROTOCOL + 2, 409), (99, 409)])
-def test_only_neighbouring_protocols_join(client, settings, nothing_left, protocol, status):
-    token = settings.join_token.get_secret_value()
+def test_only_neighbouring_protocols_join(client, database, nothing_left, protocol, status):
+    token = join_token(database, "newcomer")
     node = ScriptedNode(client, token, "newcomer", said={"protocol": protocol, "versions": {"motet": "9.9"}})
     response = node.try_to_register()
     assert response.status_code == status

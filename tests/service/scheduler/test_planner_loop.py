@@ -286,8 +286,8 @@ PLANNER = """
 import os, signal
 from dataclasses import replace
 from service.background.wakeups import Hints
-from service.background.dependencies import Parts
-from service.scheduler import loop
+from service.background.dependencies import Dependencies
+from service.scheduler import planner
 from service.settings import Settings
 
 def die(*_):
@@ -296,11 +296,11 @@ def die(*_):
 class Deadly(Hints):
     desired_changed = die
 
-parts = Parts.of(Settings.load())
+parts = Dependencies.of(Settings.load())
 {act}
 """
-HINTING = "loop.replan(replace(parts, hints=Deadly(parts.settings.redis_url)))"
-THINKING = "loop.solve = die; loop.replan(parts)"
+HINTING = "planner.replan(replace(parts, hints=Deadly(parts.settings.redis_url)))"
+THINKING = "planner.solve = die; planner.replan(parts)"
 
 
 @pytest.fixture

@@ -52,10 +52,10 @@ def test_a_thread_that_dies_ends_the_daemon_and_all_below_it(fleet_of, tmp_path)
         assert HANGS_AND_DIES in said
 
 
-@pytest.mark.parametrize(("package", "code"), [("worker", 70), ("service", -signal.SIGKILL)])
-def test_a_dead_thread_is_the_end_of_its_process(package, code):
+@pytest.mark.parametrize(("module", "code"), [("worker.thread_guard", 70), ("service.thread_excepthook", -signal.SIGKILL)])
+def test_a_dead_thread_is_the_end_of_its_process(module, code):
     program = (
-        f"import threading; from {package}.thread_guard import end_process_with_its_threads as guard\n"
+        f"import threading; from {module} import end_process_with_its_threads as guard\n"
         "guard()\n"
         "threading.Thread(target=lambda: 1 / 0, name='doomed').start()\n"
         "threading.Event().wait()\n"
