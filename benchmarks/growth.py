@@ -89,7 +89,7 @@ class Growing:
         self._storage = LocalStorage(Path(environment["MOTET_STORAGE_DIR"]), grants)
         with self._db.begin() as session:
             session.execute(sa.text("UPDATE tenants SET queued_tasks_quota = NULL"))
-        token = environment["MOTET_JOIN_TOKEN"]
+        token = motet.join_token("fake")
         self._node = FakeNode(
             motet.url, motet.redis_url, token, "fake", slots, slots / rate, lambda _: None, held=True
         )  # each task takes as long as it says

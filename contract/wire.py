@@ -5,20 +5,17 @@ A non-finite loss travels as null. `PROTOCOL` is the version spoken; a peer of P
 """
 
 import math
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
     AwareDatetime,
     BeforeValidator,
     Field,
-    ValidationError,
-    model_validator,
 )
 
 from contract.adapter_manifest import AdapterFile, AdapterManifest
-from contract.compatibility.lenient_documents import SentConfig, SentSpec, why_unreadable
+from contract.compatibility.lenient_documents import SentConfig, SentSpec
 from contract.states import ExitReason, JobStatus, RequeueReason
 from contract.strict import Message, Sha256
 from contract.task_spec import Precision
@@ -202,23 +199,6 @@ class DesiredState(Message):
     version: int
     placements: list[Placement]
     unchanged: list[Unchanged] = Field(default=[])
-    unreadable: dict[str, str] = Field(default={}, exclude=True)  # not said but found: why, by placement of a newer service
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_by_one(cls, said: Any) -> Any:
-        """A placement that cannot be read keeps nobody from reading the others."""
-        if not isinstance(said, Mapping):
-            return said
-        placements, unreadable = [], {}
-        for one in said.get("placements", ()):
-            try:
-                placements.append(Placement.model_validate(one))
-            except ValidationError as error:
-                if not isinstance(one, Mapping) or not isinstance(one.get("placement_id"), str):
-                    raise
-                unreadable[one["placement_id"]] = why_unreadable(error)
-        return {**said, "placements": placements, "unreadable": unreadable}
 
 
 # ---- what a placement reports ----------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ class Redaction:
         return self.text(str(value))
 
 
-class AsyncReader(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """A record as a line. Every request writes one, so it does nothing but that: structlog's own formatter takes thrice as
     long, and an event loop's every turn with it."""
 
@@ -103,7 +103,7 @@ class AsyncReader(logging.Formatter):
 def configure(secrets: Iterable[str] = ()) -> None:
     """Send all records of this process to standard error. `secrets`: values that no line may show, wherever they turn up."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(AsyncReader(Redaction(secrets)))
+    handler.setFormatter(JsonFormatter(Redaction(secrets)))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)

@@ -170,16 +170,6 @@ def test_a_spec_is_sent_without_defaults_and_keeps_the_fields_of_a_newer_version
     assert again["jobs"][0]["config"] == said["jobs"][0]["config"]
 
 
-def test_a_placement_that_cannot_be_read_hides_no_other():
-    sound = sent_placement()
-    gone = sound | {"placement_id": "q", "spec": SPEC | {"objective": {"type": "of_tomorrow"}}}
-    read = wire.DesiredState.model_validate_json(json.dumps({"version": 2, "placements": [gone, sound]}))
-    assert [placement.placement_id for placement in read.placements] == ["p"]
-    assert list(read.unreadable) == ["q"]
-    assert "objective.type" in read.unreadable["q"]
-    assert "unreadable" not in json.loads(read.model_dump_json())
-
-
 def test_a_manifest_keeps_the_configuration_of_a_newer_version():
     newer = CONFIG | {"schedule": "of_tomorrow", "dora": True}
     said = MANIFEST | {"lineage": LINEAGE | {"config": newer}}

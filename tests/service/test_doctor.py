@@ -10,6 +10,7 @@ from sqlalchemy import func, update
 
 from service.fleet.models import Node
 from service.tenants.api_keys import Scope
+from tests.service.fleet.fixtures import join_token
 from tests.service.fleet.scripted import ScriptedNode
 from tests.service.live_server import Server
 
@@ -43,7 +44,7 @@ def test_a_key_that_nobody_knows(server: Server):
     assert "refused (401 key_refused)" in last.what
 
 
-def test_a_service_without_machines(server: Server, new_tenant, settings, database):
+def test_a_service_without_machines(server: Server, new_tenant, database):
     admin = new_tenant(*Scope)
     task = admin.task()
     findings = list(examine(lambda: Client(server.url, admin.key, admin.key)))
@@ -52,7 +53,7 @@ def test_a_service_without_machines(server: Server, new_tenant, settings, databa
     assert "no machine is ready to train" in wrong(findings)
     assert "1 tasks wait to be validated" in wrong(findings)
     assert all(finding.mend for finding in findings if not finding.well)
-    node = ScriptedNode(admin.client, settings.join_token.get_secret_value(), "ailing").register()
+    node = ScriptedNode(admin.client, join_token(database, "ailing"), "ailing").register()
     for columns, says in (
         ({"losing": ["t"] * 3, "quarantined_at": func.now(), "quarantine_reason": "3 placements in a row"}, "is quarantined: "),
         ({"losing": ["t"] * 2}, "is ready, but lost 2 placements in a row"),
@@ -70,9 +71,9 @@ def test_a_service_without_machines(server: Server, new_tenant, settings, databa
     assert wrong(examine(lambda: Client(server.url, admin.key))) == []  # without an admin key machines are not looked at
 
 
-def test_a_node_of_cpus_that_does_not_turn_reproducibility_on(server: Server, new_tenant):
+def test_a_node_of_cpus_that_does_not_turn_reproducibility_on(server: Server, new_tenant, database):
     admin = new_tenant(*Scope)
-    token = server.state.settings.join_token.get_secret_value()
+    token = join_token(database, "approximate")
 
     def told() -> list[str]:
         findings = examine(lambda: Client(server.url, admin.key, admin.key))

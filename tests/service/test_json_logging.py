@@ -9,7 +9,7 @@ from datetime import datetime
 import pytest
 from structlog.contextvars import bound_contextvars
 
-from service.json_logging import AsyncReader, Redaction
+from service.json_logging import JsonFormatter, Redaction
 
 SECRETS = [
     ("mk_0123456789abcdefghijklmnopqrstuvwxyzABCDEFG", "mk_…"),
@@ -50,7 +50,7 @@ def test_a_line_says_what_happened_when_to_whom_and_how_it_failed():
         record = logging.LogRecord("service.rooms", logging.ERROR, "", 1, "task %s failed", ("task_1",), sys.exc_info())
     record.__dict__ |= {"status": 500, "token": "x"}
     with bound_contextvars(request_id="req_1"):
-        line = json.loads(AsyncReader(Redaction(["the-very-secret"])).format(record))
+        line = json.loads(JsonFormatter(Redaction(["the-very-secret"])).format(record))
     assert datetime.fromisoformat(line.pop("timestamp")).timestamp() == pytest.approx(record.created, abs=1e-3)
     assert line.pop("exception").endswith("KeyError: '…'")
     known = {"event": "task task_1 failed", "level": "error", "logger": "service.rooms"}
@@ -59,7 +59,7 @@ def test_a_line_says_what_happened_when_to_whom_and_how_it_failed():
 
 def test_the_last_words_of_a_process_are_written_though_a_thread_writes_them():
     program = (
-        "import logging; from service import logs; logs.configure(); logs.write_aside(); "
+        "import logging; from service import json_logging; json_logging.configure(); json_logging.write_aside(); "
         "logging.warning('last words, mk_%s', 'x' * 9)"
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr

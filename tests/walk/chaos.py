@@ -28,7 +28,7 @@ class Chaos:
         self._faults: dict[str, Callable[[], None]] = {
             **{f"kill {name}": (lambda name=name: self._kill(motet.pids[name])) for name in _PROGRAMS},
             "kill worker": lambda: self._kill(motet.pids[self._worker()]),
-            "kill executor": lambda: self._kill_below("worker.executor.training_loop"),
+            "kill executor": lambda: self._kill_below("worker.executor"),
             "kill heartbeat": lambda: self._kill_below("worker.node.heartbeat"),
             "stop a node past its lease": self._sleep_past_the_lease,
             "FLUSHALL": self._flush,
@@ -65,7 +65,7 @@ class Chaos:
     def _sleep_past_the_lease(self) -> None:
         worker = self._worker()
         family = [self._motet.pids[worker]]
-        for module in ("worker.node.heartbeat", "worker.executor.training_loop"):
+        for module in ("worker.node.heartbeat", "worker.executor"):
             family += self._motet.below(worker, module)
         self._signal(family, signal.SIGSTOP)
         self._stop.wait(self._asleep)

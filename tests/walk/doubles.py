@@ -72,7 +72,7 @@ class Killer:
     def _consider(self, name: str, task: str, pid: int) -> None:
         if (name not in self._on and task not in self.tasks) or self._stop.wait(self._seconds):
             return
-        if pid in self._motet.below(name, "worker.executor.training_loop"):
+        if pid in self._motet.below(name, "worker.executor"):
             os.kill(pid, signal.SIGKILL)
             self.killed.append((name, task))
 

@@ -250,7 +250,9 @@ class Fleet:
         self.lost.append(said)
         self.desired = [p for p in self.desired if p.placement_id not in said.fences]
         for placement_id in said.fences:
-            self.reported[placement_id].live = False
+            if placement_id in self.reported:  # else it never was: a newer service's
+                self.reported[placement_id].live = False
+        self.newer = [p for p in self.newer if p["placement_id"] not in said.fences]
         self.version += 1
         return 204, b""
 

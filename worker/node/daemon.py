@@ -43,7 +43,6 @@ class Daemon:
         self._crew = ExecutorPool(self._devices, self._inbox.put)
         self._wanted: dict[str, tuple[Placement, float]] = {}  # what should run, with the deadline of its first lease
         self._over: set[str] = set()  # placements that ended here, which an older answer may still want
-        self._unreadable: set[str] = set()  # placements that are left alone
         self._version = -1
         self._applied: tuple[int, float] | None = None  # the version of the desired state acted upon last, and when
 
@@ -129,11 +128,7 @@ class Daemon:
                 self._executor_ended(member, child, event.code)
 
     def _unchanged(self, state: DesiredState) -> dict[str, tuple[Placement, float]]:
-        """What goes on as it is here. What cannot be read is not taken up, which its lease's end tells the service."""
-        for placement_id, why in state.unreadable.items():
-            if placement_id not in self._unreadable:
-                log.error("placement %s is left alone: this version cannot read it: %s", placement_id, why)
-        self._unreadable = set(state.unreadable)
+        """What goes on as it is here, by placement, with its deadline."""
         known = [(self._wanted[one.placement_id], one.leave) for one in state.unchanged if one.placement_id in self._wanted]
         return {p.placement_id: (p.model_copy(update={"leave": leave}), deadline) for (p, deadline), leave in known}
 

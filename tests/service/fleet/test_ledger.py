@@ -24,7 +24,7 @@ SPACE = {"learning_rate": [1e-4, 2e-4, 3e-4], "batch_size": [4]}
 
 
 @pytest.fixture
-def trained(tenant, new_node, plan):
+def trained(tenant, new_node, plan, rested):
     """A task that was lost twice and then ended: of 18 rows, batches of 4, 5 steps an epoch."""
     node, task = new_node(), tenant.task(search_space=SPACE)
     plan()
@@ -37,7 +37,7 @@ def trained(tenant, new_node, plan):
     second = node.take(task["id"])
     second.report(points(0, range(9, 13)), throughput(4, tokens=700))
     assert node.lost(second).status_code == 204
-    plan()
+    rested()
     last = node.take(task["id"])
     last.report(moved(0, "training", 8), points(0, range(9, 21)), throughput(12, tokens=2400, seconds=5.0))
     last.report(last.adapter(0, 1.0), completed(0, loss=1.0), moved(1, "warmup"), moved(2, "warmup"))

@@ -205,14 +205,14 @@ class TestOneNode:
         """As beside a service that was rolled back."""
         reported = fleet.place(placing(SPACE, **LONG))
         fleet.until(trains(reported))
-        executor = node.child("worker.executor.training_loop")
+        executor = node.child("worker.executor")
         with fleet.lock:
             fleet.unchanged, fleet.version = True, fleet.version + 1
         asked = len(fleet.requests)
         fleet.until(lambda: any(path.endswith("/desired") for _, path, _ in fleet.requests[asked:]))
         step = reported.step[0]
         fleet.until(lambda: reported.step[0] > step + 2)
-        assert node.child("worker.executor.training_loop") == executor
+        assert node.child("worker.executor") == executor
         fleet.ask_to_leave(reported.placement.placement_id)
         fleet.until(lambda: reported.of(wire.Detached))
         assert reported.checkpoints[0].step == reported.step[0]
@@ -230,10 +230,10 @@ class TestOneNode:
         known["spec"]["of_tomorrow"] = known["jobs"][0]["config"]["of_tomorrow"] = 1
         reported = fleet.place(wire.Placement.model_validate(known))
         fleet.until(lambda: reported.of(wire.JobCompleted))
-        with fleet.lock:
-            fleet.newer.clear()
         assert all(pulse.placement_id != newer["placement_id"] for beat in fleet.heartbeats for pulse in beat.pulses)
-        assert f"placement {newer['placement_id']} is left alone" in node.log.read_text()
+        (refused,) = [lost for lost in fleet.lost if lost.refused]
+        assert list(refused.fences) == [newer["placement_id"]]
+        assert "objective" in refused.detail
         assert "does not know of_tomorrow" in node.log.read_text()
 
     def test_one_that_is_to_leave_before_it_came_is_given_back(self, fleet, placing, node):
