@@ -130,7 +130,7 @@ class Courier:
         return errands
 
     def _candidates(self, session: Session, now: datetime) -> list[Due]:
-        """Due messages of webhooks that may get a slot, round-robin: each webhook's first, then each second one, and so on."""
+        """Due messages of webhooks that may get a slot, in round-robin order over the webhooks."""
         with self._changed:
             (tenants, webhooks), no_slow = self._slots.closed(), self._slots.no_slow
         nth = func.row_number().over(partition_by=Delivery.webhook_id, order_by=(Delivery.next_at, Delivery.id)).label("nth")
