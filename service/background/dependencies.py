@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-import service.tenants.models  # noqa: F401  (other rooms' tables refer to it)
+import service.tenants.models  # noqa: F401  (other tables refer to it)
 from service.background.queue import Queue
 from service.background.wakeups import Hints
 from service.database.engine import Database

@@ -24,7 +24,10 @@ _DEFAULT = Retention()
 
 
 def sweep(db: Database, storage: Storage, keep: Retention = _DEFAULT) -> int:
-    """Delete unreferenced objects and old rows; returns the number of objects. Safe beside uploads, which reset an age."""
+    """Delete unreferenced objects and old rows; returns the number of objects.
+
+    Safe beside uploads: a grant or put resets the object's age.
+    """
     listed = storage.keys()  # before the rows that refer to them
     old = {stored.sha256 for stored in listed if stored.age > KEPT_SECONDS}
     with db.begin() as session:
