@@ -45,7 +45,7 @@ class RequestLog:
         self._begin()
 
     def _begin(self) -> None:
-        """Start a counter under a random process prefix: a system call for each id would make the event loop yield its lock."""
+        """Start a counter under a random process prefix; a system call per id would release the interpreter lock each time."""
         self._process, self._numbers = secrets.token_hex(4), count()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
