@@ -175,7 +175,7 @@ def _method(task: Task, space: SearchSpace | None, shown: TaskResource, found: d
 
 
 def _tried(space: SearchSpace | None, name: str) -> list[Any]:
-    """The distinct values that configurations set explicitly."""
+    """The distinct values that the configurations set explicitly."""
     if space is None:
         return []
     values = getattr(space, name) if space.jobs is None else [getattr(job, name) for job in space.jobs]
