@@ -1,6 +1,6 @@
 """python -m service migrate | bootstrap | api | queue | reconcile | openapi
 
-A command loads its own parts and no others: the solver alone takes a second and a hundred megabytes.
+Each command imports only its own modules: the solver alone takes a second and a hundred megabytes.
 """
 
 import gc
@@ -15,7 +15,7 @@ from service.database import schema
 from service.settings import Settings, SettingsError, complain
 from service.thread_excepthook import end_process_with_its_threads
 
-# each takes the settings and returns when its work is done
+# each function takes the settings and returns when its work is done
 _COMMANDS = {
     "migrate": "service.database.schema:migrate",
     "bootstrap": "service.bootstrap:run",
@@ -28,7 +28,7 @@ _OPENAPI = "service.app:openapi_yaml"
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command; the exit code. What an operator can mend is said in a line, without a traceback."""
+    """Run one command; returns the exit code. Errors that an operator can fix print one line, without a traceback."""
     if arguments == ["openapi"]:
         sys.stdout.write(pkgutil.resolve_name(_OPENAPI)())
         return 0
@@ -54,7 +54,7 @@ def _run(command: str, settings: Settings) -> None:
     if command in _NEED_TABLES:
         schema.require(settings)
     run = pkgutil.resolve_name(_COMMANDS[command])
-    gc.freeze()  # modules are never garbage: looking through them each time would stop the process for a tenth of a second
+    gc.freeze()  # modules are never garbage: scanning them in each collection would pause the process for 0.1 s
     run(settings)
 
 

@@ -1,4 +1,4 @@
-"""The HTTP service, put together: the rooms' routes, middleware, error handlers, and the parts that requests reach."""
+"""Assembles the FastAPI app: the domain packages' routes, middleware, error handlers, and the state that requests use."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -54,7 +54,7 @@ _ROUTERS = (
 
 
 def create_app(settings: Settings, metrics: ApiMetrics | None = None) -> FastAPI:
-    """The service as these settings want it. Nothing connects, and no thread runs, before it starts."""
+    """The app for these settings. It opens no connection and starts no thread before its lifespan begins."""
     metrics = metrics or ApiMetrics()
     app = routes(metrics, settings.internal_port)
     app.state.motet = State.of(settings, metrics)
@@ -62,7 +62,7 @@ def create_app(settings: Settings, metrics: ApiMetrics | None = None) -> FastAPI
 
 
 def routes(metrics: ApiMetrics | None = None, internal_port: int | None = None) -> FastAPI:
-    """The app without its parts: enough to describe it, not to run it."""
+    """The app without its state: enough to generate the OpenAPI document, not to run."""
     app = FastAPI(
         title="Motet",
         summary="LoRA fine-tuning as a service: many adapters over one frozen backbone",
@@ -73,7 +73,7 @@ def routes(metrics: ApiMetrics | None = None, internal_port: int | None = None) 
             "tracing": False,
             "metrics": False,
             "logs": False,
-        },  # what there is to tell is in json_logging.py and metrics/
+        },  # json_logging.py and metrics/ do this instead
         lifespan=_lifespan,
     )
     app.add_middleware(InternalPort, port=internal_port)
@@ -82,21 +82,21 @@ def routes(metrics: ApiMetrics | None = None, internal_port: int | None = None) 
     problem_handlers.install(app)
     idempotency.install(app)
     for router in _ROUTERS:
-        # not include_router: FastAPI would ask each router in turn, and the one that answers twice, for milliseconds
+        # not include_router: FastAPI would match each router in turn, and the right one twice, which takes milliseconds
         app.router.routes.extend(router.routes)
     openapi.install(app)
     return app
 
 
 def openapi_yaml() -> str:
-    """What the command `openapi` prints."""
+    """The OpenAPI document as YAML, which the command `openapi` prints."""
     return openapi.as_yaml(routes())
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state: State = app.state.motet
-    # as many threads as connections: a request that has a thread never waits for a connection that others hold
+    # as many threads as database connections, so that a request that has a thread never waits for a connection
     to_thread.current_default_thread_limiter().total_tokens = pool_of(state.settings.api_processes)
     state.watcher.start(asyncio.get_running_loop())
     try:

@@ -1,4 +1,4 @@
-"""The state of one running API process, and the FastAPI dependencies that hand its parts to routes."""
+"""The state of one API process, and the FastAPI dependencies that inject its members into routes."""
 
 import asyncio
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from service.tenants.rate_limits import Rates
 
 @dataclass(frozen=True)
 class State:
-    """`db` is bound by row-level security: a tenant must be named to see its rows. `system` sees all."""
+    """`db` is subject to row-level security: a transaction sees one tenant's rows. `system` bypasses it and sees all rows."""
 
     settings: Settings
     db: Database
@@ -48,11 +48,11 @@ class State:
     rates: Rates
     metrics: ApiMetrics
     tokenizers: Tokenizers
-    memo: Memo  # of estimates, which have one seat: one thread at a time
+    memo: Memo  # cache of estimates; the limit of one estimate at a time leaves it to a single thread
 
     @classmethod
     def of(cls, settings: Settings, metrics: ApiMetrics) -> "State":
-        """The parts as the settings want them. Nothing connects yet."""
+        """Build the state from the settings. Opens no connection yet."""
         grants, connections = UploadGrants(settings.secret_key.get_secret_value()), pool_of(settings.api_processes)
         timeouts, queue, own_seats = settings.request_timeouts, Queue(settings.redis_url), concurrency_limits.make()
         system = Database(settings.database_url, connections, timeouts)
@@ -81,7 +81,7 @@ class State:
         )
 
     def measure(self) -> None:
-        """Tell the measurements what is in use now."""
+        """Set the gauges of database connections in use."""
         for role, database in (("app", self.db), ("system", self.system)):
             self.metrics.connections.labels(role).set(database.in_use)
 
@@ -135,7 +135,7 @@ async def _feed(request: Request) -> Feed:
     return state_of(request).feed
 
 
-# async, though nothing is awaited: FastAPI would hand each of them to a thread of its own
+# async, though nothing is awaited: FastAPI would run each sync dependency in a thread
 Service = Annotated[State, Depends(_service)]
 Config = Annotated[Settings, Depends(_settings)]
 SystemDb = Annotated[Database, Depends(_system)]  # every tenant's rows: for keys, admins and the fleet

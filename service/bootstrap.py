@@ -1,7 +1,7 @@
-"""The first start: the tenants `admin` and `demo` with a key each, written where the command line on this machine finds them,
-and a join token for the nodes that are set up with the service.
+"""First start: creates the tenants `admin` and `demo`, writes a key for each to the credentials file that the local command
+line reads, and creates a join token for the nodes in the settings.
 
-A later start keeps what is there. A lost file means new keys, since a key cannot be read from the database.
+Idempotent: a later start changes nothing. If the file is lost it mints new keys, since the database stores only their hashes.
 """
 
 import json
@@ -34,9 +34,9 @@ def run(settings: Settings) -> None:
 
 
 def bootstrap(settings: Settings) -> list[str]:
-    """Make sure of both tenants, of a file with a working key for each, and of the join token; what was done, in sentences.
+    """Ensure both tenants, a file with a working key for each, and the join token; returns a sentence for each change.
 
-    Two at once take turns.
+    An advisory lock serializes concurrent runs.
     """
     path = settings.state_dir / FILE_NAME
     said: list[str] = []
@@ -49,14 +49,14 @@ def bootstrap(settings: Settings) -> list[str]:
             kept[f"{name}_key"] = _key_for(session, name, before.get(f"{name}_key"), said)
         _let_join(session, settings, said)
         if kept != before:
-            _write(path, kept)  # before the commit: a key that nobody could read must not come to be
+            _write(path, kept)  # before the commit: a committed key whose file was not written would be unusable
             said.append(f"wrote {path}")
     db.engine.dispose()
     return said or [f"nothing to do: the keys in {path} work"]
 
 
 def _key_for(session: Session, name: str, before: str | None, said: list[str]) -> str:
-    """The key of this tenant that was in the file, if it still works; else a new one."""
+    """The tenant's key from the file if it still works; otherwise a new one."""
     tenant = session.scalar(select(Tenant).where(Tenant.name == name))
     if tenant is None:
         tenant = Tenant(id=new_id("tenant"), name=name)
@@ -74,7 +74,7 @@ def _key_for(session: Session, name: str, before: str | None, said: list[str]) -
 
 
 def _let_join(session: Session, settings: Settings, said: list[str]) -> None:
-    """Make the operator's join token work, once, for each node that may join with it."""
+    """Register the operator's join token, valid for one join of each node in `join_nodes`."""
     if settings.join_token is None:
         return
     if not settings.join_nodes:
@@ -95,12 +95,12 @@ def _read(path: Path) -> Mapping[str, str]:
     except FileNotFoundError:
         return {}
     except ValueError:
-        return {}  # half a file, or somebody's notes: the keys in it are lost
+        return {}  # not valid JSON: its keys count as lost
     return said if isinstance(said, dict) else {}
 
 
 def _write(path: Path, credentials: Mapping[str, str]) -> None:
-    """Whole or not at all, readable by its owner alone."""
+    """Write the file atomically, readable by its owner alone."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mkstemp makes it mode 600
     try:

@@ -1,4 +1,4 @@
-"""Keeps the internal API and the public one apart where each has a port of its own. Knows no routes but by how they begin."""
+"""Separates the internal API from the public one when each has its own port. Knows routes only by their path prefix."""
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -7,7 +7,7 @@ from service.http import problem_handlers
 from service.http.problems import NotFound
 
 _INTERNAL = "/internal/"
-_PROBES = ("/livez", "/readyz")  # answered on both
+_PROBES = ("/livez", "/readyz")  # served on both ports
 
 
 class RouteUnknown(NotFound):
@@ -15,7 +15,7 @@ class RouteUnknown(NotFound):
 
 
 class InternalPort:
-    """Answers 404 to what came to the other's port. `port`: the internal one; None: one port serves all."""
+    """Answers 404 to a request on the wrong port. `port`: the internal port; None: one port serves both APIs."""
 
     def __init__(self, app: ASGIApp, port: int | None) -> None:
         self._app, self._port = app, port
@@ -29,7 +29,7 @@ class InternalPort:
         await answer(scope, receive, send)
 
     def _serves(self, scope: Scope) -> bool:
-        """`server` is the socket that took the connection, whatever the request says of its host."""
+        """Whether this port serves the path. `server` is the accepting socket's address, which no Host header can forge."""
         server = scope.get("server")
         internal = server is not None and server[1] == self._port
         return scope["path"] in _PROBES or scope["path"].startswith(_INTERNAL) == internal

@@ -1,6 +1,6 @@
-"""Log lines: one JSON object each on standard error, with the request they belong to, and without a secret in them.
+"""JSON logging: one object per line on standard error, with its request id, and with secrets redacted.
 
-Rooms log with the standard library; what they give as `extra` becomes a member of the line. Knows no rooms.
+Modules log with the standard library; each key of `extra` becomes a member of the line. Knows no domain.
 """
 
 import atexit
@@ -21,8 +21,7 @@ from structlog.contextvars import get_contextvars
 
 _HIDDEN = "…"
 _NAMES = re.compile(r"(?i)authorization|password|secret|credential|(^|_)token$|api_key")
-# whether a text may hold a secret of this shape, found out in a tenth of the time that looking for it takes; the shape; and
-# what stands there instead
+# for each shape of secret: a cheap test (a tenth of the search's time) whether a text may hold it, its pattern, its replacement
 _SHAPES: tuple[tuple[Callable[[str], bool], re.Pattern[str], str], ...] = (
     (  # keys, credentials, webhook secrets
         lambda text: "mk_" in text or "nc_" in text or "pt_" in text or "jt_" in text or "whsec_" in text,
@@ -37,10 +36,10 @@ _SHAPES: tuple[tuple[Callable[[str], bool], re.Pattern[str], str], ...] = (
         _HIDDEN,
     ),
 )
-_OF_RECORDS = {*logging.makeLogRecord({}).__dict__, "message", "asctime", "taskName"}  # the rest was given as `extra`
-_MOMENT_SECONDS = 0.05  # in which lines are gathered
-_SHORTEST = 8  # characters of a secret that is looked for by its value
-_LEAST = 6  # characters of what may hold anything of these
+_OF_RECORDS = {*logging.makeLogRecord({}).__dict__, "message", "asctime", "taskName"}  # other attributes come from `extra`
+_MOMENT_SECONDS = 0.05  # the writer thread batches lines for this long
+_SHORTEST = 8  # characters; shorter secrets are not searched for by value
+_LEAST = 6  # characters; shorter texts hold no secret of these shapes
 
 
 @lru_cache(4096)
@@ -49,7 +48,7 @@ def _names_secret(name: str) -> bool:
 
 
 class Redaction:
-    """Takes secrets out of a line: by the name of a member, by their shape, and those of this process by their value."""
+    """Redacts secrets in a line: by member name, by shape, and this process's own secrets by value."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self._secrets = sorted({secret for secret in secrets if len(secret) >= _SHORTEST}, key=len, reverse=True)
@@ -81,8 +80,8 @@ class Redaction:
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as a line. Every request writes one, so it does nothing but that: structlog's own formatter takes thrice as
-    long, and an event loop's every turn with it."""
+    """Formats a record as one JSON line. Every request writes one on the event loop, so it is minimal: structlog's own
+    formatter takes three times as long."""
 
     def __init__(self, redact: Redaction) -> None:
         super().__init__()
@@ -101,25 +100,25 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(secrets: Iterable[str] = ()) -> None:
-    """Send all records of this process to standard error. `secrets`: values that no line may show, wherever they turn up."""
+    """Send all records of this process to standard error. `secrets`: values to redact anywhere in a line."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(Redaction(secrets)))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
-    logging.captureWarnings(True)  # libraries' too are lines, not loose text
+    logging.captureWarnings(True)  # libraries' warnings become JSON lines too
 
 
 def write_aside() -> None:
-    """From now on a thread writes the lines, so that an event loop does not lose its turn to other threads with each of them.
-    What was said is written before the process ends, but for the last moment of one that is killed."""
+    """Write log lines in a background thread, so that the event loop does not release the interpreter lock for each write.
+    Pending lines are written at exit; a killed process loses at most the last batch (0.05 s)."""
     root = logging.getLogger()
     (written,) = root.handlers
     root.handlers[:] = [_Aside(written)]
 
 
 class _Aside(QueueHandler):
-    """Formats each line at once, and has a thread write those of a moment in one go."""
+    """Formats each line in the caller's thread; a writer thread writes them in batches."""
 
     def __init__(self, instead_of: logging.Handler) -> None:
         self._lines: deque[str] = deque()
@@ -134,9 +133,9 @@ class _Aside(QueueHandler):
         return self.format(record)
 
     def enqueue(self, record: Any) -> None:
-        """A line, since that is what is prepared of a record."""
+        """Append the line that `prepare` formatted."""
         self._lines.append(record)
-        if not self._some.is_set():  # or the thread is about to look
+        if not self._some.is_set():  # otherwise the thread is already about to write
             self._some.set()
 
     def _run(self) -> None:
@@ -148,12 +147,12 @@ class _Aside(QueueHandler):
 
     def _write(self) -> None:
         lines = [self._lines.popleft() for _ in range(len(self._lines))]
-        with contextlib.suppress(OSError):  # nobody reads them any more, or there is no room: it is no reason to stop
+        with contextlib.suppress(OSError):  # a closed pipe or a full disk must not end the process
             sys.stderr.write("".join(f"{line}\n" for line in lines))
             sys.stderr.flush()
 
     def flush(self) -> None:
-        """Write what waits now, in the caller's thread."""
+        """Write pending lines now, in the caller's thread."""
         self._write()
 
     def _stop(self) -> None:

@@ -1,6 +1,6 @@
-"""Prefork: several processes forked from one that loaded the app and serves nobody.
+"""Prefork server: a leader loads the app once and forks the members that serve requests; it serves none itself.
 
-It replaces a process that was killed, forwards SIGTERM, and takes its children along when it is killed itself.
+The leader replaces a member that was killed, forwards SIGTERM, and when it is killed its members end too.
 """
 
 import logging
@@ -15,24 +15,24 @@ log = logging.getLogger(__name__)
 
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 _HEARD = {*_STOPS, signal.SIGCHLD}
-_APART_SECONDS = 1.0  # between two starts of a member that is killed again and again
-_PATIENCE_SECONDS = 15.0  # for members that were told to stop
+_APART_SECONDS = 1.0  # least time between two starts of one member
+_PATIENCE_SECONDS = 15.0  # between SIGTERM and SIGKILL
 
 
 class Prefork:
-    """`lost` is called with the number of a member that has ended, before another takes its place; `orphaned` in each member
-    whose leader is gone, before it ends at once."""
+    """The leader calls `lost` with the number of a member that has ended, before it starts a replacement. A member whose leader
+    is gone calls `orphaned`, then kills itself."""
 
     def __init__(self, size: int, lost: Callable[[int], None], orphaned: Callable[[], None]) -> None:
         self._lost, self._orphaned = lost, orphaned
         self._due = dict.fromkeys(range(size), 0.0)  # members to start, and when
         self._members: dict[int, tuple[int, float]] = {}  # by process id: number, and when it was started
-        self._leash, self._held = os.pipe()  # members read what the leader never writes, until it is gone
+        self._leash, self._held = os.pipe()  # a member's read blocks until the leader's death closes the pipe
 
     def lead(self) -> int | None:
-        """Fork them. Returns in each member, with its number from 0, and in the leader, with None, once it was told to stop
-        and all have ended. Whoever calls has one thread. Raises SystemExit when a member ends with an error of its own: the
-        next one would too."""
+        """Fork the members. Returns in each member with its number, from 0, and in the leader with None, once it got a stop
+        signal and all members have ended. The calling process must have a single thread. Raises SystemExit when a member
+        exits with an error code: its replacement would too."""
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
         while True:
             for number, due in list(self._due.items()):
@@ -52,7 +52,7 @@ class Prefork:
                 self._due[number] = began + _APART_SECONDS
 
     def _fork(self, number: int) -> bool:
-        """Whether this is the new member."""
+        """Fork one member; True in the child."""
         del self._due[number]
         pid = os.fork()
         if pid != 0:
@@ -69,14 +69,14 @@ class Prefork:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _hear(self) -> int | None:
-        """The next signal; none where a start is due first."""
+        """Wait for the next signal; None if a start is due first."""
         if not self._due:
             return signal.sigwaitinfo(_HEARD).si_signo
         told = signal.sigtimedwait(_HEARD, max(0.0, min(self._due.values()) - time.monotonic()))
         return told.si_signo if told is not None else None
 
     def _ended(self) -> list[tuple[int, float, int]]:
-        """Members that have ended since it was asked last: number, when they began, exit code (negative: the signal)."""
+        """Reap members that have ended since the last call: number, start time, exit code (negative: the signal)."""
         found = []
         while self._members:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -86,7 +86,7 @@ class Prefork:
         return found
 
     def _stop(self) -> None:
-        """Tell all members to stop, and wait for them."""
+        """Send SIGTERM to all members and wait; SIGKILL those that take too long."""
         self._signal(signal.SIGTERM)
         until = time.monotonic() + _PATIENCE_SECONDS
         while self._members:
@@ -96,5 +96,5 @@ class Prefork:
             self._ended()
 
     def _signal(self, number: signal.Signals) -> None:
-        for pid in self._members:  # those that have ended are waited for yet, so the ids are theirs
+        for pid in self._members:  # members not yet reaped keep their process ids, so no id is reused
             os.kill(pid, number)

@@ -1,6 +1,6 @@
-"""Secrets that must be read back, such as a webhook's, sealed for the database with Fernet. Knows no tables and no settings.
+"""Encrypts secrets that must be read back, such as a webhook's, with Fernet. Knows no tables and no settings.
 
-Each purpose has a key of its own, derived from the service's secret key, so that what was sealed for one opens for no other.
+Each purpose has its own key, derived from the service's secret key, so a value sealed for one purpose opens for no other.
 """
 
 import base64
@@ -15,18 +15,18 @@ class Unsealable(ValueError):
 
 
 class SecretBox:
-    """Seals texts under `secret_key`; opens those sealed under it or under one of `earlier`, the keys it replaced."""
+    """Encrypts texts under `secret_key`; decrypts texts sealed under it or under one of `earlier`, the keys it replaced."""
 
     def __init__(self, secret_key: str, purpose: str, earlier: Sequence[str] = ()) -> None:
         self._purpose = purpose
         self._fernet = MultiFernet([Fernet(_derived(key, purpose)) for key in (secret_key, *earlier)])
 
     def seal(self, secret: str) -> bytes:
-        """What may be stored: ASCII, about 1.4 times the secret and 100 bytes. Twice the same secret seals differently."""
+        """The ciphertext to store: ASCII, about 1.4 times the secret plus 100 bytes. Equal secrets seal differently."""
         return self._fernet.encrypt(secret.encode())
 
     def open(self, sealed: bytes) -> str:
-        """The secret. Raises Unsealable."""
+        """The decrypted secret. Raises Unsealable."""
         try:
             return self._fernet.decrypt(sealed).decode()
         except InvalidToken:
@@ -34,7 +34,7 @@ class SecretBox:
             raise Unsealable(f"a {self._purpose} cannot be opened: {way_out}, or make a new one") from None
 
     def renew(self, sealed: bytes) -> bytes:
-        """The same secret under the newest key, for when keys change. Raises Unsealable."""
+        """Re-encrypt under the newest key, for key rotation. Raises Unsealable."""
         return self.seal(self.open(sealed))
 
 

@@ -1,4 +1,4 @@
-"""Runs the API under uvicorn, as one process or several, and answers waiting requests when it is told to stop."""
+"""Runs the API under uvicorn, in one process or several, and answers long polls when it gets a stop signal."""
 
 import gc
 import signal
@@ -16,9 +16,9 @@ from service.metrics.multiprocess import MultiprocessMetrics
 from service.prefork import Prefork
 from service.settings import Settings
 
-# A thread that judges an upload gives way this often. At Python's own 5 ms, other requests took twice as long meanwhile.
+# The interpreter's thread switch interval: at Python's default 5 ms, an upload being checked doubled other requests' latency.
 _SWITCH_SECONDS = 0.0005
-_GRACE_SECONDS = 10  # for requests in hand when the process is told to stop
+_GRACE_SECONDS = 10  # for requests in flight at a stop signal
 
 
 def run(settings: Settings) -> None:
@@ -39,7 +39,7 @@ def run(settings: Settings) -> None:
 
 
 def _server(settings: Settings, metrics: ApiMetrics) -> "_Server":
-    """Ready to be forked: all is loaded, nothing connects, no thread runs."""
+    """A server ready to fork: all modules are loaded, no connection is open and no thread runs."""
     app = create_app(settings, metrics)
     state: State = app.state.motet
 
@@ -50,7 +50,7 @@ def _server(settings: Settings, metrics: ApiMetrics) -> "_Server":
         app,
         host=settings.host,
         port=settings.port,
-        access_log=False,  # service.http.middleware writes a line with the request's id
+        access_log=False,  # service.http.middleware logs each request, with its id
         log_config=None,
         proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=[str(network) for network in settings.trusted_proxies or ()],
@@ -59,12 +59,12 @@ def _server(settings: Settings, metrics: ApiMetrics) -> "_Server":
         timeout_notify=1,
     )
     config.load()
-    gc.freeze()  # the app too stays for as long as the process
+    gc.freeze()  # the app lives as long as the process, so no collection needs to scan it
     return _Server(config, state)
 
 
 def _bind(config: uvicorn.Config, settings: Settings) -> list[socket]:
-    """A socket for each port."""
+    """A bound socket for each port."""
     if settings.internal_port is None:
         return [config.bind_socket()]
     internal = uvicorn.Config(config.app, host=settings.host, port=settings.internal_port, log_config=None)
@@ -75,7 +75,7 @@ def _serve(server: "_Server", listening: list[socket]) -> None:
     sys.setswitchinterval(_SWITCH_SECONDS)
     json_logging.write_aside()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _leave)  # uvicorn raises again what it was told by, once it has stopped
+        signal.signal(number, _leave)  # uvicorn raises the stop signal again once it has stopped
     server.run(listening)
 
 
@@ -84,7 +84,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Lets requests that wait for a task answer as soon as the process is told to stop."""
+    """Releases long polls at a stop signal, so that they answer at once."""
 
     def __init__(self, config: uvicorn.Config, state: State) -> None:
         super().__init__(config)

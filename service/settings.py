@@ -1,4 +1,4 @@
-"""What the service reads from its environment: names that start with MOTET_. Knows no other source, and no default secrets."""
+"""Settings: environment variables that start with MOTET_. Knows no other source and no default secrets."""
 
 import ipaddress
 import os
@@ -15,11 +15,11 @@ from service.database.timeouts import Timeouts
 
 MIN_SECRET = 32  # characters; 256 bits as base64 or hex are longer
 MIB = 2**20
-_DIFFERENT = 10  # characters that a random secret of that length has at the very least
+_DIFFERENT = 10  # distinct characters; a random secret of that length has more
 
 
 class SettingsError(RuntimeError):
-    """The environment does not say what the service needs. The message is ready to be shown to an operator."""
+    """A variable is missing or wrong. The message is written for the operator."""
 
 
 def _long_enough(secret: SecretStr) -> SecretStr:
@@ -38,7 +38,7 @@ def _psycopg(url: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether what listens on this address can be reached from this machine alone."""
+    """Whether a server on this address is reachable only from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -46,12 +46,12 @@ def is_loopback(host: str) -> bool:
 
 
 def _listed(value: object) -> object:
-    """A variable's text, separated by commas."""
+    """Split a variable's text at commas."""
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
 def _networks_or_none(value: object) -> object:
-    """A variable's text; `none` is no network at all, and nothing is nothing said."""
+    """Split a variable's text at commas; `none` means no networks, an empty text means not set (None)."""
     if not isinstance(value, str):
         return value
     return () if value.strip().lower() == "none" else _listed(value) or None
@@ -73,58 +73,56 @@ def _state_home() -> Path:
 
 
 class Settings(BaseSettings):
-    """Sizes are bytes, durations seconds."""
+    """Sizes are in bytes, durations in seconds."""
 
     model_config = SettingsConfigDict(env_prefix="MOTET_", frozen=True, extra="ignore")
 
     database_url: DatabaseUrl  # as the role motet_system
-    app_database_url: DatabaseUrl  # as the role motet_app, which row-level security binds
-    owner_database_url: DatabaseUrl | None = None  # for `migrate` alone
+    app_database_url: DatabaseUrl  # as the role motet_app, subject to row-level security
+    owner_database_url: DatabaseUrl | None = None  # only `migrate` uses it
     redis_url: Annotated[str, Field(pattern=r"^(redis|rediss|unix)://")]
-    secret_key: Secret  # signs placement tokens and upload grants, seals the secrets that must be read back
-    secret_keys_before: Annotated[tuple[Secret, ...], NoDecode, BeforeValidator(_listed)] = ()  # they open what they sealed
-    join_token: Secret | None = None  # `bootstrap` makes it a join token, to be used once by each of `join_nodes`
+    secret_key: Secret  # signs placement tokens and upload grants, encrypts secrets that must be read back
+    secret_keys_before: Annotated[tuple[Secret, ...], NoDecode, BeforeValidator(_listed)] = ()  # they only decrypt
+    join_token: Secret | None = None  # `bootstrap` registers it; each of `join_nodes` may join with it once
     join_nodes: Annotated[tuple[NodeName, ...], NoDecode, BeforeValidator(_listed)] = ()
-    metrics_token: Secret | None = None  # what Prometheus says to read /metrics, where it has no admin's key
+    metrics_token: Secret | None = None  # Prometheus's bearer token for /metrics, instead of an admin key
     storage_dir: Path
     state_dir: Path = Field(default_factory=_state_home)
     host: str = "127.0.0.1"
     port: Port = 8321
-    internal_port: Port | None = None  # of the API that workers call; left out, it is on the public one
-    api_processes: Annotated[int, Field(ge=1, le=16)] = 1  # that serve on it
+    internal_port: Port | None = None  # of the API that workers call; None: the public port serves it
+    api_processes: Annotated[int, Field(ge=1, le=16)] = 1
 
-    # whose X-Forwarded-For counts; `none` says that nothing stands between this and its callers
+    # proxies whose X-Forwarded-For is trusted; `none`: callers connect directly
     trusted_proxies: Annotated[tuple[Network, ...] | None, NoDecode, BeforeValidator(_networks_or_none)] = None
 
-    statement_timeout_seconds: Wait = 15  # of a request's statement; what takes longer is answered with 503
+    statement_timeout_seconds: Wait = 15  # of a request; a longer statement answers 503
     lock_timeout_seconds: Wait = 10
     idle_transaction_seconds: Wait = 60
-    work_statement_timeout_seconds: Wait = (
-        300  # of the planner, the sweeps and what else the queue worker and the reconciler do
-    )
+    work_statement_timeout_seconds: Wait = 300  # of the queue worker and the reconciler, which also plan and delete
     migration_statement_timeout_seconds: Wait = 3600
-    migration_lock_timeout_seconds: Wait = 3  # a migration that waits for a table holds up all who come after it
+    migration_lock_timeout_seconds: Wait = 3  # a waiting migration blocks every later query on the table
 
     heartbeat_seconds: Seconds = 10
     lease_seconds: Seconds = 90
     reconcile_seconds: Seconds = 5
     stall_seconds: Seconds = 120
-    quarantine_seconds: Seconds = 60  # how long a node that lost three placements in a row takes nothing, the first time
-    fair_share_half_life_seconds: Seconds = 4 * 3600  # after which use counts half
-    preempt_after_seconds: Seconds = 600  # a tenant under its share waits so long before it takes GPUs back
+    quarantine_seconds: Seconds = 60  # a node's first quarantine, after it lost three placements in a row
+    fair_share_half_life_seconds: Seconds = 4 * 3600  # of the decaying usage
+    preempt_after_seconds: Seconds = 600  # how long a tenant under its share waits before it preempts
 
-    requests_per_minute: Limit = 30_000  # of each key that has no limit of its own
-    estimates_per_minute: Limit = 120  # of each tenant: an estimate plans the whole fleet once
-    failed_authentications_per_minute: Limit = 60  # of each address; beyond them, unknown credentials are not looked up
-    retention_days: Days = 30  # how long storage keeps what a tenant has deleted
-    plan_history_days: Days = 90  # what was planned for each task
-    plan_days: Days = 7  # plans, which say why they were made,
-    plans_kept: Limit = 1000  # and of those at most the newest
-    delivery_days: Days = 30  # messages to webhooks
-    placement_days: Days = 90  # where ended tasks ran; what they used stays
+    requests_per_minute: Limit = 30_000  # per key that has no limit of its own
+    estimates_per_minute: Limit = 120  # per tenant: an estimate plans the whole fleet once
+    failed_authentications_per_minute: Limit = 60  # per address; beyond it, unknown credentials are not looked up
+    retention_days: Days = 30  # how long a deleted task's curves, events and adapters stay
+    plan_history_days: Days = 90  # each task's planned times
+    plan_days: Days = 7  # plans with their reasons,
+    plans_kept: Limit = 1000  # of which at most this many, the newest
+    delivery_days: Days = 30  # webhook messages
+    placement_days: Days = 90  # placements of ended tasks; their usage stays
     audit_days: Days = 365
 
-    webhook_networks: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_listed)] = ()  # reached though not public
+    webhook_networks: Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_listed)] = ()  # allowed though not public
 
     max_file_bytes: Limit = 1024 * MIB
     max_file_rows: Limit = 1_000_000
@@ -141,7 +139,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _safe_beyond_this_machine(self) -> Self:
-        """Whoever listens to others must say which proxy ends TLS, if any, and hold secrets that nobody could guess."""
+        """A host that other machines can reach needs `trusted_proxies` set, a Redis password, and random secrets."""
         if is_loopback(self.host):
             return self
         wrong = []
@@ -185,7 +183,7 @@ class Settings(BaseSettings):
 
     @property
     def work_timeouts(self) -> Timeouts:
-        """Of what nobody waits for: a validation reads whole files in one transaction."""
+        """Longer timeouts for background work: a validation reads whole files in one transaction."""
         return Timeouts(self.work_statement_timeout_seconds, 3 * self.lock_timeout_seconds, 15 * self.idle_transaction_seconds)
 
     @property
@@ -196,7 +194,7 @@ class Settings(BaseSettings):
 
     @property
     def secrets(self) -> list[str]:
-        """Every value in here that no log may show."""
+        """Every secret value in the settings, for log redaction."""
         kept = [self.secret_key, self.join_token, self.metrics_token, *self.secret_keys_before]
         urls = [self.database_url, self.app_database_url, self.owner_database_url or "", self.redis_url]
         passwords = [urlsplit(url).password for url in urls]
@@ -204,7 +202,7 @@ class Settings(BaseSettings):
 
     @property
     def api_url(self) -> str:
-        """Where a client on this machine finds the API."""
+        """The API's URL for a client on this machine."""
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
         return f"http://{host}:{self.port}"
 
@@ -218,12 +216,12 @@ def _sentence(loc: tuple[int | str, ...], kind: str, message: str) -> str:
 
 
 def say(line: str) -> None:
-    """Tell an operator what was done."""
+    """Print a line for the operator on stdout."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 def complain(message: str) -> None:
-    """Say why this process stops, in plain lines on stderr."""
+    """Print why this process stops, as plain lines on stderr."""
     for line in message.splitlines():
         sys.stderr.write(f"motet: {line}\n")

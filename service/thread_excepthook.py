@@ -1,6 +1,6 @@
-"""Ends the process when one of its threads dies of an exception: half a process looks alive and does nothing.
+"""Thread excepthook: ends the process when an exception ends one of its threads, else it would look alive and do nothing.
 
-It ends as if killed, so that whatever watches over it (prefork.py for the API's processes, else a supervisor) starts another.
+It uses SIGKILL, so that the parent (prefork.py for API processes, otherwise a supervisor) starts a replacement.
 """
 
 import logging
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 def end_process_with_its_threads() -> None:
-    """From now on an exception that a thread does not catch is logged and ends the process at once."""
+    """Install the hook: an exception that a thread does not catch is logged and ends the process at once."""
     threading.excepthook = _thread_died
 
 
@@ -21,7 +21,7 @@ def _thread_died(args: threading.ExceptHookArgs) -> None:
     try:
         log.critical("thread %s died, and the process with it", args.thread and args.thread.name, exc_info=args.exc_value)
         for handler in logging.getLogger().handlers:
-            handler.flush()  # lines that a thread of their own was about to write
+            handler.flush()  # lines that the log-writer thread has not written yet
         sys.stderr.flush()
     finally:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,3 +1,3 @@
-"""Adapters that tasks made: listed, described, downloaded file by file or as an archive.
+"""Trained adapters: list, describe, delete, download file by file or as an archive.
 
-Enters: committed manifests of objects. Leaves: PEFT folders with a README. It must not know training or placements."""
+Enters: committed manifests of objects. Leaves: PEFT folders with a README. Knows no training and no placements."""

@@ -1,4 +1,4 @@
-"""What tenants do with adapters: find and delete them. Every face of the API calls these; they know no HTTP."""
+"""Adapter actions: find and delete. Both our API and the OpenAI-compatible one call them. Knows no HTTP."""
 
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
@@ -13,11 +13,11 @@ from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import missing, scoped
 
 _OPEN = [status for status in TaskStatus if status not in TASK_TERMINAL]
-_NAMED = 10  # tasks that a refusal lists
+_NAMED = 10  # tasks listed in a refusal
 
 
 class AdapterInUse(Conflict):
-    """Open tasks need the adapter: the one that trains it, or those that start from it. `tasks` names the first of them."""
+    """Open tasks need the adapter: the one that trains it, or others that start from it. `tasks` lists the first 10."""
 
     code, title = "adapter_in_use", "Tasks still need the adapter"
 
@@ -35,12 +35,12 @@ class AdapterDeleted(NotFound):
 
 
 def adapters_of(principal: Principal) -> Select[Adapter]:
-    """The caller's adapters that are not deleted, nor is their task."""
+    """The caller's adapters, without deleted ones and those of deleted tasks."""
     return _kept(principal).where(Adapter.deleted_at.is_(None))
 
 
 def find_adapter(session: Session, principal: Principal, adapter_id: str) -> Adapter:
-    """The caller's adapter. Raises NotFound, or AdapterDeleted where the caller's tenant deleted it."""
+    """The caller's adapter. Raises NotFound, or AdapterDeleted if the caller's tenant deleted it."""
     adapter = session.scalar(_kept(principal).where(Adapter.id == adapter_id))
     if adapter is None:
         raise missing("adapter", adapter_id)
@@ -50,7 +50,7 @@ def find_adapter(session: Session, principal: Principal, adapter_id: str) -> Ada
 
 
 def winner_of(session: Session, principal: Principal, task: Task) -> Adapter:
-    """The adapter of the task's winner, which the task must have. Raises AdapterDeleted."""
+    """The winner's adapter of a task that has a winner. Raises AdapterDeleted."""
     adapter = session.scalars(scoped(select(Adapter).where(Adapter.job_id == task.winner_job_id), Adapter, principal)).one()
     if adapter.deleted_at is not None:
         raise AdapterDeleted.of(adapter)
@@ -58,9 +58,9 @@ def winner_of(session: Session, principal: Principal, task: Task) -> Adapter:
 
 
 def delete(session: Session, principal: Principal, adapter_id: str) -> None:
-    """Delete the adapter; the sweep collects its bytes. Its row stays, so that its task can say what became of it.
+    """Mark the adapter deleted; garbage collection removes its bytes. Its row stays, so that its task can show the deletion.
 
-    A deleted one stays deleted. Raises NotFound, or AdapterInUse while its own task or one that starts from it is open.
+    Idempotent. Raises NotFound, or AdapterInUse while its own task or one that starts from it is open.
     """
     adapter = session.scalar(_kept(principal).where(Adapter.id == adapter_id).with_for_update(of=Adapter))
     if adapter is None:
@@ -74,7 +74,8 @@ def delete(session: Session, principal: Principal, adapter_id: str) -> None:
 
 
 def _must_be_free(session: Session, principal: Principal, adapter: Adapter) -> None:
-    """A task that is made at this moment holds the adapter's row (tasks/submission/spec_checks.py), so none slips through."""
+    """Raise AdapterInUse if an open task needs the adapter. A task being submitted locks the adapter's row
+    (tasks/submission/spec_checks.py), so none is missed."""
     open_ = scoped(select(Task.id).where(Task.status.in_(_OPEN)), Task, principal)
     if session.scalar(open_.where(Task.id == adapter.task_id)) is not None:
         detail = f"Task {adapter.task_id}, which made the adapter, has not ended; cancel it or wait for its end."

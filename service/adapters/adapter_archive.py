@@ -1,4 +1,4 @@
-"""An adapter's folder as a tar.gz, made while it is sent: one block in memory, no temporary file, always the same bytes."""
+"""Streams an adapter's folder as a deterministic tar.gz: one block in memory, no temporary file."""
 
 import tarfile
 import zlib
@@ -9,13 +9,13 @@ from contract.adapter_manifest import AdapterFile
 from service.storage.object_store import BLOCK, Storage
 
 _GZIP = 16 + zlib.MAX_WBITS
-_LEVEL = 1  # weights hardly shrink; more effort only costs time
+_LEVEL = 1  # weights hardly compress; higher levels only cost time
 
 
 def tar_gz(
     storage: Storage, folder: str, files: Sequence[AdapterFile], mtime: int, texts: Mapping[str, bytes]
 ) -> Iterator[bytes]:
-    """The archive, block by block: all files within `folder`, and `texts` by their names, dated `mtime` (Unix seconds).
+    """The archive in blocks: all files and `texts` (by name) inside `folder`, dated `mtime` (Unix seconds).
 
     Raises ObjectMissing before the first block.
     """
@@ -31,7 +31,7 @@ def tar_gz(
             yield squeeze.compress(
                 _header(f"{folder}/{name}", len(text), mtime) + text + b"\0" * (-len(text) % tarfile.BLOCKSIZE)
             )
-        yield squeeze.compress(b"\0" * (2 * tarfile.BLOCKSIZE))  # the end of a tar
+        yield squeeze.compress(b"\0" * (2 * tarfile.BLOCKSIZE))  # the end-of-archive marker
         yield squeeze.flush()
 
 

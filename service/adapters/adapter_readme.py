@@ -1,6 +1,6 @@
-"""The README that an adapter's archive carries: what it was trained from, the whole search, its own curve, how to load it.
+"""Renders the README in an adapter's archive: its lineage, the whole search, its own loss curve, how to load it.
 
-Made from the rows when it is asked for, and only of a task that has ended, so it never changes. Pure.
+Rendered from rows on request, and only for a task that has ended, so it never changes. Pure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from service.tasks.models import Task
 
 NAME = "README.md"
 _CURVE_POINTS = 20
-_BAR = 40  # characters of the longest
+_BAR = 40  # characters of the longest bar
 _HELD: Mapping[Precision, str] = {
     "bf16": "bf16",
     "nf4": "NF4, 4 bits a number (QLoRA); the adapter itself is plain LoRA in float32",
@@ -25,7 +25,7 @@ _HELD: Mapping[Precision, str] = {
 
 
 def readme(task: Task, adapter: Adapter, jobs: Sequence[JobResource], validation: Curve | None) -> str:
-    """Markdown. `validation` is the adapter's own job's validation loss."""
+    """The README as Markdown. `validation`: the validation loss curve of the adapter's own job."""
     lineage = AdapterManifest.model_validate(adapter.manifest).lineage
     own = next(job for job in jobs if job.id == adapter.job_id)
     rank, precision = lineage.config.rank, task.precision
@@ -71,7 +71,7 @@ vllm serve BASE --enable-lora --max-lora-rank {_vllm_rank(rank)} --lora-modules 
 
 
 def _vllm_rank(rank: int) -> int:
-    """The least rank that vLLM offers which holds this one."""
+    """The smallest --max-lora-rank of vLLM that fits this rank."""
     return next(offered for offered in (8, 16, 32, 64, 128, 256, 320, 512) if offered >= rank)
 
 
@@ -85,7 +85,7 @@ def _curve(curve: Curve) -> str:
 
 
 def _table(jobs: Sequence[JobResource], winner: int) -> str:
-    """All configurations, the best first."""
+    """A table of all configurations, best first."""
     ranked = sorted(jobs, key=lambda job: (job.best_val_loss is None, job.best_val_loss or 0.0, job.index))
     axes = varying(job.config for job in jobs)
     rows = ["| job | configuration | steps | end | best validation loss |", "|---|---|---|---|---|"]

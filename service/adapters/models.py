@@ -1,4 +1,4 @@
-"""Adapters: the best checkpoint of a job, committed once and immutable until its tenant deletes it."""
+"""The adapters table: a job's best checkpoint, committed once and immutable until its tenant deletes it."""
 
 from sqlalchemy import BigInteger, Double, ForeignKey
 from sqlalchemy.orm import Mapped, mapped_column
@@ -16,6 +16,6 @@ class Adapter(Base):
     step: Mapped[int]
     val_loss: Mapped[float] = mapped_column(Double)
     manifest: Mapped[Json]  # a contract.adapter_manifest.AdapterManifest
-    bytes: Mapped[int] = mapped_column(BigInteger)  # of its files; the stored-bytes quota is a sum of these
+    bytes: Mapped[int] = mapped_column(BigInteger)  # of its files; counts towards the stored-bytes quota
     created_at: Mapped[Now]
-    deleted_at: Mapped[At | None]  # from then on it counts for nothing; its objects are the sweep's
+    deleted_at: Mapped[At | None]  # afterwards it uses no quota, and garbage collection deletes its objects

@@ -1,4 +1,4 @@
-"""An adapter as the API shows it: a PEFT folder of immutable files."""
+"""The API's representation of an adapter: a PEFT folder of immutable files."""
 
 from datetime import datetime
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Adapters over HTTP: list, describe, and download file by file or as an archive; and a task's winner."""
+"""Adapter routes: list, describe, delete, download file by file or as an archive; and a task's winner."""
 
 from collections.abc import Mapping
 from hashlib import sha256
@@ -37,7 +37,7 @@ _ARCHIVE = bytes_of("application/gzip", "A tar.gz with one folder, which PEFT an
 
 
 class NotYet(Conflict):
-    """The task has not ended; `task_status` says where it is."""
+    """The task has not ended; `task_status` holds its status."""
 
     code, title = "no_adapter_yet", "The winner is not known yet"
 
@@ -145,9 +145,9 @@ def _why_none(task: Task) -> str:
 
 
 def carried(session: Session, principal: Principal, adapter: Adapter) -> dict[str, bytes]:
-    """What an archive holds beside the adapter's files: a README, once the task has ended and nothing in it can change.
+    """The archive's additional files, by name: a generated README, once the task has ended and its content is final.
 
-    An adapter that was uploaded with a README of its own keeps that.
+    Empty if the adapter was uploaded with its own README.
     """
     task = session.get_one(Task, adapter.task_id)
     if task.status not in TASK_TERMINAL or any(file["path"] == NAME for file in adapter.manifest["files"]):
@@ -159,7 +159,7 @@ def carried(session: Session, principal: Principal, adapter: Adapter) -> dict[st
 
 
 def send_archive(request: Request, storage: Storage, adapter: Adapter, texts: Mapping[str, bytes]) -> Response:
-    """The adapter's folder as a tar.gz, `texts` in it by their names, or 304 if the caller has it."""
+    """Respond with the adapter's folder and `texts` (by name) as a tar.gz, or 304 if the caller has it. Raises ObjectLost."""
     files = AdapterManifest.model_validate(adapter.manifest).files
     named = [*(f"{file.path} {file.sha256}" for file in files), *(f"{n} {sha256(t).hexdigest()}" for n, t in texts.items())]
     identity = "\n".join([adapter.id, *named])

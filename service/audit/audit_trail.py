@@ -1,6 +1,6 @@
-"""Writes a request's audit entry in the very transaction that did what it tells of. Knows no routes by name.
+"""Audit trail: writes a request's audit entry in the same transaction as its change. Knows no routes by name.
 
-A transaction that wrote nothing leaves no entry, unless what it read is worth one. A request that writes in two leaves two.
+A transaction that wrote nothing adds no entry, unless its note has `reading` set. Two writing transactions add two entries.
 """
 
 import json
@@ -15,10 +15,10 @@ from service.database.engine import new_id
 from service.database.prepared_statements import PreparedStatement
 from service.tenants.api_keys import Principal
 
-_MOST = 20  # targets
-_LONGEST = 255
+_MOST = 20  # targets per entry
+_LONGEST = 255  # characters of a target
 _MEMBERS = ("id", "tenant_id", "key_id", "action", "targets", "request_id")
-_NOTE = "note"  # where a session keeps its own
+_NOTE = "note"  # key of the session's Note in session.info
 _ADD = PreparedStatement(
     text(
         f"""INSERT INTO audit_entries ({", ".join(_MEMBERS)}) SELECT {", ".join(_MEMBERS)}
@@ -30,7 +30,7 @@ _ADD = PreparedStatement(
 
 @dataclass
 class Note:
-    """One request: who, what, upon what. `reading`: note it even if it writes nothing."""
+    """One request's caller, action and targets. `reading`: add an entry even if it writes nothing."""
 
     principal: Principal
     action: str
@@ -41,24 +41,24 @@ class Note:
     _wrote: bool = False
 
     def open(self, session: Session) -> None:
-        """Watch what the session writes."""
+        """Listen to the session's writes."""
         self._made, self._wrote = [], False
         session.info[_NOTE] = self
         event.listen(session, "after_flush", self._flushed)
         event.listen(session, "do_orm_execute", self._executes)
 
     def close(self, session: Session) -> None:
-        """Add the entry, if there is something to tell, before the session commits."""
+        """Add the entry, if any, before the session commits."""
         session.flush()
         add_entries(session, [self])
 
     def made(self, id: str) -> None:
-        """Say that a statement made this row: of what a session itself adds, its note knows."""
+        """Record a row that a plain statement created; `open` already records rows that the session adds."""
         self._wrote = True
         self._made.append(id)
 
     def entry(self) -> dict[str, object] | None:
-        """What there is to tell, if anything."""
+        """The audit entry's columns; None if there is nothing to record."""
         if not self._wrote and not self.reading:
             return None
         targets = [target[:_LONGEST] for target in dict.fromkeys([*self.targets, *self._made])][:_MOST]
@@ -83,14 +83,14 @@ class Note:
 
 
 def add_entries(session: Session, notes: Iterable[Note]) -> None:
-    """Add those of requests that share a transaction, where there is something to tell."""
+    """Add the entries of all requests that share this transaction, in one statement."""
     entries = [entry for note in notes if (entry := note.entry()) is not None]
     if entries:
         _ADD.run(session.connection(), {"entries": json.dumps(entries)})
 
 
 def note_made(session: Session, id: str) -> None:
-    """Say to the session's note, if it has one, that a statement made this row."""
+    """Record in the session's note, if any, a row that a plain statement created."""
     note: Note | None = session.info.get(_NOTE)
     if note is not None:
         note.made(id)

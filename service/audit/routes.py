@@ -1,4 +1,4 @@
-"""The audit log over HTTP: a tenant's own, and for admins everybody's."""
+"""Audit log routes: a tenant's own entries, and all tenants' for admins."""
 
 from datetime import datetime
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""A circuit breaker: after a call that took its whole timeout, callers are told at once not to try, and now and then one tries.
+"""Circuit breaker: after a failed call it refuses further calls at once, except one trial call in each interval.
 
 Knows nothing of what is called. Any thread may use it.
 """
@@ -10,7 +10,7 @@ SECONDS = 5.0
 
 
 class CircuitBreaker:
-    """Closed, all may call. Open, one caller in `seconds` may; what comes of that closes it or keeps it open."""
+    """Closed: every caller may call. Open: one caller per `seconds` may; its result closes the breaker or keeps it open."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._seconds = seconds
@@ -19,14 +19,14 @@ class CircuitBreaker:
         self._lock = threading.Lock()
 
     def allows(self) -> bool:
-        """Whether the caller may call now, and then says what came of it."""
+        """Whether the caller may call now; it must then report `failed` or `succeeded`."""
         if not self._open:
             return True
         with self._lock:
             now = time.monotonic()
             if now < self._try_at:
                 return False
-            self._try_at = now + self._seconds  # the others wait for what comes of this one
+            self._try_at = now + self._seconds  # other callers are refused until this trial ends
             return True
 
     def failed(self) -> None:

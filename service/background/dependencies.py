@@ -1,8 +1,8 @@
-"""What background work needs, built from the settings: database, storage, queue, wake-ups. Serves no HTTP."""
+"""Dependencies of background work, built from the settings: database, storage, queue, wake-ups. Serves no HTTP."""
 
 from dataclasses import dataclass, field
 
-import service.tenants.models  # noqa: F401  (other rooms' tables refer to it)
+import service.tenants.models  # noqa: F401  (other tables refer to it)
 from service.background.queue import Queue
 from service.background.wakeups import Hints
 from service.database.engine import Database
@@ -14,7 +14,7 @@ from service.storage.upload_grants import UploadGrants
 
 @dataclass(frozen=True)
 class Dependencies:
-    """Truth (`db`, `storage`) and hints (`queue`, `hints`) of one process, and what its planner need not work out again."""
+    """One process's state (`db`, `storage`), wake-ups (`queue`, `hints`) and its planner's cache (`memo`)."""
 
     settings: Settings
     db: Database
@@ -25,7 +25,7 @@ class Dependencies:
 
     @classmethod
     def of(cls, settings: Settings) -> "Dependencies":
-        """The parts as the settings want them. Nothing connects yet."""
+        """Build them from the settings. Opens no connection yet."""
         return cls(
             settings=settings,
             db=Database(settings.database_url, pool_size=5, timeouts=settings.work_timeouts),

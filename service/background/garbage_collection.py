@@ -1,6 +1,6 @@
 """Garbage collection: deletes objects that no row refers to, and rows past their retention (retention.py).
 
-It also compares the counters of usage with what its rows say.
+It also checks the usage counters against the usage rows.
 """
 
 import logging
@@ -19,13 +19,16 @@ from service.usage.usage_ledger import drift, month_at
 
 log = logging.getLogger(__name__)
 
-KEPT_SECONDS = 24 * 3600.0  # an object may lie this long between its upload and the report that commits it
+KEPT_SECONDS = 24 * 3600.0  # the longest time between an object's upload and the report that refers to it
 _DEFAULT = Retention()
 
 
 def sweep(db: Database, storage: Storage, keep: Retention = _DEFAULT) -> int:
-    """Delete what is left over; how many objects. Safe beside uploads: one that is granted or put again is young again."""
-    listed = storage.keys()  # read before what refers to them
+    """Delete unreferenced objects and old rows; returns the number of objects.
+
+    Safe beside uploads: a grant or put resets the object's age.
+    """
+    listed = storage.keys()  # before the rows that refer to them
     old = {stored.sha256 for stored in listed if stored.age > KEPT_SECONDS}
     with db.begin() as session:
         expired = update(File).where(File.deleted_at.is_(None), File.expires_at <= clock(session))
@@ -44,7 +47,7 @@ def sweep(db: Database, storage: Storage, keep: Retention = _DEFAULT) -> int:
 
 
 def _compare_counters(db: Database) -> None:
-    """Of this month; both sides are read at one moment, since reports go on meanwhile."""
+    """Check this month's counters. Both sides are read in one snapshot, since reports continue meanwhile."""
     with db.begin() as session:
         session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
         for tenant in drift(session, month_at(clock(session))):

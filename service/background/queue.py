@@ -1,6 +1,6 @@
-"""The queue: wake-ups that travel through RQ on Valkey. They carry no truth; each job finds its work in Postgres.
+"""The job queue: wake-ups through RQ on Valkey. They carry no data; each job finds its work in Postgres.
 
-Whoever writes to Redis can name one of `QueueJob`'s words and never a Python function.
+A writer in Redis can name only one of `QueueJob`'s values, never a Python function.
 """
 
 import logging
@@ -24,13 +24,13 @@ log = logging.getLogger(__name__)
 
 QUEUE_NAME = "motet"
 LIMIT_SECONDS = 900  # for one queue job
-_ASKED_SECONDS = 2  # for so long at most a wake-up that got lost keeps others of its kind from being sent
-_STORM = 12  # wake-ups of a kind in a second; from then on,
-_PACE_SECONDS = 0.2  # they are sent no more often
+_ASKED_SECONDS = 2  # the longest that a lost wake-up suppresses others of its kind
+_STORM = 12  # wake-ups of a kind within a second; beyond that
+_PACE_SECONDS = 0.2  # they are sent at this interval
 
 
 class QueueJob(StrEnum):
-    """The closed set."""
+    """The closed set of queue jobs."""
 
     REPLAN = "replan"
     VALIDATE = "validate"
@@ -39,7 +39,7 @@ class QueueJob(StrEnum):
 
 
 class NamedQueueJob(Job):
-    """A queue job of the closed set, whatever its hash in Redis says. `work` holds what a worker of this process does."""
+    """A queue job restricted to the closed set, whatever its hash in Redis says. `work` maps each job to its function."""
 
     work: ClassVar[Mapping[QueueJob, Callable[[], None]]] = {}
 
@@ -47,7 +47,7 @@ class NamedQueueJob(Job):
         super().__init__(id, connection, JSONSerializer)  # the caller's serializer could be pickle
 
     def restore(self, raw_data: dict[bytes, bytes]) -> None:
-        """Take the name alone: callbacks, webhooks, retries, arguments and limits of the hash are not ours to obey."""
+        """Read only the job's name; ignore callbacks, webhooks, retries, arguments and limits, which a writer could forge."""
         if b"data" not in raw_data:
             raise NoSuchJobError(f"queue job {self.id} has no data")
         super().restore({b"data": raw_data[b"data"]})
@@ -69,25 +69,25 @@ class NamedQueueJob(Job):
 
 
 def asked(job: str) -> str:
-    """The key that stands while a wake-up of this kind is on its way, and whose work has not begun."""
+    """The Redis key that exists while a wake-up of this kind is queued and not yet executing."""
     return f"motet:asked:{job}"
 
 
 class Queue:
-    """Wakes queue workers. Never raises: whatever a lost wake-up was for, the reconciler finds in Postgres."""
+    """Wakes queue workers. Never raises: after a lost wake-up the reconciler finds the work in Postgres."""
 
     def __init__(self, redis_url: str) -> None:
         self._redis, self._breaker = connect(redis_url), CircuitBreaker()
-        self._asked: dict[QueueJob, deque[float]] = {job: deque(maxlen=_STORM) for job in QueueJob}  # when, lately
-        self._sent: dict[QueueJob, float] = {}  # when the last one of each kind went out
+        self._asked: dict[QueueJob, deque[float]] = {job: deque(maxlen=_STORM) for job in QueueJob}  # recent times
+        self._sent: dict[QueueJob, float] = {}  # when the last one of each kind was sent
         self._later: dict[QueueJob, tuple[float, threading.Timer]] = {}
         self._lock = threading.Lock()
         self._queue = rq.Queue(QUEUE_NAME, connection=self._redis, job_class=NamedQueueJob, serializer=JSONSerializer)
 
     def wake(self, job: QueueJob) -> None:
-        """Send a wake-up, unless one of its kind is on its way: what that one was sent for and this will be found together.
+        """Send a wake-up unless one of its kind is already queued, whose job will find this work too.
 
-        In a storm they are sent at a pace, so that much is found together.
+        From 12 in a second on, it sends one every 0.2 s, so that each job finds more work.
         """
         now = time.monotonic()
         lately = self._asked[job]
@@ -111,7 +111,7 @@ class Queue:
             log.warning("queue job %s was not sent, Redis is away: %s", job, error)
 
     def wake_later(self, job: QueueJob, seconds: float) -> None:
-        """Send a wake-up in so many seconds, or sooner if one that was put off before is due sooner. Gone with the process."""
+        """Send a wake-up after `seconds`, or with an earlier one that is already delayed. It is lost if the process ends."""
         due = time.monotonic() + seconds
         with self._lock:
             put_off = self._later.get(job)
@@ -120,7 +120,7 @@ class Queue:
                     return
                 put_off[1].cancel()
             timer = threading.Timer(seconds, self._wake_now, [job])
-            timer.daemon = True  # a process that stops does not wait for it
+            timer.daemon = True  # a stopping process does not wait for it
             self._later[job] = due, timer
             timer.start()
 

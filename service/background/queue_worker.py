@@ -1,4 +1,4 @@
-"""The queue worker: executes each queue job in one process that survives a restart of Valkey."""
+"""The queue worker: executes queue jobs in one process, without forking, and reconnects after Valkey restarts."""
 
 import logging
 import signal
@@ -30,17 +30,17 @@ from service.webhooks.factories import box_of, outbound_of
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0
-_TTL_SECONDS = 20  # RQ then looks up from an empty queue every 5 s
+_TTL_SECONDS = 20  # with this TTL, RQ's blocking read of an empty queue returns every 5 s
 
 
 def assemble(settings: Settings) -> Mapping[QueueJob, Callable[[], None]]:
-    """What a worker of these settings does for each queue job. Each finds its own work, and may find none."""
+    """The function for each queue job. Each finds its own work in Postgres, and may find none."""
     parts = Dependencies.of(settings)
     courier, pace = Courier(parts.db, outbound_of(settings), box_of(settings)), Pace()
 
     def plan() -> None:
         replan(parts, pace)
-        courier.wake()  # whatever asks for a plan may be what a webhook is told
+        courier.wake()  # the change that asked for a plan may also be a webhook event
 
     def validate() -> None:
         validate_due(parts.db, parts.storage, parts.queue)
@@ -52,17 +52,17 @@ def assemble(settings: Settings) -> Mapping[QueueJob, Callable[[], None]]:
 
 
 class _Worker(rq.SimpleWorker):
-    """Works in this very process: RQ's fork for each queue job costs more than most replans."""
+    """Executes jobs in this process: RQ's fork per job costs more than most replans."""
 
     max_connection_wait_time = 2.0
     working = stopping = False
 
     def execute_job(self, job: Job, queue: rq.Queue) -> None:
-        """Do it. It is forgotten before: a wake-up has no result and no history, and what it was for is in Postgres."""
+        """Execute a job after deleting it from Redis: it has no result or history to keep, and its work is in Postgres."""
         with self.connection.pipeline() as pipeline:
             pipeline.delete(job.key)
             pipeline.lrem(queue.intermediate_queue_key, 1, job.id)
-            pipeline.delete(asked(str(job.func_name)))  # before the work: what is asked from now on may be too late for it
+            pipeline.delete(asked(str(job.func_name)))  # before the work, which may miss what is asked from now on
             pipeline.execute()
         self.working = True
         try:
@@ -74,7 +74,7 @@ class _Worker(rq.SimpleWorker):
             self.working = False
 
     def heartbeat(self, timeout: int | None = None, pipeline: Any = None) -> None:
-        self._stop_if_asked()  # what request_stop raises can get lost inside the Redis client
+        self._stop_if_asked()  # the Redis client may swallow request_stop's exception
         super().heartbeat(timeout, pipeline)
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
@@ -86,20 +86,20 @@ class _Worker(rq.SimpleWorker):
             raise StopRequested
 
     def subscribe(self) -> None:
-        """Take no commands over pub/sub: a writer in Redis could stop workers with them."""
+        """Accept no pub/sub commands, with which a writer in Redis could stop workers."""
 
     def unsubscribe(self) -> None:
         """Nothing was subscribed."""
 
     def run_maintenance_tasks(self) -> None:
-        """Nothing to mend: nothing is kept of queue jobs."""
+        """Nothing to maintain: no queue job is kept in a registry."""
 
     def _install_signal_handlers(self) -> None:
-        """run_worker's handlers outlive any one worker."""
+        """Keep run_worker's handlers, which outlive each worker object."""
 
 
 def run_worker(settings: Settings) -> None:
-    """Work off queue jobs until SIGTERM or SIGINT, which let the one in hand end. Redis may come and go."""
+    """Execute queue jobs until SIGTERM or SIGINT; a running job ends first. Reconnects when Redis fails."""
     NamedQueueJob.work = assemble(settings)
     stop = threading.Event()
     current: list[_Worker] = []

@@ -1,6 +1,6 @@
-"""The reconciler: on its own timer it finds what a lost wake-up, a dead node or a crash left behind, and repairs it.
+"""The reconciler: on a timer it finds and repairs what a lost wake-up, a dead node or a crash left behind.
 
-It needs no Redis. Each step is a short transaction of its own and may run beside every other process.
+Needs no Redis. Each step uses short transactions of its own and is safe beside every other process.
 """
 
 import logging
@@ -56,14 +56,14 @@ def run(settings: Settings) -> None:
     swept = time.monotonic()
     while not stop.wait(settings.reconcile_seconds):
         once(parts)
-        courier.wake()  # in a thread of its own: receivers may take their time
+        courier.wake()  # delivers in its own thread, since receivers may be slow
         if time.monotonic() - swept > _SWEEP_SECONDS:
             parts.queue.wake(QueueJob.SWEEP)
             swept = time.monotonic()
 
 
 def once(parts: Dependencies) -> None:
-    """All steps once. One that fails is logged and tried again at the next turn; the others go on."""
+    """Run all steps once. A step that fails is logged and runs again next time; the others continue."""
     for step in STEPS:
         try:
             step(parts)
@@ -72,7 +72,7 @@ def once(parts: Dependencies) -> None:
 
 
 def give_up_silent_nodes(parts: Dependencies) -> None:
-    """A node without a heartbeat for as long as a lease lasts is lost, and so is what it ran."""
+    """Mark nodes without a heartbeat for a lease's length as lost, and end their placements."""
     with parts.db.begin() as session:
         since = clock(session) - timedelta(seconds=parts.settings.lease_seconds)
         silent = select(Node).where(Node.status == "ready", Node.heartbeat_at < since)
@@ -87,11 +87,11 @@ def give_up_silent_nodes(parts: Dependencies) -> None:
     for placement_id, name in left:
         loss = None if name == counted else Loss.NODE
         if lose(parts, placement_id, RequeueReason.NODE_LOST, f"node {name} was lost", loss):
-            counted = name  # its silence is one loss, however much it ran
+            counted = name  # a silent node counts as one loss, however many placements it had
 
 
 def end_expired_leases(parts: Dependencies) -> None:
-    """A placement whose lease ran out belongs to nobody: never acknowledged, or its executor stopped pulsing."""
+    """Release placements whose lease expired: the node never acknowledged them, or their executor stopped renewing."""
     with parts.db.begin() as session:
         expired = select(Placement.id).where(Placement.ended_at.is_(None), Placement.lease_until < func.clock_timestamp())
         ids = list(session.scalars(expired))
@@ -109,7 +109,7 @@ def end_expired_leases(parts: Dependencies) -> None:
 
 
 def requeue_running_without_placement(parts: Dependencies) -> None:
-    """A task that is running nowhere goes back to the queue."""
+    """Requeue tasks that are running without a live placement."""
     live = select(Placement.id).where(Placement.task_id == Task.id, Placement.ended_at.is_(None)).exists()
     with parts.db.begin() as session:
         ids = list(session.scalars(select(Task.id).where(Task.status == TaskStatus.RUNNING, ~live)))
@@ -124,7 +124,7 @@ def requeue_running_without_placement(parts: Dependencies) -> None:
 
 
 def end_placements_of_ended_tasks(parts: Dependencies) -> None:
-    """A placement whose task is not running is over."""
+    """End placements whose task is not running."""
     with parts.db.begin() as session:
         stray = select(Placement.id).join(Task, Task.id == Placement.task_id)
         ids = list(session.scalars(stray.where(Placement.ended_at.is_(None), Task.status != TaskStatus.RUNNING)))
@@ -139,7 +139,7 @@ def end_placements_of_ended_tasks(parts: Dependencies) -> None:
 
 
 def validate_the_forgotten(parts: Dependencies) -> None:
-    """A task whose wake-up was lost is validated here."""
+    """Validate tasks whose wake-up was lost."""
     with parts.db.begin() as session:
         since = clock(session) - timedelta(seconds=parts.settings.reconcile_seconds)
         stuck = session.scalar(select(func.count()).where(Task.status == TaskStatus.VALIDATING, Task.created_at < since))
@@ -148,7 +148,7 @@ def validate_the_forgotten(parts: Dependencies) -> None:
 
 
 def plan_the_forgotten(parts: Dependencies) -> None:
-    """Requests that nobody has answered for a turn are planned here."""
+    """Plan if a plan request has waited for longer than the reconciler's interval."""
     with parts.db.begin() as session:
         since = clock(session) - timedelta(seconds=parts.settings.reconcile_seconds)
         overdue = session.scalar(select(func.count()).where(PlanRequest.created_at < since))
@@ -157,7 +157,8 @@ def plan_the_forgotten(parts: Dependencies) -> None:
 
 
 def plan_what_time_has_changed(parts: Dependencies) -> None:
-    """A task whose spec let it start by now, and a running one that has outlasted its expected end, ask for a new plan."""
+    """Request a plan when time alone calls for one: a task may start now, a rest from a node ended, a placement outlasted its
+    expected end, a tenant's wait passed its bound, or the last plan delayed notifications."""
     with parts.db.begin() as session:
         now = clock(session)
         released = select(Task.id).where(
@@ -180,7 +181,7 @@ def plan_what_time_has_changed(parts: Dependencies) -> None:
 
 
 def _rest_over(now: datetime, since: datetime) -> ColumnElement[bool]:
-    """Whether a node's rest, or a task's from a node, ended after `since` and after the last plan."""
+    """Whether a node's quarantine or a task's retry delay ended after `since` and after the last plan."""
     planned = func.greatest(select(func.max(Plan.created_at)).scalar_subquery(), since)
     node = select(Node.id).where(Node.status == "ready", Node.rests_until <= now, Node.rests_until > planned)
     task = select(Task.id).where(Task.status == TaskStatus.QUEUED, Task.retry_at <= now, Task.retry_at > planned)
@@ -188,8 +189,8 @@ def _rest_over(now: datetime, since: datetime) -> ColumnElement[bool]:
 
 
 def plan_what_waited_for_this_version(parts: Dependencies) -> None:
-    """A task that an older planner left alone, and that this version can read, asks for a plan: the older one answered the
-    request that came with it."""
+    """Request a plan for tasks whose spec an older planner could not read and this version can: the older planner consumed the
+    request that came with them."""
     with parts.db.begin() as session:
         left = select(Task).where(Task.status == TaskStatus.QUEUED, Task.waiting["code"].astext == Code.WAITING_FOR_VERSION)
         if any(understood(task) for task in session.scalars(left.order_by(Task.id))):
@@ -197,7 +198,7 @@ def plan_what_waited_for_this_version(parts: Dependencies) -> None:
 
 
 def _bound_passed(session: Session, settings: Settings, now: datetime) -> bool:
-    """Whether somebody waits longer than tenants should that are owed GPUs, others run, and no plan has looked at it lately."""
+    """Whether a task has waited past `preempt_after_seconds`, several tenants have open tasks, and no plan was made lately."""
     long_ago = now - timedelta(seconds=settings.preempt_after_seconds)
     overdue = select(Task.id).where(Task.status == TaskStatus.QUEUED, Task.queued_at < long_ago)
     tenants = select(func.count(Task.tenant_id.distinct())).where(Task.status.in_([TaskStatus.QUEUED, TaskStatus.RUNNING]))
@@ -206,14 +207,14 @@ def _bound_passed(session: Session, settings: Settings, now: datetime) -> bool:
 
 
 def _news_put_off(session: Session, settings: Settings, now: datetime) -> bool:
-    """Whether the newest plan had more to notify than it might, and no other has come since."""
+    """Whether the newest plan had more notifications than its limit, and no plan was made since."""
     untold = select(QueueStatus.tenant_id).where(QueueStatus.untold > 0)
     lately = select(Plan.id).where(Plan.created_at > now - timedelta(seconds=settings.reconcile_seconds))
     return bool(session.scalar(select(untold.exists() & ~lately.exists())))
 
 
 def forget_old_plans(parts: Dependencies) -> None:
-    """Of plans, the newest are kept."""
+    """Delete all but the newest `plans_kept` plans."""
     forget_surplus_plans(parts.db, parts.settings.plans_kept)
 
 

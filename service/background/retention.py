@@ -1,5 +1,6 @@
-"""How long rows are kept that only tell what was, and their removal in bounded batches: no transaction grows with the backlog,
-and none waits for a lock. What is counted from such rows was written as a number before (usage/usage_ledger.py).
+"""Retention of history rows, deleted in bounded batches: no transaction grows with the backlog, and none waits for a lock.
+
+Usage totals do not depend on these rows: usage/usage_ledger.py has stored them as counters before.
 """
 
 from dataclasses import dataclass
@@ -21,13 +22,13 @@ from service.tasks.models import CurveSummary, Job, PointChunk, Task, TaskEvent
 from service.webhooks.models import Delivery
 
 BATCH = 1000  # rows of a transaction
-_TASKS = 50  # deleted tasks whose rows are looked for together
+_TASKS = 50  # deleted tasks per batch
 
 
 @dataclass(frozen=True)
 class Retention:
-    """`deleted`: what a deleted task held, and points that rewinds hid, from the task's end. `placements`: from their end, once
-    their task has ended. The rest from when it was made; answers under Idempotency-Keys last KEPT."""
+    """`deleted`: rows of a deleted task, from its deletion, and points hidden by rewinds, from the task's end. `placements`:
+    from their end, once their task has ended. The others: from creation. Answers under Idempotency-Keys last KEPT."""
 
     deleted: timedelta = timedelta(days=30)
     plan_history: timedelta = timedelta(days=90)
@@ -38,7 +39,7 @@ class Retention:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """As the settings want it; fair shares count placements back to HALVES half-lives, so those stay in any case."""
+        """From the settings; placements stay for at least HALVES half-lives, since fair shares count them."""
         counted = timedelta(seconds=HALVES * settings.fair_share_half_life_seconds)
         return cls(
             deleted=timedelta(days=settings.retention_days),
@@ -51,7 +52,7 @@ class Retention:
 
 
 def forget(db: Database, keep: Retention) -> dict[str, int]:
-    """Delete the rows that were kept long enough; how many of each table."""
+    """Delete rows past their retention; returns how many of each table."""
     with db.begin() as session:
         now = clock(session)
     removed = {
@@ -74,7 +75,7 @@ def forget_surplus_plans(db: Database, kept: int) -> int:
 
 
 def delete_in_batches(db: Database, model: Any, *where: ColumnElement[bool]) -> int:
-    """Delete these rows, each BATCH in a transaction of its own; how many. What another transaction has locked stays."""
+    """Delete these rows, one transaction per BATCH; returns how many. Skips rows that another transaction has locked."""
     keys, removed = inspect(model).primary_key, 0
     while True:
         old = select(*keys).where(*where).limit(BATCH).with_for_update(skip_locked=True, of=model.__table__).cte("old")
@@ -88,7 +89,7 @@ def delete_in_batches(db: Database, model: Any, *where: ColumnElement[bool]) -> 
 
 
 def _made_before(db: Database, model: type[Base], id: InstrumentedAttribute[str], prefix: str, moment: datetime) -> int:
-    """By their ids, which sort by the time they were made: no other index is needed."""
+    """Delete by id: ids sort by creation time, so no other index is needed."""
     return delete_in_batches(db, model, id < id_at(prefix, moment))
 
 
@@ -112,7 +113,7 @@ _FORGET_PLACEMENTS = text(
 
 
 def _forget_placements(db: Database, before: datetime) -> int:
-    """Of ended tasks. What is billed for them is in task_usage; what all placements did together is added up here."""
+    """Delete old placements of ended tasks, adding their totals to swept_placements. task_usage holds what is billed."""
     values, removed = {"before": before, "ended": sorted(TASK_TERMINAL), "batch": BATCH}, 0
     while True:
         with db.begin() as session:
@@ -123,7 +124,7 @@ def _forget_placements(db: Database, before: datetime) -> int:
 
 
 def _forget_hidden(db: Database, before: datetime) -> int:
-    """Points that rewinds took back, of tasks that ended."""
+    """Delete points hidden by rewinds, of ended tasks."""
     of_ended = select(Job.id).join(Task, Task.id == Job.task_id).where(Job.id == PointChunk.job_id, Task.ended_at < before)
     return delete_in_batches(db, PointChunk, PointChunk.hidden_by.is_not(None), of_ended.exists())
 
@@ -133,7 +134,7 @@ _OF_TASK = (TaskEvent.task_id, PlanChange.task_id, Adapter.task_id)
 
 
 def _empty_deleted_tasks(db: Database, before: datetime) -> int:
-    """Remove what tasks held that were deleted before; how many. Their rows and their jobs' stay: they say what was used."""
+    """Delete the rows that belong to deleted tasks; returns how many tasks. Task and job rows stay: they record the usage."""
     emptied, last = 0, ""
     while True:
         over = select(Task.id).where(Task.deleted_at < before, Task.emptied_at.is_(None), Task.id > last)
@@ -151,7 +152,7 @@ def _empty_deleted_tasks(db: Database, before: datetime) -> int:
 
 
 def _note_empty(db: Database, ids: list[str]) -> int:
-    """Look no more at those of the tasks that hold nothing; rows that another collector had locked are looked for again."""
+    """Mark the tasks that have no rows left; a task whose rows another collector had locked is tried again next time."""
     of_task = [~select(one).where(one == Task.id).exists() for one in _OF_TASK]
     of_job = [~select(one).join(Job, Job.id == one).where(Job.task_id == Task.id).exists() for one in _OF_JOB]
     empty = update(Task).where(Task.id.in_(ids), *of_task, *of_job).values(emptied_at=func.clock_timestamp())

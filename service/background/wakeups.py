@@ -1,4 +1,4 @@
-"""Wakes nodes: an entry on a node's Redis stream says that its desired state changed. Redis may lose every one of them.
+"""Wakes nodes: an entry on a node's Redis stream says that its desired state changed. Redis may lose any entry.
 
 Knows nothing of what changed; the node fetches its desired state over HTTP.
 """
@@ -17,12 +17,12 @@ _MAXLEN = 100
 
 
 def connect(redis_url: str) -> redis.Redis:
-    """A client that answers or fails within about two seconds: a hint must never hold up what it hints at."""
+    """A client that answers or fails within about two seconds, so that a wake-up never delays its caller for long."""
     return redis.Redis.from_url(
         redis_url,
         socket_connect_timeout=1.0,
         socket_timeout=2.0,
-        # once more: a pooled connection may have died with a restarted server; but one that hangs would hang again
+        # one retry, since a server restart breaks pooled connections; none after a timeout, which would repeat
         retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
         health_check_interval=30,
     )
@@ -33,7 +33,7 @@ def stream_of(node_id: str) -> str:
 
 
 class Hints:
-    """Writes hints and never raises: a lost one is found again by the daemon's heartbeat or the reconciler."""
+    """Writes wake-ups and never raises: the daemon's heartbeat or the reconciler makes up for a lost one."""
 
     def __init__(self, redis_url: str) -> None:
         self._redis = connect(redis_url)
@@ -48,5 +48,5 @@ class Hints:
             self._breaker.succeeded()
         except redis.RedisError as error:
             if isinstance(error, redis.TimeoutError):
-                self._breaker.failed()  # a server that is away says so at once, one that hangs costs its timeout
+                self._breaker.failed()  # only a hung server costs the timeout; a refused connection fails at once
             log.warning("node %s was not hinted, Redis is away: %s", node_id, error)

@@ -1,4 +1,4 @@
 """Postgres: the engine and sessions, the schema's version, roles, row-level security, prepared statements, the async reader.
 
-Enters: statements and rows. Leaves: transactions, and notifications after a commit. It must not know any table by name; each
-room declares its own models. Postgres is the only truth."""
+Enters: statements and rows. Leaves: transactions, and callbacks after a commit. Knows no table by name; each domain package
+declares its own models. Postgres is the only truth."""

@@ -1,4 +1,4 @@
-"""Reads on one pipelined connection that belongs to the event loop, so that polls need no thread. Knows no tables."""
+"""Async reads over one pipelined connection of the event loop, so that polls need no thread. Knows no tables."""
 
 import asyncio
 import math
@@ -12,28 +12,27 @@ from service.database.engine import CONNECT, NAME_TENANT, driver_url
 from service.database.prepared_statements import PreparedStatement, as_sqlalchemy
 from service.database.timeouts import AsyncConnection, Timeouts
 
-Cursor = psycopg.AsyncCursor[Any]  # over rows that have come, with their columns' names
-_AWAY_SECONDS = 1.0  # for so long after a connection could not be made nobody tries: all would wait for it in turn
+Cursor = psycopg.AsyncCursor[Any]  # over received rows, as named tuples
+_AWAY_SECONDS = 1.0  # after a failed connect, reads fail at once for this long, or each would wait for its own attempt
 
 
 class AsyncReader:
-    """Opened when it is needed, and anew after it has broken. Whoever asks holds `turn`."""
+    """Connects on first use, and again after the connection broke. A caller must hold `turn`."""
 
     def __init__(self, url: str, timeouts: Timeouts = Timeouts()) -> None:  # noqa: B008  (frozen)
         self._url, self._timeouts = driver_url(url), timeouts
         self._connection: psycopg.AsyncConnection[Any] | None = None
-        self._away: tuple[float, str] = (-math.inf, "")  # when no connection could be made, and why
+        self._away: tuple[float, str] = (-math.inf, "")  # when the last connect failed, and why
         self.turn = asyncio.Semaphore(1)
 
     async def look(
         self, tenant_id: str, statements: Sequence[PreparedStatement], parameters: Mapping[str, Any]
     ) -> list[Cursor]:
-        """What each statement finds of the tenant's rows, all at one moment, on one way to the server and back. Raises what
-        SQLAlchemy would."""
+        """Run all statements on the tenant's rows in one snapshot and one round trip. Raises what SQLAlchemy would."""
         connection = reused = self._connection
         try:
             connection = connection or await self._connect()
-            self._connection = None  # until it has answered nobody knows what it is in the middle of
+            self._connection = None  # if cancelled here, the connection's state is unknown, so it must not be reused
             found = await _ask(connection, tenant_id, statements, parameters)
             self._connection = connection
             return found
@@ -43,7 +42,7 @@ class AsyncReader:
         finally:
             if connection is not None and self._connection is None:
                 await connection.close()
-        return await self.look(tenant_id, statements, parameters)  # the server had closed it while nobody asked
+        return await self.look(tenant_id, statements, parameters)  # the server had closed the idle connection
 
     async def _connect(self) -> psycopg.AsyncConnection[Any]:
         loop, (when, why) = asyncio.get_running_loop(), self._away
@@ -60,7 +59,7 @@ class AsyncReader:
         return made
 
     async def close(self) -> None:
-        """Hang up; whoever asks later opens it again."""
+        """Close the connection; a later read opens a new one."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()

@@ -1,4 +1,4 @@
-"""Sends long arrays of numbers in Postgres's binary form; psycopg alone makes a Python call for each number.
+"""Binary encoding of long number arrays for Postgres; psycopg's own dumper makes a Python call for each number.
 
 Importing this registers the dumpers with psycopg.
 """
@@ -22,7 +22,7 @@ class Integers(bytes):
 
 
 class Doubles(bytes):
-    """A `double precision[]`; NaN and infinities stay what they are."""
+    """A `double precision[]`; preserves NaN and infinities."""
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> "Doubles":
@@ -30,7 +30,7 @@ class Doubles(bytes):
 
 
 def _packed(oid: int, letter: str, numbers: Sequence[float]) -> bytes:
-    """A header (dimensions, NULLs, type, length, first index), then each number behind its size."""
+    """The wire format: a header (dimensions, NULLs, type, length, first index), then each number after its size in bytes."""
     count, size = len(numbers), struct.calcsize(letter)
     parts: list[float] = [size] * (2 * count)
     parts[1::2] = numbers

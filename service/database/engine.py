@@ -1,6 +1,6 @@
 """The database engine: one declarative base, one session per request or unit of work, callbacks after a commit.
 
-Postgres is the only truth. Knows no tables; each room declares its own models.
+Postgres is the only truth. Knows no tables; each domain package declares its own models.
 """
 
 import math
@@ -47,7 +47,7 @@ def new_id(prefix: str) -> str:
 
 
 def id_at(prefix: str, moment: datetime) -> str:
-    """What every id of the prefix that was made before the moment sorts before."""
+    """The lower bound of ids created from this moment on: earlier ids of the prefix sort before it."""
     return f"{prefix}_" + _text(int(moment.timestamp() * 1000) << 80)
 
 
@@ -74,70 +74,70 @@ class Base(DeclarativeBase):
     )
 
 
-os.environ["PGTZ"] = "UTC"  # libpq asks for it with each connection: what we show is UTC, whatever the server's own zone
-# a server that is gone is noticed within seconds, not when the kernel gives up
+os.environ["PGTZ"] = "UTC"  # libpq sets it on each connection, so times come back in UTC whatever the server's zone
+# detect a lost server within seconds, before the kernel's own timeout
 CONNECT: dict[str, Any] = {
     "connect_timeout": 5,
     "keepalives_idle": 5,
     "keepalives_interval": 2,
     "keepalives_count": 3,
-    "tcp_user_timeout": 11_000,  # ms; while something sent waits for its receipt, no keepalive asks
+    "tcp_user_timeout": 11_000,  # ms; TCP sends no keepalives while data is unacknowledged
 }
-_AWAY_SECONDS = 1.0  # for so long after a connection timed out nobody tries: each would wait as long
-_SLOW_SECONDS = 1.0  # a connection that failed sooner cost nobody anything
-POOL_SIZE = 20  # of each role, for all processes of an API together
-_LEAST = 5  # for each of them
+_AWAY_SECONDS = 1.0  # after a connect timed out, connects fail at once for this long, or each would wait as long
+_SLOW_SECONDS = 1.0  # a connect that fails faster than this does not start that pause
+POOL_SIZE = 20  # connections per role, shared by all API processes
+_LEAST = 5  # per process
 _AFTER_COMMIT = "after_commit"
 NAME_TENANT = PreparedStatement(text("SELECT set_config('motet.tenant', :tenant, true)"))  # SET LOCAL takes no parameters
 
 
 def driver_url(url: str) -> str:
-    """The same database, as psycopg alone takes it."""
+    """The SQLAlchemy URL as psycopg takes it."""
     return url.replace("postgresql+psycopg://", "postgresql://", 1)
 
 
 def pool_of(processes: int) -> int:
-    """Connections of a role for each of so many processes of one API."""
+    """Pool size per role and process, for an API of `processes` processes."""
     return max(_LEAST, POOL_SIZE // processes)
 
 
 def among_ids(column: InstrumentedAttribute[str]) -> ColumnElement[bool]:
-    """Whether it is one of the parameter `ids`. For a statement that is made once: `in_` makes one for each number of them."""
+    """The condition that `column` is in the parameter `ids`. Unlike `in_`, it compiles once for any number of ids."""
     return column == any_(bindparam("ids", type_=ARRAY(String)))
 
 
 def after_commit(session: Session, act: Callable[[], None]) -> None:
-    """Run `act` once the session's transaction has committed, and never if it rolls back. For hints, not for truth."""
+    """Run `act` after the session's transaction commits, never if it rolls back. A crash may skip it: for wake-ups only."""
     session.info.setdefault(_AFTER_COMMIT, []).append(act)
 
 
 def clock(session: Session) -> datetime:
-    """The time on the database's clock, which is the only one that rows are dated by."""
+    """The database's clock, the only one that dates rows."""
     return session.scalars(select(func.clock_timestamp())).one()
 
 
 class Noted(Protocol):
-    """What watches a session's transaction."""
+    """An observer of a session's transaction."""
 
     def open(self, session: Session) -> None: ...
     def close(self, session: Session) -> None: ...
 
 
 class Database:
-    """One engine and its sessions. `pool_size` is also how many requests may hold a connection at once.
+    """One engine and its sessions. `pool_size` limits the connections in use at once.
 
-    Under the app role a session sees the rows of `tenant_id` alone, and without one no tenant's rows at all.
+    Under the app role a session sees only the rows of `tenant_id`; without a tenant it sees no tenant's rows.
     """
 
     def __init__(self, url: str, pool_size: int = POOL_SIZE, timeouts: Timeouts = Timeouts()) -> None:  # noqa: B008  (frozen)
         self._timeouts = timeouts
-        self._away: tuple[float, str] = (-math.inf, "")  # when a connection timed out, and how it was said
+        self._away: tuple[float, str] = (-math.inf, "")  # when the last connect timed out, and its error
         self.engine: Engine = create_engine(
             url,
             pool_size=pool_size,
             max_overflow=0,
             pool_timeout=10,
-            pool_use_lifo=True,  # few connections, all of them warm: each has its own server process and prepared statements
+            pool_use_lifo=True,  # reuses few, warm connections: each has its own server process and prepared statements
             connect_args=CONNECT | {"options": timeouts.options},
         )
         event.listen(self.engine, "do_connect", self._connect)
@@ -146,14 +146,14 @@ class Database:
         self._note: Noted | None = None
 
     def of(self, tenant_id: str | None, note: "Noted | None" = None) -> Self:
-        """The same engine, for this tenant: each transaction says so to row-level security. `note` sees each one begin and
-        has the last word before it commits."""
-        made = object.__new__(type(self))  # copy.copy takes as long as all else about a request's rights
+        """The same engine, bound to a tenant: each transaction names it for row-level security. `note` is called when a
+        transaction begins and just before it commits."""
+        made = object.__new__(type(self))  # copy.copy would double the time of a request's authorization
         made.engine, made._tenant_id, made._note = self.engine, tenant_id, note
         return made
 
     def _connect(self, dialect: object, record: object, words: list[Any], named: dict[str, Any]) -> psycopg.Connection[Any]:
-        """A connection that waits for no answer for ever. Raises psycopg.OperationalError."""
+        """Open a connection that limits its wait for each answer. Raises psycopg.OperationalError."""
         when, why = self._away
         began = time.monotonic()
         if began < when + _AWAY_SECONDS:
@@ -168,8 +168,8 @@ class Database:
         return made
 
     def _alive(self, connection: psycopg.Connection, *_: object) -> None:
-        """Take no connection that the server has closed. An idle one has nothing to say unless it ends, so a look at its socket
-        does for nearly all; SQLAlchemy's own check asks the server each time."""
+        """Refuse a pooled connection that the server has closed. An idle connection's socket is readable only if it ended, so
+        polling it replaces SQLAlchemy's pre-ping, which costs a round trip each time."""
         poll = sockets.poll()
         try:
             poll.register(connection.fileno(), sockets.POLLIN)
@@ -180,13 +180,13 @@ class Database:
 
     @property
     def in_use(self) -> int:
-        """Connections that are being used now."""
+        """Connections checked out of the pool now."""
         pool = self.engine.pool
         return pool.checkedout() if isinstance(pool, QueuePool) else 0
 
     @contextmanager
     def begin(self) -> Iterator[Session]:
-        """A session in one transaction: committed on the way out, rolled back on any error."""
+        """A session in one transaction: commits at the end of the block, rolls back on any error."""
         with Session(self.engine, expire_on_commit=False) as session:
             with session.begin():
                 if self._tenant_id is not None:

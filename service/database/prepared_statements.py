@@ -1,6 +1,6 @@
-"""SQL that is compiled once and handed to the driver as it is, for hot paths. Knows no tables.
+"""Prepared statements for hot paths: compiled by SQLAlchemy once, then executed by the driver directly. Knows no tables.
 
-SQLAlchemy takes several times as long to build a statement anew as Postgres takes to run it.
+SQLAlchemy takes several times as long to build a statement as Postgres takes to run it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ Row = tuple[Any, ...]
 
 
 class PreparedStatement:
-    """One such statement. Its values go and come as psycopg has them: JSON that is sent must be text."""
+    """One statement. Parameters and results are psycopg's types, without SQLAlchemy's conversions: JSON is passed as text."""
 
     def __init__(self, statement: ClauseElement) -> None:
         compiled = cast(SQLCompiler, statement.compile(dialect=_DIALECT))
@@ -27,7 +27,7 @@ class PreparedStatement:
         self._constants = {name: value for name, value in compiled.params.items() if value is not None}
 
     def run(self, connection: Connection, parameters: Mapping[str, Any]) -> list[Row]:
-        """What it finds, in the connection's transaction. Raises what SQLAlchemy would."""
+        """Run it in the connection's transaction; returns its rows. Raises what SQLAlchemy would."""
         driver = cast("psycopg.Connection[Row]", connection.connection.driver_connection)
         try:
             cursor = driver.execute(self.sql, {**self._constants, **parameters})
@@ -39,12 +39,12 @@ class PreparedStatement:
             raise as_sqlalchemy(error, [self], gone) from error
 
     async def ask(self, connection: psycopg.AsyncConnection[Any], parameters: Mapping[str, Any]) -> psycopg.AsyncCursor[Any]:
-        """Send it through the event loop's own connection."""
+        """Run it on the event loop's connection."""
         return await connection.execute(self.sql, {**self._constants, **parameters})
 
 
 def as_sqlalchemy(error: psycopg.Error, statements: Sequence[PreparedStatement], gone: bool) -> DBAPIError:
-    """What SQLAlchemy would raise where one of these fails. `gone`: the connection is not to be used again."""
+    """The driver's error as SQLAlchemy would raise it. `gone`: the connection must not be reused."""
     said = "; ".join(statement.sql for statement in statements)
     made: object = DBAPIError.instance(
         said, None, error, psycopg.Error, hide_parameters=True, connection_invalidated=gone, dialect=_DIALECT

@@ -1,7 +1,6 @@
-"""The three database roles: the owner migrates, `motet_app` serves tenants, `motet_system` plans, leads the fleet, knows keys.
+"""Database roles: the owner migrates, `motet_app` serves tenants, `motet_system` plans, manages the fleet and reads API keys.
 
-Only the owner's connection makes roles or changes them. Knows no tables: row_level_security.py says what each role may do
-with them.
+Only the owner's connection creates or changes roles. Knows no tables: row_level_security.py grants each role its rights.
 """
 
 import psycopg
@@ -17,13 +16,13 @@ _OPTIONS = Timeouts().options
 
 
 class RoleUnfit(SettingsError):
-    """A database role that may do too much, or that is not there. The message says what to do."""
+    """A database role has too many rights or cannot log in. The message says what to do."""
 
 
 def ensure(connection: Connection) -> None:
-    """Make both roles where they are missing, without a password: nobody can log in as them yet. Roles are the server's."""
+    """Create missing roles without a login (`admit` adds it). Roles belong to the whole server, not to one database."""
     for role in (APP, SYSTEM):
-        # others may do the same at this moment, from another database of the server
+        # a migration of another database on this server may create them at the same time
         connection.execute(
             text(
                 f"DO $$ BEGIN CREATE ROLE {role} NOLOGIN NOSUPERUSER NOBYPASSRLS NOCREATEDB NOCREATEROLE; "
@@ -33,7 +32,7 @@ def ensure(connection: Connection) -> None:
 
 
 def admit(owner_url: str, role: str, url: str) -> None:
-    """Let the role log in as `url` says, which names its password. One that can already is left alone. Raises RoleUnfit."""
+    """Let the role log in with the password in `url`; changes nothing if it already can. Raises RoleUnfit."""
     made = make_url(url)
     if made.username != role:
         raise RoleUnfit(f"the database URL of {role} names the user {made.username!r}; it must be {role}")
@@ -52,7 +51,7 @@ def _connect(url: str) -> None:
 
 
 def _set_password(owner_url: str, role: str, password: str | None) -> None:
-    """Sent as its SCRAM verifier: the password itself is in no log of the server."""
+    """Set the password as a SCRAM verifier, so that the server's logs never hold the password itself."""
     with psycopg.connect(driver_url(owner_url), connect_timeout=5, options=_OPTIONS, autocommit=True) as connection:
         words = f"ALTER ROLE {role} LOGIN"
         if password is not None:
@@ -61,11 +60,11 @@ def _set_password(owner_url: str, role: str, password: str | None) -> None:
         try:
             connection.execute(words.encode())
         except psycopg.errors.InternalError_:
-            return  # somebody else changed the role at this very moment; whoever asked looks again
+            return  # another process changed the role at the same time; `admit` tries to log in again
 
 
 def check(url: str, role: str) -> None:
-    """Raise RoleUnfit unless the URL logs in as this role and row-level security binds it."""
+    """Raise RoleUnfit unless the URL logs in as this role and the role is subject to row-level security."""
     engine = create_engine(url, connect_args={"connect_timeout": 5, "options": _OPTIONS})
     try:
         with engine.connect() as connection:

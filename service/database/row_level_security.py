@@ -1,4 +1,4 @@
-"""Row-level security, derived from the tables themselves, so that none that holds tenants' rows can be forgotten."""
+"""Row-level security: policies and grants derived from the table metadata, so that no table of tenants' rows is missed."""
 
 import hashlib
 from collections.abc import Mapping
@@ -8,13 +8,13 @@ from sqlalchemy import Connection, MetaData, Table, text
 from service.database.roles import APP, SYSTEM
 
 _TENANT = "(SELECT current_setting('motet.tenant', true))"
-# what the app role may do with tables that are nobody's; with all others that are nobody's, nothing
+# the app role's rights on tables without a tenant; on others without a tenant it has none
 _SHARED: Mapping[str, str] = {
     "base_models": "SELECT",
     "nodes": "SELECT, UPDATE (desired_version)",
     "plan_requests": "SELECT, INSERT",
 }
-# of tenants' tables, where it is not everything
+# the app role's rights on tenants' tables, where not _EVERYTHING
 _NARROWER: Mapping[str, str | None] = {
     "tenants": "SELECT",
     "api_keys": None,
@@ -22,13 +22,13 @@ _NARROWER: Mapping[str, str | None] = {
     **dict.fromkeys(("queue_status", "task_usage", "tenant_usage"), "SELECT"),
 }
 _EVERYTHING = "SELECT, INSERT, UPDATE, DELETE"
-_MARK = "alembic_version"  # its comment says which protection the tables have
+_MARK = "alembic_version"  # its comment holds a hash of the applied statements
 
 
 def tenant_tables(metadata: MetaData) -> dict[str, str]:
-    """Every table of tenants' rows, with the SQL condition that its rows are of the transaction's tenant."""
+    """Every table of tenants' rows, with the SQL condition that a row belongs to the transaction's tenant."""
     found: dict[str, str] = {"tenants": f"id = {_TENANT}"}
-    for table in metadata.sorted_tables:  # a table comes after those it refers to
+    for table in metadata.sorted_tables:  # referenced tables come first
         condition = _own(table) or _through(table, found)
         if condition is not None:
             found.setdefault(table.name, condition)
@@ -36,8 +36,8 @@ def tenant_tables(metadata: MetaData) -> dict[str, str]:
 
 
 def steps(connection: Connection, metadata: MetaData) -> list[list[str]]:
-    """The statements that give every table its policies and both roles their rights, a transaction for each list: one for
-    each table, so that none is locked for longer than its own takes. None where nothing is to be done."""
+    """The statements that set all policies and grants: one list per table, to run in its own transaction, so that each table
+    is locked only for its own statements. Empty if nothing has to change."""
     found = [*_roles(), *(_of_table(table, metadata) for table in metadata.sorted_tables)]
     said = "\n".join(statement for step in found for statement in step)
     mark = "protection " + hashlib.sha256(said.encode()).hexdigest()[:16]
@@ -47,14 +47,14 @@ def steps(connection: Connection, metadata: MetaData) -> list[list[str]]:
 
 
 def unprotected(connection: Connection, metadata: MetaData) -> list[str]:
-    """Tenants' tables that the database has and does not guard: there must be none."""
+    """Existing tenants' tables without forced row-level security; there must be none."""
     asked = "SELECT relname FROM pg_class WHERE relkind = 'r' AND NOT (relrowsecurity AND relforcerowsecurity)"
     open_ones = set(connection.scalars(text(f"{asked} AND relnamespace = 'public'::regnamespace")))
     return sorted(open_ones & set(tenant_tables(metadata)))
 
 
 def rights_of_app(table: Table, metadata: MetaData) -> str | None:
-    """What the app role may do with the table, as GRANT says it; None for nothing."""
+    """The app role's rights on the table, in GRANT's syntax; None for no rights."""
     if table.name in tenant_tables(metadata):
         return _NARROWER.get(table.name, _EVERYTHING)
     return _SHARED.get(table.name)

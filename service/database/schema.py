@@ -1,6 +1,6 @@
-"""The database's schema: bringing it to the newest revision, guarded, and refusing to serve on one that is behind.
+"""Schema version: migrates the database to the newest revision with row-level security, and refuses to serve on an older one.
 
-`metadata` holds every room's tables; migrations/ holds how they came to be.
+`metadata` holds all domain packages' tables; migrations/ holds the Alembic revisions.
 """
 
 import logging
@@ -35,18 +35,18 @@ from service.settings import Settings, SettingsError, say
 log = logging.getLogger(__name__)
 
 metadata = Base.metadata
-# a statement that waits for a table's lock keeps all others waiting behind it
+# a short lock timeout: while a statement waits for a table's lock, all later ones queue behind it
 MIGRATION = Timeouts(statement=3600.0, lock=3.0, idle=900.0)
 _TRIES = 20
 _LOCK = 0x67756172  # "guar"; an advisory lock of this database
 
 
 class SchemaBusy(SettingsError):
-    """Others hold locks for so long that a migration gave up. Nothing is lost: run it again when they are done."""
+    """A migration gave up waiting for other transactions' locks. Nothing is lost: run it again later."""
 
 
 class SchemaBehind(RuntimeError):
-    """The database misses migrations that this code needs. The message says what to run."""
+    """The database lacks migrations that this code needs. The message says what to run."""
 
 
 def config(database_url: str, timeouts: Timeouts = MIGRATION) -> Config:
@@ -58,8 +58,8 @@ def config(database_url: str, timeouts: Timeouts = MIGRATION) -> Config:
 
 
 def upgrade(owner_url: str, timeouts: Timeouts = MIGRATION) -> None:
-    """Bring the database to the newest revision, each table guarded, while others use it. Two that start at once take turns,
-    and the second finds nothing to do. A database of a newer version stays as it is."""
+    """Migrate to the newest revision and set row-level security, while the service runs. Locks serialize concurrent upgrades;
+    the second has nothing to do. A database at an unknown, newer revision stays unchanged. Raises SchemaBusy."""
     engine = create_engine(owner_url, poolclass=NullPool, connect_args={"connect_timeout": 5, "options": timeouts.options})
     with engine.begin() as connection:
         roles.ensure(connection)
@@ -81,7 +81,7 @@ def _together(engine: Engine, statements: Sequence[str]) -> None:
 
 
 def _retried(work: Callable[[], object]) -> None:
-    """Do it again while somebody holds a lock that it needs: meanwhile those whom it kept waiting have their turn."""
+    """Retry `work` while another transaction holds a lock it needs; between tries, queries queued behind it can run."""
     for left in reversed(range(_TRIES)):
         try:
             work()
@@ -95,7 +95,7 @@ def _retried(work: Callable[[], object]) -> None:
 
 
 def migrate(settings: Settings) -> None:
-    """The command of that name. The roles that serve can log in afterwards."""
+    """The command `migrate`: upgrades the schema, then lets both service roles log in. Raises SettingsError."""
     if settings.owner_database_url is None:
         raise SettingsError("MOTET_OWNER_DATABASE_URL is not set: migrations run as the database's owner")
     upgrade(settings.owner_database_url, settings.migration_timeouts)
@@ -117,7 +117,7 @@ def head() -> str:
 
 
 def check(engine: Engine) -> None:
-    """Raise SchemaBehind unless the database is at this code's newest revision, or at a newer one that it does not know."""
+    """Raise SchemaBehind unless the database is at this code's newest revision, or at an unknown one, which counts as newer."""
     with engine.connect() as connection:
         current = MigrationContext.configure(connection).get_current_revision()
     scripts = ScriptDirectory.from_config(config(""))
@@ -131,7 +131,7 @@ def check(engine: Engine) -> None:
 
 
 def require(settings: Settings) -> None:
-    """Raise unless a process may begin its work: `check`, every table guarded, and roles that cannot do too much."""
+    """Raise SchemaBehind or RoleUnfit unless the schema is current, tenants' tables are protected and roles are restricted."""
     db = Database(settings.database_url, pool_size=1, timeouts=settings.request_timeouts)
     try:
         check(db.engine)

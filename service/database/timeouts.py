@@ -1,7 +1,7 @@
-"""How long a database connection may wait: for a statement, for a lock, for its own process in the middle of a transaction.
+"""Database timeouts: for a statement, for a lock, and for a transaction that idles between statements.
 
-Postgres itself enforces the three. A server that is stopped or cut off enforces nothing, so a connection of ours also gives up
-by itself, a moment after the statement's time. Knows no settings and no SQLAlchemy.
+Postgres enforces these three. A stopped or unreachable server enforces nothing, so our connections also give up by themselves,
+2 s after the statement timeout. Knows no settings and no SQLAlchemy.
 """
 
 import time
@@ -12,14 +12,14 @@ import psycopg
 from psycopg.abc import PQGen
 from psycopg.waiting import Ready
 
-_MARGIN_SECONDS = 2.0  # beyond the statement's time, in which the server's own error may come
+_MARGIN_SECONDS = 2.0  # after the statement timeout, for the server's own error to arrive
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds. `lock` counts for each lock; `idle` is the time between two statements of one transaction."""
+    """In seconds. `lock` applies to each lock; `idle` is the time between two statements of one transaction."""
 
     statement: float = 15.0
     lock: float | None = 10.0
@@ -27,7 +27,7 @@ class Timeouts:
 
     @property
     def options(self) -> str:
-        """As libpq takes them with a new connection."""
+        """As libpq's `options` for a new connection."""
         said = {"statement_timeout": self.statement, "idle_in_transaction_session_timeout": self.idle}
         if self.lock is not None:
             said["lock_timeout"] = self.lock
@@ -35,16 +35,16 @@ class Timeouts:
 
     @property
     def answer(self) -> float:
-        """After which a server that has said nothing is taken to be gone."""
+        """Seconds without an answer after which the server counts as gone."""
         return self.statement + _MARGIN_SECONDS
 
 
 class ServerSilent(psycopg.OperationalError):
-    """The server has not answered for longer than it lets a statement take. What it was asked may still be done."""
+    """The server has not answered within the statement timeout and a margin. It may still execute the statement."""
 
 
 def _until(answer: PQGen[T], seconds: float, pgconn: Any) -> PQGen[T]:
-    """What psycopg waits for, given up after `seconds`. Closes the connection then: it is in the middle of something."""
+    """Wrap psycopg's wait with a deadline of `seconds`. Raises ServerSilent then, and closes the connection."""
     deadline = time.monotonic() + seconds
     try:
         wanted = next(answer)

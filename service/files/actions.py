@@ -1,4 +1,4 @@
-"""What can be done with files: keep, find, pin and delete them. Every face of the API calls these; they know no HTTP."""
+"""File actions: keep, find, pin, delete. Both our API and the OpenAI-compatible one call them. Knows no HTTP."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -20,18 +20,18 @@ _OPEN = [status for status in TaskStatus if status not in TASK_TERMINAL]
 _NAMED = 10  # tasks that a refusal lists
 
 _THERE = select(File).where(File.deleted_at.is_(None), or_(File.expires_at.is_(None), File.expires_at > func.clock_timestamp()))
-# the caller's files of `ids` that exist, held against deletion until the transaction ends
+# the caller's existing files among `ids`, locked against deletion until the transaction ends
 PINNED = scoped_when_asked(_THERE.where(among_ids(File.id)), File).order_by(File.id).with_for_update(read=True, of=File)
 
 
 class FileInUse(Conflict):
-    """Open tasks still read the file. `tasks` names the first of them."""
+    """Open tasks still need the file. `tasks` lists the first 10."""
 
     code, title = "file_in_use", "Tasks still need the file"
 
 
 def keep(session: Session, principal: Principal, name: str, data: DataSet, expires_at: datetime | None = None) -> File:
-    """Add a file of the caller's tenant for a data set that is in storage. Raises QuotaExceeded."""
+    """Add a file to the caller's tenant for a stored data set. Raises QuotaExceeded."""
     admit_bytes(session, principal, data.stored.bytes)
     file = File(
         id=new_id("file"),
@@ -63,12 +63,12 @@ def find_file(session: Session, principal: Principal, file_id: str) -> File:
 
 
 def pin(session: Session, principal: Principal, file_ids: Sequence[str]) -> dict[str, File]:
-    """Those of the files that exist, by id, held against deletion until the transaction ends."""
+    """The existing files among `file_ids`, by id, locked against deletion until the transaction ends."""
     return {file.id: file for file in session.scalars(PINNED, whose(principal) | {"ids": list(file_ids)})}
 
 
 def delete(session: Session, principal: Principal, file_id: str) -> None:
-    """Delete the file; its bytes are collected later. Raises NotFound, or FileInUse while an open task needs it."""
+    """Mark the file deleted; garbage collection removes its bytes. Raises NotFound, or FileInUse if an open task needs it."""
     file = session.scalar(files_of(principal).where(File.id == file_id).with_for_update())
     if file is None:
         raise missing("file", file_id)

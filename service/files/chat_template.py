@@ -1,7 +1,7 @@
-"""A base model's chat template, written in Jinja's sandbox: it may read the messages and nothing else.
+"""Renders a base model's chat template in Jinja's sandbox, which limits it to the messages. Knows no tokenizer.
 
-Has the words that templates on the Hub use (tojson, raise_exception, strftime_now, generation, break and continue), as
-transformers gives them to the same template when a worker trains. Knows no tokenizer.
+Provides the extensions that Hub templates use (tojson, raise_exception, strftime_now, generation, break and continue), as
+transformers does for the same template when a worker trains.
 """
 
 import json
@@ -22,10 +22,10 @@ from contract.row_encoding import TEMPLATE_FAULTS, Messages, TemplateError
 
 
 class Template:
-    """Written by the owner of the model, and trusted with nothing. `words`: the special tokens, which it may name."""
+    """An untrusted template from a model's owner. `words`: the special tokens, by the names that it may use."""
 
     def __init__(self, source: str, words: Mapping[str, str]) -> None:
-        """Raises TemplateError for one that Jinja cannot read."""
+        """Raises TemplateError if Jinja cannot parse it."""
         self._words = dict(words)
         try:
             self._template = _environment().from_string(source)
@@ -33,7 +33,7 @@ class Template:
             raise TemplateError.of(error) from None
 
     def write(self, messages: Messages, add_generation_prompt: bool, now: datetime | None) -> str:
-        """The conversation as text, written at `now`. Raises TemplateError."""
+        """Render the conversation as text; `now` is the time for strftime_now. Raises TemplateError."""
         given = [dict(message) for message in messages]
         told = {"messages": given, "tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
         try:
@@ -45,7 +45,7 @@ class Template:
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks what is the assistant's; here it stands for what it encloses."""
+    """Parses `{% generation %}`, which marks the assistant's text; here it renders its content unchanged."""
 
     tags = {"generation"}  # noqa: RUF012  (Jinja's name for it)
 
@@ -55,7 +55,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _Names(Namespace):
-    """A namespace without names that lead into Python."""
+    """A namespace that refuses names with a leading underscore, which lead to Python internals."""
 
     def __init__(*args: Any, **given: Any) -> None:  # self may be a name that a template sets
         made = dict(*args[1:], **given)
@@ -69,7 +69,7 @@ class _Names(Namespace):
 
 
 class _Dictionary:
-    """`dict`, and no more of it than a template needs."""
+    """`dict`, reduced to what templates need."""
 
     def __call__(self, *given: Any, **named: Any) -> dict[Any, Any]:
         return dict(*given, **named)

@@ -1,6 +1,6 @@
-"""A data set on its way in: bytes become an object of storage while their lines are judged, in memory for one line and a block.
+"""Data set intake: streams an upload into storage while checking its lines; memory holds one line and one block.
 
-Knows storage and rows; knows no HTTP and no tenants.
+Knows storage and rows. Knows no HTTP and no tenants.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ MAX_ERRORS = 100
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one file: bytes in all, rows, and bytes of a line."""
+    """Limits of one file: total bytes, rows, and bytes per line."""
 
     bytes: int
     rows: int
@@ -27,7 +27,7 @@ class Limits:
 
 
 class FileInvalid(Invalid):
-    """Rows are wrong. The first mistakes are listed by line; `error_count` is how many there are."""
+    """Rows are wrong. `errors` lists the first 100 mistakes by line; `error_count` is the total."""
 
     code, title = "file_invalid", "The file is not a data set"
 
@@ -46,7 +46,7 @@ class FileTooLarge(TooLarge):
 
 @dataclass(frozen=True)
 class DataSet:
-    """A whole file without a mistake in it, in storage."""
+    """A complete, valid file in storage."""
 
     format: Format
     rows: int
@@ -55,7 +55,7 @@ class DataSet:
 
 @dataclass
 class RowCheck:
-    """Judges a file's lines as its bytes come by."""
+    """Checks a file's lines as its bytes arrive."""
 
     limits: Limits
     rows: int = 0
@@ -63,10 +63,10 @@ class RowCheck:
     error_count: int = 0
     errors: list[FieldError] = field(default_factory=list)
     _rest: bytes = b""
-    _overlong: bool = False  # the line that is coming in is longer than allowed; its rest is skipped
+    _overlong: bool = False  # the current line is too long; its rest is skipped
 
     def feed(self, block: bytes) -> None:
-        """Judge the lines that end in this block. Raises FileTooLarge at the first row beyond the limit."""
+        """Check the lines that end in this block. Raises FileTooLarge at the first row beyond the limit."""
         *lines, rest = block.split(b"\n")
         if lines:
             lines[0] = self._rest + lines[0]
@@ -78,7 +78,7 @@ class RowCheck:
             self._overlong, self._rest = True, b""
 
     def finish(self) -> Format:
-        """The file's format. Raises FileInvalid with everything that was wrong."""
+        """The file's format. Raises FileInvalid with the mistakes found."""
         if self._rest or self._overlong:
             self._line(self._rest)
             self._rest = b""
@@ -86,7 +86,7 @@ class RowCheck:
             raise FileInvalid([FieldError(field="file", code="empty_file", message="holds no rows")], error_count=1)
         if self.errors:
             raise FileInvalid(self.errors, error_count=self.error_count)
-        assert self.format is not None  # a row without a format is a mistake
+        assert self.format is not None  # a row without a format would have been an error
         return self.format
 
     def _line(self, line: bytes) -> None:
@@ -114,14 +114,14 @@ class RowCheck:
 
 
 class Intake:
-    """One upload. Leave it without `finish` and nothing of it stays."""
+    """One upload. `abandon` removes it unless `finish` succeeded."""
 
     def __init__(self, incoming: Incoming, limits: Limits) -> None:
         self._incoming, self._check, self._limits = incoming, RowCheck(limits), limits
         self._bytes = 0
 
     def feed(self, block: bytes) -> None:
-        """Take the next bytes. Raises FileTooLarge beyond the limit of bytes or rows."""
+        """Write and check the next bytes. Raises FileTooLarge beyond the limit of bytes or rows."""
         self._bytes += len(block)
         if self._bytes > self._limits.bytes:
             raise FileTooLarge.bytes(self._limits.bytes)
@@ -129,7 +129,7 @@ class Intake:
         self._check.feed(block)
 
     def finish(self) -> DataSet:
-        """The data set, now an object of storage. Raises FileInvalid."""
+        """Commit the upload as a stored data set. Raises FileInvalid."""
         format = self._check.finish()
         return DataSet(format, self._check.rows, self._incoming.commit())
 

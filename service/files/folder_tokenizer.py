@@ -1,4 +1,4 @@
-"""A base model's tokenizer as the service reads it from the model's folder: tokenizer.json and what its neighbours say of it.
+"""Loads a base model's tokenizer from its folder: tokenizer.json, its configuration, special tokens and chat template.
 
 A worker reads the same folder with transformers. Knows no rows and loads no weights.
 """
@@ -30,7 +30,7 @@ _KEPT = 4  # tokenizers in memory; a large one takes 100 MB
 
 
 class FolderTokenizer:
-    """A contract.row_encoding.Tokenizer of a base model's folder. Any thread may use it."""
+    """Implements contract.row_encoding.Tokenizer for a base model's folder. Any thread may use it."""
 
     def __init__(self, folder: Path) -> None:
         """Raises TokenizerError."""
@@ -77,7 +77,7 @@ class FolderTokenizer:
         return self._template.write(messages, add_generation_prompt, now)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """The text of each token. A character of several tokens stands with the last of them."""
+        """The text of each token. A character that spans several tokens is the text of the last one."""
         stream = DecodeStream(skip_special_tokens=False)
         pieces = [stream.step(self._tokenizer, id) for id in ids]
         if pieces and pieces[-1] is None:
@@ -104,17 +104,17 @@ class Loaded:
 
 
 class Tokenizers:
-    """The tokenizers that were asked for last, read anew when their files change. Any thread may use it."""
+    """LRU cache of tokenizers, reloaded when their files change. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: OrderedDict[tuple[object, ...], Loaded] = OrderedDict()
 
     def of(self, source: str) -> Loaded:
-        """That of the model in this folder. Raises TokenizerError."""
+        """The tokenizer and row reader of the model in this folder. Raises TokenizerError."""
         folder = Path(source)
         key = (source, *map(_mark, (folder / name for name in (_TOKENIZER, _CONFIG, _SPECIAL, _TEMPLATE))))
-        with self._lock:  # reading a large one takes a second; two at once would take two
+        with self._lock:  # loading a large one takes a second, and concurrent loads slow each other down
             found = self._known.get(key)
             if found is None:
                 tokenizer = FolderTokenizer(folder)
@@ -126,7 +126,7 @@ class Tokenizers:
 
 
 def _mark(path: Path) -> tuple[int, int] | None:
-    """What changes when the file does."""
+    """The file's version: modification time in ns and size; None without a file."""
     try:
         status = path.stat()
     except OSError:
@@ -135,7 +135,7 @@ def _mark(path: Path) -> tuple[int, int] | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What the JSON object in a file says (null says nothing), nothing where there is no file."""
+    """A file's JSON object without null members; empty without a file. Raises ValueError."""
     if not path.is_file():
         return {}
     held = json.loads(path.read_text())
@@ -145,7 +145,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _template_of(folder: Path, said: Mapping[str, Any]) -> str | None:
-    """The template of plain conversations: a file of its own, or within the configuration, by itself or among others."""
+    """The default chat template: from its own file, or from the configuration, as a text or in a list of named ones."""
     if (folder / _TEMPLATE).is_file():
         return (folder / _TEMPLATE).read_text()
     found = said.get("chat_template")
@@ -155,7 +155,7 @@ def _template_of(folder: Path, said: Mapping[str, Any]) -> str | None:
 
 
 def _special(said: Mapping[str, Any]) -> Iterator[AddedToken]:
-    """The tokens that are never split, whatever surrounds them."""
+    """The special tokens, which the tokenizer never splits."""
     more = said.get("extra_special_tokens") or said.get("additional_special_tokens") or []
     for token in (*(said.get(name) for name in _NAMED), *(more.values() if isinstance(more, dict) else more)):
         if isinstance(token, dict):
@@ -166,5 +166,5 @@ def _special(said: Mapping[str, Any]) -> Iterator[AddedToken]:
 
 
 def _text(token: object) -> str:
-    """A token as the configuration writes it: text, or an object that holds it."""
+    """A token's text; the configuration holds it as text or as an object with `content`."""
     return str(token.get("content", "")) if isinstance(token, dict) else str(token)

@@ -1,4 +1,4 @@
-"""Files: immutable JSONL, one row a training example, found by its sha256 in storage."""
+"""The files table: immutable JSONL with one training example a row, stored under its sha256."""
 
 from sqlalchemy import ForeignKey, String
 from sqlalchemy.orm import Mapped, mapped_column
@@ -17,5 +17,5 @@ class File(Base):
     rows: Mapped[int]
     sha256: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[Now]
-    expires_at: Mapped[At | None]  # from then on it is as if deleted
+    expires_at: Mapped[At | None]  # afterwards it counts as deleted
     deleted_at: Mapped[At | None]

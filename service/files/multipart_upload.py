@@ -1,6 +1,6 @@
-"""An upload as it comes in: multipart parts are split while they arrive, and the file's bytes go straight to the intake.
+"""Streaming multipart uploads: parses parts as they arrive and passes the file's bytes straight to the intake.
 
-Knows no rows of a data set and no database.
+Knows no rows of a data set and no tables.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ from service.tenants.quotas import admit_bytes
 
 MAX_NAME = 255
 _MAX_HEADER = 8192  # bytes of one header of a part
-_OVERHEAD = 2**16  # bytes of a body that are not the file's: boundaries, part headers, the name
+_OVERHEAD = 2**16  # bytes allowed besides the file's: boundaries, part headers, the name
 
 
 class NotMultipart(BadRequest):
@@ -33,7 +33,7 @@ class NotMultipart(BadRequest):
 
 @dataclass
 class Upload:
-    """A file that has come in whole and is not judged yet, and the texts that came with it."""
+    """A completely received file whose check is not finished, and the text parts sent with it."""
 
     intake: Intake
     name: str
@@ -41,9 +41,9 @@ class Upload:
 
 
 class Parts:
-    """The multipart body's state: which part is coming in, and what the parts held. `feed` may be called from any thread.
+    """The multipart parser's state: the current part, and the parts' contents. `feed` may be called from any thread.
 
-    `known` names the parts there may be beside the file.
+    `known` names the parts allowed besides the file.
     """
 
     def __init__(self, boundary: bytes, intake: Intake, known: Sequence[str]) -> None:
@@ -76,7 +76,7 @@ class Parts:
             raise NotMultipart(f"The multipart body is broken: {error}.") from None
 
     def texts(self) -> dict[str, str]:
-        """What the parts beside the file say. Raises Invalid."""
+        """The text parts besides the file, by name. Raises Invalid."""
         return {part: _decoded(part, bytes(held)) for part, held in self._texts.items()}
 
     def _part_begins(self) -> None:
@@ -128,8 +128,8 @@ class Parts:
 
 
 def receiving(*known: str) -> Callable[..., AsyncIterator[Upload]]:
-    """A dependency that takes an upload with these parts beside the file. What was written of it goes away again unless the
-    route finishes the intake."""
+    """A dependency that receives an upload with these parts besides the file. It removes the stored bytes unless the route
+    finishes the intake."""
 
     async def received(request: Request, writer: Writer, settings: Config, storage: Store, db: Db) -> AsyncIterator[Upload]:
         limits = Limits.of(settings)
@@ -154,9 +154,9 @@ def receiving(*known: str) -> Callable[..., AsyncIterator[Upload]]:
 
 
 def _must_have_room(db: Database, writer: Principal, key: str | None) -> None:
-    """Raise QuotaExceeded before a byte is read, where not even an empty file could be kept. How large it is shows later.
+    """Raise QuotaExceeded before reading the body if not even one more byte fits. The file's size is checked after it arrived.
 
-    One that was kept under its Idempotency-Key has its room, and may be what filled the store.
+    Skipped for a replayed Idempotency-Key, whose file is already stored and may itself have used up the quota.
     """
     if key is not None and idempotency_store.answered(db, writer, key):
         return
@@ -182,7 +182,7 @@ def _decoded(part: str, held: bytes) -> str:
 
 
 def _sane(name: str) -> str:
-    name = name.replace("\\", "/").rpartition("/")[2].strip()  # browsers of old send the whole path
+    name = name.replace("\\", "/").rpartition("/")[2].strip()  # old browsers send the whole path
     if name in ("", ".", "..") or len(name) > MAX_NAME or not name.isprintable():
         raise invalid_field("name", "bad_name", f"must have 1 to {MAX_NAME} printable characters beside its folders")
     return name

@@ -1,4 +1,4 @@
-"""A file as the API shows it."""
+"""The API's representation of a file."""
 
 from datetime import datetime
 from typing import Literal

@@ -1,10 +1,10 @@
-"""One line of a data set, judged: a chat, a prompt and its completion, a text, or a preference. Pure; knows neither the file
+"""Checks one line of a data set: a chat, a prompt with its completion, a text, or a preference. Pure. Knows neither the file
 nor its other lines.
 
 A chat row is {"messages": [{"role", "content"}, ...]}: a system message may only come first, and at least one turn must be the
-assistant's, since those are what is learned. A completion row is {"prompt", "completion"}; the prompt may be empty. A text row
-is {"text"}. A preference row is OpenAI's {"input": {"messages"}, "preferred_output", "non_preferred_output"}, each output a
-list with one turn of the assistant, or {"prompt", "chosen", "rejected"}.
+assistant's, since training learns only those. A completion row is {"prompt", "completion"}; the prompt may be empty. A text
+row is {"text"}. A preference row is OpenAI's {"input": {"messages"}, "preferred_output", "non_preferred_output"}, each output a
+list with one assistant turn, or {"prompt", "chosen", "rejected"}.
 """
 
 import json
@@ -38,7 +38,7 @@ _ANSWERS = ("chosen", "rejected")
 
 @dataclass(frozen=True)
 class RowError:
-    """One mistake in a row. `path` is within the row, as in messages[1].role; None is the row itself."""
+    """One mistake in a row. `path` is within the row, such as messages[1].role; None means the row itself."""
 
     path: str | None
     code: str
@@ -52,7 +52,7 @@ class _Unreadable(ValueError):
 
 
 def check_row(line: bytes) -> tuple[Format | None, list[RowError]]:
-    """The row's format, or None where it has none, and all that is wrong with it. `line` comes without its newline."""
+    """The row's format (None if unknown) and its mistakes. `line` comes without its newline."""
     try:
         row = _read(line)
     except _Unreadable as error:
@@ -114,7 +114,7 @@ def _unknown(row: dict[str, Any], known: Sequence[str], format: Format) -> Itera
 
 
 def _messages(path: str, messages: Any, learned: bool = True) -> Iterator[RowError]:
-    """`learned`: an assistant's turn is asked for, which is what is learned."""
+    """Check a list of messages. `learned`: require an assistant turn, since training learns only those."""
     if not isinstance(messages, list) or not messages:
         yield RowError(path, "no_messages", 'must be a list of at least one {"role", "content"}')
         return

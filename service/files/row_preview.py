@@ -1,6 +1,6 @@
-"""Rows of a file as a task would train on them: tokens, their text, which of them are learned, what is cut. Stores nothing.
+"""Previews a file's rows as a task would train on them: tokens, their text, the loss mask, truncation. Stores nothing.
 
-The tokens and the mask come from contract.row_encoding, which is what a worker trains by.
+Tokens and mask come from contract.row_encoding, which workers also use in training.
 """
 
 import json
@@ -25,8 +25,8 @@ from service.tasks.submission import spec_checks
 from service.tenants.api_keys import Principal
 
 MAX_ROWS = 20
-SHOWN_TOKENS = 4096  # of a sequence
-_READ_BYTES = 4 * 2**20  # that one preview turns into tokens; a conversation is written once for each of its turns
+SHOWN_TOKENS = 4096  # per sequence
+_READ_BYTES = 4 * 2**20  # a preview's limit; a conversation counts once per assistant turn, since each renders it again
 
 
 class PreviewRequest(Strict):
@@ -79,7 +79,7 @@ class PreviewResource(BaseModel):
 
 
 def find(session: Session, principal: Principal, asked: PreviewRequest) -> tuple[File, str, str]:
-    """The caller's file, and the model's folder and revision. Raises SpecRefused with everything that does not fit."""
+    """The caller's file, and the model's folder and revision. Raises SpecRefused with all mistakes."""
     file, model = spec_checks.for_preview(
         session, principal, asked.file_id, asked.base_model, asked.objective, asked.max_seq_len
     )
@@ -89,7 +89,7 @@ def find(session: Session, principal: Principal, asked: PreviewRequest) -> tuple
 def preview(
     storage: Storage, tokenizers: Tokenizers, asked: PreviewRequest, file: File, source: str, revision: str
 ) -> PreviewResource:
-    """Needs no database. Raises Invalid where the model's tokenizer cannot read rows, ObjectLost."""
+    """Build the preview, without a database. Raises Invalid if the model's tokenizer is unusable, or ObjectLost."""
     try:
         loaded = tokenizers.of(source)
     except TokenizerError as error:
@@ -175,6 +175,6 @@ def _refused(number: int, code: str, field: str | None, message: str) -> Preview
 
 
 def _cost(row: dict[str, Any], line: bytes) -> int:
-    """Bytes of text that the row's tokens are made from."""
+    """Bytes to tokenize for this row: its length, times its assistant turns."""
     turns = sum(message.get("role") == "assistant" for message in row.get("messages", ()))
     return len(line) * max(1, turns)

@@ -6,12 +6,12 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-# with two transactions of submissions at once beside a full load, polls took twice as long
+# two concurrent submission transactions under full load doubled the latency of polls
 SEATS = {"submissions": 1, "reports": 2, "estimates": 1}
 
 
 def make() -> dict[str, asyncio.Semaphore]:
-    """The seats of one process, by kind."""
+    """One process's semaphores, by kind."""
     return {kind: asyncio.Semaphore(count) for kind, count in SEATS.items()}
 
 
@@ -24,7 +24,7 @@ def _seat(kind: str) -> Callable[[Request], AsyncIterator[None]]:
     return held
 
 
-# a route's last parameter, so that the seat is held no longer than the work takes
+# declare as a route's last parameter, so that the other dependencies run before it acquires the semaphore
 Submitting = Annotated[None, Depends(_seat("submissions"), scope="function")]
 Estimating = Annotated[None, Depends(_seat("estimates"), scope="function")]
 Reporting = Annotated[None, Depends(_seat("reports"), scope="function")]

@@ -1,4 +1,4 @@
-"""Sends a stored object: its sha256 is its ETag and Content-Digest, one byte range may be asked for. Streams in blocks."""
+"""Streams a stored object in blocks: its sha256 is its ETag and Content-Digest, and a request may ask for one byte range."""
 
 import base64
 import re
@@ -24,7 +24,7 @@ class ObjectLost(Problem):
 
 
 def send_object(request: Request, storage: Storage, sha256: str, filename: str, media_type: str) -> Response:
-    """The whole object, or 304 if the caller has it, or the range it asks for."""
+    """The object, the requested range (206), or 304 if the caller has it. Raises ObjectLost or RangeOutside."""
     etag = f'"{sha256}"'
     headers = {"ETag": etag, "Accept-Ranges": "bytes", "Cache-Control": "private, no-cache"}
     if matches(request.headers.get("if-none-match"), etag):
@@ -44,7 +44,7 @@ def send_object(request: Request, storage: Storage, sha256: str, filename: str, 
         return StreamingResponse(_blocks(source, 0, size), 200, headers, media_type)
     first, last = wanted
     headers |= {"Content-Range": f"bytes {first}-{last}/{size}", "Content-Length": str(last - first + 1)}
-    del headers["Content-Digest"]  # it would have to be the part's
+    del headers["Content-Digest"]  # it would have to be the range's digest
     return StreamingResponse(_blocks(source, first, last - first + 1), 206, headers, media_type)
 
 
@@ -61,12 +61,12 @@ def attachment(filename: str) -> str:
 
 
 def digest(sha256: str) -> str:
-    """RFC 9530's Content-Digest."""
+    """The Content-Digest header (RFC 9530)."""
     return f"sha-256=:{base64.b64encode(bytes.fromhex(sha256)).decode()}:"
 
 
 def _range(request: Request, etag: str, size: int) -> tuple[int, int] | None:
-    """First and last byte asked for. None, the whole, also where the header is not one plain range or is for another object."""
+    """First and last byte of the requested range. None (the whole object) without one plain range, or if If-Range differs."""
     asked = _RANGE.fullmatch(request.headers.get("range", "").strip())
     condition = request.headers.get("if-range")
     if asked is None or asked.group() == "bytes=-" or (condition is not None and condition != etag):

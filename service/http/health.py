@@ -1,4 +1,4 @@
-"""Probes: /livez says that the process answers, /readyz that it can do its work. Redis is no condition: it carries hints."""
+"""Probes: /livez says that the process answers, /readyz that its database does too. Neither checks Redis: it is optional."""
 
 from typing import Literal
 

@@ -1,6 +1,6 @@
-"""Idempotency-Key on POST: repeated or concurrent requests with one key make something once and get the same answer.
+"""Idempotency-Key on POST: repeated or concurrent requests with one key take effect once and get the same answer.
 
-A refused request stores nothing, so it may be sent again under the same key.
+A refused request stores nothing, so the client may send it again under the same key.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ Key = Annotated[
 
 
 class Replayed(Exception):
-    """The request was answered before."""
+    """The key has a stored answer, which the handler sends again."""
 
     def __init__(self, answer: idempotency_store.Answer) -> None:
         super().__init__("answered before")
@@ -37,7 +37,7 @@ class Replayed(Exception):
 
 
 def install(app: FastAPI) -> None:
-    """Let the app answer what was answered before."""
+    """Add the exception handler that sends a stored answer again."""
     app.add_exception_handler(Replayed, _again)  # type: ignore[arg-type]
 
 
@@ -47,7 +47,7 @@ def _again(request: Request, replayed: Replayed) -> Response:
 
 
 async def once(request: Request, writer: Writer, db: Db, idempotency_key: Key = None) -> AsyncIterator[idempotency_store.Claim]:
-    """The request's claim on its key. Raises Replayed, KeyReused or StillInHand where the key is taken."""
+    """Claim the request's key for its duration. Raises Replayed, KeyReused or StillInHand if the key is taken."""
     if idempotency_key is None:
         yield idempotency_store.Claim(writer.tenant_id, None, "")
         return
@@ -66,7 +66,7 @@ async def once(request: Request, writer: Writer, db: Db, idempotency_key: Key = 
 def once_received(
     request: Request, writer: Principal, db: Database, key: str | None, *said: str
 ) -> Iterator[idempotency_store.Claim]:
-    """As `once`, for a body too large to hold: it has been received, and `said` (its sha256, its name) stands for it."""
+    """As `once`, for a body too large for memory that has been received; `said` (its sha256, its name) identifies it."""
     if key is None:
         yield idempotency_store.Claim(writer.tenant_id, None, "")
         return

@@ -1,4 +1,4 @@
-"""Stores answers under Idempotency-Keys, in the transaction that they tell of: after a crash there are both or neither.
+"""Stores answers under Idempotency-Keys, in the transaction that makes the change: after a crash both exist or neither.
 
 Knows no HTTP.
 """
@@ -19,18 +19,18 @@ from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import scoped
 
 KEPT = timedelta(hours=24)
-_ABANDONED = timedelta(seconds=60)  # no request is in hand for so long: its process died
+_ABANDONED = timedelta(seconds=60)  # no request runs that long, so the process of an older claim died
 
 
 class Answer(Base):
-    """What was answered under a key. Without a status the request is still in hand."""
+    """The answer under a key. Without a status the request is still in flight."""
 
     __tablename__ = "idempotency_keys"
 
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), primary_key=True)
     key: Mapped[str] = mapped_column(String(255), primary_key=True)
     fingerprint: Mapped[bytes] = mapped_column(LargeBinary)  # sha256 of method, path and body
-    token: Mapped[str] = mapped_column(String(40))  # of the request that has it in hand
+    token: Mapped[str] = mapped_column(String(40))  # of the request that claimed the key
     claimed_at: Mapped[Now]
     status: Mapped[int | None]
     headers: Mapped[dict[str, str] | None] = mapped_column(JSONB(none_as_null=True))
@@ -50,7 +50,7 @@ class StillInHand(Conflict):
 
 @dataclass
 class Claim:
-    """One request under its key; without a key, it claims nothing and keeps nothing."""
+    """One request's claim on its key; without a key it stores nothing."""
 
     tenant_id: str
     key: str | None
@@ -58,7 +58,7 @@ class Claim:
     kept: bool = False
 
     def keep(self, session: Session, status: int, body: BaseModel, headers: Mapping[str, str]) -> None:
-        """Keep the answer in the transaction that makes what it tells of. Raises StillInHand if another took over."""
+        """Store the answer in the transaction that makes the change. Raises StillInHand if another request took over."""
         if self.key is None:
             return
         answer = {"status": status, "body": body.model_dump(mode="json"), "headers": dict(headers)}
@@ -75,7 +75,7 @@ class Claim:
 
 
 def claim(db: Database, principal: Principal, key: str, fingerprint: bytes) -> Claim | Answer:
-    """Take the key for the request of this fingerprint, or find its answer. Raises KeyReused or StillInHand."""
+    """Claim the key for the request with this fingerprint, or return its stored answer. Raises KeyReused or StillInHand."""
     token, now = new_id("claim"), func.clock_timestamp()
     row = insert(Answer).values(tenant_id=principal.tenant_id, key=key, fingerprint=fingerprint, token=token)
     abandoned = Answer.status.is_(None) & (Answer.fingerprint == fingerprint) & (Answer.claimed_at < now - _ABANDONED)
@@ -87,7 +87,7 @@ def claim(db: Database, principal: Principal, key: str, fingerprint: bytes) -> C
             return Claim(principal.tenant_id, key, token)
         answer = session.scalar(scoped(select(Answer).where(Answer.key == key), Answer, principal))
     if answer is None:
-        raise StillInHand  # it was refused at this moment; the next try finds the key free
+        raise StillInHand  # the first request was refused just now; the next try finds the key free
     if answer.fingerprint != fingerprint:
         raise KeyReused([], "This Idempotency-Key was used for another request within a day; choose a new key for this one.")
     if answer.status is None:
@@ -96,7 +96,7 @@ def claim(db: Database, principal: Principal, key: str, fingerprint: bytes) -> C
 
 
 def answered(db: Database, principal: Principal, key: str) -> bool:
-    """Whether an answer is kept under the key: the request behind it has done what it does."""
+    """Whether the key has a stored answer, so that its request has taken effect."""
     with db.begin() as session:
         kept = scoped(select(Answer.key).where(Answer.key == key, Answer.status.is_not(None)), Answer, principal)
         return session.scalar(kept) is not None

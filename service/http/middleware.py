@@ -1,4 +1,4 @@
-"""Middleware: request ids, an access log line per request, its duration, and the limit on bodies that are read whole."""
+"""Middleware: request ids, one access log line and duration per request, and the size limit of bodies read into memory."""
 
 import logging
 import math
@@ -19,7 +19,7 @@ from service.metrics.api_metrics import ApiMetrics
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 16 * 2**20
-# these read their body in blocks and bound it themselves
+# these routes read their body in blocks and enforce their own limit
 _STREAMED = re.compile(r"/v1/files|/openai/v1/files|/internal/v1/objects/.*")
 _HEARD_OUT_BYTES, _HEARD_OUT_SECONDS = 4 * 2**20, 2.0
 _HEADER = "x-request-id"
@@ -28,29 +28,29 @@ _PROBES = ("/livez", "/readyz")
 
 
 def request_id(scope: Scope) -> str:
-    """The request's id: the caller's, if it sent a sane one, or ours."""
+    """The request's id: the caller's if it is well-formed, otherwise a generated one."""
     return str(scope["state"]["request_id"])
 
 
 def answer_with(scope: Scope, headers: Mapping[str, str]) -> None:
-    """Have the request's answer carry these headers, whatever it will be."""
+    """Add these headers to the request's response, errors included."""
     scope["state"]["headers"].update(headers)
 
 
 class RequestLog:
-    """Numbers each request, says its id in the answer, and logs one line when it has been answered."""
+    """Gives each request an id, returns it as a header, and logs one line when the response is sent."""
 
     def __init__(self, app: ASGIApp, metrics: ApiMetrics) -> None:
         self._app, self._metrics = app, metrics
         self._begin()
 
     def _begin(self) -> None:
-        """Count ids under a name of this process: asking the system for each would cost the event loop its turn."""
+        """Start a counter under a random process prefix; a system call per id would release the interpreter lock each time."""
         self._process, self._numbers = secrets.token_hex(4), count()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            if scope["type"] == "lifespan":  # the app starts, in a process that may have been forked since
+            if scope["type"] == "lifespan":  # the process may have forked since __init__, and needs its own prefix
                 self._begin()
             await self._app(scope, receive, send)
             return
@@ -83,8 +83,8 @@ class RequestLog:
 
 
 class BodyLimit:
-    """Refuses bodies of more than MAX_BODY_BYTES, since all but a few routes read theirs whole, and lets nobody go on
-    sending what is not read any more."""
+    """Refuses bodies of more than MAX_BODY_BYTES, since most routes read theirs into memory, and closes the connection of a
+    client that is still sending an unread body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -106,7 +106,7 @@ class BodyLimit:
 
 
 class _Body:
-    """One request's body as it comes."""
+    """Counts one request's body as it arrives."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         headers = Headers(scope=scope)
@@ -120,12 +120,12 @@ class _Body:
         self.whole = not message.get("more_body", False)
         self._size += len(message.get("body", b""))
         if self._size > self._limit:
-            self._limit = math.inf  # said once
+            self._limit = math.inf  # raise once only
             raise HTTPException(413, f"The body may have at most {MAX_BODY_BYTES} bytes.")
         return message
 
     async def hear_out(self) -> None:
-        """Take in a little more, so that a sender who is nearly done gets to read the answer before the connection closes."""
+        """Drain up to 4 MiB or 2 s more, so that a client that has nearly sent its body reads the response before the close."""
         until = self._size + _HEARD_OUT_BYTES
         with anyio.move_on_after(_HEARD_OUT_SECONDS):
             while not self.whole and self._size < until:

@@ -1,4 +1,4 @@
-"""The public API's schema: FastAPI's own, with our problem in place of its validation error, as deterministic YAML."""
+"""The public OpenAPI document: FastAPI's, with our problem schema instead of its validation error, as deterministic YAML."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,16 +18,16 @@ _DESCRIPTION = (
 _FASTAPI_OWN = ("HTTPValidationError", "ValidationError")
 _REFS = "#/components/schemas/"
 
-_CONFIGURED = ("JobResource", "Lineage", "Winner")  # show a job's configuration as it is stored, too
+_CONFIGURED = ("JobResource", "Lineage", "Winner")  # these too show a stored configuration without validating it
 
 
 def install(app: FastAPI) -> None:
-    """Make `app.openapi()` and /openapi.json tell this schema."""
+    """Make `app.openapi()` and /openapi.json return this document."""
     app.openapi = lambda: document(app)  # type: ignore[method-assign]
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document. Internal routes are not in it."""
+    """The OpenAPI document, without internal routes."""
     if app.openapi_schema is None:
         made = get_openapi(
             title=app.title, version=app.version, summary=app.summary, description=_DESCRIPTION, routes=app.routes
@@ -50,8 +50,8 @@ def _operations(made: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _say_problems(operation: dict[str, Any]) -> None:
-    """Our 422 wherever FastAPI puts its own, 429 wherever a key is asked for, what is wrong with bodies wherever there is one,
-    and for any other status that it is a problem, too; the answers in order of their status."""
+    """Add problem responses: 422 in place of FastAPI's own, 429 where a key is needed, 400 and 413 where there is a body, and a
+    default for every other status. Sorts the responses by status."""
     answers = operation["responses"]
     if "requestBody" in operation:
         answers |= {str(status): answer for status, answer in problems(400, 413).items()}
@@ -64,7 +64,7 @@ def _say_problems(operation: dict[str, Any]) -> None:
 
 def _schemas(schemas: dict[str, Any]) -> dict[str, Any]:
     own = {name: schema for name, schema in schemas.items() if name not in _FASTAPI_OWN}
-    # a stored spec is shown as it is, even when later code would refuse it; so its model does not read it
+    # the response model does not validate a stored spec, since later code may refuse it; the document shows its schema
     own["TaskResource"]["properties"]["spec"] = {"$ref": _REFS + "TaskSpec"}
     for holder in _CONFIGURED:
         own[holder]["properties"]["config"] = {"$ref": _REFS + "JobConfig"}

@@ -1,6 +1,6 @@
-"""Outbound HTTP to URLs that tenants name, guarded against reaching our own network (SSRF). Knows no webhooks and no database.
+"""SSRF guard: outbound HTTP to tenants' URLs that cannot reach our own network. Knows no webhooks and no database.
 
-A name is resolved once, every address is judged, and the connection goes to the judged address.
+It resolves a name once, checks every address, and connects to a checked address.
 """
 
 import ipaddress
@@ -23,11 +23,11 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 class Refused(ValueError):
-    """The URL may not be called. The message is for the tenant who named it, and tells nothing of our network."""
+    """The URL may not be called. The message is for the tenant and reveals nothing about our network."""
 
 
 class Failed(Exception):
-    """The receiver could not be reached, or did not answer in time. Another try may succeed."""
+    """The receiver could not be reached or did not answer in time. A retry may succeed."""
 
 
 @dataclass(frozen=True)
@@ -37,23 +37,23 @@ class Answer:
 
 
 class Outbound:
-    """POSTs within `seconds` each, once the name is resolved. `allowed`: networks to be called though they are not public."""
+    """POSTs to a URL, within `seconds` after its name is resolved. `allowed`: networks it may reach though not public."""
 
     def __init__(self, allowed: Sequence[IPNetwork] = (), seconds: float = 15.0) -> None:
         self._allowed, self._seconds = tuple(allowed), seconds
         self._tls = ssl.create_default_context()
 
     def check(self, url: str) -> None:
-        """Raise Refused for a URL that could not be called now: for when it is written down. A name may resolve later."""
+        """Check a URL when a tenant registers it. Raises Refused. An unresolvable name passes: it may resolve later."""
         parts = _split(url)
         try:
             addresses = _resolve(parts.hostname or "", _port(parts))
         except Failed:
-            return  # not known yet, or no more; the call itself looks again
+            return  # `post` resolves the name again
         self._judge(parts.scheme, addresses)
 
     def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
-        """The answer, whatever its status. Raises Refused or Failed."""
+        """POST the body; returns the answer of any status. Raises Refused or Failed."""
         parts = _split(url)
         until = time.monotonic() + self._seconds
         addresses = _resolve(parts.hostname or "", _port(parts))
@@ -81,7 +81,7 @@ class Outbound:
 
 
 def is_public(address: IPAddress) -> bool:
-    """Whether the address is reachable from anywhere, and so is every IPv4 address that it carries within it."""
+    """Whether the address is globally reachable, and so is every IPv4 address embedded in it."""
     if isinstance(address, ipaddress.IPv6Address):
         carried = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
         if address in _NAT64:
@@ -94,7 +94,7 @@ def is_public(address: IPAddress) -> bool:
 
 
 def _split(url: str) -> SplitResult:
-    """The URL's parts. Raises Refused for what is no plain http(s) URL."""
+    """Parse the URL. Raises Refused unless it is a plain http(s) URL."""
     if len(url) > MAX_URL:
         raise Refused(f"has {len(url)} characters, the limit is {MAX_URL}")
     if any(not "!" <= letter <= "~" for letter in url):
@@ -128,7 +128,7 @@ def _host_header(parts: SplitResult) -> str:
 
 
 def _resolve(host: str, port: int) -> list[IPAddress]:
-    """Every address of the name, in the resolver's order. Raises Failed where there is none."""
+    """Every address of the name, in the resolver's order. Raises Failed if there is none."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -146,7 +146,7 @@ def _first(blocks: Iterable[bytes]) -> bytes:
 
 
 class _Judged(httpcore.NetworkBackend):
-    """Connects to the addresses that were judged, whatever the name may say by now, and to nothing after `until`."""
+    """Connects only to the checked addresses, without resolving the name again (DNS rebinding), and not after `until`."""
 
     def __init__(self, addresses: Sequence[IPAddress], until: float) -> None:
         self._addresses, self._until, self._plain = addresses, until, httpcore.SyncBackend()
@@ -171,7 +171,7 @@ class _Judged(httpcore.NetworkBackend):
 
 
 class _Timed(httpcore.NetworkStream):
-    """A stream on which all reads and writes together end at `until`: a receiver that drips bytes gains nothing."""
+    """A stream with one deadline, `until`, for all reads and writes, so a slow receiver cannot extend the call."""
 
     def __init__(self, stream: httpcore.NetworkStream, until: float) -> None:
         self._stream, self._until = stream, until

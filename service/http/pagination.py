@@ -38,7 +38,7 @@ def page(
     limit: int,
     render: Callable[[Sequence[Row]], list[Item]],
 ) -> Page[Item]:
-    """One page of the statement's rows, newest first; they have `id` and `created_at`. `render` is given all at once."""
+    """One page of the statement's rows, newest first. Rows need `id` and `created_at`; `render` gets the whole page at once."""
     key = model.__table__.c.created_at, model.__table__.c.id
     if cursor is not None:
         created_at, id = read_cursor(cursor)
@@ -50,7 +50,7 @@ def page(
 
 
 def write_cursor(row: Any) -> str:
-    """The cursor of the page after this row, which has `created_at` and `id`."""
+    """The cursor of the page after this row, from its `created_at` and `id`."""
     return pack_cursor([row.created_at.isoformat(), row.id])
 
 
@@ -67,13 +67,13 @@ def read_cursor(cursor: str) -> tuple[datetime, str]:
 
 
 def pack_cursor(said: Sequence[Any]) -> str:
-    """A cursor that says this."""
+    """Encode JSON values as an opaque cursor."""
     text = json.dumps(said, separators=(",", ":"))
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
 def unpack_cursor(cursor: str) -> Any:
-    """What the cursor says, whoever made it; None where it says nothing."""
+    """The cursor's values, unchecked; None if it cannot be decoded."""
     try:
         return json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
     except (ValueError, binascii.Error, RecursionError):

@@ -1,4 +1,4 @@
-"""Exception handlers: turn whatever a request raises into a problem response, FastAPI's and the database's errors included."""
+"""Exception handlers: turn every exception of a request into a problem response, also FastAPI's and the database's."""
 
 import difflib
 import errno
@@ -51,7 +51,7 @@ class Unstorable(Invalid):
 
 
 def install(app: FastAPI) -> None:
-    """Give the app its exception handlers."""
+    """Add the exception handlers to the app."""
     app.add_exception_handler(Problem, _problem)  # type: ignore[arg-type]
     app.add_exception_handler(RequestValidationError, _invalid)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, _http)  # type: ignore[arg-type]
@@ -65,7 +65,7 @@ def install(app: FastAPI) -> None:
 
 
 def respond(request: Request, problem: Problem) -> JSONResponse:
-    """The problem as a response, in the words of the face that was called."""
+    """The problem as a response, in the error format of the called API: OpenAI's or ours."""
     id = request_id(request.scope)
     headers = problem.headers | {"x-request-id": id}
     if request.url.path.startswith(openai.PREFIX):
@@ -78,7 +78,7 @@ def _problem(request: Request, problem: Problem) -> Response:
 
 
 def _unforeseen(request: Request, error: Exception) -> Response:
-    """The server's own error handler logs the traceback after this has answered."""
+    """Answer an unexpected exception; uvicorn logs its traceback afterwards."""
     return respond(request, Problem(f"This is our fault. Please report it with the request id {request_id(request.scope)}."))
 
 
@@ -94,7 +94,7 @@ def _database_away(request: Request, error: Exception) -> Response:
 
 
 def _cut_off(request: Request, error: InternalError) -> Response:
-    """Postgres ends a session that does nothing for too long in the middle of a transaction."""
+    """Answer 503 when Postgres ended a session that was idle in a transaction for too long."""
     if isinstance(error.orig, IdleInTransactionSessionTimeout):
         return _database_away(request, error)
     log.error("request %s failed", request_id(request.scope), exc_info=error)
@@ -116,11 +116,11 @@ def _file_system(request: Request, error: OSError) -> Response:
 
 
 def _gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=400)  # nobody reads it
+    return Response(status_code=400)  # the client has disconnected
 
 
 def _http(request: Request, error: HTTPException) -> Response:
-    """What FastAPI and starlette raise themselves."""
+    """Answer the exceptions that FastAPI and starlette raise themselves."""
     detail = str(error.detail)
     if error.status_code == 404:
         detail = f"There is no {request.url.path} here; /openapi.json lists what there is."
@@ -137,7 +137,7 @@ def _http(request: Request, error: HTTPException) -> Response:
 
 
 def _methods_of(request: Request) -> list[str]:
-    """Every method that some route takes at this path; a route by itself knows only its own."""
+    """Every method that any route accepts at this path; starlette's 405 names one route's methods only."""
     found: set[str] = set()
     for route in request.app.routes:
         if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
@@ -170,7 +170,7 @@ def _json_invalid(text: str, position: int, message: str) -> JsonInvalid:
 
 
 def field_error(found: Mapping[str, Any], models: Sequence[type[BaseModel]]) -> FieldError:
-    """One of pydantic's errors in our words: the path as a person would write it, what was given, and the way out."""
+    """Convert a pydantic error: a readable path, the given value, and a hint."""
     where, *path = found["loc"]
     message = str(found["msg"]).removeprefix("Value error, ").removeprefix("Input ")
     if found["type"] == "missing":
@@ -200,13 +200,13 @@ def _did_you_mean(name: str, known: Sequence[str]) -> str:
 
 
 def _models_of(request: Request) -> list[type[BaseModel]]:
-    """The models among the parameters of the route that was called."""
+    """The pydantic models among the called route's parameters."""
     hints = get_type_hints(request.scope["route"].endpoint)
     return [hint for hint in hints.values() if isinstance(hint, type) and issubclass(hint, BaseModel)]
 
 
 def _fields_at(path: Sequence[str | int], models: Sequence[type[BaseModel]]) -> list[str]:
-    """The fields of the models that stand at this path below any of `models`."""
+    """The field names of the models found at this path below any of `models`."""
     for part in path:
         if isinstance(part, str):
             hints = [model.model_fields[part].annotation for model in models if part in model.model_fields]

@@ -1,6 +1,6 @@
-"""The errors of API calls as classes, each with a status, a code and a title; RFC 9457 problem details.
+"""API errors as classes, each with a status, a code and a title; RFC 9457 problem details.
 
-Rooms subclass these with codes of their own. No handler assembles error JSON.
+Domain packages subclass these with their own codes. No handler assembles error JSON.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 MEDIA_TYPE = "application/problem+json"
-_SHOWN = 80  # characters of what a caller sent that are said back
+_SHOWN = 80  # characters of a caller's value that an error repeats
 
 
 class FieldError(BaseModel):
@@ -49,7 +49,7 @@ class Problem(Exception):
         self.detail, self.errors, self.headers, self.extra = detail, list(errors), dict(headers or {}), extra
 
     def body(self, request_id: str | None) -> dict[str, Any]:
-        """The problem as JSON-ready values; members that say nothing are left out."""
+        """The problem as JSON-ready values, without empty members."""
         problem = ProblemBody(
             type=f"urn:motet:problem:{self.code}",
             title=self.title,
@@ -90,7 +90,7 @@ class TooLarge(Problem):
 
 
 class Invalid(Problem):
-    """A request that can be read and is wrong. The detail is made from the first error unless one is given."""
+    """A readable request with wrong values. The detail defaults to a summary of the first error."""
 
     status, code, title = 422, "invalid", "The request is not valid"
 
@@ -106,7 +106,7 @@ class Unavailable(Problem):
 
 
 def summary(errors: Sequence[FieldError]) -> str:
-    """The first error in words, and how many more there are."""
+    """The first error in words, and the number of others."""
     first = errors[0]
     where = ", ".join(
         part for part in (f"line {first.line}" if first.line is not None else None, first.field) if part is not None
@@ -121,6 +121,6 @@ def invalid_field(field: str, code: str, message: str) -> Invalid:
 
 
 def shown(text: str) -> str:
-    """What a caller sent, fit to be said back: not long, and without halves of surrogate pairs, which JSON cannot carry."""
+    """A caller's text made safe to repeat in an error: shortened, and without lone surrogates, which JSON cannot carry."""
     text = text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
     return text.encode(errors="backslashreplace").decode()

@@ -1,5 +1,5 @@
-"""Request bodies that would keep the event loop too long: files, read in blocks and worked off in threads, so that nothing
-waits for a slow sender; and long JSON, which a thread parses and validates in one go."""
+"""Request bodies too large for the event loop: files are read in blocks that threads process, so that no thread waits for a
+slow sender; a thread parses and validates long JSON whole."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -14,11 +14,11 @@ from service.http.problems import BadRequest, TooLarge
 
 M = TypeVar("M", bound=BaseModel)
 
-BLOCK = 2**20  # bytes handed on at a time, at least, but for the last
+BLOCK = 2**20  # least bytes per block, except the last
 
 
 async def blocks(request: Request, limit: int, refusal: TooLarge) -> AsyncIterator[bytes]:
-    """The body in blocks of about a mebibyte. Raises `refusal` once it has more than `limit` bytes, or says it will."""
+    """The body in blocks of about 1 MiB. Raises `refusal` once it exceeds `limit` bytes or its Content-Length does."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise refusal
@@ -38,7 +38,7 @@ async def blocks(request: Request, limit: int, refusal: TooLarge) -> AsyncIterat
 
 
 async def pour(request: Request, sink: Callable[[bytes], None], limit: int) -> None:
-    """Give the whole body to `sink`, block by block, in threads. Raises TooLarge beyond `limit` bytes."""
+    """Pass the whole body to `sink`, block by block, in threads. Raises TooLarge beyond `limit` bytes."""
     refusal = TooLarge(f"The body may have at most {limit} bytes.", limit=limit)
     async for block in blocks(request, limit, refusal):
         await run_in_threadpool(sink, block)
@@ -48,11 +48,11 @@ async def _whole(request: Request) -> bytes:
     return await request.body()
 
 
-Whole = Annotated[bytes, Depends(_whole)]  # as it came; middleware.py bounds its size
+Whole = Annotated[bytes, Depends(_whole)]  # the raw body; middleware.py limits its size
 
 
 def read_json(model: type[M], body: bytes) -> M:
-    """The body as a `model`. Raises what FastAPI would."""
+    """Parse the body as `model`. Raises RequestValidationError as FastAPI would, or BadRequest if it is not UTF-8."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:

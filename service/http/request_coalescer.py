@@ -1,7 +1,7 @@
 """Coalesces concurrent requests: those that arrive while a batch is in flight share the next one.
 
-A batch begins after the last of its requests arrived, so no answer is older than its request. Knows nothing of what a batch
-does. Only the event loop may call this; a waiting request holds neither a thread nor a database connection.
+A batch begins after its last request arrived, so no answer is older than its request. Only the event loop may call this; a
+waiting request holds neither a thread nor a database connection. Knows nothing of what a batch does.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from service.database.engine import Database
 from service.tenants.api_keys import Principal
 
 LONGEST_REST = 0.1  # seconds
-_MANY = 10_000  # tenants whose last go is remembered
+_MANY = 10_000  # tenants whose earliest next start is remembered
 
 Asked = TypeVar("Asked", bound=Hashable)
 Found = TypeVar("Found")
@@ -25,7 +25,7 @@ Act = Callable[[Database, Principal, list[Asked]], Awaitable[Mapping[Asked, Foun
 
 
 def in_thread(act: Callable[[Database, Principal, list[Asked]], Mapping[Asked, Found]]) -> Act[Asked, Found]:
-    """The act, done in a thread."""
+    """Wrap a blocking `act` to run in a thread."""
 
     async def done(db: Database, principal: Principal, asked: list[Asked]) -> Mapping[Asked, Found]:
         return await run_in_threadpool(act, db, principal, asked)
@@ -35,18 +35,18 @@ def in_thread(act: Callable[[Database, Principal, list[Asked]], Mapping[Asked, F
 
 @dataclass(frozen=True)
 class _PendingBatch(Generic[Asked, Found]):
-    """A go that has not begun: whoever asks joins it, until it is full."""
+    """A batch that has not begun: new requests join it until it is full."""
 
-    asked: dict[Asked, int]  # in the order they came, and by how many
+    asked: dict[Asked, int]  # items in order of arrival, with the number of requests for each
     go: asyncio.Task[Mapping[Asked, Found]]
 
 
 class RequestCoalescer(Generic[Asked, Found]):
-    """`act` sees to what is asked for one tenant: no more than `most` in one go. `turn`: what each go holds while
-    it goes on, so that tenants take turns.
+    """`act` processes one batch of one tenant, of at most `most` items. Each batch holds `turn` while it runs, so that tenants
+    take turns.
 
-    A go waits until `apart` seconds after the tenant's last one began, and, where that one saw to several, until `rest` times
-    as long as it took has passed since, but no longer than LONGEST_REST: meanwhile the process is there for others.
+    A batch starts no earlier than `apart` seconds after the start of the tenant's previous one. If that one had several items,
+    it also waits `rest` times its duration after its end, at most LONGEST_REST: this leaves the process time for other work.
     """
 
     def __init__(
@@ -61,28 +61,28 @@ class RequestCoalescer(Generic[Asked, Found]):
         self._act, self._apart, self._rest, self._most, self._turn = act, apart, rest, most, turn
         self._gathering: dict[str, _PendingBatch[Asked, Found]] = {}  # by tenant
         self._newest: dict[str, asyncio.Task[Mapping[Asked, Found]]] = {}  # by tenant, until it has ended
-        self._not_before: dict[str, float] = {}  # by tenant, for its next go
+        self._not_before: dict[str, float] = {}  # by tenant: earliest start of its next batch, loop time
 
     async def ask(self, db: Database, principal: Principal, one: Asked) -> Found | None:
-        """What comes of it for the caller, whose `db` it is; None where nothing does."""
+        """The batch's result for this item; None if it has none. `db` must be the caller's own."""
         tenant = principal.tenant_id
         gathering = self._gathering.get(tenant)
         if gathering is None or len(gathering.asked) == self._most:
             asked: dict[Asked, int] = {}
             go = self._go(db, principal, asked, self._newest.get(tenant))
-            gathering = _PendingBatch(asked, asyncio.create_task(go, context=Context()))  # it is no one request's
+            gathering = _PendingBatch(asked, asyncio.create_task(go, context=Context()))  # shared: no one request's context
             self._gathering[tenant], self._newest[tenant] = gathering, gathering.go
         gathering.asked[one] = gathering.asked.get(one, 0) + 1
         try:
             return (await asyncio.shield(gathering.go)).get(one)
         except asyncio.CancelledError:
-            gathering.asked[one] -= 1  # a go that has not begun leaves it out
+            gathering.asked[one] -= 1  # a batch that has not begun leaves the item out
             raise
 
     async def _go(
         self, db: Database, principal: Principal, asked: dict[Asked, int], before: asyncio.Task[Mapping[Asked, Found]] | None
     ) -> Mapping[Asked, Found]:
-        """Begin once the go before this one has ended, for all who have asked by then."""
+        """Run the batch once the tenant's previous one has ended, with every item asked for until then."""
         tenant, loop = principal.tenant_id, asyncio.get_running_loop()
         try:
             if before is not None:
@@ -104,7 +104,7 @@ class RequestCoalescer(Generic[Asked, Found]):
                 del self._newest[tenant]
 
     def _close(self, tenant: str, asked: dict[Asked, int]) -> None:
-        """Nobody joins any more."""
+        """Let no further request join this batch."""
         gathering = self._gathering.get(tenant)
         if gathering is not None and gathering.asked is asked:
             del self._gathering[tenant]

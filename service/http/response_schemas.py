@@ -1,4 +1,4 @@
-"""What the schema says of answers that are not the usual one: problems, and bytes."""
+"""OpenAPI response schemas for problems and byte streams."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def _problem(description: str) -> dict[str, Any]:
 
 
 def other() -> dict[str, Any]:
-    """The answer of every status that a route does not name."""
+    """The default response: any status that a route does not declare."""
     return {"default": _problem("Any other refusal or failure; `code` and `detail` say which")}
 
 
@@ -34,5 +34,5 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def bytes_of(media_type: str, description: str) -> dict[int | str, dict[str, Any]]:
-    """A 200 answer that is a stream of bytes, for a route's `responses`."""
+    """A 200 response that is a byte stream, for a route's `responses`."""
     return {200: {"description": description, "content": {media_type: {"schema": {"type": "string", "format": "binary"}}}}}

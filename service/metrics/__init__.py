@@ -1,3 +1,3 @@
-"""What Prometheus reads: the API's own measurements, and the state of queue, scheduler and fleet from rows.
+"""Prometheus metrics: the API processes' own, and those of queue, scheduler and fleet from rows.
 
-Enters: a scrape. Leaves: text. It must not name tenants."""
+Enters: a scrape. Leaves: text. Never names tenants."""

@@ -1,17 +1,17 @@
-"""What an API measures of itself for Prometheus: requests by route, and its connections. Knows no database rows."""
+"""The API's own Prometheus metrics: requests by route, and database connections. Knows no database rows."""
 
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-# up to a long poll's minute
+# histogram buckets, up to long polls of a minute and more
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
 class ApiMetrics:
-    """A registry of its own: two apps in one process do not count together. `shared`: where the processes of this API keep
-    their measurements, if there are several."""
+    """Uses its own registry, so that two apps in one process count separately. `shared`: the folder of several API processes'
+    metric files."""
 
     def __init__(self, shared: Path | None = None) -> None:
         self._registry, self._shared = CollectorRegistry(), shared
@@ -33,12 +33,12 @@ class ApiMetrics:
         )
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count a request. `route` is its template, so that ids make no new series."""
+        """Count a request. `route` is its path template, so that ids create no new series."""
         self._requests.labels(method, route, str(status)).inc()
         self._seconds.labels(method, route).observe(seconds)
 
     def told(self) -> bytes:
-        """Prometheus' text, of all processes of this API."""
+        """The metrics of all processes of this API, in Prometheus' text format."""
         if self._shared is None:
             return generate_latest(self._registry)
         registry = CollectorRegistry()

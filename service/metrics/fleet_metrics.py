@@ -14,7 +14,7 @@ from service.tasks.models import Job, Task
 
 
 class FleetMetrics:
-    """A collector over one session; register it for one scrape."""
+    """A Prometheus collector that queries one session; register it for one scrape."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -83,7 +83,7 @@ _SUMS = (
     ("motet_executor_forwards", "Forwards of shared bases, counted for each placement in them"),
     ("motet_executor_gpu_seconds", "Device seconds of steps and evaluations"),
 )
-_KEPT = (  # as _SUMS names them
+_KEPT = (  # in the order of _SUMS
     *(Placement.tokens, Placement.evaluation_tokens, Placement.steps, Placement.forwards),
     Placement.gpu_seconds * func.cardinality(Placement.device_indexes),
 )
@@ -93,7 +93,7 @@ _SWEPT = (
 )
 _reason = func.coalesce(Placement.end_reason, case((Placement.ended_at.is_(None), "live"), else_="unknown"))
 _named: list[Any] = [column.label(name) for column, (name, _) in zip(_KEPT, _SUMS, strict=True)]
-_EACH = union_all(  # the placements that there are, and the sums of those that the collector has removed
+_EACH = union_all(  # existing placements, and the sums of those that garbage collection has deleted
     select(_reason.label("reason"), literal(1).label("placements"), *_named),
     select(SweptPlacements.end_reason, SweptPlacements.placements, *_SWEPT),
 ).subquery()

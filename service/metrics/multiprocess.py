@@ -1,4 +1,4 @@
-"""Adds up the measurements of several API processes, through prometheus_client's files."""
+"""Combines the metrics of several API processes, through prometheus_client's multiprocess files."""
 
 import os
 import shutil
@@ -10,16 +10,16 @@ from prometheus_client.multiprocess import mark_process_dead
 
 
 class MultiprocessMetrics:
-    """Make one before the metrics, and before the processes are forked; `number` is then set in each."""
+    """Create it before the metrics and before forking; each forked process then sets `number`."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="motet-api-metrics-"))
-        self.number: int | None = None  # none writes under the name of the process that forks them
+        self.number: int | None = None  # set after the fork, so that no process writes to its parent's files
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(self.folder)
         values.ValueClass = values.MultiProcessValue(lambda: self.number)
 
     def lost(self, number: int) -> None:
-        """This process has ended: what it had in use, it has not."""
+        """Drop an ended process's live gauges."""
         mark_process_dead(number, str(self.folder))
 
     def remove(self) -> None:

@@ -1,4 +1,4 @@
-"""/metrics for Prometheus. A key with the scope admin may read it, or the token that is made for this alone."""
+"""/metrics for Prometheus, readable with an admin key or with the metrics token."""
 
 import hmac
 from typing import Any
@@ -21,7 +21,7 @@ _TEXT: dict[int | str, dict[str, Any]] = {
 
 
 async def _scraper(request: Request, bearer: Bearer, service: Service) -> None:
-    """Raise unless the caller may read the measurements."""
+    """Raise unless the caller may read the metrics."""
     token = service.settings.metrics_token
     given = bearer.credentials if bearer is not None else ""
     if token is None or not hmac.compare_digest(given.encode(), token.get_secret_value().encode()):

@@ -1,1 +1,1 @@
-"""The OpenAI-compatible face at /openai/v1: translation only. What it does, the native API's actions do."""
+"""The OpenAI-compatible API at /openai/v1: translates only, and calls the same actions as the native API."""

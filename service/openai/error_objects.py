@@ -1,4 +1,4 @@
-"""A problem as OpenAI's error object. Knows nothing of what went wrong beyond the problem itself."""
+"""Translates a problem into OpenAI's error object. Knows nothing beyond the problem itself."""
 
 from fastapi.responses import JSONResponse
 
@@ -6,8 +6,8 @@ from service.http.problems import FieldError, Invalid, Problem
 
 PREFIX = "/openai/v1"
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-_TAKEN_UP_AGAIN = ("idempotency_in_flight",)  # a conflict that passes by itself: the SDK is to try again
-_NAMES = {  # our fields as this face calls them
+_TAKEN_UP_AGAIN = ("idempotency_in_flight",)  # a transient conflict, which the SDK should retry
+_NAMES = {  # OpenAI's names of our fields
     "base_model": "model",
     "dataset.file_id": "training_file",
     "dataset.validation_file_id": "validation_file",
@@ -16,7 +16,7 @@ _NAMES = {  # our fields as this face calls them
 
 
 def respond(problem: Problem, headers: dict[str, str]) -> JSONResponse:
-    """The response. The SDK retries 409 and 429, so only what may pass by trying again is answered with those."""
+    """The error response. OpenAI's SDK retries 409 and 429, so only errors that a retry may fix get these statuses."""
     status = problem.status
     if status == 422 or (status == 409 and problem.code not in _TAKEN_UP_AGAIN):
         status = 400
@@ -36,7 +36,7 @@ def _param(error: FieldError) -> str | None:
 
 
 def _message(problem: Problem) -> str:
-    """The detail; where fields have other names here, said anew."""
+    """The problem's detail, with OpenAI's name of its field."""
     if problem.errors and problem.errors[0].field in _NAMES:
         return f"{_param(problem.errors[0])}: {problem.errors[0].message}"
     return problem.detail

@@ -1,4 +1,4 @@
-"""A task's events as OpenAI's: a sentence for people, and what it tells of for programs."""
+"""Translates a task's events into OpenAI's: a sentence for people, and data for programs."""
 
 from typing import Any, Literal
 
@@ -36,7 +36,7 @@ class EventObject(BaseModel):
 
 
 def events_page(session: Session, principal: Principal, task_id: str, after: str | None, limit: int) -> ListOf[EventObject]:
-    """The newest events first; `after` is an event's id. Raises Invalid where it is none of this task."""
+    """A page of events, newest first; `after` is an event's id. Raises Invalid if it is no event of this task."""
     events: Select[TaskEvent] = scoped(select(TaskEvent).where(TaskEvent.task_id == task_id), TaskEvent, principal)
     if after is not None:
         events = events.where(TaskEvent.number < _number(after, task_id))

@@ -1,4 +1,4 @@
-"""/openai/v1/files: data sets to train on, and the result files of jobs."""
+"""/openai/v1/files: training data sets, and jobs' result files."""
 
 from datetime import timedelta
 from typing import Annotated, Literal

@@ -1,6 +1,6 @@
-"""What a fine-tuning job is created with, as a task's spec. Pure: knows no HTTP, no rows, no files.
+"""Translates OpenAI's fine-tuning job request into a task spec. Pure. Knows no HTTP, no rows and no files.
 
-Where OpenAI's `auto` stands, Motet searches. A multiplier of 1 is a learning rate of BASE_LEARNING_RATE.
+For `auto` Motet uses its defaults, which search learning rates. A multiplier of 1 is a learning rate of BASE_LEARNING_RATE.
 """
 
 from typing import Annotated, Any, Literal, Self

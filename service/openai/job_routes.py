@@ -1,4 +1,4 @@
-"""/openai/v1/fine_tuning/jobs: tasks by another name."""
+"""/openai/v1/fine_tuning/jobs: an OpenAI job is a Motet task."""
 
 import re
 
@@ -55,7 +55,7 @@ def list_jobs(reader: Reader, db: Db, request: Request, after: After = None, lim
 
 
 def _metadata(request: Request) -> dict[str, str] | None:
-    """The pairs of `metadata[key]=value` that jobs must have; None for `metadata=null`, that they may have none."""
+    """The filter's `metadata[key]=value` pairs; None for `metadata=null`, which selects jobs without metadata."""
     query = request.query_params
     pairs = {named.group(1): value for name, value in query.multi_items() if (named := _METADATA.fullmatch(name))}
     if "metadata" in query and (query["metadata"] != "null" or pairs):

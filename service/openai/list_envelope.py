@@ -1,4 +1,4 @@
-"""OpenAI's list envelope, and its pages: `after` is the id of the last thing on the page before. Knows no table."""
+"""OpenAI's list envelope and keyset pagination: `after` is the id of the previous page's last entry. Knows no table."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -41,7 +41,7 @@ def listed(
     render: Callable[[Sequence[Row]], Sequence[Item]],
     oldest_first: bool = False,
 ) -> ListOf[Item]:
-    """One page of the caller's rows, which `rows` are narrowed to. Raises Invalid where `after` is none of them."""
+    """One page of `rows`, a query already limited to the caller's tenant. Raises Invalid if `after` is not among them."""
     table = model.__table__.c
     key = tuple_(table.created_at, table.id)
     statement = rows

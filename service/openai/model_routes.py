@@ -1,4 +1,4 @@
-"""/openai/v1/models: the base models that may be tuned, and the tenant's own winners."""
+"""/openai/v1/models: the enabled base models, and the tenant's winning adapters."""
 
 from fastapi import APIRouter
 from sqlalchemy import select

@@ -1,4 +1,4 @@
-"""Tasks, adapters, files and base models as OpenAI's objects. Times are Unix seconds."""
+"""Translates tasks, adapters, files and base models into OpenAI's objects. Times are Unix seconds."""
 
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from service.tasks.models import Task
 from service.tasks.resource import TaskResource
 from service.tasks.stored_specs import part
 
-_STATUSES = {TaskStatus.VALIDATING: "validating_files"}  # the others are the same word; `paused` is one of ours alone
+_STATUSES = {TaskStatus.VALIDATING: "validating_files"}  # the others have the same names; OpenAI has no `paused`
 RESULTS = ("metrics", "jobs", "adapter")
 
 
@@ -110,12 +110,12 @@ def checkpoint_object(adapter: Adapter, task: Task) -> CheckpointObject:
 
 
 def tuned(base: str, name: str | None, adapter_id: str) -> str:
-    """The name of a fine-tuned model; it ends in the adapter's id."""
+    """A fine-tuned model's name, which ends in the adapter's id."""
     return f"ft:{base}:{name or ''}:{adapter_id}"
 
 
 def job_object(task: Task, shown: TaskResource, tokens: int) -> JobObject:
-    """`shown` is the task's native resource, `tokens` what was trained for it, billed or not."""
+    """The task as OpenAI's job. `shown`: its native resource; `tokens`: tokens trained for it, billed or not."""
     ended = task.status in TASK_TERMINAL
     space = _space(task)
     found = _found(task, space, shown)
@@ -142,12 +142,12 @@ def job_object(task: Task, shown: TaskResource, tokens: int) -> JobObject:
 
 
 def result_ids(task: Task) -> list[str]:
-    """The task's result files: there is an adapter only where there is a winner."""
+    """The ids of the task's result files; only a task with a winner has an adapter."""
     return [f"result-{kind}-{task.id}" for kind in RESULTS if kind != "adapter" or task.winner_job_id is not None]
 
 
 def _space(task: Task) -> SearchSpace | None:
-    """None where only another version can read it."""
+    """The task's search space; None if this version cannot read it."""
     try:
         return read_leniently(SearchSpace, part(task, "search_space"))
     except ValidationError:
@@ -155,7 +155,7 @@ def _space(task: Task) -> SearchSpace | None:
 
 
 def _found(task: Task, space: SearchSpace | None, shown: TaskResource) -> dict[str, Any]:
-    """The hyperparameters: what was swept is `auto` until there is a winner, and then the winner's."""
+    """The hyperparameters. A searched value is `auto` until there is a winner, then the winner's."""
     rate, batch = _only(_tried(space, "learning_rate")), _only(_tried(space, "batch_size"))
     if shown.winner is not None:
         rate, batch = shown.winner.config.learning_rate, shown.winner.config.batch_size
@@ -175,7 +175,7 @@ def _method(task: Task, space: SearchSpace | None, shown: TaskResource, found: d
 
 
 def _tried(space: SearchSpace | None, name: str) -> list[Any]:
-    """Every value that some configuration has outright, each once."""
+    """The distinct values that the configurations set explicitly."""
     if space is None:
         return []
     values = getattr(space, name) if space.jobs is None else [getattr(job, name) for job in space.jobs]

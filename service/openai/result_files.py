@@ -1,6 +1,6 @@
-"""The result files of a task: its curves as CSV, its jobs as JSONL, its best adapter as an archive. Nothing of them is stored.
+"""A task's result files, generated on request: its curves as CSV, its jobs as JSONL, its best adapter as an archive.
 
-Their ids are made of the task's: result-metrics-TASK, result-jobs-TASK, result-adapter-TASK.
+Their ids derive from the task's: result-metrics-TASK, result-jobs-TASK, result-adapter-TASK.
 """
 
 import csv
@@ -41,7 +41,7 @@ def is_result(file_id: str) -> bool:
 
 
 def find_result(session: Session, principal: Principal, file_id: str) -> Result:
-    """The caller's result file. Raises NotFound, also while the task has not ended."""
+    """The caller's result file. Raises NotFound, also before the task has ended."""
     kind, _, task_id = file_id.removeprefix(_PREFIX).partition("-")
     if kind not in _NAMES:
         raise missing("file", file_id)
@@ -57,7 +57,7 @@ def winners_adapter(session: Session, principal: Principal, task: Task) -> Adapt
 
 
 def describe(session: Session, principal: Principal, result: Result) -> FileObject:
-    """The file object. The size of an archive is that of the files in it."""
+    """The file object. An archive's size is the sum of its files' sizes."""
     if result.kind == "adapter":
         size = sum(file["bytes"] for file in winners_adapter(session, principal, result.task).manifest["files"])
     else:
@@ -68,7 +68,7 @@ def describe(session: Session, principal: Principal, result: Result) -> FileObje
 
 
 def text(session: Session, principal: Principal, result: Result) -> Iterator[bytes]:
-    """The content of a metrics or a jobs file, a job at a time."""
+    """The content of a metrics or jobs file, one block per job."""
     jobs = jobs_of_task(session, principal, result.task.id)
     if result.kind == "jobs":
         for job in jobs:

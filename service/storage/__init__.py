@@ -1,3 +1,3 @@
-"""Objects named by the sha256 of their bytes, and the signed grants by which workers upload them.
+"""Content-addressed object storage: objects named by their sha256, and signed grants for workers' uploads.
 
-Enters: bytes. Leaves: bytes whose hash was verified. It must not know tenants, tasks or HTTP."""
+Enters: bytes. Leaves: bytes whose hash was verified. Knows no tenants, tasks or HTTP."""

@@ -1,6 +1,6 @@
-"""Objects by the sha256 of their bytes: written, synced, verified, then moved into place at once. Knows no tenants and no HTTP.
+"""Content-addressed object store: verifies and syncs an object, then renames it into place. Knows no tenants and no HTTP.
 
-`Storage` is what rooms may ask for; `LocalStorage` keeps objects on a file system that all service processes share.
+`Storage` is the interface; `LocalStorage` keeps objects on a file system that all service processes share.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from typing import BinaryIO, Protocol
 from contract.wire import UploadGrant
 from service.storage.upload_grants import UploadGrants
 
-BLOCK = 2**20  # bytes moved at a time
-_ABANDONED_SECONDS = 24 * 3600  # a half-written object of a process that died
+BLOCK = 2**20  # bytes copied at a time
+_ABANDONED_SECONDS = 24 * 3600  # age at which a partly written object counts as left by a dead process
 
 
 class ObjectMissing(Exception):
@@ -32,7 +32,7 @@ class ObjectMissing(Exception):
 
 
 class ObjectMismatch(Exception):
-    """The bytes are not those that were announced."""
+    """The bytes do not match the announced sha256 or size."""
 
     def __init__(self, sha256: str, size: int, expected_sha256: str, expected_size: int | None) -> None:
         wanted = (
@@ -51,22 +51,22 @@ class Stored:
 
 
 class Incoming(Protocol):
-    """An object being written. Leave it uncommitted and nothing of it stays."""
+    """An object being written. `abandon` removes it unless it was committed."""
 
     def write(self, block: bytes) -> None: ...
 
     def commit(self, sha256: str | None = None, size: int | None = None) -> Stored:
-        """Make it an object. Raises ObjectMismatch, and keeps nothing, if it is not what was announced."""
+        """Store the object. Raises ObjectMismatch and removes it if it differs from the announced sha256 or size."""
         ...
 
     def abandon(self) -> None: ...
 
 
 class Storage(Protocol):
-    """What the service asks of storage. Keys are sha256 in lower-case hex; objects never change."""
+    """The storage interface. Keys are sha256 in lower-case hex; objects never change."""
 
     def receive(self) -> Incoming:
-        """Begin an object whose sha256 need not be known yet."""
+        """Begin writing an object whose sha256 may be unknown yet."""
         ...
 
     def put(self, source: BinaryIO, sha256: str, size: int) -> Stored:
@@ -88,20 +88,20 @@ class Storage(Protocol):
         ...
 
     def delete(self, sha256: str, older_than: float = 0.0) -> bool:
-        """Remove the object unless it was put or granted within `older_than` seconds; whether one was removed."""
+        """Remove the object unless it was put or granted within `older_than` seconds; returns whether it was removed."""
         ...
 
     def sweep_incoming(self) -> int:
-        """Remove what processes that died left half-written; how many."""
+        """Remove partly written objects of dead processes; returns how many."""
         ...
 
     def grant_upload(self, sha256: str, size: int) -> UploadGrant:
-        """Where to PUT this object; an object that is already there is kept from the collector for a while."""
+        """Where to PUT this object. If it exists already, this resets its age, so that garbage collection spares it."""
         ...
 
 
 class LocalStorage:
-    """A directory: objects/ab/<sha256> and incoming/ for what is not yet whole. One file lock orders moves and removals."""
+    """A directory: objects/ab/<sha256>, and incoming/ for partial objects. A file lock serializes renames and removals."""
 
     def __init__(self, directory: Path, grants: UploadGrants) -> None:
         self._objects, self._incoming = directory / "objects", directory / "incoming"
@@ -146,7 +146,7 @@ class LocalStorage:
             try:
                 status = path.stat()
             except FileNotFoundError:
-                continue  # removed since it was listed
+                continue  # removed since the listing
             yield Stored(path.name, status.st_size, time.time() - status.st_mtime)
 
     def delete(self, sha256: str, older_than: float = 0.0) -> bool:
@@ -161,7 +161,7 @@ class LocalStorage:
         return True
 
     def sweep_incoming(self) -> int:
-        """Remove what processes that died left half-written; how many files."""
+        """Remove partly written files of dead processes; returns how many."""
         removed = 0
         for path in self._incoming.iterdir():
             try:
@@ -169,7 +169,7 @@ class LocalStorage:
                     path.unlink()
                     removed += 1
             except FileNotFoundError:
-                continue  # its writer was alive after all
+                continue  # its writer is alive and has just moved or removed it
         return removed
 
     def grant_upload(self, sha256: str, size: int) -> UploadGrant:
@@ -181,7 +181,7 @@ class LocalStorage:
         return UploadGrant(exists=False, url=f"/internal/v1/objects/{self._grants.sign(sha256, size)}")
 
     def move_in(self, written: Path, sha256: str) -> None:
-        """Give a whole and synced file its name. One of the same name is replaced: that mends a damaged object."""
+        """Rename a complete, synced file to its object's name. Replaces an existing object, which repairs a damaged one."""
         target = self.path(sha256)
         if not target.parent.is_dir():
             target.parent.mkdir(exist_ok=True, mode=0o700)
@@ -199,7 +199,7 @@ class LocalStorage:
 
 
 class LocalIncoming:
-    """A file in incoming/ whose sha256 is taken while it is written."""
+    """A file in incoming/ that is hashed while it is written."""
 
     def __init__(self, storage: LocalStorage, folder: Path) -> None:
         descriptor, name = tempfile.mkstemp(dir=folder)
@@ -223,9 +223,9 @@ class LocalIncoming:
         return Stored(actual, self._size, 0.0)
 
     def abandon(self) -> None:
-        """Remove what was written; after a commit, or a second time, this does nothing."""
+        """Remove the file; does nothing after a commit or when called again."""
         try:
-            with contextlib.suppress(OSError):  # of a full disk, on which what is still buffered finds no room either
+            with contextlib.suppress(OSError):  # a full disk: closing fails to flush the buffer
                 self._file.close()
         finally:
             self._path.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""Upload grants: a signed token that lets its bearer PUT one object of a known sha256 and size, for an hour.
+"""Upload grants: signed tokens that let the bearer PUT one object of a known sha256 and size, for an hour.
 
-Knows no storage. The signature is HMAC-SHA256 under a key derived from the service's secret for this purpose alone.
+The signature is HMAC-SHA256 under a key derived from the service's secret for this purpose only. Knows no storage.
 """
 
 import base64
@@ -19,7 +19,7 @@ class GrantRefused(Forbidden):
 
 @dataclass(frozen=True)
 class Granted:
-    """What a token allows: these very bytes."""
+    """The object that a token allows to upload."""
 
     sha256: str
     size: int
@@ -34,7 +34,7 @@ class UploadGrants:
         return f"{said}.{self._signature(said)}"
 
     def verify(self, token: str) -> Granted:
-        """What the token allows. Raises GrantRefused if it is forged, cut or too old."""
+        """The object that the token allows. Raises GrantRefused if the token is forged, truncated or expired."""
         said, _, signature = token.rpartition(".")
         if not hmac.compare_digest(signature.encode(), self._signature(said).encode()):
             raise GrantRefused("The upload grant was not signed by this service; ask for a new one.")

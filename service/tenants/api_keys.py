@@ -1,4 +1,4 @@
-"""API keys: 256 random bits that a tenant's people carry, kept here as a SHA-256 alone. Knows no HTTP."""
+"""API keys: 256 random bits each; the database stores only their SHA-256. Knows no HTTP."""
 
 import hashlib
 import secrets
@@ -16,27 +16,27 @@ _PREFIX = "mk_"
 
 
 class Scope(StrEnum):
-    READ = "read"  # see the tenant's things
-    WRITE = "write"  # make and change them
-    ADMIN = "admin"  # tenants, keys, models and nodes of the whole service
+    READ = "read"  # read the tenant's resources
+    WRITE = "write"  # create and change them
+    ADMIN = "admin"  # manage the whole service's tenants, keys, models and nodes
 
 
 @dataclass(frozen=True)
 class Principal:
-    """Who calls: a tenant, and what its key may do."""
+    """The authenticated caller: a tenant and its key's rights."""
 
     tenant_id: str
     key_id: str
     scopes: frozenset[Scope]
-    requests_per_minute: int | None = None  # None: what the settings say
+    requests_per_minute: int | None = None  # None: the settings' limit
 
 
 @dataclass(frozen=True)
 class KeyCheck:
-    """What was found under a secret. A key that is revoked or expired has no principal."""
+    """The result of a key's lookup. An unknown, revoked or expired key has no principal."""
 
     principal: Principal | None
-    reason: str = ""  # why there is none: unknown, revoked or expired
+    reason: str = ""  # without a principal: unknown, revoked or expired
     seconds_left: float | None = None  # until the key expires
 
 
@@ -48,7 +48,7 @@ def mint_key(
     expires_at: datetime | None = None,
     requests_per_minute: int | None = None,
 ) -> tuple[ApiKey, str]:
-    """Add a key to the tenant. Returns its row and the secret, which nobody can read again."""
+    """Add a key to the tenant. Returns its row and the secret, which cannot be read again."""
     secret = _PREFIX + secrets.token_urlsafe(32)
     key = ApiKey(
         id=new_id("key"),
@@ -66,7 +66,7 @@ def mint_key(
 
 
 def check_key(session: Session, secret: str) -> KeyCheck:
-    """Find the key of this secret. Expiry is judged by the database's clock."""
+    """Look up the key of this secret. The database's clock decides expiry."""
     left = func.extract("epoch", ApiKey.expires_at - func.clock_timestamp()).label("left")
     found = session.execute(select(ApiKey, left).where(ApiKey.hash == hash_of(secret))).one_or_none()
     if found is None:
@@ -83,5 +83,5 @@ def check_key(session: Session, secret: str) -> KeyCheck:
 
 
 def hash_of(secret: str) -> bytes:
-    """What is stored of a secret. It has 256 random bits, so nothing slower is needed."""
+    """The stored hash, a plain SHA-256: with 256 random bits no slow password hash is needed."""
     return hashlib.sha256(secret.encode()).digest()

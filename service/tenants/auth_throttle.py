@@ -1,8 +1,8 @@
 """Throttles failed authentication per client address, before it costs a database connection. Knows no keys and no tables.
 
-A token bucket for each address: an attempt takes one, and gives it back unless it fails, so that many at once get no further
-than many in a row. Credentials that were good lately pass an empty bucket: strangers behind the same address lock nobody out
-who was in. Each process counts alone.
+A token bucket per address: an attempt takes a token and returns it on success, so that concurrent attempts are limited like
+sequential ones. Recently valid credentials bypass the bucket, so that others behind the same address cannot lock their owners
+out. Each process counts separately.
 """
 
 import hashlib
@@ -19,8 +19,8 @@ from starlette.requests import HTTPConnection
 
 from service.http.problems import Problem, Unauthorized
 
-_MOST = 10_000  # addresses, and good credentials, that are remembered
-_NETWORK_BITS = 64  # of an IPv6 address: the rest is its owner's choice
+_MOST = 10_000  # remembered addresses, and as many valid credentials
+_NETWORK_BITS = 64  # of an IPv6 address; a subscriber chooses the rest freely
 
 
 class TooManyFailures(Problem):
@@ -31,7 +31,7 @@ class TooManyFailures(Problem):
 
 @dataclass
 class Attempt:
-    """One authentication, under way."""
+    """One authentication attempt in progress."""
 
     failed: bool = False
 
@@ -39,21 +39,21 @@ class Attempt:
 @dataclass
 class _Bucket:
     tokens: float
-    at: float  # when it had them
+    at: float  # monotonic time of this count
 
 
 class AuthThrottle:
-    """`per_minute` failures of each address; any thread may use it."""
+    """Allows `per_minute` failures per address. Any thread may use it."""
 
     def __init__(self, per_minute: int) -> None:
         self._per_minute = per_minute
-        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()  # of addresses that failed lately
+        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()  # by address, the last used at the end
         self._good: OrderedDict[bytes, None] = OrderedDict()  # hashes of credentials
         self._lock = threading.Lock()
 
     @contextmanager
     def attempt(self, address: str, credential: str) -> Iterator[Attempt]:
-        """Have one credential looked up. It failed if the caller says so or raises Unauthorized. Raises TooManyFailures."""
+        """Wrap a credential's lookup; it fails if the block sets `failed` or raises Unauthorized. Raises TooManyFailures."""
         hash = _hash(credential)
         charged, attempt, over = self._charge(address, hash), Attempt(), False
         try:
@@ -66,7 +66,7 @@ class AuthThrottle:
             self._settle(address, hash, charged, attempt.failed, good=over and not attempt.failed)
 
     def _charge(self, address: str, hash: bytes) -> bool:
-        """Whether a token was taken; a good credential needs none."""
+        """Take a token, unless the credential was valid lately; returns whether one was taken. Raises TooManyFailures."""
         with self._lock:
             if hash in self._good:
                 return False
@@ -91,7 +91,7 @@ class AuthThrottle:
                 self._remember(hash)
 
     def trust(self, credential: str) -> None:
-        """This one was given out just now."""
+        """Count a newly issued credential as valid."""
         with self._lock:
             self._remember(_hash(credential))
 
@@ -102,7 +102,7 @@ class AuthThrottle:
             self._good.popitem(last=False)
 
     def _bucket(self, address: str) -> _Bucket:
-        """Filled up to now; of the addresses, those that failed last are remembered."""
+        """The address's bucket, refilled up to now. Evicts the address used longest ago beyond _MOST."""
         now, most = time.monotonic(), float(self._per_minute)
         bucket = self._buckets.setdefault(address, _Bucket(most, now))
         bucket.tokens, bucket.at = min(most, bucket.tokens + (now - bucket.at) * most / 60.0), now
@@ -117,7 +117,7 @@ def _hash(credential: str) -> bytes:
 
 
 def address_of(connection: HTTPConnection) -> str:
-    """Who calls: the peer, or whom a trusted proxy named. Of IPv6 the network that one subscriber has."""
+    """The client's address: the peer, or the one that a trusted proxy named. For IPv6 its /64 network, one subscriber's."""
     host = connection.client.host if connection.client is not None else ""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])

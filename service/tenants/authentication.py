@@ -1,5 +1,5 @@
-"""Who may call a route, and which rows it may see: dependencies that turn the Authorization header into a Principal with the
-scope the route needs, and into a database that shows this tenant's rows alone."""
+"""Authentication dependencies: turn the Authorization header into a Principal with the scope that the route needs, and into a
+database session limited to the tenant's rows."""
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, cast
@@ -19,7 +19,7 @@ from service.tenants.auth_throttle import address_of
 _bearer = HTTPBearer(scheme_name="ApiKey", description="An API key, `mk_...`", auto_error=False)
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 _READS = ("GET", "HEAD")
-_CALLER = "caller"  # of a request, in what is kept with it
+_CALLER = "caller"  # key of the Principal in the request's state
 
 _FIXES = {
     "unknown": "The API key is not known here; check that it is whole and belongs to this service.",
@@ -41,8 +41,8 @@ class ScopeMissing(Forbidden):
 
 
 async def authenticate(request: Request, bearer: Bearer) -> Principal:
-    """The caller, whose request is counted, once however often it is asked. Raises KeyMissing, KeyRefused,
-    TooManyFailures or RateLimitExceeded."""
+    """The request's Principal, cached in its state, so that the rate limit counts a request once. Raises KeyMissing,
+    KeyRefused, TooManyFailures or RateLimitExceeded."""
     known: dict[str, Any] = request.scope["state"]
     if _CALLER not in known:
         known[_CALLER] = await _authenticate(request, bearer)
@@ -88,7 +88,7 @@ Admin = Annotated[Principal, Depends(_needs(Scope.ADMIN))]
 
 
 def note_of(request: Request, principal: Principal, reading: bool = False) -> Note:
-    """The request for the audit log: if it writes, or, `reading`, in any case."""
+    """The request's audit note, recorded if it writes, or always if `reading`."""
     route: APIRoute = request.scope["route"]
     targets = [str(value) for value in request.path_params.values()]
     return Note(principal, route.operation_id or route.name, targets, request_id(request.scope), reading)
@@ -111,12 +111,12 @@ async def _admin_db(request: Request, admin: Admin) -> Database:
 
 
 async def admit(request: Request, scope: Scope) -> tuple[Principal, Database]:
-    """What a route's Reader or Writer and its Db are, for one that is called too often to have FastAPI find them out."""
+    """A hot route's Principal and Db, without FastAPI's dependency resolution. Raises ScopeMissing, and as `authenticate`."""
     principal = must_have(scope, await authenticate(request, await _bearer(request)))
     return principal, await _db(request, principal)
 
 
-# What a request writes through these is in the audit log, and what it reads through NotedDb too.
-Db = Annotated[Database, Depends(_db)]  # the caller's rows alone
+# The audit log records writes through any of these, and reads through NotedDb too.
+Db = Annotated[Database, Depends(_db)]  # the caller's rows only
 NotedDb = Annotated[Database, Depends(_read_db)]
 AdminDb = Annotated[Database, Depends(_admin_db)]  # every tenant's rows; needs the scope admin

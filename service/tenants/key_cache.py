@@ -1,6 +1,6 @@
-"""Caches verified API keys for moments, so that a poller does not query the database with every request. Knows no HTTP.
+"""Caches verified API keys for 3 s, so that a poller does not query the database with every request. Knows no HTTP.
 
-A revoked key is refused within the cache's lifetime.
+A process refuses a revoked key at the latest when its cache entry expires.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from service.tenants.api_keys import KeyCheck, Principal, check_key, hash_of
 from service.tenants.auth_throttle import AuthThrottle
 
 SECONDS = 3.0
-_MOST = 10_000  # keys remembered; beyond it, all are forgotten and asked for anew
+_MOST = 10_000  # keys cached; beyond it the cache is cleared
 
 
 class KeyCache:
-    """Looks keys up in `db`, which must see every tenant's. Any thread may use it."""
+    """Looks keys up in `db`, which must see every tenant's keys. Any thread may use it."""
 
     def __init__(self, db: Database, throttle: AuthThrottle, seconds: float = SECONDS) -> None:
         self._db, self._throttle, self._seconds = db, throttle, seconds
@@ -25,13 +25,13 @@ class KeyCache:
         self._asking: dict[bytes, asyncio.Task[KeyCheck]] = {}
 
     def remembered(self, secret: str) -> Principal | None:
-        """Whose key this is, if it was good a moment ago. Asks nobody."""
+        """The cached Principal of this key, if any. Queries nothing."""
         until, principal = self._known.get(hash_of(secret), (0.0, None))
         return principal if time.monotonic() < until else None
 
     async def ask(self, secret: str, address: str) -> KeyCheck:
-        """What the database says of the key now, asked once for all who ask meanwhile. Only the event loop may call it. Raises
-        TooManyFailures, without asking, where the caller's address sent too many wrong ones."""
+        """Look the key up in the database; concurrent requests with the same key share one query. Only the event loop may call
+        it. Raises TooManyFailures, without a query, if the caller's address sent too many wrong keys."""
         hash, asking = hash_of(secret), self._asking
         check = asking.get(hash)
         if check is None:
@@ -46,7 +46,7 @@ class KeyCache:
             return check
 
     def check(self, secret: str) -> KeyCheck:
-        """What the database says of the key; a good one is remembered, at most until it expires."""
+        """Look the key up in the database; caches a valid key, at most until it expires."""
         asked, known = time.monotonic(), self._known
         with self._db.begin() as session:
             found = check_key(session, secret)
@@ -54,9 +54,9 @@ class KeyCache:
             if len(known) >= _MOST:
                 known.clear()
             lasts = self._seconds if found.seconds_left is None else min(self._seconds, found.seconds_left)
-            known[hash_of(secret)] = asked + lasts, found.principal  # not among those of after a revocation
+            known[hash_of(secret)] = asked + lasts, found.principal  # the dict from before the query: `forget` replaces it
         return found
 
     def forget(self) -> None:
-        """Ask for every key anew: one was revoked."""
+        """Clear the cache after a revocation."""
         self._known, self._asking = {}, {}

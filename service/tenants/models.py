@@ -1,4 +1,4 @@
-"""Tenants with their quotas, and their API keys. A key is stored as its SHA-256 alone."""
+"""Tables of tenants with their quotas, and of API keys. Of a key only its SHA-256 is stored."""
 
 from sqlalchemy import BigInteger, ForeignKey, LargeBinary, String
 from sqlalchemy.dialects.postgresql import ARRAY
@@ -6,7 +6,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from service.database.engine import At, Base, Id, Now
 
-QUEUED_TASKS = 1000  # what a new tenant may have waiting
+QUEUED_TASKS = 1000  # default quota of a new tenant
 
 
 class Tenant(Base):
@@ -16,7 +16,7 @@ class Tenant(Base):
     name: Mapped[str] = mapped_column(String(128), unique=True)
     weight: Mapped[float] = mapped_column(default=1.0, server_default="1")  # of its fair share
     created_at: Mapped[Now]
-    # quotas; null is no limit
+    # quotas; null: no limit
     running_gpus_quota: Mapped[int | None]
     queued_tasks_quota: Mapped[int | None] = mapped_column(default=QUEUED_TASKS, server_default=str(QUEUED_TASKS))
     stored_bytes_quota: Mapped[int | None] = mapped_column(BigInteger)
@@ -34,4 +34,4 @@ class ApiKey(Base):
     created_at: Mapped[Now]
     expires_at: Mapped[At | None]
     revoked_at: Mapped[At | None]
-    requests_per_minute: Mapped[int | None]  # null: what the settings say
+    requests_per_minute: Mapped[int | None]  # null: the settings' limit

@@ -1,6 +1,6 @@
-"""How much a tenant may have at once, counted from rows whenever it matters, and train in a month, by a counter. Knows no HTTP.
+"""Tenant quotas: current use is counted from rows at each check, monthly tokens by a counter. Knows no HTTP.
 
-Limits stand in the tenant's row; none means no limit. GPUs in use are the planner's to keep: a task beyond them waits.
+The tenant's row holds the limits; null means no limit. The planner enforces the GPU quota: a task beyond it waits.
 """
 
 import math
@@ -31,7 +31,7 @@ _NEAR = (
 _OPEN = (*_WAITING, TaskStatus.RUNNING)
 _FEWER_BYTES = "delete files and adapters that nobody needs any more"
 
-_IS_WAITING = Task.status.in_([literal_column(f"'{status}'") for status in _WAITING])  # as ix_tasks_open says it
+_IS_WAITING = Task.status.in_([literal_column(f"'{status}'") for status in _WAITING])  # as in ix_tasks_open
 _IS_OPEN = Task.status.in_([literal_column(f"'{status}'") for status in _OPEN])
 _QUEUED = scoped_when_asked(select(func.count()).select_from(Task).where(_IS_WAITING), Task)
 _LIMITS = PreparedStatement(
@@ -42,7 +42,7 @@ _LIMITS = PreparedStatement(
 
 
 class QuotaExceeded(Forbidden):
-    """Trying again does not help. `quota` names it, with its `limit` and what is `used`."""
+    """A retry does not help. The problem has the `quota`, its `limit` and the amount `used`."""
 
     code, title = "quota_exceeded", "The tenant's quota does not allow this"
 
@@ -53,12 +53,12 @@ class QuotaExceeded(Forbidden):
 
 
 class Room:
-    """For how many more tasks a tenant has room, in a transaction that makes up to `wanted`."""
+    """How many more tasks the tenant may queue, in a transaction that creates up to `wanted`."""
 
     def __init__(self, session: Session, principal: Principal, wanted: int = 1) -> None:
         ((self._limit, tokens, stored, self._used),) = _LIMITS.run(session.connection(), whose(principal))
         if self._limit is not None and self._used + wanted + _NEAR > self._limit:
-            _take_turn(session, principal)  # close enough for two at once to pass together
+            _take_turn(session, principal)  # so close to the limit, concurrent transactions could exceed it together
             self._used = queued_tasks(session, principal)
         self._full: QuotaExceeded | None = None
         if tokens is not None and (trained := trained_tokens(session, principal, month_of(session))) >= tokens:
@@ -68,7 +68,7 @@ class Room:
             self._full = QuotaExceeded.of("stored_bytes", stored, held, _FEWER_BYTES)
 
     def must_have(self) -> None:
-        """Raise QuotaExceeded where the tenant may not queue another task now."""
+        """Raise QuotaExceeded if the tenant may not queue another task now."""
         if self._limit is not None and self._used >= self._limit:
             way_out = "wait until some have started, or cancel some"
             raise QuotaExceeded.of("queued_tasks", self._limit, self._used, way_out)
@@ -76,12 +76,12 @@ class Room:
             raise self._full
 
     def taken(self) -> None:
-        """Count a task that is being made."""
+        """Count a task that this transaction creates."""
         self._used += 1
 
 
 def admit_bytes(session: Session, principal: Principal, more: int) -> None:
-    """Raise QuotaExceeded where the tenant may not store so many more bytes."""
+    """Raise QuotaExceeded if the tenant may not store `more` bytes."""
     limit = session.get_one(Tenant, principal.tenant_id).stored_bytes_quota
     if limit is None:
         return
@@ -92,7 +92,7 @@ def admit_bytes(session: Session, principal: Principal, more: int) -> None:
 
 
 def running_gpus(session: Session, principal: Principal) -> int:
-    """What the devices that the tenant's tasks hold now count, in devices of the fleet's fastest type, rounded up."""
+    """GPUs that the tenant's tasks hold now, weighted by speed as devices of the fleet's fastest type, rounded up."""
     devices = select(Placement.node_id, func.sum(func.cardinality(Placement.device_indexes)))
     held = devices.join(Task, Task.id == Placement.task_id).where(Placement.ended_at.is_(None)).group_by(Placement.node_id)
     numbers = {node: int(number) for node, number in session.execute(scoped(held, Task, principal))}
@@ -106,14 +106,14 @@ def running_gpus(session: Session, principal: Principal) -> int:
 
 
 def queued_tasks(session: Session, principal: Principal) -> int:
-    """Tasks that have neither ended nor a node."""
+    """The number of tasks that have not ended and have no node."""
     return session.scalars(_QUEUED, whose(principal)).one()
 
 
 def stored_bytes(session: Session, principal: Principal) -> int:
-    """Bytes of the tenant's files, adapters and jobs' newest checkpoints, as far as nothing of them is deleted.
+    """Bytes of the tenant's undeleted files and adapters and its jobs' newest checkpoints.
 
-    Only tasks that have not ended have checkpoints, so the sum over those follows the few open ones.
+    Only open tasks have checkpoints, so that sum reads few rows.
     """
     files = scoped(select(func.sum(File.bytes)).where(File.deleted_at.is_(None)), File, principal)
     kept = select(func.sum(Adapter.bytes)).join(Task, Task.id == Adapter.task_id)
@@ -124,5 +124,5 @@ def stored_bytes(session: Session, principal: Principal) -> int:
 
 
 def _take_turn(session: Session, principal: Principal) -> None:
-    """Let no other request of the tenant count until this transaction ends."""
+    """Serialize the tenant's quota checks: takes an advisory lock until this transaction ends."""
     session.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:whose, 1))"), {"whose": principal.tenant_id})

@@ -1,4 +1,4 @@
-"""Rate limits: requests of a key in a sliding minute, counted in Redis for all processes. Knows no tenants and no routes."""
+"""Rate limits: requests of a key in a sliding minute, counted in Redis across all processes. Knows no tenants and no routes."""
 
 import asyncio
 import logging
@@ -18,8 +18,8 @@ from service.http.problems import Problem
 
 log = logging.getLogger(__name__)
 
-_SLICES = 200  # of a minute's limit
-_SLICE_SECONDS = 5.0  # a slice that nobody used by then is lost
+_SLICES = 200  # a process reserves this fraction of a minute's limit at a time
+_SLICE_SECONDS = 5.0  # lifetime of a slice; its unused requests are lost
 _MOST = 10_000  # keys remembered
 
 
@@ -31,7 +31,7 @@ class RateLimitExceeded(Problem):
 
 @dataclass(frozen=True)
 class Allowance:
-    """What a key may still do within its minute, roughly; `reset` is in seconds."""
+    """A key's approximate remaining requests in its minute; `reset` is in seconds."""
 
     limit: int
     remaining: int
@@ -48,8 +48,8 @@ class Allowance:
 
 @dataclass
 class _Slice:
-    """Requests that this process may let through without asking, until `until` (0: it was given none); `beyond` are those it
-    may still ask for."""
+    """Requests that this process may admit without asking Redis, until `until` (0: none were left). `beyond`: requests left in
+    the shared limit after this slice."""
 
     left: int
     until: float
@@ -62,7 +62,7 @@ class _Slice:
 
 
 class Rates:
-    """Only the event loop may call it."""
+    """Counts requests per key. Only the event loop may call it."""
 
     def __init__(self, redis_url: str) -> None:
         pool = connect(redis_url).connection_pool
@@ -75,7 +75,7 @@ class Rates:
         self._asking: dict[str, asyncio.Task[_Slice]] = {}
 
     async def take(self, key_id: str, per_minute: int, what: str = "requests of this key") -> Allowance:
-        """One request of this key; `what` is counted, for whoever is refused. Raises RateLimitExceeded."""
+        """Count one request of this key. `what` names the counted things in the refusal. Raises RateLimitExceeded."""
         while (held := self._slices.get(key_id)) is None or held.left == 0 or time.monotonic() >= held.until:
             given = await self._next_slice(key_id, per_minute)
             if given.until == 0.0:
@@ -84,14 +84,14 @@ class Rates:
         return Allowance(per_minute, held.left + held.beyond, held.reset)
 
     async def _next_slice(self, key_id: str, per_minute: int) -> _Slice:
-        """All requests that wait for a slice of this key wait for one: each with its own would spend the minute at once."""
+        """Fetch a slice; concurrent requests of a key share one fetch, since one slice each would use up the minute."""
         asking = self._asking.get(key_id)
         if asking is None:
             asking = self._asking[key_id] = asyncio.ensure_future(self._fetch(key_id, per_minute))
         return await asyncio.shield(asking)
 
     async def _fetch(self, key_id: str, per_minute: int) -> _Slice:
-        """Nobody may find this among what is asked for once it has ended: they would wait for nothing, again and again."""
+        """Fetch and store a slice. It leaves `_asking` before its task ends, or `take` would loop on a finished task."""
         try:
             given = await run_in_threadpool(self._ask, key_id, per_minute)
         finally:
@@ -120,7 +120,7 @@ def _refusal(held: _Slice, per_minute: int, what: str) -> RateLimitExceeded:
 
 
 def _next(limiter: SlidingWindowCounterRateLimiter, key_id: str, per_minute: int) -> _Slice:
-    """As large a slice as there is; none lasts until the next request may pass."""
+    """Reserve a full slice, else a single request, else none (`until` 0)."""
     item = RateLimitItemPerMinute(per_minute)
     sizes = dict.fromkeys((max(1, per_minute // _SLICES), 1))
     size = next((size for size in sizes if limiter.hit(item, key_id, cost=size)), 0)

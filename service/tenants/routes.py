@@ -1,4 +1,4 @@
-"""Tenants and their keys, for admins."""
+"""Admin routes for tenants and their API keys."""
 
 from datetime import datetime
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""The one tenant filter. Every query of a tenant's rows goes through it, so that a foreign id is an id that is not there."""
+"""The one tenant filter: every query of a tenant's rows uses it, so that another tenant's id looks like an unknown one."""
 
 from typing import Any, TypeVar
 
@@ -14,24 +14,22 @@ Row = TypeVar("Row", bound=Base)
 
 
 def scoped(statement: Rows, model: type[Base], principal: Principal) -> Rows:
-    """The statement, narrowed to the rows of `model` that belong to the caller's tenant."""
+    """The statement, limited to the caller's tenant's rows of `model`."""
     return statement.where(model.__table__.c.tenant_id == principal.tenant_id)
 
 
 def scoped_when_asked(statement: Rows, model: type[Base]) -> Rows:
-    """The same for a statement that is made once and executed often, since making one takes longer than all else about it: it
-    is executed with `whose(principal)`."""
+    """As `scoped`, for a statement that is built once, since building takes longest, and executed with `whose(principal)`."""
     return statement.where(model.__table__.c.tenant_id == bindparam("tenant"))
 
 
 def whose(principal: Principal) -> dict[str, str]:
-    """The parameter of a statement that is scoped when it is asked."""
+    """The parameter of a statement made by `scoped_when_asked`."""
     return {"tenant": principal.tenant_id}
 
 
 def find(session: Session, model: type[Row], id: str, principal: Principal, noun: str, *, lock: bool = False) -> Row:
-    """The caller's row with this id, locked for update if asked. Raises NotFound, also where it is another tenant's, or
-    deleted."""
+    """The caller's row with this id, locked for update if `lock`. Raises NotFound, also for deleted and other tenants' rows."""
     statement = scoped(select(model).where(model.__table__.c.id == id), model, principal)
     if "deleted_at" in model.__table__.c:
         statement = statement.where(model.__table__.c.deleted_at.is_(None))
@@ -42,5 +40,5 @@ def find(session: Session, model: type[Row], id: str, principal: Principal, noun
 
 
 def missing(noun: str, id: str) -> NotFound:
-    """The 404 of an id that the caller has not got."""
+    """The 404 for an id that the caller's tenant does not have."""
     return NotFound(f"There is no {noun} {id!r} that this key could see.")

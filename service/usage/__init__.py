@@ -1,3 +1,3 @@
-"""What tenants used: tokens and device seconds, derived from rows when asked.
+"""Usage accounting: tokens and device seconds of tenants, derived from rows at each request.
 
-Enters: a tenant and a month. Leaves: amounts by task. It must not decide what they cost."""
+Enters: a tenant and a month. Leaves: amounts by task. Knows no prices."""

@@ -1,4 +1,4 @@
-"""What was used, as numbers: they outlive the placements and curves that they came from."""
+"""Usage tables: totals that outlive the placements and curves they were computed from."""
 
 from datetime import date
 
@@ -9,12 +9,12 @@ from service.database.engine import Base, Big
 
 
 class TaskUsage(Base):
-    """What a task's placements of one month did, and what of it rewinds took back. Seconds are those of each device, summed."""
+    """A task's usage by placements of one month, and the part that rewinds undid. Seconds are summed over devices."""
 
     __tablename__ = "task_usage"
 
     task_id: Mapped[str] = mapped_column(ForeignKey("tasks.id"), primary_key=True)
-    month: Mapped[date] = mapped_column(primary_key=True)  # its first day, in UTC; a placement counts for that it began in
+    month: Mapped[date] = mapped_column(primary_key=True)  # its first day, in UTC; a placement counts in the month it began
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     tokens: Mapped[Big]
     evaluation_tokens: Mapped[Big]
@@ -27,8 +27,8 @@ class TaskUsage(Base):
 
 
 class TenantUsage(Base):
-    """The month's counter of a tenant: tokens trained and not taken back, in SHARDS rows, since reports of many tasks at once
-    would wait for each other's commits at one."""
+    """A tenant's monthly counter of tokens trained, without those that rewinds undid. Sharded over SHARDS rows, so that
+    concurrent reports do not wait for each other's commits on one row."""
 
     __tablename__ = "tenant_usage"
 

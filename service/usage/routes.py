@@ -1,4 +1,4 @@
-"""Usage and quotas over HTTP: what a tenant used, task by task and in all, and how much it may have."""
+"""Usage and quota routes: a tenant's use by task and in total, and its limits."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal

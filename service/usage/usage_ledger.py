@@ -1,5 +1,5 @@
-"""Books what placements do and what rewinds take back: on the placement, by task and month, and on the tenant's counter, all in
-the transaction in which it happens. Nothing is counted from history afterwards, which the collector may therefore sweep.
+"""Usage ledger: adds work done and work undone by rewinds to the placement, to the task's month and to the tenant's counter, in
+the transaction of the report. Nothing is counted from history later, so garbage collection may delete old placements.
 
 A transaction locks the counter last, after task, placement and node. Knows no HTTP, no reports and no checkpoints.
 """
@@ -15,7 +15,7 @@ from service.fleet.models import Placement
 from service.tasks.models import Task
 from service.usage.models import TaskUsage, TenantUsage
 
-SHARDS = 8  # of a tenant's counter
+SHARDS = 8  # rows of a tenant's monthly counter
 
 _ADD = PreparedStatement(
     text(
@@ -38,19 +38,19 @@ _ADD = PreparedStatement(
 
 
 def month_at(moment: datetime) -> date:
-    """The first day of its month in UTC."""
+    """The first day of the moment's month in UTC."""
     return moment.astimezone(UTC).date().replace(day=1)
 
 
 def book(session: Session, task: Task, placement: Placement, tokens: int, evaluation_tokens: int, seconds: float) -> None:
-    """Count what the placement did beyond what was booked before. `seconds` are of each of its devices."""
+    """Add the placement's work since the last booking. `seconds` are per device."""
     _add(session, task, placement, tokens, evaluation_tokens, seconds * len(placement.device_indexes))
 
 
 def take_back(session: Session, task: Task, kept_rows: int, lost_rows: int) -> None:
-    """Take back the part of the newest placement's work that a rewind lost: `lost_rows` training rows. `kept_rows` are those
-    of the task that still count. The caller holds the task's row lock."""
-    trained = kept_rows + lost_rows - task.kept_rows  # by this placement: no rewind goes behind the one before it
+    """Undo the share of the newest placement's usage that a rewind lost: `lost_rows` training rows. `kept_rows`: the task's
+    training rows that still count. The caller holds the task's row lock."""
+    trained = kept_rows + lost_rows - task.kept_rows  # by this placement: no rewind undoes an earlier placement's rows
     task.kept_rows = kept_rows
     if lost_rows <= 0 or trained <= 0:
         return
@@ -67,13 +67,13 @@ def take_back(session: Session, task: Task, kept_rows: int, lost_rows: int) -> N
 
 
 def trained_in(session: Session, tenant_id: str, month: date) -> int:
-    """Tokens that the tenant trained in the month and were not taken back, by its counter."""
+    """Tokens that the tenant trained in the month, without those that rewinds undid, from its counter."""
     own = (TenantUsage.tenant_id == tenant_id, TenantUsage.month == month)
     return int(session.scalars(select(func.coalesce(func.sum(TenantUsage.tokens), 0)).where(*own)).one())
 
 
 def drift(session: Session, month: date) -> list[str]:
-    """Tenants whose counter of the month is not the sum over their tasks. There must be none."""
+    """Tenants whose monthly counter differs from the sum over their tasks. There must be none."""
     counted = select(TenantUsage.tenant_id, func.sum(TenantUsage.tokens).label("tokens")).where(TenantUsage.month == month)
     summed = select(TaskUsage.tenant_id, func.sum(TaskUsage.tokens - TaskUsage.rewound_tokens).label("tokens"))
     one = counted.group_by(TenantUsage.tenant_id).subquery()

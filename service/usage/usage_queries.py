@@ -1,8 +1,8 @@
-"""What tenants used, by task, from the numbers that the ledger keeps (usage_ledger.py). Knows no HTTP.
+"""Usage queries: tenants' use by task, from the ledger's totals (usage_ledger.py). Knows no HTTP.
 
-A placement's tokens and device seconds are what its worker measured; where tasks share a step, its seconds are divided among
-them by their tokens before they are reported. What rewinds took back is not billed. A placement counts for the month it began
-in. Reads no placement and no curve: both may be gone.
+The worker measures a placement's tokens and device seconds; when tasks share a step, it divides the step's seconds among them
+by tokens before reporting. Work undone by rewinds is not billed. A placement counts in the month it began. Reads no placements
+or curves, since retention may have deleted them.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from service.usage.usage_ledger import month_at, trained_in
 
 @dataclass(frozen=True)
 class Period:
-    """From one moment, inclusive, to another, exclusive."""
+    """From `start`, inclusive, to `end`, exclusive."""
 
     start: datetime
     end: datetime
@@ -36,13 +36,13 @@ class Period:
 
 
 def month_of(session: Session) -> Period:
-    """The month that it is, in UTC on the database's clock."""
+    """The current month, in UTC on the database's clock."""
     now = clock(session).astimezone(UTC)
     return Period.month(now.year, now.month)
 
 
 def trained_tokens(session: Session, principal: Principal, period: Period) -> int:
-    """Tokens that count against the quota: those of `usage`'s total."""
+    """Tokens that count against the quota, equal to `trained_tokens` in the period's total."""
     return trained_in(session, principal.tenant_id, month_at(period.start))
 
 
@@ -70,18 +70,18 @@ def usage_of(principal: Principal, period: Period) -> Select[*tuple[Any, ...]]:
     return scoped(joined.where(used.tenant_id == principal.tenant_id, used.month == month_at(period.start)), Task, principal)
 
 
-# lateral: of the month's tasks alone, however many there were before
+# lateral subqueries: they read only the month's tasks, not the tenant's whole history
 
 
 def _whole() -> Any:
-    """What all placements of the task did."""
+    """Tokens and device seconds of all the task's placements."""
     every = aliased(TaskUsage)
     sums = (func.sum(every.tokens).label("tokens"), func.sum(every.gpu_seconds).label("gpu_seconds"))
     return select(*sums).where(every.task_id == Task.id).correlate(Task).lateral("whole")
 
 
 def _jobs() -> Any:
-    """Training rows of the task's visible steps, and rows that early exits spared it."""
+    """Training rows of the task's visible steps, and rows that early exits saved it."""
     saved = rows_in(Job.total_steps) - rows_in(Job.step)
     sums = (
         func.coalesce(func.sum(rows_in(Job.step)), 0).label("trained"),

@@ -1,3 +1,3 @@
-"""Webhooks: messages written in the transaction that they tell of, delivered by couriers, signed by Standard Webhooks.
+"""Webhooks: a transactional outbox of messages, delivered by couriers, signed as Standard Webhooks.
 
-Enters: changes of tasks. Leaves: signed POSTs through the outbound guard. It must not hold up the change itself."""
+Enters: changes of tasks. Leaves: signed POSTs through the SSRF guard. Never delays the change itself."""

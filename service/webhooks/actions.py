@@ -1,4 +1,4 @@
-"""What tenants do with webhooks: make, change, rotate, test, replay. Secrets are stored sealed. Knows no HTTP."""
+"""Webhook actions: create, change, rotate, test, replay. Secrets are stored encrypted. Knows no HTTP."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -17,8 +17,8 @@ from service.webhooks.models import Delivery, Webhook
 from service.webhooks.signatures import new_secret
 from service.webhooks.webhook_messages import EventType, send
 
-MOST = 50  # webhooks of a tenant
-_BOTH_SIGN = timedelta(hours=24)  # after a rotation
+MOST = 50  # webhooks per tenant
+_BOTH_SIGN = timedelta(hours=24)  # after a rotation, old and new secret both sign
 
 
 class TooManyWebhooks(Invalid):
@@ -28,7 +28,8 @@ class TooManyWebhooks(Invalid):
 def create(
     session: Session, box: SecretBox, principal: Principal, url: str, events: Sequence[EventType], description: str | None
 ) -> tuple[Webhook, str]:
-    """A new webhook and its secret, which nobody can read again. The caller has checked the URL. Raises TooManyWebhooks."""
+    """Create a webhook; returns it and its secret, which the API shows only once. The caller has checked the URL. Raises
+    TooManyWebhooks."""
     count = session.scalar(scoped(select(func.count(Webhook.id)), Webhook, principal)) or 0
     if count >= MOST:
         raise TooManyWebhooks([], f"There are {count} webhooks, the limit is {MOST}; delete one.")
@@ -48,7 +49,7 @@ def create(
 
 
 def check_url(outbound: Outbound, url: str) -> None:
-    """Raise Invalid for a URL that is never called. Asks the name server: not within a transaction."""
+    """Raise Invalid for a URL that the SSRF guard refuses. Resolves the name, so call it outside a transaction."""
     try:
         outbound.check(url)
     except Refused as refused:
@@ -60,7 +61,7 @@ def find_webhook(session: Session, principal: Principal, id: str, *, lock: bool 
 
 
 def rotate(session: Session, box: SecretBox, webhook: Webhook) -> str:
-    """A new secret; for a day both sign, so that the receiver can change over in peace."""
+    """Create a new secret. Messages are signed with both for 24 hours, so that the receiver can switch without a gap."""
     secret = new_secret()
     webhook.secret_before, webhook.secret_before_until = webhook.secret, clock(session) + _BOTH_SIGN
     webhook.secret = box.seal(secret)
@@ -68,7 +69,7 @@ def rotate(session: Session, box: SecretBox, webhook: Webhook) -> str:
 
 
 def set_enabled(session: Session, webhook: Webhook, enabled: bool) -> None:
-    """While a webhook is disabled nothing is added for it, and what waits goes on waiting."""
+    """Enable or disable the webhook. While disabled it gets no new messages, and pending ones stay pending."""
     webhook.disabled = None if enabled else webhook.disabled or "by_hand"
 
 
@@ -77,7 +78,7 @@ def deliveries_of(principal: Principal, webhook_id: str) -> Select[Delivery]:
 
 
 def test(session: Session, queue: Queue, webhook: Webhook) -> Delivery:
-    """A message that tells nothing, to see whether messages arrive."""
+    """Send a test message."""
     made = send(session, webhook, EventType.TEST, {"id": webhook.id, "webhook_id": webhook.id}, clock(session))
     session.flush()
     after_commit(session, lambda: queue.wake(QueueJob.DELIVER))
@@ -85,7 +86,7 @@ def test(session: Session, queue: Queue, webhook: Webhook) -> Delivery:
 
 
 def replay(session: Session, queue: Queue, principal: Principal, webhook_id: str, delivery_id: str) -> Delivery:
-    """Send a message once more, with its id, whatever became of it, and try again from the beginning. Raises NotFound."""
+    """Send a message again under its id, whatever its status, with all attempts again. Raises NotFound."""
     delivery = session.scalar(deliveries_of(principal, webhook_id).where(Delivery.id == delivery_id).with_for_update())
     if delivery is None:
         raise missing("delivery", delivery_id)
@@ -96,6 +97,6 @@ def replay(session: Session, queue: Queue, principal: Principal, webhook_id: str
 
 
 def give_up_waiting(session: Session, webhook_id: str, why: str) -> None:
-    """Fail every message that waits for the webhook."""
+    """Mark all the webhook's pending messages as failed."""
     waiting = update(Delivery).where(Delivery.webhook_id == webhook_id, Delivery.status == "pending")
     session.execute(waiting.values(status="failed", last_error=why))

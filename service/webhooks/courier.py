@@ -1,8 +1,8 @@
-"""Delivers messages: takes due ones from their rows, signs, sends, and notes what came of it. At least once each.
+"""Webhook courier: takes due messages from their table, signs and sends them, and records the results. At-least-once delivery.
 
-Any number of couriers may run: a message that one has taken is hidden from the others for a while, and if its courier dies it
-is tried again after that. No row is locked and no transaction open while a receiver takes its time. delivery_slots.py limits
-how many of whose messages are on their way at once, so that no tenant's receivers hold up another's.
+Any number of couriers may run: taking a message hides it from the others for 60 s (a visibility timeout), after which another
+courier retries it if its courier died. No transaction is open during a POST. delivery_slots.py limits concurrent deliveries per
+tenant and webhook, so that no tenant's receivers delay another's.
 """
 
 import logging
@@ -27,17 +27,17 @@ from service.webhooks.signatures import headers
 
 log = logging.getLogger(__name__)
 
-_LOOKED_AT = 256  # due messages
-_SLOW_SECONDS = 5.0  # from which on an answer is late
-_HELD = timedelta(seconds=60)  # longer than any try lasts
-# after each try that failed; 71.6 hours in all
+_LOOKED_AT = 256  # due messages per query
+_SLOW_SECONDS = 5.0  # an answer after this marks the webhook as slow
+_HELD = timedelta(seconds=60)  # visibility timeout, longer than any attempt
+# delay after each failed attempt; 71.6 hours in total
 WAITS = tuple(timedelta(seconds=s) for s in (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 72_000))
-GONE = 410  # the receiver wants nothing any more
+GONE = 410  # the receiver wants no more messages
 
 
 @dataclass(frozen=True)
 class DueDelivery:
-    """One message on its way."""
+    """One message to send, with its URL, body and secrets."""
 
     due: Due
     url: str
@@ -46,7 +46,7 @@ class DueDelivery:
 
 
 class Courier:
-    """`wake` returns at once; a thread delivers whatever is due."""
+    """Delivers due messages in a background thread and a pool; `wake` returns at once."""
 
     def __init__(self, db: Database, outbound: Outbound, box: SecretBox) -> None:
         self._db, self._outbound, self._box = db, outbound, box
@@ -54,10 +54,10 @@ class Courier:
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()  # guards all below
         self._slots = DeliverySlots()
-        self._look = False  # something may be due, or a slot has come free, since the rows were last read
+        self._look = False  # since the last query a message may be due or a slot free
 
     def wake(self) -> None:
-        """Deliver what is due, from a thread of its own."""
+        """Start delivering due messages in the background thread."""
         self._look_again()
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="courier", daemon=True)
@@ -78,7 +78,7 @@ class Courier:
                 log.error("messages are delivered later, the database does not answer: %s", error)
 
     def deliver_due(self) -> int:
-        """Try everything that is due, once, and what comes due meanwhile; how many there were."""
+        """Attempt every due message once, also those that become due meanwhile; returns the number of attempts."""
         done = 0
         self._look_again()
         while self._something_to_do():
@@ -91,14 +91,14 @@ class Courier:
         return done
 
     def _something_to_do(self) -> bool:
-        """Wait until the rows should be read again. False once nothing is on its way and nothing has changed."""
+        """Wait until the table should be queried again; False once no delivery is in flight and nothing has changed."""
         with self._changed:
             self._changed.wait_for(lambda: self._look or not self._slots)
             due, self._look = self._look, False
         return due
 
     def _take(self) -> list[DueDelivery]:
-        """Due messages that have a slot, hidden from other couriers."""
+        """Take due messages that get a slot, hiding them from other couriers."""
         given: dict[str, Due] = {}
         errands: list[DueDelivery] = []
         try:
@@ -113,12 +113,12 @@ class Courier:
             raise
         finally:
             with self._changed:
-                for id in given.keys() - {errand.due.id for errand in errands}:  # another courier has it, or nobody
+                for id in given.keys() - {errand.due.id for errand in errands}:  # taken by another courier, or no longer due
                     self._slots.leave(given[id])
         return errands
 
     def _hide(self, session: Session, given: Mapping[str, Due], now: datetime) -> list[DueDelivery]:
-        """Those of the messages that no other courier has taken, theirs to be tried by us for a while."""
+        """Take the messages that no other courier has taken, and set their visibility timeout."""
         own = select(Delivery, Webhook).join(Webhook, Webhook.id == Delivery.webhook_id)
         own = own.where(Delivery.id.in_(given), _is_due(now)).with_for_update(skip_locked=True, of=Delivery)
         errands = []
@@ -130,7 +130,7 @@ class Courier:
         return errands
 
     def _candidates(self, session: Session, now: datetime) -> list[Due]:
-        """Due messages of those who may have a slot: each webhook's first, then each one's second, and so on."""
+        """Due messages of webhooks that may get a slot, in round-robin order over the webhooks."""
         with self._changed:
             (tenants, webhooks), no_slow = self._slots.closed(), self._slots.no_slow
         nth = func.row_number().over(partition_by=Delivery.webhook_id, order_by=(Delivery.next_at, Delivery.id)).label("nth")
@@ -184,7 +184,7 @@ def _is_due(now: datetime) -> ColumnElement[bool]:
 
 
 def _note(session: Session, delivery_id: str, status: int | None, error: str | None) -> None:
-    """What came of a try."""
+    """Record an attempt's result and schedule the next one."""
     delivery = session.get(Delivery, delivery_id, with_for_update=True)
     if delivery is None:
         return  # deleted with its webhook

@@ -1,7 +1,7 @@
-"""Concurrency limits of a courier: fair among tenants, bounded for each tenant and each webhook. Values only; sends nothing.
+"""Concurrency limits of a courier's deliveries, per tenant and per webhook. Pure values; sends nothing.
 
-A message on its way takes a slot. A receiver that hangs keeps its slot until the timeout, so a webhook that answered late or
-not at all is slow: it may take one slot, and all slow ones together a part of them. Whoever answers always finds a slot.
+A delivery in flight holds a slot. A hanging receiver holds it until the timeout, so a webhook that answered late or not at all
+counts as slow: it may hold one slot, and all slow webhooks together 8 of 32, which leaves slots for receivers that answer.
 """
 
 from collections import Counter
@@ -9,14 +9,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 SLOTS = 32
-OF_TENANT, OF_WEBHOOK = 8, 4  # of these at most
+OF_TENANT, OF_WEBHOOK = 8, 4  # at most, of these slots
 OF_SLOW = 8  # for all slow webhooks together, one each
-_MOST = 10_000  # slow webhooks that are remembered
+_MOST = 10_000  # slow webhooks remembered
 
 
 @dataclass(frozen=True)
 class Due:
-    """A message whose time has come. `failed`: it was tried before."""
+    """A due message. `failed`: an earlier attempt failed."""
 
     id: str
     tenant: str
@@ -25,21 +25,21 @@ class Due:
 
 
 class DeliverySlots:
-    """Who holds slots, and who was slow lately. For one thread at a time."""
+    """The slots held and the webhooks that were slow lately. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._held: dict[str, tuple[Due, bool]] = {}  # by message; whether it took one of the slow ones' slots
+        self._held: dict[str, tuple[Due, bool]] = {}  # by message id; True: it holds a slow webhook's slot
         self._slow: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._held)
 
     def take(self, wanted: Iterable[Due]) -> list[Due]:
-        """Give slots to those of the messages that may have one, in this order."""
+        """Give slots, in this order, to the messages that the limits allow; returns those."""
         return [one for one in wanted if self._take(one)]
 
     def give_back(self, one: Due, slow: bool) -> None:
-        """Its try is over; `slow` says that its receiver took long, whether it answered or not."""
+        """Free the slot after an attempt. `slow`: the receiver took long, whether it answered or not."""
         del self._held[one.id]
         if not slow:
             self._slow.discard(one.webhook)
@@ -47,16 +47,16 @@ class DeliverySlots:
             self._slow.add(one.webhook)
 
     def leave(self, one: Due) -> None:
-        """It was never sent: somebody else has it in hand."""
+        """Free the slot of a message that was not sent, since another courier has taken it."""
         del self._held[one.id]
 
     @property
     def no_slow(self) -> bool:
-        """Whether slow webhooks have all their slots."""
+        """Whether slow webhooks hold all their slots, so that none is left for them."""
         return sum(slow for _, slow in self._held.values()) >= OF_SLOW
 
     def closed(self) -> tuple[list[str], list[str]]:
-        """Tenants and webhooks that get no slot now."""
+        """Tenants and webhooks that may get no slot now."""
         tenants = Counter(one.tenant for one, _ in self._held.values())
         webhooks = Counter(one.webhook for one, _ in self._held.values())
         full = {one for one, slots in webhooks.items() if slots >= OF_WEBHOOK}

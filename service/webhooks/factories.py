@@ -1,4 +1,4 @@
-"""The parts that webhooks need, as the settings want them."""
+"""Factories for the objects that webhooks need, from the settings."""
 
 from service.http.outbound import Outbound
 from service.secret_box import SecretBox
@@ -8,7 +8,7 @@ PURPOSE = "webhook secret"
 
 
 def box_of(settings: Settings) -> SecretBox:
-    """What seals and opens webhooks' secrets."""
+    """The SecretBox for webhooks' secrets."""
     earlier = [key.get_secret_value() for key in settings.secret_keys_before]
     return SecretBox(settings.secret_key.get_secret_value(), PURPOSE, earlier)
 

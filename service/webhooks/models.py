@@ -1,4 +1,4 @@
-"""Webhooks and what is to be delivered to them."""
+"""Tables of webhooks and of their deliveries (the outbox)."""
 
 from sqlalchemy import ForeignKey, Index, LargeBinary, String, Text, text
 from sqlalchemy.dialects.postgresql import ARRAY
@@ -15,15 +15,15 @@ class Webhook(Base):
     url: Mapped[str] = mapped_column(Text)
     description: Mapped[str | None] = mapped_column(String(128))
     events: Mapped[list[str]] = mapped_column(ARRAY(String(32)))
-    secret: Mapped[bytes] = mapped_column(LargeBinary)  # sealed
-    secret_before: Mapped[bytes | None] = mapped_column(LargeBinary)  # sealed; signs too until `secret_before_until`
+    secret: Mapped[bytes] = mapped_column(LargeBinary)  # encrypted
+    secret_before: Mapped[bytes | None] = mapped_column(LargeBinary)  # encrypted; also signs until `secret_before_until`
     secret_before_until: Mapped[At | None]
-    disabled: Mapped[str | None] = mapped_column(String(16))  # why nothing is sent: by_hand or gone
+    disabled: Mapped[str | None] = mapped_column(String(16))  # reason: by_hand or gone
     created_at: Mapped[Now]
 
 
 class Delivery(Base):
-    """One message for one webhook. `payload` is the very text that is signed and sent, at every try."""
+    """One message for one webhook. Every attempt signs and sends the same `payload` text."""
 
     __tablename__ = "webhook_deliveries"
 
@@ -34,8 +34,8 @@ class Delivery(Base):
     payload: Mapped[str] = mapped_column(Text)
     status: Mapped[str] = mapped_column(String(16), default="pending")  # pending, delivered or failed
     attempts: Mapped[int] = mapped_column(default=0)
-    next_at: Mapped[At]  # when it is tried next; while it is being tried, when that is given up for lost
-    last_status: Mapped[int | None]  # of HTTP
+    next_at: Mapped[At]  # next attempt; during an attempt, the end of its visibility timeout
+    last_status: Mapped[int | None]  # HTTP status
     last_error: Mapped[str | None] = mapped_column(Text)
     created_at: Mapped[Now]
     delivered_at: Mapped[At | None]

@@ -1,4 +1,4 @@
-"""Webhooks over HTTP."""
+"""Webhook routes."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal

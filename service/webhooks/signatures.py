@@ -9,12 +9,12 @@ _PREFIX = "whsec_"
 
 
 def new_secret() -> str:
-    """256 random bits, as the libraries of Standard Webhooks want them."""
+    """256 random bits in the format of Standard Webhooks' libraries."""
     return _PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
 def headers(secrets: Sequence[str], id: str, moment: int, body: bytes) -> dict[str, str]:
-    """What goes with the body: a signature under each secret, of which the receiver knows one. `moment`: Unix seconds."""
+    """The request's headers, with a signature under each secret; the receiver knows at least one. `moment`: Unix seconds."""
     signatures = " ".join(f"v1,{_signature(secret, id, moment, body)}" for secret in secrets)
     return {
         "Content-Type": "application/json",

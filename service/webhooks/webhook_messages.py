@@ -1,6 +1,6 @@
-"""What webhooks are told: a message for each webhook of the tenant that wants the type, in the transaction that it tells of.
+"""Webhook messages: adds one for each of the tenant's webhooks that wants the event type, in the transaction of the change.
 
-Knows no HTTP and no signatures. The body serves both readers: `data.id` with OpenAI's types, `data` with ours.
+One body serves both formats: OpenAI's clients read `data.id`, ours read all of `data`. Knows no HTTP and no signatures.
 """
 
 import json
@@ -23,17 +23,17 @@ class EventType(StrEnum):
     TASK_SUCCEEDED = "task.succeeded"
     TASK_FAILED = "task.failed"
     TASK_CANCELLED = "task.cancelled"
-    JOB_SUCCEEDED = "fine_tuning.job.succeeded"  # OpenAI's names for the same
+    JOB_SUCCEEDED = "fine_tuning.job.succeeded"  # OpenAI's names for these events
     JOB_FAILED = "fine_tuning.job.failed"
     JOB_CANCELLED = "fine_tuning.job.cancelled"
-    TEST = "webhook.test"  # sent when asked for, whatever the webhook wants
+    TEST = "webhook.test"  # sent on request, whatever event types the webhook wants
 
 
 WANTED = tuple(one for one in EventType if one is not EventType.TEST)
 
 
 def announce(session: Session, task: Task) -> None:
-    """Tell the tenant's webhooks of the task's status."""
+    """Add messages about the task's status to the tenant's webhooks."""
     types = {name for name in (f"task.{task.status}", f"fine_tuning.job.{task.status}") if name in WANTED}
     if not types:
         return
