@@ -1,4 +1,4 @@
-"""Base models for everyone; models, nodes and plans for admins."""
+"""HTTP routes: base models for every tenant; models, nodes and plans for admins."""
 
 from dataclasses import replace
 from datetime import datetime

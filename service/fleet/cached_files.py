@@ -1,6 +1,6 @@
-"""Which of the files that a node keeps its tenants have deleted, so that the node erases them too. Changes nothing.
+"""Tells a node which of its cached files tenants have deleted, so that the node erases them too. Changes nothing.
 
-Asked by the node, of all that it keeps: whatever was missed while it was away is found the next time.
+The node sends all that it caches, so a deletion that it missed while offline is found at its next call.
 """
 
 from sqlalchemy import func, or_, select, tuple_
@@ -13,7 +13,7 @@ from service.tasks.models import Task
 
 
 def unwanted(session: Session, kept: CachedFiles) -> CachedFiles:
-    """Those that no file of the tenant is any more, deleted ones excepted that a task has yet to end with."""
+    """The cached files to erase: they match no live (undeleted, unexpired) file of the tenant, and no open task reads them."""
     pairs = [(file.tenant_id, file.sha256) for file in kept.files]
     there = File.deleted_at.is_(None) & or_(File.expires_at.is_(None), File.expires_at > func.clock_timestamp())
     reads = or_(Task.train_file_id == File.id, Task.validation_file_id == File.id)

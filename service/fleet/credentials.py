@@ -1,8 +1,8 @@
-"""Who speaks for the fleet: a node by its credential, a placement by its token. Knows no routes.
+"""Authenticates the fleet: a node by its credential, a placement by its token. Knows no routes.
 
 A placement's token holds its fence and an HMAC-SHA256 over its id and fence, under a key derived from the service's secret for
-this alone: a forged one is refused without the database. What the token opens ends with the placement, its task's fence and its
-lease, which reports.own_placement looks up at each use.
+this purpose alone, so that a forged token is refused without the database. The token is valid as long as the placement, its
+task's fence and its lease, which reports.own_placement checks at each use.
 """
 
 import base64
@@ -21,12 +21,12 @@ _FENCE_DIGITS = 19  # of the largest bigint
 
 
 def mint_credential() -> str:
-    """A new node's credential, for one that has proposed none."""
+    """A credential for a new node that proposed none."""
     return "nc_" + secrets.token_urlsafe(32)
 
 
 def check_node(session: Session, node_id: str, bearer: str | None) -> Node:
-    """The node that carries this credential. Raises NodeUnknown, also after a newer registration or once it was lost."""
+    """The node with this credential. Raises NodeUnknown, also if the node has registered again since, or was lost."""
     node = session.get(Node, node_id)
     if node is None or bearer is None or not hmac.compare_digest(node.credential_hash, hash_of(bearer)):
         raise NodeUnknown("No node has this id and credential; end all executors and register.")
@@ -36,13 +36,12 @@ def check_node(session: Session, node_id: str, bearer: str | None) -> Node:
 
 
 def placement_token(settings: Settings, placement_id: str, fence: int) -> str:
-    """The bearer of everything said about this placement."""
+    """The bearer token of every request about this placement."""
     return f"pt_{fence}_{_signature(settings, placement_id, fence)}"
 
 
 def check_placement(settings: Settings, placement_id: str, bearer: str | None) -> int:
-    """The fence that the token was made for, found without the database. Raises PlacementTokenRefused where it was not signed
-    for this placement."""
+    """The fence in the token, checked without the database. Raises PlacementTokenRefused if not signed for this placement."""
     fence, _, signature = (bearer or "").removeprefix("pt_").partition("_")
     if not (fence.isascii() and fence.isdigit() and len(fence) <= _FENCE_DIGITS):
         raise token_refused(placement_id)
@@ -62,5 +61,5 @@ def _signature(settings: Settings, placement_id: str, fence: int) -> str:
 
 
 def hash_of(credential: str) -> bytes:
-    """What is stored of a credential or a join token. They are random, so nothing slower is needed."""
+    """SHA-256 under which a credential or join token is stored. Both are random, so a slow password hash would add nothing."""
     return hashlib.sha256(credential.encode()).digest()

@@ -1,4 +1,4 @@
-"""Everything a node should run, read from the rows in one snapshot. Knows no HTTP, and changes nothing."""
+"""Everything that a node should run, read from the rows in one snapshot. Knows no HTTP, and changes nothing."""
 
 import logging
 
@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 
 
 def desired_state(session: Session, settings: Settings, node: Node) -> wire.DesiredState:
-    """The node's live placements with all that their executors need. The session's transaction should be repeatable read.
+    """The node's live placements, with all that their executors need. The session's transaction should be repeatable read.
 
-    One that this version cannot describe stays as its node has it.
+    A placement that this version cannot describe is listed for the node to leave as it is.
     """
     rows = session.execute(
         select(Placement, Task)
@@ -71,7 +71,7 @@ def _placement(session: Session, settings: Settings, placement: Placement, task:
 
 
 def warm_start(session: Session, task: Task) -> wire.WarmStartRef | None:
-    """The adapter that the task starts from, which stays its tenant's own; None also where it is there no more."""
+    """The adapter that the task starts from, which must belong to the task's tenant; None also if it no longer exists."""
     wanted = part(task, "warm_start").get("adapter_id")
     adapter = session.get(Adapter, wanted) if wanted is not None else None
     if adapter is None or adapter.tenant_id != task.tenant_id:

@@ -1,4 +1,4 @@
-"""What the fleet's own calls can go wrong with. The codes are what daemons and executors act upon."""
+"""Errors of the fleet's internal API. Daemons and executors act on the codes."""
 
 from service.http.problems import Conflict, Invalid, NotFound, Unauthorized
 
@@ -8,13 +8,13 @@ class JoinRefused(Unauthorized):
 
 
 class ProtocolUnsupported(Conflict):
-    """The peer is more than one version of the protocol away; one of the two has to be upgraded."""
+    """The peer's protocol is more than one version away; one of the two must be upgraded."""
 
     code, title = "protocol_unsupported", "The versions are too far apart"
 
 
 class NodeUnknown(Unauthorized):
-    """The daemon ends its executors and registers anew."""
+    """The daemon must end its executors and register again."""
 
     code, title = "node_unknown", "The node must register again"
 
@@ -24,7 +24,7 @@ class PlacementTokenRefused(Unauthorized):
 
 
 class FenceStale(Conflict):
-    """The task has left this placement. Nothing was changed, and nothing it says will change anything."""
+    """The task has left this placement. The request changed nothing, and neither will later ones."""
 
     code, title = "fence_stale", "The placement is over"
 

@@ -1,4 +1,4 @@
-"""Join tokens for admins: made for a node by name, listed, revoked."""
+"""HTTP routes of join tokens, for admins: create one for a node name, list, revoke."""
 
 from datetime import datetime, timedelta
 from typing import Annotated, Literal

@@ -1,6 +1,6 @@
-"""Join tokens: what lets a node of one name register, once, until they expire. Stored as a SHA-256 alone. Knows no HTTP.
+"""Join tokens: each lets a node of one name register, once, until it expires. Stored only as a SHA-256. Knows no HTTP.
 
-A node that has joined registers again with its own credential. One that has lost it needs a new join token of its name.
+A node that has joined registers again with its own credential. A node that lost it needs a new join token of its name.
 """
 
 import hmac
@@ -20,7 +20,7 @@ _WAY_OUT = "an admin makes a new one: POST /v1/admin/join-tokens"
 
 
 def mint(session: Session, node_name: str, lifetime: timedelta) -> tuple[JoinToken, str]:
-    """A new join token's row, and the token, which nobody can read again."""
+    """A new join token's row, and the token itself, which is not stored."""
     token = "jt_" + secrets.token_urlsafe(32)
     row = _add(session, node_name, token, lifetime)
     session.flush()
@@ -29,9 +29,9 @@ def mint(session: Session, node_name: str, lifetime: timedelta) -> tuple[JoinTok
 
 
 def provide(session: Session, node_name: str, token: str, lifetime: timedelta) -> bool:
-    """Make a join token of a secret that an operator has chosen, unless it is one; whether it may be used from now on.
+    """Store an operator's own secret as a join token, unless it is stored. Returns whether it became usable by this call.
 
-    One that expired before it was used is given its lifetime again. One that was used stays used.
+    A token that expired unused gets a new lifetime. A used one stays used.
     """
     row = session.scalar(_of(node_name, token))
     if row is None:
@@ -45,8 +45,8 @@ def provide(session: Session, node_name: str, token: str, lifetime: timedelta) -
 
 
 def authorize(session: Session, name: str, node: Node | None, bearer: str | None) -> JoinToken | None:
-    """The unused join token that `bearer` is, locked, for the caller to mark as used; None where it is the credential of the
-    node itself, whose row the caller holds locked. Raises JoinRefused."""
+    """The unused join token that matches `bearer`, locked, for the caller to mark as used; None if `bearer` is the credential
+    of the node, whose row the caller holds locked. Raises JoinRefused."""
     if bearer is None:
         raise JoinRefused("A node registers with `Authorization: Bearer`, and its join token or its own credential.")
     if node is not None and hmac.compare_digest(node.credential_hash, hash_of(bearer)):
@@ -76,7 +76,7 @@ def _of(node_name: str, token: str) -> Select[JoinToken]:
 
 
 def _add(session: Session, node_name: str, token: str, lifetime: timedelta) -> JoinToken:
-    """A used token is kept for good: an operator's own would otherwise work again."""
+    """Used tokens are stored forever: otherwise an operator's own secret would work again."""
     now = clock(session)
     unused = JoinToken.node_name == node_name, JoinToken.used_at.is_(None), JoinToken.expires_at < now
     session.execute(delete(JoinToken).where(*unused))

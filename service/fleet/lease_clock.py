@@ -1,4 +1,4 @@
-"""How long a lease lasts on the database's clock. The worker counts the same seconds on its own, from before it asked."""
+"""When a lease ends on the database's clock. The worker counts the same seconds on its own clock, from before its request."""
 
 from datetime import datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""The allow-list of base models: what an admin's folder holds, read and pinned. Loads no weights and runs no code of theirs."""
+"""The allow-list of base models: reads and pins an admin's model folder. Loads no weights and runs no model code."""
 
 import json
 import math
@@ -19,7 +19,7 @@ from service.tasks.models import Task
 
 _NEEDED = ("config.json", "tokenizer.json")
 _HEADER_LIMIT = 100 * 2**20
-_NAMED = 5  # tasks that a refusal names
+_NAMED = 5  # tasks named in a refusal
 
 
 class RevisionInUse(Conflict):
@@ -27,7 +27,7 @@ class RevisionInUse(Conflict):
 
 
 def read_folder(name: str, source: str) -> BaseModel:
-    """A row for the model in this folder, not yet added. Reads every byte of it. Raises Invalid for what is wrong with it."""
+    """An unsaved row for the model in this folder. Reads every byte of it. Raises Invalid if the model is not usable."""
     folder = Path(source)
     if not folder.is_absolute():
         raise _wrong("not_absolute", "must be an absolute path, the same on every node")
@@ -60,7 +60,7 @@ def read_folder(name: str, source: str) -> BaseModel:
 
 
 def allow(session: Session, found: BaseModel) -> BaseModel:
-    """Put the model on the list, or bring its entry up to date. Raises RevisionInUse while tasks need the bytes it had."""
+    """Add the model to the list, or update its entry. Raises RevisionInUse while tasks need the previous bytes."""
     known = session.scalar(select(BaseModel).where(BaseModel.name == found.name).with_for_update())
     if known is None:
         session.add(found)
@@ -84,7 +84,7 @@ def allow(session: Session, found: BaseModel) -> BaseModel:
 
 
 def _parameters(path: Path) -> int:
-    """How many numbers a safetensors file holds, by its header: 8 bytes of length, then JSON with each tensor's shape."""
+    """The number of parameters in a safetensors file, from its header: 8 bytes of length, then JSON with tensor shapes."""
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         if length > _HEADER_LIMIT:

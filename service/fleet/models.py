@@ -1,4 +1,4 @@
-"""Models the fleet may load, nodes, placements with their leases, and the reports they sent."""
+"""Tables of the fleet: base models, nodes, join tokens, and placements with their leases and reported sums."""
 
 from sqlalchemy import ForeignKey, Index, Integer, LargeBinary, String, Text, UniqueConstraint, text
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
@@ -16,7 +16,7 @@ class BaseModel(Base):
     source: Mapped[str] = mapped_column(Text)  # a folder that every node has
     revision: Mapped[str] = mapped_column(String(64))  # sha256 over its safetensors files
     architecture: Mapped[str] = mapped_column(String(64))
-    model_type: Mapped[str | None] = mapped_column(String(64))  # of its config.json; null: allowed before this was kept
+    model_type: Mapped[str | None] = mapped_column(String(64))  # from its config.json; null: allowed before this column existed
     parameters: Mapped[Big]
     max_position: Mapped[int]
     enabled: Mapped[bool] = mapped_column(default=True)
@@ -37,21 +37,21 @@ class Node(Base):
     tokens_per_second: Mapped[dict[str, float]] = mapped_column(JSONB, default=dict)  # measured, by base model
     joined_at: Mapped[Now]
     heartbeat_at: Mapped[Now]
-    drained_at: Mapped[At | None]  # since when it takes nothing new; outlives a new boot
+    drained_at: Mapped[At | None]  # takes no new placements since then; survives reboots
     protocol: Mapped[int] = mapped_column(default=1, server_default="1")
-    capabilities: Mapped[list[str] | None] = mapped_column(JSONB(none_as_null=True))  # null: it did not say (contract)
-    applied_version: Mapped[Big | None]  # of its desired state, as it says,
-    applied_at: Mapped[At | None]  # and when it acted upon that
-    behind_since: Mapped[At | None]  # since when it has acted upon an older one than there is
+    capabilities: Mapped[list[str] | None] = mapped_column(JSONB(none_as_null=True))  # null: not reported (contract)
+    applied_version: Mapped[Big | None]  # of its desired state, as it reports,
+    applied_at: Mapped[At | None]  # and when it applied that
+    behind_since: Mapped[At | None]  # since when it has applied an older version than the newest
     losing: Mapped[list[str]] = mapped_column(JSONB, default=list, server_default=text("'[]'"))  # tasks lost here in a row
-    proved_at: Mapped[At | None]  # when a placement here last brought something to safety
-    rests_until: Mapped[At | None]  # it takes nothing before
+    proved_at: Mapped[At | None]  # when a placement here last saved a checkpoint or ended a job
+    rests_until: Mapped[At | None]  # takes no placements before then
     quarantined_at: Mapped[At | None]
     quarantine_reason: Mapped[str | None] = mapped_column(Text)
 
 
 class JoinToken(Base):
-    """Lets a node of this name register, once. Stored as its SHA-256 alone."""
+    """Lets a node of this name register, once. Stored only as its SHA-256."""
 
     __tablename__ = "join_tokens"
 
@@ -68,7 +68,7 @@ class JoinToken(Base):
 class Placement(Base):
     """One task on one node's devices. Live while `ended_at` is null; `lease_until` is on the database's clock.
 
-    The lease of one that is `leaving` is no longer renewed: what is left of it is its grace.
+    A placement that is `leaving` gets no lease renewals: the rest of its lease is its grace period.
     """
 
     __tablename__ = "placements"
@@ -83,17 +83,17 @@ class Placement(Base):
     acknowledged_at: Mapped[At | None]
     heartbeat_at: Mapped[At | None]
     lease_until: Mapped[At]
-    expected_seconds: Mapped[float | None]  # of remaining work, as the plan saw it
-    leaving: Mapped[str | None] = mapped_column(String(16))  # a RequeueReason: it was asked to bring its jobs to safety and go
+    expected_seconds: Mapped[float | None]  # of remaining work, as the plan estimated it
+    leaving: Mapped[str | None] = mapped_column(String(16))  # a RequeueReason: it was asked to save its jobs and leave
     leave_detail: Mapped[str | None] = mapped_column(Text)
-    promised_to: Mapped[str | None] = mapped_column(String(40))  # the task that its GPUs were taken back for
-    waited_seconds: Mapped[float | None]  # its task, since it was last queued
-    expected_end: Mapped[At | None]  # as the last plan saw it, and the interval that probably holds it
+    promised_to: Mapped[str | None] = mapped_column(String(40))  # the task for which its GPUs were reclaimed
+    waited_seconds: Mapped[float | None]  # of its task, since the task was last queued
+    expected_end: Mapped[At | None]  # by the last plan, with its prediction interval
     expected_low: Mapped[At | None]
     expected_high: Mapped[At | None]
     ended_at: Mapped[At | None]
     end_reason: Mapped[str | None] = mapped_column(String(32))
-    # sums of the throughput events
+    # sums over the throughput events
     steps: Mapped[Big] = mapped_column(default=0)
     tokens: Mapped[Big] = mapped_column(default=0)
     train_seconds: Mapped[float] = mapped_column(default=0.0)
@@ -101,8 +101,8 @@ class Placement(Base):
     forwards: Mapped[Big] = mapped_column(default=0)
     evaluation_tokens: Mapped[Big] = mapped_column(default=0)
     evaluation_seconds: Mapped[float] = mapped_column(default=0.0)
-    gpu_seconds: Mapped[float] = mapped_column(default=0.0, server_default="0")  # of each device, shared steps divided
-    # what the rewind took back that ended it (usage/usage_ledger.py); not billed
+    gpu_seconds: Mapped[float] = mapped_column(default=0.0, server_default="0")  # of all devices; shared steps are divided
+    # tokens discarded by the rewind that ended it (usage/usage_ledger.py); not billed
     rewound_tokens: Mapped[Big] = mapped_column(default=0, server_default="0")
     rewound_evaluation_tokens: Mapped[Big] = mapped_column(default=0, server_default="0")
     rewound_gpu_seconds: Mapped[float] = mapped_column(default=0.0, server_default="0")
@@ -116,7 +116,7 @@ class Placement(Base):
 
 
 class SweptPlacements(Base):
-    """Sums of the placements that the collector has removed, by how they ended: what is measured of all never falls."""
+    """Sums over the placements that the garbage collector has removed, by end reason, so that counters never fall."""
 
     __tablename__ = "swept_placements"
 

@@ -1,4 +1,4 @@
-"""Nodes: registering, heartbeats with their leases, and being lost. Each step in a short transaction of its own."""
+"""Nodes: registration, heartbeats that renew leases, and loss. Each step is a short transaction of its own."""
 
 import logging
 from datetime import datetime
@@ -29,11 +29,11 @@ _STALL_STEPS = 20
 
 
 def register(parts: Dependencies, said: NodeRegistration, bearer: str | None) -> NodeWelcome:
-    """Take a node into the fleet under a new credential. Whatever the service thought it ran is lost first. Raises JoinRefused.
+    """Register a node under a new credential, after releasing all that the service thought it ran. Raises JoinRefused.
 
-    A daemon registers when it runs nothing: as it starts, or after it ended all executors. It proposes its credential, so that
-    one whose answer got lost can register again. One that is quarantined is tried with a task at once, unless the boot before
-    it ended with a placement in hand.
+    A daemon registers when it runs nothing: at its start, or after it ended all executors. It proposes its credential, so that
+    it can register again if the answer got lost. A quarantined node is tried with a task at once, unless its previous boot
+    ended with a live placement.
     """
     check_protocol(said.protocol, f"node {said.name} (motet {said.versions.get('motet', 'of a version that it does not say')})")
     credential = said.credential or mint_credential()
@@ -43,7 +43,7 @@ def register(parts: Dependencies, said: NodeRegistration, bearer: str | None) ->
             node = session.scalar(_named(said.name))
             token = join_tokens.authorize(session, said.name, node, bearer)
             node = node or _make_node(session, said.name)
-            node.status = "lost"  # so that no plan uses it while it is emptied
+            node.status = "lost"  # no plan may use it while its placements are released
             left = _live(session, node.id)
             if not left:
                 if token is not None:
@@ -63,11 +63,11 @@ def register(parts: Dependencies, said: NodeRegistration, bearer: str | None) ->
                 )
         for placement_id in left:
             if lose(parts, placement_id, RequeueReason.NODE_LOST, f"node {said.name} started anew", loss):
-                loss = None  # one start is one loss, however much it took along
+                loss = None  # a reboot counts as one loss, however many placements it ended
 
 
 def check_protocol(theirs: int, they: str) -> None:
-    """Raise ProtocolUnsupported if whoever speaks this version of the protocol cannot be understood."""
+    """Raise ProtocolUnsupported if this version cannot talk to a peer (`they`) with the protocol version `theirs`."""
     if (why := refusal(PROTOCOL, theirs, they)) is not None:
         raise ProtocolUnsupported(f"{why}.")
 
@@ -77,7 +77,7 @@ def _named(name: str) -> Select[Node]:
 
 
 def _make_node(session: Session, name: str) -> Node:
-    """The new node's row, locked; another registration may have made it just now."""
+    """The new node's row, locked; a concurrent registration may have created it."""
     made = {"id": new_id("node"), "name": name, "boot_id": "", "status": "lost", "devices": [], "versions": {}}
     blank = {"credential_hash": b"", "desired_version": 0, "tokens_per_second": {}}
     session.execute(insert(Node).values(**made, **blank).on_conflict_do_nothing(index_elements=[Node.name]))
@@ -99,9 +99,9 @@ def _welcome(session: Session, node: Node, said: NodeRegistration, credential_ha
 
 
 def heartbeat(parts: Dependencies, node_id: str, bearer: str | None, said: Heartbeat) -> HeartbeatAnswer:
-    """Renew the leases of the placements that pulse, acknowledge new ones, and take tasks off executors that stall.
+    """Renew the leases of placements with a pulse, acknowledge new ones, and release those whose executors stall.
 
-    The lease of one that was asked to leave is told, and no longer renewed.
+    A placement that was asked to leave gets its remaining lease in the answer, but no renewal.
     """
     check_protocol(said.protocol, f"node {node_id}")
     with parts.db.begin() as session:
@@ -127,7 +127,7 @@ def heartbeat(parts: Dependencies, node_id: str, bearer: str | None, said: Heart
 
 
 def _pulsing(session: Session, node_id: str, pulses: list[Pulse]) -> list[tuple[Placement, Pulse]]:
-    """The live placements of the node that these pulses are about, locked. Those of an older fence have no say."""
+    """The node's live placements that these pulses are about, locked. Ignores pulses of an older fence."""
     said = {pulse.placement_id: pulse for pulse in pulses}
     live = (Placement.node_id == node_id, Placement.ended_at.is_(None), Placement.id.in_(list(said)))
     locked = session.scalars(select(Placement).where(*live).order_by(Placement.id).with_for_update())
@@ -135,7 +135,7 @@ def _pulsing(session: Session, node_id: str, pulses: list[Pulse]) -> list[tuple[
 
 
 def _stalls(settings: Settings, placement: Placement, pulse: Pulse) -> bool:
-    """Whether the executor stands still: longer than the limit, and than 20 of its own steps. Loading may last."""
+    """Whether the executor made no progress for longer than the limit and than 20 of its own steps. Loading has no limit."""
     per_step = placement.train_seconds / placement.steps if placement.steps else 0.0
     return pulse.phase != "loading" and pulse.progress_age > max(settings.stall_seconds, _STALL_STEPS * per_step)
 
@@ -150,8 +150,7 @@ def _grant(settings: Settings, placement: Placement, now: datetime) -> LeaseGran
 
 
 def _beat(parts: Dependencies, session: Session, node: Node, said: Heartbeat, now: datetime) -> int:
-    """Note that the node lives, and what it acted upon; its desired version. Raises NodeUnknown if it was lost since it was
-    read."""
+    """Record heartbeat and applied version; returns the desired version. Raises NodeUnknown if the node was lost meanwhile."""
     boot = node.boot_id
     session.refresh(node, with_for_update=True)
     if (node.boot_id, node.status) != (boot, "ready"):
@@ -165,8 +164,8 @@ def _beat(parts: Dependencies, session: Session, node: Node, said: Heartbeat, no
 
 
 def report_lost(parts: Dependencies, node_id: str, bearer: str | None, said: PlacementsLost) -> None:
-    """The daemon says which placements its executors took with them, or which it refuses. One that has ended since, or moved
-    on, is left alone."""
+    """Release the placements that the daemon reports as lost with their executors, or refuses. Placements that have ended
+    since, or whose fence is newer, are left alone."""
     loss: Loss | None = Loss.EXECUTOR if said.reason == RequeueReason.EXECUTOR_LOST else None
     with parts.db.begin() as session:
         check_node(session, node_id, bearer)
@@ -177,8 +176,7 @@ def report_lost(parts: Dependencies, node_id: str, bearer: str | None, said: Pla
 
 
 def lose(parts: Dependencies, placement_id: str, reason: RequeueReason, detail: str, loss: Loss | None = None) -> bool:
-    """Give a live placement's task back to the queue, in a transaction of its own, and count the `loss`. Whether there was
-    something to give back."""
+    """Requeue a live placement's task in a transaction of its own, and count the `loss`. Returns False if it had ended."""
     with parts.db.begin() as session:
         found = lock_placement(session, placement_id)
         if found is None or found[1].ended_at is not None:

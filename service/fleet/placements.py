@@ -1,4 +1,4 @@
-"""Placements: finding them under their task's lock, and ending them. One order of locks everywhere: task, placement, node."""
+"""Placements: lookup under the task's lock, and ending them. Lock order everywhere: task, placement, node."""
 
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
@@ -15,11 +15,11 @@ from service.tasks.lifecycle.rewind import rewind
 from service.tasks.models import Task
 from service.tasks.polling.task_watcher import touch
 
-FINISHED = "finished"  # why a placement ended whose task ended there
+FINISHED = "finished"  # end reason of a placement whose task ended there
 
 
 def touch_nodes(session: Session, hints: Hints, *node_ids: str) -> None:
-    """Raise the nodes' desired versions and, after commit, hint them."""
+    """Raise the nodes' desired versions, and hint the nodes after the commit."""
 
     def hint() -> None:
         for node_id in node_ids:
@@ -30,7 +30,7 @@ def touch_nodes(session: Session, hints: Hints, *node_ids: str) -> None:
 
 
 def live_placement(session: Session, task_id: str) -> Placement | None:
-    """The task's live placement, locked; there is at most one. The caller holds the task's row lock."""
+    """The task's live placement, locked; at most one exists. The caller holds the task's row lock."""
     found = select(Placement).where(Placement.task_id == task_id, Placement.ended_at.is_(None))
     return session.scalar(found.with_for_update().execution_options(populate_existing=True))
 
@@ -47,7 +47,7 @@ def lock_placement(session: Session, placement_id: str) -> tuple[Task, Placement
 
 
 def end_placement(session: Session, hints: Hints, placement: Placement, reason: str) -> None:
-    """End a live placement (`reason` is kept in its row). The caller holds the task's row lock."""
+    """End a live placement; its row stores the `reason`. The caller holds the task's row lock."""
     placement.ended_at = clock(session)
     placement.end_reason = reason
     touch_nodes(session, hints, placement.node_id)
@@ -62,9 +62,10 @@ def ask_to_leave(
     detail: str,
     then: TaskStatus = TaskStatus.QUEUED,
 ) -> None:
-    """Have a live placement bring its jobs to safety and go, upon which its task becomes `then`. Its lease bounds the grace.
+    """Ask a live placement to save its jobs and leave; then its task becomes `then`. The rest of its lease is its grace period.
 
-    One that no node has acknowledged has nothing to bring, and ends at once. The caller holds the locks of `lock_placement`.
+    A placement that no node has acknowledged has nothing to save, and ends at once. The caller holds the locks of
+    `lock_placement`.
     """
     task.desired_status = then
     placement.leaving, placement.leave_detail = reason, detail
@@ -84,16 +85,16 @@ def release(
     detail: str = "",
     loss: Loss | None = None,
 ) -> None:
-    """Take a running task off its node, in one transaction: fence, placement, jobs, curves, queue, plan request. With `loss`
-    it did not leave as it should, which counts.
+    """Take a running task off its node, in one transaction: fence, placement, jobs, curves, queue, plan request. A `loss` is
+    counted against node or task.
 
-    One that was asked to leave leaves for that reason, however it went. The caller holds the locks of `lock_placement` and
-    has seen that the placement is live.
+    A placement that was asked to leave ends for that reason, and no loss is counted. The caller holds the locks of
+    `lock_placement` and has checked that the placement is live.
     """
     if placement.leaving is not None:
         reason, detail, loss = RequeueReason(placement.leaving), placement.leave_detail or "", None
     hopeless = note_loss(session, parts, task, placement, loss, detail) if loss is not None else None
-    end_placement(session, parts.hints, placement, reason)  # before the usage's counter, as everywhere
+    end_placement(session, parts.hints, placement, reason)  # locked before the usage counter, as everywhere
     rewind(session, task, reason, detail, hopeless)
     note(session, task, "left", {"reason": reason, "detail": detail or None, "status": task.status})
     touch(session, task)

@@ -1,4 +1,4 @@
-"""Reports: what a placement says happened, applied once, in order, or not at all. Knows no HTTP."""
+"""Applies a placement's reports: each once, in order, in full or not at all. Knows no HTTP."""
 
 import logging
 from collections.abc import Sequence
@@ -34,13 +34,13 @@ from service.usage.usage_ledger import book
 log = logging.getLogger(__name__)
 
 _ENDS = (wire.JobCompleted, wire.JobExited, wire.JobFailed)
-_SAFE = (wire.Checkpointed, wire.JobCompleted, wire.JobExited)  # what shows that a node trains
+_SAFE = (wire.Checkpointed, wire.JobCompleted, wire.JobExited)  # events that prove that the node trains
 
 
 def accept(parts: Dependencies, placement_id: str, bearer: str | None, said: wire.Report) -> wire.ReportAck:
     """Apply a report in one transaction. Raises FenceStale, SeqGap or ReportRefused, and has then changed nothing.
 
-    A report that was applied before is answered as before.
+    A repeated report gets the same answer as before.
     """
     check_protocol(said.protocol, f"the executor of placement {placement_id}")
     with parts.db.begin() as session:
@@ -69,8 +69,8 @@ def accept(parts: Dependencies, placement_id: str, bearer: str | None, said: wir
 def own_placement(
     session: Session, settings: Settings, placement_id: str, bearer: str | None, finished: bool = False
 ) -> tuple[Task, Placement]:
-    """The placement whose token this is, and its task, both locked. Raises FenceStale once the placement has ended, its task
-    has left it, or its lease is over; with `finished`, one whose task ended there still counts until its lease is over."""
+    """The token's placement and its task, both locked. Raises FenceStale once the placement has ended, its task has left it, or
+    its lease is over; with `finished`, a placement whose task ended there is accepted until its lease is over."""
     fence = check_placement(settings, placement_id, bearer)
     found = lock_placement(session, placement_id)
     if found is None or found[1].fence != fence:
@@ -89,12 +89,12 @@ def stale(placement: Placement, why: str = "its fence is old") -> FenceStale:
 
 
 def _may_come_late(said: wire.Report) -> bool:
-    """Whether an executor says this once its last job's end is recorded: what it trained, and that all is told."""
+    """Whether an executor may send this after its last job has ended: what it trained, and that it has reported everything."""
     return all(isinstance(event, wire.Throughput | wire.Detached) for event in said.events)
 
 
 def _applied(session: Session, parts: Dependencies, task: Task, placement: Placement, events: list[wire.Event]) -> None:
-    """What follows from a report for the placement, for what is known of speeds and lives, and for the plan."""
+    """Update the placement's sums, the learned speeds and lifetimes, and the plan requests from a report's events."""
     done = [event for event in events if isinstance(event, wire.Throughput)]
     measured = [_count(session, task, placement, event) for event in done]
     if any(isinstance(event, _SAFE) for event in events):
@@ -119,7 +119,7 @@ def _book(session: Session, task: Task, placement: Placement, done: Sequence[wir
 
 
 def _learn(session: Session, task: Task) -> None:
-    """What the jobs of an ended task have lived tells about others like it; nothing where another version must read it."""
+    """Learn from an ended task how long such jobs live; skipped if only another version can read the task."""
     known = [job for job in task.jobs if job.total_steps is not None and job.warmup_steps is not None]
     try:
         spec = spec_of(task)
@@ -131,7 +131,7 @@ def _learn(session: Session, task: Task) -> None:
 
 
 def _count(session: Session, task: Task, placement: Placement, done: wire.Throughput) -> int:
-    """Add to the placement's sums, and to what is known of the node's speed with this base; how often that was measured."""
+    """Add to the placement's sums and to the node's measured speed with this base. Returns the number of measurements."""
     placement.steps += done.steps
     placement.tokens += done.tokens
     placement.train_seconds += done.seconds

@@ -1,4 +1,4 @@
-"""The internal API: what worker daemons and their executors call. Not part of the public API, and not in its schema."""
+"""The internal API that worker daemons and their executors call. Not part of the public API or its schema."""
 
 from collections.abc import AsyncIterator
 from typing import Annotated
@@ -24,7 +24,7 @@ from service.tenants.auth_throttle import address_of
 
 router = APIRouter(prefix="/internal/v1", include_in_schema=False)
 
-MAX_OBJECT_BYTES = 16 * 2**30  # of one upload; a checkpoint of a large adapter has a few hundred megabytes
+MAX_OBJECT_BYTES = 16 * 2**30  # per upload; a large adapter's checkpoint has a few hundred megabytes
 
 
 async def _bearer(authorization: Annotated[str | None, Header()] = None) -> str | None:
@@ -40,9 +40,9 @@ async def _throttled(bearer: Bearer, request: Request, state: Service) -> AsyncI
         yield
 
 
-# of a route that looks its bearer up; a placement's token is checked without the database
+# for routes that look their bearer up; a placement's token is checked without the database
 Throttled = Annotated[None, Depends(_throttled, scope="function")]
-_PLACEMENT = "X-Motet-Placement"  # of an upload: for whom it was granted
+_PLACEMENT = "X-Motet-Placement"  # of an upload: the placement that it was granted to
 OfPlacement = Annotated[str, Header(alias=_PLACEMENT)]
 
 
@@ -140,6 +140,6 @@ async def put_object(token: str, request: Request, bearer: Bearer, state: Servic
 
 
 def _must_stand(state: State, placement_id: str, bearer: str | None) -> None:
-    """Raise unless this is the token of a placement that still stands."""
+    """Raise unless the bearer is the token of a live placement."""
     with state.system.begin() as session:
         reports.own_placement(session, state.settings, placement_id, bearer)

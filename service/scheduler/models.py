@@ -1,4 +1,4 @@
-"""Why a plan is due, the plans that were made, what they changed for each task, and what the fleet has learned."""
+"""Tables of the planner: plan requests, its lease, plans, their changes per task, and what the fleet has learned."""
 
 from sqlalchemy import Double, ForeignKey, Index, LargeBinary, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
@@ -7,7 +7,7 @@ from service.database.engine import At, Base, Big, Id, Json, Now
 
 
 class PlanRequest(Base):
-    """One change that matters to the plan. The planner deletes exactly the rows it read."""
+    """One change that requires a new plan. The planner deletes exactly the rows it read."""
 
     __tablename__ = "plan_requests"
 
@@ -17,7 +17,7 @@ class PlanRequest(Base):
 
 
 class PlannerLease(Base):
-    """One row: the planner that may write, by token."""
+    """A single row with the token of the planner that may write."""
 
     __tablename__ = "planner_lease"
 
@@ -27,13 +27,13 @@ class PlannerLease(Base):
 
 
 class QueueStatus(Base):
-    """What the plan in force says of all tasks of one tenant that wait, packed: one row, however many they are."""
+    """What the plan in force says of all waiting tasks of one tenant, packed into one row."""
 
     __tablename__ = "queue_status"
 
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), primary_key=True)
     number: Mapped[Big]  # of the plan, ascending
-    untold: Mapped[int]  # tasks with news that are still to be notified
+    untold: Mapped[int]  # tasks with news that is not yet notified
     packed: Mapped[bytes] = mapped_column(LargeBinary)  # see queue_status.py
 
 
@@ -44,22 +44,20 @@ class Plan(Base):
 
     id: Mapped[Id]
     created_at: Mapped[Now]
-    requests: Mapped[int]  # how many plan requests it answered
+    requests: Mapped[int]  # number of plan requests that it answered
     method: Mapped[str] = mapped_column(String(16))  # start, greedy or cpsat
     solver_status: Mapped[str | None] = mapped_column(String(16))
     objective: Mapped[float | None] = mapped_column(Double)
     bound: Mapped[float | None] = mapped_column(Double)
-    seconds: Mapped[float] = mapped_column(Double)  # of solving
-    latency_seconds: Mapped[float | None] = mapped_column(
-        Double
-    )  # from the oldest request that it answers to its being written
+    seconds: Mapped[float] = mapped_column(Double)  # solver time
+    latency_seconds: Mapped[float | None] = mapped_column(Double)  # from the oldest plan request that it answers to its commit
     problem: Mapped[Json]
     decision: Mapped[Json]
     note: Mapped[str | None] = mapped_column(Text)
 
 
 class PlanChange(Base):
-    """What changed for one task: it waits for another reason or time, was placed, or left its node. Its history, in order."""
+    """One change of a task's plan: another reason or time to wait, placed, or left its node. Its history, in order."""
 
     __tablename__ = "plan_changes"
 
@@ -74,15 +72,15 @@ class PlanChange(Base):
 
 
 class ThroughputProfile(Base):
-    """A moving average of a base's steps on a device type; throughput.Key and throughput.Profile as a row."""
+    """A moving average of a base's step time on a device type; throughput.Key and throughput.Profile as a row."""
 
     __tablename__ = "throughput_profiles"
 
     base_model: Mapped[str] = mapped_column(String(128), primary_key=True)
     precision: Mapped[str] = mapped_column(String(16), primary_key=True)
     device_type: Mapped[str] = mapped_column(String(128), primary_key=True)
-    tokens: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)  # of a step and device, up to a power of two
-    rows: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)  # adapter rows, likewise; 0: not told
+    tokens: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)  # per step and device, up to a power of two
+    rows: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)  # adapter rows, likewise; 0: not reported
     width: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)  # devices of the placement
     mean_tokens: Mapped[float] = mapped_column(Double)
     log_seconds: Mapped[float] = mapped_column(Double)
@@ -91,7 +89,7 @@ class ThroughputProfile(Base):
 
 
 class SurvivalRow(Base):
-    """What the jobs of a shape class have lived; survival.Lives as a row."""
+    """Exits and phases lived by the jobs of a shape class; survival.Lives as a row."""
 
     __tablename__ = "survivals"
 

@@ -1,7 +1,7 @@
-"""The planner: while changes ask for a plan, look, solve, write. One planner at a time, by a leased row with a token.
+"""The planner loop: while plan requests exist, read a snapshot, solve, write. A leased row with a token admits one planner.
 
-Postgres alone decides: a plan is written only under the token, and each task only if its status and fence are as they were
-read. What starts is committed before the others are told why they wait. Hints go out after the commit, and may be lost.
+Postgres has the last word: a plan is written only under the token, and each task only if its status and fence are as they were
+read. Starts are committed before the reasons of the waiting tasks. Hints go out after the commit, and may be lost.
 """
 
 import logging
@@ -21,13 +21,13 @@ from service.scheduler.state.planner_lease import LeaseLost
 from service.scheduler.state.reclaim import reclaim
 from service.scheduler.state.snapshot import Snapshot
 
-_CLAIMS = 8  # that one plan takes GPUs back for
+_CLAIMS = 8  # reclaims per plan
 
 log = logging.getLogger(__name__)
 
 
 class Outcome(Enum):
-    """What became of a plan: nobody asked for one, all stay where they are, or something starts or is taken back."""
+    """Outcome of a planning round: no request, nothing moves, or something starts or is reclaimed."""
 
     NONE = 0
     SAME = 1
@@ -35,11 +35,11 @@ class Outcome(Enum):
 
 
 def replan(parts: Dependencies, pace: Pace | None = None) -> int:
-    """Plan until no request is left, or another planner is at it, or none is due by this `pace` (without one, all are); how
-    many plans were made.
+    """Plan until no request is left, another planner holds the lease, or no plan is due by `pace` (None: always due). Returns
+    the number of plans.
 
-    Whoever finds the lease taken may go: its holder looks for requests once more after letting go. What is put off is woken
-    for again when it is due; the reconciler finds it if that gets lost.
+    If the lease is taken, returns: its holder checks for requests once more after releasing it. A deferred plan schedules a
+    wake-up for when it is due; the reconciler replans if the wake-up is lost.
     """
     pace, hurried, made = pace or Pace(), pace is None, 0
     while (hurried or _due(parts, pace)) and (token := planner_lease.take(parts.db)) is not None:
@@ -65,9 +65,10 @@ def _due(parts: Dependencies, pace: Pace) -> bool:
 
 
 def plan_once(parts: Dependencies, token: str) -> Outcome:
-    """Answer all requests there are with one plan. Raises LeaseLost.
+    """Answer all present requests with one plan. Raises LeaseLost.
 
-    A planner that dies between placing and telling leaves its requests: the next plan finds the placements, and tells.
+    If a planner dies between `place` and `tell`, its requests remain: the next plan finds the placements and writes the
+    reasons.
     """
     seen = _look(parts)
     if not seen.requests:

@@ -1,21 +1,21 @@
-"""How soon one plan may follow another: at once where it can change what runs, and after a pause where arrivals only queue up.
+"""Debounces plans: immediate where a plan can change what runs, delayed where arrivals would only lengthen the queue.
 
-A burst of submissions before a full fleet then costs a bounded share of a core. Values in, values out: knows no rows, and no
-clock but the one it is given.
+A burst of submissions to a full fleet then costs a bounded share of a core. Values only: knows no rows, and no clock except the
+one it is given.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_FIRST_SECONDS = 0.25  # the pause after one plan that moved nothing; it doubles with each further one,
+_FIRST_SECONDS = 0.25  # the pause after one plan that moved nothing; doubles with each further one,
 _MOST_SECONDS = 3.0  # up to this
-_SHARE = 8  # no pause is shorter than so many times the plan before it, but for that bound
+_SHARE = 8  # a pause is at least this many times the last plan's duration, within that bound
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Why plans are asked for. `changed`: not by arrivals alone; `room`: an arrival may fit on devices that stand free."""
+    """Why plans are requested. `changed`: not only by arrivals; `room`: an arrival may fit on free devices."""
 
     changed: bool
     room: bool
@@ -30,19 +30,19 @@ class Pace:
         self._idle = 0  # plans in a row that moved nothing
 
     def begin(self) -> None:
-        """A plan is being made."""
+        """A plan begins."""
         now = self._clock()
         if now - self._ended > 2 * _MOST_SECONDS:
-            self._idle = 0  # the burst was over long ago
+            self._idle = 0  # the burst ended long ago
         self._began = now
 
     def end(self, moved: bool) -> None:
-        """The plan has been written. `moved`: it started something, or took something back."""
+        """The plan is written. `moved`: it started or reclaimed something."""
         self._ended = self._clock()
         self._idle = 0 if moved else self._idle + 1
 
     def wait(self, asked: Asked) -> float:
-        """Seconds until a plan for this is due; 0 if it is due now."""
+        """Seconds until a plan for this request is due; 0 if it is due now."""
         if asked.changed or not self._idle:
             return 0.0
         took = self._ended - self._began

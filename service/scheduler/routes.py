@@ -1,4 +1,4 @@
-"""The schedule, a task's history of plans, and estimates, over HTTP."""
+"""HTTP routes: the schedule, a task's plan history, and estimates."""
 
 from typing import Annotated
 
@@ -21,7 +21,7 @@ from service.tenants.tenant_scope import find, scoped
 
 
 async def _counted(request: Request, reader: Reader) -> None:
-    """Raise RateLimitExceeded where the tenant has asked for as many estimates as it may in a minute."""
+    """Raise RateLimitExceeded if the tenant has used up its estimates for this minute."""
     state = state_of(request)
     await state.rates.take(f"{reader.tenant_id}:estimates", state.settings.estimates_per_minute, "estimates of this tenant")
 

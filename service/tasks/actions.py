@@ -1,4 +1,4 @@
-"""What tenants do with tasks, from making them to deleting them. Every face of the API calls these; they know no HTTP."""
+"""What tenants do with tasks: create, list, cancel, pause, resume, archive, delete. The API's routes call it. Knows no HTTP."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,29 +35,29 @@ _UNFINISHED = [status for status in JobStatus if status not in JOB_TERMINAL]
 
 
 class TaskOpen(Conflict):
-    """The task has not ended. `task_status` says where it is."""
+    """Raised where the task has to have ended first. `task_status` is its current status."""
 
     code, title = "task_open", "The task has not ended"
 
 
 class TaskEnded(Conflict):
-    """The task has come to its end, which never changes. `task_status` says how."""
+    """Raised where the task has already ended; an end state is final. `task_status` is that state."""
 
     code, title = "task_ended", "The task has ended"
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A task that somebody asks for, and the request that asks."""
+    """One task to create, and the id of the request that asks for it."""
 
     spec: TaskSpec
     request_id: str | None
 
 
 def create(session: Session, queue: Queue, principal: Principal, spec: TaskSpec) -> Task:
-    """Make the task and all its jobs, and wake a validator once they are committed. Raises SpecRefused, QuotaExceeded.
+    """Create the task with all its jobs, and wake a validator after the commit. Raises SpecRefused, QuotaExceeded.
 
-    The task is not the session's: it tells what was stored, and whoever wants to change it finds it anew.
+    The returned Task is detached from the session: it shows what was stored; load it again to change it.
     """
     (made,) = create_all(session, queue, principal, [Wanted(spec, get_contextvars().get("request_id"))])
     if isinstance(made, Problem):
@@ -67,7 +67,7 @@ def create(session: Session, queue: Queue, principal: Principal, spec: TaskSpec)
 
 
 def create_all(session: Session, queue: Queue, principal: Principal, wanted: Sequence[Wanted]) -> list[Task | Problem]:
-    """The same for several, each made or refused for itself; whoever asks sees to the session's note."""
+    """As `create`, for several tasks: each is created or refused on its own. The caller writes the audit entries."""
     room, preflight = Room(session, principal, len(wanted)), Preflight(session, principal)
     made: list[Task | Problem] = []
     for one in wanted:
@@ -107,7 +107,7 @@ def _task(principal: Principal, wanted: Wanted, pinned: Pinned) -> Task:
 
 
 def _store(session: Session, made: Iterable[tuple[Task, TaskSpec]]) -> None:
-    """The tasks, their jobs and first events, in one statement: row by row, a storm took several times as long."""
+    """Insert the tasks, their jobs and first events in one statement: row by row, a burst took several times as long."""
     rows = {task.id: (task, [config.model_dump(mode="json") for config in spec.jobs()]) for task, spec in made}
     tasks = [
         {name: getattr(task, name) for name in _STORED} | {"jobs": [{"id": new_id("job"), "config": one} for one in configs]}
@@ -122,7 +122,7 @@ _STORED = {
     **dict.fromkeys(("validation_file_id", "request_id", "made_by"), "varchar"),
     **dict.fromkeys(("gpus", "priority", "version"), "integer"),
     **dict.fromkeys(("spec", "spec_defaults", "labels"), "jsonb"),
-}  # of a task as it is made, by type
+}  # columns of a new task, by type
 _STORE = PreparedStatement(
     text(
         f"""WITH given AS MATERIALIZED (
@@ -151,7 +151,7 @@ def tasks_of(
     labels: Mapping[str, str] = MappingProxyType({}),
     archived: bool | None = None,
 ) -> Select[Task]:
-    """The caller's tasks, of these statuses if any are given, with all of these labels, archived or not (None: all)."""
+    """Query of the caller's tasks with any of these statuses (none: all) and all these labels; `archived` None: both kinds."""
     wanted = list(statuses)
     tasks = scoped(select(Task).where(Task.deleted_at.is_(None)), Task, principal)
     if archived is not None:
@@ -162,7 +162,7 @@ def tasks_of(
 
 
 def cancel(session: Session, queue: Queue, hints: Hints, principal: Principal, task_id: str) -> Task:
-    """End the task at once; what was committed stays. One that is cancelled already stays so. Raises NotFound, TaskEnded."""
+    """End the task at once; committed adapters stay. Idempotent for cancelled tasks. Raises NotFound, TaskEnded."""
     task = find(session, Task, task_id, principal, "task", lock=True)
     if task.status == TaskStatus.CANCELLED:
         return task
@@ -186,9 +186,9 @@ def cancel(session: Session, queue: Queue, hints: Hints, principal: Principal, t
 
 
 def pause(session: Session, parts: Dependencies, principal: Principal, task_id: str) -> Task:
-    """Take the task out of the queue, or off its node once its jobs are safe (`desired_status` is `paused` until then).
+    """Take the task out of the queue, or off its node once its jobs are saved (`desired_status` is `paused` until then).
 
-    One that is paused already stays so. Raises NotFound, TaskEnded.
+    Pausing a paused task changes nothing. Raises NotFound, TaskEnded.
     """
     task = find(session, Task, task_id, principal, "task", lock=True)
     if task.status in TASK_TERMINAL:
@@ -204,16 +204,16 @@ def pause(session: Session, parts: Dependencies, principal: Principal, task_id: 
         task.fence += 1
         task.waiting = waiting_text.paused()
         request_plan(session, parts.queue, "task_paused")
-    else:  # its files are still being checked
+    else:  # a validator still checks its files
         task.desired_status = TaskStatus.PAUSED
     touch(session, task)
     return task
 
 
 def resume(session: Session, parts: Dependencies, principal: Principal, task_id: str) -> Task:
-    """Put a paused task back into the queue; one that is still on its way to a pause gets there instead.
+    """Put a paused task back into the queue, or withdraw a pause that is still pending.
 
-    One that is not paused stays as it is. Raises NotFound, TaskEnded.
+    Resuming a task that is not paused changes nothing. Raises NotFound, TaskEnded.
     """
     task = find(session, Task, task_id, principal, "task", lock=True)
     if task.status in TASK_TERMINAL:
@@ -231,7 +231,7 @@ def resume(session: Session, parts: Dependencies, principal: Principal, task_id:
 
 
 def archive(session: Session, principal: Principal, task_id: str, archived: bool) -> Task:
-    """Leave an ended task out of lists, or list it again. Twice is once. Raises NotFound, TaskOpen."""
+    """Hide an ended task from lists, or list it again. Idempotent. Raises NotFound, TaskOpen."""
     task = _ended(session, principal, task_id, "archived")
     if archived != (task.archived_at is not None):
         task.archived_at = clock(session) if archived else None
@@ -240,7 +240,7 @@ def archive(session: Session, principal: Principal, task_id: str, archived: bool
 
 
 def delete(session: Session, principal: Principal, task_id: str) -> None:
-    """Take an ended task away with all that it holds; the collector removes it later. Raises NotFound, TaskOpen."""
+    """Soft-delete an ended task with all that it holds; the garbage collector removes it later. Raises NotFound, TaskOpen."""
     task = _ended(session, principal, task_id, "deleted")
     task.deleted_at = clock(session)
     touch(session, task)

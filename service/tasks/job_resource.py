@@ -46,7 +46,7 @@ class JobResource(BaseModel):
 
 
 def jobs_of_task(session: Session, principal: Principal, task_id: str) -> list[JobResource]:
-    """The task's jobs in index order; empty also where the task is not the caller's."""
+    """The task's jobs in index order; empty if the task is not the caller's."""
     return list(_jobs(session, principal, Job.task_id == task_id))
 
 

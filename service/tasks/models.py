@@ -1,6 +1,6 @@
-"""Tasks, their jobs, the jobs' loss points, and what happened in order: the heart of the truth.
+"""Tables of tasks: tasks, their jobs, loss points and event logs.
 
-`fence` rises with every placement, pause, cancel and preemption; a write that carries an older one changes nothing.
+`fence` rises with every placement, pause, cancel and preemption; a write that carries an older fence changes nothing.
 """
 
 from typing import Any
@@ -20,17 +20,17 @@ class Task(Base):
     id: Mapped[Id]
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     name: Mapped[str | None] = mapped_column(String(128))
-    spec: Mapped[Json]  # as it was sent; service.tasks.stored_specs reads it
-    spec_defaults: Mapped[Json] = mapped_column(server_default=text("'{}'"))  # of what was left out, as they were then
-    made_by: Mapped[str | None] = mapped_column(String(32))  # the version of the service that took it
+    spec: Mapped[Json]  # as the tenant sent it; service.tasks.stored_specs reads it
+    spec_defaults: Mapped[Json] = mapped_column(server_default=text("'{}'"))  # defaults at creation of what the spec left out
+    made_by: Mapped[str | None] = mapped_column(String(32))  # version of the service that created it
     status: Mapped[TaskStatus] = mapped_column(String(16))
     fence: Mapped[Big] = mapped_column(default=0)
-    version: Mapped[Big] = mapped_column(default=1)  # rises with every change a poller can see; its ETag
+    version: Mapped[Big] = mapped_column(default=1)  # rises with every change that a poller can see; its ETag
     last_event: Mapped[Big] = mapped_column(default=0)  # the number of its newest TaskEvent
-    told_status: Mapped[str] = mapped_column(String(16), default="")  # the status that its events told last
+    told_status: Mapped[str] = mapped_column(String(16), default="")  # the last status that its event log recorded
     error: Mapped[str | None] = mapped_column(Text)
     base_model: Mapped[str] = mapped_column(String(128))
-    base_revision: Mapped[str] = mapped_column(String(64))  # pinned when the task was made
+    base_revision: Mapped[str] = mapped_column(String(64))  # pinned at creation
     train_file_id: Mapped[str] = mapped_column(ForeignKey("files.id"))
     validation_file_id: Mapped[str | None] = mapped_column(ForeignKey("files.id"))
     gpus: Mapped[int]
@@ -42,24 +42,24 @@ class Task(Base):
     validation_rows: Mapped[int | None]
     truncated_rows: Mapped[int | None]
     skipped_rows: Mapped[int | None]
-    desired_status: Mapped[str | None] = mapped_column(String(16))  # what it becomes once its placement has let it go
+    desired_status: Mapped[str | None] = mapped_column(String(16))  # its status after its placement has left
     requeue_reason: Mapped[str | None] = mapped_column(String(16))  # why it was last taken off a node,
-    requeue_detail: Mapped[str | None] = mapped_column(Text)  # in words
+    requeue_detail: Mapped[str | None] = mapped_column(Text)  # the same in words
     losses: Mapped[int] = mapped_column(default=0)  # executors lost in a row without a new checkpoint or a job's end
     faults: Mapped[Json] = mapped_column(default=dict, server_default=text("'{}'"))  # by node: fleet.blame.Fault
-    retry_at: Mapped[At | None]  # when the soonest node that lost it may take it again
-    # training rows that count still, as of the last rewind, and those that rewinds took back: written when it happens
+    retry_at: Mapped[At | None]  # when the first of the nodes that lost it may take it again
+    # training rows that still count as of the last rewind, and those that rewinds discarded; only rewinds write them
     kept_rows: Mapped[Big] = mapped_column(default=0, server_default="0")
     rewound_rows: Mapped[Big] = mapped_column(default=0, server_default="0")
-    request_id: Mapped[str | None] = mapped_column(String(64))  # of the call that made it; in the logs of all that work on it
+    request_id: Mapped[str | None] = mapped_column(String(64))  # of the request that created it; logged with all work on it
     waiting: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))  # why, its place, expected start and end
     created_at: Mapped[Now]
     queued_at: Mapped[At | None]
     started_at: Mapped[At | None]  # of the first placement
     ended_at: Mapped[At | None]
-    archived_at: Mapped[At | None]  # from then on lists leave it out
-    deleted_at: Mapped[At | None]  # from then on it is not there for its tenant; what it was billed for stays
-    emptied_at: Mapped[At | None]  # when the collector had removed all that it held
+    archived_at: Mapped[At | None]  # hidden from lists since
+    deleted_at: Mapped[At | None]  # invisible to its tenant since; its billed usage stays
+    emptied_at: Mapped[At | None]  # when the garbage collector had removed all that it held
 
     jobs: Mapped[list["Job"]] = relationship(order_by="Job.index", back_populates="task")
 
@@ -71,7 +71,7 @@ class Task(Base):
 
     @property
     def precision(self) -> Precision:
-        """How its base is held. Read by itself, since every report asks; specs that are older than the choice do not say."""
+        """How its base is stored. Reads this field alone, since every report asks; specs older than the field lack it."""
         said: Precision = self.spec.get("precision") or (self.spec_defaults or {}).get("precision", "bf16")
         return said
 
@@ -85,7 +85,7 @@ class Job(Base):
     index: Mapped[int]
     config: Mapped[Json]
     status: Mapped[JobStatus] = mapped_column(String(16), default=JobStatus.PENDING)
-    step: Mapped[int] = mapped_column(default=0)  # the last one reported
+    step: Mapped[int] = mapped_column(default=0)  # the last reported one
     total_steps: Mapped[int | None]
     warmup_steps: Mapped[int | None]
     warmup_val_loss: Mapped[float | None] = mapped_column(Double)
@@ -107,8 +107,7 @@ class Job(Base):
 class PointChunk(Base):
     """Up to 256 points of one series. NaN stands for a loss that was not finite.
 
-    A rewind splits the chunk it falls into and hides what lies beyond; hidden chunks are never shown, and nothing is counted
-    from them.
+    A rewind splits the chunk that spans its step and hides the part beyond it. No query shows or counts hidden chunks.
     """
 
     __tablename__ = "point_chunks"
@@ -120,7 +119,7 @@ class PointChunk(Base):
     last_step: Mapped[int]
     steps: Mapped[list[int]] = mapped_column(ARRAY(Integer))
     values: Mapped[list[float]] = mapped_column(ARRAY(Double))
-    hidden_by: Mapped[int | None] = mapped_column(BigInteger)  # the fence whose rewind hid it
+    hidden_by: Mapped[int | None] = mapped_column(BigInteger)  # the fence of the rewind that hid it
 
     __table_args__ = (
         Index(
@@ -132,9 +131,9 @@ class PointChunk(Base):
 
 
 class CurveSummary(Base):
-    """A whole series of a job that has ended, in buckets of `width` steps: bucket n begins at step n * width.
+    """A whole series of an ended job, in buckets of `width` steps: bucket n begins at step n * width.
 
-    `means`, `mins` and `maxs` are over the bucket's finite points; a bucket that has none counts 0.
+    `means`, `mins` and `maxs` are over the bucket's finite points; a bucket without any has count 0.
     """
 
     __tablename__ = "curve_summaries"
@@ -150,7 +149,7 @@ class CurveSummary(Base):
 
 
 class TaskEvent(Base):
-    """Something that happened to a task: numbered from 1 without gaps, under the task's row lock."""
+    """One event of a task, numbered from 1 without gaps under the task's row lock."""
 
     __tablename__ = "task_events"
 
@@ -161,4 +160,4 @@ class TaskEvent(Base):
     data: Mapped[Json]
     created_at: Mapped[Now]
 
-    __mapper_args__ = {"eager_defaults": False}  # noqa: RUF012  # who adds one does not read it
+    __mapper_args__ = {"eager_defaults": False}  # noqa: RUF012  # inserts do not read back

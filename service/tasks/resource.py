@@ -1,4 +1,4 @@
-"""A task as the API shows it, made from few queries however many tasks and jobs there are."""
+"""Renders tasks as API resources; the number of queries does not depend on how many tasks and jobs there are."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -110,19 +110,19 @@ _steps_per_epoch = (Task.train_rows + batch_size - 1) // batch_size
 
 
 def rows_in(steps: Any) -> Any:
-    """Rows trained in `steps` steps; the last step of an epoch may be short."""
+    """Training rows of `steps` steps, in SQL; the last step of an epoch may be short."""
     return (steps // _steps_per_epoch) * Task.train_rows + func.least((steps % _steps_per_epoch) * batch_size, Task.train_rows)
 
 
 def rows_trained(steps: int, batch: int, train_rows: int) -> int:
-    """The same in numbers: what `rows_in` is in SQL."""
+    """`rows_in` on Python numbers."""
     if not train_rows:
         return 0
     epochs, rest = divmod(steps, -(-train_rows // batch))
     return epochs * train_rows + min(rest * batch, train_rows)
 
 
-_ended = Job.status == any_(literal(sorted(JOB_TERMINAL), ARRAY(String)))  # `in_` is worked out each time
+_ended = Job.status == any_(literal(sorted(JOB_TERMINAL), ARRAY(String)))  # `in_` is recompiled at each use
 _SUMS = (
     select(
         Job.task_id,
@@ -137,7 +137,7 @@ _SUMS = (
     .where(among_ids(Job.task_id))
     .group_by(Job.task_id, Job.status)
 )
-_WINNERS = (  # as Winner names what they are
+_WINNERS = (  # columns as Winner names them
     select(
         Job.task_id,
         Job.id.label("job_id"),
@@ -154,7 +154,7 @@ _WINNERS = (  # as Winner names what they are
 )
 _each = aliased(Placement)
 _newest = select(_each.id).where(_each.task_id == Task.id).order_by(_each.created_at.desc()).limit(1)
-_PLACEMENTS = (  # as PlacementResource does
+_PLACEMENTS = (  # columns as PlacementResource names them
     select(
         Placement.task_id,
         Node.name.label("node"),
@@ -172,8 +172,8 @@ _PLACEMENTS = (  # as PlacementResource does
     .join(Task, Task.id == Placement.task_id)
     .where(among_ids(Task.id), Placement.id == _newest.scalar_subquery())
 )
-BESIDE = (_SUMS, _WINNERS, _PLACEMENTS)  # of the tasks `ids`, in the order that Beside takes what they find,
-QUEUE = queue_status.OF_TASKS  # and this after them
+BESIDE = (_SUMS, _WINNERS, _PLACEMENTS)  # for the tasks `ids`, in the order of Beside's parameters
+QUEUE = queue_status.OF_TASKS  # follows them
 
 
 def render(session: Session, tasks: Sequence[Task]) -> list[TaskResource]:
@@ -184,7 +184,7 @@ def render(session: Session, tasks: Sequence[Task]) -> list[TaskResource]:
 
 
 class Beside:
-    """What jobs, winners, placements and the plan in force tell of some tasks."""
+    """What the tables of jobs, adapters, placements and the plan in force add to the tasks' own rows."""
 
     def __init__(self, sums: Iterable[Any], winners: Iterable[Any], placements: Iterable[Any], queue: Iterable[Any]) -> None:
         self._sums: dict[str, list[Any]] = defaultdict(list)
@@ -195,21 +195,21 @@ class Beside:
         self.entries = queue_status.entries_of(queue)
 
     def of(self, task: Any) -> TaskResource:
-        """The resource of one of the tasks: whatever has a Task's columns."""
+        """The resource of one of the tasks; `task` is any row with a Task's columns."""
         winner = self._winners.get(task.id) if task.winner_job_id is not None else None
-        placed = task.status == TaskStatus.RUNNING or task.status in TASK_TERMINAL  # not between two placements
+        placed = task.status == TaskStatus.RUNNING or task.status in TASK_TERMINAL  # not while it waits between two placements
         waits = queue_status.waiting_of(task, self.entries)
         return _render(task, self._sums[task.id], winner, self._placements.get(task.id) if placed else None, waits)
 
 
 def render_new(task: Task, jobs: int) -> TaskResource:
-    """A task that was made in this transaction, with so many jobs: nothing has happened to it that rows could tell."""
+    """Resource of a task with `jobs` jobs that this transaction created: no related rows to query yet."""
     return _render(task, [_New(JobStatus.PENDING, jobs)], None, None, task.waiting)
 
 
 @dataclass(frozen=True)
 class _New:
-    """What `_SUMS` would say of jobs that nobody has looked at."""
+    """What `_SUMS` would return for newly created jobs."""
 
     status: JobStatus
     count: int
@@ -267,5 +267,5 @@ def _count_samples(sums: Sequence[Any]) -> Samples:
 
 
 def _known(values: Sequence[Any]) -> int | None:
-    """The sum, or None if a part of it is not known."""
+    """The sum, or None if any value is unknown."""
     return None if any(value is None for value in values) else sum(int(value) for value in values)

@@ -1,4 +1,4 @@
-"""Tasks and their jobs over HTTP. All is sync but one route: whoever waits for a task to change holds no thread meanwhile."""
+"""HTTP routes of tasks and jobs. All are sync except get_task and the event stream, which hold no thread while they wait."""
 
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
@@ -66,7 +66,7 @@ async def get_task(task_id: str, reader: Reader, db: Db, polls: Polled, request:
 
 
 class _PollRoute(APIRoute):
-    """Hands a poll without a query to get_task itself: to find out what it depends on takes FastAPI longer than the answer."""
+    """Calls get_task directly for a poll without a query: FastAPI's dependency resolution takes longer than the answer."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         usual = super().get_route_handler()
@@ -234,7 +234,7 @@ async def stream_task_events(
     first = await feed.after(db, reader, task_id, after if last_event_id is None else last_event_id)
     if first.over and not first.text:
         return Response(status_code=204)
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # proxies must not gather it
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # keeps proxies from buffering it
     return StreamingResponse(feed.stream(db, reader, task_id, first), 200, headers, "text/event-stream")
 
 

@@ -1,7 +1,7 @@
-"""Stored specs: what was sent, beside the defaults that were in force when it was sent; read leniently, never changed.
+"""Stored specs: what the tenant sent, beside the defaults in force at that time; read leniently, never changed.
 
-Knows no plan and no HTTP. What a spec says nothing about is as it was when the task was made, so that a version with other
-defaults changes no task that exists.
+What a spec leaves out keeps its default from the task's creation, so that a version with other defaults changes no existing
+task. Knows no plan and no HTTP.
 """
 
 import logging
@@ -16,11 +16,11 @@ from contract.task_spec import TaskSpec
 
 log = logging.getLogger(__name__)
 
-_LOGGED = 10_000  # tasks' fields that are logged once
+_LOGGED = 10_000  # (task, field) pairs that are logged only once
 
 
 class SpecUnreadable(ValueError):
-    """This version does not understand the stored spec, or one of the task's jobs. Another one made it."""
+    """This version cannot read the stored spec or one of the task's jobs; another version wrote it."""
 
 
 def stored(spec: TaskSpec) -> dict[str, dict[str, Any]]:
@@ -30,19 +30,19 @@ def stored(spec: TaskSpec) -> dict[str, dict[str, Any]]:
 
 
 def effective(task: Any) -> dict[str, Any]:
-    """The spec as a document, defaults included. Of whatever has a Task's columns; nothing is validated."""
+    """The spec as a document with its defaults, not validated. `task` is any row with a Task's columns."""
     whole: dict[str, Any] = combine(task.spec, task.spec_defaults) if task.spec_defaults else task.spec
     return whole
 
 
 def part(task: Any, name: str) -> Mapping[str, Any]:
-    """An object of the effective spec; an empty one where a newer version keeps something else there."""
+    """An object of the effective spec; empty if a newer version stores another type there."""
     found = effective(task).get(name)
     return found if isinstance(found, Mapping) else {}
 
 
 def spec_of(task: Any) -> TaskSpec:
-    """The spec, fields of a newer version kept and logged. Raises SpecUnreadable."""
+    """The parsed spec; fields of a newer version are kept and logged. Raises SpecUnreadable."""
     try:
         spec = read_leniently(TaskSpec, effective(task))
     except ValueError as error:
@@ -53,13 +53,12 @@ def spec_of(task: Any) -> TaskSpec:
 
 
 def newer_fields(task: Any, spec: TaskSpec) -> list[str]:
-    """Fields that were sent and that this version does not know. One that was left out is at its default, which changes
-    nothing for a version that has never heard of it."""
+    """Fields that the tenant sent and this version does not know. Unsent fields are at defaults, and may be ignored."""
     return [field for field in unknown_fields(spec) if _holds(task.spec, field.split("."))]
 
 
 def understood(task: Any) -> bool:
-    """Whether this version knows all that the spec says."""
+    """Whether this version knows every field of the spec."""
     try:
         return not newer_fields(task, spec_of(task))
     except SpecUnreadable:
@@ -86,7 +85,7 @@ def config_of(document: Mapping[str, Any]) -> JobConfig:
 
 
 def needs_version(task: Any, why: str) -> str:
-    """Why this version leaves the task alone, and which one does not."""
+    """Message: why this version leaves the task alone, and which version does not."""
     if task.made_by == VERSION:
         return f"Motet {VERSION} accepted this task but cannot read its spec any more ({why}); cancel it and submit it again."
     other = f"version {task.made_by}" if task.made_by else "the version"

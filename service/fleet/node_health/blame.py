@@ -1,7 +1,7 @@
-"""Whom a lost placement is blamed on: its node, its task, or nobody yet. Values only: knows no rows and no clock.
+"""Decides whether a lost placement is the node's fault, the task's, or undecided. Values only: knows no rows and no clock.
 
-A loss alone does not tell a node that kills executors from a task that does. What tells them apart is the company: a node that
-loses several tasks is at fault, and so is a task that is lost on several nodes which lose nothing else.
+One loss cannot distinguish a node that kills executors from a task that does. Further losses can: a node that loses several
+tasks is at fault, and so is a task that is lost on several nodes which lose nothing else.
 """
 
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from datetime import datetime
 from pydantic import BaseModel, ConfigDict
 
 IN_A_ROW = 3  # losses after which a node is quarantined
-MAX_LOSSES = 5  # of a task, on two nodes, or on one that trains other tasks
-MAX_LOSSES_ALONE = 10  # of a task on one node that trained others before, and none since
+MAX_LOSSES = 5  # of a task, on two nodes, or on one that trained other tasks between its losses
+MAX_LOSSES_ALONE = 10  # of a task on one node that trained others before its losses, and none since
 _LONGEST_REST = 3600.0
-_SHORT = 12  # the rest after a second loss in a row is so many times shorter than a quarantine
+_SHORT = 12  # the rest after a second loss in a row is this many times shorter than a quarantine
 
 
 class Fault(BaseModel):
@@ -32,18 +32,18 @@ class Fault(BaseModel):
 
 @dataclass(frozen=True)
 class Witness:
-    """A node as it speaks for or against a task. `losing` are the tasks lost there in a row."""
+    """A node's record. `losing` are the tasks lost there in a row, `proved_at` when a placement there last saved something."""
 
     losing: tuple[str, ...]
     proved_at: datetime | None
 
     def believed_about(self, task: str) -> bool:
-        """Whether its losses speak against this task: it lost no other since something last went well there."""
+        """Whether its losses are evidence against this task: since its last progress the node lost no other task."""
         return set(self.losing) <= {task}
 
 
 def suspect(task: str, faults: Mapping[str, Fault], witnesses: Mapping[str, Witness], here: str) -> bool:
-    """Whether the task was lost on another node too that is not to blame itself, so that it says little about this one."""
+    """Whether another node that lost nothing else lost the task too, so that its loss `here` says little about this node."""
     return any(
         fault.losses and node != here and node in witnesses and witnesses[node].believed_about(task)
         for node, fault in faults.items()
@@ -51,10 +51,11 @@ def suspect(task: str, faults: Mapping[str, Fault], witnesses: Mapping[str, Witn
 
 
 def at_fault(task: str, faults: Mapping[str, Fault], witnesses: Mapping[str, Witness]) -> bool:
-    """Whether the losses must be the task's own doing: then it would go on taking executors down for ever.
+    """Whether the task itself causes the losses, so that it must fail: requeued, it would crash executors again and again.
 
-    On two nodes, each more than once, which lose nothing else; or on one that trained other tasks between these losses. Where
-    nothing else was trained between them, more of them are needed, and a node that never trained anything says nothing.
+    True on losses on two nodes, each more than once, which lose nothing else; or on one node that trained other tasks between
+    them. If that node trained nothing else in between, more losses are needed; a node that never trained anything is no
+    evidence.
     """
     told = [
         (fault.losses, fault.first_at, witnesses[node].proved_at)
@@ -71,13 +72,13 @@ def at_fault(task: str, faults: Mapping[str, Fault], witnesses: Mapping[str, Wit
 
 
 def node_rest(in_a_row: int, quarantine_seconds: float) -> float:
-    """How long a node takes nothing after so many losses in a row: at first not at all, then briefly, then ever longer."""
+    """Seconds that a node takes no placements after so many losses in a row: none at first, then a few, then doubling."""
     if in_a_row < IN_A_ROW:
         return 0.0 if in_a_row < 2 else quarantine_seconds / _SHORT
     return min(_LONGEST_REST, quarantine_seconds * 2.0 ** min(in_a_row - IN_A_ROW, 16))
 
 
 def task_rest(fault: Fault, quarantine_seconds: float) -> float:
-    """How long a task is kept from a node that lost it so often."""
+    """Seconds before a task is placed again on a node that lost it."""
     often = fault.losses + fault.missed
     return 0.0 if often < 2 else min(_LONGEST_REST / 6, quarantine_seconds / _SHORT * 2.0 ** min(often - 2, 16))

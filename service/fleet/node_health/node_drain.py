@@ -1,4 +1,4 @@
-"""Draining: a node that takes nothing new, and if asked gives back what it runs. It stays drained through any new boot."""
+"""Drains nodes: a drained node takes no new placements and, if asked, evicts its tasks. Draining survives reboots."""
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -14,9 +14,9 @@ from service.scheduler.state.plan_requests import request_plan
 
 
 def drain(parts: Dependencies, node_id: str, evict: bool) -> None:
-    """Let the node take nothing new; with `evict` its tasks leave too, each once its jobs are safe. Raises NotFound.
+    """Stop new placements on the node; with `evict` its tasks leave too, each once its jobs are saved. Raises NotFound.
 
-    Draining twice is draining once.
+    Idempotent.
     """
     with parts.db.begin() as session:
         node = _locked(session, node_id)
@@ -36,7 +36,7 @@ def drain(parts: Dependencies, node_id: str, evict: bool) -> None:
 
 
 def undrain(parts: Dependencies, node_id: str) -> None:
-    """Let the node take tasks again; a quarantine is lifted too, and its losses are forgotten. Raises NotFound."""
+    """Allow placements on the node again; also lifts a quarantine and forgets its losses. Raises NotFound."""
     with parts.db.begin() as session:
         node = _locked(session, node_id)
         if node.drained_at is not None:

@@ -1,8 +1,8 @@
-"""Losses counted for nodes and tasks, and what follows: a rest, a quarantine, or a task that fails. A circuit breaker.
+"""A circuit breaker for nodes: counts losses of nodes and tasks; decides on rests, quarantines, and tasks that fail.
 
 A quarantined node takes nothing until its rest is over, then one task at a time (half-open); a checkpoint or the end of a job
-there closes it again, one more loss opens it for twice as long. Blame is decided in blame.py. Callers hold the locks of
-`lock_placement`; the node's row is locked after them.
+there closes the breaker, one more loss opens it for twice as long. blame.py decides whose fault a loss is. Callers hold the
+locks of `lock_placement`; the node's row is locked after them.
 """
 
 import logging
@@ -27,21 +27,21 @@ log = logging.getLogger(__name__)
 
 
 class Loss(Enum):
-    """What became of a placement that did not end as it should."""
+    """How a placement was lost."""
 
-    EXECUTOR = "executor"  # its executor died or stood still: the node's or the task's doing
-    UNTAKEN = "untaken"  # no executor ever had it: the node's doing
-    NODE = "node"  # the node went away or started anew with it
-    REFUSED = "refused"  # the node said that it cannot read it: its version's doing
+    EXECUTOR = "executor"  # its executor died or stalled: the node's or the task's fault
+    UNTAKEN = "untaken"  # no executor ever took it: the node's fault
+    NODE = "node"  # the node disappeared or rebooted with it
+    REFUSED = "refused"  # the node could not read it: a matter of its version
 
 
 def faults_of(task: Task) -> dict[str, Fault]:
-    """By node."""
+    """The task's faults, by node id."""
     return {node: Fault.model_validate(said) for node, said in (task.faults or {}).items()}
 
 
 def note_loss(session: Session, parts: Dependencies, task: Task, placement: Placement, loss: Loss, detail: str) -> str | None:
-    """Count the loss of a live placement. Why the task has to fail, if it is by now clear that it takes executors down."""
+    """Count the loss of a live placement. Returns why the task must fail if it is clear by now that it crashes executors."""
     now, unit = clock(session), parts.settings.quarantine_seconds
     node = _locked(session, placement.node_id)
     faults = faults_of(task)
@@ -103,7 +103,7 @@ def _count(node: Node, task_id: str, now: datetime, unit: float, detail: str) ->
 
 
 def note_progress(session: Session, parts: Dependencies, task: Task, placement: Placement) -> None:
-    """Something was brought to safety: neither the task nor its node is to blame for what went before."""
+    """Record a checkpoint or a job's end: clears the earlier losses of the task and of its node."""
     task.faults = {name: said for name, said in (task.faults or {}).items() if said.get("refused_by")}
     task.retry_at = None
     node = _locked(session, placement.node_id)
@@ -114,7 +114,7 @@ def note_progress(session: Session, parts: Dependencies, task: Task, placement: 
 
 
 def mend(node: Node) -> bool:
-    """Forget the node's losses. Whether it had any. The caller holds the row's lock."""
+    """Forget the node's losses. Returns whether it had any. The caller holds the row's lock."""
     had = bool(node.losing) or node.quarantined_at is not None
     if had:
         node.losing, node.rests_until, node.quarantined_at, node.quarantine_reason = [], None, None, None
@@ -123,7 +123,7 @@ def mend(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class Trouble:
-    """Why a node is given nothing, or one task at a time (`probing`), in words."""
+    """Why a node takes no placements, or one at a time (`probing`), in words."""
 
     status: str
     sentence: str
@@ -131,7 +131,7 @@ class Trouble:
 
 
 def trouble_of(node: Node, now: datetime, settings: Settings) -> Trouble | None:
-    """What is wrong with a node whose heartbeats come."""
+    """What is wrong with a node that still sends heartbeats; None if nothing is."""
     resting = node.rests_until is not None and node.rests_until > now
     if node.quarantined_at is not None:
         again = f"at {node.rests_until:%H:%M:%S} UTC" if resting else "now"
@@ -147,15 +147,14 @@ def trouble_of(node: Node, now: datetime, settings: Settings) -> Trouble | None:
 
 
 def _behind(node: Node, now: datetime, settings: Settings) -> bool:
-    """Whether a newer desired state waits for longer than half a lease, and none was acted upon in that time."""
+    """Whether a newer desired state has been pending for over half a lease, and the node applied none in that time."""
     since = now - timedelta(seconds=settings.lease_seconds / 2)
     late = node.behind_since is not None and node.behind_since < since
     return late and (node.applied_at is None or node.applied_at < since)
 
 
 def note_applied(node: Node, version: int | None, age: float | None, now: datetime) -> None:
-    """What a heartbeat said of the desired state that the node acted upon. A worker of 0.1.0 says nothing, nor one that has
-    only just joined."""
+    """Record the desired version that a heartbeat reports as applied. Workers of 0.1.0 and newly joined ones report none."""
     if version is None or age is None:
         return
     node.applied_version, node.applied_at = version, now - timedelta(seconds=age)

@@ -1,6 +1,6 @@
-"""CP-SAT over a window of the queue: one optional interval for each task, node and width; a cumulative for each node.
+"""CP-SAT model of a window of the queue: one optional interval per task, node and width, one cumulative constraint per node.
 
-Knows no rules and no rest of the queue: it is given tasks and a plan of them to start from, and says what it found.
+Takes tasks and a plan of them as a hint, returns what the solver found. Knows no rules and no tasks beyond the window.
 """
 
 from collections.abc import Mapping
@@ -16,28 +16,28 @@ from service.scheduler.core.problem import LATE_FACTOR, Node, Problem, Queued, R
 
 @dataclass(frozen=True)
 class Budget:
-    """How far CP-SAT looks. `deterministic` is its own measure of work, not seconds; `wall` is seconds and only a guard.
+    """Search limits. `deterministic` is in CP-SAT's own unit of work, not seconds; `wall` is in seconds and only a guard.
 
-    `batch` tasks of a closed batch at most are polished, for `polish` of the same measure.
+    `batch` is the most tasks of a closed batch that are polished, with the deterministic limit `polish`.
     """
 
     window: int = 8
     nodes: int = 16
-    deterministic: float = 0.006  # a tenth of a CPU second; far more lowered the window by 0.2 %
-    conflicts: int = 600  # on few crowded nodes a conflict costs far more than deterministic time says
+    deterministic: float = 0.006  # a tenth of a CPU second; far more improved the window's objective by only 0.2 %
+    conflicts: int = 600  # on few crowded nodes a conflict costs far more than deterministic time shows
     wall: float = 5.0
     batch: int = 50
     polish: float = 2.0
 
 
 def _whole(bound: float) -> int:
-    """The objective is in whole numbers, so its bound is the next one; CP-SAT tells a float, which may lie a bit above it."""
+    """Rounds the bound up: the objective is integral. CP-SAT reports a float, which may be slightly above the integer."""
     return ceil(bound - 1e-9 * max(1.0, abs(bound)))
 
 
 @dataclass(frozen=True)
 class Found:
-    """CP-SAT's word, its bound, and the starts unless there are none in time, which `note` then says."""
+    """CP-SAT's status, bound and starts; without starts, `note` says that the budget was too small."""
 
     status: str
     starts: tuple[Start, ...] | None = None
@@ -46,22 +46,22 @@ class Found:
 
 
 def search(problem: Problem, window: list[Queued], hint: tuple[Start, ...], budget: Budget) -> Found:
-    """Least weighted completion with churn and lateness, from `hint`, a start for each task of `window`."""
+    """Minimize weighted completion, churn and lateness, from `hint`, which has a start for each task of `window`."""
     model = _Model(problem, window, hint, budget)
     model.minimize_cost()
     return model.solve(budget.deterministic, quick=True)
 
 
 def polish(problem: Problem, tasks: list[Queued], hint: tuple[Start, ...], budget: Budget) -> Found:
-    """Least makespan, on as many nodes as `problem` has."""
+    """Minimize the makespan on all nodes of `problem`."""
     model = _Model(problem, tasks, hint, budget)
     model.minimize_makespan()
-    return model.solve(budget.polish, quick=False)  # without the relaxation 11 tasks on 8 GPUs are proven 10 times sooner
+    return model.solve(budget.polish, quick=False)  # without the LP relaxation 11 tasks on 8 GPUs are proven 10 times sooner
 
 
 @dataclass(frozen=True)
 class _Option:
-    """A task on so many GPUs of a node, if `taken`."""
+    """A task on so many GPUs of a node, chosen if `taken` is true."""
 
     node: Node
     gpus: int
@@ -71,7 +71,7 @@ class _Option:
 
 
 class _Model:
-    """Starts and options of the window's tasks, under what runs; the objective is the caller's."""
+    """Start and option variables of the window's tasks beside the running tasks; the caller adds the objective."""
 
     def __init__(self, problem: Problem, window: list[Queued], hint: tuple[Start, ...], budget: Budget) -> None:
         self._problem, self._window, self._budget = problem, window, budget
@@ -97,7 +97,7 @@ class _Model:
         self._model.minimize(sum(self._cost(at) for at in range(len(self._window))))
 
     def minimize_makespan(self) -> None:
-        """At least what runs and what the GPUs need for everything."""
+        """Minimize the makespan; its lower bound is the longest running task, and all work divided by all GPUs."""
         area = sum(task.gpus * task.remaining for task in self._problem.running)
         area += sum(min(option.seconds * option.gpus for option in options) for options in self._options)
         least = max([-(-area // sum(node.gpus for node in self._nodes)), *(t.remaining for t in self._problem.running)])
@@ -161,7 +161,7 @@ class _Model:
                 self._hold(options, theirs, limit.units, self._problem.units)
 
     def _hold(self, options: list[_Option], running: list[Running], most: int, units: Mapping[str, int] | None = None) -> None:
-        """No more than `most` at once: GPUs, or what they count by node."""
+        """Cumulative constraint: at most `most` GPUs at once, or limit units if `units` gives each node's units per GPU."""
 
         def counts(gpus: int, node: str) -> int:
             return gpus if units is None else gpus * units[node]
@@ -174,7 +174,7 @@ class _Model:
         )
 
     def _hold_all(self) -> None:
-        """The redundant cumulative over all nodes, where every task has one width and takes equally long everywhere."""
+        """Adds a redundant cumulative over all nodes, if every task has one width and the same duration on every node."""
         taken = []
         for node in self._nodes:
             taken += held([task for task in self._problem.running if task.node == node.id], node.gpus)
@@ -188,7 +188,7 @@ class _Model:
         self._model.add_cumulative(intervals, demands, sum(node.gpus for node in self._nodes))
 
     def _break_symmetry(self) -> None:
-        """Of empty nodes that no task could tell apart, use them in order."""
+        """Symmetry breaking: interchangeable empty nodes are used in order."""
         busy = {task.node for task in self._problem.running} | {task.planned for task in self._window}
         alike: dict[tuple[object, ...], list[str]] = {}
         for at, node in enumerate(self._problem.nodes):
@@ -223,7 +223,7 @@ class _Model:
 
 
 def nearest(problem: Problem, window: list[Queued], hint: tuple[Start, ...], limit: int) -> list[Node]:
-    """At most `limit` nodes: those the hint uses (at most one a task), then the freest, then the soonest free."""
+    """At most `limit` nodes for the model: those in the hint (at most one per task), then the freest, then the soonest free."""
     used = {start.node for start in hint}
     taken = {node.id: 0 for node in problem.nodes}
     until = dict(taken)

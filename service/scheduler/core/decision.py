@@ -1,4 +1,4 @@
-"""What was decided for a problem: a plan, and how it came about. Values only, so that who tells of a plan needs no solver."""
+"""A decision: the plan for a problem, and how the planner found it. Values only, so that explaining a plan needs no solver."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from service.scheduler.core.problem import Missed, Start
 
 @dataclass(frozen=True)
 class Decision:
-    """A start for every placeable task, and how it came about.
+    """A start for every placeable task, and how the plan was found.
 
-    `objective` and `bound` are over the tasks the solver saw, at their narrowest (for method `start` all, as they start); of a
-    closed batch they are makespans. `status` is CP-SAT's word. `late` names the deadlines that this plan will miss.
+    `objective` and `bound` cover the tasks that the solver saw, at their narrowest (for method `start`: all, as they start);
+    for a closed batch they are makespans. `status` is CP-SAT's status. `late` lists the deadlines that this plan will miss.
     """
 
     starts: tuple[Start, ...]

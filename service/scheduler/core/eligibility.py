@@ -1,7 +1,7 @@
-"""Which nodes may not be given which waiting tasks, and why, beyond what fits. Values only: knows no rows and no plan.
+"""Which waiting tasks may not be placed on which nodes, and why, apart from size. Values only: knows no rows and no plan.
 
-A node that is quarantined, rests or does not act upon what it is told is given nothing; one that is being tried, one task. A
-task is not given to a node whose capabilities do not cover its spec, that could not read it, or that lost it just now.
+A node that is quarantined, rests or does not apply its desired state gets no task; one on probation gets one task. A task is
+not placed on a node whose capabilities do not cover its spec, that could not read it, or that lost it just now.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,9 +13,9 @@ from service.fleet.node_health.blame import Fault
 
 
 class Bar(StrEnum):
-    """The most hopeful first: what a task is told where every node has one."""
+    """Why a node is barred, most hopeful first: a task that is barred everywhere is shown its first."""
 
-    RESTING = "resting"  # the node, or the task from it, for a moment after a loss
+    RESTING = "resting"  # the node, or the task on it, for a short time after a loss
     QUARANTINED = "quarantined"
     NOT_APPLYING = "not_applying"
     REFUSED = "refused"  # the node could not read the task
@@ -24,8 +24,7 @@ class Bar(StrEnum):
 
 @dataclass(frozen=True)
 class Host:
-    """A node that is ready. `bar` is what keeps every task from it; one that is `tried` takes one task, and none if it is
-    `busy`."""
+    """A node that is ready. `bar` bars every task from it; on probation (`tried`) it takes one task, none while `busy`."""
 
     id: str
     boot_id: str
@@ -38,7 +37,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Asker:
-    """A task that waits: what it needs a worker to understand, what nodes did to it, and the nodes that it fits."""
+    """A waiting task: the capabilities it needs, its faults by node, and the nodes that it fits."""
 
     id: str
     needs: frozenset[str]
@@ -50,7 +49,7 @@ Bars = dict[str, dict[str, Bar]]  # by task and node
 
 
 def bars(hosts: Sequence[Host], askers: Sequence[Asker], now: datetime) -> Bars:
-    """What keeps each task from nodes that it fits. Tasks that nothing keeps are left out."""
+    """The bars of each task, by node that it fits. Tasks without a bar are left out."""
     understood: dict[tuple[frozenset[str], frozenset[str]], bool] = {}
     found: Bars = {}
     for asker in askers:
@@ -79,7 +78,7 @@ def _own_bar(host: Host, fault: Fault | None, now: datetime) -> Bar | None:
 
 
 def _tries(hosts: Sequence[Host], askers: Sequence[Asker], found: Bars) -> Iterator[tuple[Host, str | None]]:
-    """The one task that each node under trial may get: that which was lost there least, the first in order among equals."""
+    """The one task that each node on probation may get: the one lost there least, ties in queue order."""
     for host in hosts:
         if host.tried:
             may = [asker for asker in askers if host.id in asker.fits and host.id not in found.get(asker.id, ())]
@@ -93,13 +92,13 @@ def _often(asker: Asker, host: Host) -> int:
 
 
 def burden(host: Host, asker: Asker) -> int:
-    """How many times as long a task is taken to last on a node that lost it, or others lately: it then goes elsewhere first."""
+    """Factor on a task's duration on a node that lost it, or lately lost others, so that the plan prefers other nodes."""
     return 1 + host.losses + _often(asker, host)
 
 
 def capability_words(missing: Collection[str], service: str, known: Collection[str], workers: Mapping[str, str]) -> str:
-    """Which workers could train a task that no node understands. `known` is what this version of the service understands,
-    `workers` are the versions of the nodes by name."""
+    """Message: which workers could train a task that no node understands. `known` is what this version of the service
+    understands, `workers` the versions of the nodes by name."""
     fields = sorted({name for name in missing if not any(other.startswith(name + "=") for other in missing)})
     which = ", ".join(fields[:3]) + (f" and {len(fields) - 3} more" if len(fields) > 3 else "")
     version = f"{service} or newer" if set(missing) <= set(known) else f"a version after {service}, this service's"

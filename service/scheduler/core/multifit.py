@@ -1,8 +1,9 @@
-"""Closed batches: a short makespan by multifit on a tree of GPU blocks, then by moves and swaps. Knows no solver.
+"""Closed batches: a short makespan by multifit on a tree of GPU blocks, improved by moves and swaps. Knows no solver.
 
-A node's GPUs are a tree of halves. A task on w GPUs (rounded up to a power of two) takes one block of w and stands on what
-stands below it; wider tasks stand lower, so on idle nodes nobody ever waits and the makespan is the highest GPU. Multifit as
-Coffman, Garey and Johnson (1978). Random kicks are seeded and counted: the same problem gives the same plan.
+A node's GPUs form a binary tree of halves. A task on w GPUs (rounded up to a power of two) takes one block of w GPUs and starts
+when the tasks below it on those GPUs end; wider tasks start first, so on idle nodes no GPU has gaps and the makespan is the
+fullest GPU's load. Multifit as in Coffman, Garey and Johnson (1978). Random kicks are seeded and counted: the same problem
+gives the same plan.
 """
 
 from collections.abc import Iterator
@@ -14,8 +15,8 @@ from numpy.typing import NDArray
 
 from service.scheduler.core.problem import Problem, Queued, Start
 
-_HALVINGS = 14  # of the multifit's capacity: to 1/16384 of the span between bounds
-_KICK = 4  # random swaps that leave a local optimum
+_HALVINGS = 14  # bisections of multifit's capacity: to 1/16384 of the span between bounds
+_KICK = 4  # random swaps to leave a local optimum
 
 Whole = NDArray[np.int64]
 
@@ -27,9 +28,9 @@ class _Block:
 
 
 def pack(problem: Problem, moves: int = 3000) -> tuple[Start, ...] | None:
-    """A start for every placeable task; None where the tree does not apply: a duration that depends on the node, a limit.
+    """A start for every placeable task; None where the tree does not apply: node-dependent durations, or tenant limits.
 
-    `moves` bounds the search: moves and swaps tried, each of which looks at every task.
+    `moves` bounds the search: the number of moves and swaps tried, each in time proportional to the number of tasks.
     """
     nodes = [node for node in problem.nodes if not node.drained]
     tasks = list(problem.placeable)
@@ -52,7 +53,7 @@ def pack(problem: Problem, moves: int = 3000) -> tuple[Start, ...] | None:
 
 
 def _blocks(nodes_gpus: list[tuple[str, int]]) -> Iterator[_Block]:
-    """Each node as blocks of powers of two."""
+    """Splits each node into blocks whose sizes are powers of two."""
     for name, gpus in nodes_gpus:
         while gpus:
             yield _Block(name, 1 << (gpus.bit_length() - 1))
@@ -64,7 +65,7 @@ def _round_up(gpus: int) -> int:
 
 
 class _Tree:
-    """Where every task stands. Blocks come by falling size, so a block of w starts at a multiple of w."""
+    """The assignment of tasks to blocks. Blocks are in descending order of size, so one of w GPUs starts at a multiple of w."""
 
     def __init__(self, problem: Problem, blocks: list[_Block], tasks: list[Queued], seconds: list[int]) -> None:
         self._problem, self._tasks, self._roots = problem, tasks, blocks
@@ -74,12 +75,12 @@ class _Tree:
         self._levels = sorted(set(self._widths), reverse=True)
         self._members = {w: np.flatnonzero(np.array(self._widths) == w) for w in self._levels}
         self._leaves = {w: sum(block.leaves for block in blocks if block.leaves >= w) for w in self._levels}
-        self._at: Whole = np.zeros(len(tasks), np.int64)  # index of its block among those of its width
+        self._at: Whole = np.zeros(len(tasks), np.int64)  # index of each task's block among those of its width
         self._load = self._ground.copy()
-        self._on: dict[int, Whole] = {}  # by width: seconds of that width's tasks, for each of its blocks
+        self._on: dict[int, Whole] = {}  # by width: seconds of that width's tasks on each of its blocks
 
     def multifit(self) -> None:
-        """The lowest capacity, found by halving, under which best fit decreasing places everything."""
+        """Bisects for the lowest capacity under which best fit decreasing places every task."""
         order = sorted(range(len(self._tasks)), key=lambda at: (-self._widths[at], -self._seconds[at]))
         area = int(self._ground.sum() + sum(w * s for w, s in zip(self._widths, self._seconds, strict=True)))
         low, high = area // len(self._ground), int(self._ground.max() + self._seconds.sum())
@@ -96,7 +97,7 @@ class _Tree:
         self._stand(best)
 
     def improve(self, moves: int) -> None:
-        """Lower the highest GPU by moves and swaps; from a local optimum kick, and go back if that led nowhere."""
+        """Local search: lower the fullest GPU's load by moves and swaps; at a local optimum kick, and undo useless kicks."""
         draw = Random(len(self._tasks))
         best, best_at = int(self._load.max()), self._at.copy()
         for _ in range(moves):
@@ -112,7 +113,7 @@ class _Tree:
             self._stand(best_at)
 
     def starts(self) -> tuple[Start, ...]:
-        """Widest first from the ground up; in a stack of equal width by seconds / weight, which is best for completions."""
+        """Widest first; tasks of equal width in one block by seconds / weight, which minimizes their weighted completion."""
         height, starts = self._ground.copy(), []
         nodes = [block.node for block in self._roots for _ in range(block.leaves)]
         ratio = [seconds / task.weight for seconds, task in zip(self._seconds, self._tasks, strict=True)]
@@ -125,7 +126,7 @@ class _Tree:
         return tuple(starts)
 
     def _running(self, blocks: list[_Block]) -> Whole:
-        """The remainder of what runs, longest first, on each node's GPUs."""
+        """The remaining seconds of running tasks, longest first, on each node's GPUs."""
         remains: dict[str, list[int]] = {}
         for task in sorted(self._problem.running, key=lambda task: -task.remaining):
             remains.setdefault(task.node, []).extend([task.remaining] * task.gpus)
@@ -133,7 +134,7 @@ class _Tree:
         return np.array(ground, np.int64)
 
     def _tops(self, width: int) -> Whole:
-        """The highest GPU of each block of `width`."""
+        """The load of the fullest GPU in each block of `width`."""
         tops: Whole = self._load[: self._leaves[width]].reshape(-1, width).max(1)
         return tops
 
@@ -163,7 +164,7 @@ class _Tree:
             self._load[: self._leaves[width]] += np.repeat(on, width)
 
     def _lower(self) -> bool:
-        """Apply the exchange that lowers the highest GPU the most; False if none does."""
+        """Apply the exchange that lowers the fullest GPU's load the most; False if none does."""
         leaf = int(self._load.argmax())
         best = int(self._load[leaf])
         chosen: tuple[int, int, int] | None = None  # task, other task or -1, block to move to
@@ -194,7 +195,7 @@ class _Tree:
         return True
 
     def _swap_subtrees(self, leaf: int) -> bool:
-        """Exchange all that is narrower above two blocks' stacks, where that lowers the highest GPU."""
+        """Exchange all narrower tasks of two blocks, if that lowers the fullest GPU's load."""
         for width in self._levels:
             size = width // 2
             if size < 1 or leaf >= self._leaves[width] or not any(w <= size for w in self._levels):

@@ -1,4 +1,4 @@
-"""What a plan breaks, in words, and how many GPUs running tasks hold of a node that may have shrunk under them. Values only."""
+"""Checks a plan against its problem, in words; counts running tasks' GPUs on nodes that may have shrunk. Values only."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from service.scheduler.core.problem import Problem, Running, Start
 
 
 def violations(problem: Problem, starts: Iterable[Start]) -> list[str]:
-    """What is wrong with a plan, in words: a node or limit overfull, a wrong duration or place, a task twice."""
+    """The plan's violations, in words: an overfull node or limit, a wrong duration or node, a task planned twice."""
     tasks = {task.id: task for task in problem.queued}
     places = {node.id: at for at, node in enumerate(problem.nodes)}
     on_nodes: dict[str, list[Start]] = defaultdict(list)
@@ -44,7 +44,7 @@ def _overfull(name: str, gpus: int, running: Iterable[Running], starts: Iterable
     changes = [change for seconds, part in held(running, gpus) for change in ((0, part), (seconds, -part))]
     changes += [change for start in starts for change in ((start.start, start.gpus), (start.end, -start.gpus))]
     taken = 0
-    for at, change in sorted(changes):  # at one moment ends come before starts, since they are negative
+    for at, change in sorted(changes):  # negative changes sort first, so at one moment ends come before starts
         taken += change
         if taken > gpus:
             return [f"{name} has {gpus} GPUs, {taken} are taken at {at}"]
@@ -52,7 +52,7 @@ def _overfull(name: str, gpus: int, running: Iterable[Running], starts: Iterable
 
 
 def held(running: Iterable[Running], gpus: int) -> list[tuple[int, int]]:
-    """(seconds, GPUs) for which `running` holds some of `gpus`, never more than those: a node may have shrunk since."""
+    """(seconds, GPUs) that `running` holds, capped at `gpus` together: the node may have shrunk since the tasks started."""
     left, found = gpus, []
     for run in sorted(running, key=lambda run: -run.remaining):
         if left:

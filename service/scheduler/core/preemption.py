@@ -1,11 +1,11 @@
-"""Whether a tenant that is owed GPUs gets them now, and from whom. Values only: decides, and does nothing.
+"""Decides whether a tenant that is owed GPUs gets them now, and from which running tasks. Values only; changes nothing.
 
-A tenant may borrow what stands idle. When another's task, covered by what that one is owed, has waited longer than the bound,
-the biggest borrower gives back its lowest-priority, youngest placement; never so much that it falls as far under its own due
-as the claimant was. So the largest shortfall only shrinks, and nobody takes turns at preempting each other. A task that runs
-wider than it must goes on narrower beside the claim. Where free GPUs are scattered, a placement that fits among them
-elsewhere may be moved out of the way, whoever's it is. GPUs count by their node's `worth`. A priority is compared with those
-of its own tenant alone: as a part of the highest that the tenant has running.
+A tenant may borrow idle GPUs. When another tenant's task, covered by that tenant's due, has waited longer than the bound, the
+biggest borrower gives back its lowest-priority, youngest placement, but never so much that it falls as far under its own due as
+the claimant was. So the largest shortfall only shrinks, and tenants do not preempt each other in turns. A task that runs wider
+than its narrowest width restarts narrower beside the claim. Where free GPUs are scattered, any tenant's placement that fits
+among them elsewhere may be moved. GPUs count by their node's `worth`. A priority is compared only within its tenant: relative
+to the highest that the tenant has running.
 """
 
 from collections import defaultdict
@@ -18,8 +18,8 @@ from service.scheduler.core.problem import Node
 
 @dataclass(frozen=True)
 class Held:
-    """A running task. `age` is seconds since it was placed; `nodes` are those it could run on, for moving it; `spare` of its
-    GPUs are beyond its narrowest width."""
+    """A running task. `age` is seconds since it was placed; `nodes` are those it could move to; `spare` of its GPUs are beyond
+    its narrowest width."""
 
     task: str
     tenant: str
@@ -32,13 +32,13 @@ class Held:
 
     @property
     def gives(self) -> int:
-        """GPUs that it gives back at once: those it can spare, or all of them."""
+        """GPUs that preempting it frees: those it can spare, or all of its GPUs."""
         return self.spare or self.gpus
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A queued task that could start; `waited` is its seconds in the queue, all queueings together, `nodes` those it fits."""
+    """A queued task that could start; `waited` is its total seconds in the queue, `nodes` those it fits."""
 
     task: str
     tenant: str
@@ -49,9 +49,9 @@ class Claim:
 
 @dataclass(frozen=True)
 class Preemption:
-    """Who goes back to the queue, in this order, and for whom; the sentence is for the victims' owners.
+    """The victims to requeue, in this order, and the claim they make room for; the sentence is for the victims' owners.
 
-    Without victims the node has room that the plan keeps for somebody else: the claim takes it.
+    Without victims, the node has room that the plan reserved for another task: the claim takes it.
     """
 
     claim: Claim
@@ -63,9 +63,9 @@ class Preemption:
 def preemption(
     claims: Iterable[Claim], held: Iterable[Held], nodes: Iterable[Node], owed: Mapping[str, float], bound: float
 ) -> Preemption | None:
-    """The first claim, longest waiting first, that is owed its GPUs, is past the bound, and can be satisfied; or None.
+    """The longest-waiting claim that is covered by its due, past the bound, and satisfiable; or None.
 
-    `owed` is `fair_share.owed`. Ask again after applying what it says: a claim that was given counts as held.
+    `owed` is `fair_share.owed`. Call again after applying the answer, with the granted claim among `held`.
     """
     held = list(held)
     ledger = _Ledger(held, list(nodes), owed)
@@ -80,13 +80,13 @@ def preemption(
 
 
 def next_bound(claims: Iterable[Claim], held: Iterable[Held], owed: Mapping[str, float], bound: float) -> float | None:
-    """Seconds until the next claim that is covered now passes the bound; None if none will. A timer asks again then."""
+    """Seconds until the next currently covered claim passes the bound; None if none will. A timer replans then."""
     ledger = _Ledger(list(held), [], owed)
     return min((bound - c.waited for c in claims if c.waited < bound and ledger.covers(c)), default=None)
 
 
 class _Ledger:
-    """Who holds what, who is owed what, and what is free where."""
+    """Bookkeeping per tenant and node: GPUs held, owed and free."""
 
     def __init__(self, held: list[Held], nodes: list[Node], owed: Mapping[str, float]) -> None:
         self._held, self._owed = held, owed
@@ -103,7 +103,7 @@ class _Ledger:
                 self._free[placed.node] -= placed.gpus
 
     def covers(self, claim: Claim) -> bool:
-        """Whether its tenant's due covers it on some node that it fits."""
+        """Whether the tenant's due covers the claim on some node that it fits."""
         return any(self._covers(claim, node) for node in claim.nodes)
 
     def _covers(self, claim: Claim, node: str) -> bool:
@@ -111,12 +111,12 @@ class _Ledger:
         return entitled(claim.gpus * self._worth[node], self._holds.get(claim.tenant, 0.0), due)
 
     def worthy(self, claim: Claim) -> list[str]:
-        """The nodes that it fits, without those that count nothing beside the others: CPU slots pay no due of GPUs."""
+        """The nodes that the claim fits, without those of negligible worth beside others: CPU slots repay no due of GPUs."""
         best = max((self._worth[node] for node in claim.nodes), default=0.0)
         return sorted(node for node in claim.nodes if self._worth[node] > NEGLIGIBLE * best)
 
     def make_room(self, node: str, claim: Claim) -> tuple[str, tuple[Held, ...]] | None:
-        """The node with the fewest victims that make room there, biggest borrower first; None if they do not suffice."""
+        """The node and the fewest victims that make room there, biggest borrower first; None if they do not suffice."""
         if node not in self._free or not self._covers(claim, node):
             return None
         worth = self._worth[node]
@@ -146,7 +146,7 @@ class _Ledger:
         return node, tuple(victims.values())
 
     def _elsewhere(self, placed: Held, spare: Mapping[str, int]) -> str | None:
-        """The tightest other node with room for it at its narrowest."""
+        """Another node with room for the task at its narrowest width; of several the one with the least free GPUs."""
         least = placed.gpus - placed.spare
         homes = [(free, node) for node, free in spare.items() if node in placed.nodes and free >= least]
         return min(homes)[1] if homes else None
@@ -161,5 +161,5 @@ class _Ledger:
         )
 
     def loss(self, victims: tuple[Held, ...]) -> tuple[int, float, float]:
-        """What giving these back costs: how many, how urgent, how far they had come."""
+        """Sort key of what preempting these costs: how many, how urgent, how long they ran."""
         return len(victims), sum(self._urgency[v.task] for v in victims), sum(v.age * v.gpus for v in victims)

@@ -1,4 +1,4 @@
-"""The scheduling problem and what a plan for it is worth. Values only: knows no database, no clock and no solver.
+"""The scheduling problem and the objective of a plan. Values only: knows no database, no clock and no solver.
 
 Times are whole seconds from the moment of the snapshot. A task keeps its GPUs, all on one node, from start to end.
 """
@@ -12,22 +12,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_CHURN_PART = 16  # moving a planned task costs a 16th of an average completion (more: holes stay open; less: churn)
+_CHURN_PART = 16  # moving a planned task costs 1/16 of an average completion (more: holes stay open; less: tasks keep moving)
 NEVER = 1 << 40  # seconds; longer than any plan
-UNITS = 1000  # that a GPU of the fastest type counts within a limit
+UNITS = 1000  # limit units per GPU of the fastest type
 LATE_FACTOR = 4  # a second past its deadline costs a task this many times its weight, on top of the second itself
 
 
 def in_units(worth: float) -> int:
-    """What a GPU of this worth counts within a limit; a CPU slot beside GPUs counts nothing."""
+    """Limit units per GPU of this worth; 0 for a CPU slot beside GPUs."""
     return round(worth * UNITS)
 
 
 @dataclass(frozen=True)
 class Node:
-    """Identical GPUs, or CPU slots that stand in for them. A drained node finishes what runs and takes nothing new.
+    """Identical GPUs, or CPU slots in place of them. A drained node finishes its running tasks and takes no new ones.
 
-    `worth` is what each of its GPUs counts in shares, dues and limits: 1 on the nodes of the fleet's fastest type.
+    `worth` is what each of its GPUs counts in shares, dues and limits: 1 on nodes of the fleet's fastest type.
     """
 
     id: str
@@ -37,13 +37,13 @@ class Node:
 
     @property
     def units(self) -> int:
-        """What each of its GPUs counts within a limit."""
+        """Limit units per GPU of this node."""
         return in_units(self.worth)
 
 
 @dataclass(frozen=True)
 class Limit:
-    """The most GPUs that a tenant may hold at once, over all nodes: so many of the fastest type, or more of others."""
+    """The most GPUs that a tenant may hold at once over all nodes, in GPUs of the fastest type; slower GPUs count less."""
 
     tenant: str
     gpus: int
@@ -55,7 +55,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Running:
-    """A task on its node; it stays there for `remaining` > 0 seconds."""
+    """A task on its node, where it stays for `remaining` > 0 seconds."""
 
     id: str
     node: str
@@ -66,7 +66,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Width:
-    """A way to run a task. `seconds` follows the problem's nodes: the duration there, > 0, or None where it does not fit."""
+    """A width: run a task on so many GPUs. `seconds` is its duration on each of the problem's nodes, > 0; None where unfit."""
 
     gpus: int
     seconds: tuple[int | None, ...]
@@ -74,11 +74,11 @@ class Width:
 
 @dataclass(frozen=True)
 class Queued:
-    """A task that waits. `gpus` and `seconds` are its narrowest width, `wider` the others it could run at.
+    """A waiting task. `gpus` and `seconds` are its narrowest width, `wider` the others it could run at.
 
-    `weight` > 0 is what a second of its completion costs; `planned` is the node that the plan before meant it for;
-    `deadline` may lie in the past. `barred` are nodes that it would fit, but may not be given, and what keeps it from them
-    (eligibility.Bar); its seconds there are None.
+    `weight` > 0 is the cost of a second of its completion; `planned` is its node in the previous plan; `deadline` may lie in
+    the past. `barred` maps nodes that it would fit but may not run on to the reason (eligibility.Bar); its seconds there are
+    None.
     """
 
     id: str
@@ -98,7 +98,7 @@ class Queued:
 
     @cached_property
     def widths(self) -> tuple[Width, ...]:
-        """All of them, narrowest first."""
+        """All widths, narrowest first."""
         return (Width(self.gpus, self.seconds), *self.wider)
 
 
@@ -115,7 +115,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Problem:
-    """`queued` stands in order of arrival, which breaks ties. `closed` says that nothing else will come: makespan counts."""
+    """`queued` is in order of arrival, which breaks ties. `closed`: no more tasks will arrive; plans minimize makespan."""
 
     nodes: tuple[Node, ...]
     running: tuple[Running, ...]
@@ -125,7 +125,7 @@ class Problem:
 
     @cached_property
     def seconds(self) -> NDArray[np.int64]:
-        """Of each queued task (rows) at its narrowest on each node; NEVER where it does not fit."""
+        """Seconds of each queued task (rows) at its narrowest width on each node (columns), int64; NEVER: it does not fit."""
         table: NDArray[np.int64] = np.empty((len(self.queued), len(self.nodes)), np.int64)
         for at, task in enumerate(self.queued):
             table[at] = row_of(task.seconds)
@@ -133,7 +133,7 @@ class Problem:
 
     @cached_property
     def table(self) -> NDArray[np.int64]:
-        """`seconds`, NEVER on drained nodes too, and where its tenant's limit is too low for it."""
+        """As `seconds`, with NEVER also on drained nodes and where the tenant's limit is too low for the task."""
         drained = np.array([node.drained for node in self.nodes], bool)
         table = np.where(drained, NEVER, self.seconds) if drained.any() else self.seconds
         most = {limit.tenant: limit.units for limit in self.limits}
@@ -147,18 +147,18 @@ class Problem:
 
     @cached_property
     def units(self) -> dict[str, int]:
-        """What a GPU of each node counts within a limit."""
+        """Limit units per GPU of each node, by node id."""
         return {node.id: node.units for node in self.nodes}
 
     @cached_property
     def shortest(self) -> NDArray[np.int64]:
-        """Of each queued task, its duration on the fastest node; NEVER if it fits none."""
+        """Each queued task's duration on its fastest node, int64; NEVER if it fits none."""
         shortest: NDArray[np.int64] = self.seconds.min(axis=1, initial=NEVER)
         return shortest
 
     @cached_property
     def placeable(self) -> tuple[Queued, ...]:
-        """The queued tasks that fit some node which takes tasks, and their tenant's limit, at their narrowest."""
+        """The queued tasks that fit, at their narrowest width, a node that is not drained and their tenant's limit."""
         fits: list[bool] = np.any(self.table < NEVER, axis=1).tolist()
         return tuple(task for task, some in zip(self.queued, fits, strict=True) if some)
 
@@ -169,7 +169,7 @@ class Problem:
 
     @cached_property
     def churn(self) -> int:
-        """What it costs to move a planned task to another node, in the objective's unit."""
+        """The cost of moving a planned task to another node, in the objective's unit."""
         if not self.placeable:
             return 0
         seconds = int(self.shortest[[self.row[task.id] for task in self.placeable]].sum())
@@ -177,7 +177,7 @@ class Problem:
         return seconds * weights // (len(self.placeable) ** 2 * _CHURN_PART)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready, and enough to plan again: `Problem.from_json` gives an equal problem."""
+        """JSON-ready and complete: `Problem.from_json` returns an equal problem."""
         return {
             "nodes": [asdict(node) for node in self.nodes],
             "running": [asdict(task) for task in self.running],
@@ -201,12 +201,12 @@ Seconds = tuple[int | None, ...]  # by node
 
 
 def _alike(seconds: Seconds) -> bool:
-    """Whether it takes equally long on every node: then one number says it, which is many times faster."""
+    """Whether the duration is the same on every node: one number then stands for the row, which is many times faster."""
     return bool(seconds) and seconds.count(seconds[0]) == len(seconds)
 
 
 def row_of(seconds: Seconds) -> int | list[int]:
-    """As numpy takes it."""
+    """The row in a form that numpy broadcasts."""
     if _alike(seconds):
         return NEVER if seconds[0] is None else seconds[0]
     return [NEVER if s is None else s for s in seconds]
@@ -221,7 +221,7 @@ def _heard(said: int | list[int | None] | None, nodes: int) -> Seconds:
 
 
 def _said(task: Queued) -> dict[str, Any]:
-    """As `asdict`, without its copy of every number."""
+    """As `asdict`, without its deep copy of every number."""
     said = {field.name: getattr(task, field.name) for field in fields(task)}
     wider = [{"gpus": width.gpus, "seconds": _told(width.seconds)} for width in task.wider]
     return said | {"seconds": _told(task.seconds), "wider": wider}
@@ -234,7 +234,7 @@ def _queued(said: Mapping[str, Any], nodes: int) -> Queued:
 
 
 def cost(task: Queued, start: Start, churn: int) -> int:
-    """What this start costs: weight x completion, more past the deadline, and `churn` off the node it was planned for."""
+    """The cost of this start: weight x completion, more past the deadline, plus `churn` off its planned node."""
     late = 0 if task.deadline is None else max(0, start.end - max(0, task.deadline))
     moved = task.planned not in (None, start.node)
     return task.weight * (start.end + LATE_FACTOR * late) + (churn if moved else 0)
@@ -247,13 +247,13 @@ def objective(problem: Problem, starts: Iterable[Start]) -> int:
 
 
 def makespan(problem: Problem, starts: Iterable[Start]) -> int:
-    """When the last running or planned task ends."""
+    """Seconds until the last running or planned task ends."""
     return max(chain((task.remaining for task in problem.running), (start.end for start in starts)), default=0)
 
 
 @dataclass(frozen=True)
 class Missed:
-    """A deadline that the plan cannot keep. Seconds from now."""
+    """A deadline that the plan misses. Seconds from now."""
 
     task: str
     deadline: int
@@ -261,7 +261,7 @@ class Missed:
 
 
 def missed(problem: Problem, starts: Iterable[Start]) -> tuple[Missed, ...]:
-    """The deadlines that a plan foretells to be missed, in order of the queue."""
+    """The deadlines that the plan misses, in queue order."""
     ends = {start.task: start.end for start in starts}
     return tuple(
         Missed(task.id, task.deadline, ends[task.id])

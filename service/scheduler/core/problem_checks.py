@@ -1,4 +1,4 @@
-"""What makes a problem meaningless, in words that name the field. Values only."""
+"""Checks that a problem is well-formed; each message names the field. Values only."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +11,7 @@ from service.scheduler.core.problem import NEVER, Problem, Queued, row_of
 
 
 def malformed(problem: Problem) -> list[str]:
-    """What makes a problem meaningless, in words that name the field."""
+    """What makes the problem malformed, in messages that name the field."""
     wrong = []
     for what, ids in (
         ("nodes", [node.id for node in problem.nodes]),
@@ -48,7 +48,7 @@ def _malformed_task(task: Queued, nodes: int) -> list[str]:
 
 
 def _unfit(problem: Problem) -> list[str]:
-    """Durations that are not positive, and nodes that are named although they are too small."""
+    """Durations that are not positive, and durations on nodes that are too small."""
     sizes = np.array([node.gpus for node in problem.nodes], np.int64)
     wrong = []
     for task, seconds, gpus in _widths(problem):
@@ -61,7 +61,7 @@ def _unfit(problem: Problem) -> list[str]:
 
 
 def _widths(problem: Problem) -> Iterator[tuple[str, NDArray[np.int64], int]]:
-    """(task, seconds by node, GPUs) of every width that is worth a look."""
+    """(task, seconds by node, GPUs) of every width to check."""
     smallest = min((node.gpus for node in problem.nodes), default=1)
     least = problem.seconds.min(axis=1, initial=NEVER)
     asked = np.array([task.gpus for task in problem.queued], np.int64)

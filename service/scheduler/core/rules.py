@@ -1,4 +1,4 @@
-"""Plans by rule: start what fits, and backfill that delays no reservation. The fallback, and the solver's first hint.
+"""Rule-based plans: start what fits, and backfill that delays no reservation. The fallback, and the solver's first hint.
 
 The order is ascending seconds x root of GPUs / weight.
 """
@@ -9,14 +9,14 @@ from math import sqrt
 from service.scheduler.core.problem import LATE_FACTOR, Problem, Queued, Start
 from service.scheduler.core.timeline import Timeline
 
-RESERVED = 20  # so many of the waiting have GPUs reserved; with one, what comes later pushes back all but that one
-EXACT = 24  # so many of the waiting are fitted into holes; those behind them stand at the ends
+RESERVED = 20  # waiting tasks with reserved GPUs; with only one, later arrivals would push back all others
+EXACT = 24  # waiting tasks that are fitted into holes; those behind them are appended at the ends
 
 
 def ranked(problem: Problem) -> list[Queued]:
     """The placeable tasks by ascending seconds x sqrt(GPUs) / weight; ties by arrival.
 
-    A task that misses its deadline unless it starts within its own duration weighs as much more as its lateness costs.
+    A task that misses its deadline unless it starts within its own duration weighs 1 + LATE_FACTOR times as much.
     """
     ranks = {}
     for task, shortest in zip(problem.queued, problem.shortest.tolist(), strict=True):
@@ -26,7 +26,7 @@ def ranked(problem: Problem) -> list[Queued]:
 
 
 def start_all(problem: Problem) -> tuple[Start, ...] | None:
-    """A start at 0 for every placeable task, widest first, wider still on GPUs that stay free; None if they do not all fit."""
+    """A start at 0 for every placeable task, widest first, then widened onto free GPUs; None if they do not all fit."""
     if sum(task.gpus for task in problem.placeable) > sum(node.gpus for node in problem.nodes):
         return None
     board, starts = Timeline(problem), []
@@ -45,11 +45,11 @@ def backfill(
     planned: Sequence[Start] = (),
     reserved: int = RESERVED,
 ) -> tuple[Start, ...]:
-    """`planned`, which stay as they are, and every other task of `order`: now, if that delays nobody who has GPUs reserved.
+    """`planned`, unchanged, then every other task of `order`: at 0 if that delays no reservation.
 
-    The first `reserved` that cannot start now have, those of `planned` that start later among them: each where it ends
-    first. The others stand where they would start next, in the same order: their expected starts. `board` is the problem's,
-    with nothing put on it yet; it is spent.
+    The first `reserved` tasks that cannot start at 0 get a reservation where they end first; later starts of `planned` count
+    among them. All others are placed in the same order where they would start next: their expected starts. `board` is the
+    problem's empty timeline; the call consumes it.
     """
     board, later = board or Timeline(problem), []
     starts = [board.put(start) for start in planned]
@@ -69,15 +69,15 @@ def backfill(
 
 
 def lpt(problem: Problem) -> tuple[Start, ...]:
-    """Longest first, wider before narrower among equals, each where it ends first: a short makespan for a closed batch."""
+    """Longest processing time first, ties wider first, each where it ends first: a short makespan for a closed batch."""
     order = sorted(problem.placeable, key=lambda task: (-(task.shortest or 0) * task.gpus, -task.gpus))
     return _in_turn(Timeline(problem), order)
 
 
 def widened(problem: Problem, starts: Sequence[Start]) -> tuple[Start, ...]:
-    """The same starts, longest first each as wide as helps it on GPUs that all of them leave free. None begins later.
+    """The same starts, longest first, each widened as far as that helps on GPUs that all starts leave free. None starts later.
 
-    Those that begin later than now stay as they are, unless the batch is closed: who arrives until then comes first.
+    Starts later than 0 stay as they are unless the batch is closed: tasks that arrive before may need the GPUs.
     """
     able = {task.id: task for task in problem.queued if task.wider}
     may = [start for start in starts if start.task in able and (problem.closed or start.start == 0)]

@@ -1,8 +1,8 @@
-"""A plan: start everything if it fits; else the better of backfill by rule and CP-SAT over a window of the queue.
+"""Computes a plan: start everything if it fits; else the better of rule-based backfill and CP-SAT over a window of the queue.
 
-A closed batch instead gets the shortest makespan found by rule, by multifit and, when it is small, by CP-SAT.
-The same problem gives the same plan: one worker, a budget in CP-SAT's deterministic time, and a wall-clock guard that falls
-back to the rules and says so. Knows no database and no clock.
+A closed batch instead gets the shortest makespan of the rules, multifit and, if it is small, CP-SAT. Deterministic: one solver
+thread, a budget in CP-SAT's deterministic time, and a wall-clock guard that falls back to the rules and notes it. Knows no
+database and no clock.
 """
 
 from dataclasses import replace
@@ -20,11 +20,11 @@ BUDGET = Budget()
 
 
 class MalformedProblem(ValueError):
-    """The problem makes no sense; the message names every field that is wrong."""
+    """The problem is malformed; the message names every wrong field."""
 
 
 def solve(problem: Problem, budget: Budget = BUDGET) -> Decision:
-    """The plan for `problem`. Deterministic unless the wall guard strikes, which `note` then says. Raises MalformedProblem."""
+    """The plan for `problem`. Deterministic unless the wall guard triggers, which `note` then says. Raises MalformedProblem."""
     wrong = malformed(problem)
     if wrong:
         raise MalformedProblem("; ".join(wrong))
@@ -56,7 +56,7 @@ def _rolling(problem: Problem, budget: Budget) -> Decision:
 
 
 def _closed(problem: Problem, budget: Budget) -> Decision:
-    """The shortest makespan of all that was tried; of equal ones the least weighted completion."""
+    """The shortest makespan of all methods tried; ties by the least weighted completion."""
     tried = {"greedy": backfill(problem), "batch": lpt(problem)}
     packed = pack(problem)
     if packed is not None:

@@ -16,7 +16,7 @@ Whole = NDArray[np.int64]
 
 
 class Profile:
-    """Free GPUs of a node over time, or free units of a tenant's limit: a step function from 0 to forever."""
+    """Free GPUs of a node, or free units of a tenant's limit, over time: a step function from 0 to infinity."""
 
     def __init__(self, gpus: int) -> None:
         self._times, self._free = [0], [gpus]
@@ -38,7 +38,7 @@ class Profile:
     def earliest(self, gpus: int, seconds: int, after: int = 0) -> int:
         """The first moment, not before `after`, from which `gpus` stay free for `seconds`; NEVER if there is none.
 
-        What takes nothing may begin at once, also where a limit was lowered below what is held.
+        A request of 0 fits at once, even where a limit was lowered below what its tenant holds.
         """
         if gpus == 0:
             return after
@@ -52,7 +52,7 @@ class Profile:
         return begin
 
     def forever(self, gpus: int) -> list[int]:
-        """From when on 1, 2, ... `gpus` GPUs stay free for good; NEVER for those that do not."""
+        """The moments from which 1, 2, ... `gpus` GPUs stay free forever; NEVER for those that do not."""
         since = [NEVER] * gpus
         least, at = gpus, len(self._times) - 1
         while at >= 0 and least > 0:
@@ -71,7 +71,7 @@ class Profile:
 
 
 def _rows(since: list[list[int]]) -> Whole:
-    """One row for each node; NEVER for GPUs that it does not have."""
+    """Pads to one row per node, with NEVER for GPUs that the node does not have."""
     rows: Whole = np.full((len(since), max(map(len, since), default=0)), NEVER, np.int64)
     for at, row in enumerate(since):
         rows[at, : len(row)] = row
@@ -79,7 +79,7 @@ def _rows(since: list[list[int]]) -> Whole:
 
 
 class _Place(NamedTuple):
-    """Ordered as places are preferred: ends first, then where it was planned, tightest, first in order."""
+    """A candidate place; its tuple order is the preference: earliest end, planned node, fewest free GPUs, first node."""
 
     end: int
     elsewhere: bool
@@ -90,7 +90,7 @@ class _Place(NamedTuple):
 
 
 class Timeline:
-    """All nodes' profiles, and the tenants' limits, while a plan is made."""
+    """All nodes' profiles and the tenants' limits while a plan is built."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -100,17 +100,17 @@ class Timeline:
         self._tenants = {task.id: task.tenant for task in problem.queued}
         self._limits = {limit.tenant: Profile(limit.units) for limit in problem.limits}
         self._units = [node.units for node in problem.nodes]
-        self._planned = np.zeros(len(problem.nodes), bool)  # nodes on which something starts later: they may have holes
+        self._planned = np.zeros(len(problem.nodes), bool)  # nodes with a later start: they may have holes
         for task in problem.running:
             self._profiles[self._places[task.node]].take(0, task.remaining, task.gpus)
             if task.tenant in self._limits:
                 self._limits[task.tenant].take(0, task.remaining, task.gpus * self._units[self._places[task.node]])
         self._soonest = _rows([p.forever(node.gpus) for p, node in zip(self._profiles, problem.nodes, strict=True)])
         self._now = np.array([profile.free(0) for profile in self._profiles], np.int64)
-        self.most_free = self._most()  # GPUs of the node with the most free ones at this moment
+        self.most_free = self._most()  # free GPUs at time 0 on the node with the most
 
     def copy(self) -> "Timeline":
-        """Another with the same on it."""
+        """An independent copy."""
         other = copy(self)
         other._profiles = [profile.copy() for profile in self._profiles]
         other._limits = {tenant: profile.copy() for tenant, profile in self._limits.items()}
@@ -123,7 +123,7 @@ class Timeline:
         return start
 
     def now(self, task: Queued) -> Start | None:
-        """Where it can start at once without delaying anything that stands, at its narrowest width."""
+        """Where the task can start at time 0, at its narrowest width, without delaying any start on the timeline."""
         seconds = self.problem.table[self.problem.row[task.id]]
         fits = np.flatnonzero((self._now >= task.gpus) & (seconds < NEVER))
         limit = self._limits.get(task.tenant)
@@ -137,9 +137,9 @@ class Timeline:
         return None
 
     def best(self, task: Queued) -> Start | None:
-        """Where it would end first at its narrowest width, holes included; where it was planned if moving costs more."""
+        """Where the task would end first at its narrowest width, holes included; its planned node if a move costs more."""
         seconds = self.problem.table[self.problem.row[task.id]]
-        ends = self._soonest[:, task.gpus - 1] + seconds  # under what runs alone: no plan ends sooner
+        ends = self._soonest[:, task.gpus - 1] + seconds  # beside running tasks alone: a lower bound of its end
         limit = self._limits.get(task.tenant)
         found: _Place | None = None
         for at in ends.argsort(kind="stable"):
@@ -159,9 +159,9 @@ class Timeline:
         return self._start(task, found)
 
     def widen(self, task: Queued, start: Start) -> Start:
-        """Move a start that stands to the width from which it ends soonest, on GPUs of one node that nobody needs meanwhile.
+        """Replace a start on the timeline by the width that ends soonest, on GPUs of one node that stay free meanwhile.
 
-        It begins when it did. One that begins at once may change to a node that is as fast, of equal ones to the tightest.
+        Its start time stays. A start at 0 may change to an equally fast node, of several to the one with the least free GPUs.
         """
         limit, home = self._limits.get(task.tenant), self._places[start.node]
         self._take(start, -1)
@@ -179,7 +179,7 @@ class Timeline:
         return self.put(self._start(task, found))
 
     def tails(self) -> "Tails":
-        """What stands behind everything put so far. The board is spent: its limits go along."""
+        """The ends of everything placed so far. Consumes the timeline: the tails share its limits."""
         since = [profile.forever(node.gpus) for profile, node in zip(self._profiles, self.problem.nodes, strict=True)]
         return Tails(self.problem, since, self._limits)
 
@@ -214,7 +214,7 @@ class Timeline:
 
 
 class Tails:
-    """From when on each GPU is free for good: `since[k, node]` for k + 1 GPUs of a node."""
+    """From when on each GPU is free forever: `since[k, node]` for k + 1 GPUs of a node."""
 
     def __init__(self, problem: Problem, since: list[list[int]], limits: dict[str, Profile]) -> None:
         self._problem, self._limits = problem, limits
@@ -225,7 +225,7 @@ class Tails:
         self._places = {name: at for at, name in enumerate(self._names)}
 
     def put(self, task: Queued) -> Start | None:
-        """Stand the task behind all others, at its narrowest: where it ends first, or was planned if moving costs more."""
+        """Append the task behind all others at its narrowest: where it ends first, or its planned node if a move costs more."""
         gpus, begins = task.gpus, self._since[task.gpus - 1]
         ends = begins + self._problem.table[self._problem.row[task.id]]
         at = int(ends.argmin())

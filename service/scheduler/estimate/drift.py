@@ -9,12 +9,12 @@ from service.scheduler.estimate.task_workload import Workload
 from service.scheduler.state.usage_shares import kind_of
 from service.tasks.models import Task
 
-_PART = 0.1  # of what is left
-_LEAST_SECONDS = 5.0  # the ends of short tasks are not known so well
+_PART = 0.1  # of the remaining time
+_LEAST_SECONDS = 5.0  # short tasks' ends are not predicted more precisely
 
 
 def end_moved(session: Session, task: Task, placement: Placement) -> bool:
-    """Whether the task's jobs, speeds and exits, as they are now, put its end by over 10 % of what is left elsewhere."""
+    """Whether the task's expected end, from its current jobs and speeds, has moved by over 10 % of its remaining time."""
     if placement.expected_end is None:
         return True
     work = Workload(session, [task], Memo())

@@ -1,7 +1,7 @@
-"""What a task would take, told before there is one: tokens, GPU seconds, when it would start and end, which rows are cut.
+"""Estimates a task without creating it: tokens, GPU seconds, expected start and end, rows that would be truncated.
 
-Stores nothing. The start is by the rules alone (rules.py), since a request must not wait for a solver. What the memo knows of
-the fleet's other tasks is not worked out again. For one thread at a time.
+Stores nothing. Plans by the rules alone (rules.py), since a request must not wait for a solver. Estimates of the fleet's other
+tasks come from the memo. Not thread-safe.
 """
 
 from collections.abc import Iterator
@@ -30,9 +30,9 @@ from service.tasks.models import Job, Task
 from service.tasks.stored_specs import stored
 from service.tasks.submission.spec_checks import Pinned
 
-_ANY = "an accelerator"  # that no node has yet
-_LISTED = 50  # rows
-_LOOKED_AT = 64 * 2**20  # bytes of a file
+_ANY = "an accelerator"  # a GPU type that no node has yet
+_LISTED = 50  # most rows listed
+_LOOKED_AT = 64 * 2**20  # most bytes read of a file
 
 
 class Between(BaseModel):
@@ -71,7 +71,7 @@ class EstimateResource(BaseModel):
 
 
 def dry_run(session: Session, parts: Dependencies, tenant_id: str, spec: TaskSpec, pinned: Pinned) -> EstimateResource:
-    """For a tenant whose spec has passed preflight. The session's transaction must be new and see all tenants' rows."""
+    """The estimate for a spec that has passed preflight. The session's transaction must be new and see all tenants' rows."""
     asked = _task(tenant_id, spec, pinned)
     seen = snapshot.read(session, parts, asked=asked)
     starts = start_all(seen.problem) or widened(seen.problem, backfill(seen.problem))
@@ -100,7 +100,7 @@ def dry_run(session: Session, parts: Dependencies, tenant_id: str, spec: TaskSpe
 
 def _task(tenant_id: str, spec: TaskSpec, pinned: Pinned) -> Asked:
     task = Task(
-        id=new_id("asked"),  # its own: the memo must not take another for it
+        id=new_id("asked"),  # a unique id, so that the memo cannot confuse it with another task
         tenant_id=tenant_id,
         **stored(spec),
         status=TaskStatus.QUEUED,
@@ -146,7 +146,7 @@ def _why(seen: Snapshot, starts: tuple[Start, ...], start: Start | None, id: str
 
 
 def _idle(spec: TaskSpec) -> Iterator[FieldError]:
-    """GPUs that no job would train on, since none is split."""
+    """A warning about GPUs that would get no job: a job is never split over GPUs."""
     jobs = spec.search_space.size
     if spec.gpus > jobs:
         message = (
@@ -160,7 +160,7 @@ def _idle(spec: TaskSpec) -> Iterator[FieldError]:
 
 
 def _rows(parts: Dependencies, spec: TaskSpec, pinned: Pinned) -> Iterator[FieldError]:
-    """Rows that seem longer than max_seq_len, judged by their bytes: the service has no tokenizer."""
+    """Warnings about rows that seem longer than max_seq_len, judged by their bytes: the service has no tokenizer."""
     most = spec.training.max_seq_len
     for field, file in (("dataset.file_id", pinned.train), ("dataset.validation_file_id", pinned.validation)):
         if file is None:
@@ -176,8 +176,7 @@ def _rows(parts: Dependencies, spec: TaskSpec, pinned: Pinned) -> Iterator[Field
 
 
 class _LongRows(NamedTuple):
-    """Some of a file's rows that are longer than a limit, with about how many tokens each; `until` is the last line that was
-    looked at, where that is not the file's."""
+    """Some of a file's rows above a length limit, as (line, approximate tokens); `until` is the last line read, None: all."""
 
     lines: tuple[tuple[int, int], ...]
     until: int | None

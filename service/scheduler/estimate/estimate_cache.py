@@ -1,15 +1,15 @@
-"""What a planner worked out about tasks that have not moved since: kept in its process, gone with it, never the truth."""
+"""In-process cache of estimates for tasks that have not changed. Rows stay the source of truth."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import TypeVar
 
 V = TypeVar("V")
-_MOST = 50_000  # things remembered
+_MOST = 50_000  # cached values
 
 
 class Memo:
-    """Values by all that they depend on; the ones longest unused go first. For one thread at a time."""
+    """An LRU cache keyed by all that a value depends on. Not thread-safe."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[Hashable, object] = OrderedDict()
@@ -18,7 +18,7 @@ class Memo:
         return key in self._known
 
     def get(self, key: Hashable, make: Callable[[], V]) -> V:
-        """The value for `key`, made if it is not known."""
+        """The value for `key`; calls `make` on a miss."""
         if key in self._known:
             self._known.move_to_end(key)
         else:
@@ -28,5 +28,5 @@ class Memo:
         return self._known[key]  # type: ignore[return-value]
 
     def clear(self) -> None:
-        """Forget it all."""
+        """Drop every value."""
         self._known.clear()

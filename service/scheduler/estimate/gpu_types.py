@@ -1,6 +1,6 @@
-"""What GPU types can do before anything was measured on them: a table and what to assume of a type that is not in it.
+"""Assumed speeds of GPU types before any measurement: a table, and a default for types that it lacks.
 
-Values only. Sustained training rates, below the data sheets' peaks; the first profile replaces them.
+Values only. Sustained training rates, below the data sheets' peaks; the first measured profile replaces them.
 """
 
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Hardware:
-    """FLOPs a second that dense layers reach, bytes a second from its memory, seconds a step takes however small it is."""
+    """Sustained FLOP/s of dense layers, memory bytes/s, and the minimum seconds of a step."""
 
     flops: float
     bytes_per_second: float
@@ -16,8 +16,8 @@ class Hardware:
 
 
 _CPU = Hardware(2e10, 1e10, 2e-3)
-_OTHER = Hardware(1.5e14, 1.2e12, 2e-2)  # of an accelerator nobody has told about
-_TYPES = (  # the first name that a type's name holds, small letters
+_OTHER = Hardware(1.5e14, 1.2e12, 2e-2)  # default for an unknown accelerator
+_TYPES = (  # the first name that the type's name contains, in lower case
     ("cpu", _CPU),
     ("h200", Hardware(4.5e14, 4.0e12, 1.5e-2)),
     ("h100", Hardware(4.5e14, 2.8e12, 1.5e-2)),
@@ -35,6 +35,6 @@ _TYPES = (  # the first name that a type's name holds, small letters
 
 
 def hardware(gpu: str) -> Hardware:
-    """What is assumed of a GPU type, by a part of its name ("NVIDIA H100 80GB HBM3", "cpu")."""
+    """The assumed speeds of a GPU type, by a part of its name ("NVIDIA H100 80GB HBM3", "cpu")."""
     name = gpu.lower()
     return next((what for part, what in _TYPES if part in name), _OTHER)

@@ -1,6 +1,6 @@
-"""Between which moments planned tasks will probably start and end: each one's spread, carried on by those that wait for it.
+"""Prediction intervals of planned starts and ends: each task's spread, propagated to the tasks that wait for it.
 
-Values only. A start waits for what ends last before it on its node; where that may end sooner or later, so may the start.
+Values only. A start waits for the last task that ends before it on its node, so its interval follows that task's end.
 """
 
 from bisect import bisect_right
@@ -13,7 +13,7 @@ from service.scheduler.core.problem import Running, Start
 
 @dataclass(frozen=True)
 class Spread:
-    """What a duration may come to, as parts of what is expected of it: 0.6 to 1.5 is between 40 % shorter and 50 % longer."""
+    """Bounds of a duration relative to its expected value: 0.6 to 1.5 is between 40 % shorter and 50 % longer."""
 
     low: float = 1.0
     high: float = 1.0
@@ -21,16 +21,16 @@ class Spread:
 
 @dataclass(frozen=True)
 class Between:
-    """Seconds from now, low first; the plan's own times lie within."""
+    """Seconds from now, low first; the plan's own time lies within."""
 
     start: tuple[float, float]
     end: tuple[float, float]
 
 
 def intervals(running: Sequence[Running], starts: Sequence[Start], spreads: Mapping[str, Spread]) -> dict[str, Between]:
-    """For every running and every started or planned task, by id. One without a spread is certain."""
+    """The intervals of every running and every started or planned task, by id. A task without a spread has a fixed duration."""
     found: dict[str, Between] = {}
-    ends: dict[str, list[tuple[int, float, float]]] = defaultdict(list)  # of each node: end as planned, low, high
+    ends: dict[str, list[tuple[int, float, float]]] = defaultdict(list)  # of each node: planned end, low, high
     for run in running:
         spread = spreads.get(run.id, Spread())
         between = Between((0.0, 0.0), (run.remaining * min(1.0, spread.low), run.remaining * max(1.0, spread.high)))
@@ -49,7 +49,7 @@ def intervals(running: Sequence[Running], starts: Sequence[Start], spreads: Mapp
 
 
 def _waits(ends: list[tuple[int, float, float]], start: int) -> tuple[float, float]:
-    """Around `start`: when that which ends last before it on the node may end."""
+    """The interval around `start`: that of the last end before it on the node."""
     if start == 0:
         return 0.0, 0.0
     at = bisect_right(ends, (start, float("inf"), float("inf")))

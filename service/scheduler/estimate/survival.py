@@ -1,10 +1,9 @@
-"""How long jobs live under early exit: exits per length of training, learned by shape class and by a task's own exits.
+"""Survival of jobs under early exit: exit rates per phase of training, learned by shape class and from a task's own exits.
 
-Values only: knows no clock, no throughput and no database. An exit is an event of a constant hazard, one before the warmup
-boundary and one behind it, each per length of that phase; so what was lived and what ended are sums that can be added up,
-and a Gamma prior with the same two numbers says what holds before anything was seen (Gamma-Poisson). Behind the boundary a
-task's jobs share one life, since they train on the same data and tend to overfit together. The selection at the boundary is
-no hazard: it keeps the policy's fraction.
+Values only: knows no clock, no throughput and no database. Exits have a constant hazard per phase, one before the warmup
+boundary and one after it. So exposure and exits are sums that add up, and a Gamma prior is the same two numbers
+(Gamma-Poisson). After the boundary a task's jobs share one hazard and count as one, since they train on the same data and tend
+to overfit together. The selection at the boundary is no hazard: it keeps the policy's fraction.
 """
 
 import math
@@ -16,18 +15,18 @@ from statistics import NormalDist
 from contract.states import ExitReason, JobStatus
 from contract.task_spec import EarlyExitPolicy, TaskSpec
 
-CLASS_JOBS, CLASS_TASKS = 24.0, 8.0  # a class counts at most as much as so many: its tasks differ from each other
-MEMORY_JOBS, MEMORY_TASKS = 1000.0, 100.0  # a class forgets what lies further back
-OWN = 2.0  # a task's own exits say more about its other jobs than another task's do
-_POINTS = (0.1, 0.3, 0.5, 0.7, 0.9)  # quantiles that stand for the whole of a hazard's distribution
+CLASS_JOBS, CLASS_TASKS = 24.0, 8.0  # cap on a class's evidence, in jobs and tasks: its tasks differ
+MEMORY_JOBS, MEMORY_TASKS = 1000.0, 100.0  # a class's memory: older evidence is scaled down to this
+OWN = 2.0  # factor on a task's own exits, which predict its other jobs better than another task's do
+_POINTS = (0.1, 0.3, 0.5, 0.7, 0.9)  # quantiles that represent a hazard's distribution
 
 
 @dataclass(frozen=True)
 class JobProgress:
-    """One job as far as it is known. Before a placement has counted rows, the calendar is made from the file's rows.
+    """One job's known progress. Before a placement has counted rows, step counts are derived from the file's rows.
 
-    `promoted` says that it passed the selection at the warmup boundary (or that there is none); `exit_reason` is that of an
-    exited job and tells an exit from being ranked out. `rank` counts adapter rows.
+    `promoted`: it passed the selection at the warmup boundary (or there is none); `exit_reason`, for an exited job,
+    distinguishes an early exit from being ranked out. `rank` counts adapter rows.
     """
 
     status: JobStatus
@@ -42,7 +41,7 @@ class JobProgress:
 
 @dataclass(frozen=True)
 class Lives:
-    """Exits seen and phases lived (1 is one through the whole phase): jobs before the boundary, tasks behind it. Add them."""
+    """Exits, and phases lived (1 is one whole phase): of jobs before the boundary, of tasks after it. Additive."""
 
     warm_exits: float = 0.0
     warm_lived: float = 0.0
@@ -61,7 +60,7 @@ class Lives:
         return Lives(self.warm_exits * factor, self.warm_lived * factor, self.late_exits * factor, self.late_lived * factor)
 
     def at_most(self, jobs: float, tasks: float) -> "Lives":
-        """The same hazards on less evidence."""
+        """The same hazards with the evidence capped."""
         warm, late = min(1.0, jobs / max(jobs, self.warm_lived)), min(1.0, tasks / max(tasks, self.late_lived))
         return Lives(self.warm_exits * warm, self.warm_lived * warm, self.late_exits * late, self.late_lived * late)
 
@@ -74,7 +73,7 @@ TO_THE_END = Lives(0.05, 6.0, 0.03, 3.0)  # policy none: a job ends early only b
 
 
 def shape_class(spec: TaskSpec) -> str:
-    """Whose exits tell about whose: tasks with the same base, objective and early-exit parameters. At most 255 characters."""
+    """Groups tasks that share learned exits: same base, objective and early-exit parameters. At most 255 characters."""
     policy = spec.early_exit
     how = f"{policy.policy}-{policy.warmup_fraction:g}-{policy.keep_fraction:g}-{policy.tau_gap:g}-{policy.tau_slope:g}"
     return f"{spec.base_model}|{spec.objective.type}|{how}"
@@ -85,7 +84,7 @@ def prior(policy: EarlyExitPolicy) -> Lives:
 
 
 def lived(jobs: Iterable[JobProgress]) -> Lives:
-    """What these jobs of one task have lived through so far; of a finished task, what its class learns from it."""
+    """Exits and phases of one task's jobs so far; for an ended task, what its class learns from it."""
     warm, late = Lives(), []
     for job in jobs:
         warmup, rest = job.warmup_steps, job.total_steps - job.warmup_steps
@@ -100,18 +99,18 @@ def lived(jobs: Iterable[JobProgress]) -> Lives:
 
 
 def learned(before: Lives, finished: Lives) -> Lives:
-    """A class's sums after one more finished task; what lies far back fades."""
+    """A class's sums after one more ended task; older evidence decays."""
     return before.at_most(MEMORY_JOBS, MEMORY_TASKS) + finished
 
 
 def belief(policy: EarlyExitPolicy, of_class: Lives, own: Lives) -> Lives:
-    """All that is known of a task's hazards: the prior, its class as far as that counts, and its own jobs."""
+    """The posterior of a task's hazards: the prior, its class with capped evidence, and its own jobs."""
     return prior(policy) + of_class.at_most(CLASS_JOBS, CLASS_TASKS) + own.times(OWN)
 
 
 @lru_cache(maxsize=4096)
 def hazards(exits: float, phases: float) -> tuple[float, ...]:
-    """The hazard per phase as five equally likely values: quantiles of its Gamma(exits, phases), by Wilson and Hilferty."""
+    """The hazard per phase as five equally likely values: quantiles of Gamma(exits, phases), after Wilson and Hilferty."""
     found = []
     for point in _POINTS:
         root = 1 - 1 / (9 * exits) + NormalDist().inv_cdf(point) / (3 * math.sqrt(exits))
@@ -120,9 +119,9 @@ def hazards(exits: float, phases: float) -> tuple[float, ...]:
 
 
 def promotion(jobs: Iterable[JobProgress], policy: EarlyExitPolicy) -> float:
-    """The probability that a job which is not yet ranked passes the boundary, if it lives to see it.
+    """The probability that a job which is not yet ranked passes the boundary, if it reaches it.
 
-    The cut keeps ceil(`keep_fraction` x jobs alive at the boundary), so places already given are no longer to be had.
+    The cut keeps ceil(`keep_fraction` x jobs alive at the boundary); jobs that have already passed use up places.
     """
     if policy.policy == "none":
         return 1.0
@@ -135,5 +134,5 @@ def promotion(jobs: Iterable[JobProgress], policy: EarlyExitPolicy) -> float:
 
 
 def unranked(job: JobProgress) -> bool:
-    """Whether the selection at the boundary still lies before the job."""
+    """Whether the job has yet to pass the selection at the boundary."""
     return not job.promoted and job.status in (JobStatus.PENDING, JobStatus.WARMUP, JobStatus.PARKED, JobStatus.TRAINING)

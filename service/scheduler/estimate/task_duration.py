@@ -1,8 +1,8 @@
-"""How long a task will still take, and between which moments it will probably end: what trains, how long it lives, how fast.
+"""Predicts a task's remaining time and its interval from its jobs, their survival and the throughput.
 
-Knows no clock and no database. The steps that lie ahead are walked on a grid: at each point, how many jobs are still alive
-there (survival.py) and how long a step of their tokens takes (throughput.py). So a tail of few small jobs is slow per token,
-and the end is that of the last survivor, not of the average one.
+Knows no clock and no database. Integrates over a grid of the remaining steps: at each point, the expected number of live jobs
+(survival.py) and the time of a step with their tokens (throughput.py). So a tail of few small jobs is slow per token, and the
+end is that of the last survivor, not of the average job.
 """
 
 from collections import Counter
@@ -18,24 +18,25 @@ from contract.task_spec import EVALUATIONS, EarlyExitPolicy
 from service.scheduler.estimate.survival import NOTHING, JobProgress, Lives, belief, hazards, lived, promotion, unranked
 from service.scheduler.estimate.throughput import NEWEST, Model, speed
 
-INSIDE = 0.8  # of the true ends lie within the stated interval
+INSIDE = 0.8  # the part of true ends that lie within the interval
 BYTES_PER_TOKEN = 3.5  # of JSONL; the service has no tokenizer
 LOADING_SECONDS = 5.0  # a placement trains nothing while its executor loads
-SHORTEST_SECONDS = 5.0  # nobody's end is known better than this
-EVALUATION = 0.5  # of a training token's work: a forward alone
-STEP_TOKENS = 16384  # on a GPU at once; a larger step is split
-_WARM, _LATE = 6, 24  # points of the grid before the last boundary, and behind it
-_TABLE = np.arange(0.0, 24.5, 0.5)  # log2 of tokens for which a base's speed is worked out
+SHORTEST_SECONDS = 5.0  # lower bound on the error of a predicted end
+EVALUATION = 0.5  # a forward pass alone, relative to training a token
+STEP_TOKENS = 16384  # most tokens on a GPU at once; a larger step is split
+_WARM, _LATE = 6, 24  # grid points before the last boundary, and after it
+_TABLE = np.arange(0.0, 24.5, 0.5)  # log2 of tokens at which a base's speed is tabulated
 
 Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Work:
-    """A task as far as its length goes.
+    """The inputs that determine a task's duration.
 
-    `jobs` are all its jobs, ended ones too: they tell about the others. `tokens_per_row` is the mean over its training rows,
-    `validation_rows` what one evaluation reads, `of_class` what finished tasks of its `shape_class` have lived.
+    `jobs` are all its jobs, ended ones too, whose exits inform the others' hazards. `tokens_per_row` is the mean over its
+    training rows, `validation_rows` the rows of one evaluation, `of_class` the exits and phases of ended tasks of its
+    `shape_class`.
     """
 
     jobs: tuple[JobProgress, ...]
@@ -57,7 +58,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class _Group:
-    """Jobs that are alike. Steps: `warm` from now to the boundary, `late` behind it, of phases `warmup` and `rest` long."""
+    """Identical jobs. In steps: `warm` from now to the boundary, `late` after it, of phases `warmup` and `rest` long."""
 
     warm: int
     late: int
@@ -69,12 +70,12 @@ class _Group:
 
 
 def tokens_per_row(file_bytes: int, rows: int, max_seq_len: int) -> float:
-    """Tokens of an average row, as its bytes suggest."""
+    """Mean tokens per row, estimated from bytes."""
     return max(1.0, min(max_seq_len, file_bytes / max(1, rows) / BYTES_PER_TOKEN))
 
 
 def estimate(work: Work, model: Model, gpus: int, step_tokens: int = STEP_TOKENS) -> Estimate:
-    """What is still to come on `gpus` GPUs, each with the whole base; the jobs are dealt to them, and none is split."""
+    """The remaining work on `gpus` GPUs, each with the whole base; jobs are distributed over them, and none is split."""
     groups = _groups(work)
     if not groups:
         return Estimate(0.0, SHORTEST_SECONDS, SHORTEST_SECONDS, SHORTEST_SECONDS)
@@ -111,7 +112,7 @@ def _groups(work: Work) -> Counter[_Group]:
 
 
 def _grid(groups: list[_Group]) -> Numbers:
-    """Edges in steps from now: fine up to the last boundary, coarse behind it, and where jobs that live on would end."""
+    """Grid edges in steps from now: fine up to the last boundary, coarse after it, plus the ends of jobs that survive."""
     boundary = max(group.warm for group in groups)
     end = max(group.warm + group.late for group in groups)
     ends = sorted({group.warm + group.late for group in groups})
@@ -120,10 +121,9 @@ def _grid(groups: list[_Group]) -> Numbers:
 
 
 def _alive(work: Work, groups: Counter[_Group], steps: Numbers) -> tuple[Numbers, Numbers]:
-    """(hazard, group, step): how many jobs of a group are expected alive; (hazard, step): the probability that any is.
+    """(hazard, group, step): expected live jobs of a group; (hazard, step): the probability that any job is alive.
 
-    That some job passes the boundary is certain whatever each one's chance, so the probability is given that; behind it the
-    jobs of a task live and end together.
+    Some job always passes the boundary, so the second is conditional on that; after it a task's jobs live and end together.
     """
     seen = belief(work.policy, work.of_class, lived(work.jobs))
     warm_hazard = np.array(hazards(seen.warm_exits, seen.warm_lived))[:, None, None]
@@ -150,15 +150,15 @@ def _alive(work: Work, groups: Counter[_Group], steps: Numbers) -> tuple[Numbers
 
 
 def _evaluated(work: Work, groups: list[_Group]) -> Numbers:
-    """Tokens' worth of training that a step of each group spends on evaluations."""
+    """Evaluation cost per step of each group, in equivalent training tokens."""
     totals = [group.warmup + group.rest for group in groups]
     every = [work.policy.eval_every or max(1, total // EVALUATIONS) for total in totals]
     return EVALUATION * work.validation_rows * work.tokens_per_row / np.array(every, np.float64)
 
 
 def _largest_share(jobs: Numbers, gpus: int) -> Numbers:
-    """The part of so many jobs' tokens that lies on the GPU with the most jobs, whom the others wait for at each step; between
-    whole numbers of jobs, in between."""
+    """The fraction of the jobs' tokens on the GPU with the most jobs, for which the others wait at each step; interpolated
+    between whole numbers of jobs."""
     jobs = np.maximum(jobs, 1.0)
     below = np.floor(jobs)
     fewer, more = np.ceil(below / gpus), np.ceil((below + 1) / gpus)
@@ -167,7 +167,7 @@ def _largest_share(jobs: Numbers, gpus: int) -> Numbers:
 
 
 def _rows(groups: Counter[_Group], gpus: int) -> float:
-    """Adapter rows on one GPU while all that may pass are there."""
+    """Adapter rows on one GPU while all jobs that may pass the boundary are there."""
     return sum(many * group.rank * group.passes for group, many in groups.items()) / gpus
 
 
@@ -185,7 +185,7 @@ def _speeds(model: Model, rows: float, gpus: int) -> tuple[Numbers, Numbers]:
 
 
 def _interval(spent: Numbers, any_alive: Numbers, deviation: float) -> tuple[float, float]:
-    """The quantiles of the last survivor's end, over hazards and over how wrong the speed may be."""
+    """Quantiles of the last survivor's end, over hazards and over the error of the speed."""
     rest = np.concatenate([any_alive[:, 1:], np.zeros((len(any_alive), 1))], axis=1)
     mass = np.maximum(any_alive - rest, 0)
     factors = np.exp(deviation * np.array([NormalDist().inv_cdf(part) for part in (0.1, 0.3, 0.5, 0.7, 0.9)]))
@@ -198,7 +198,7 @@ def _interval(spent: Numbers, any_alive: Numbers, deviation: float) -> tuple[flo
 
 
 def measured_rate(before: float | None, tokens: int, seconds: float, gpus: int) -> float | None:
-    """The moving average of trained tokens per second and device, after one more measurement; evaluations cost time too."""
+    """The moving average of trained tokens per second and device, after one more measurement; evaluation time is included."""
     if tokens <= 0 or seconds <= 0:
         return before
     rate = tokens / seconds / gpus

@@ -1,6 +1,6 @@
-"""How long tasks will take on which nodes, from the rows: their jobs, the files they train on, what was measured and learned.
+"""Predicts how long tasks take on which nodes, from the rows: jobs, files, measured speeds and learned exits.
 
-The arithmetic is task_duration.py's. A task that this version cannot read is `unread`, and has no estimate.
+task_duration.py has the arithmetic. A task that this version cannot read is in `unread`, and has no estimate.
 """
 
 from collections import defaultdict
@@ -26,14 +26,14 @@ from service.scheduler.state.usage_shares import kind_of
 from service.tasks.models import Job, Task
 from service.tasks.stored_specs import SpecUnreadable, config_of, spec_of
 
-PAYS = 0.1  # of the time a doubling of the GPUs must save, or it is not worth them
+PAYS = 0.1  # least part of the time that a doubling of the GPUs must save
 
-# Of one parameter, at the least: embeddings, norms and the head stay in bf16.
+# Lower bound per parameter: embeddings, norms and the head stay in bf16.
 BYTES_PER_WEIGHT: Mapping[Precision, float] = {"bf16": 2, "nf4": 1 / 2 + 4 / 64, "nf4_double": 1 / 2 + 1 / 64 + 4 / 64 / 256}
 
 
 class Shape(NamedTuple):
-    """What tells a node from others: its devices' type, how many there are, and the bytes of the smallest."""
+    """What durations depend on in a node: device type, number of devices, and the bytes of the smallest."""
 
     kind: str
     gpus: int
@@ -41,30 +41,30 @@ class Shape(NamedTuple):
 
 
 class Shapes:
-    """The nodes that tasks may run on, as far as a duration goes."""
+    """The nodes that tasks may run on, by shape."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self._of = tuple(Shape(kind_of(node), len(node.devices), memory_of(node)) for node in nodes)
         self.distinct = tuple(dict.fromkeys(self._of))
 
     def each(self, seconds: Mapping[Shape, int | None]) -> Seconds:
-        """Those of each node, in their order."""
+        """The value of each node's shape, in node order."""
         if len(self.distinct) == 1:
             return (seconds[self.distinct[0]],) * len(self._of)
         return tuple(seconds[shape] for shape in self._of)
 
 
 class Workload:
-    """The given tasks, read at one moment. `memo` keeps what is known of those that lie still.
+    """Estimates for the given tasks, whose rows are read at one moment. `memo` caches those of unchanged tasks.
 
-    `unsaved` are the jobs of tasks that no row stands for.
+    `unsaved` are the jobs of tasks without rows.
     """
 
     def __init__(
         self, session: Session, tasks: Iterable[Task], memo: Memo, unsaved: Mapping[str, Sequence[Job]] | None = None
     ) -> None:
         self._memo = memo
-        self.unread: dict[str, str] = {}  # why, by task
+        self.unread: dict[str, str] = {}  # reason, by task
         self.specs: dict[str, TaskSpec] = {}
         tasks = list(tasks)
         for task in tasks:
@@ -82,24 +82,24 @@ class Workload:
         self._jobs = self._read(session, sound, unsaved or {})
 
     def bytes_per_gpu(self, task: Task) -> int:
-        """What the base's weights take of each GPU, at the least; each holds them all."""
+        """Bytes of the base's weights on each GPU, a lower bound; each GPU holds them all."""
         return int(self._bases[task.base_model].parameters * BYTES_PER_WEIGHT[self.specs[task.id].precision])
 
     def needs(self, task: Task) -> frozenset[str]:
-        """What a worker must understand to train it (contract.compatibility.capabilities)."""
+        """The capabilities that a worker needs to train it (contract.compatibility.capabilities)."""
         kind = self._bases[task.base_model].model_type
         return self._memo.get(("needs", task.id, kind), lambda: needed(task.spec, kind))
 
     def fits(self, task: Task, node: Node) -> bool:
-        """At its narrowest."""
+        """Whether the task fits the node at its narrowest width."""
         return task.gpus <= len(node.devices) and self.bytes_per_gpu(task) <= memory_of(node)
 
     def left(self, task: Task) -> int:
-        """Jobs that have not ended."""
+        """The number of jobs that have not ended."""
         return sum(job.status not in JOB_TERMINAL for job in self._jobs[task.id])
 
     def estimate(self, task: Task, kind: str, gpus: int) -> Estimate:
-        """What the task still takes on `gpus` devices of a type."""
+        """The remaining work of the task on `gpus` devices of a type."""
         spec, of_class = self.specs[task.id], self._lives[shape_class(self.specs[task.id])]
         jobs, model = self._jobs[task.id], self._model(task.base_model, spec.precision, kind)
         file = self._files[task.train_file_id]
@@ -113,17 +113,17 @@ class Workload:
         return self._memo.get(("estimate", task.id, moment, model, of_class, gpus), work_out)
 
     def full_tokens(self, task: Task) -> float:
-        """What its jobs would train without any exit."""
+        """Tokens that its jobs would train without any early exit."""
         spec, file = self.specs[task.id], self._files[task.train_file_id]
         tokens = tokens_per_row(file.bytes, file.rows, spec.training.max_seq_len)
         return sum(job.total_steps * job.batch_size * tokens for job in self._jobs[task.id])
 
     def widths(self, task: Task, nodes: "Shapes", most: int) -> tuple[Width, ...]:
-        """How long it takes on each node: on as few devices as it asks for, and on each wider width that its spec allows and
-        that pays there, ascending.
+        """Its duration on each node: at the narrowest width, then at each wider one, ascending, that its spec allows and that
+        saves enough there.
 
-        None is wider than `most` GPUs or than it has jobs left; and each saves a part of the time that the next narrower
-        one takes on that node.
+        No width exceeds `most` GPUs or the number of its live jobs; each must save a part (`PAYS`) of the next narrower one's
+        time on that node.
         """
         before = {shape: self._seconds(task, shape, task.gpus) for shape in nodes.distinct}
         found, widest = [Width(task.gpus, nodes.each(before))], min(self.left(task), most)
@@ -137,13 +137,13 @@ class Workload:
         return tuple(found)
 
     def _seconds(self, task: Task, shape: "Shape", gpus: int) -> int | None:
-        """None where it does not fit."""
+        """Seconds, or None where the task does not fit."""
         if gpus > shape.gpus or self.bytes_per_gpu(task) > shape.memory:
             return None
         return max(1, round(self.estimate(task, shape.kind, gpus).seconds))
 
     def _paying(self, task: Task, shape: "Shape", gpus: int, narrower: int | None) -> int | None:
-        """As `_seconds`; None too where that saves too little against the `narrower` width's, or that is None."""
+        """As `_seconds`, but also None if that saves too little against the `narrower` width's time, or if that is None."""
         seconds = self._seconds(task, shape, gpus) if narrower is not None else None
         return seconds if seconds is not None and narrower is not None and seconds <= (1 - PAYS) * narrower else None
 
@@ -152,7 +152,7 @@ class Workload:
             parameters = self._bases[base].parameters
             known = relevant(self._profiles, base, precision, kind)
             moved = BYTES_PER_WEIGHT[precision]
-            if precision != "bf16":  # decoded at each pass: the weight is written, and read once more
+            if precision != "bf16":  # decoded at each pass: the decoded weight is written and read once more
                 moved += 2 * BYTES_PER_WEIGHT["bf16"]
             self._models[base, precision, kind] = Model(parameters, round(parameters * moved), hardware(kind), known)
         return self._models[base, precision, kind]
@@ -160,7 +160,7 @@ class Workload:
     def _read(
         self, session: Session, tasks: list[Task], unsaved: Mapping[str, Sequence[Job]]
     ) -> dict[str, tuple[JobProgress, ...]]:
-        """All jobs of each task. While a task is queued, they change only with its fence."""
+        """All jobs of each task. While a task is queued, its jobs change only with its fence."""
         keys = {task.id: ("jobs", task.id, task.fence) for task in tasks if task.status == TaskStatus.QUEUED}
         moved = [task.id for task in tasks if keys.get(task.id) not in self._memo]
         rows: dict[str, list[Any]] = defaultdict(list, {id: list(jobs) for id, jobs in unsaved.items()})
@@ -192,7 +192,7 @@ def memory_of(node: Node) -> int:
 
 
 def rows_of(task: Task, spec: TaskSpec, file: File, held_out: File | None) -> tuple[int, int]:
-    """Rows that train and that validate: as a worker counted them, else as the files and the spec suggest."""
+    """Training and validation rows: as a worker counted them, else estimated from the files and the spec."""
     if task.train_rows is not None and task.validation_rows is not None:
         return task.train_rows, task.validation_rows
     most = spec.dataset.max_validation_rows
@@ -203,9 +203,9 @@ def rows_of(task: Task, spec: TaskSpec, file: File, held_out: File | None) -> tu
 
 
 def progress_of(spec: TaskSpec, job: Any, rows: int) -> JobProgress:
-    """A job's row as estimates see it. `rows` train, which tells its calendar before a worker has counted them.
+    """A job's progress for the estimates. `rows` train, from which its step counts follow before a worker has counted them.
 
-    Raises ValueError where only another version can read it.
+    Raises ValueError if only another version can read it.
     """
     config = config_of(job.config)
     total, warmup = job.total_steps, job.warmup_steps

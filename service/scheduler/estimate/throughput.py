@@ -1,7 +1,7 @@
-"""How long a step takes: measured profiles by base, precision, GPU type, tokens, adapter rows and width; a roofline before any.
+"""Predicts the time of a step: profiles by base, precision, GPU type, tokens, adapter rows and width; a roofline before any.
 
-Values only: knows no task and no database. A profile corrects the roofline where it was taken, and less so further away, so
-one measurement already says something about every other size of step.
+Values only: knows no task and no database. A profile corrects the roofline fully where it was measured and less further away,
+so one measurement improves the prediction for every size of step.
 """
 
 import math
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 from service.scheduler.estimate.gpu_types import Hardware
 
-FLOPS_PER_WEIGHT = 4.0  # of each token: forward, and backward through a frozen base
+FLOPS_PER_WEIGHT = 4.0  # per token and weight: forward, and backward through a frozen base
 READS_PER_STEP = 2.0  # of each weight byte: forward and backward
-NEWEST = 0.3  # how much the newest measurement counts
+NEWEST = 0.3  # weight of the newest measurement in the moving average
 _UNMEASURED = 0.7  # log deviation of the roofline: a factor of two either way
 _FURTHER = 0.15  # log deviation that each doubling of the distance to the nearest profile adds
-_WIDER = 2.0  # a doubling of the width is as far as so many of tokens: replicas share an interpreter, and hold each other up
-_LEAST = 0.05  # nobody's speed is known better than this
+_WIDER = 2.0  # a doubling of the width counts as this many of tokens: replicas share an interpreter and slow each other down
+_LEAST = 0.05  # lower bound of the log deviation
 
 
 @dataclass(frozen=True)
 class Key:
-    """Where a profile holds. `tokens` of a step and adapter `rows`, both per GPU, are rounded up to powers of two; 0 rows
-    means that they were not told. `width` is how many GPUs the placement had, of which one was timed."""
+    """What a profile is measured for. `tokens` of a step and adapter `rows`, both per GPU, are rounded up to powers of two; 0
+    rows: not reported. `width` is the GPUs of the placement, of which one was timed."""
 
     base: str
     precision: str
@@ -34,7 +34,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Profile:
-    """A moving average: the log of seconds per step at `tokens` tokens per GPU, its variance, and how often it was measured."""
+    """A moving average: log seconds per step at `tokens` tokens per GPU, its variance, and the number of measurements."""
 
     tokens: float
     log_seconds: float
@@ -44,7 +44,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Model:
-    """A base on a GPU type: what the roofline needs, and the profiles that were taken of the two, in any order."""
+    """A base on a GPU type: the roofline's parameters, and the profiles of the pair, in any order."""
 
     parameters: int
     weight_bytes: int
@@ -54,7 +54,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of a step, and the deviation of their log."""
+    """Seconds of a step, and the standard deviation of their log."""
 
     seconds: float
     deviation: float
@@ -65,7 +65,8 @@ def key_of(base: str, precision: str, gpu: str, tokens: float, rows: float = 0, 
 
 
 def measured(before: Profile | None, tokens: float, seconds: float) -> Profile:
-    """The profile after one more: `seconds` a step of `tokens` tokens per GPU. Raises ValueError unless both are positive."""
+    """The profile after one more sample: `seconds` a step of `tokens` tokens per GPU. Raises ValueError unless both are
+    positive."""
     if not (tokens > 0 and seconds > 0):
         raise ValueError(f"a step of {tokens} tokens in {seconds} s is no measurement")
     said = math.log(seconds)
@@ -81,7 +82,7 @@ def measured(before: Profile | None, tokens: float, seconds: float) -> Profile:
 
 
 def roofline(model: Model, tokens: float) -> float:
-    """Seconds of a step of `tokens` tokens on one GPU: its FLOPs or its bytes, whichever takes longer, and a constant."""
+    """Seconds of a step of `tokens` tokens on one GPU: the longer of its FLOPs' and its bytes' time, plus a constant."""
     hardware = model.hardware
     compute = FLOPS_PER_WEIGHT * model.parameters * tokens / hardware.flops
     memory = READS_PER_STEP * model.weight_bytes / hardware.bytes_per_second
@@ -89,10 +90,10 @@ def roofline(model: Model, tokens: float) -> float:
 
 
 def speed(model: Model, tokens: float, rows: float = 0, width: int = 1) -> Speed:
-    """A step of `tokens` tokens and `rows` adapter rows on one GPU of a placement on `width`.
+    """A step of `tokens` tokens and `rows` adapter rows on one GPU of a placement with `width` GPUs.
 
-    Profiles correct the roofline by the ratio seen, weighted by 4 ** -distance in doublings of tokens (and, half as
-    strongly, of rows, and twice as strongly of the width).
+    Profiles correct the roofline by the measured ratio, weighted by 4 ** -distance in doublings of tokens (half as strongly of
+    rows, twice as strongly of the width).
     """
     total = log_ratio = variance = 0.0
     nearest = math.inf
@@ -111,7 +112,7 @@ def speed(model: Model, tokens: float, rows: float = 0, width: int = 1) -> Speed
 
 
 def relevant(profiles: Mapping[Key, Profile], base: str, precision: str, gpu: str) -> tuple[tuple[Key, Profile], ...]:
-    """Those taken of this base in this precision on this GPU type."""
+    """The profiles of this base in this precision on this GPU type."""
     return tuple((key, p) for key, p in profiles.items() if (key.base, key.precision, key.gpu) == (base, precision, gpu))
 
 

@@ -1,4 +1,4 @@
-"""What a new plan says to the owners of waiting tasks: the reasons joined with names. Touches no rows."""
+"""Formats what a new plan says to the owners of waiting tasks: reason codes joined with names. Touches no rows."""
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -14,7 +14,7 @@ from service.scheduler.state.snapshot import LEAVING_SECONDS, Snapshot
 
 
 def reasons_of(seen: Snapshot, decision: Decision, between: Mapping[str, Between]) -> dict[str, dict[str, Any]]:
-    """For every queued task that does not start now, JSON-ready."""
+    """The reason of every queued task that does not start now, JSON-ready."""
     shown = scene(seen, decision.starts)
     late = {miss.task: float(miss.end - miss.deadline) for miss in decision.late}
     found = {
@@ -30,7 +30,7 @@ def reasons_of(seen: Snapshot, decision: Decision, between: Mapping[str, Between
 
 
 def scene(seen: Snapshot, starts: Sequence[Start]) -> waiting_text.Scene:
-    """What the sentences may speak of, once the starts at 0 are made."""
+    """The names and numbers that sentences may use, once the starts at 0 are applied."""
     offers = {
         id: waiting_text.Offer(node.name, len(node.devices), memory_of(node), seen.troubles.get(id, ""))
         for id, node in seen.nodes.items()

@@ -1,4 +1,4 @@
-"""A task's history of plans: what was said about it and when. Written by whoever changes something, read by its owner."""
+"""A task's plan history: what the planner said about it, and when. Each writer adds its own change; the owner reads it."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -29,5 +29,5 @@ class PlanChangeResource(BaseModel):
 
 
 def note(session: Session, task: Task, kind: Kind, said: Mapping[str, Any]) -> None:
-    """Add to the task's history."""
+    """Append to the task's history."""
     session.add(PlanChange(id=new_id("change"), tenant_id=task.tenant_id, task_id=task.id, kind=kind, said=dict(said)))

@@ -1,6 +1,6 @@
-"""Why each waiting task waits, as a code and the numbers behind it. Values only: writes no sentences, knows no database.
+"""Why each waiting task waits, as a code and its numbers. Values only: writes no sentences, knows no database.
 
-The code is what would have to change for the task to start: room, a quota, another tenant's turn, a reservation, a drain.
+The code names what must change for the task to start: room, a quota, another tenant's turn, a reservation, a drain.
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ class Code(StrEnum):
     NODE_QUARANTINED = "node_quarantined"
     BACKING_OFF = "backing_off"
     PAUSED = "paused"
-    WAITING_FOR_VERSION = "waiting_for_version"  # told without numbers: no plan of this version holds the task
+    WAITING_FOR_VERSION = "waiting_for_version"  # without numbers: no plan of this version includes the task
 
 
 _HOPE = tuple(Bar)
@@ -42,18 +42,18 @@ class Reason:
     """Why one task waits. `numbers` by code:
 
     - all but paused and waiting_for_version: `asked` GPUs
-    - waiting_for_capacity: `free` GPUs on the node with the most of those it fits, `fitting` GPUs of all those, `ahead`
-      tasks that are planned before it, `soonest` (seconds until GPUs of a node it fits come free)
-    - waiting_for_quota: `limit` and `held` GPUs of its tenant, of the fastest type; a task that asks for more has no start
+    - waiting_for_capacity: `free` GPUs on the freest node that it fits, `fitting` GPUs of all nodes that it fits, `ahead`
+      tasks planned before it, `soonest` (seconds until GPUs of a node that it fits come free)
+    - waiting_for_quota: `limit` and `held` GPUs of its tenant, of the fastest type; a task that asks for more never starts
     - fair_share: `standing` of its tenant (1 is at its share, 2 has used twice that) and `other_standing` of the tenant whose
       `other_task` goes first although it came later
-    - larger_task_reserved: `free` GPUs that stand ready, `reserved_task`, its `reserved_gpus` and `reserved_start` in seconds
-    - node_drained: `nodes` it would fit that take nothing new, and `free` GPUs of the freest of them
+    - larger_task_reserved: `free` GPUs now, `reserved_task`, its `reserved_gpus` and `reserved_start` in seconds
+    - node_drained: `nodes` that it would fit but that are drained, and `free` GPUs of the freest one
     - no_node_fits: `largest`, GPUs of the largest node, `nodes` in the fleet, and `wide_enough`, nodes with enough GPUs (whose
       memory is then too small)
 
-    - no_node_understands, node_quarantined, backing_off: `nodes` that it fits, none of which may be given it, and `node`, the
-      one with the best prospects; the first says that none can train its spec, the others that it waits for one to mend or rest
+    - no_node_understands, node_quarantined, backing_off: `nodes` that it fits but may not run on, and `node`, the most hopeful;
+      with the first code none can train its spec, with the others it waits for a node to recover or to end its rest
 
     `place` counts from 1 in order of expected start; `start` and `end` are seconds from now, None without a plan.
     """
@@ -76,9 +76,9 @@ def reasons(
     starts: Sequence[Start],
     standing: Mapping[str, float] | None = None,
 ) -> tuple[Reason, ...]:
-    """One for every queued task that does not start at 0, in order of the queue.
+    """One reason for every queued task that does not start at 0, in queue order.
 
-    `standing` is `fair_share.standing` by tenant (none: there is one tenant).
+    `standing` is `fair_share.standing` by tenant (None: there is one tenant).
     """
     seen = _Seen(problem, starts, standing or {})
     found = []
@@ -96,7 +96,7 @@ Numbers = dict[str, int | float | str]
 
 
 class _Seen:
-    """A problem and its plan, looked at from each task."""
+    """A problem and its plan, with the sums that several tasks' reasons need."""
 
     def __init__(self, problem: Problem, starts: Sequence[Start], standing: Mapping[str, float]) -> None:
         self._problem, self._standing = problem, standing
@@ -136,7 +136,7 @@ class _Seen:
         }  # fmt: skip
 
     def _beyond(self, limit: Limit, held: int, task: Queued, start: Start | None, nodes: list[Node]) -> bool:
-        """Whether the limit keeps it from starting now, or on every node that it fits from starting ever."""
+        """Whether the limit keeps the task from starting now, or from ever starting on any node that it fits."""
         if start is None:
             return all(task.gpus * node.units > limit.units for node in nodes)
         return task.gpus * self._problem.units[start.node] + held > limit.units
@@ -146,7 +146,7 @@ class _Seen:
 
     @cached_property
     def _free(self) -> dict[str, int]:
-        """GPUs that nothing holds once the plan's starts at 0 are made."""
+        """Free GPUs by node after the plan's starts at 0."""
         free = {node.id: node.gpus for node in self._problem.nodes}
         for run in self._problem.running:
             free[run.node] -= run.gpus
@@ -156,7 +156,7 @@ class _Seen:
 
     @cached_property
     def _held(self) -> dict[str, int]:
-        """What GPUs count within limits, by tenant, the plan's starts at 0 among them."""
+        """Limit units held by tenant, after the plan's starts at 0."""
         held, units = defaultdict[str, int](int), self._problem.units
         for run in self._problem.running:
             held[run.tenant] += run.gpus * units[run.node]
@@ -175,7 +175,7 @@ class _Seen:
         return ends
 
     def _reserved(self, task: Queued, takes: list[Node]) -> Numbers:
-        """The first planned start that this task would delay, if it took the GPUs that stand ready."""
+        """The first planned start that this task would delay if it took the free GPUs."""
         roomy = {node.id for node in takes if self._free[node.id] >= task.gpus}
         for start in self._later:
             if start.node in roomy and start.task != task.id:
@@ -183,7 +183,7 @@ class _Seen:
         return {}
 
     def _before(self, at: int, task: Queued, start: Start | None, takes: set[str]) -> Numbers | None:
-        """A task of a tenant with less behind it that goes first although it came later."""
+        """A task of a tenant with a lower standing that starts first although it arrived later."""
         mine = self._standing.get(task.tenant)
         if mine is None:
             return None
@@ -197,7 +197,7 @@ class _Seen:
 
     @cached_property
     def _first_of_tenant(self) -> dict[str, Start]:
-        """Each tenant's last arrived of those that start soonest: who overtook, if anybody did."""
+        """Of each tenant's soonest starts, the one that arrived last: the likeliest to have overtaken another tenant's task."""
         found: dict[str, Start] = {}
         for start in sorted(self.planned.values(), key=lambda s: (s.start, -self._tasks[s.task][0])):
             found.setdefault(self._tasks[start.task][1].tenant, start)

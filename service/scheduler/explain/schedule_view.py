@@ -1,6 +1,6 @@
-"""The schedule as a tenant may see it: what runs where and until when, what waits and why. Others' tasks have no names.
+"""The schedule as a tenant may see it: which task runs where and until when, which waits and why. Others' tasks are anonymous.
 
-It comes in pages: the nodes by name, then what waits in the order of expected starts.
+Paged: the nodes by name, then the waiting tasks in the order of expected starts.
 """
 
 import hashlib
@@ -100,12 +100,12 @@ def schedule(session: Session, tenant_id: str, cursor: str | None, limit: int) -
     )
 
 
-_NOWHERE = 1 << 53  # the place of those that no plan has looked at: behind all others
+_NOWHERE = 1 << 53  # the place of tasks without a plan: behind all others
 
 
 class _After(NamedTuple):
-    """Where a page begins: behind a node, or behind the waiting task of this mark, which had this place. Marks are digests of
-    ids, since the task may be another tenant's."""
+    """Page cursor: after a node, or after the waiting task with this mark, which had this place. Marks are digests of ids,
+    since the task may be another tenant's."""
 
     node: str | None = None
     place: int | None = None
@@ -137,7 +137,7 @@ def _queued(session: Session) -> int:
 
 
 class _Waiter(NamedTuple):
-    """A waiting task, and what the plan in force says of it."""
+    """A waiting task, and its entry of the plan in force."""
 
     task: Task
     said: Mapping[str, Any]
@@ -152,7 +152,7 @@ class _Waiter(NamedTuple):
 
 
 def _queue(session: Session) -> list[_Waiter]:
-    """What waits, in the order of the expected starts."""
+    """The waiting tasks in the order of expected starts."""
     shown = load_only(Task.tenant_id, Task.name, Task.gpus, Task.waiting, Task.status, Task.fence)
     queued = select(Task).where(Task.status == TaskStatus.QUEUED).order_by(Task.queued_at, Task.id).options(shown)
     entries = queue_status.read_all(session)
@@ -161,8 +161,8 @@ def _queue(session: Session) -> list[_Waiter]:
 
 
 def _behind(queued: Sequence[_Waiter], after: _After) -> Sequence[_Waiter]:
-    """What stands behind the task where the page before ended. Places move up as tasks start: so the task itself is looked for,
-    and if it has started, what has its place now comes next, and nothing is left out."""
+    """The waiting tasks after the cursor. Places move up as tasks start, so it looks for the task itself; if that has started,
+    the task now at its place comes next, and none is skipped."""
     if after.place is None:
         return queued
     at = next((at for at, one in enumerate(queued) if one.mark == after.mark), None)

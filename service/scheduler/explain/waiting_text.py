@@ -1,4 +1,4 @@
-"""Why a task waits, for its owner: the planner's code as a sentence with names and numbers, its place, its start and end.
+"""Why a task waits, for its owner: the reason code as a sentence with names and numbers, its place, its start and end.
 
 Values only: knows no database. Names the owner's own tasks alone; any other is "another tenant's task".
 """
@@ -13,9 +13,9 @@ from service.scheduler.explain.reason_codes import Code, Reason
 
 NOT_BEFORE = "not_before"  # its spec asks for a later start; the planner does not see it yet
 NOT_PLANNED = "not_planned"  # no plan has looked at it yet
-_NEWS = (60.0, 0.25)  # seconds, and part of what is left, by which an expected start moves before its owner is notified,
-_SHOWN = (15.0, 0.1)  # and before those who ask see another one
-_NAMED = 3  # tasks that a sentence names
+_NEWS = (60.0, 0.25)  # seconds, and part of the remaining time, by which an expected start must move to be notified,
+_SHOWN = (15.0, 0.1)  # and by which it must move to be shown
+_NAMED = 3  # tasks named in a sentence
 
 
 @dataclass(frozen=True)
@@ -25,25 +25,25 @@ class Offer:
     name: str
     gpus: int
     memory_bytes: int
-    trouble: str = ""  # why it is given nothing
+    trouble: str = ""  # why it gets no tasks
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What sentences speak of: nodes by id, the tenants of all tasks, bytes that queued ones need of a GPU, who runs where.
-    `lacking` says of tasks that no node understands what it would take."""
+    """Names and numbers for sentences: nodes by id, tenants by task, bytes per GPU by queued task, nodes of running tasks.
+    `lacking` says what it would take to train tasks that no node understands."""
 
     offers: Mapping[str, Offer]
     owners: Mapping[str, str]
     needs: Mapping[str, int]
-    running: Mapping[str, str] = field(default_factory=dict)  # the node of each running task
+    running: Mapping[str, str] = field(default_factory=dict)  # node by running task
     lacking: Mapping[str, str] = field(default_factory=dict)
 
 
 def tell(
     reason: Reason, scene: Scene, at: datetime, between: Between | None = None, late: float | None = None
 ) -> dict[str, Any]:
-    """The reason, JSON-ready. `late` is by how many seconds it will miss its deadline."""
+    """The reason, JSON-ready. `late` is by how many seconds the task will miss its deadline."""
     sentence = _SENTENCES[reason.code](reason, scene)
     if late is not None:
         sentence += f" It is expected to end {_long(late)} after its deadline."
@@ -61,7 +61,7 @@ def tell(
 
 
 def plain(code: str, sentence: str) -> dict[str, Any]:
-    """A reason that no plan has looked at."""
+    """A reason that needs no plan."""
     nothing = ("place", "node", "expected_start", "expected_end", "expected_start_interval", "expected_end_interval")
     return {"code": code, "sentence": sentence, **dict.fromkeys(nothing), "late_seconds": None}
 
@@ -75,19 +75,19 @@ def not_planned() -> dict[str, Any]:
 
 
 def not_before(moment: datetime) -> dict[str, Any]:
-    """It asked to start no earlier than this."""
+    """The spec asks for a start no earlier than this."""
     said = plain(NOT_BEFORE, f"Its spec asks for a start no earlier than {moment.isoformat()}.")
     return said | {"expected_start": moment.isoformat()}
 
 
 def differs(before: Mapping[str, Any] | None, after: Mapping[str, Any], at: datetime) -> bool:
-    """Whether the change is news: another code, or a start that moved by a lot. A place in the queue and a node are none: they
-    change with every start, for all that wait."""
+    """Whether the change is notified: another code, or a start that moved by a lot. Place and node do not count: they change
+    with every start, for all waiting tasks."""
     return before is None or before.get("code") != after["code"] or _moved(before, after, at, *_NEWS)
 
 
 def shows(before: Mapping[str, Any], after: Mapping[str, Any], at: datetime) -> bool:
-    """Whether who asks is to see the change: news, another place or node, or a start that moved by more than a little."""
+    """Whether readers see the change: one to notify, another place or node, or a start that moved by more than a little."""
     return any(before.get(name) != after[name] for name in ("code", "place", "node")) or _moved(before, after, at, *_SHOWN)
 
 
@@ -212,7 +212,7 @@ def _numbers(reason: Reason, *names: str) -> list[Any]:
 
 
 def _names(tasks: list[str], reader: str, scene: Scene) -> str:
-    """These tasks as the owner of `reader` may know them."""
+    """These tasks, named as the owner of `reader` may see them."""
     own = [task for task in tasks if scene.owners.get(task) == scene.owners[reader]]
     others = len(tasks) - len(own)
     named = own[:_NAMED] + ([f"{len(own) - _NAMED} more of yours"] if len(own) > _NAMED else [])

@@ -1,4 +1,4 @@
-"""Reserved GPUs: those taken back for a task are nobody else's while their holders leave, and then that task starts on them."""
+"""GPU reservations: reclaimed GPUs stay reserved for one task while their holders leave; then that task starts on them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ _LAPSES = timedelta(seconds=120)  # after the last holder left
 
 @dataclass(frozen=True)
 class GpuReservation:
-    """GPUs of a node for a task, once these have left it."""
+    """GPUs of a node reserved for a task; `leaving` are the tasks that still have to leave them."""
 
     task: str
     node: str
@@ -24,7 +24,7 @@ class GpuReservation:
 
 @dataclass(frozen=True)
 class Kept:
-    """The problem's tasks with the promises among the running ones: `due` start now, `awaited` wait for who leaves."""
+    """The problem's tasks with reservations as running ones: `due` start now, `awaited` wait for tasks to leave."""
 
     running: tuple[Running, ...]
     queued: tuple[Queued, ...]
@@ -33,7 +33,7 @@ class Kept:
 
 
 def reservations_of(session: Session, now: datetime) -> list[GpuReservation]:
-    """What was promised and has not lapsed."""
+    """The reservations that have not lapsed."""
     standing = or_(Placement.ended_at.is_(None), Placement.ended_at > now - _LAPSES)
     rows = session.scalars(select(Placement).where(Placement.promised_to.is_not(None), standing).order_by(Placement.id))
     found: dict[str, GpuReservation] = {}
@@ -48,7 +48,7 @@ def reservations_of(session: Session, now: datetime) -> list[GpuReservation]:
 def kept(
     promised: Sequence[GpuReservation], nodes: Sequence[Node], running: Sequence[Running], queued: Sequence[Queued]
 ) -> Kept:
-    """Take each promised task out of the queue, and hold for it what is free on its node and what its leavers give back."""
+    """Take tasks with a reservation out of the queue; hold for each its node's free GPUs, and those of leaving tasks."""
     waiting = {task.id: task for task in queued}
     runs, due, awaited = list(running), list[Start](), dict[str, GpuReservation]()
     for promise in {promise.task: promise for promise in promised}.values():
@@ -63,7 +63,7 @@ def kept(
         else:
             leavers = {run.id: run for run in runs if run.id in promise.leaving and run.node == promise.node}
             if free + sum(run.gpus for run in leavers.values()) < task.gpus:
-                continue  # somebody else got there first
+                continue  # another task took the GPUs first
             runs = _given(runs, leavers, task.gpus - free)
             longest = max(run.remaining for run in leavers.values())
             runs.append(Running(task.id, promise.node, task.gpus, longest + seconds, task.tenant))
@@ -73,7 +73,7 @@ def kept(
 
 
 def _given(runs: Sequence[Running], leavers: Mapping[str, Running], gpus: int) -> list[Running]:
-    """The runs without `gpus` GPUs of those that leave; whoever holds more keeps the rest until it has left."""
+    """The runs without `gpus` GPUs of leaving tasks; a task that holds more keeps the rest until it has left."""
     left: list[Running] = []
     for run in runs:
         taken = min(gpus, run.gpus) if run.id in leavers else 0

@@ -1,4 +1,4 @@
-"""Nodes and waiting tasks as eligibility sees them, read from their rows; and what it says, put into widths and words."""
+"""Reads nodes and waiting tasks for eligibility.py, and turns its bars into widths and words."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ _BARS = {"quarantined": Bar.QUARANTINED, "not_applying": Bar.NOT_APPLYING, "rest
 
 @dataclass(frozen=True)
 class Hosts:
-    """The ready nodes at one moment, in the plan's order, and what is wrong with some of them."""
+    """The ready nodes at one moment, in the plan's order, and the troubles of some."""
 
     nodes: Mapping[str, Node]
     hosts: Sequence[Host]
@@ -33,7 +33,7 @@ class Hosts:
         return cls(nodes, [_host(node, troubles.get(id), id in busy) for id, node in nodes.items()], troubles, now)
 
     def bars(self, tasks: Sequence[Task], needs: Mapping[str, frozenset[str]], widths: Mapping[str, Sequence[Width]]) -> Bars:
-        """What keeps each task from nodes that it fits."""
+        """The bars of each task, by node that it fits."""
         plain = not self.troubles and not any(task.faults for task in tasks)
         covered = frozenset.intersection(*(host.capabilities for host in self.hosts)) if self.hosts else frozenset()
         if plain and all(needs[task.id] <= covered for task in tasks):
@@ -45,7 +45,7 @@ class Hosts:
         return Asker(task.id, needs, faults_of(task), frozenset(host.id for host, seconds in pairs if seconds is not None))
 
     def narrowed(self, task: Task, widths: Sequence[Width], barred: Mapping[str, Bar]) -> list[Width]:
-        """Without the nodes that it may not be given, and longer on those that lost it or others lately."""
+        """The task's widths without nodes that are barred, and with longer durations on nodes that lost it or others lately."""
         if not barred and not task.faults and not any(host.losses for host in self.hosts):
             return list(widths)
         asker = self._asker(task, frozenset(), widths)
@@ -59,7 +59,7 @@ class Hosts:
         return [found[0], *(width for width in found[1:] if any(width.seconds))]
 
     def lacking(self, task: Task, needs: frozenset[str], barred: Mapping[str, Bar]) -> str | None:
-        """What it would take to train the task, where no node understands it."""
+        """What it would take to train the task, if no node understands it; else None."""
         if not barred or not set(barred.values()) <= {Bar.NOT_UNDERSTOOD, Bar.REFUSED}:
             return None
         refusals = [

@@ -1,4 +1,4 @@
-"""What the fleet has learned, as rows: how long steps take, how long jobs live. throughput.py and survival.py do the sums."""
+"""Stores what the fleet has learned: step times and job survival. throughput.py and survival.py do the arithmetic."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
@@ -15,7 +15,7 @@ from service.scheduler.models import SurvivalRow, ThroughputProfile
 
 
 def profiles(session: Session, bases: Collection[str]) -> dict[Key, Profile]:
-    """All that was measured of these bases, the same order each time."""
+    """All profiles of these bases, in a fixed order."""
     rows = select(ThroughputProfile).where(ThroughputProfile.base_model.in_(bases))
     return {
         Key(row.base_model, row.precision, row.device_type, row.tokens, row.rows, row.width): Profile(
@@ -26,7 +26,7 @@ def profiles(session: Session, bases: Collection[str]) -> dict[Key, Profile]:
 
 
 def lives(session: Session, classes: Collection[str]) -> Mapping[str, Lives]:
-    """What finished tasks of these shape classes have lived."""
+    """Exits and phases lived by ended tasks of these shape classes."""
     found: dict[str, Lives] = defaultdict(lambda: NOTHING)
     for row in session.scalars(select(SurvivalRow).where(SurvivalRow.shape_class.in_(classes))):
         found[row.shape_class] = Lives(row.warm_exits, row.warm_lived, row.late_exits, row.late_lived)
@@ -34,10 +34,10 @@ def lives(session: Session, classes: Collection[str]) -> Mapping[str, Lives]:
 
 
 def note_steps(session: Session, base: str, precision: str, kind: str, width: int, done: Throughput) -> int:
-    """One more measurement of a base's steps on a device of a type, in a placement on `width` of them; how many there were
-    with it, 0 if it says nothing.
+    """Add a measurement of a base's steps on a device type, in a placement with `width` devices. Returns the number of
+    measurements, or 0 if this one is empty.
 
-    Evaluations are left out: task_duration.py counts them apart.
+    Excludes evaluations: task_duration.py counts them separately.
     """
     steps, seconds = done.device_steps or done.steps, done.device_seconds or done.seconds
     if steps <= 0 or done.tokens <= 0 or seconds <= 0:
@@ -61,7 +61,7 @@ def note_steps(session: Session, base: str, precision: str, kind: str, width: in
 
 
 def note_ended(session: Session, shape_class: str, jobs: Collection[JobProgress]) -> None:
-    """A task has ended: what its jobs lived counts for its class."""
+    """Add the lives of an ended task's jobs to its class."""
     blank = dict.fromkeys(("warm_exits", "warm_lived", "late_exits", "late_lived"), 0.0)
     session.execute(insert(SurvivalRow).values(shape_class=shape_class, **blank).on_conflict_do_nothing())
     row = session.get_one(SurvivalRow, shape_class, with_for_update=True, populate_existing=True)

@@ -12,17 +12,17 @@ from service.scheduler.models import PlanRequest
 from service.scheduler.replan_pacing import Asked
 from service.tasks.models import Task
 
-ARRIVED = "task_arrived"  # the one reason that frees nothing and changes nobody's rights
+ARRIVED = "task_arrived"  # the only reason that frees no GPUs and changes no tenant's due
 
 
 def request_plan(session: Session, queue: Queue, reason: str) -> None:
-    """Record that something changed that matters to the plan (`reason`: up to 64 characters, for the log of plans)."""
+    """Record a change that requires a new plan (`reason`: up to 64 characters, for the log of plans)."""
     session.add(PlanRequest(reason=reason))
     after_commit(session, lambda: queue.wake(QueueJob.REPLAN))
 
 
 def asked_for(session: Session) -> Asked:
-    """Why plans are asked for now. The session must see all tenants' rows."""
+    """Why plans are requested now. The session must see all tenants' rows."""
     held = select(func.sum(func.cardinality(Placement.device_indexes))).where(Placement.ended_at.is_(None))
     of_node = held.where(Placement.node_id == Node.id).correlate(Node).scalar_subquery()
     free = func.max(func.jsonb_array_length(Node.devices) - func.coalesce(of_node, 0))

@@ -1,4 +1,4 @@
-"""A plan becomes rows: placements, reasons, history, the plan itself. Each task only while it is as it was read."""
+"""Writes a plan as rows: placements, reasons, history, the plan itself. Skips each task that changed since it was read."""
 
 import logging
 from collections.abc import Iterable
@@ -31,24 +31,24 @@ from service.tasks.polling.task_watcher import touch
 
 log = logging.getLogger(__name__)
 
-_SAME_END = 0.05  # a running task's expected end that moved by less than this part of what is left is not written
+_SAME_END = 0.05  # part of the remaining time by which a running task's expected end must move to be written
 
 
 @dataclass(frozen=True)
 class Placed:
-    """What came of the starts: tasks that have their placements, and tasks that moved on or whose node did."""
+    """Outcome of the starts: placed tasks, and dropped ones, which changed or whose node did."""
 
     started: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
 
 
 def starting(seen: Snapshot, decision: Decision) -> dict[str, Start]:
-    """What starts now, by task."""
+    """The starts at 0, by task."""
     return {start.task: start for start in (*seen.promised, *decision.starts) if start.start == 0}
 
 
 def place(session: Session, parts: Dependencies, seen: Snapshot, decision: Decision) -> Placed:
-    """Start what starts now. The caller's transaction holds the planner's lease."""
+    """Create the placements that start now. The caller's transaction holds the planner's lease."""
     starts = starting(seen, decision)
     between = seen.between(decision.starts)
     same = _same(session, seen, starts)
@@ -56,7 +56,7 @@ def place(session: Session, parts: Dependencies, seen: Snapshot, decision: Decis
     busy = _busy(session, nodes)
     now = clock(session)
     started = []
-    with session.no_autoflush:  # all rows go out together
+    with session.no_autoflush:  # flush all rows at once
         for task in same:
             start = starts[task.id]
             free = _free(nodes[start.node], busy[start.node], now, parts.settings)
@@ -71,7 +71,7 @@ def place(session: Session, parts: Dependencies, seen: Snapshot, decision: Decis
 
 
 def tell(session: Session, seen: Snapshot, decision: Decision, placed: Placed, seconds: float) -> None:
-    """Say why the others wait, notify those for whom it is news, keep the plan, and delete the requests it answers.
+    """Write the reasons of the waiting tasks, notify news, store the plan, and delete the requests it answers.
 
     The caller's transaction holds the planner's lease.
     """
@@ -97,13 +97,13 @@ def tell(session: Session, seen: Snapshot, decision: Decision, placed: Placed, s
 
 
 def _since_last(session: Session) -> float | None:
-    """Seconds since the newest plan that is kept."""
+    """Seconds since the newest stored plan."""
     newest = session.scalar(select(Plan.created_at).order_by(Plan.id.desc()).limit(1))
     return None if newest is None else (clock(session) - newest).total_seconds()
 
 
 def note_ends(session: Session, seen: Snapshot) -> None:
-    """Write down when running tasks are expected to end, where that has moved. For a transaction of its own."""
+    """Update the expected ends of running tasks where they have moved. Needs a transaction of its own."""
     between = seen.between()
     moved = []
     for run in seen.problem.running:
@@ -118,7 +118,7 @@ def note_ends(session: Session, seen: Snapshot) -> None:
         return
     ids = [one["of"] for one in moved]
     free = select(Placement.id).where(Placement.id.in_(ids), Placement.ended_at.is_(None)).order_by(Placement.id)
-    mine = set(session.scalars(free.with_for_update(skip_locked=True)))  # one whose report is just being written is told later
+    mine = set(session.scalars(free.with_for_update(skip_locked=True)))  # those with a report in flight follow later
     said = [one for one in moved if one["of"] in mine]
     if said:
         session.connection().execute(_SAY_END, said)
@@ -132,7 +132,7 @@ _SAY_END = (
 
 
 def _same(session: Session, seen: Snapshot, ids: Iterable[str]) -> list[Task]:
-    """Those of the tasks that are as they were seen, locked, in order of their ids."""
+    """The tasks that are unchanged since the snapshot, locked, in order of their ids."""
     rows = select(Task).where(Task.id.in_(list(ids))).order_by(Task.id).with_for_update()
     fresh = session.scalars(rows.execution_options(populate_existing=True))
     return [task for task in fresh if task.status == TaskStatus.QUEUED and task.fence == seen.tasks[task.id].fence]
@@ -147,7 +147,7 @@ def _lock_nodes(session: Session, node_ids: set[str]) -> dict[str, Node]:
 
 
 def _busy(session: Session, nodes: Iterable[str]) -> dict[str, set[int]]:
-    """Devices of each node that a live placement holds."""
+    """Devices of each node that live placements hold."""
     held = select(Placement.node_id, Placement.device_indexes)
     found: dict[str, set[int]] = {node: set() for node in nodes}
     for node, indexes in session.execute(held.where(Placement.node_id.in_(found), Placement.ended_at.is_(None))):
@@ -156,7 +156,7 @@ def _busy(session: Session, nodes: Iterable[str]) -> dict[str, set[int]]:
 
 
 def _free(node: Node, busy: set[int], now: datetime, settings: Settings) -> list[int]:
-    """Devices that can be given, lowest first; none if the node has changed too much."""
+    """Free devices, lowest first; none if the node has changed too much."""
     if node.status != "ready" or node.drained_at is not None:
         return []
     trouble = trouble_of(node, now, settings)
@@ -175,7 +175,7 @@ def _place(
     between: Between | None,
     now: datetime,
 ) -> None:
-    """Put the task on devices of its node; both are locked."""
+    """Place the task on devices of its node; both are locked."""
     task.fence += 1
     task.status = check_task(TaskStatus(task.status), TaskStatus.RUNNING)
     task.waiting, task.started_at = None, task.started_at or now

@@ -1,4 +1,4 @@
-"""The planner's lease: one row with a token, so that one planner works at a time. Knows nothing of plans."""
+"""The planner's lease: one row with a token, so that one planner works at a time. Knows no plans."""
 
 from datetime import timedelta
 
@@ -9,15 +9,15 @@ from sqlalchemy.orm import Session
 from service.database.engine import Database, new_id
 from service.scheduler.models import PlannerLease, PlanRequest
 
-LEASE = timedelta(seconds=20)  # above the wall guard of the solver; a planner that was killed holds others up this long
+LEASE = timedelta(seconds=20)  # longer than the solver's wall guard; after a planner is killed, planning stops for this long
 
 
 class LeaseLost(Exception):
-    """Another planner took over while this one was thinking. Its plan is rejected whole."""
+    """Another planner has taken the lease. The whole plan is rejected."""
 
 
 def take(db: Database) -> str | None:
-    """A token of our own, if a plan is asked for and no other planner's lease runs."""
+    """A new token, if a plan is requested and no other planner's lease is running; else None."""
     token = new_id("planner")
     now = func.clock_timestamp()
     asked = select(literal(1), literal(token), now + LEASE).where(exists(select(PlanRequest.id)))
@@ -35,7 +35,7 @@ def let_go(db: Database, token: str) -> None:
 
 
 def hold(session: Session, token: str) -> None:
-    """Lock the lease for this transaction and renew it; raises LeaseLost if it is another's."""
+    """Lock and renew the lease in this transaction. Raises LeaseLost if another planner holds it."""
     renewed = update(PlannerLease).where(PlannerLease.token == token).values(until=func.clock_timestamp() + LEASE)
     if session.scalar(renewed.returning(PlannerLease.id)) is None:
         raise LeaseLost

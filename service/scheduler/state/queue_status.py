@@ -1,7 +1,7 @@
-"""The queue as the plan in force sees it: why, where and when each waiting task is to start.
+"""The queue in the plan in force: why each waiting task waits, where and when it is to start.
 
-One packed row for each tenant that waits, written with each plan: a task's place in the queue moves with every start, so a row
-for each task would be as many writes as tasks wait. Knows neither how a plan is made nor what is worth telling.
+One packed row per tenant with waiting tasks, written with each plan: places move with every start, so a row per task would mean
+one write per waiting task. Knows neither how a plan is made nor which changes are notified.
 """
 
 import json
@@ -23,10 +23,10 @@ from service.scheduler.explain.waiting_text import shows
 from service.scheduler.models import QueueStatus
 from service.tasks.models import Task
 
-_FAST = 1  # zlib's level: a plan of 1,000 waiting tasks is packed to a twentieth in a few milliseconds
-_UNPACKED = 16  # rows that a process keeps unpacked
+_FAST = 1  # zlib's level: packs a plan of 1,000 waiting tasks to a twentieth in a few milliseconds
+_UNPACKED = 16  # rows that a process caches unpacked
 
-# for the resources of the tasks `ids`: nothing is read where none of them waits
+# for the resources of the tasks `ids`; reads nothing if none of them waits
 OF_TASKS = select(QueueStatus.packed).where(
     QueueStatus.tenant_id.in_(select(Task.tenant_id).where(among_ids(Task.id), Task.status == TaskStatus.QUEUED))
 )
@@ -34,8 +34,8 @@ OF_TASKS = select(QueueStatus.packed).where(
 
 @dataclass(frozen=True)
 class Entry:
-    """What the plan in force says of one task, as it was when its fence was `fence`. `node` is the name of the planned one,
-    `number` that of the first plan that said so: a part of the task's ETag."""
+    """A task's entry in the plan in force, valid for its `fence`. `node` is the name of the planned node, `number` that of the
+    first plan that said so: a part of the task's ETag."""
 
     fence: int
     number: int
@@ -54,9 +54,9 @@ NONE: Entries = MappingProxyType({})
 def publish(
     session: Session, at: datetime, tasks: Mapping[str, Task], told: Mapping[str, Mapping[str, Any]], untold: Iterable[str]
 ) -> None:
-    """Put what is `told` of the waiting tasks of one plan, made at this moment, in place of what the plan before it said.
+    """Replace the entries of the previous plan by what is `told` of one plan's waiting tasks, made at this moment.
 
-    `untold` are those whose owners have not been notified of news. The caller's transaction holds the planner's lease.
+    `untold` are tasks whose news is not notified yet. The caller's transaction holds the planner's lease.
     """
     number, before = int(at.timestamp() * 1e6), read_all(session)
     lines: dict[str, list[bytes]] = {}
@@ -89,7 +89,7 @@ def _pack(lines: list[bytes]) -> bytes:
 
 
 def read_all(session: Session) -> Entries:
-    """Of all tenants that the session may see."""
+    """The entries of all tenants that the session may see."""
     found: dict[str, Entry] = {}
     for (packed,) in session.execute(select(QueueStatus.packed)):
         found |= unpack(packed)
@@ -97,17 +97,17 @@ def read_all(session: Session) -> Entries:
 
 
 def entries_of(rows: Iterable[Row[Any] | Any]) -> Entries:
-    """What OF_TASKS found, by task."""
+    """The entries in the rows of OF_TASKS, by task."""
     found: Entries = NONE
     for row in rows:
         entries = unpack(row.packed)
-        found = {**found, **entries} if found else entries  # one tenant asks; only admins see several
+        found = {**found, **entries} if found else entries  # a tenant has one row; only admins see several
     return found
 
 
 @lru_cache(maxsize=_UNPACKED)
 def unpack(packed: bytes) -> Entries:
-    """Entries by task. What they say stays text until it is asked for."""
+    """Entries by task. Their JSON is parsed on demand."""
     found = {}
     for line in zlib.decompress(packed).split(b"\n"):
         id, fence, number, node, text = line.split(b"\t", 4)
@@ -116,12 +116,12 @@ def unpack(packed: bytes) -> Entries:
 
 
 def entry_of(task: Task | Any, entries: Entries) -> Entry | None:
-    """The task's entry, unless it left the queue since, of which its fence tells: `task` has a Task's columns."""
+    """The task's entry, or None if its status or fence shows that it left the queue since. `task` has a Task's columns."""
     entry = entries.get(task.id)
     return entry if entry is not None and task.status == TaskStatus.QUEUED and entry.fence == task.fence else None
 
 
 def waiting_of(task: Task | Any, entries: Entries) -> dict[str, Any] | None:
-    """Why the task waits, its place and its window, by the plan in force; else what its row says."""
+    """Why the task waits, its place and its interval, by the plan in force; else by its row."""
     entry = entry_of(task, entries)
     return task.waiting if entry is None else entry.waiting()

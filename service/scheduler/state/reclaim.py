@@ -1,6 +1,6 @@
-"""GPUs taken back from running tasks for a tenant that is owed them.
+"""Reclaims GPUs from running tasks for a tenant that is owed them.
 
-preemption.py decides; here it is done, each task in a transaction of its own that looks again under its lock.
+preemption.py decides; this module asks each victim to leave, in a transaction that checks again under the task's lock.
 """
 
 import logging
@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 
 
 def reclaim(parts: Dependencies, token: str, seen: Snapshot) -> GpuReservation | None:
-    """Ask the placements to leave that stand in the way of a tenant that is owed their GPUs; what its task is promised.
+    """Ask placements to leave for a tenant that is owed their GPUs. Returns the reservation for that tenant's task.
 
-    None if there is nothing to take back. Raises LeaseLost.
+    None if there is nothing to reclaim. Raises LeaseLost.
     """
     found = due(seen, parts.settings.preempt_after_seconds)
     if found is None:
@@ -33,13 +33,13 @@ def reclaim(parts: Dependencies, token: str, seen: Snapshot) -> GpuReservation |
 
 
 def due(seen: Snapshot, bound: float) -> Preemption | None:
-    """Who is owed GPUs now, and from whom."""
+    """The preemption that is due now, if any."""
     if sum(share.active for share in seen.shares) < 2:
         return None
     gpus = sum(node.gpus * node.worth for node in seen.problem.nodes if not node.drained)
     held = _held(seen)
     known = {one.task for one in held}
-    taken = Counter[str]()  # by tasks that leave already, or that GPUs are promised to
+    taken = Counter[str]()  # by leaving tasks and by reservations
     for run in seen.problem.running:
         if run.id not in known:
             taken[run.node] += run.gpus
@@ -66,7 +66,7 @@ def _held(seen: Snapshot) -> list[Held]:
 
 
 def _claims(seen: Snapshot) -> list[Claim]:
-    """Waiting tasks within their quota, of tenants to whom nothing is promised yet."""
+    """Waiting tasks within their quota, of tenants without a reservation."""
     limits = {limit.tenant: limit.units for limit in seen.problem.limits}
     holds, units = Counter[str](), seen.problem.units
     for task_id, placed in seen.placements.items():
@@ -100,7 +100,7 @@ def _ask(parts: Dependencies, token: str, seen: Snapshot, found: Preemption, vic
 
 
 def told_victim(seen: Snapshot, found: Preemption, victim: Held) -> str:
-    """For the victim's owner, who may not know whose task it is unless it is his own."""
+    """Message for the victim's owner; names the claiming task only if it is the owner's."""
     claim = found.claim
     if claim.tenant == victim.tenant:
         return f"It makes room for {claim.task}, which needs {claim.gpus} GPUs of one node; it goes on from its checkpoint."

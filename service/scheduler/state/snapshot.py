@@ -1,6 +1,6 @@
-"""What the planner sees: the fleet, what runs, what waits, who is owed what; read from Postgres at one moment, as a Problem.
+"""The planner's snapshot: nodes, running and waiting tasks, shares and dues, read from Postgres at one moment, as a Problem.
 
-Decides nothing. The fences it read go back into the writing, which drops every task that has moved on.
+Decides nothing. The plan writer compares the fences read here, and drops every task that changed since.
 """
 
 from collections import defaultdict
@@ -29,13 +29,13 @@ from service.tasks.models import Job, Task
 from service.tasks.stored_specs import needs_version, newer_fields
 
 Widths = Mapping[str, Sequence[p.Width]]  # by task, each narrowest first
-LEAVING_SECONDS = 10  # what a task that was asked to leave is expected to take over it
-_UNREAD_SECONDS = 60  # what a running task that cannot be read is expected to take yet, at the least
+LEAVING_SECONDS = 10  # expected time until a task that was asked to leave has left
+_UNREAD_SECONDS = 60  # least expected remaining time of a running task that cannot be read
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A queued task that no row stands for, and its jobs."""
+    """A queued task without a row, and its jobs."""
 
     task: Task
     jobs: Sequence[Job]
@@ -43,10 +43,11 @@ class Asked:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """`tasks` are the queued and running ones, by id; `unread` the queued ones that only another version can read, and why.
-    A running one that cannot be read holds its GPUs in the problem, and is not in `placements`: nobody takes them from it.
+    """`tasks` are the queued and running ones, by id; `unread` the queued ones that only another version can read, and why. A
+    running task that cannot be read holds its GPUs in the problem but is not in `placements`, so that the planner never
+    reclaims them.
 
-    `later` wait for a moment that their specs name. `promised` are starts that are due, on GPUs taken back for them.
+    `later` wait for a moment that their specs name. `promised` are due starts on reserved GPUs.
     """
 
     at: datetime
@@ -59,18 +60,18 @@ class Snapshot:
     shares: tuple[Share, ...]
     standing: dict[str, float]
     needs: dict[str, int]  # bytes of each GPU, by queued task
-    waited: dict[str, float]  # seconds of each queued task, all queueings together
+    waited: dict[str, float]  # seconds in the queue in total, by queued task
     spreads: dict[str, Spread]
     work: Workload
     unread: dict[str, str] = field(default_factory=dict)
     later: dict[str, datetime] = field(default_factory=dict)
     promised: tuple[p.Start, ...] = ()
-    awaited: dict[str, GpuReservation] = field(default_factory=dict)  # promises whose GPUs are still being given back
-    troubles: dict[str, str] = field(default_factory=dict)  # nodes that are given nothing or little, and why
+    awaited: dict[str, GpuReservation] = field(default_factory=dict)  # reservations whose GPUs are still held
+    troubles: dict[str, str] = field(default_factory=dict)  # nodes that get no tasks, or one at a time, and why
     lacking: dict[str, str] = field(default_factory=dict)  # tasks that no node understands, and what it would take
 
     def between(self, starts: Sequence[p.Start] = ()) -> dict[str, Between]:
-        """Between which moments what runs and what `starts` will probably start and end; each start at its own width."""
+        """The prediction intervals of running tasks and of `starts`, each at its own width."""
         wide = {start.task: self._spread_of(start) for start in starts if start.gpus > self.tasks[start.task].gpus}
         return intervals(self.problem.running, starts, self.spreads | wide)
 
@@ -79,14 +80,14 @@ class Snapshot:
 
 
 def spread(found: Estimate) -> Spread:
-    """How far from its expected end it may come to one."""
+    """The interval of an estimate relative to its expected seconds."""
     return Spread(found.low / found.seconds, found.high / found.seconds)
 
 
 def read(
     session: Session, parts: Dependencies, promised: Sequence[GpuReservation] = (), asked: Asked | None = None
 ) -> Snapshot:
-    """The present moment, with what is `promised` beside the rows, and with a task that is only `asked` about.
+    """Read the present moment, with reservations (`promised`), and optionally with a task that has no row (`asked`).
 
     The session's transaction must be repeatable read and new.
     """
@@ -112,7 +113,7 @@ def read(
 
 
 class _Seen:
-    """The rows of one moment, on their way to a Snapshot."""
+    """The rows of one moment, from which `snapshot` builds the Snapshot."""
 
     def __init__(
         self,
@@ -192,7 +193,7 @@ class _Seen:
         return p.Running(task.id, node.id, gpus, seconds, task.tenant_id)
 
     def _widths(self, quotas: Sequence[p.Limit]) -> Widths:
-        """How long each task takes at each width on each node that it may be given."""
+        """The duration of each task at each width on each node that it may run on."""
         least = min(self._worth.values(), default=1.0)
         nodes, most = Shapes(self._nodes.values()), {quota.tenant: int(quota.gpus / least) for quota in quotas}
         widths = {task.id: self._work.widths(task, nodes, most.get(task.tenant_id, p.NEVER)) for task in self._queued}
@@ -206,7 +207,7 @@ class _Seen:
         return widths
 
     def _fastest(self, widths: Sequence[p.Width]) -> tuple[int, float]:
-        """The seconds at the narrowest width on the node where it takes the least, and what a GPU there counts."""
+        """The seconds at the narrowest width on the fastest node, and the worth of a GPU there."""
         found = zip(widths[0].seconds, self._worth.values(), strict=True)
         return min(((seconds, worth) for seconds, worth in found if seconds is not None), default=(1, 1.0))
 
@@ -221,7 +222,7 @@ class _Seen:
         weigh = weights(asks, shared, gpus)
         entries = queue_status.read_all(self._session)
         planned = {task.id: entry for task in self._queued if (entry := queue_status.entry_of(task, entries)) is not None}
-        told = {id: named.get(entry.node) for id, entry in planned.items()}  # by the last plan
+        told = {id: named.get(entry.node) for id, entry in planned.items()}  # the planned node in the previous plan
         return [
             self._queueing(task, weigh[task.id], widths[task.id], told.get(task.id), self._barred.get(task.id, {}))
             for task in self._queued
@@ -261,7 +262,7 @@ class _Seen:
 
 
 def _left_alone(work: Workload, task: Task) -> str | None:
-    """Why this version must not start the task; None if it may. What it does not know may well be about when or where."""
+    """Why this version must not start the task; None if it may. A field that it does not know may restrict when or where."""
     if task.id in work.unread:
         return needs_version(task, work.unread[task.id])
     if newer := newer_fields(task, work.specs[task.id]):
@@ -270,7 +271,7 @@ def _left_alone(work: Workload, task: Task) -> str | None:
 
 
 def _waited_before(session: Session, tasks: Iterable[Task]) -> dict[str, float]:
-    """What tasks that were taken off a node had waited in earlier queueings, seconds."""
+    """Seconds that requeued tasks waited before they were last queued."""
     came_back = [task.id for task in tasks if task.requeue_reason is not None]
     if not came_back:
         return {}

@@ -1,6 +1,6 @@
-"""Who has used how much of the fleet, from the placements' rows: the input of fair share. Weighs nothing and decides nothing.
+"""Each tenant's use of the fleet, from the placements' rows: the input of fair share. Weighs nothing and decides nothing.
 
-The sums are those that `fair_share.decayed` and `fair_share.entered` would have come to, placement by placement.
+The sums equal those of `fair_share.decayed` and `fair_share.entered` applied placement by placement.
 """
 
 from collections import Counter, defaultdict
@@ -16,8 +16,8 @@ from service.scheduler.core.problem import Limit
 from service.tasks.models import Task
 from service.tenants.models import Tenant
 
-ENTRY_SECONDS = 300.0  # what a start counts as at once
-HALVES = 12  # what lies further back than so many half-lives counts for nothing
+ENTRY_SECONDS = 300.0  # seconds that a start adds at once (the entry penalty)
+HALVES = 12  # half-lives after which use counts nothing
 
 
 def kind_of(node: Node) -> str:
@@ -36,8 +36,8 @@ def capacity(nodes: Iterable[Node]) -> dict[str, int]:
 def shares(
     session: Session, now: datetime, half_life: float, held: Mapping[str, Mapping[str, int]], wanted: Mapping[str, float]
 ) -> list[Share]:
-    """Every tenant that holds, waits or has used something. `held`: GPUs by tenant and type; `wanted`: by tenant, what
-    its tasks, running and waiting, ask for at their narrowest, in GPUs of the fastest type."""
+    """Every tenant that holds, waits or has used something. `held`: GPUs by tenant and type; `wanted`: by tenant, what its
+    running and waiting tasks ask for at their narrowest, in GPUs of the fastest type."""
     use = _use(session, now, half_life)
     active = {*held, *wanted}
     rows = session.execute(select(Tenant.id, Tenant.weight).where(Tenant.id.in_({*active, *use})))
@@ -59,7 +59,7 @@ def _use(session: Session, now: datetime, half_life: float) -> dict[str, dict[st
     """Decayed use by tenant and device type, in GPUs."""
 
     def kept(moment: ColumnElement[datetime]) -> ColumnElement[float]:
-        """What is left today of a unit at `moment`."""
+        """What is left now of one unit of use at `moment`."""
         return func.power(0.5, extract("epoch", literal(now) - moment) / half_life)
 
     gpus = cast(func.cardinality(Placement.device_indexes), Double)

@@ -1,3 +1,3 @@
 """Loss curves: written in chunks, read by step range, downsampled to buckets for charts.
 
-Enters: points of (job, series, step). Leaves: curves without what rewinds hid. It must not know states or reports."""
+Enters: points of (job, series, step). Leaves: curves without points hidden by rewinds. It must not know states or reports."""

@@ -1,4 +1,4 @@
-"""The loss curves of a task, as far as no rewind has hidden them: point by point, or in as few buckets as a picture needs."""
+"""Reads the loss curves of a task, without points that rewinds hid: point by point, or downsampled to buckets."""
 
 import math
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class TooManyPoints(Invalid):
 
 @dataclass(frozen=True)
 class Window:
-    """Which points: of these jobs and series (all, where empty), from one step to another, both inclusive."""
+    """A filter on points: these jobs and series (empty: all), and a range of steps, both ends inclusive."""
 
     jobs: Sequence[int]
     series: Sequence[Series]
@@ -57,7 +57,7 @@ class Window:
 
 
 def curves(session: Session, principal: Principal, task_id: str, window: Window) -> Metrics:
-    """The curves in index order. Raises TooManyPoints where they have more than MAX_POINTS points."""
+    """The full curves in job order. Raises TooManyPoints above MAX_POINTS points in total."""
     points = session.scalar(_chunks(select(func.sum(func.cardinality(PointChunk.steps))), principal, task_id, window))
     if points is not None and points > MAX_POINTS:
         narrow = "narrow it with job, series, from_step or to_step, or ask for a resolution"
@@ -76,9 +76,9 @@ def curves(session: Session, principal: Principal, task_id: str, window: Window)
 
 
 def coarse_curves(session: Session, principal: Principal, task_id: str, window: Window, resolution: int) -> Metrics:
-    """The curves in index order, each in at most about `resolution` buckets, all of one width.
+    """The curves in job order, each in about `resolution` buckets at most, all of one width.
 
-    Of a job that has ended its summary is read, where that is fine enough; of others their points are gathered by Postgres.
+    Reads the stored summary of an ended job where it is fine enough; otherwise Postgres aggregates the points.
     """
     extent = func.min(PointChunk.first_step), func.max(PointChunk.last_step)
     by_curve = _chunks(select(Job.id, Job.index, PointChunk.series, *extent), principal, task_id, window)
@@ -96,7 +96,7 @@ def coarse_curves(session: Session, principal: Principal, task_id: str, window: 
 
 
 def _summarised(session: Session, job_ids: list[str], window: Window, width: int) -> dict[_Key, list[Bucket]]:
-    """Those curves that are whole in the window and have a summary that is fine enough."""
+    """The curves, by key, that lie in the window as a whole and have a stored summary that is fine enough."""
     if window.from_step > 0 or window.to_step is not None:
         return {}
     stored = select(CurveSummary).where(CurveSummary.job_id.in_(job_ids), CurveSummary.width <= width)
@@ -111,7 +111,7 @@ def _summarised(session: Session, job_ids: list[str], window: Window, width: int
 def _gathered(
     session: Session, principal: Principal, task_id: str, window: Window, width: int, wanted: set[_Key]
 ) -> dict[_Key, list[Bucket]]:
-    """These curves' points in buckets."""
+    """Aggregates the wanted curves' points to buckets, in Postgres."""
     if not wanted:
         return {}
     point = func.unnest(PointChunk.steps, PointChunk.values).table_valued("step", "value").render_derived().lateral()
@@ -145,7 +145,7 @@ def _coarse(row: Any, buckets: list[Bucket], width: int) -> Curve:
 
 
 def _chunks(columns: Rows, principal: Principal, task_id: str, window: Window) -> Rows:
-    """The visible chunks that touch the window."""
+    """Restricts `columns` to the visible chunks that overlap the window."""
     chunks = columns.select_from(PointChunk).join(Job, Job.id == PointChunk.job_id)
     chunks = scoped(chunks.where(Job.task_id == task_id, PointChunk.hidden_by.is_(None)), Job, principal)
     chunks = chunks.where(PointChunk.last_step >= window.from_step)

@@ -1,6 +1,6 @@
-"""Writing loss curves: points in chunks, each step once, and what a rewind takes back. Knows no statuses and no reports.
+"""Writes loss curves: appends points in chunks, each step once, and hides points on a rewind. Knows no statuses and no reports.
 
-Callers hold the row lock of the task whose jobs these are.
+Callers hold the row lock of the jobs' task.
 """
 
 import operator
@@ -20,7 +20,7 @@ _Key = tuple[str, str]  # job id, series
 
 
 class StepRepeated(ValueError):
-    """A point of this series at this or a later step is already kept."""
+    """The series already has a point at this step or a later one."""
 
     def __init__(self, series: str, step: int, last: int) -> None:
         super().__init__(f"{series} at step {step} comes after step {last} was kept; every step is reported once, in order")
@@ -28,7 +28,7 @@ class StepRepeated(ValueError):
 
 @dataclass
 class _Tail:
-    """The last visible chunk of a series, and the points to come after it."""
+    """The last visible chunk of a series, and the points to append after it."""
 
     chunk_id: int | None = None
     room: int = 0
@@ -38,7 +38,7 @@ class _Tail:
 
 
 class Curves:
-    """Appends to some curves, named by job id and series; `flush` writes them in two statements, however many there are."""
+    """Appends points to curves named by job id and series; `flush` writes all of them in two statements."""
 
     def __init__(self, session: Session, keys: Iterable[_Key]) -> None:
         self._session = session
@@ -51,7 +51,7 @@ class Curves:
             self._tails[job_id, name] = _Tail(chunk_id, CHUNK - points, last_step)
 
     def append(self, job_id: str, series: str, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Add points; NaN is a value. Raises StepRepeated where the steps do not ascend beyond the last one kept."""
+        """Buffer points; NaN is a valid value. Raises StepRepeated unless the steps ascend from beyond the series' last one."""
         tail = self._tails[job_id, series]
         before = [_NONE if tail.last_step is None else tail.last_step, *steps[:-1]]
         if any(map(operator.le, steps, before)):
@@ -62,7 +62,7 @@ class Curves:
         tail.values += values
 
     def flush(self) -> None:
-        """Write what was appended, once: into the last chunks while they have room, then into new ones."""
+        """Write the buffered points, once per instance: into the last chunks while they have room, then into new ones."""
         grown, made = _Rows(), _Rows()
         for (job_id, series), tail in self._tails.items():
             steps, values = tail.steps, tail.values
@@ -79,7 +79,7 @@ class Curves:
 
 @dataclass
 class _Rows:
-    """Rows for one statement: what names each, and their points end to end, with the index of each row's first and last."""
+    """Column arrays for one statement: a key per row, all points concatenated, and the index range of each row's points."""
 
     keys: list[tuple[Any, ...]] = field(default_factory=list)
     firsts: list[int] = field(default_factory=list)
@@ -99,7 +99,7 @@ class _Rows:
         return all_points | {"firsts": self.firsts, "lasts": self.lasts}
 
 
-# one step down the index of each curve, however long it has become
+# a descending index scan with limit 1 per curve: its cost does not depend on the curve's length
 _NEWEST = text(
     """SELECT k.job_id, k.series, c.id, c.last_step, cardinality(c.steps)
     FROM unnest(CAST(:jobs AS varchar[]), CAST(:series AS varchar[])) AS k(job_id, series)
@@ -127,7 +127,7 @@ _MAKE = text(
 
 
 def hide_after(session: Session, job_id: str, step: int, fence: int) -> None:
-    """Hide every point of the job beyond `step` (-1: all of them); a chunk that holds both kinds is split there."""
+    """Hide every point of the job after `step` (-1: all); a chunk that spans `step` is split there."""
     visible = (PointChunk.job_id == job_id, PointChunk.hidden_by.is_(None))
     across = select(PointChunk).where(*visible, PointChunk.first_step <= step, PointChunk.last_step > step)
     for chunk in session.scalars(across.with_for_update()):
@@ -140,7 +140,7 @@ def hide_after(session: Session, job_id: str, step: int, fence: int) -> None:
 
 
 def best_point(session: Session, job_id: str, series: str) -> tuple[int, float] | None:
-    """The step and value of the lowest finite visible point, the earliest of equals."""
+    """The step and value of the lowest finite visible point; the earliest step wins ties."""
     points = _points(job_id, series)
     finite = select(points.c.step, points.c.value).where(points.c.value < float("inf"), points.c.value > float("-inf"))
     found = session.execute(finite.order_by(points.c.value, points.c.step).limit(1)).one_or_none()
@@ -148,13 +148,13 @@ def best_point(session: Session, job_id: str, series: str) -> tuple[int, float] 
 
 
 def values_at(session: Session, job_id: str, series: str, steps: Sequence[int]) -> list[float]:
-    """The visible values at those of `steps`, ascending, that have one."""
+    """The visible values at those of `steps` that have one, in ascending order of step."""
     points = _points(job_id, series)
     return list(session.scalars(select(points.c.value).where(points.c.step.in_(steps)).order_by(points.c.step)))
 
 
 def _points(job_id: str, series: str) -> Subquery:
-    """The visible points of a series: columns step and value."""
+    """Subquery over the visible points of a series, with columns step and value."""
     step, value = func.unnest(PointChunk.steps).label("step"), func.unnest(PointChunk.values).label("value")
     visible = (PointChunk.job_id == job_id, PointChunk.series == series, PointChunk.hidden_by.is_(None))
     return select(step, value).where(*visible).subquery()

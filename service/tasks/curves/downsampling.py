@@ -1,7 +1,7 @@
-"""Curves in fewer points: buckets of steps with the mean, least and greatest of their losses. Pure, but for `summarise`.
+"""Downsamples curves to buckets of steps, each with the mean, minimum and maximum loss. Pure, except for `summarise`.
 
-A bucket of width w holds the steps from n * w up to the next one, whatever the curve's length: it stays where it is while the
-curve grows, and wider buckets are made of narrower ones.
+Bucket n of width w holds the steps from n * w to (n + 1) * w - 1, whatever the curve's length: buckets do not move while the
+curve grows, and wider buckets are merged from narrower ones.
 """
 
 import math
@@ -18,7 +18,7 @@ BUCKETS = 512  # at most, of a stored summary
 
 @dataclass
 class Bucket:
-    """`number` times the width is its first step. A loss that is not finite is in no mean and is no extreme."""
+    """The bucket's first step is `number` times the width. Mean, minimum and maximum leave out losses that are not finite."""
 
     number: int
     count: int = 0
@@ -27,7 +27,7 @@ class Bucket:
     greatest: float = -math.inf
 
     def add(self, count: int, mean: float, least: float, greatest: float) -> None:
-        """Take in the losses of a part of the bucket."""
+        """Merge the `count` losses of a part of the bucket."""
         if count:
             self.count += count
             self.mean += (mean - self.mean) * count / self.count
@@ -36,7 +36,7 @@ class Bucket:
 
 @dataclass
 class Buckets:
-    """One series in buckets of `width` steps, in ascending order; points and narrower buckets are added in order."""
+    """One series in buckets of `width` steps; callers add points and narrower buckets in ascending order."""
 
     width: int
     made: list[Bucket] = field(default_factory=list)
@@ -52,19 +52,19 @@ class Buckets:
             self.at(step).add(int(math.isfinite(value)), value, value, value)
 
     def narrower(self, stored: CurveSummary) -> None:
-        """Take in a summary whose width is no greater, and divides ours."""
+        """Merge a stored summary, whose width must divide `width`."""
         numbers = zip(stored.buckets, stored.counts, stored.means, stored.mins, stored.maxs, strict=True)
         for number, count, mean, least, greatest in numbers:
             self.at(number * stored.width).add(count, mean, least, greatest)
 
 
 def width_for(steps: int, buckets: int) -> int:
-    """The least power of two of which so many buckets hold so many steps: powers of two divide one another."""
+    """The least power of two of which `buckets` buckets cover `steps` steps; powers of two divide one another."""
     return 1 << max(0, math.ceil(steps / buckets) - 1).bit_length()
 
 
 def summarise(session: Session, job_id: str) -> None:
-    """Keep a summary of each series of a job that has ended; nothing is added to its curves any more."""
+    """Store a summary of each series of an ended job, whose curves are final."""
     chunks = select(PointChunk).where(PointChunk.job_id == job_id, PointChunk.hidden_by.is_(None))
     series: dict[str, list[PointChunk]] = {}
     for chunk in session.scalars(chunks.order_by(PointChunk.series, PointChunk.first_step)):

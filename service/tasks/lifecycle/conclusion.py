@@ -1,4 +1,4 @@
-"""Ends a task once its last job has ended: with a winner, or with what went wrong. Callers hold the task's row lock."""
+"""Ends a task after its last job has ended: picks the winner, or records the error. Callers hold the task's row lock."""
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -18,9 +18,9 @@ def fail_unfinished(task: Task, error: str) -> None:
 
 
 def conclude(session: Session, task: Task, error: str | None = None) -> bool:
-    """End the task if all its jobs have ended: the adapter of the lowest validation loss wins (ties: lower job index).
+    """End the task if all its jobs have ended: the adapter with the lowest validation loss wins (ties: lower job index).
 
-    `error` is why it stopped, if something stopped it. Returns whether the task ended.
+    `error` is why the task was stopped, if it was. Returns whether the task ended.
     """
     if any(job.status not in JOB_TERMINAL for job in task.jobs):
         return False

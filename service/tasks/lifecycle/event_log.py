@@ -1,6 +1,6 @@
-"""A task's event log: events numbered from 1 without gaps. Knows neither who reads them nor how.
+"""A task's event log: events numbered from 1 without gaps. Knows no readers.
 
-Callers hold the task's row lock, so the numbers ascend in the order of the commits.
+Callers hold the task's row lock, so event numbers ascend in commit order.
 """
 
 import math
@@ -17,22 +17,22 @@ from service.webhooks.webhook_messages import announce
 
 class Kind(StrEnum):
     STATUS = "status"  # {status, reason?, error?, winner_job_id?}: the task has a new status
-    ACTIVATIONS = "activations"  # {recompute, reason}: how training passes hold their activations from here on, and why
+    ACTIVATIONS = "activations"  # {recompute, reason}: how training passes store their activations from here on, and why
     BASE = "base"  # {val_loss}: the base model alone was evaluated
-    JOB = "job"  # {job, job_id, status, step, ...}: a job moved or ended
-    CURVES = "curves"  # {curves: [{job, series, from_step, to_step, last}]}: these points can be read now
-    REWIND = "rewind"  # {job, step, status}: points beyond this step do not count any more (-1: none does)
+    JOB = "job"  # {job, job_id, status, step, ...}: a job's status changed
+    CURVES = "curves"  # {curves: [{job, series, from_step, to_step, last}]}: these points are now readable
+    REWIND = "rewind"  # {job, step, status}: points beyond this step no longer count (-1: none does)
     ADAPTER = "adapter"  # {job, adapter_id, step, val_loss}: an adapter can be downloaded
 
 
 def record(session: Session, task: Task, kind: Kind, data: dict[str, Any]) -> None:
-    """Add the task's next event, to be committed with what it tells."""
+    """Append the task's next event, in the transaction of the change that it describes."""
     task.last_event += 1
     session.add(TaskEvent(task_id=task.id, number=task.last_event, tenant_id=task.tenant_id, kind=kind, data=data))
 
 
 def tell_status(session: Session, task: Task) -> None:
-    """Record the task's status, if it is not the one that its events told last, and tell the tenant's webhooks."""
+    """Record the task's status if it differs from the last recorded one, and queue the tenant's webhooks."""
     if task.status == task.told_status:
         return
     data: dict[str, Any] = {"status": task.status}
@@ -48,7 +48,7 @@ def tell_status(session: Session, task: Task) -> None:
 
 
 class News:
-    """The events of one report, in the order in which they happened. Points that come in one go are told in one event."""
+    """Collects the events of one report, in order; consecutive points of several series become one `curves` event."""
 
     def __init__(self, session: Session, task: Task) -> None:
         self._session, self._task = session, task
@@ -71,7 +71,7 @@ class News:
         record(self._session, self._task, kind, data)
 
     def flush(self) -> None:
-        """Tell of the points that no other event came after."""
+        """Record the points that no later event has flushed."""
         if self._curves:
             record(self._session, self._task, Kind.CURVES, {"curves": list(self._curves.values())})
             self._curves = {}

@@ -1,4 +1,4 @@
-"""Applies a placement's report to its task: jobs move and end, curves grow, checkpoints and adapters are committed.
+"""Applies a placement's report to its task: jobs change state and end, curves grow, checkpoints and adapters are committed.
 
 Callers hold the task's row lock and have checked the fence.
 """
@@ -24,7 +24,7 @@ from service.tasks.lifecycle.conclusion import conclude, fail_unfinished
 from service.tasks.lifecycle.event_log import Kind, News
 from service.tasks.models import Job, Task
 
-_JOBS = select(Job).where(Job.task_id == bindparam("task")).options(defer(Job.config))  # a report needs all but that
+_JOBS = select(Job).where(Job.task_id == bindparam("task")).options(defer(Job.config))  # a report needs no config
 _REACH = text(
     """UPDATE jobs j SET step = greatest(j.step, n.step)
     FROM unnest(CAST(:jobs AS varchar[]), CAST(:steps AS integer[])) AS n(id, step) WHERE j.id = n.id"""
@@ -32,11 +32,11 @@ _REACH = text(
 
 
 class EventRefused(ValueError):
-    """An event that contradicts what is known. The message is for whoever runs the worker."""
+    """An event contradicts the stored state. The message is for the worker's operator."""
 
 
 class Record:
-    """Applies events to one task, in order, then writes the curves and concludes the task if its last job ended."""
+    """Reduces events into one task, in order; then writes the curves, and concludes the task if its last job ended."""
 
     def __init__(self, session: Session, storage: Storage, task: Task) -> None:
         self._session, self._storage, self._task = session, storage, task
@@ -44,10 +44,10 @@ class Record:
         self._news = News(session, task)
         self._failure: str | None = None
         self._ended: list[str] = []
-        self._reached: dict[str, int] = {}  # steps of jobs, by id, that their points alone tell
+        self._reached: dict[str, int] = {}  # steps by job id that only points report
 
     def apply(self, events: Sequence[wire.Event]) -> None:
-        """Apply all events. Raises EventRefused, which names the event, and leaves the rollback to the caller."""
+        """Apply all events. Raises EventRefused, which names the event; the caller rolls back."""
         points = [event for event in events if isinstance(event, wire.Points) and event.job in self._jobs]
         self._curves = Curves(self._session, ((self._jobs[event.job].id, event.series) for event in points))
         for at, event in enumerate(events):
@@ -68,8 +68,8 @@ class Record:
 
     @cached_property
     def _now(self) -> datetime:
-        """One time for all that a report tells. Who asks has changed nothing of a job yet: the session would first write that
-        job alone, and a task's first report tells of all its jobs."""
+        """One timestamp for the whole report. Read before any job is changed: the query would flush that one job alone, and a
+        task's first report changes all its jobs."""
         return clock(self._session)
 
     def _apply(self, event: wire.Event) -> None:
@@ -100,7 +100,7 @@ class Record:
             case wire.PlacementFailed():
                 self._failure = event.error
             case wire.Throughput() | wire.Detached():
-                pass  # of the placement, not of the task
+                pass  # about the placement, not the task
 
     def _job(self, index: int) -> Job:
         if index not in self._jobs:
@@ -142,7 +142,7 @@ class Record:
         self._news.points(event.job, event.series, event.steps, values)
         if event.steps[-1] > job.step:
             self._reached[job.id] = event.steps[-1]
-            set_committed_value(job, "step", event.steps[-1])  # written with those of all other jobs, in one statement
+            set_committed_value(job, "step", event.steps[-1])  # written with all other jobs' steps in one statement
         if event.series == "val_loss":
             for step, value in zip(event.steps, values, strict=True):
                 if math.isfinite(value) and (job.best_val_loss is None or value < job.best_val_loss):

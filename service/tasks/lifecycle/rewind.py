@@ -1,4 +1,4 @@
-"""Takes a task off its node: each unfinished job goes back to its checkpoint, and points beyond it are hidden.
+"""Rewinds a task that leaves its node: each unfinished job returns to its checkpoint, and points beyond it are hidden.
 
 Callers hold the task's row lock and have ended its placement. Ended jobs keep their points, verdicts and adapters.
 """
@@ -20,16 +20,17 @@ from service.usage.usage_ledger import take_back
 
 
 def rewind(session: Session, task: Task, reason: RequeueReason, detail: str = "", hopeless: str | None = None) -> None:
-    """Raise the fence and take the running task to its desired status (else the queue), its jobs at their checkpoints.
+    """Raise the fence, and move the running task to its desired status (default: queued) with its jobs at their checkpoints.
 
-    With `hopeless` it is failed instead, for this reason: it would go on taking executors down for ever (fleet.blame).
+    With `hopeless`, fail the task for that reason instead: it would crash executors again and again (see
+    fleet.node_health.blame).
     """
     task.fence += 1
     if hopeless is not None:
         fail_unfinished(task, hopeless)
         conclude(session, task, hopeless)
         return
-    boundary = part(task, "early_exit").get("policy") != "none"  # a task whose spec cannot be read must not stay here
+    boundary = part(task, "early_exit").get("policy") != "none"  # read leniently: unreadable specs must be rewound too
     trained = _rows(task)
     for job in task.jobs:
         if job.status not in JOB_TERMINAL:
@@ -46,19 +47,19 @@ def rewind(session: Session, task: Task, reason: RequeueReason, detail: str = ""
 
 
 def _rows(task: Task) -> int:
-    """Training rows of all steps that count."""
+    """Training rows of all steps that still count."""
     return sum(rows_trained(job.step, int(job.config["batch_size"]), task.train_rows or 0) for job in task.jobs)
 
 
 def _back(session: Session, job: Job, selects: bool, fence: int) -> int:
-    """The step after which nothing counts any more; -1 where nothing does."""
+    """Rewind one job. Returns the last step that still counts; -1 if none does."""
     step = job.checkpoint["step"] if job.checkpoint else None
     status = status_at(job, step, selects)
     if status not in JOB_REWINDS[JobStatus(job.status)]:
         raise IllegalTransition(JobStatus(job.status), status)
     kept = -1 if step is None else step
     hide_after(session, job.id, kept, fence)
-    session.execute(delete(Adapter).where(Adapter.job_id == job.id))  # kept by an end that was never reported
+    session.execute(delete(Adapter).where(Adapter.job_id == job.id))  # an adapter stored for an end that was never reported
     job.status, job.step = status, step or 0
     if status == JobStatus.PENDING:
         job.started_at = None
@@ -70,7 +71,7 @@ def _back(session: Session, job: Job, selects: bool, fence: int) -> int:
 
 
 def status_at(job: Job, step: int | None, selects: bool) -> JobStatus:
-    """Where the job stood when it had trained `step` steps."""
+    """The job's status when it had trained `step` steps (None: before its first checkpoint)."""
     if step is None:
         return JobStatus.PENDING
     if job.promoted:

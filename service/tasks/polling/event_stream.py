@@ -1,4 +1,4 @@
-"""A task's events as server-sent events (HTML standard, 9.2), from any number on.
+"""Streams a task's events as server-sent events (HTML standard, 9.2), starting after any event number.
 
 A stream holds neither a thread nor a database connection. Streams at the same event share one read.
 """
@@ -18,15 +18,15 @@ from service.tasks.polling.task_watcher import Watcher
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import find, scoped
 
-_BATCH = 500  # events of one read
-_PACE_SECONDS = 0.1  # between two reads of a stream: what happens meanwhile is sent together
-_SILENCE_SECONDS = 15.0  # after which a comment shows that the stream still stands
-LONGEST_SECONDS = 900.0  # of one stream; its reader comes again with the last id, and its key is looked at again
+_BATCH = 500  # events per read
+_PACE_SECONDS = 0.1  # between two reads of a stream; events that occur meanwhile are sent in one batch
+_SILENCE_SECONDS = 15.0  # after which a comment line keeps the connection alive
+LONGEST_SECONDS = 900.0  # of one stream; its client reconnects with the last id, which checks its API key again
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Events as they are sent. `over`: the task has ended, and nothing comes after these."""
+    """Formatted events. `over`: the task has ended, and these are its last events."""
 
     text: str
     last: int
@@ -35,15 +35,15 @@ class Batch:
 
 
 class Feed:
-    """Reads events once for all streams that wait for the same ones."""
+    """Shares reads: all streams that wait for the same events get them from one query."""
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
-        self._reads: dict[tuple[str, str, int, int], asyncio.Task[Batch]] = {}  # touched on the loop alone
+        self._reads: dict[tuple[str, str, int, int], asyncio.Task[Batch]] = {}  # used on the event loop only
 
     async def after(self, db: Database, principal: Principal, task_id: str, number: int) -> Batch:
-        """The task's next events. Raises NotFound where the task is not the caller's, whose `db` it is."""
-        # a read that was begun before the last notice may lack what it told of
+        """The task's next events, in the calling tenant's `db`. Raises NotFound if the task is not the caller's."""
+        # `heard` is in the key, since a read begun before the last notice may miss that notice's change
         key = principal.tenant_id, task_id, number, self._watcher.heard
         if key not in self._reads:
             read = asyncio.ensure_future(run_in_threadpool(_read, db, principal, task_id, number))
@@ -52,7 +52,7 @@ class Feed:
         return await asyncio.shield(self._reads[key])
 
     async def stream(self, db: Database, principal: Principal, task_id: str, first: Batch) -> AsyncIterator[str]:
-        """What is sent, beginning with `first`, until the task has ended or the process stops."""
+        """Yields frames, beginning with `first`, until the task has ended or the process stops."""
         batch, loop = first, asyncio.get_running_loop()
         until = loop.time() + LONGEST_SECONDS
         with self._watcher.watch(task_id) as changed:
@@ -78,7 +78,7 @@ async def _set(event: asyncio.Event, seconds: float) -> bool:
 
 def _read(db: Database, principal: Principal, task_id: str, number: int) -> Batch:
     with db.begin() as session:
-        over = TaskStatus(find(session, Task, task_id, principal, "task").status) in TASK_TERMINAL  # before its events are
+        over = TaskStatus(find(session, Task, task_id, principal, "task").status) in TASK_TERMINAL  # read before the events
         events = scoped(select(TaskEvent).where(TaskEvent.task_id == task_id, TaskEvent.number > number), TaskEvent, principal)
         found = list(session.scalars(events.order_by(TaskEvent.number).limit(_BATCH)))
     full = len(found) == _BATCH

@@ -1,7 +1,7 @@
-"""Answers polls of a task from a cache by version: whether it has changed, and how it looks now.
+"""Answers polls of a task from a cache by version: whether it has changed, and its current JSON.
 
 Concurrent polls share one read, which begins after the last of them arrived (request_coalescer.py). An answer is cached until
-the task's ETag changes. Runs on the event loop alone, so a poll waits for no thread. Knows no HTTP but what an ETag is.
+the task's ETag changes. Runs on the event loop alone, so a poll waits for no thread. Knows no HTTP beyond ETags.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ from service.tasks.resource import BESIDE, QUEUE, Beside, TaskResource
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import missing, scoped_when_asked, whose
 
-_KEPT_BYTES = 16 * 2**20  # of answers
-_ENTRY_BYTES = 500  # what an answer takes beside its text
-_APART_SECONDS = 0.02  # between a tenant's reads: so long at most a question waits for others to share its read
-_MOST_LOADED = 25  # tasks of one read
-_MOST_TENANTS = 10_000  # of whom it is known what has changed
-_SLICE_SECONDS = 0.005  # for so long tasks that were read are made answers before others have the loop
+_KEPT_BYTES = 16 * 2**20  # of cached answers
+_ENTRY_BYTES = 500  # overhead of an entry beyond its text
+_APART_SECONDS = 0.02  # minimum between two reads of a tenant; polls that arrive meanwhile share the next read
+_MOST_LOADED = 25  # tasks per read
+_MOST_TENANTS = 10_000  # tenants whose changed tasks and queues are remembered
+_SLICE_SECONDS = 0.005  # of rendering, after which other coroutines run
 
-_NUL = "\0"  # in no id; asked for, it would spoil the read of all who ask at the same time
+_NUL = "\0"  # Postgres refuses NUL in text: one such id would fail the read that all concurrent polls share
 Found = TypeVar("Found")
 
 _ASKED = PreparedStatement(
@@ -42,7 +42,7 @@ _ASKED = PreparedStatement(
         select(Task.id, Task.version, Task.status, Task.fence).where(among_ids(Task.id), Task.deleted_at.is_(None)), Task
     )
 )
-_QUEUE_IF_NEW = PreparedStatement(  # nothing is sent where the process has it: `plan` is its number
+_QUEUE_IF_NEW = PreparedStatement(  # `packed` is null if the process already has the plan with the number `plan`
     scoped_when_asked(
         select(QueueStatus.number, case((QueueStatus.number != bindparam("plan", type_=BigInteger), QueueStatus.packed))),
         QueueStatus,
@@ -59,59 +59,59 @@ _OF_PLAN = re.compile(r'\.\d+"')
 
 
 def etag_of(version: int, entry: Entry | None = None) -> str:
-    """The ETag of a task of this version; of one that waits, with the number of the plan that first showed it where it is."""
+    """The ETag of a task at `version`; for a waiting task, with the number of the first plan that gave it its current entry."""
     return f'"{version}"' if entry is None else f'"{version}.{entry.number}"'
 
 
 @dataclass(frozen=True)
 class Version:
-    """What tells whether a task has changed: `etag` whether its resource has, `number` whether that is news."""
+    """`etag` changes with the task's resource; `number` only with changes that wake a long poll."""
 
     etag: str
     number: int
     ended: bool
 
     def is_news(self, known: str) -> bool:
-        """Whether more has happened since the header `known` than that the queue moved on."""
+        """Whether anything but the task's place in the queue has changed since the ETag header `known`."""
         return not matches(_OF_PLAN.sub('"', known), etag_of(self.number))
 
 
 @dataclass
 class Answer:
-    """A task as JSON, of its tenant."""
+    """A tenant's task as JSON."""
 
     tenant_id: str
     etag: str
     text: bytes
-    polled: bool = False  # whether anybody was given it; one that was loaded along may never be
+    polled: bool = False  # whether a client got it; prefetched answers may never be asked for
 
 
 class PollCache:
-    """`watcher` tells when a task has changed. Versions and whole tasks have a line each: nobody who asks for one waits for
-    the longer read."""
+    """Caches answers; `watcher` reports changed tasks. Versions and whole tasks use separate readers, so that a version never
+    waits for the longer read."""
 
     def __init__(self, watcher: Watcher, versions: AsyncReader, loads: AsyncReader) -> None:
         self._watcher, self._version_line, self._load_line = watcher, versions, loads
         self._versions = RequestCoalescer(self._look, apart=_APART_SECONDS, turn=versions.turn)
         self._loads = RequestCoalescer(self._load, apart=_APART_SECONDS, most=_MOST_LOADED, turn=loads.turn)
-        self._kept: OrderedDict[str, Answer] = OrderedDict()  # by task
+        self._kept: OrderedDict[str, Answer] = OrderedDict()  # by task, least recently used first
         self._bytes = 0
-        self._queues: dict[str, tuple[int, Entries]] = {}  # by tenant: the newest plan's number, and what it says
-        self._changed: dict[str, set[str]] = defaultdict(set)  # by tenant: some tasks that were polled before they changed
+        self._queues: dict[str, tuple[int, Entries]] = {}  # by tenant: the newest plan's number, and its entries
+        self._changed: dict[str, set[str]] = defaultdict(set)  # by tenant: tasks polled before they changed, to prefetch
         watcher.tell(self._forget)
 
     async def close(self) -> None:
-        """Hang up; whoever asks later opens the connections again."""
+        """Close the connections; a later poll opens them again."""
         await self._version_line.close()
         await self._load_line.close()
 
     async def version(self, db: Database, principal: Principal, task_id: str) -> Version:
-        """The task's version now. Raises NotFound where the task is not the caller's, whose `db` it is."""
+        """The task's current version, read in the calling tenant's `db`. Raises NotFound if the task is not the caller's."""
         return await _found(self._versions, db, principal, task_id)
 
     async def changed(self, db: Database, principal: Principal, task_id: str, known: str | None, wait: float) -> Version:
-        """The task's version once there is news since the header `known` (None: since now), it has ended, or `wait` seconds
-        have passed. Nobody is woken because the queue moved on: its next answer shows that. Raises NotFound."""
+        """Long poll: the task's version once it has news since the ETag header `known` (None: since now), has ended, or after
+        `wait` seconds. A queue that only moved on wakes no poll; the next answer shows it. Raises NotFound."""
         loop = asyncio.get_running_loop()
         until = loop.time() + wait
         with self._watcher.watch(task_id) as changed:
@@ -127,7 +127,7 @@ class PollCache:
         return version
 
     async def answer(self, db: Database, principal: Principal, task_id: str, version: Version | None = None) -> Answer:
-        """The task, not older than `version` (None: than this call). Raises NotFound."""
+        """The task's JSON, not older than `version` (None: than this call). Raises NotFound."""
         answer = self._kept.get(task_id)
         if answer is not None and answer.tenant_id == principal.tenant_id:
             if version is None:
@@ -158,8 +158,7 @@ class PollCache:
         }
 
     async def _load(self, _: Database, principal: Principal, ids: list[str]) -> dict[str, Answer]:
-        """These tasks, and with them others that have changed since they were polled: a plan changes many at once, and all
-        will be asked for."""
+        """Load these tasks, and prefetch other polled ones that have changed: one plan changes many, and all will be polled."""
         tenant_id, loop, answers = principal.tenant_id, asyncio.get_running_loop(), {}
         all_ids = [*ids, *self._take_changed(tenant_id, ids)]
         tasks, *beside = await self._load_line.look(tenant_id, _WHOLE, whose(principal) | {"ids": all_ids})
@@ -176,7 +175,7 @@ class PollCache:
         return answers
 
     def _take_changed(self, tenant_id: str, asked: list[str]) -> list[str]:
-        """Those of the tenant's changed tasks that a read of these has room for; they are no longer held to be changed."""
+        """Removes and returns the tenant's changed tasks that still fit into this read; drops the rest."""
         changed = self._changed.pop(tenant_id, set()).difference(asked)
         return list(changed)[: _MOST_LOADED - len(asked)]
 
@@ -193,11 +192,11 @@ class PollCache:
         return old
 
     def _forget(self, task_ids: Iterable[str]) -> None:
-        """Keep no answer of a task that has changed: of that its version need not be asked."""
+        """Drop the cached answers of changed tasks: their next poll loads the task without asking for its version first."""
         for task_id in task_ids:
             old = self._drop(task_id)
             if len(self._changed) >= _MOST_TENANTS:
-                self._changed.clear()  # what is not loaded along is loaded when it is asked for
+                self._changed.clear()  # tasks that are not prefetched are loaded when a client asks
             if old is not None and old.polled and len(changed := self._changed[old.tenant_id]) < _MOST_LOADED:
                 changed.add(task_id)
 
@@ -210,7 +209,7 @@ async def _found(reads: RequestCoalescer[str, Found], db: Database, principal: P
 
 
 def _lasts(task: TaskResource) -> bool:
-    """Whether it looks like this until its ETag is another: that a node has the task is written without a new one."""
+    """Whether the resource stays the same until the ETag changes: acknowledging a placement does not raise the version."""
     placement = task.placement
     return placement is None or placement.acknowledged_at is not None or placement.ended_at is not None
 

@@ -1,6 +1,6 @@
-"""Waiting for a task to change: one LISTEN connection per API process, and an asyncio event for each request that waits.
+"""Waits for task changes: one LISTEN connection per API process, and an asyncio event for each waiting request.
 
-A waiting request holds neither a thread nor a database connection. Knows nothing of what a task is beyond its id and version.
+A waiting request holds neither a thread nor a database connection. Knows no task beyond its id and version.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from service.tasks.models import Task
 
 log = logging.getLogger(__name__)
 
-CHANNEL = "motet_tasks"  # each notice names some tasks, with spaces between
-TOLD_TOGETHER = 200  # tasks of a notice, which may have 8,000 bytes; a plan changes all that wait
+CHANNEL = "motet_tasks"  # a notice's payload is task ids, separated by spaces
+TOLD_TOGETHER = 200  # task ids per notice (Postgres allows 8,000 bytes); a plan changes all waiting tasks
 _RETRY_SECONDS = 1.0
 
 
 def touch(session: Session, *tasks: Task) -> None:
-    """Count a change of each task that a poller can see, and tell the waiting ones once it has committed.
+    """Raise each task's version, and notify watchers after the commit.
 
     The caller holds the tasks' row locks.
     """
@@ -42,18 +42,18 @@ def touch(session: Session, *tasks: Task) -> None:
 
 
 class Watcher:
-    """Listens in a thread of its own and wakes events on one asyncio loop."""
+    """Listens in its own thread and sets events on one asyncio loop."""
 
     def __init__(self, database_url: str, timeouts: Timeouts = Timeouts()) -> None:  # noqa: B008  (frozen)
         self._url, self._timeouts = driver_url(database_url), timeouts
-        self._events: dict[str, set[asyncio.Event]] = {}  # touched on the loop alone
+        self._events: dict[str, set[asyncio.Event]] = {}  # used on the event loop only
         self._told: list[Callable[[Iterable[str]], None]] = []
-        self.heard = 0  # notices so far, of any task: what is read from now on holds what they told of
+        self.heard = 0  # notices so far, of any task; a read that begins now includes what they announced
         self._stopping = threading.Event()
         self.listening = threading.Event()
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to listen. Postgres may be away: the watcher goes on trying, and requests that wait run into their limit."""
+        """Start listening. While Postgres is unreachable the watcher retries, and waiting requests run into their timeout."""
         self._loop = loop
         self._released = asyncio.Event()
         self._wake_r, self._wake_w = socket.socketpair()
@@ -68,16 +68,16 @@ class Watcher:
         self._wake_w.close()
 
     def release(self) -> None:
-        """Let every waiting request answer now, as before a shutdown. For any thread and for signal handlers."""
+        """Wake every waiting request, for a shutdown. Safe from any thread and from signal handlers."""
         self._loop.call_soon_threadsafe(self._release)
 
     def tell(self, of: Callable[[Iterable[str]], None]) -> None:
-        """Have `of` called on the loop with the tasks that have changed, as far as it is heard."""
+        """Register `of`, a callback that runs on the loop with the ids of changed tasks. Notices can be missed."""
         self._told.append(of)
 
     @contextmanager
     def watch(self, task_id: str) -> Iterator[asyncio.Event]:
-        """An event that is set after each committed change of the task. Enter it before reading what may change."""
+        """An event that is set after each committed change of the task. Enter it before reading the task, to miss no change."""
         event = asyncio.Event()
         self._events.setdefault(task_id, set()).add(event)
         if self._released.is_set():
@@ -91,7 +91,7 @@ class Watcher:
 
     @property
     def released(self) -> bool:
-        """Whether waiting is over because the process is about to stop."""
+        """Whether the process is about to stop, so that nobody should wait any longer."""
         return self._released.is_set()
 
     def _release(self) -> None:
@@ -116,7 +116,7 @@ class Watcher:
                     connection.answer_seconds = self._timeouts.answer
                     connection.execute(f"LISTEN {CHANNEL}")
                     self.listening.set()
-                    self._loop.call_soon_threadsafe(self._wake_all)  # whatever changed while nobody listened
+                    self._loop.call_soon_threadsafe(self._wake_all)  # for changes committed while not listening
                     self._listen(connection)
             except psycopg.OperationalError as error:
                 log.warning("the task watcher lost Postgres and will look again: %s", str(error).strip())

@@ -1,4 +1,4 @@
-"""Makes concurrent submissions of a tenant in one transaction, each accepted or refused for itself. Knows no HTTP.
+"""Batches concurrent submissions of a tenant into one transaction, each accepted or refused on its own. Knows no HTTP.
 
 A burst of submissions then costs the database a fraction of the round trips.
 """
@@ -22,14 +22,14 @@ from service.tenants.api_keys import Principal
 
 log = logging.getLogger(__name__)
 
-_MOST = 16  # of one transaction
-_REST = 2.0  # so long, in its own time, a tenant's storm leaves the process to who polls; without, they took twice as long
-_AWAY = (OperationalError, TimeoutError)  # nobody knows whether the database has them
+_MOST = 16  # submissions per transaction
+_REST = 2.0  # pause after a tenant's batch, as a multiple of its duration, for polls to run; without it they took twice as long
+_AWAY = (OperationalError, TimeoutError)  # the commit's outcome is unknown
 
 
 @dataclass(frozen=True, eq=False)
 class Submission:
-    """What one request asks for, and its note for the audit log."""
+    """One request's spec, and its entry for the audit log."""
 
     spec: TaskSpec
     note: Note
@@ -37,7 +37,7 @@ class Submission:
 
 @dataclass(frozen=True)
 class Made:
-    """A task that was made, and how it looks, as JSON."""
+    """A created task, and its resource as JSON."""
 
     id: str
     version: int
@@ -45,16 +45,17 @@ class Made:
 
 
 class BatchedSubmissions:
-    """`seat`: what whoever makes tasks holds meanwhile."""
+    """Coalesces submissions; each batch holds `seat` while it runs."""
 
     def __init__(self, queue: Queue, seat: asyncio.Semaphore) -> None:
         self._queue = queue
         self._coalescer = RequestCoalescer(in_thread(self._make), rest=_REST, most=_MOST, turn=seat)
 
     async def make(self, db: Database, principal: Principal, submission: Submission) -> Made | None:
-        """Make the task, of the caller whose `db` it is. Raises SpecRefused, QuotaExceeded.
+        """Create the task, in the calling tenant's `db`. Raises SpecRefused, QuotaExceeded.
 
-        None where something failed that may be another's fault: nothing was made, and each is to be made alone.
+        None if the batch failed for a reason that may be another submission's: nothing was created, and the caller submits
+        alone.
         """
         (made,) = await asyncio.gather(self._coalescer.ask(db, principal, submission), return_exceptions=True)
         if isinstance(made, Made) or made is None:

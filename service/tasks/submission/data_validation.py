@@ -1,6 +1,6 @@
-"""Validates a new task's data: reads its files again where they are stored, then queues the task or fails it.
+"""Validates a new task's data: reads its files back from storage, then queues the task or fails it.
 
-Nothing is locked while a file is read; what was found counts only if the task is still `validating` afterwards.
+Holds no row lock while it reads; the result counts only if the task is still `validating` afterwards.
 """
 
 import hashlib
@@ -27,13 +27,13 @@ from service.tasks.polling.task_watcher import CHANNEL, touch
 
 log = logging.getLogger(__name__)
 
-_TOGETHER = 100  # tasks of one transaction, told of in one notice
+_TOGETHER = 100  # tasks per transaction and notice
 
 
 def validate_due(db: Database, storage: Storage, queue: Queue) -> int:
-    """Validate every task that waits for it and that no other validator has in hand; how many were.
+    """Validate every waiting task that no other validator has claimed. Returns their number.
 
-    Tasks of the same files go together: a search that is posted as many tasks reads its files once.
+    Tasks with the same files are validated together: a search submitted as many tasks reads its files once.
     """
     with db.begin() as session:
         rows = select(Task.id, Task.train_file_id, Task.validation_file_id).where(Task.status == TaskStatus.VALIDATING)
@@ -45,9 +45,9 @@ def validate_due(db: Database, storage: Storage, queue: Queue) -> int:
 
 
 def _validate(db: Database, storage: Storage, queue: Queue, file_ids: Sequence[str], task_ids: list[str]) -> int:
-    """Tasks that train on the same files; how many of them were in nobody else's hands."""
+    """Validates tasks that train on the same files; returns how many of them no other validator had claimed."""
     with db.begin() as turn:
-        # the locks are on numbers, not on rows: reading a large file must not keep a task from being cancelled
+        # advisory locks instead of row locks: a tenant can cancel a task while its large file is read
         ours = list(turn.scalars(_TAKE, {"ids": task_ids}))
         if not ours:
             return 0
@@ -65,7 +65,7 @@ _TAKE = text("SELECT id FROM unnest(CAST(:ids AS varchar[])) AS id WHERE pg_try_
 
 
 def _damage(storage: Storage, file: File) -> str | None:
-    """What is wrong with the stored file, in words for the tenant."""
+    """What is wrong with the stored file, as a message for the tenant; None if nothing is."""
     digest, rows, last = hashlib.sha256(), 0, b""
     try:
         with storage.open(file.sha256) as source:
@@ -82,7 +82,7 @@ def _damage(storage: Storage, file: File) -> str | None:
 
 
 def _settle(session: Session, queue: Queue, task_ids: list[str], errors: list[str]) -> int:
-    """Queue or fail those that nobody has cancelled meanwhile; how many."""
+    """Queue the tasks, or with `errors` fail them, unless a tenant has cancelled them meanwhile. Returns the number changed."""
     queued = _queue(session, task_ids) if not errors else set()
     settled = len(queued) + _settle_apart(session, set(task_ids) - queued, errors)
     if settled and not errors:
@@ -91,13 +91,13 @@ def _settle(session: Session, queue: Queue, task_ids: list[str], errors: list[st
 
 
 def _settle_apart(session: Session, task_ids: set[str], errors: list[str]) -> int:
-    """Those that want a look at each: with errors all of them, else the few that were paused meanwhile. How many were left."""
+    """Settles tasks one by one: with errors all, else the few that were paused meanwhile. Returns how many were validating."""
     if not task_ids:
         return 0
     validating = select(Task).where(Task.id.in_(task_ids), Task.status == TaskStatus.VALIDATING).order_by(Task.id)
     tasks = list(session.scalars(validating.with_for_update()))
     now = clock(session)
-    with session.no_autoflush:  # all rows go out together
+    with session.no_autoflush:  # flush all rows at once
         for task in tasks:
             if errors:
                 _fail(session, task, "; ".join(errors))
@@ -108,14 +108,14 @@ def _settle_apart(session: Session, task_ids: set[str], errors: list[str]) -> in
 
 
 def _queue(session: Session, task_ids: list[str]) -> set[str]:
-    """Queue those that nobody has cancelled or paused meanwhile; which."""
+    """Queue the tasks that nobody has cancelled or paused meanwhile. Returns their ids."""
     found = _QUEUE.run(session.connection(), {"ids": task_ids, "waiting": json.dumps(waiting_text.not_planned())})
     for task_id, request_id, _ in found:
         log.info("task %s is queued", task_id, extra={"request_id": request_id})
     return {task_id for task_id, *_ in found}
 
 
-# what check_task, tell_status and touch would do, of all of them at once: a storm's tasks come by the dozen
+# check_task, tell_status and touch for many tasks in one statement: a burst submits dozens
 _QUEUE = PreparedStatement(
     text(
         f"""WITH checked AS (
@@ -145,7 +145,7 @@ def _fail(session: Session, task: Task, error: str) -> None:
 def _move(task: Task, now: datetime) -> None:
     task.status = check_task(TaskStatus.VALIDATING, TaskStatus.QUEUED)
     task.queued_at, task.waiting = now, waiting_text.not_planned()
-    if task.desired_status is not None:  # paused before it could be queued
+    if task.desired_status is not None:  # paused before it was queued
         task.status, task.desired_status = check_task(TaskStatus.QUEUED, TaskStatus(task.desired_status)), None
         task.waiting = waiting_text.paused()
     log.info("task %s is %s", task.id, task.status, extra={"request_id": task.request_id})

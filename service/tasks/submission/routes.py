@@ -1,4 +1,4 @@
-"""POST /v1/tasks: how a task comes to be made. What making one means is in actions.py."""
+"""POST /v1/tasks: the route that creates a task. actions.py holds what creating one means."""
 
 import json
 from collections.abc import Callable, Coroutine
@@ -21,8 +21,8 @@ from service.tenants.authentication import Db, Writer, admit, note_of
 
 router = APIRouter(prefix="/v1", tags=["tasks"], responses=problems(401, 403))
 
-_QUICK_BYTES = 2**16  # of a body that the event loop reads itself
-_QUICK_JOBS = 64  # of a task that others may have to wait for
+_QUICK_BYTES = 2**16  # largest body parsed on the event loop
+_QUICK_JOBS = 64  # most jobs of a task that shares a batch: a larger one would delay the others
 
 
 def create_task(spec: TaskSpec, writer: Writer, db: Db, queue: Wakes, claim: Once, seat: Submitting) -> Response:
@@ -38,14 +38,14 @@ def _headers(task_id: str, version: int) -> dict[str, str]:
 
 
 class _SubmitRoute(APIRoute):
-    """Has a plain, well-formed submission made with those that come at the same time. All others are FastAPI's, which takes as
-    long as all that is done for one, and says what is wrong with it."""
+    """Sends a well-formed submission to the batcher. All others go to FastAPI, whose parsing takes as long as all other work of
+    a submission, and which reports what is wrong."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         usual = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
-            writer, db = await admit(request, Scope.WRITE)  # before anybody reads what was sent
+            writer, db = await admit(request, Scope.WRITE)  # authenticate before reading the body
             spec = await _quick_spec(request)
             if spec is not None:
                 made = await state_of(request).submissions.make(db, writer, Submission(spec, note_of(request, writer)))
@@ -57,7 +57,7 @@ class _SubmitRoute(APIRoute):
 
 
 async def _quick_spec(request: Request) -> TaskSpec | None:
-    """The spec of a request that consists of it, where it is read and made quickly."""
+    """The request's spec, if its body is nothing else and it is small enough to parse and create quickly; else None."""
     headers = request.headers
     if headers.get("content-type") != "application/json" or "idempotency-key" in headers:
         return None
@@ -67,7 +67,7 @@ async def _quick_spec(request: Request) -> TaskSpec | None:
 
 
 def _spec_of(body: bytes) -> TaskSpec | None:
-    """None where it is no spec."""
+    """The spec, or None if the body is not one."""
     try:
         return TaskSpec.model_validate(json.loads(body))
     except (ValueError, RecursionError):

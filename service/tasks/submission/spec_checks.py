@@ -1,6 +1,6 @@
-"""Checks a spec against what it refers to: files, base model, warm start, sizes. Finds all mistakes at once.
+"""Checks a spec against what it refers to: files, base model, warm start, sizes. Reports all mistakes at once.
 
-Knows nothing of nodes: whether one is free is the planner's question.
+Knows no nodes: whether one is free is the planner's question.
 """
 
 import difflib
@@ -23,7 +23,7 @@ from service.http.problems import FieldError, Invalid
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import whose
 
-_LISTED = 20  # models that a refusal names
+_LISTED = 20  # models named in a refusal
 _IS_IT = (BaseModel.name == bindparam("name")) & BaseModel.enabled
 _ENABLED = select(BaseModel).where(_IS_IT)
 _OF_FILE, _OF_MODEL = File.__table__.c, BaseModel.__table__.c
@@ -31,7 +31,7 @@ _NAMED = PreparedStatement(files.PINNED.outerjoin_from(File, BaseModel, _IS_IT).
 
 
 class SpecRefused(Invalid):
-    """The spec is well-formed, but what it asks for cannot be."""
+    """The spec is well-formed, but cannot be satisfied."""
 
     code, title = "task_refused", "The task could not run"
 
@@ -41,7 +41,7 @@ _Named = tuple[dict[str, File], BaseModel | None]  # files by id, and the base m
 
 @dataclass(frozen=True)
 class Pinned:
-    """What the task will be made of; the files cannot be deleted before the transaction ends."""
+    """What a new task refers to; the files are locked against deletion until the transaction ends."""
 
     train: File
     validation: File | None
@@ -49,14 +49,14 @@ class Pinned:
 
 
 class Preflight:
-    """The look at specs of one tenant in one transaction: what several of them name is looked up once."""
+    """Checks specs of one tenant in one transaction, and caches lookups that several specs share."""
 
     def __init__(self, session: Session, principal: Principal) -> None:
         self._session, self._principal = session, principal
         self._named: dict[tuple[str | None, ...], _Named] = {}
 
     def check(self, spec: TaskSpec) -> Pinned:
-        """Find and hold what the spec names. Raises SpecRefused, which lists everything that is wrong."""
+        """Look up and lock what the spec names. Raises SpecRefused, which lists every mistake."""
         session, wanted = self._session, spec.dataset
         names = wanted.file_id, wanted.validation_file_id, spec.base_model
         if names not in self._named:
@@ -76,7 +76,7 @@ class Preflight:
         ]
         if errors:
             raise SpecRefused(errors)
-        assert train is not None  # its absence is an error
+        assert train is not None  # its absence is an error above
         assert model is not None
         return Pinned(train, validation, model)
 
@@ -84,7 +84,7 @@ class Preflight:
 def for_preview(
     session: Session, principal: Principal, file_id: str, base_model: str, objective: Objective, max_seq_len: int
 ) -> tuple[File, BaseModel]:
-    """The file and the model of a preview, judged as a task's would be. Raises SpecRefused, which lists everything."""
+    """The file and the model of a preview, checked as a task's would be. Raises SpecRefused, which lists every mistake."""
     file = files.pin(session, principal, [file_id]).get(file_id)
     model = _find_model(session, base_model)
     errors = [
@@ -93,13 +93,13 @@ def for_preview(
     ]
     if errors:
         raise SpecRefused(errors)
-    assert file is not None  # its absence is an error
+    assert file is not None  # its absence is an error above
     assert model is not None
     return file, model
 
 
 def _find(session: Session, principal: Principal, spec: TaskSpec) -> _Named:
-    """The files that the spec names, by id, and its base model: those of them that there are."""
+    """The files by id that the spec names, and its base model, as far as they exist."""
     ids = [id for id in (spec.dataset.file_id, spec.dataset.validation_file_id) if id is not None]
     found = _NAMED.run(session.connection(), whose(principal) | {"ids": ids, "name": spec.base_model})
     held = [File(**dict(zip(_OF_FILE.keys(), row[: len(_OF_FILE)], strict=True))) for row in found]
@@ -166,11 +166,11 @@ def _model(field: str, asked: int, model: BaseModel) -> Iterator[FieldError]:
 
 
 def _start(session: Session, principal: Principal, spec: TaskSpec, model: BaseModel) -> Iterator[FieldError]:
-    """The adapter to start from must be the tenant's own and of the very base."""
+    """The warm-start adapter must belong to the tenant, and to the same revision of the same base."""
     if spec.warm_start is None:
         return
     field, wanted = "warm_start.adapter_id", spec.warm_start.adapter_id
-    held = adapters_of(principal).where(Adapter.id == wanted).with_for_update(read=True, of=Adapter)  # against its deletion
+    held = adapters_of(principal).where(Adapter.id == wanted).with_for_update(read=True, of=Adapter)  # locked against deletion
     adapter = session.scalar(held)
     if adapter is None:
         message = f"there is no adapter {wanted!r} that this key could see; GET /v1/adapters lists them"
