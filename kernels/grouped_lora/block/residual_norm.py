@@ -108,7 +108,8 @@ def _backward(
         w = tl.load(w_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
         dot += tl.sum(dh * w[None, :] * x, 1)
     if R > 0:
-        # The adapters' part of the dot product, (dS A) . (w x), is dS . S / (scale rstd): S is at hand, and A is read once.
+        # The adapters' part of the dot product, (dS A) . (w x), is dS . S / (scale rstd): S is already stored, so A is read
+        # once.
         known = tl.zeros((BT,), tl.float32)
         for mat in tl.static_range(MATS):
             ds = load_shrunk(ds_ptr, MATS * RMAX, mat * RMAX, start, end, rank, BT, R).to(tl.float32)
