@@ -4,4 +4,4 @@ import os
 
 from contract import reproducibility
 
-reproducibility.turn_on(os.environ)  # before a benchmark imports torch: what multiplies on a CPU does it as executors do
+reproducibility.turn_on(os.environ)  # before a benchmark imports torch: CPU products then run as they do in executors

@@ -1,11 +1,10 @@
-"""The API under load on one machine, everything at once: pollers, a storm of submissions, event streams, and a worker's points.
+"""API load test on one machine, all loads at once: pollers, a storm of submissions, event streams, and a worker's loss points.
 
 `python -m benchmarks.api_load [--seconds 20] [--api-processes 2] [--without-100m]` starts a Motet of its own without a trainer,
-puts load on it from this process beside it, restarts the API under open streams, then fills in a hundred million points and
-asks about them.
+loads it from this process, restarts the API under open streams, then inserts a hundred million points and queries them.
 
-The gate: every acknowledged point is stored once, every stream saw every event once and in order, through the restart too, and
-every request was answered as it should be.
+The gate: every acknowledged point is stored once, every stream got every event once and in order, across the restart too, and
+every request got the expected answer.
 """
 
 import argparse
@@ -48,7 +47,7 @@ ROOT = Path(__file__).parent.parent
 
 @dataclass
 class Running:
-    """A Motet that runs, and what the load needs of it."""
+    """A running Motet, with what the load generators need of it."""
 
     events: Iterator[Event]
     http: httpx.Client
@@ -81,7 +80,7 @@ class Running:
         return cls(events, http, keys["demo_key"], pid, pids, url, token["secret"], spec)
 
     def sized(self, jobs: int) -> dict[str, Any]:
-        """A task's spec with so many jobs."""
+        """A task's spec with this many jobs."""
         rates = [1e-4 * (1 + n / 1000) for n in range(jobs)]
         return self.spec | {"search_space": {"learning_rate": rates, "batch_size": [4]}}
 
@@ -91,7 +90,7 @@ class Running:
         return str(answer.json()["id"])
 
     def placed(self) -> Placed:
-        """A task of SERIES jobs, placed on a node of ours and begun."""
+        """A task of SERIES jobs, placed on a fake node and started."""
         node = ScriptedNode(self.http, self.join_token, "loader").register()
         task_id, until = self.task(SERIES), time.monotonic() + 60
         while task_id not in {placement.task_id for placement in node.desired().placements}:
@@ -102,7 +101,7 @@ class Running:
         return Placed(taken.id, task_id, taken.given.token, taken.given.fence)
 
     def restart(self) -> float:
-        """Tell the API to stop, and wait for the next one; seconds until it had stopped."""
+        """Stop the API and wait for its restart; returns the seconds until it had stopped."""
         began = time.monotonic()
         os.kill(self.pid, signal.SIGTERM)
         while Path(f"/proc/{self.pid}").exists():
@@ -114,7 +113,7 @@ class Running:
         return stopped
 
     def stored(self, task_id: str) -> dict[str, float]:
-        """What the database holds of the task's points."""
+        """Counts of the task's points in the database."""
         own = "FROM point_chunks p JOIN jobs j ON j.id = p.job_id WHERE j.task_id = %s AND p.hidden_by IS NULL"
         with psycopg.connect(driver_url(self.database_url)) as connection:
             points, chunks = connection.execute(f"SELECT sum(cardinality(steps)), count(*) {own}", [task_id]).fetchone() or (
@@ -134,7 +133,7 @@ def _answers(http: httpx.Client) -> bool:
 
 
 async def put(load: Load, running: Running, placed: Placed, polled: list[str], seconds: float) -> dict[str, Any]:
-    """All of the load at once, then the restart under open streams; seconds and MiB that they took."""
+    """Run all loads at once, then restart the API under open streams; returns the seconds and MiB used."""
     waiting, spec, memory = list(range(SUBMISSIONS)), json.dumps(running.sized(2)).encode(), []
     readers = [asyncio.ensure_future(load.follow(number, placed.task_id)) for number in range(STREAMS)]
     work = [load.poll(number, polled[number % len(polled)], seconds) for number in range(POLLERS)]
@@ -159,7 +158,7 @@ async def put(load: Load, running: Running, placed: Placed, polled: list[str], s
 
 
 def judge(load: Load, stored: dict[str, float]) -> dict[str, Any]:
-    """The gate."""
+    """Check the gate."""
     whole = list(range(1, int(stored["last_event"]) + 1))
     compared = {
         "points lost": load.points - stored["points"],

@@ -1,6 +1,6 @@
-"""A hundred million loss points in the database of a running Motet, put there in bulk, and a dashboard's questions about them.
+"""Bulk-loads a hundred million loss points into a running Motet's database, then times a dashboard's queries over them.
 
-The points are those of many tasks that have ended; one of them has the summaries that the service makes when a job ends.
+The points belong to many ended tasks; one task has the summaries that the service makes when a job ends.
 """
 
 import time
@@ -14,11 +14,12 @@ from service.database.timeouts import Timeouts
 from service.tasks.curves.downsampling import summarise
 
 TASKS, JOBS, STEPS, CHUNK = 100, 50, 20_000, 256
-RESOLUTION = 400  # about as many as a chart has pixels
+RESOLUTION = 400  # about a chart's width in pixels
 
 
 def fill(database_url: str, template: str) -> dict[str, Any]:
-    """Copies of the task `template`, which has JOBS jobs, each with STEPS points; how many points, bytes and seconds."""
+    """Copy the task `template` many times, with JOBS jobs of STEPS points each; returns numbers of points, bytes and
+    seconds."""
     began = time.monotonic()
     with psycopg.connect(driver_url(database_url), autocommit=True) as connection:
         for statement in _STATEMENTS:
@@ -28,7 +29,7 @@ def fill(database_url: str, template: str) -> dict[str, Any]:
 
 
 _STATEMENTS = (
-    # one random curve in pieces, and its steps: copying them is what a bulk load costs, not making numbers
+    # one random curve in pieces, and its steps: a bulk load should cost copying, not making numbers
     """CREATE TEMP TABLE pieces AS SELECT c AS number, c * %(chunk)s + 1 AS first_step,
        least((c + 1) * %(chunk)s, %(steps)s) AS last_step FROM generate_series(0, (%(steps)s - 1) / %(chunk)s) c""",
     """CREATE TEMP TABLE filling AS SELECT number, first_step, last_step,
@@ -48,7 +49,7 @@ _MEASURE = "SELECT sum(cardinality(steps)), pg_total_relation_size('point_chunks
 
 
 def ask(url: str, key: str, database_url: str, repeats: int = 9) -> list[dict[str, Any]]:
-    """Milliseconds of questions over HTTP: a task with summaries, one without, and a part of one point by point."""
+    """Milliseconds of queries over HTTP: a task with summaries, one without, and part of one point by point."""
     db = Database(database_url, pool_size=1, timeouts=Timeouts(statement=3600.0, lock=10.0, idle=3600.0))
     with db.begin() as session:
         for index in range(JOBS):

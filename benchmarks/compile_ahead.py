@@ -1,10 +1,10 @@
-"""Every kernel of a step compiled ahead for a chip that need not be there: whether its shared memory fits, and what it spills.
+"""Compiles every kernel of a step ahead of time, without the chip: does its shared memory fit, and what does it spill.
 
     python -m benchmarks.compile_ahead [--chip 80] [--limit-kb 163] [--processes N]
 
-Llama-3.2-1B's shape in bf16, by launch_configs.py's table for that chip, in three rank classes (none, 64, 256) and with
-dropout. Launches nothing. Exits with 1 if a kernel does not fit: a program may have 163 KB on an A100 (80), 99 KB on other
-Amperes and Adas (86, 89), 227 KB on a Hopper.
+Llama-3.2-1B's shape in bf16, with launch_configs.py's table for that chip, in three rank classes (none, 64, 256) and with
+dropout. Launches nothing. Exits with 1 if a kernel does not fit: a program may use 163 KB on an A100 (80), 99 KB on other
+Ampere and Ada chips (86, 89), 227 KB on a Hopper.
 """
 
 import argparse
@@ -44,7 +44,7 @@ T, D, F, KV = 192, 2048, 8192, 512
 
 
 def kernels(rank: int, drop: bool) -> dict[str, Callable[[], object]]:
-    """One call of each wrapper, on tensors that nobody reads."""
+    """One call of each kernel wrapper, on tensors whose contents do not matter."""
     spans = [Span(0, 64, 0, 16, 1.0, 0.1 if drop else 0.0), Span(64, T, 16, rank, 1.0)] if rank else []
     table = work_table(spans, T, "cpu", keys=token_keys(0, 0, [0], [T]) if drop else None)
     rows = rank + 16
@@ -91,7 +91,7 @@ def kernels(rank: int, drop: bool) -> dict[str, Callable[[], object]]:
 
 
 def compiled(chip: int, function: JITFunction, *args: Any, **named: Any) -> dict[str, Any]:
-    """What the compiler says of one launch: {kernel, shared_kb, registers, spilled bytes}."""
+    """The compiler's report on one launch: {kernel, shared_kb, registers, spilled bytes}."""
     options = {key: named.pop(key) for key in OPTIONS if named.get(key) is not None}
     values = dict(zip((p.name for p in function.params), args, strict=False)) | named
     signature, constants, attributes = {}, {}, {}
@@ -122,7 +122,7 @@ def compiled(chip: int, function: JITFunction, *args: Any, **named: Any) -> dict
 
 
 def one(chip: int, case: tuple[str, str]) -> list[dict[str, Any]]:
-    """Every launch of one call: launching is replaced by compiling in this process."""
+    """Compile every launch of one call in this process, instead of launching it."""
     found: list[dict[str, Any]] = []
     table = launch_configs.AMPERE if chip < 90 else launch_configs.HOPPER
     launch_configs._configs = lambda: table  # type: ignore[assignment]

@@ -1,7 +1,7 @@
-"""The executor's own step over consecutive different batches: packing, upload, tables, forward, backward, losses, clip, AdamW.
+"""The executor's own step over consecutive batches: packing, upload, tables, forward, backward, losses, clip, AdamW.
 
-Knows worker.replicas.packed_step and jobs as an executor holds them; an attach and a detach happen midway. Times are wall
-clock, the device's idle time included.
+Knows worker.replicas.packed_step and jobs as an executor holds them; midway one job attaches and one detaches. Times are wall
+clock, with the device's idle time included.
 """
 
 import time
@@ -21,18 +21,18 @@ from worker.model.plain.trainer import Trainer
 from worker.replicas.packed_step import step
 
 STEPS = 64
-BUDGET = 1 << 16  # tokens of a micro-batch: the whole step is one
+BUDGET = 1 << 16  # tokens of a micro-batch: large enough for a whole step
 
 compiled: list[str] = []
 
 
 def count_compilations(*_: Any, **found: Any) -> None:
-    """Triton's hook: one call for each kernel compiled."""
+    """Triton's hook, called once per compiled kernel."""
     compiled.append(str(found.get("repr", "")))
 
 
 def job_runs(trainer: Trainer, rows: Rows, batch: int, adapters: int) -> list[JobRun]:
-    """Jobs of ranks 16, 32, 64 in turn over the same rows, each in its own order, with adapters whose B is not zero."""
+    """Jobs of ranks 16, 32, 64 in turn over the same rows, each in its own order, with non-zero B."""
     data = sets.DataSet(sets.Rows(rows.all()), sets.Rows(rows.take(1)), 0, 0)
     spec = TaskSpec.model_validate(
         {
@@ -58,7 +58,7 @@ def _run(trainer: Trainer, data: sets.DataSet, spec: TaskSpec, batch: int, index
 
 
 def consecutive_steps(trainer: Trainer, rows: Rows, batch: int, adapters: int, steps: int = STEPS) -> dict[str, Any]:
-    """Optimizer steps of every job, one after another; midway one adapter leaves and another takes its place."""
+    """Optimizer steps of all jobs, one after another; midway one adapter leaves and another takes its place."""
     runs = job_runs(trainer, rows, batch, adapters)
     for _ in range(4):
         _once(trainer, runs)

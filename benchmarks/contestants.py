@@ -1,9 +1,7 @@
-"""What others do for the adapters' products, over our own base passes, attention and loss: a PyTorch loop, and
-torch's grouped_mm.
+"""Other implementations of the adapters' products on our base pass, attention and loss: a PyTorch loop, and torch's grouped_mm.
 
-Every base product, norm, rotary, SwiGLU and the head are the ones of worker.model.cuda.fused_stack with no adapter in the work
-table; only how
-LoRA is computed differs, so a difference in time is LoRA's.
+Base products, norm, rotary, SwiGLU and head come from worker.model.cuda.fused_stack with no adapter in the work table; only the
+LoRA computation differs, so a difference in time is LoRA's.
 """
 
 from abc import ABC, abstractmethod
@@ -34,7 +32,7 @@ class Lora(ABC):
 
     @abstractmethod
     def backward(self, x: Tensor, dy: Tensor, dx: Tensor, layer: int, kind: str) -> None:
-        """dx += the adapters' part; dA and dB are kept."""
+        """dx += the adapters' part; stores dA and dB."""
 
 
 class LoopLora(Lora):
@@ -114,7 +112,7 @@ class GroupedLora(Lora):
 
 
 class PeerPass:
-    """Forward and backward with the adapters' products done by `lora`. `base`: a batch whose table has no adapters."""
+    """Forward and backward with the adapters' products computed by `lora`. `base`: a batch whose table has no adapters."""
 
     def __init__(self, fused: FusedPass, lora: Lora) -> None:
         self._fused, self._stack, self._lora = fused, fused.stack, lora
@@ -134,7 +132,7 @@ class PeerPass:
         return y.chunk(2, 1) if group == "gate_up" else [y]
 
     def train(self, base: DeviceBatch, labels: Labels) -> Tensor:
-        """The sums of log-probabilities; gradients stay with `lora`."""
+        """The sums of log-probabilities; `lora` keeps the gradients."""
         stack, sh, table = self._stack, self._stack.shape, base.table
         heads, none = (sh.heads, sh.kv_heads), self._fused.embedding
         x, y = self._fused.embedding.index_select(0, base.tokens), None

@@ -1,11 +1,11 @@
-"""A million rows through a real executor: its peak memory, and what a second placement costs: `python -m benchmarks.data`.
+"""A million rows through a real executor: its peak memory, and the cost of a second placement: `python -m benchmarks.data`.
 
-The executor is the process that a worker starts; a fleet API of the tests serves it the file over HTTP. Rows are made from
-GSM8K's: prompts of a sentence and completions of a line; fewer as chat, which a template writes four times a row. A first
-placement downloads, tokenises, maps, trains a few steps; a second, in a process of its own as after a crash or a pause, finds
-the tokens. Times run from the placement's arrival at a warm executor to its first report. The service's own check of the file
-is measured in a process beside. Before a figure counts: tokens and masks of rows drawn from the whole stream equal what the
-reader makes of each line by itself, and both placements' losses are equal.
+The executor is the process that a worker starts; a test fleet API serves it the file over HTTP. Rows are made from GSM8K:
+prompts of one sentence and completions of one line; a smaller set is chat, which a template renders four times per row. A first
+placement downloads, tokenises, maps and trains a few steps; a second one, in a new process as after a crash or a pause, finds
+the tokens cached. Times run from the placement's arrival at a warm executor to its first report. The service's own check of the
+file is measured in a separate process. The gate: tokens and masks of rows sampled from the whole stream equal the reader's
+output for each line alone, and both placements' losses are equal.
 """
 
 import argparse
@@ -71,12 +71,12 @@ print(rows, time.monotonic() - began, before, peak())
 
 @dataclass
 class Placed:
-    """One placement on an executor of its own. Memory in MiB: resident before it, at its peak, and of that without mapped
-    files, whose pages the kernel takes back when memory is short."""
+    """One placement on its own executor. Memory in MiB: resident before it, at its peak, and the peak without mapped files,
+    whose pages the kernel reclaims when memory is short."""
 
     rows: int
     seconds: float  # until its first report
-    tokenise_s: float  # 0 where nothing was
+    tokenise_s: float  # 0 if nothing was tokenised
     idle_rss: float
     peak_rss: float
     peak_anonymous: float
@@ -84,7 +84,7 @@ class Placed:
 
 
 def make_rows(path: Path, count: int, chat: bool) -> None:
-    """The first sentence of a question of GSM8K under a number, and the answer's last line."""
+    """Prompt: a number and the first sentence of a GSM8K question; completion: the answer's last line."""
     known = [json.loads(line)["messages"] for line in _GSM8K.read_text().splitlines()]
     with path.open("w") as file:
         for number in range(count):
@@ -96,7 +96,7 @@ def make_rows(path: Path, count: int, chat: bool) -> None:
 
 
 class Watched:
-    """Reads a process's memory until it is closed."""
+    """Samples a process's memory until closed."""
 
     def __init__(self, pid: int) -> None:
         self._pid, self._over, self.anonymous = pid, threading.Event(), 0.0
@@ -104,7 +104,7 @@ class Watched:
         self._thread.start()
 
     def of(self, name: str) -> float:
-        """MiB, by a name that /proc has for it."""
+        """MiB of a named counter in /proc."""
         text = Path(f"/proc/{self._pid}/status").read_text()
         found = re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE)
         assert found is not None, name
@@ -121,7 +121,7 @@ class Watched:
 
 @contextmanager
 def executor(fleet: Fleet, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Iterator[Any], Path]]:
-    """A warm executor process, its news, and its log."""
+    """A warm executor process, its messages, and its log."""
     environment = {
         **os.environ,
         "MOTET_API_URL": fleet.url,
@@ -138,7 +138,7 @@ def executor(fleet: Fleet, folder: Path) -> Iterator[tuple[subprocess.Popen[byte
     assert process.stdout is not None
     news = read(process.stdout.fileno(), EXECUTOR_NEWS)
     try:
-        next(news)  # it says that it idles
+        next(news)  # the executor reports that it is idle
         yield process, news, log
     finally:
         process.kill()
@@ -146,7 +146,7 @@ def executor(fleet: Fleet, folder: Path) -> Iterator[tuple[subprocess.Popen[byte
 
 
 def place(fleet: Fleet, folder: Path, placement: wire.Placement) -> Placed:
-    """Run the placement to its end on an executor of its own."""
+    """Run the placement to its end on its own executor."""
     attached: list[float] = []
 
     def heard(reported: Reported, report: wire.Report) -> None:
@@ -172,7 +172,7 @@ def place(fleet: Fleet, folder: Path, placement: wire.Placement) -> Placed:
 
 
 def differing(stream: TokenStream, path: Path, spec: TaskSpec) -> int:
-    """How many of the drawn rows have other tokens or another mask than the reader makes of their line by itself."""
+    """How many sampled rows differ in tokens or mask from the reader's output for their line alone."""
     reader = reader_of(AutoTokenizer.from_pretrained(EXAMPLE_BASE, local_files_only=True))
     lines = path.read_bytes().splitlines()
     assert stream.rows == len(lines), "no row of these is without something to learn"
@@ -185,14 +185,14 @@ def differing(stream: TokenStream, path: Path, spec: TaskSpec) -> int:
 
 
 def intake(path: Path, folder: Path) -> dict[str, float]:
-    """The service's check and storing of the file: seconds, and MiB before and at the peak."""
+    """The service's check and storage of the file: seconds, and MiB before and at the peak."""
     done = subprocess.run([sys.executable, "-c", _INTAKE, path, folder], capture_output=True, text=True, check=True)
     rows, seconds, before, peak = done.stdout.split()
     return {"rows": int(rows), "seconds": float(seconds), "idle_rss": int(before) / 1024, "peak_rss": int(peak) / 1024}
 
 
 def measure(count: int, chat: bool) -> dict[str, Any]:
-    """Both placements of `count` rows, and the service's check of them."""
+    """Measure both placements of `count` rows, and the service's check of the file."""
     spec = TaskSpec.model_validate({**_SPEC, "dataset": {"file_id": "file_1"}})
     base = wire.BaseModelRef(name="example-7m", source=str(EXAMPLE_BASE), revision=revision_of(EXAMPLE_BASE))
     fleet = Fleet()

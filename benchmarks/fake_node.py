@@ -1,6 +1,6 @@
-"""A node that trains nothing: a daemon's side of the real fleet API over real HTTP and Redis, with a clock for an executor.
+"""A fake node that trains nothing: a daemon's side of the real fleet API over real HTTP and Redis, with a timer as executor.
 
-What it says of a task is what a worker would: acknowledged, attached, trained, adapter stored, completed. Measures nothing.
+For each task it reports what a worker would: acknowledged, attached, trained, adapter stored, completed. Measures nothing.
 """
 
 import hashlib
@@ -20,14 +20,14 @@ from worker.api_client import NodeLink, PlacementLink
 from worker.node.desired_state_poller import Desired, DesiredStates, NodeForgotten
 from worker.node.wakeup_listener import Hints
 
-TOKENS = 500  # of each job
+TOKENS = 500  # per job
 _GIB = 2**30
 _FILES = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"nothing was trained"}
 
 
 class FakeNode:
-    """`seconds` is how long each placement takes; `taken` is called with a task's id when this node has heard of it. One whose
-    placements are `held` says that they took so long, and ends the oldest whenever it is told to."""
+    """`seconds` is each placement's duration; `taken` is called with a task's id when this node has received the task. With
+    `held`, placements report that duration but end only when `finish_next` is called, oldest first."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class FakeNode:
         self._thread.start()
 
     def finish_next(self) -> None:
-        """End the placement that is held longest, as soon as there is one."""
+        """End the oldest held placement, as soon as there is one."""
         self._inbox.put(partial(self._finish_due, 1))
 
     def close(self) -> None:

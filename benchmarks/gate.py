@@ -1,4 +1,5 @@
-"""The gate before any figure: losses and gradients of a small mixed step against float64, next to plain PyTorch in bf16."""
+"""Correctness gate of all kernel benchmarks: losses and gradients of a small mixed step against float64, beside bf16
+PyTorch."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -17,12 +18,12 @@ from worker.model.plain.rotary import RotaryTable
 from worker.model.plain.trainer import Trainer
 
 SMALL = LlamaShape(3, 256, 768, 4, 2, 64, 1000, True)
-FLOOR = 1e-4  # of a loss, relative: a fortieth of what bf16 resolves
+FLOOR = 1e-4  # relative, of a loss: a fortieth of bf16's resolution
 TOLERANCE = 1.5  # times the error of plain bf16, against float64
 
 
 def converted(backbone: Backbone, dtype: torch.dtype) -> Backbone:
-    """The same weights in another precision."""
+    """The same backbone in another precision."""
 
     def turn(value: Any) -> Any:
         return value.to(dtype) if isinstance(value, Tensor) else value
@@ -36,10 +37,10 @@ def converted(backbone: Backbone, dtype: torch.dtype) -> Backbone:
 
 
 def run_gate(longest: int = 0) -> dict[str, Any]:
-    """{tolerance, worst_error, compared, passed}: errors are ours over plain bf16's, both against float64.
+    """{tolerance, worst_error, compared, passed}: errors are ours divided by plain bf16's, both against float64.
 
-    longest: tokens of one more row, which lies before all others on the axis; then activations are recomputed. The errors of so
-    many labels nearly cancel in their sum, by chance in one of the two: losses are then compared from FLOOR on.
+    longest: tokens of one extra row, first on the axis; with it activations are recomputed. The errors of that many labels
+    nearly cancel in their sum, by chance in one of the two results: so the loss error is divided by at least FLOOR.
     """
     backbone = replace(random_backbone(SMALL), max_positions=max(4096, longest))
     ours = DeviceTrainer(backbone, DeviceArena(backbone.targets, 256, "cuda", torch.bfloat16))
@@ -72,7 +73,7 @@ def run_gate(longest: int = 0) -> dict[str, Any]:
 
 
 def long_row(tokens: int, vocabulary: int) -> Example:
-    """A row that takes so many tokens on the axis, each of which is followed by a label."""
+    """A row of this many tokens on the axis, each with a label after it."""
     drawn = np.random.default_rng(1).integers(0, vocabulary, tokens + 1, dtype=np.int32)
     return Example(drawn, np.arange(tokens + 1) > 0)
 

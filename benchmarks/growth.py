@@ -1,12 +1,12 @@
-"""What a start writes while many tasks wait, and what is left of it: `python -m benchmarks.growth`.
+"""Rows written per start under a long queue, and table growth over time: `python -m benchmarks.growth`.
 
 The API, the queue worker, the reconciler, Postgres and Valkey are real processes; the node is a fake one (fake_node.py) that
-speaks the real fleet API. `--queue` tasks wait. Each second one that runs ends, the next one starts, another is submitted and
-an ended one is deleted. Rows written are Postgres' own counts (pg_stat_user_tables), over a task's whole life. The collector
-runs each minute with retentions of a minute, so what only tells what was must stay as it is.
+speaks the real fleet API. `--queue` tasks wait. At a fixed rate a running task ends, the next one starts, another is submitted
+and an ended one is deleted. Rows written are Postgres' own counts (pg_stat_user_tables), over a task's whole life. The garbage
+collector runs each minute with retentions of a minute, so tables that hold only history must not grow.
 
-Before a figure counts: every start wrote at most BOUND rows on average, usage was the same before and after the last sweep
-and is what the node reported, and no table that is swept has grown.
+The gate: a start writes at most BOUND rows on average, usage is the same before and after the last sweep and is what the node
+reported, and no swept table has grown.
 """
 
 import argparse
@@ -32,11 +32,11 @@ from service.storage.object_store import LocalStorage
 from service.storage.upload_grants import UploadGrants
 from tests.walk.house import House, house
 
-BOUND = 100.0  # rows inserted, updated and deleted for one start, from submission to deletion and sweep
-_GROWN = 1.25  # a swept table has grown when it has so many times the rows that it may have,
-_FEW = 100  # and so many more
-_SETTLE_SECONDS = 11.0  # a backend that is idle tells what it wrote after 10
-_FOREVER = ("tasks", "jobs", "task_usage")  # a row of these stays for each task that there ever was
+BOUND = 100.0  # rows inserted, updated and deleted per start, from submission to deletion and sweep
+_GROWN = 1.25  # a swept table has grown if its rows exceed this multiple of what is allowed,
+_FEW = 100  # and exceed it by more than this
+_SETTLE_SECONDS = 11.0  # an idle backend reports its statistics after 10
+_FOREVER = ("tasks", "jobs", "task_usage")  # tables that keep a row for every task ever
 _KEEP = Retention(*[timedelta(minutes=1)] * 6)
 _PLANS_KEPT = 100
 _ROWS = [{"prompt": f"{at} + 1?", "completion": str(at + 1)} for at in range(20)]
@@ -52,7 +52,7 @@ _TABLES = "SELECT relname, pg_total_relation_size(relid) FROM pg_stat_user_table
 
 @dataclass(frozen=True)
 class Sample:
-    """The tables after a sweep: rows, rows inserted so far, and bytes with indexes and long values."""
+    """The tables after a sweep: rows, rows inserted so far, and bytes including indexes and TOAST."""
 
     starts: int
     rows: dict[str, int]
@@ -62,8 +62,8 @@ class Sample:
 
 @dataclass(frozen=True)
 class Run:
-    """`written`: rows by table. `notified`: versions that tasks gained which waited all the time. `usage`: of the month,
-    before and after the last sweep."""
+    """`written`: rows by table. `notified`: new versions of tasks that waited all the time. `usage`: of the month, before and
+    after the last sweep."""
 
     starts: int
     queue: int
@@ -79,7 +79,7 @@ class Run:
 
 
 class Growing:
-    """A service with a full queue and a full node, on which a task ends when it is told to."""
+    """A service with a full queue and a full node, whose tasks end on command."""
 
     def __init__(self, motet: House, queue: int, slots: int, rate: float) -> None:
         self._motet, self._queue, self._slots, self._rate = motet, queue, slots, rate
@@ -92,7 +92,7 @@ class Growing:
         token = motet.join_token("fake")
         self._node = FakeNode(
             motet.url, motet.redis_url, token, "fake", slots, slots / rate, lambda _: None, held=True
-        )  # each task takes as long as it says
+        )  # each task takes as long as it reports
         self._file = motet.upload(_ROWS)
         for _ in range(slots + queue):
             self._submit()
@@ -104,7 +104,7 @@ class Growing:
         self._db.engine.dispose()
 
     def measure(self, starts: int, every: int) -> Run:
-        """So many starts, one after another at the rate, and a sweep after each `every` of them."""
+        """Start this many tasks, one after another at the rate, with a sweep after each `every` starts."""
         time.sleep(_SETTLE_SECONDS)
         before, waited, began = self._read(_WRITTEN), self._versions(), time.monotonic()
         samples: list[Sample] = []
@@ -136,7 +136,7 @@ class Growing:
             assert self._motet.http.delete(f"/v1/tasks/{id}").status_code == 204
 
     def _full(self) -> None:
-        """Wait until all devices run and all others have been told why they wait."""
+        """Wait until all devices run and every waiting task has a reason."""
         waits = "SELECT count(*) FROM tasks WHERE status = 'queued' AND waiting->>'code' = 'waiting_for_capacity'"
         runs = "SELECT count(*) FROM tasks WHERE status = 'running'"
         _until(lambda: (self._one(runs), self._one(waits)) == (self._slots, self._queue))
@@ -174,7 +174,7 @@ def _until(holds: Callable[[], bool], seconds: float = 600.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, f"not within {seconds:g} s"
-        time.sleep(0.2)  # the rows are what is looked at, and nothing tells of all of them
+        time.sleep(0.2)  # polled: the rows are what is measured, and no event covers them all
 
 
 def measure(queue: int, starts: int, rate: float, slots: int, every: int) -> Run:
@@ -191,9 +191,9 @@ def measure(queue: int, starts: int, rate: float, slots: int, every: int) -> Run
 
 
 def grown(samples: list[Sample]) -> dict[str, float]:
-    """Swept tables that have kept something: how many times the rows that they may have. That is what they had at the beginning
-    (the mean of three sweeps after the first two, when nothing was old enough), or what the last two minutes wrote, if that is
-    more: how many owners get news depends on how well the planner knows the pace."""
+    """Swept tables that have grown: current rows as a multiple of the allowed rows. Allowed is the larger of the initial rows
+    (the mean of three sweeps after the first two, when nothing was old enough) and the rows written in the last two minutes:
+    how many owners get notices depends on how well the planner knows the rate."""
     found = {}
     for table in samples[-1].rows if len(samples) >= 6 else ():
         last, before = samples[-1], mean(one.rows[table] for one in samples[2:5])
@@ -204,7 +204,7 @@ def grown(samples: list[Sample]) -> dict[str, float]:
 
 
 def gate(run: Run) -> dict[str, Any]:
-    """{tolerance, worst_error, compared, passed}: the error is the rows written for a start."""
+    """{tolerance, worst_error, compared, passed}: the error is the number of rows written per start."""
     rows, more = sum(run.per_start.values()), grown(run.samples)
     before, after = run.usage
     same = before == after and before["trained_tokens"] == TOKENS * run.starts

@@ -1,9 +1,8 @@
-"""Each kernel of a step by itself on Llama-3.2-1B's shape, beside the bytes it must move: how far from the memory's
-speed it runs.
+"""Each kernel of a step alone, on Llama-3.2-1B's shape: its time beside the bytes it must move, as a share of memory bandwidth.
 
     python -m benchmarks.kernel_timing [--commit HASH]
 
-The gate is that of the whole step. Times are medians of captured graphs over rotating buffers, 32 adapters, batch 1.
+The gate is the whole step's. Times are medians of captured graphs over rotating buffers, 32 adapters, batch 1.
 """
 
 import argparse
@@ -33,12 +32,12 @@ from worker.model.cuda.device_trainer import DeviceTrainer, spans_of
 from worker.model.cuda.fused_pass import FusedPass
 from worker.model.flat_batch import FlatBatch
 
-SETS = 3  # buffers in turn, so that no input is in the cache from the call before
+SETS = 3  # rotating buffer sets, so that no input is still cached from the previous call
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One kernel call: run(set), and the bytes it must read and write once."""
+    """One kernel call: run(set), and the bytes that it must read and write."""
 
     name: str
     run: Callable[[int], object]
@@ -134,9 +133,9 @@ def calls() -> list[Measured]:
 
 
 def torch_attention(qkv: list[Tensor], bounds: Sequence[int], heads: tuple[int, int], moved: int) -> list[Measured]:
-    """torch's own attention for packed sequences, on the same batch: what ours stands in for.
+    """torch's own attention for packed sequences on the same batch, for comparison with ours.
 
-    Where it knows no grouped queries, K and V are copied to every query head, as its user has to.
+    Where it does not support grouped queries, K and V are copied to every query head, as its users must do.
     """
     hq, hkv = heads
     size = qkv[0].shape[1] // (hq + 2 * hkv)
@@ -159,7 +158,7 @@ def torch_attention(qkv: list[Tensor], bounds: Sequence[int], heads: tuple[int, 
 
 
 def measure(call: Measured) -> dict[str, Any]:
-    """Microseconds a call inside a captured graph of all buffer sets, and the share of the copy bandwidth it reaches."""
+    """Microseconds per call inside a captured graph over all buffer sets, and the share of copy bandwidth reached."""
 
     def every() -> None:
         for index in range(SETS):

@@ -1,4 +1,4 @@
-"""Llama-shaped backbones with random weights, and steps of GSM8K rows for them. Knows no kernels and measures nothing."""
+"""Llama-shaped backbones with random weights, and batches of GSM8K rows for them. Knows no kernels and measures nothing."""
 
 import json
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from worker.model.plain.decoder_block import BlockShape, BlockWeights
 from worker.model.plain.rotary import RotaryTable
 
 GSM8K = Path(__file__).parent.parent / "examples" / "gsm8k" / "train.jsonl"
-# A row's tokens from its characters, so that 32 rows have the 5,969 tokens that the peers were measured with.
+# Estimates a row's tokens from its characters, so that 32 rows have the 5,969 tokens that the peers were measured with.
 TOKENS_A_ROW = 186.5
 RANKS = (16, 32, 64)
 
@@ -34,7 +34,7 @@ class LlamaShape:
 
     @property
     def matrix_parameters(self) -> int:
-        """Parameters of all matrices of all layers, without embedding and head."""
+        """Parameters of all matrices in all layers, without embedding and head."""
         q, kv = self.heads * self.head_size, self.kv_heads * self.head_size
         return self.layers * self.hidden * (2 * q + 2 * kv + 3 * self.ffn)
 
@@ -77,7 +77,7 @@ def random_backbone(shape: LlamaShape, seed: int = 0, device: str = "cuda") -> B
 
 
 class Rows:
-    """GSM8K rows as lengths with completion labels; the tokens themselves are random, as the weights are."""
+    """GSM8K rows as lengths with completion labels; their tokens are random, like the weights."""
 
     def __init__(self, vocabulary: int) -> None:
         texts = [[m["content"] for m in json.loads(line)["messages"]] for line in GSM8K.read_text().splitlines()]
@@ -87,7 +87,7 @@ class Rows:
         self._order: list[int] = []
 
     def take(self, count: int) -> list[Example]:
-        """The next rows of a shuffled, endless walk over the file."""
+        """The next rows of an endless, shuffled walk over the file."""
         made = []
         for _ in range(count):
             if not self._order:
@@ -106,7 +106,7 @@ class Rows:
 
 
 def attach(trainer: DeviceTrainer, adapters: int) -> list[Segment]:
-    """Adapters of ranks 16, 32, 64 in turn with a B that is not zero; segments without rows yet."""
+    """Adapters of ranks 16, 32, 64 in turn with non-zero B; segments without rows yet."""
     segments = []
     for index in range(adapters):
         rank = RANKS[index % len(RANKS)]
@@ -118,7 +118,7 @@ def attach(trainer: DeviceTrainer, adapters: int) -> list[Segment]:
 
 
 def feed(segments: list[Segment], rows: Rows, batch: int) -> list[Segment]:
-    """The same adapters with the next rows each, weighted by their own label count."""
+    """The same adapters with their next rows, weighted by each adapter's label count."""
     fed = []
     for segment in segments:
         examples = rows.take(batch)

@@ -1,7 +1,7 @@
-"""Load for the API: pollers, submitters, event streams and a worker that reports, from coroutines of one process.
+"""Load generators for the API: pollers, submitters, event streams and a reporting worker, as coroutines of one process.
 
-Latencies count from when a request was due, not from when this process came to send it. All connect, and every poller has asked
-once, before anything counts: 250 connections at one instant are a load of their own. Knows nothing of what serves it.
+Latencies count from the time a request was due, not from when it was sent. All clients connect, and every poller sends one
+request, before measurement starts: 250 simultaneous connections are a load of their own. Knows nothing of the server.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from typing import Any
 from benchmarks.load_http_client import Connection
 
 POLLERS, POLLS_PER_SECOND, STREAMS, SUBMISSIONS, SUBMITTERS = 200, 300, 50, 500, 8
-REPORT_SECONDS, POINTS_PER_SECOND, SERIES = 0.5, 20_000, 100  # what one worker reports, of so many jobs
-EACH = int(POINTS_PER_SECOND * REPORT_SECONDS / SERIES)  # points of a job in one report
+REPORT_SECONDS, POINTS_PER_SECOND, SERIES = 0.5, 20_000, 100  # one worker's report interval, rate, and number of jobs
+EACH = int(POINTS_PER_SECOND * REPORT_SECONDS / SERIES)  # points per job in one report
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A placement that reports: its task, token, fence, and the report it owes next."""
+    """A placement that reports: its task, token, fence, and the next report's number."""
 
     placement_id: str
     task_id: str
@@ -29,7 +29,7 @@ class Placed:
 
 @dataclass
 class Load:
-    """What the load met, in milliseconds, and what it counted."""
+    """Measurements: latencies in milliseconds, and counts."""
 
     url: str
     key: str
@@ -42,16 +42,16 @@ class Load:
     wrong: list[str] = field(default_factory=list)
     streams: list[list[int]] = field(default_factory=lambda: [[] for _ in range(STREAMS)])
     over: bool = False
-    polled: list[float] = field(default_factory=list)  # when each poll was answered, seconds of the monotonic clock
+    polled: list[float] = field(default_factory=list)  # answer time of each poll, seconds of the monotonic clock
     ready: asyncio.Barrier = field(default_factory=lambda: asyncio.Barrier(POLLERS + SUBMITTERS + 1))
 
     @property
     def polls_per_second(self) -> float:
-        """Answered between the first and the last."""
+        """Answer rate between the first and the last poll."""
         return (len(self.polled) - 1) / (max(self.polled) - min(self.polled))
 
     async def poll(self, number: int, task_id: str, seconds: float) -> None:
-        """One poller; every second one sends the ETag that it has."""
+        """One poller; every second poller sends its last ETag."""
         kind = "plain" if number % 2 else "if-none-match"
         every = POLLERS / POLLS_PER_SECOND
         async with Connection(self.url, self.key) as connection:
@@ -70,7 +70,7 @@ class Load:
                 etag, due = answer.headers.get("etag", ""), due + every
 
     async def submit(self, spec: bytes, waiting: list[int]) -> None:
-        """One of the storm's submitters, with one request in hand, until none waits."""
+        """One of the storm's submitters, with one request in flight, until no submission is left."""
         async with Connection(self.url, self.key) as connection:
             await connection.request("GET", "/livez")
             await self.ready.wait()
@@ -83,7 +83,7 @@ class Load:
                     self.wrong.append(f"submit: {answer.status} {answer.body[:200]!r}")
 
     async def follow(self, number: int, task_id: str) -> None:
-        """One reader of a task's events, who comes again with the last number until `over`."""
+        """One reader of a task's events; reconnects with its last event number until `over`."""
         seen = self.streams[number]
         while not self.over:
             try:
@@ -93,11 +93,11 @@ class Load:
                         if self.over:
                             return
             except OSError:
-                await asyncio.sleep(0.2)  # the API restarts; nothing tells when it is back
+                await asyncio.sleep(0.2)  # polled: the API restarts, and no event tells when it is back
 
     def bodies(self, placed: Placed, count: int) -> list[bytes]:
-        """The next `count` reports, made before they are due: a worker makes them on a machine of its own, here they would
-        keep this process's loop from seeing answers that came."""
+        """The next `count` reports, built in advance: a real worker builds them on another machine, and doing it here would
+        block this process's event loop and delay its latency measurements."""
         reports = [
             {"fence": placed.fence, "seq": self.seq + number, "events": _points(self.step + number * EACH)}
             for number in range(count)
@@ -105,12 +105,12 @@ class Load:
         return [json.dumps(report).encode() for report in reports]
 
     async def report_with_all(self, placed: Placed, bodies: list[bytes]) -> float:
-        """As `report`, once everybody is ready."""
+        """As `report`, but starts once all clients are ready."""
         await self.ready.wait()
         return await self.report(placed, bodies)
 
     async def report(self, placed: Placed, bodies: list[bytes]) -> float:
-        """A worker that sends these reports, one every REPORT_SECONDS, at once where it is late; how long it took."""
+        """A worker that sends these reports, one per REPORT_SECONDS, at once if it is late; returns the seconds taken."""
         async with Connection(self.url, placed.token) as connection:
             began = time.monotonic()
             for number, body in enumerate(bodies):
@@ -132,11 +132,11 @@ def _points(first: int) -> list[dict[str, Any]]:
 
 
 def quantile(values: list[float], share: float) -> float:
-    """The least value that `share` of them do not exceed."""
+    """The smallest value that `share` of the values do not exceed."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Milliseconds at which half, nineteen twentieths, all but a hundredth and all were answered, and how many there were."""
+    """Milliseconds at quantiles 0.5, 0.95, 0.99 and 1, and the number of values."""
     shares = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99, "most_ms": 1.0}
     return {"count": len(values)} | {name: round(quantile(values, share), 2) for name, share in shares.items()}

@@ -1,6 +1,6 @@
-"""A small HTTP/1.1 client for load: one connection, one request at a time, and streams of server-sent events.
+"""A minimal HTTP/1.1 client for load tests: one connection, one request at a time, and server-sent event streams.
 
-It spends a tenth of what httpx spends on a request, since the load generator shares its cores with what it measures.
+It costs a tenth of httpx's time per request, since the load generator shares its cores with the server under test.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ class Answer:
 
 
 class Connection:
-    """Opened on first use, and again after the server has closed it."""
+    """Opens on first use, and reopens after the server has closed it."""
 
     def __init__(self, url: str, key: str) -> None:
         parts = urlsplit(url)
@@ -35,7 +35,7 @@ class Connection:
             self._writer.close()
 
     async def request(self, method: str, path: str, body: bytes = b"", headers: str = "") -> Answer:
-        """The whole answer. `headers` are further lines, each ending in CRLF. Raises OSError where the connection breaks."""
+        """The whole answer. `headers` are extra lines, each ending in CRLF. Raises OSError if the connection breaks."""
         reader = await self._send(method, path, body, headers)
         status, named = await _head(reader)
         if named.get("transfer-encoding") == "chunked":
@@ -43,7 +43,7 @@ class Connection:
         return Answer(status, named, await reader.readexactly(int(named.get("content-length", "0"))))
 
     async def events(self, path: str, after: int) -> AsyncIterator[int]:
-        """The number of each event after number `after`, until the stream ends. Raises OSError where it breaks."""
+        """The number of each event after number `after`, until the stream ends. Raises OSError if it breaks."""
         reader = await self._send("GET", path, b"", f"Last-Event-ID: {after}\r\n" if after else "")
         status, _ = await _head(reader)
         if status != 200:

@@ -1,11 +1,11 @@
-"""Rows of 32,768 tokens on the 8B shape, on one GPU of which 80 GB may be used: what the executor chooses, takes and trains.
+"""Rows of 32,768 tokens on the 8B shape, on one GPU limited to 80 GB: what the executor chooses, refuses and trains.
 
     python -m benchmarks.long_rows [--commit HASH]
 
 Ours is the real executor over real HTTP with its default settings; only the weights are drawn on the device instead of read.
-Two executors follow each other. The first gets a task of rows that no choice fits into the memory: what counts is how soon it
-says so, with the base's loading and the memory profile before it. The second gets rows of 32,768 tokens and trains them; that
-activations are recomputed is its own choice. The gate runs first, over a row as long as theirs.
+Two executors run in turn. The first gets a task whose rows fit into memory under no choice: what counts is the time until it
+refuses, including the base's loading and the memory profile. The second trains rows of 32,768 tokens; it must choose by itself
+to recompute activations. The gate runs first, over a row of the same length.
 """
 
 import argparse
@@ -41,16 +41,16 @@ from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.plain.trainer import Trainer
 from worker.replicas.base_loader import Base
 
-MEMORY = 80_000_000_000  # bytes; a card of 80 GB has a little more
+MEMORY = 80_000_000_000  # bytes; an 80 GB card has a little more
 POSITIONS = 131072
-TOKENS, TOO_MANY = 32768, 131072  # of a row
+TOKENS, TOO_MANY = 32768, 131072  # per row
 ROWS = 6  # one of which is held out
 RANKS, TOO_HIGH = [16, 32], [256]
 STEPS = 3
 
 
 class Drawn:
-    """Stands in for `worker.replicas.base_loader.load_bases`: weights of a shape, drawn on the device."""
+    """Replaces `worker.replicas.base_loader.load_bases`: draws a shape's weights on the device."""
 
     def __init__(self, shape: LlamaShape, device: str = "cuda") -> None:
         self._shape, self._device = shape, device
@@ -69,7 +69,7 @@ class Drawn:
 
 
 def rows(tokens: int, seed: int) -> list[dict[str, Any]]:
-    """Rows of at least so many tokens: a word is at least one."""
+    """Rows of at least this many tokens: each word is at least one."""
     draw = random.Random(seed)
     return [{"prompt": f"{row}", "completion": " " + " ".join(draw.choices(WORDS, k=tokens))} for row in range(ROWS)]
 
@@ -77,8 +77,8 @@ def rows(tokens: int, seed: int) -> list[dict[str, Any]]:
 def run(
     tokens: int, ranks: list[int], folder: Path, attached: Callable[[], None] = lambda: None, **settings: Any
 ) -> tuple[Reported, float]:
-    """A task of rows of this length on an executor of its own, and the seconds until all its jobs had ended. `attached` is
-    called once its memory was measured."""
+    """Run a task with rows of this length on its own executor; returns its reports and the seconds until all jobs had ended.
+    `attached` is called once the executor has profiled its memory."""
     fleet = Fleet()
     base = wire.BaseModelRef(name="random", source=str(folder), revision="0" * 64)
     try:
@@ -105,7 +105,7 @@ def run(
 
 
 def told(report: wire.Report, attached: Callable[[], None]) -> None:
-    """Progress, as the service hears of it."""
+    """Progress, as the service receives it."""
     for event in report.events:
         if isinstance(event, wire.Attached):
             attached()
@@ -113,7 +113,7 @@ def told(report: wire.Report, attached: Callable[[], None]) -> None:
 
 
 def refusal(tokens: int, folder: Path, **settings: Any) -> dict[str, Any]:
-    """A task that is too large. Raises RuntimeError where it is not refused."""
+    """A task that is too large. Raises RuntimeError if the executor does not refuse it."""
     reported, seconds = run(tokens, TOO_HIGH, folder, **settings)
     (failed,) = reported.ended.values()
     if not isinstance(failed, wire.JobFailed) or "needs" not in failed.error or reported.of(wire.Throughput):
@@ -122,7 +122,7 @@ def refusal(tokens: int, folder: Path, **settings: Any) -> dict[str, Any]:
 
 
 def training(tokens: int, folder: Path, attached: Callable[[], None] = lambda: None, **settings: Any) -> dict[str, Any]:
-    """A task that fits. Raises RuntimeError where a job does not end well or does not recompute by its own choice."""
+    """A task that fits. Raises RuntimeError if a job fails, or if the executor does not choose to recompute."""
     reported, seconds = run(tokens, RANKS, folder, attached, **settings)
     failed = reported.of(wire.JobFailed)
     curves = {f"{series} of job {job}": list(curve.values()) for (job, series), curve in reported.curves.items()}
@@ -158,7 +158,7 @@ def main() -> None:
         print(found[-1], flush=True)
         figures["refused_s"] = round(found[-1]["seconds"], 2)
         write_result("long_rows", gate, figures, found, given.commit)
-        before = torch.cuda.memory_allocated() / 1e9  # nothing, if the executor before has let go of all
+        before = torch.cuda.memory_allocated() / 1e9  # zero if the previous executor has freed everything
         trained = training(TOKENS, folder / "trained", torch.cuda.reset_peak_memory_stats, **settings)
         trained["before_gb"] = before
         trained["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9

@@ -1,7 +1,7 @@
-"""Forward and backward of one batch, cell by cell: ours, the frozen base alone, torch grouped_mm and a PyTorch loop, in turns.
+"""Forward and backward of one batch, per cell: ours, the frozen base alone, torch grouped_mm and a PyTorch loop, in turns.
 
-All share our base passes, attention and loss (contestants.py), so that a difference is the adapters'. Knows no optimizer
-and no order of batches.
+All share our base passes, attention and loss (contestants.py), so that a difference is the adapters'. Knows no optimizer and no
+order of batches.
 """
 
 import gc
@@ -33,7 +33,7 @@ def new_trainer(backbone: Backbone, rows: int, coded: bool = False) -> DeviceTra
 
 
 def afresh(trainer: DeviceTrainer, fed: Sequence[Segment]) -> None:
-    """One pass as the first of a step: gradients are written, not added to the last ones."""
+    """One pass as the first of a step: gradients are overwritten, not accumulated."""
     trainer.arena.written.clear()
     trainer.train(fed)
 
@@ -46,13 +46,13 @@ def base_segments(fed: Sequence[Segment]) -> list[Segment]:
 def cell(
     trainer: DeviceTrainer, shape: LlamaShape, model: str, fed: list[Segment], batch: int, loop: bool
 ) -> list[dict[str, Any]]:
-    """One row a contestant; `ms` are medians of blocks that take turns, each at its own steady clocks."""
+    """One row per contestant; `ms` are medians of blocks in rotation, each measured after its own warmup."""
     base = base_segments(fed)
     contestants: dict[str, Callable[[], object]] = {
         OURS: lambda: afresh(trainer, fed),
         BASE: lambda: trainer.train(base),
     }
-    peaks = {name: _peak_gb(run) for name, run in contestants.items()}  # before the peers have tensors of their own
+    peaks = {name: _peak_gb(run) for name, run in contestants.items()}  # before the peers allocate tensors
     peers, difference = _peers(trainer, fed)
     contestants[GROUPED] = peers[GROUPED]
     times = in_turns(contestants)
@@ -78,7 +78,7 @@ def cell(
 
 
 def _peak_gb(run: Callable[[], object]) -> float:
-    """What one call holds at its peak, the base and the arena and what other contestants keep included."""
+    """Peak GPU memory of one call, including the base, the arena and other contestants' tensors."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     run()
@@ -87,7 +87,7 @@ def _peak_gb(run: Callable[[], object]) -> float:
 
 
 def _peers(trainer: DeviceTrainer, fed: list[Segment]) -> tuple[dict[str, Callable[[], object]], float]:
-    """The peers' passes over this batch, and how far grouped_mm's gradient of one matrix is from ours."""
+    """The peers' passes over this batch, and the difference between grouped_mm's and our gradient of one matrix."""
     flat = FlatBatch.of(fed)
     spans, _ = spans_of(fed, flat.ranges)
     table = tables(flat, (), ())
@@ -114,7 +114,7 @@ def _peers(trainer: DeviceTrainer, fed: list[Segment]) -> tuple[dict[str, Callab
 
 
 def small_cells(backbone: Backbone, rows: Rows) -> list[dict[str, Any]]:
-    """A sweep's tail: few adapters at batch 1, one captured graph a bucket; launched one by one beside it."""
+    """The end of a sweep: few adapters at batch 1, one captured graph per bucket, and eager launches for comparison."""
     found = []
     for adapters in (1, 4, 12):
         trainer = new_trainer(backbone, 64 * adapters)

@@ -1,9 +1,8 @@
-"""From a task's arrival to its placement, through the real service: `python -m benchmarks.placement`.
+"""Latency from a task's arrival to its placement, through the real service: `python -m benchmarks.placement`.
 
 The API, the queue worker, the reconciler, Postgres and Valkey are real processes; the nodes are fake ones (fake_node.py) that
-speak the real fleet API. Times are read from the rows, all of the database's one clock. Before a figure counts: every task
-succeeded on one placement, no device held two at once, and no device stood idle while a task that fits it waited for longer
-than one replan takes.
+speak the real fleet API. Times come from the database's rows and clock. The gate: every task succeeded on one placement, no
+device held two tasks at once, and no device stood idle for longer than one replan while a task that fits it waited.
 """
 
 import argparse
@@ -34,7 +33,7 @@ _SPEC = {
 
 @dataclass(frozen=True)
 class Placed:
-    """One task as the rows tell it; seconds since the first arrival."""
+    """One task from its database rows; seconds since the first arrival."""
 
     task: str
     arrived: float
@@ -46,19 +45,20 @@ class Placed:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left in the rows. `replans` are seconds from the oldest request that a plan answers to its being written."""
+    """A run's results from the database. `replans`: seconds from the oldest request that a plan answers until it was
+    written."""
 
     placed: list[Placed]
     replans: list[float]
     solving: list[float]
-    heard: list[float]  # from the POST's answer until the node has heard, by the client's clock
+    heard: list[float]  # from the POST's answer until the node received the task, by the client's clock
     statuses: dict[str, int]
     overfull: int  # devices that held two placements at once
-    idle: list[float]  # for each task: how long a device stood idle while it waited
+    idle: list[float]  # per task: how long a device stood idle while it waited
 
 
 def measure(tasks: int, nodes: int, slots: int, rate: float, seconds: float, seed: int = 0) -> Run:
-    """`tasks` Poisson arrivals, `rate` a second, each of `seconds` on one of `nodes` x `slots` devices."""
+    """`tasks` Poisson arrivals, `rate` per second, each of `seconds` on one of `nodes` x `slots` devices."""
     draw, posted, heard = random.Random(seed), {}, {}
     state = Path(tempfile.mkdtemp(prefix="motet-placement-"))
     lock = threading.Condition()
@@ -122,7 +122,7 @@ def _overfull(placed: list[Placed]) -> int:
 
 
 def idle_while(task: Placed, placed: list[Placed], devices: int) -> float:
-    """The longest time in seconds for which one device stood idle while the task was queued."""
+    """The longest time in seconds that one device stood idle while the task was queued."""
     used = {one.device for one in placed}
     longest = task.placed - task.queued if len(used) < devices else 0.0
     for device in used:
@@ -134,7 +134,7 @@ def idle_while(task: Placed, placed: list[Placed], devices: int) -> float:
 
 
 def gate(run: Run, tasks: int) -> dict[str, Any]:
-    """{tolerance, worst_error, compared, passed}: the error is by how much the longest idle wait exceeds the longest replan."""
+    """{tolerance, worst_error, compared, passed}: the error is the excess of the longest idle wait over the longest replan."""
     whole = run.statuses == {"succeeded": tasks} and len(run.placed) == tasks and not run.overfull
     longest, bound = max(run.idle), max(run.replans)
     return {

@@ -1,4 +1,4 @@
-"""CPU time and memory of programs with all that they started, as Linux counts them. Knows no load."""
+"""CPU time and memory of programs and their descendants, from Linux' /proc. Knows no load."""
 
 import os
 import time
@@ -10,8 +10,8 @@ _TICK, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 
 
 class Spent:
-    """CPU time since this was made. `pids`: programs by name; this process is `load`, without those that it started. What
-    ended meanwhile counts as far as its parent has waited for it."""
+    """CPU time since construction. `pids`: programs by name; this process is `load`, without its children. An ended process
+    counts once its parent has waited for it."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
         self._pids = dict(pids)
@@ -28,12 +28,12 @@ class Spent:
 
 
 def family(pid: int) -> list[int]:
-    """A program and all that it started."""
+    """A program and all its descendants."""
     return _family(pid, _processes()[0])
 
 
 def memory_mb(pids: list[int]) -> float:
-    """MiB that these hold; what they share is counted in each, since to tell it apart takes the kernel long."""
+    """Total MiB of these processes; shared pages count in each, since the kernel takes long to tell them apart."""
     return sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids) * _PAGE / 2**20
 
 
@@ -42,7 +42,7 @@ def _family(pid: int, parents: Mapping[int, list[int]]) -> list[int]:
 
 
 def _processes() -> tuple[dict[int, list[int]], dict[int, float]]:
-    """Children by parent, and seconds by process: its own and those of children that it has waited for."""
+    """Children by parent, and seconds by process, including the children that it has waited for."""
     children: dict[int, list[int]] = defaultdict(list)
     used = {}
     for folder in Path("/proc").iterdir():

@@ -1,8 +1,8 @@
-"""The tables of docs/BENCHMARKS.md, the headlines of the README, and the plots of docs/, made from result files.
+"""Generates the tables of docs/BENCHMARKS.md, the README's headlines and the plots of docs/ from result files.
 
     python -m benchmarks.readme_figures
 
-Measures nothing. Each text stands between two comments on its page and is replaced.
+Measures nothing. Each text stands between two marker comments on its page and is replaced there.
 """
 
 import json
@@ -55,7 +55,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def search(result: dict[str, Any]) -> str:
-    """A whole search beside the same configurations one after another, as Markdown."""
+    """A whole search beside the same configurations trained one after another, as Markdown."""
     f = result["figures"]
     (split,) = (row for row in result["rows"] if row["what"] == "where the search's seconds went")
     seconds = {name: value for name, value in split.items() if name != "what"}
@@ -79,7 +79,7 @@ def plot(result: dict[str, Any]) -> str:
     """Bars of batch 1 on a logarithmic axis, as SVG."""
     bars = [(name, milliseconds(result["rows"], what, 1), colour) for name, what, colour in CONTESTANTS]
     known = [(name, ms, colour) for name, ms, colour in bars if ms is not None]
-    decades = math.log10(max(ms for _, ms, _ in known)) - 1  # the axis begins at 10 ms
+    decades = math.log10(max(ms for _, ms, _ in known)) - 1  # the axis starts at 10 ms
     span = WIDTH - LEFT - RIGHT
 
     def reach(ms: float) -> float:
@@ -153,7 +153,7 @@ def headlines(step: dict[str, Any], sweep: dict[str, Any], sets: dict[str, Any])
 
 
 def replaced(page: str, texts: dict[str, str]) -> str:
-    """The page with its texts made anew. Raises ValueError where one's two comments are not there once."""
+    """The page with its generated texts replaced. Raises ValueError unless both markers of a text occur exactly once."""
     for name, text in texts.items():
         begin, end = (f"<!-- made by benchmarks.readme_figures: {name} {edge} -->" for edge in ("begin", "end"))
         between = re.escape(begin) + ".*?" + re.escape(end)
@@ -170,7 +170,7 @@ def read(file: str) -> dict[str, Any]:
 
 
 def made() -> dict[Path, str]:
-    """Every page and plot that is made here, with its text as it should be."""
+    """Every generated page and plot, with its expected text."""
     docs, step, sweep, sets = ROOT / "docs", read(STEP), read(SWEEP), read(QUALITY)
     tables = {
         "step": f"![One pass over 32 adapters](step.svg)\n\n{table(step)}",

@@ -1,4 +1,4 @@
-"""Result files: benchmarks/results/<bench>-<device>.json, one format for all benchmarks. Knows nothing of what is measured."""
+"""Result files: benchmarks/results/<bench>-<device>.json, one format for all benchmarks. Knows no benchmark."""
 
 import datetime
 import json
@@ -14,26 +14,26 @@ import torch
 import triton
 
 RESULTS = Path(__file__).parent / "results"
-SETTLE_MS = 400  # of a call on end before its times count beside others'
+SETTLE_MS = 400  # each call runs this long before its times count
 
 
 def device_name() -> str:
-    """The device as a file name knows it: h100, a100, cpu."""
+    """The device in file names: h100, a100, cpu."""
     if not torch.cuda.is_available():
         return "cpu"
     return torch.cuda.get_device_name().removeprefix("NVIDIA ").split()[0].lower()
 
 
 def median_ms(run: Callable[[], object], repeats: int = 10, warmup: int = 3) -> tuple[float, float, float]:
-    """(median, least, most) milliseconds of one call."""
+    """(median, min, max) milliseconds of one call."""
     return _spread(_timed(run, repeats, warmup))
 
 
 def in_turns(calls: dict[str, Callable[[], object]], rounds: int = 3, each: int = 5) -> dict[str, tuple[float, float, float]]:
-    """(median, least, most) milliseconds of each call, `each` of it on end in every round.
+    """(median, min, max) milliseconds of each call, measured in rounds of `each` consecutive runs.
 
-    Before a block counts, its own call has run for SETTLE_MS. A chip at its power limit clocks down by what it has just done:
-    the same pass was seen to take 55.5 ms after another's memory-bound one and 59 ms after its own kind, as in training.
+    Before a block counts, its own call has run for SETTLE_MS. A chip at its power limit sets its clock by its recent work: the
+    same pass took 55.5 ms after another's memory-bound one and 59 ms after its own kind, as in training.
     """
     lead = {name: math.ceil(SETTLE_MS / median_ms(run, 3, 2)[0]) for name, run in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in calls}
@@ -44,7 +44,7 @@ def in_turns(calls: dict[str, Callable[[], object]], rounds: int = 3, each: int 
 
 
 def _timed(run: Callable[[], object], count: int, lead: int) -> list[float]:
-    """Milliseconds between CUDA events around each of `count` calls on end, after `lead` more."""
+    """Milliseconds between CUDA events around each of `count` consecutive calls, after `lead` more."""
     for _ in range(lead):
         run()
     pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
@@ -62,7 +62,7 @@ def _spread(times: Sequence[float]) -> tuple[float, float, float]:
 
 
 def _commit() -> str:
-    """The commit this was measured at, "+" where the tree had changes; unknown outside a checkout."""
+    """The measured commit, "+" if the tree had changes; unknown outside a checkout."""
     try:
         head = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True

@@ -1,7 +1,7 @@
-"""What the adapters' products must move through memory at the least, beside what the base moves anyway: the floor of their tax.
+"""Roofline of the adapters' products: the least bytes they must move beside the base, and so their minimum overhead.
 
 Counted per pass from shapes alone: every row of the compute copy once forward and once backward, every gradient row once, S and
-dS, and the activations that a sum over features or tokens has to read once more because no kernel has them at hand.
+dS, and the activations that a sum over features or tokens must read again because no kernel has them in registers.
 """
 
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from benchmarks.llama_shapes import LlamaShape
 
-COPY_BYTES_PER_S = 3.0e12  # an H100's device-to-device copy, read and written bytes counted
+COPY_BYTES_PER_S = 3.0e12  # an H100's device-to-device copy, reads plus writes
 
 
 @dataclass(frozen=True)
 class Floor:
-    """Bytes of one forward and backward."""
+    """Bytes of one forward and backward pass."""
 
     weights: int
     gradients: int
@@ -31,14 +31,14 @@ class Floor:
 
 
 def adapter_floor(shape: LlamaShape, ranks: Sequence[int], tokens: int) -> Floor:
-    """bf16 activations, compute copy and S; fp32 gradients. `tokens` are shared evenly."""
+    """bf16 activations, compute copy and S; fp32 gradients. The adapters share `tokens` evenly."""
     q, kv = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     columns = 3 * shape.hidden + q + 2 * kv + q + shape.hidden + 2 * shape.hidden + 2 * shape.ffn + shape.ffn + shape.hidden
     rows = sum(ranks)
     # S and dS of seven matrices, written and read.
     narrow = 2 * 7 * 2 * 2 * tokens * rows // max(len(ranks), 1)
-    # Read once more: forward h, attended, h_mid for S; backward dx twice, dgu and dqkv for dS; and the same but for dgu, with
-    # h, attended and h_mid, for dA and dB. SwiGLU's own kernels have the rest at hand.
+    # Read again: forward h, attended, h_mid for S; backward dx twice, dgu and dqkv for dS; and the same without dgu, plus h,
+    # attended and h_mid, for dA and dB. SwiGLU's own kernels have the rest in registers.
     wide = 2 * tokens * (2 * shape.hidden + q + 2 * shape.hidden + 2 * shape.ffn + q + 2 * kv)
     wide += 2 * tokens * (2 * shape.hidden + q + 2 * kv + 2 * shape.hidden + q)
     layers = shape.layers

@@ -1,8 +1,8 @@
-"""The scheduler's figures, from the real pure modules on a fake clock: `python -m benchmarks.scheduler`.
+"""The scheduler's figures, from the product's pure modules on a fake clock: `python -m benchmarks.scheduler`.
 
-Every plan that is counted was first judged by `simulator.check`; one bad plan and nothing is written. `--only` picks parts
-and keeps what the others measured before; `--only timing` is what a quiet machine is needed for. `--plot` and `--export`
-leave a picture and the problems of each run in a folder.
+`simulator.check` judges every plan that counts; one bad plan and nothing is written. `--only` selects parts and preserves other
+parts' results; `--only timing` needs a quiet machine. `--plot` and `--export` write a plot and the problems of each run to a
+folder.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def write(out: Path, part: str, bench: Experiments) -> None:
-    """Put what one part measured into the result file, beside what other parts left there."""
+    """Merge one part's results into the result file."""
     blank: dict[str, Any] = {"figures": {}, "rows": [], "parts": {}}
     before = json.loads(out.read_text()) if out.exists() else blank
     measured = {row["part"] for row in bench.rows}

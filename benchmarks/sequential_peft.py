@@ -1,4 +1,4 @@
-"""Sequential PEFT as its users run it: one adapter after another, each with a forward, backward and AdamW of its own."""
+"""Sequential PEFT as its users run it: one adapter after another, each with its own forward, backward and AdamW."""
 
 import time
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from benchmarks.llama_shapes import LLAMA_1B, RANKS
 from worker.model.flat_batch import Example
 
 SEQUENTIAL, COMPILED = "sequential PEFT", "sequential PEFT, torch.compile"
-PAD_TO = 64  # the compiled run pads all rows to one length, a multiple of this, so that it compiles once
+PAD_TO = 64  # the compiled run pads all rows to one multiple of this, so that it compiles once
 
 
 def _model(rank: int) -> torch.nn.Module:
@@ -29,7 +29,7 @@ def _model(rank: int) -> torch.nn.Module:
 
 
 def inputs(rows: Sequence[Example], length: int) -> tuple[Tensor, Tensor]:
-    """Tokens and labels [rows, length], padded on the right, where causal attention needs no mask. Faster than with one."""
+    """Tokens and labels [rows, length], padded on the right, where causal attention needs no mask; faster than masking."""
     tokens = torch.zeros(len(rows), length, dtype=torch.long)
     labels = torch.full((len(rows), length), -100)
     for place, row in enumerate(rows):
@@ -41,7 +41,7 @@ def inputs(rows: Sequence[Example], length: int) -> tuple[Tensor, Tensor]:
 
 
 def sequential_ms(batches: Sequence[Sequence[Example]], compiled: bool = False) -> dict[str, Any]:
-    """Wall milliseconds to train one adapter a batch one step each, one after another. compiled: by torch.compile."""
+    """Wall milliseconds to train one adapter per batch for one step each, in sequence. compiled: with torch.compile."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     model = _model(RANKS[1])

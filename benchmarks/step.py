@@ -1,9 +1,9 @@
-"""A whole training step on one GPU: ours, the frozen base alone, and what others do, on the same GSM8K batches.
+"""A whole training step on one GPU: ours, the frozen base alone, and other implementations, on the same GSM8K batches.
 
     python -m benchmarks.step [--commit HASH] [--skip sequential,compiled,eight_b]
 
 Ours is the executor's step with everything it does in service. 32 adapters of ranks 16, 32, 64 on Llama-3.2-1B's shape is also
-the setting of ALTO's Table 2. The gate runs first; figures that fall short of their aim are written all the same.
+the setting of ALTO's Table 2. The gate runs first; figures that miss their target are written all the same.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from worker.model.flat_batch import Segment
 from worker.model.row_optimizer import RowUpdate
 
 PEAK_FLOPS = 989e12  # H100 SXM, dense bf16, the vendor's datasheet
-ROWS_32 = 1168 + 128  # arena rows for 32 adapters of 16, 32, 64 in turn, and room to attach
+ROWS_32 = 1168 + 128  # arena rows for 32 adapters of 16, 32, 64 in turn, and room to attach more
 STEP = "the executor's step, consecutive batches"
 
 
@@ -55,12 +55,12 @@ def optimizer_rows(backbone: Backbone) -> list[dict[str, Any]]:
 
 
 def eight_billion() -> list[dict[str, Any]]:
-    """The 8B shape: 16 adapters against the others, and a whole step of 32 with checkpointing and 8-bit moments."""
+    """The 8B shape: 16 adapters against the peers, and a whole step of 32 with checkpointing and 8-bit moments."""
     gc.collect()
     torch.cuda.empty_cache()
     backbone, rows = random_backbone(LLAMA_8B), Rows(LLAMA_8B.vocabulary)
     trainer = new_trainer(backbone, 640, coded=True)
-    trainer.graph_tokens = 0  # as the others are launched; a captured pass keeps its activations, and leaves them no room
+    trainer.graph_tokens = 0  # no graphs, like the peers; a captured pass keeps its activations, and leaves the peers no room
     found = cell(trainer, LLAMA_8B, "8B", feed(attach(trainer, 16), rows, 1), 1, loop=False)
     del trainer
     trainer = new_trainer(backbone, 1168, coded=True)
@@ -151,7 +151,7 @@ def main() -> None:
     del backbone
     if "eight_b" not in skip:
         note(*eight_billion())
-    # What is known is written before what a slow host may not end in its time.
+    # Written now, since a slow host may not finish the rest in time.
     write_result("step", gate, figures(rows), rows, options.commit)
     for batch, compiled in ((1, False), (1, True), (2, False), (4, False)):
         if ("compiled" if compiled else "sequential") not in skip:

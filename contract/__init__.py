@@ -1,1 +1,1 @@
-"""What the service and the workers say to each other. Depends on pydantic alone and knows neither side."""
+"""The message and document types that service and workers exchange. Depends on pydantic alone. Knows neither side."""

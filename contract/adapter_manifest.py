@@ -1,4 +1,4 @@
-"""AdapterManifest: what a committed adapter is made of and where it came from. Knows no storage and no tensors."""
+"""AdapterManifest: a committed adapter's files and its lineage. Knows no storage and no tensors."""
 
 from typing import Annotated
 
@@ -31,7 +31,7 @@ class AdapterManifest(Message):
     """A PEFT folder: adapter_config.json and adapter_model.safetensors, kept at the job's best validation loss."""
 
     files: Annotated[list[AdapterFile], Field(min_length=1, max_length=16)]
-    step: int  # the optimizer step it was taken after; 0 is before the first
+    step: int  # the optimizer step after which it was saved; 0 is before the first
     val_loss: float  # mean nats per completion token over the validation rows
     lineage: Lineage
 

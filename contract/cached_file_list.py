@@ -1,4 +1,4 @@
-"""What a node tells the service about the tenants' files that it keeps, and what the service answers."""
+"""Cache inventory of tenants' files: a node lists what it caches, and the service answers what to erase."""
 
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from contract.strict import Message, Sha256
 class CachedFile(Message):
     """A tenant's file of which a node keeps anything: the file itself, its rows as tokens, numbers computed from them."""
 
-    tenant_id: Annotated[str, Field(max_length=64)]  # empty: the service that placed its task did not say
+    tenant_id: Annotated[str, Field(max_length=64)]  # empty: the service that placed its task did not name one
     sha256: Sha256
 
 

@@ -1,6 +1,6 @@
-"""Short words for configurations: column headings, cell texts, and which fields vary within a task.
+"""Short labels for configurations: column headings, cell texts, and which fields vary within a task.
 
-The command line, the adapter's README and charts share them, so that a field of JobConfig is named alike everywhere.
+The command line, the adapter's README and charts share them, so that a field of JobConfig has one name everywhere.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,13 +21,13 @@ HEADINGS: Mapping[str, str] = {
     "rslora": "scale",
     "beta": "beta",
 }
-_BARE = ("schedule", "target_modules", "rslora")  # their values say by themselves what they are
+_BARE = ("schedule", "target_modules", "rslora")  # fields whose values need no name beside them
 
 
 def varying(configs: Iterable[JobConfig]) -> list[str]:
     """The fields in which the configurations differ, in the model's order.
 
-    The learning rate is always among them; alpha only where it is not the same multiple of every rank.
+    Always includes the learning rate; alpha only if its ratio to the rank varies.
     """
     known = list(configs)
     names = {name for name in JobConfig.model_fields if len({getattr(config, name) for config in known}) > 1}
@@ -37,7 +37,7 @@ def varying(configs: Iterable[JobConfig]) -> list[str]:
 
 
 def cell(config: JobConfig, name: str) -> str:
-    """The value of one field, for a column under its heading."""
+    """The value of one field as the text of a table cell."""
     value = getattr(config, name)
     match name:
         case "target_modules":
@@ -52,7 +52,7 @@ def cell(config: JobConfig, name: str) -> str:
 
 
 def label(config: JobConfig, names: Sequence[str]) -> str:
-    """The configuration in few words, by these of its fields."""
+    """A short label for the configuration, from the given fields."""
     words = []
     for name in names:
         if text := cell(config, name):

@@ -1,6 +1,6 @@
-"""What pins a base model: one sha256 over its safetensors files, for the service that lists it and the worker that loads it.
+"""A base model's revision: one sha256 over its safetensors files, computed alike by the service and the worker.
 
-Knows nothing of what the files hold.
+Knows nothing of the files' contents.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ class NoWeights(ValueError):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The folder's safetensors files by name. Raises NoWeights, and OSError where it cannot be read."""
+    """The folder's safetensors files, sorted by name. Raises NoWeights, and OSError if the folder cannot be read."""
     files = sorted(path for path in folder.iterdir() if path.suffix == ".safetensors" and path.is_file())
     if not files:
         raise NoWeights(f"{folder} holds no *.safetensors files")
@@ -20,7 +20,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def revision_of(folder: Path) -> str:
-    """sha256 over the sorted lines "<file name> <sha256 of the file>\\n", in lower-case hex. Raises as weight_files does."""
+    """sha256 over the sorted lines "<file name> <sha256 of the file>\\n", in lower-case hex. Raises NoWeights and OSError, as
+    weight_files does."""
     whole = hashlib.sha256()
     for path in weight_files(folder):
         with path.open("rb") as file:

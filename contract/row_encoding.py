@@ -1,11 +1,11 @@
-"""One row of a data set as tokens, and which of them are learned: the same for the worker that trains on it and for the service
-that shows it beforehand. Knows neither files nor splits nor training, and of a tokenizer only what it must be able to do.
+"""Tokenizes one row of a data set and marks which tokens are labels, alike for the training worker and the service's preview.
+Knows no files, no splits and no training, and of a tokenizer only the `Tokenizer` protocol.
 
-A chat row is rendered whole by the model's own template. Learned is every turn of the assistant, or the last: from where the
-template's generation prompt ends to where the turn closes, closing mark included. A completion row learns its completion, a
-row of plain text all of it, and each the end of sequence after it. A preference row is two: the same conversation with the
-preferred and with the other answer, of which the answer is learned. A token is a label if all its characters are learned;
-white space in front of them may be part of it.
+A chat row is rendered whole by the model's own template. Its labels are every turn of the assistant, or the last: from the end
+of the template's generation prompt to the end of the turn, closing mark included. In a completion row the completion is
+learned, in a row of plain text everything, each followed by the end-of-sequence token. A preference row becomes two sequences:
+the same conversation with the preferred and with the other answer, and the answer is learned. A token is a label if all its
+characters are learned, apart from leading white space.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,10 +20,10 @@ Messages = list[dict[str, str]]
 Offsets = list[tuple[int, int]]
 SFT = Objective()
 
-# Two texts that share neither their first nor their last character: where their renderings part, a turn's content begins.
+# Two texts that differ in their first and in their last character: where their renderings diverge, a turn's content begins.
 _MARKS = ("Amber", "Tulip")
 
-# what a template that is wrong or hostile ends with in Jinja's sandbox, beside Jinja's own errors
+# errors that a wrong or hostile template raises in Jinja's sandbox, besides Jinja's own
 TEMPLATE_FAULTS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
@@ -32,11 +32,11 @@ class RowError(ValueError):
 
 
 class TokenizerError(RowError):
-    """The base model's tokenizer is not one that rows can be read with."""
+    """Rows cannot be tokenized with the base model's tokenizer."""
 
 
 class TemplateError(RowError):
-    """The base model's chat template cannot write the row."""
+    """The base model's chat template cannot render the row."""
 
     @classmethod
     def missing(cls) -> "TemplateError":
@@ -56,26 +56,26 @@ class Tokenizer(Protocol):
 
     @property
     def end(self) -> int | None:
-        """The id of the end of a sequence."""
+        """The id of the end-of-sequence token."""
 
     @property
     def lead(self) -> list[int]:
-        """What it puts before any text: the beginning of a sequence, or nothing."""
+        """Tokens that precede any text: the beginning-of-sequence token, or none."""
 
     def ids(self, texts: list[str]) -> list[list[int]]:
-        """Of each text its tokens, nothing put around them."""
+        """The tokens of each text, without special tokens around it."""
 
     def spans(self, texts: list[str]) -> Iterator[tuple[list[int], Offsets]]:
-        """Of each text its tokens and the characters [start, end) that they stand for, nothing put around them."""
+        """The tokens of each text and the characters [start, end) that each token covers, without special tokens around it."""
 
     def chat(self, messages: Messages, add_generation_prompt: bool, now: datetime | None) -> str:
-        """The conversation as the template writes it; its `strftime_now` writes `now`. Raises TemplateError, also where the
-        template asks for a date and there is none."""
+        """The conversation as the template renders it; its `strftime_now` returns `now`. Raises TemplateError, also if the
+        template asks for a date and `now` is None."""
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """One sequence. learned: of each token whether it is a label (predicted from those on its left)."""
+    """One sequence. learned: for each token, whether it is a label (predicted from the tokens to its left)."""
 
     ids: list[int]
     learned: list[bool]
@@ -94,19 +94,19 @@ class Rendered:
 
 
 def cut(row: tuple[Tokens, ...], max_seq_len: int) -> tuple[tuple[Tokens, ...], bool]:
-    """The row's sequences, none longer than `max_seq_len`, and whether that took anything away."""
+    """The row's sequences, truncated to `max_seq_len`, and whether anything was removed."""
     if all(len(tokens.ids) <= max_seq_len for tokens in row):
         return row, False
     return tuple(Tokens(tokens.ids[:max_seq_len], tokens.learned[:max_seq_len]) for tokens in row), True
 
 
 def learns(row: tuple[Tokens, ...]) -> bool:
-    """Whether there is a label in each of the row's sequences; one without is left out of training."""
+    """Whether each of the row's sequences has a label; rows that fail this are skipped in training."""
     return all(any(tokens.learned) for tokens in row)
 
 
 class RowReader:
-    """Turns rows into tokens with the tokenizer of the base model. Raises TokenizerError for one that cannot."""
+    """Turns rows into tokens with the base model's tokenizer. Raises TokenizerError if the tokenizer cannot be used."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         end = tokenizer.end
@@ -118,14 +118,14 @@ class RowReader:
         self._now: datetime | None = None
 
     def at(self, moment: datetime) -> Self:
-        """The same reader for a task of this moment (its creation time): templates that write the date write this one, in UTC,
-        so that a row has the same tokens wherever and whenever it is read."""
+        """The same reader for a task created at this moment: templates that render the date use this one, in UTC, so that a row
+        has the same tokens wherever and whenever it is read."""
         made = copy(self)
         made._now = moment.astimezone(UTC)
         return made
 
     def read(self, rows: Sequence[dict[str, Any]], objective: Objective = SFT) -> list[tuple[Tokens, ...]]:
-        """The rows' sequences, whole (nothing is cut here), in order: one a row, under dpo two. Raises RowError."""
+        """The rows' sequences in order, untruncated: one per row, under dpo two. Raises RowError."""
         kinds = [_kind(row, objective) for row in rows]
         chats = [chat for row, kind in zip(rows, kinds, strict=True) for chat in self._chats(row, kind, objective)]
         pairs = [pair for row, kind in zip(rows, kinds, strict=True) for pair in _completions(row, kind)]
@@ -143,14 +143,15 @@ class RowReader:
         return []
 
     def render(self, messages: Messages, after: int = 0, last: bool = False) -> Rendered:
-        """The conversation as the template writes it, learned from message `after` on, every turn of the assistant or its
-        last. Raises RowError if the template hides what the assistant said."""
+        """The conversation as the template renders it, with every turn of the assistant from message `after` on learned, or its
+        last alone. Raises RowError if the template drops the assistant's text."""
         whole = self._template(messages)
         turns = [place for place, message in enumerate(messages) if message["role"] == "assistant" and place >= after]
         return Rendered(whole, tuple(self._span(messages, place, whole) for place in (turns[-1:] if last else turns)))
 
     def _span(self, messages: Messages, place: int, whole: str) -> tuple[int, int]:
-        """Where the assistant's turn number `place` is learned, also in templates that write earlier turns differently."""
+        """The learned span of the assistant's turn at index `place`, also for templates that render earlier turns
+        differently."""
         start, end = self._content(messages, place, whole)
         prompt = self._template(messages[:place], add_generation_prompt=True)
         if len(prompt) <= start and whole.startswith(prompt):
@@ -163,7 +164,7 @@ class RowReader:
         return start, end + _common(whole[end:], closing)
 
     def _content(self, messages: Messages, place: int, whole: str) -> tuple[int, int]:
-        """Where the content of message `place` lies in the rendering `whole`, found by writing two marks in its stead."""
+        """The span of message `place`'s content in the rendering `whole`, found by rendering two marker texts in its place."""
         one, other = (
             self._template([*messages[:place], {**messages[place], "content": mark}, *messages[place + 1 :]]) for mark in _MARKS
         )
@@ -186,12 +187,12 @@ class RowReader:
             yield _tokens(ids, [_is_learned(chat, start, end) for start, end in offsets])
 
     def _encode_completions(self, pairs: list[tuple[str, str]]) -> Iterator[Tokens]:
-        """Prompts and their completions, all encoded together: one call of a fast tokenizer uses all cores."""
+        """Encodes prompts and completions in batches, so that a fast tokenizer uses all cores."""
         if not pairs:
             return
         prompts = self._tokenizer.ids([asked for asked, _ in pairs])
         whole = self._tokenizer.ids([asked + answer for asked, answer in pairs])
-        # Tokens that span the seam do not exist when the model is asked: then the completion is encoded by itself.
+        # If a token spans the seam, the completion is encoded by itself: at inference the prompt ends there.
         spanned = [at for at, prompt in enumerate(prompts) if whole[at][: len(prompt)] != prompt]
         apart = dict(zip(spanned, self._tokenizer.ids([pairs[at][1] for at in spanned]) if spanned else (), strict=True))
         for at, prompt in enumerate(prompts):
@@ -208,12 +209,12 @@ _KINDS: dict[str, frozenset[str]] = {
     "preferred": frozenset({"input", "preferred_output", "non_preferred_output"}),
     "chosen": frozenset({"prompt", "chosen", "rejected"}),
 }
-_SEQUENCES = {"chat": 1, "completion": 1, "text": 1, "preferred": 2, "chosen": 2}  # of a row
+_SEQUENCES = {"chat": 1, "completion": 1, "text": 1, "preferred": 2, "chosen": 2}  # sequences per row
 _OF = {"sft": ("chat", "completion", "text"), "dpo": ("preferred", "chosen")}
 
 
 def _kind(row: dict[str, Any], objective: Objective) -> str:
-    """Which kind of row it is, by its fields. Raises RowError where the objective has no use for it."""
+    """The row's kind, from its fields. Raises RowError if the objective cannot use it."""
     found = next((kind for kind, names in _KINDS.items() if names <= row.keys()), None)
     if found in _OF[objective.type]:
         return found
@@ -243,7 +244,7 @@ def _is_learned(chat: Rendered, start: int, end: int) -> bool:
 
 
 def _common(one: str, other: str) -> int:
-    """How many characters two texts share at their beginning."""
+    """Length of two texts' common prefix."""
     least, most = 0, min(len(one), len(other))
     while least < most:
         middle = (least + most + 1) // 2
@@ -255,5 +256,5 @@ def _common(one: str, other: str) -> int:
 
 
 def _tokens(ids: list[int], learned: list[bool]) -> Tokens:
-    learned[:1] = [False] * len(learned[:1])  # nothing comes before the first token to predict it from
+    learned[:1] = [False] * len(learned[:1])  # no token precedes the first one to predict it from
     return Tokens(ids, learned)

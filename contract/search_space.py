@@ -1,6 +1,6 @@
-"""SearchSpace: which configurations a task tries, and how they become jobs. JobConfig: one of them.
+"""SearchSpace: the configurations that a task tries, and their expansion into jobs. JobConfig: one configuration.
 
-Knows no data, no objective and no training: names and numbers, checked hard.
+Knows no data, no objective and no training: only names and numbers, strictly validated.
 """
 
 import math
@@ -16,11 +16,11 @@ from contract.strict import NO_BOOL, Strict
 MAX_JOBS = 1024
 MAX_RANK = 256
 MAX_BATCH_SIZE = 1024
-MAX_VALUES = 256  # of one dimension of a search space
+MAX_VALUES = 256  # per dimension of a search space
 MAX_SEED = 2**31 - 1
-ALPHA_RATIO = 2.0  # alpha over rank, where a space says neither (ALTO A.4)
+ALPHA_RATIO = 2.0  # default alpha / rank (ALTO A.4)
 
-# far beyond any use: what float32 holds, with room for the products of a step
+# generous limits: values within float32's range, with room for the products of a step
 MAX_LEARNING_RATE = 1e30
 MAX_ALPHA = 65_536.0
 MAX_BETA = 1e4
@@ -50,18 +50,18 @@ def _in_order(modules: tuple[Module, ...]) -> tuple[Module, ...]:
 class JobConfig(Strict):
     """One point of a search space: one adapter to train."""
 
-    learning_rate: LearningRate  # the highest; `schedule` says what becomes of it
+    learning_rate: LearningRate  # the peak; `schedule` gives its course
     rank: Rank
     alpha: Alpha  # the adapter's scale is alpha / rank, under rslora alpha / sqrt(rank)
-    batch_size: BatchSize  # sequences in one optimizer step; of dpo, pairs
-    seed: Seed  # draws the adapter's first weights, the order of its data and its dropout
+    batch_size: BatchSize  # sequences per optimizer step; under dpo, pairs
+    seed: Seed  # seeds the adapter's initial weights, the order of its data and its dropout
     dropout: Share = 0.0  # of the adapter's input
     weight_decay: Decay = 0.01
     schedule: RateSchedule = "constant"
-    lr_warmup_ratio: Share = 0.0  # the part of the steps over which the learning rate rises to its highest
+    lr_warmup_ratio: Share = 0.0  # share of the steps over which the learning rate rises to its peak
     target_modules: Modules = MODULES
     rslora: StrictBool = False  # rank-stabilised scale (Kalajdzievski 2023)
-    beta: Beta | None = None  # of dpo: how dear it is to leave the reference
+    beta: Beta | None = None  # dpo alone: strength of the penalty for leaving the reference
 
     @field_validator("target_modules")
     @classmethod
@@ -70,19 +70,19 @@ class JobConfig(Strict):
 
     @property
     def scale(self) -> float:
-        """What B A x is multiplied by."""
+        """The factor of B A x."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
     @property
     def plain_alpha(self) -> float:
-        """The alpha that has this scale without rslora."""
+        """The alpha that gives this scale without rslora."""
         return self.alpha * math.sqrt(self.rank) if self.rslora else self.alpha
 
     def rate_at(self, step: int, total_steps: int) -> float:
         """The learning rate of optimizer step `step`, counted from 0, of `total_steps`.
 
-        It rises linearly over the warmup, whose last step has the full rate, and falls to zero after the last step
-        (`linear`, `cosine`: half a wave) or stays.
+        It rises linearly during warmup, whose last step has the full rate, then falls to zero after the last step (`linear`;
+        `cosine`: half a wave) or stays constant.
         """
         warmup = math.ceil(self.lr_warmup_ratio * total_steps)
         if step < warmup:
@@ -187,7 +187,7 @@ class SearchSpace(Strict):
     @model_validator(mode="after")
     def _of_one_method(self) -> Self:
         if self.method == "list":
-            # a space that was stored says its defaults too
+            # a stored space names its defaults too
             known = type(self).model_fields
             given = [name for name in ("n", *_AXES) if getattr(self, name) != known[name].default]
             if self.jobs is None:
@@ -226,16 +226,16 @@ class SearchSpace(Strict):
 
     @property
     def size(self) -> int:
-        """How many jobs the space expands to."""
+        """The number of jobs the space expands to."""
         return self.n if self.n is not None else self.combinations
 
     @property
     def batch_sizes(self) -> list[int]:
-        """Every batch size that some job may have, each once."""
+        """The distinct batch sizes of all jobs."""
         return self.batch_size if self.jobs is None else list(dict.fromkeys(job.batch_size for job in self.jobs))
 
     def says(self, name: str) -> bool:
-        """Whether some job is given a value of this dimension outright."""
+        """Whether the space or a listed job sets this dimension explicitly."""
         return getattr(self, name) is not None or any(getattr(job, name) is not None for job in self.jobs or ())
 
     def _axes(self) -> dict[str, Sequence[Any]]:
@@ -243,7 +243,7 @@ class SearchSpace(Strict):
         return {name: values for name, values in axes.items() if values is not None}
 
     def _at(self, number: int) -> dict[str, Any]:
-        """The combination with this number, counting with the last axis fastest (as itertools.product does)."""
+        """The combination with this index; the last axis varies fastest (as in itertools.product)."""
         picked: dict[str, Any] = {}
         for name, values in reversed(self._axes().items()):
             number, place = divmod(number, len(values))
@@ -253,7 +253,7 @@ class SearchSpace(Strict):
     def expand(self, shared: Mapping[str, Any] = {}) -> Iterator[JobConfig]:
         """Yield the jobs' configurations in job-index order. The same space always gives the same list.
 
-        `shared` fills what a configuration leaves open.
+        `shared` fills in fields that a configuration leaves open.
         """
         if self.jobs is not None:
             return (_config(job.model_dump(exclude_none=True), shared) for job in self.jobs)

@@ -1,6 +1,6 @@
-"""Task and job states, the only transitions between them, and the reasons a job may exit early.
+"""State machines of tasks and jobs: their states, the legal transitions, and the reasons for an early exit.
 
-Pure tables: nothing here knows how a state is stored or who asks for a change.
+Pure tables. Knows no storage and no callers.
 """
 
 from enum import StrEnum
@@ -58,7 +58,7 @@ TASK_TRANSITIONS: dict[TaskStatus, frozenset[TaskStatus]] = {
     _T.CANCELLED: frozenset(),
 }
 
-# A job may complete or exit from wherever it trains; a parked job is exited at the warmup boundary.
+# A job may complete or exit from any training state; a parked job exits at the warmup boundary.
 JOB_TRANSITIONS: dict[JobStatus, frozenset[JobStatus]] = {
     _J.PENDING: frozenset({_J.WARMUP, _J.FAILED, _J.CANCELLED}),
     _J.WARMUP: frozenset({_J.PARKED, _J.TRAINING, _J.COMPLETED, _J.EXITED, _J.FAILED, _J.CANCELLED}),
@@ -70,7 +70,7 @@ JOB_TRANSITIONS: dict[JobStatus, frozenset[JobStatus]] = {
     _J.CANCELLED: frozenset(),
 }
 
-# Taking a task off its node rewinds each unfinished job to its last checkpoint, and with it the job's status.
+# Taking a task off its node rewinds each unfinished job, and so its status, to its last checkpoint.
 JOB_REWINDS: dict[JobStatus, frozenset[JobStatus]] = {
     _J.PENDING: frozenset({_J.PENDING}),
     _J.WARMUP: frozenset({_J.PENDING, _J.WARMUP}),
@@ -87,7 +87,7 @@ JOB_TERMINAL: frozenset[JobStatus] = frozenset(s for s, after in JOB_TRANSITIONS
 
 
 class IllegalTransition(ValueError):
-    """A change of status that the transition table does not hold."""
+    """A change of status that the transition table does not contain."""
 
     def __init__(self, before: StrEnum, after: StrEnum) -> None:
         super().__init__(f"{type(before).__name__} may not change from {before.value!r} to {after.value!r}")

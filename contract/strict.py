@@ -1,4 +1,4 @@
-"""The strictness every message shares: unknown fields are errors, values never change, NaN is not a number."""
+"""Shared strictness of all messages: unknown fields are errors, values are immutable, NaN is not a number."""
 
 from typing import Annotated
 
@@ -32,6 +32,6 @@ def _no_nul(text: str) -> str:
     return text
 
 
-NO_BOOL = BeforeValidator(_no_bool)  # for a float: pydantic alone would take true for 1.0
+NO_BOOL = BeforeValidator(_no_bool)  # for floats: pydantic alone would accept true as 1.0
 STORABLE = AfterValidator(_no_nul)  # for a str
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

@@ -1,6 +1,6 @@
-"""TaskSpec: what a tenant asks for, and the calendar of each of its jobs.
+"""TaskSpec: what a tenant asks for, and the schedule of each job in steps.
 
-Knows nothing of who trains, where, or how a file is stored: it holds names and numbers, checked hard.
+Holds names and numbers, strictly validated. Knows no trainer, no node and no file storage.
 """
 
 import math
@@ -12,10 +12,10 @@ from pydantic import AfterValidator, AwareDatetime, Field, ValidationInfo, field
 from contract.search_space import Decay, JobConfig, SearchSpace
 from contract.strict import NO_BOOL, STORABLE, Strict
 
-EVALUATIONS = 30  # of a job, about, where a policy says no interval: chosen with guard_patience (docs/NUMERICS.md)
-MAX_STEPS = 10_000_000  # of a job
-_LAST_YEAR = 2199  # of a moment: later ones do not fit into a plan's seconds
-DPO_BETA = 0.1  # where a search space gives none (Rafailov et al. 2023, section 6)
+EVALUATIONS = 30  # per job, roughly, if a policy sets no interval: chosen together with guard_patience (docs/NUMERICS.md)
+MAX_STEPS = 10_000_000  # per job
+_LAST_YEAR = 2199  # latest year of a timestamp: later ones overflow a plan's seconds
+DPO_BETA = 0.1  # default of a search space (Rafailov et al. 2023, section 6)
 
 Precision = Literal["bf16", "nf4", "nf4_double"]  # of the frozen base
 
@@ -26,7 +26,7 @@ Gpus = Annotated[int, Field(ge=1, le=_MOST_GPUS, strict=True)]
 
 
 def _widths(least: int, most: int) -> tuple[int, ...]:
-    """Each has twice the GPUs of the one before it, so that half as many jobs lie on each."""
+    """GPU counts from `least` to `most`, each twice the one before, so that each doubling halves the jobs per GPU."""
     return tuple(least << doublings for doublings in range(most.bit_length()) if least << doublings <= most)
 
 
@@ -37,7 +37,7 @@ def _widest(most: int, info: ValidationInfo) -> int:
     return most
 
 
-MaxGpus = Annotated[Gpus, AfterValidator(_widest)]  # of a model whose field `gpus` stands before it
+MaxGpus = Annotated[Gpus, AfterValidator(_widest)]  # requires a field `gpus` before it in the model
 
 
 def _near(moment: datetime) -> datetime:
@@ -180,7 +180,7 @@ class TaskSpec(Strict):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The numbers of GPUs that it may run on, ascending."""
+        """The numbers of GPUs that the task may run on, ascending."""
         return _widths(self.gpus, self.max_gpus or self.gpus)
 
     def jobs(self) -> list[JobConfig]:
@@ -197,16 +197,16 @@ class Schedule(Strict):
     total_steps: int
     warmup_steps: int
     eval_every: int
-    rungs: tuple[int, ...]  # the steps after which the job is ranked among its task's; none where warmup is all there is
+    rungs: tuple[int, ...]  # steps after which the job is ranked within its task; empty if warmup is all there is
 
     @property
     def boundary(self) -> bool:
-        """Whether warmup ends before training does, so that a selection takes place."""
+        """Whether warmup ends before training does, so that jobs are selected at its end."""
         return bool(self.rungs)
 
     @classmethod
     def of(cls, spec: TaskSpec, config: JobConfig, train_rows: int) -> Self:
-        """The calendar of `config` over `train_rows` rows: `epochs` passes, the last step of a pass may be short."""
+        """The schedule of `config` over `train_rows` rows: `epochs` passes; the last step of a pass may be short."""
         if train_rows < 1:
             raise ValueError("there are no rows to train on")
         total = spec.training.epochs * math.ceil(train_rows / config.batch_size)
@@ -228,13 +228,13 @@ class Schedule(Strict):
 
     @property
     def evaluations(self) -> int:
-        """How often validation runs, if the job trains to its end."""
+        """Number of evaluations if the job trains to its end."""
         extra = sum(step % self.eval_every != 0 for step in {*self.rungs, self.total_steps})
         return self.total_steps // self.eval_every + extra
 
 
 def _rungs(policy: EarlyExitPolicy, warmup: int, total: int) -> list[int]:
-    """Where jobs are ranked: once under ALTO, under ASHA ever further apart."""
+    """Steps at which jobs are ranked: one under ALTO, at growing intervals under ASHA."""
     if policy.policy == "none":
         return []
     rungs, step = [], warmup

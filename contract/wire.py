@@ -1,7 +1,7 @@
-"""The messages between the service's fleet API and the worker daemons.
+"""Messages between the service's fleet API and the worker daemons.
 
-Ids and tokens are opaque here. Durations are seconds; a clock belongs to its own machine and is never compared with another's.
-A non-finite loss travels as null. `PROTOCOL` is the version spoken; a peer of PROTOCOL - 1 still works.
+Ids and tokens are opaque here. Durations are in seconds; clocks of different machines are never compared. A non-finite loss is
+sent as null. `PROTOCOL` is the version spoken; a peer of PROTOCOL - 1 still works.
 """
 
 import math
@@ -30,11 +30,11 @@ def _finite_or_none(value: object) -> object:
 def _finite_or_none_each(values: list[float | None]) -> list[float | None]:
     known = [value for value in values if value is not None]
     if all(map(math.isfinite, known)):
-        return values  # nearly always, and a call for each value took as long as all else about a report
+        return values  # the common case: a call for each value took as long as everything else about a report
     return [None if value is None or not math.isfinite(value) else value for value in values]
 
 
-Loss = Annotated[float | None, BeforeValidator(_finite_or_none)]  # None is a loss that was not finite
+Loss = Annotated[float | None, BeforeValidator(_finite_or_none)]  # None: the loss was not finite
 Losses = Annotated[list[float | None], AfterValidator(_finite_or_none_each)]
 
 # ---- a node and its leases -------------------------------------------------------------------------------------------
@@ -60,20 +60,20 @@ class NodeRegistration(Message):
     protocol: int = PROTOCOL
     name: NodeName
     boot_id: Annotated[str, Field(min_length=8, max_length=64)]
-    # what the node will call itself by, kept before it is said: an answer that gets lost locks nobody out
+    # the credential that the node proposes, stored before it is sent: a lost answer locks nobody out
     credential: Annotated[str, Field(pattern=r"^nc_[A-Za-z0-9_-]{43,100}$")] | None = None
     devices: Annotated[list[Device], Field(min_length=1, max_length=64)]
     versions: dict[str, str] = Field(default={})
-    capabilities: list[str] | None = None  # contract.compatibility.capabilities; a worker of 0.1.0 does not say
+    capabilities: list[str] | None = None  # contract.compatibility.capabilities; a worker of 0.1.0 omits them
 
 
 class NodeWelcome(Message):
     node_id: str
-    credential: str  # bearer of everything the node says as a node: the proposed one, or one of the service's making
-    stream: str  # the Redis stream of this node's hints
+    credential: str  # the node's bearer from now on: the proposed one, or one made by the service
+    stream: str  # the Redis stream with this node's wakeups
     heartbeat_seconds: float
     lease_seconds: float
-    protocol: int = 1  # of the service; one of 0.1.0 does not say
+    protocol: int = 1  # the service's; a service of 0.1.0 omits it
 
 
 class Pulse(Message):
@@ -102,7 +102,7 @@ class LeaseGrant(Message):
     placement_id: str
     fence: int
     seconds: float
-    token: str  # bearer of everything said about this placement
+    token: str  # bearer for every request about this placement
 
 
 class HeartbeatAnswer(Message):
@@ -173,17 +173,17 @@ class Placement(Message):
     base: BaseModelRef
     train_file: FileRef
     validation_file: FileRef | None
-    spec: SentSpec  # what was sent, filled up with the defaults of when the task was made; fields of a newer version are kept
+    spec: SentSpec  # as sent, completed with the defaults of the task's creation time; fields of a newer version preserved
     jobs: list[JobAssignment]
-    base_val_loss: float | None = None  # known when an earlier placement measured it
-    leave: bool = False  # to be let go: a last checkpoint of all jobs, then Detached; nothing more is trained
+    base_val_loss: float | None = None  # None until a placement has measured it
+    leave: bool = False  # to be detached: a last checkpoint of all jobs, then Detached; no more training
     warm_start: WarmStartRef | None = None
-    next_seq: int = 1  # the first report this placement still owes
-    request_id: str | None = None  # of the call that made the task, for logs
+    next_seq: int = 1  # the next report that the service expects
+    request_id: str | None = None  # of the API call that created the task, for logs
     tenant_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,64}$")] = (
-        ""  # whose data it is; a service of before says nothing
+        ""  # the tenant that owns the data; an older service omits it
     )
-    created_at: AwareDatetime | None = None  # of the task: what a chat template writes as the date
+    created_at: AwareDatetime | None = None  # of the task: the date that a chat template renders
 
 
 class Unchanged(Message):
@@ -210,8 +210,8 @@ class Attached(Message):
     kind: Literal["attached"] = "attached"
     train_rows: Annotated[int, Field(ge=1)]
     validation_rows: int
-    truncated_rows: int  # longer than max_seq_len, cut
-    skipped_rows: int  # nothing left to train on after truncation
+    truncated_rows: int  # longer than max_seq_len, truncated
+    skipped_rows: int  # skipped: no label left after truncation
     unused_validation_rows: int = 0  # held out, but left out of evaluations by early_exit.max_evaluation_share
     total_steps: dict[int, int]
     warmup_steps: dict[int, int]
@@ -237,10 +237,10 @@ class JobMoved(Message):
     job: int
     status: Literal[JobStatus.WARMUP, JobStatus.PARKED, JobStatus.TRAINING]
     step: int
-    warmup_val_loss: Loss = None  # with status parked, and with training when it was never parked
+    warmup_val_loss: Loss = None  # with status parked, and with training if it was never parked
 
 
-# Of dpo besides the losses: the part of the pairs whose chosen answer has the higher reward, and the mean difference.
+# Under dpo, besides the losses: the share of pairs whose chosen answer has the higher reward, and the mean difference.
 Series = Literal["train_loss", "val_loss", "train_accuracy", "train_margin", "val_accuracy", "val_margin"]
 
 
@@ -280,7 +280,7 @@ class Throughput(Message):
 
     @property
     def own_seconds(self) -> float:
-        """Seconds of each of its devices that were spent for this placement alone."""
+        """Device seconds spent for this placement alone, per device."""
         return (self.seconds if self.share_seconds is None else self.share_seconds) + self.evaluation_seconds
 
 
@@ -379,7 +379,7 @@ class PlacementsLost(Message):
     """
 
     reason: RequeueReason
-    fences: dict[str, int]  # placement id -> the fence it was lost under
+    fences: dict[str, int]  # placement id -> its fence when it was lost
     detail: Annotated[str, Field(max_length=2000)] = ""
     refused: bool = False
 

@@ -1,1 +1,1 @@
-"""Installing, starting and backing up Motet on one machine. May see every other room; none sees it."""
+"""Installs, starts and backs up Motet on one machine. May import every other room; no room imports it."""

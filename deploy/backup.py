@@ -1,8 +1,9 @@
-"""`python -m deploy.backup FOLDER`: what a running stack knows, as a folder that another can begin from. Stops nothing.
+"""`python -m deploy.backup FOLDER`: copies a running stack's data to a folder from which another stack can start. Stops
+nothing.
 
-FOLDER gets database.dump, secrets.json and storage/; a second run brings it up to date. The database is read before storage:
-objects are immutable and outlive by a day the rows that refer to them, so every row finds its own.
-`python -m deploy.backup --restore FOLDER` makes the state folder from it, where there is none yet.
+FOLDER gets database.dump, secrets.json and storage/; a second run updates it. The database is dumped before storage is copied:
+objects are immutable and outlive the rows that refer to them by a day, so every dumped row finds its object. `python -m
+deploy.backup --restore FOLDER` creates the state folder from it, if there is none yet.
 """
 
 import argparse
@@ -31,7 +32,7 @@ _READY_SECONDS = 120.0
 
 
 def back_up(state: State, target: Path) -> None:
-    """Copy what the stack of this folder knows. It must be running."""
+    """Back up this folder's stack, which must be running."""
     if state.running is None:
         raise StackError("nothing runs there", "start it with `motet up`, or copy the whole folder of a stack that is stopped")
     private_folder(target)
@@ -48,7 +49,7 @@ def back_up(state: State, target: Path) -> None:
 
 
 def restore(state: State, source: Path) -> None:
-    """Make the state folder from a backup. There must be neither secrets nor a database in it."""
+    """Create the state folder from a backup. It must contain neither secrets nor a database."""
     if (state.folder / "secrets.json").exists():
         raise StackError(f"{state.folder} is in use", "name another one with MOTET_STATE_DIR, or remove it")
     if not state.lock():
@@ -58,12 +59,12 @@ def restore(state: State, source: Path) -> None:
     with _running(postgres_of(state, choose_account())) as postgres:
         postgres.create_database()
         with create_engine(postgres.url()).begin() as connection:
-            roles.ensure(connection)  # the dump says what they may do, and not that they are there
+            roles.ensure(connection)  # the dump grants rights to roles but does not create them
         _tool(postgres, "pg_restore", "--dbname=motet", "--exit-on-error", "--no-owner", str(source / _DUMP))
 
 
 def _tool(postgres: Postgres, name: str, *words: str) -> None:
-    """One of PostgreSQL's own programs, speaking to this server as its owner."""
+    """Run one of PostgreSQL's own programs against this server, as its owner."""
     command = [str(installed() / "bin" / name), *words]
     done = subprocess.run(command, env=os.environ | postgres.environment(), capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -77,7 +78,7 @@ def _running(postgres: Postgres) -> Iterator[Postgres]:
         while not postgres.ready():
             if process.poll() is not None or time.monotonic() > deadline:
                 raise died(postgres.name, "did not come up", postgres.log)
-            time.sleep(0.05)  # a server that starts sends us no event
+            time.sleep(0.05)  # polled: a starting server sends no event
         yield postgres
     finally:
         process.send_signal(postgres.asks)

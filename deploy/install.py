@@ -1,11 +1,10 @@
-"""Installs Motet and all it needs into .venv, and shows that it is alive meanwhile. Standard library alone.
+"""Installs Motet and its dependencies into .venv, and shows progress meanwhile. Standard library alone.
 
-First comes pip by its pin, since older ones think twice as long about each package. torch comes next, from TORCH_INDEX too
-where that is set, with all that it asks for. Then everything else that constraints.txt pins, which is all there is to install
-(a test checks that): so nothing is resolved, and two processes install a half each. Byte code is written of what Motet's
-processes import, most of the rest being imported by nobody; this shows also that it can be imported. Older versions of the
-`openai` SDK lie apart in .venv/sdk/VERSION, for the tests that hold our face against each of them. All words go to
-.venv/install.log.
+First comes the pinned pip, since older versions resolve each package twice as slowly. torch and its dependencies come next,
+from TORCH_INDEX too if that is set. Then everything else that constraints.txt pins, which is complete (a test checks that): so
+nothing is resolved, and two processes install a half each. Byte code is compiled for the modules that Motet's processes import,
+a small part of all modules; this also shows that they can be imported. Older versions of the `openai` SDK go to
+.venv/sdk/VERSION, for the tests that check our OpenAI interface against each version. All output goes to .venv/install.log.
 """
 
 import os
@@ -24,7 +23,7 @@ LOG = VENV / "install.log"
 STAMP = VENV / "installed"
 PINS = ROOT / "constraints.txt"
 OLDER_SDKS = ("1.109.1", "2.54.0")
-ROOMS = (  # what the processes of a worker import, and who tries an adapter; and all others
+ROOMS = (  # modules to import: those of a worker's processes and of adapter checks; and all others
     ("worker.node.daemon", "worker.node.heartbeat", "worker.executor.__main__", "peft"),
     (
         "service.__main__",
@@ -45,7 +44,7 @@ def pin_of(package: str) -> str:
 
 
 def make_venv() -> None:
-    """A virtual environment whose interpreter works; a broken one is made anew."""
+    """Create a virtual environment; one whose interpreter does not work is replaced."""
     works = (
         PYTHON.exists() and subprocess.run([PYTHON, "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0
     )
@@ -55,7 +54,7 @@ def make_venv() -> None:
 
 
 class Ticker:
-    """Says every moment what is being done: on a terminal in one line, elsewhere a line now and then."""
+    """Shows the current activity continuously: on a terminal in one line, elsewhere a line now and then."""
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -81,13 +80,13 @@ class Ticker:
             print(f"\r\033[K{line}" if self._terminal else line, end="" if self._terminal else "\n", flush=True)
 
     def _news(self) -> str:
-        """What the log says last of what is being done."""
+        """The log's last line about the current activity."""
         found = _NEWS.findall(LOG.read_bytes()[self._read :]) if LOG.exists() else []
         return b" ".join(found[-1]).decode(errors="replace").lower() if found else "at work"
 
 
 def run(title: str, *commands: tuple[str, ...]) -> None:
-    """Run these with the new Python, all at once and with their words in the log; when one fails, show its end and leave."""
+    """Run these commands with the new Python concurrently, output to the log; if one fails, print the log's end and exit."""
     with LOG.open("ab") as log, Ticker(title):
         env = {**os.environ, "PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
         processes = [
@@ -101,7 +100,7 @@ def run(title: str, *commands: tuple[str, ...]) -> None:
 
 
 def install(*words: str) -> tuple[str, ...]:
-    """The words for Python that have pip install something."""
+    """Python arguments that make pip install something."""
     return (*("-m", "pip", "install", "--no-input", "--progress-bar", "off", "--no-compile", "--no-warn-conflicts"), *words)
 
 
@@ -113,13 +112,13 @@ def missing() -> list[str]:
 
 
 def without(pins: list[str], there: list[str]) -> list[str]:
-    """Of the lines of constraints.txt the pins that none of the installed `name==version` is."""
+    """The pins in these lines of constraints.txt that no installed `name==version` satisfies."""
     installed = {_key(line) for line in there}
     return [line for line in pins if "==" in line and _key(line) not in installed]
 
 
 def _key(pin: str) -> tuple[str, str]:
-    """Package and version of `name==version`, as all spellings of the name are; a build's own mark (+cpu) does not count."""
+    """Package and version of `name==version`, the name normalised; a local build label (+cpu) does not count."""
     name, _, version = pin.strip().partition("==")
     return re.sub(r"[-_.]+", "-", name).lower(), version.partition("+")[0]
 

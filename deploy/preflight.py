@@ -1,6 +1,6 @@
-"""Whether this machine can install Motet, and what it will download. Every obstacle is named with its way out.
+"""Checks whether this machine can install Motet, and what it will download. Names every obstacle with its fix.
 
-Knows nothing of Motet itself, uses the standard library alone, and keeps to syntax that an old Python can still read.
+Knows nothing of Motet itself, uses the standard library alone, and sticks to syntax that an old Python can still read.
 """
 
 import importlib.util
@@ -22,7 +22,7 @@ def numbers(version):
 
 
 def obstacles(folder):
-    """What stands in the way of an installation into `folder`, as sentences that end with the fix."""
+    """Obstacles to an installation into `folder`, as sentences that end with the fix."""
     system, machine = platform.system(), platform.machine()
     if (system, machine) != ("Linux", "x86_64"):
         yield f"Motet runs on Linux x86-64, this is {system} {machine}. Fix: use such a machine, container or VM."

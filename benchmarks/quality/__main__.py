@@ -1,7 +1,7 @@
-"""`python -m benchmarks.quality sweep|report`: trains sweeps in full and live, and says what early exit did to them.
+"""`python -m benchmarks.quality sweep|report`: trains sweeps in full and live, and reports what early exit did to them.
 
-`sweep` does as many of the wanted sweeps as end within `--minutes` and leaves each as a file in `--state`; run again, it goes
-on with those that are missing. `report` reads the files, replays every policy, and writes the result file and the picture.
+`sweep` trains as many of the requested sweeps as fit into `--minutes` and writes each to a file in `--state`; a second run
+continues with the missing ones. `report` reads the files, replays every policy, and writes the result file and the plot.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def sweep(given: argparse.Namespace, deadline: float) -> int:
-    """Do what is missing, until the deadline. Returns 0 when nothing is."""
+    """Train missing sweeps until the deadline. Returns 0 when none is missing."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     base = load_base(BaseModelRef(name="base", source=str(given.model), revision=revision_of(given.model)), device)
     gate = given.state / "gate.json"
@@ -91,14 +91,14 @@ def _ticker(deadline: float) -> Callable[[], None]:
 
 
 def run_one(base: Base, pair: Pair, scale: float, policy: str, given: argparse.Namespace, tick: Callable[[], None]) -> Sweep:
-    """One sweep; in full with every evaluation that any policy or figure may ask for, live as the policy has it."""
+    """One sweep: in full with every evaluation that a policy or figure needs, live as the policy evaluates."""
     spec = spec_of(pair, scale, given.epochs, policy)
     with tempfile.TemporaryDirectory() as folder:
         data = load(spec, rows_of(pair, given.data, Path(folder), given.rows), None, base.reader)
     parts = split(data.validation, pair.edges)
     configs, full = spec.jobs(), policy == "none"
     jobs = range(len(configs)) if full else swept(configs)
-    seen = parts if full else parts[:SEEN]  # a live sweep reads no more than its policy does
+    seen = parts if full else parts[:SEEN]  # a live sweep reads only the rows that its policy sees
     weights = [float(len(rows) if pair.objective == "dpo" else sum(e.labels for e in rows.sequences)) for rows in seen]
     calendars = {job: Schedule.of(spec, configs[job], len(data.train)) for job in jobs}
     made = Sweep(
@@ -122,7 +122,7 @@ def run_one(base: Base, pair: Pair, scale: float, policy: str, given: argparse.N
 
 
 def _clear(base: Base) -> None:
-    """Every adapter out of the arena, also after a sweep that was cut short."""
+    """Remove every adapter from the arena, also after an interrupted sweep."""
     for slot in base.trainer.arena.slots:
         base.trainer.arena.detach(slot)
 

@@ -1,6 +1,6 @@
-"""Early exit over a sweep, step by step, whoever feeds it losses: a live run or a recorded one. Trains nothing.
+"""Drives early exit over a sweep, step by step, from losses of a live or a recorded run. Trains nothing.
 
-It asks the executor's own policies at the executor's own moments, and keeps what the executor would report.
+It asks the executor's own policies at the executor's own moments, and records what the executor would report.
 """
 
 import math
@@ -13,7 +13,7 @@ from worker.policy.verdict import Evidence, History, Standing
 
 @dataclass
 class Entrant:
-    """A job of the sweep. reason: how it ended (a verdict's, or "completed"), None while it is alive."""
+    """A job of the sweep. reason: how it ended (a verdict's, or "completed"), None while it trains."""
 
     index: int
     batch_size: int
@@ -30,7 +30,7 @@ class Entrant:
 
     @property
     def waits(self) -> bool:
-        """Whether it stands at a rung, parked, until its place there is certain."""
+        """Whether the job is parked at a rung until its rank there is final."""
         return len(self.rung_losses) > self.settled
 
     @property
@@ -49,11 +49,11 @@ class Referee:
 
     @property
     def active(self) -> list[Entrant]:
-        """Those that take the next step."""
+        """Entrants that take the next step."""
         return [e for e in self.entrants.values() if e.reason is None and not e.waits]
 
     def evaluated(self, job: int, ema: float, val_loss: float) -> None:
-        """The job was evaluated after its step; what follows from it alone."""
+        """Record a job's evaluation after its step, and apply the verdict that depends on this job alone."""
         e = self.entrants[job]
         e.evaluations += 1
         if val_loss < e.best:
@@ -67,7 +67,7 @@ class Referee:
             e.rung_losses.append(val_loss)
 
     def settle(self) -> None:
-        """What follows for those who stand at a rung."""
+        """Apply the verdicts on jobs that wait at a rung."""
         here = [e for e in self.entrants.values() if e.schedule.boundary and (e.rung_losses or e.reason is None)]
         if not any(e.waits and e.reason is None for e in here):
             return
@@ -81,6 +81,7 @@ class Referee:
                     e.reason, e.evidence = verdict.reason.value, verdict.evidence
 
     def leader(self) -> Entrant:
-        """The winner, as the service picks it: the lowest validation loss among those not ranked out, ties to the lower job."""
+        """The winner, as the service picks it: the lowest validation loss among jobs not ranked out, ties to the lower
+        index."""
         kept = [e for e in self.entrants.values() if e.reason != "underperforming"]
         return min(kept, key=lambda e: (e.best, e.index))

@@ -1,4 +1,4 @@
-"""The gate before any figure: jobs packed on the device learn what each learns alone on a CPU in float32."""
+"""Correctness gate of the sweeps: jobs packed on the device learn what each learns alone on a CPU in float32."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,7 +46,7 @@ def _grown(base: Base) -> tuple[tuple[int, float, int], ...]:
 
 
 def _losses(trainer: Trainer, slots: Sequence[Slot], examples: list[Example], jobs: Sequence[int]) -> list[list[float]]:
-    """Mean losses of every step, by job. Batches depend on the job and the step alone."""
+    """Mean losses of every step, by job. Batches depend only on the job and the step."""
     for job, slot in zip(jobs, slots, strict=True):
         trainer.init_adapter(slot, 11 + job)
     found: list[list[float]] = [[] for _ in slots]

@@ -1,14 +1,14 @@
-"""The README's table of early exit, made from the result file of `python -m benchmarks.quality report`. Measures nothing."""
+"""The README's early-exit table, made from the result file of `python -m benchmarks.quality report`. Measures nothing."""
 
 from typing import Any
 
 from contract.task_spec import EarlyExitPolicy
 
-OURS = EarlyExitPolicy().policy  # whose figures are the headline: what a task gets that says nothing
+OURS = EarlyExitPolicy().policy  # the default policy, whose figures are the headline
 
 
 def table(result: dict[str, Any], file: str) -> str:
-    """One line a pair of base and set, as Markdown: what the default policy saved and what it cost."""
+    """One line per pair of base and set, as Markdown: the default policy's savings and cost."""
     lines = [
         "60 configurations a set (learning rates, ranks and batch sizes of ALTO's appendix A.4) over a base of 7M parameters,\n"
         f"each trained in full once and once more under `{OURS}`, the default, on one {result['device']}\n"
@@ -37,6 +37,6 @@ def table(result: dict[str, Any], file: str) -> str:
 
 
 def _net(row: dict[str, Any]) -> float:
-    """What the default policy saved of the pair's tokens, evaluations counted."""
+    """The default policy's savings on the pair, in tokens, with evaluations counted."""
     net: float = row["policies"][OURS]["saved_net"]
     return net

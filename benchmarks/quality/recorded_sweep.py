@@ -1,6 +1,6 @@
-"""A sweep, trained for real: every job of a task packed on one base, each step that the executor would take.
+"""Trains a sweep for real, with all of a task's jobs packed on one base as the executor would, and records its curves.
 
-Knows trainer, data and referee; knows no service. What it leaves is curves.
+Knows trainer, data and referee. Knows no service.
 """
 
 import math
@@ -25,33 +25,34 @@ from worker.replicas.validation_pass import Sequences, ValidationSubject, evalua
 
 @dataclass
 class Curve:
-    """One job by its evaluations. val: of each part of the held-out rows, by evaluation."""
+    """One job's evaluations. val: losses by held-out part, by evaluation."""
 
     job: int
     config: dict[str, Any]
     total_steps: int
-    weights: list[float]  # of the parts: their labels, or pairs
+    weights: list[float]  # per part: its number of labels, or pairs
     steps: list[int] = field(default_factory=list)
     ema: list[float] = field(default_factory=list)
     val: list[list[float]] = field(default_factory=list)
-    broken_at: int | None = None  # the step whose training loss was not finite
+    broken_at: int | None = None  # the step with a non-finite training loss
 
     def loss(self, place: int, parts: int) -> float:
-        """The validation loss of an evaluation over the first `parts` parts."""
+        """The validation loss of an evaluation, over the first `parts` parts."""
         pairs = zip(self.val[place], self.weights[:parts], strict=False)
         return sum(loss * weight for loss, weight in pairs) / sum(self.weights[:parts])
 
     def at(self, step: int, parts: int) -> tuple[float, float]:
-        """(ema, validation loss) after this step; not finite from where the job broke."""
+        """(ema, validation loss) after this step; non-finite from the step at which the job broke."""
         if self.broken_at is not None and step >= self.broken_at:
             return math.nan, math.nan
         place = self.steps.index(step)
         return self.ema[place], self.loss(place, parts)
 
     def best(self, parts: int, counts: Callable[[int], bool] = lambda step: True) -> tuple[float, float]:
-        """The lowest loss over the first `parts` parts, and the loss over all at that evaluation; infinite if there is none.
+        """The lowest loss over the first `parts` parts, and the loss over all parts at that evaluation; infinite if there is
+        none.
 
-        Of the evaluations after steps that count.
+        Only evaluations after steps for which `counts` is true.
         """
         seen = [(self.loss(place, parts), place) for place, step in enumerate(self.steps) if counts(step)]
         finite = [pair for pair in seen if math.isfinite(pair[0])]
@@ -63,13 +64,13 @@ class Curve:
 
 @dataclass
 class Sweep:
-    """All that a sweep left. tokens, evaluated: trained on, and read by evaluations on the policy's rows."""
+    """A sweep's record. tokens: trained on; evaluated: tokens read by evaluations on the policy's rows."""
 
     pair: str
     scale: float
     policy: str
     train_rows: int
-    parts: list[int]  # of the held-out rows, how many a part has; what a policy sees are the first ones
+    parts: list[int]  # rows of each held-out part; a policy sees the first ones
     part_tokens: list[int]
     tokens_per_row: float
     curves: list[Curve]
@@ -83,11 +84,11 @@ class Sweep:
 
 
 class OutOfTime(Exception):
-    """The deadline came before the sweep was done."""
+    """The deadline passed before the sweep was done."""
 
 
 def split(validation: Rows, edges: Sequence[int]) -> list[Rows]:
-    """The held-out rows in parts that end at these row counts, as far as there are rows, and the rest."""
+    """The held-out rows in parts that end at these row counts (as far as there are rows), and the rest."""
     stops = sorted({min(edge, len(validation)) for edge in (*edges, len(validation))})
     rows, per_row = validation.sequences, validation.per_row
     return [Rows(rows[a * per_row : b * per_row], per_row) for a, b in pairwise([0, *stops])]
@@ -105,8 +106,8 @@ def train(
     budget: int,
     tick: Callable[[], None],
 ) -> None:
-    """Train the referee's jobs as it says, and fill `sweep`. `watched`: further steps after which a job is evaluated; `parts`:
-    of the held-out rows, of which the referee sees the first `seen`.
+    """Train the referee's jobs as it decides, and fill `sweep`. `watched`: extra steps after which a job is evaluated; `parts`:
+    the held-out rows, of which the referee sees the first `seen`.
 
     Raises OutOfTime from `tick`.
     """
@@ -154,7 +155,7 @@ def _attach(base: Base, spec: TaskSpec, data: DataSet, jobs: list[int], referenc
 
 
 def _references(base: Base, train_rows: Rows, parts: list[Rows], budget: int, tick: Callable[[], None]) -> list[list[float]]:
-    """log p of the base, of the training rows and of every part."""
+    """The base's log-probabilities of the training rows and of every part."""
     wanted = {place: Sequences(None, rows.sequences, rows.lengths) for place, rows in enumerate([train_rows, *parts])}
     found = log_probabilities(base.trainer, wanted, budget, tick)
     return [found[place] for place in wanted]

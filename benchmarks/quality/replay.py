@@ -1,4 +1,4 @@
-"""Policies over recorded curves: what each would have stopped, what that saves, and what it costs in quality. Pure."""
+"""Replays policies over recorded curves: what each would have stopped, what that saves, and its cost in quality. Pure."""
 
 import math
 from collections import Counter
@@ -11,16 +11,15 @@ from benchmarks.quality.recorded_sweep import Curve, Sweep
 from contract.search_space import JobConfig
 from contract.task_spec import EVALUATIONS, Schedule, TaskSpec
 
-SHARES = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2)  # of a job's steps, where ranks are compared (ALTO figure 16)
+SHARES = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2)  # of a job's steps, at which ranks are compared (ALTO figure 16)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """saved: the part of all samples that was not trained on. saved_net: the same in tokens, evaluations counted as trained.
+    """saved: the share of all samples not trained on. saved_net: the same in tokens, evaluations counted as trained.
 
-    ratios: the winner's best loss over that of full training with the same interval of evaluations, by the rows that the
-    policy saw, and by all held-out rows.
-    saved_by: the part of the saving by the reason of the exits.
+    ratios: the winner's best loss over full training's with the same evaluation interval, by the rows that the policy saw, and
+    by all held-out rows. saved_by: the share of the saving by exit reason.
     """
 
     saved: float
@@ -33,7 +32,7 @@ class Outcome:
 
 
 def replay(spec: TaskSpec, sweep: Sweep, jobs: range, parts: int) -> Outcome:
-    """What `spec`'s policy, seeing the first `parts` parts of the held-out rows, does to the sweep trained in full."""
+    """The outcome of `spec`'s policy on the fully trained sweep, seeing the first `parts` parts of the held-out rows."""
     curves = {curve.job: curve for curve in sweep.curves if curve.job in jobs}
     referee = Referee(spec, sweep.train_rows, jobs)
     while active := referee.active:
@@ -49,14 +48,14 @@ def replay(spec: TaskSpec, sweep: Sweep, jobs: range, parts: int) -> Outcome:
 
 
 def best_of(spec: TaskSpec, sweep: Sweep, curve: Curve, parts: int) -> tuple[float, float]:
-    """Curve.best of the job trained in full: of its recorded evaluations those that it has without any policy."""
+    """Curve.best of the fully trained job, over those recorded evaluations that it has without any policy."""
     plain = spec.model_copy(update={"early_exit": spec.early_exit.model_copy(update={"policy": "none"})})
     schedule = Schedule.of(plain, JobConfig.model_validate(curve.config), sweep.train_rows)
     return curve.best(parts, schedule.evaluates_at)
 
 
 def outcome(sweep: Sweep, referee: Referee, curves: dict[int, Curve], parts: int, best: float, best_measured: float) -> Outcome:
-    """The figures of a sweep that the referee has seen to its end. best, best_measured: full training's."""
+    """Results of a sweep after the referee has seen it to its end. best, best_measured: full training's."""
     entrants = list(referee.entrants.values())
     full = {e.index: e.schedule.total_steps * e.batch_size for e in entrants}
     spent = {e.index: e.step * e.batch_size for e in entrants}
@@ -81,7 +80,7 @@ def outcome(sweep: Sweep, referee: Referee, curves: dict[int, Curve], parts: int
 
 
 def watch_steps(total: int) -> set[int]:
-    """Steps after which full training is evaluated so that any policy can be replayed and ranks be compared."""
+    """Steps after which full training is evaluated, so that any policy can be replayed and ranks compared."""
     every = max(1, total // EVALUATIONS)
     rungs = {min(total, max(1, math.ceil(share * total))) for share in (*SHARES, *ASHA_WARMUPS)}
     for warmup in ASHA_WARMUPS:
@@ -98,7 +97,7 @@ ASHA_FACTORS = (2, 4)
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float:
-    """Rank correlation, equal values at their mean rank; not finite counts as the largest."""
+    """Rank correlation, ties at their mean rank; non-finite values count as the largest."""
     a, b = _ranks(first), _ranks(second)
     mean = (len(a) - 1) / 2
     top = sum((x - mean) * (y - mean) for x, y in zip(a, b, strict=True))
@@ -117,16 +116,16 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Ranking:
-    """How well losses at a share of the steps tell the end (ALTO figure 16)."""
+    """How well losses at a share of the steps predict the final ranks (ALTO figure 16)."""
 
     share: float
     spearman: float
-    coverage: float  # of the true best quarter, by the best quarter at the share
+    coverage: float  # share of the true best quarter found in the best quarter at this point
     best_kept: bool  # whether the truly best job is in that quarter
 
 
 def rankings(sweep: Sweep, jobs: range, parts: int) -> list[Ranking]:
-    """At every share, by the first `parts` parts of the held-out rows."""
+    """Rankings at every share, by the first `parts` parts of the held-out rows."""
     curves = [curve for curve in sweep.curves if curve.job in jobs]
     final = [curve.best(parts)[0] for curve in curves]
     quarter = math.ceil(len(curves) / 4)

@@ -1,4 +1,4 @@
-"""What the finished sweeps say: rows, figures, the picture. Trains nothing."""
+"""Report over the finished sweeps: rows, figures, plot. Trains nothing."""
 
 import json
 import math
@@ -20,7 +20,7 @@ POLICIES = ("alto", "alto_guarded")
 
 
 def report(state: Path, commit: str | None) -> str:
-    """Write the result file and the picture; returns a summary. Raises ValueError where no full sweep is there."""
+    """Write the result file and the plot; returns a summary. Raises ValueError if there is no full sweep."""
     sweeps = [_read(path) for path in sorted(state.glob("*-x*-*.json"))]
     full = [sweep for sweep in sweeps if sweep.policy == "none"]
     if not full:
@@ -41,7 +41,7 @@ def _read(path: Path) -> Sweep:
 
 
 def row_of(sweep: Sweep, live: Mapping[tuple[str, float, str], Sweep]) -> dict[str, Any]:
-    """Everything about one sweep."""
+    """All results of one sweep."""
     pair = next(pair for pair in PAIRS if pair.name == sweep.pair)
     spec = spec_of(pair, sweep.scale, 1)
     epochs = round(sweep.curves[0].total_steps / math.ceil(sweep.train_rows / sweep.curves[0].config["batch_size"]))
@@ -84,7 +84,7 @@ def _with(spec: TaskSpec, **changes: Any) -> TaskSpec:
 
 
 def _asha(spec: TaskSpec, sweep: Sweep, jobs: range, tokens: float) -> Outcome:
-    """ASHA with the first rung and factor that come nearest to as many tokens."""
+    """ASHA with the first rung and factor whose token count is closest."""
     tried = [
         replay(_with(spec, policy="asha", warmup_fraction=warmup, reduction_factor=eta), sweep, jobs, SEEN)
         for warmup in ASHA_WARMUPS
@@ -94,7 +94,7 @@ def _asha(spec: TaskSpec, sweep: Sweep, jobs: range, tokens: float) -> Outcome:
 
 
 def _live(sweep: Sweep, best: float) -> dict[str, float]:
-    """What the policy did where it decided for real."""
+    """The policy's outcome in the live run."""
     whole = sum(curve.total_steps * min(curve.config["batch_size"], sweep.train_rows) for curve in sweep.curves)
     kept = [curve for curve in sweep.curves if sweep.reasons[curve.job] != "underperforming"]
     return {
@@ -105,7 +105,7 @@ def _live(sweep: Sweep, best: float) -> dict[str, float]:
 
 
 def figures_of(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The figures, of the default policy."""
+    """The default policy's figures."""
     ours = [row["policies"][OURS] for row in rows]
     sft = [said["saved"] for row, said in zip(rows, ours, strict=True) if row["objective"] == "sft"]
     dpo = [said["saved"] for row, said in zip(rows, ours, strict=True) if row["objective"] == "dpo"]

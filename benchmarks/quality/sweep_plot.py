@@ -1,4 +1,4 @@
-"""The sweeps as a picture: samples saved by each pattern (ALTO figure 15), and ranks by warmup (figure 16). Plain SVG."""
+"""Plots of the sweeps as plain SVG: samples saved by each pattern (ALTO figure 15), and ranks by warmup (figure 16)."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +10,7 @@ _COLOURS = {"underperforming": "#4477aa", "overfitting": "#ee6677", "diverging":
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Write the picture of a report's rows."""
+    """Write the plot of a report's rows."""
     shapes = [*_bars(rows, _MARGIN), *_lines(rows, 2 * _HEIGHT)]
     total = f'width="{_WIDTH + 2 * _MARGIN}" height="{3 * _HEIGHT + 3 * _MARGIN}"'
     body = "\n".join(shapes)
@@ -20,7 +20,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def _bars(rows: list[dict[str, Any]], top: int) -> list[str]:
-    """A group a pair, a bar a policy: the parts of all samples that each pattern saved, and the ratio of the best loss."""
+    """One group per pair, one bar per policy: the share of samples that each pattern saved, and the ratio of the best loss."""
     bars = [(row, policy, said) for row in rows for policy, said in row["policies"].items()]
     step = _WIDTH / len(bars)
     shapes = [_text(_MARGIN, top - 30, "Samples saved by each pattern; the number is the best loss over full training's")]
@@ -42,7 +42,7 @@ def _bars(rows: list[dict[str, Any]], top: int) -> list[str]:
 
 
 def _lines(rows: list[dict[str, Any]], top: int) -> list[str]:
-    """Rank correlation between the loss at a share of the steps and the best, a line a pair."""
+    """Rank correlation between the loss at a share of the steps and the best, one line per pair."""
     shapes = [_text(_MARGIN, top - 8, "Spearman rank correlation with the final best, at 1 to 20 % of the steps")]
     shapes.append(f'<rect x="{_MARGIN}" y="{top}" width="{_WIDTH}" height="{_HEIGHT}" fill="none" stroke="#999"/>')
     for at, row in enumerate(rows):

@@ -1,1 +1,1 @@
-"""The real scheduler on a fake clock and a fake fleet: workloads, policies to compare with, and what came of them."""
+"""Simulates the real scheduler on a fake clock and a fake fleet: workloads, policies to compare with, and results."""

@@ -1,6 +1,6 @@
-"""What arrives: tasks drawn from seeded distributions, or read from a trace. Knows no policy and no fleet.
+"""Workloads: tasks drawn from seeded distributions, or read from a trace. Knows no policy and no fleet.
 
-LoRA attributes as tLoRA 4.1 draws them: rank and batch size uniform over {2, 4, 8, 16} and {1, 2, 4, 8}, one of two bases.
+LoRA attributes as in tLoRA 4.1: rank and batch size uniform over {2, 4, 8, 16} and {1, 2, 4, 8}, one of two bases.
 """
 
 import csv
@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 
 TRACES = Path(__file__).parent / "traces"
-NODE_GPUS = 8  # a task's GPUs lie within one node; a trace's wider jobs are cut to it
+NODE_GPUS = 8  # a task's GPUs lie within one node; wider jobs of a trace are capped to it
 _GPUS, _ODDS = (1, 2, 4, 8), (0.5, 0.2, 0.2, 0.1)
 _SHRINKS = 0.3  # the mean of uniform 0.2 to 0.4
 _MEAN, _DEVIATION = 372.6 * 60, 612.9 * 60  # seconds, of Philly's durations
@@ -19,7 +19,7 @@ _MEAN, _DEVIATION = 372.6 * 60, 612.9 * 60  # seconds, of Philly's durations
 
 @dataclass(frozen=True)
 class Arrival:
-    """A task as the world knows it. `worst` is its seconds if no job exits early, `true` what it will take."""
+    """A task with its true values. `worst` is its seconds if no job exits early, `true` its real duration."""
 
     id: str
     at: int
@@ -31,8 +31,8 @@ class Arrival:
     rank: int = 8
     batch_size: int = 4
     base: str = "llama-3-8b"
-    deadline: int | None = None  # a second of the run
-    max_gpus: int | None = None  # it may be spread over, each doubling 1.8 times as fast
+    deadline: int | None = None  # in seconds of the run
+    max_gpus: int | None = None  # the widest allowed, each doubling 1.8 times as fast
 
 
 def closed(count: int, seed: int, minute: int = 1) -> list[Arrival]:
@@ -56,9 +56,9 @@ def eleven(seed: int) -> list[Arrival]:
 
 
 def rolling(count: int, gpus: int, load: float, seed: int, bursts: bool = False) -> list[Arrival]:
-    """Poisson arrivals, or the same in bursts of 20, of log-normal tasks whose true durations are 20 to 40 % of the worst.
+    """Poisson arrivals, optionally in bursts of 20, of log-normal tasks whose true durations are 20 to 40 % of the worst.
 
-    `load` is the GPU seconds that arrive in a second and will truly be used, over `gpus`.
+    `load` is the true GPU seconds that arrive per second, divided by `gpus`.
     """
     draw = Random(seed)
     spread = sqrt(log(1 + (_DEVIATION / _MEAN) ** 2))
@@ -82,9 +82,9 @@ def rolling(count: int, gpus: int, load: float, seed: int, bursts: bool = False)
 
 
 def trace(path: Path, seed: int, *, scale: float = 1.0, cap: int = 86400, limit: int | None = None) -> list[Arrival]:
-    """A trace file: columns submit_s, duration_s, gpus, tenant. `scale` brings arrivals closer; `cap` bounds durations.
+    """A trace file: columns submit_s, duration_s, gpus, tenant. `scale` compresses arrival times; `cap` bounds durations.
 
-    The recorded duration is taken as the true one, at 20 to 40 % of a worst case nobody recorded.
+    The recorded duration counts as the true one, at 20 to 40 % of a worst case, which traces do not record.
     """
     draw = Random(seed)
     tasks = []

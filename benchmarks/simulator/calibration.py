@@ -1,6 +1,7 @@
-"""How good the estimates are: tasks end one after another, and each is foretold by what the ones before it taught.
+"""Calibration of the estimates: tasks end one after another, and each is predicted from the ones that ended before.
 
-Drives the product's own estimate, survival and throughput; the truth comes from `lives` and a machine the roofline misjudges.
+Runs the product's own estimate, survival and throughput; the truth comes from `job_outcomes` and a machine that the roofline
+misjudges.
 """
 
 import math
@@ -16,14 +17,14 @@ from service.scheduler.estimate.survival import NOTHING, Lives, learned, lived
 from service.scheduler.estimate.task_duration import LOADING_SECONDS, Estimate, Work, estimate
 from service.scheduler.estimate.throughput import Key, Model, Profile, key_of, measured
 
-PARTS = (0.0, 0.25, 0.5, 0.75)  # of a run, at which its end is foretold
+PARTS = (0.0, 0.25, 0.5, 0.75)  # of a run, at which its end is predicted
 _BASES = (("llama-3-8b", 8_000_000_000, 1.4), ("qwen-3-8b", 8_200_000_000, 1.7), ("small-1b", 1_200_000_000, 2.2))
 _GPU, _PRECISION = "NVIDIA H100 80GB HBM3", "bfloat16"
 
 
 @dataclass(frozen=True)
 class Foretold:
-    """What was said at this part of a task's run, and what came; seconds still to go. `before` counts finished tasks."""
+    """A prediction at this part of a task's run, and the truth; seconds left. `before` counts finished tasks."""
 
     before: int
     part: float
@@ -45,7 +46,7 @@ def calibrate(count: int, seed: int) -> Iterator[Foretold]:
         base, parameters, slower = draw.choice(_BASES)
         rows, epochs = round(draw.lognormvariate(math.log(4000), 0.8)) + 64, draw.choice((1, 2, 3))
         said_tokens = draw.uniform(60, 700)
-        row_tokens = said_tokens * draw.lognormvariate(0, 0.1)  # bytes say only so much about tokens
+        row_tokens = said_tokens * draw.lognormvariate(0, 0.1)  # bytes predict tokens only roughly
         lives = draw_lives(rows, epochs, draw.choice((1, 4, 8, 16, 32, 48)), draw_nature(draw), policy, draw)
         pace = slower * draw.lognormvariate(0, 0.08)
 

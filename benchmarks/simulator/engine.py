@@ -1,6 +1,6 @@
-"""A fake clock and a fake fleet around a policy: arrivals, starts, ends, preemptions, drains, and a replan after each.
+"""Discrete-event simulation of a policy: arrivals, starts, ends, preemptions, drains on a fake fleet, and a replan after each.
 
-Knows no policy's inside. Every plan goes through the independent judge before it is followed.
+Knows no policy's internals. The independent judge checks every plan before the engine follows it.
 """
 
 import heapq
@@ -17,8 +17,8 @@ from service.scheduler.core.decision import Decision
 from service.scheduler.core.preemption import Held
 from service.scheduler.core.problem import Node, Problem, Queued, Running, Start, Width
 
-RELOAD_SECONDS = 60  # what a preempted task loses: its current step, and loading again
-_END, _ARRIVAL, _DRAIN, _TIMER = range(4)  # at one moment in this order
+RELOAD_SECONDS = 60  # a preempted task's loss: its current step, and reloading
+_END, _ARRIVAL, _DRAIN, _TIMER = range(4)  # order of events at the same moment
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class _Live:
     started: int
     end: int
     expected: int
-    rate: float  # seconds at speed 1 and narrowest that go by in a second
+    rate: float  # seconds at speed 1 and narrowest width done per second
 
 
 Observer = Callable[[int, Problem, Decision], None]
@@ -53,7 +53,7 @@ class _Run:
         self._events: list[tuple[int, int, str]] = [(task.at, _ARRIVAL, task.id) for task in tasks]
         self._events += [(at, _DRAIN, f"{node} {drained:d}") for at, node, drained in setup.drains]
         heapq.heapify(self._events)
-        self._act = max(0.0, (setup.bound or 0.0) - setup.coalesce - 2)  # early enough that the bound is kept
+        self._act = max(0.0, (setup.bound or 0.0) - setup.coalesce - 2)  # early enough to meet the bound
         self._timer = 0
         self._now = 0
         self.outcome = Outcome(setup, list(self._ran.values()), self._tenancy.record)
@@ -160,7 +160,7 @@ class _Run:
         return Queued(task.id, task.gpus, weight, widths[0].seconds, planned, task.tenant, deadline, tuple(widths[1:]))
 
     def _durations(self, each: Waiting, gpus: int) -> tuple[int, ...]:
-        """By node."""
+        """Expected seconds, by node."""
         if not self._setup.speeds:
             return (max(1, round(each.seconds / self._rate(each.task, 0, gpus))),) * len(self._nodes)
         return tuple(max(1, round(each.seconds / self._rate(each.task, at, gpus))) for at in range(len(self._nodes)))
@@ -176,11 +176,11 @@ class _Run:
         return max(1.0, task.worst * self._setup.prior * self._ran[task.id].left / task.true)
 
     def _remaining(self, live: _Live) -> int:
-        """What is left of the belief; a task that outlives it is believed to need a twentieth more."""
+        """What is left of the expected duration; a task that exceeds it is expected to need a twentieth more."""
         return max(live.expected - (self._now - live.started), live.expected // 20, 1)
 
     def _preempt(self) -> None:
-        """Take GPUs back for tasks that their tenant's due covers and that waited past the bound."""
+        """Take GPUs back for tasks that are within their tenant's share and waited past the bound."""
         if self._setup.bound is None:
             return
         self._tenancy.watch(self._now, self._queue(), self._placements())

@@ -1,6 +1,6 @@
-"""What the scheduler's benchmark measures, part by part: problems and runs in, figures and rows out.
+"""The experiments of the scheduler's benchmark: problems and runs in, figures and rows out.
 
-Knows no files but the traces. Every plan that is counted was first judged by `check`.
+`check` judges every plan that counts. Knows no files but the traces.
 """
 
 import argparse
@@ -25,13 +25,13 @@ from service.scheduler.core.solve import solve
 from service.scheduler.estimate.task_duration import INSIDE
 
 COMPARED = ("fcfs", "easy", "sjf", "lpt", "easy_wsap", "ours")
-BOUND = 3600.0  # seconds a task that its tenant's due covers may wait, on the Philly week
+BOUND = 3600.0  # longest wait in seconds of a task within its tenant's share, on the Philly week
 Figures = dict[str, float]
 Rows = list[dict[str, Any]]
 
 
 class Experiments:
-    """The parts, what they measured, and how many starts were judged."""
+    """The experiments, their results, and the number of judged starts."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -40,7 +40,7 @@ class Experiments:
         self.checked = 0
 
     def eleven(self) -> None:
-        """Optimality is proven by the plan's own solve, or by one with twenty times its budget."""
+        """ALTO's eleven tasks. Optimality is proven by the plan's own solve, or by one with twenty times its budget."""
         optimal = proven = 0
         for seed in range(10):
             problem = batch_of(eleven(seed), 1, lambda task: task.worst)
@@ -88,8 +88,8 @@ class Experiments:
         self.figures["churn"] = ours["churn"]
 
     def widths(self) -> None:
-        """The same load, where half of the tasks may be spread over a node while nobody else needs it, and where none may; how
-        much sooner all of them complete by weight, and those that may not. Two seeds."""
+        """The same load, with half of the tasks allowed to spread over a node's spare GPUs, and with none: how much sooner all
+        tasks complete by weight, and the tasks that may not spread. Two seeds."""
         o = self.options
         runs = {
             (heeded, seed): Run(
@@ -105,14 +105,14 @@ class Experiments:
             self.figures[figure] = 1 - half / none
 
     def timing(self) -> None:
-        """1,000 queued on 1,024 GPUs, all busy; wall clock and the process's CPU time of each plan, after one to warm up."""
+        """1,000 queued on 1,024 busy GPUs; wall clock and CPU time of each plan, after one warmup."""
         plans: list[float] = []
         rules: list[float] = []
         solve(busy_fleet(99))
         for seed in range(15):
             problem = busy_fleet(seed).to_json()
             for kind, act, found in (("rules", lambda p: Decision(backfill(p), "greedy", 0), rules), ("plan", solve, plans)):
-                fresh = Problem.from_json(problem)  # nothing of it is worked out yet
+                fresh = Problem.from_json(problem)  # without cached derived values
                 wall, cpu = time.perf_counter(), time.process_time()
                 decision = act(fresh)
                 wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
@@ -145,7 +145,7 @@ class Experiments:
         ])  # fmt: skip
 
     def figure_12(self) -> None:
-        """ALTO's ablation: batching in order of arrival; early exit; the scheduler; both. Makespans over ten seeds."""
+        """ALTO's ablation: batching in arrival order; early exit; the scheduler; both. Makespans over ten seeds."""
         spans: dict[str, list[float]] = {"b": [], "b_ee": [], "b_s": [], "b_s_ee": []}
         for seed in range(10):
             tasks = eleven(seed)
@@ -161,7 +161,7 @@ class Experiments:
         self.figures["fig12_x"] = fmean(spans["b"]) / fmean(spans["b_s_ee"])
 
     def eta(self) -> None:
-        """How often the true end lay inside the stated interval, at the start of tasks and while they ran."""
+        """How often the true end lay within the predicted interval, at the start of tasks and while they ran."""
         seen = [foretold for seed in range(4) for foretold in calibrate(60, seed)]
         for part in PARTS:
             at = [f for f in seen if f.part == part]
@@ -194,7 +194,7 @@ def area_bound(problem: Problem) -> float:
 
 
 def busy_fleet(seed: int) -> Problem:
-    """128 nodes of 8 GPUs that are busy but for splinters, and 1,000 waiting tasks, each with its own duration."""
+    """128 nodes of 8 GPUs, busy except for fragments, and 1,000 waiting tasks, each with its own duration."""
     draw_ = Random(seed)
     nodes = tuple(Node(f"node-{at:03}", 8) for at in range(128))
     running: list[Running] = []

@@ -1,7 +1,7 @@
-"""What becomes of a task's jobs: loss curves drawn at random, judged by the worker's own early exit; and how long that takes.
+"""Simulated job outcomes: random loss curves judged by the worker's own early exit, and the time they take.
 
-The curves know nothing of hazards: learning rates lie too low, well or too high for their task, and a task overfits more or
-less. So what the estimator believes is tested on lives that it did not invent.
+The curves know no hazard rates: learning rates are too low, good or too high for their task, and a task overfits more or less.
+So the estimator's model is tested on outcomes that it did not generate.
 """
 
 import math
@@ -30,7 +30,7 @@ class Nature:
 
 @dataclass(frozen=True)
 class Life:
-    """A job's calendar and the step at which it ended, by `reason` or (None) because it was done."""
+    """A job's schedule and the step at which it ended, for `reason` or (None) because it completed."""
 
     batch_size: int
     rank: int
@@ -42,13 +42,13 @@ class Life:
 
 @dataclass(frozen=True)
 class Segment:
-    """Steps during which the same jobs train: `first` to `last` of the warmup, or behind the boundary if `late`."""
+    """Steps during which the same jobs train: `first` to `last` of the warmup, or after the boundary if `late`."""
 
     late: bool
     first: int
     last: int
-    tokens: float  # of each step
-    seconds: float  # of all of them
+    tokens: float  # per step
+    seconds: float  # for all steps
 
 
 def draw_nature(draw: Random) -> Nature:
@@ -56,7 +56,7 @@ def draw_nature(draw: Random) -> Nature:
 
 
 def draw_lives(rows: int, epochs: int, count: int, nature: Nature, policy: EarlyExitPolicy, draw: Random) -> list[Life]:
-    """`count` jobs over learning rates, batch sizes and ranks as tLoRA 4.1 draws the latter two, through the real policy."""
+    """`count` jobs judged by the real policy; ranks and batch sizes as in tLoRA 4.1, learning rates drawn at random."""
     judge = policy_of(policy)
     begun = [_Job(rows, epochs, nature, policy, draw) for _ in range(count)]
     for job in begun:
@@ -79,12 +79,12 @@ class _Job:
         self.step, self.losses = 0, [math.nan]
         self.reason: ExitReason | None = None
         self._nature, self._draw, self._alpha = nature, draw, policy.ema_alpha
-        self._off = draw.uniform(-5.5, -2.5) - nature.best  # how far its learning rate lies from the best, in decades
+        self._off = draw.uniform(-5.5, -2.5) - nature.best  # distance of its learning rate from the best, in decades
         self._history = History()
         self._smoothed: float | None = None
 
     def train(self, observe: Observe, until: int) -> None:
-        """To `until`, or to the evaluation that ends it."""
+        """Train to `until`, or to the evaluation that ends the job."""
         while self.reason is None and self.step < until:
             self.step = min(until, (self.step // self.every + 1) * self.every)
             train, val = self._losses(self.step / self.total)
@@ -98,14 +98,14 @@ class _Job:
         """Training and validation loss after this part of training."""
         pace = 25 * 10 ** (0.8 * min(self._off, 0.5))
         train = 0.9 + 0.12 * self._off**2 + 1.5 * math.exp(-pace * part)
-        if self._off > 0.75:  # too high: it falls a little, then rises
+        if self._off > 0.75:  # too high: the loss falls a little, then rises
             train += 4 * (self._off - 0.75) * max(0.0, part - 0.01) * 10
         gap = 0.02 + self._nature.overfits * max(0.0, part - 0.15) * 10 ** (0.3 * min(self._off, 0.5))
         return train + self._draw.gauss(0, self._nature.noise), train * (1 + gap) + self._draw.gauss(0, self._nature.noise)
 
 
 def walk(lives: Sequence[Life], row_tokens: float, step_seconds: Callable[[float], float]) -> list[Segment]:
-    """The whole run on one GPU: all warmups side by side, then all that were promoted; those that are done leave the step."""
+    """The whole run on one GPU: all warmups together, then all promoted jobs; finished jobs leave the step."""
     found = []
     for late in (False, True):
         last = 0
@@ -118,7 +118,7 @@ def walk(lives: Sequence[Life], row_tokens: float, step_seconds: Callable[[float
 
 
 def progress(lives: Sequence[Life], segments: Sequence[Segment], at: float) -> tuple[JobProgress, ...]:
-    """Every job as it stands `at` seconds into the walk."""
+    """Every job's progress `at` seconds into the run."""
     late, step = False, 0.0
     for segment in segments:
         late = segment.late

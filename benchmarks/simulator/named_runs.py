@@ -1,7 +1,6 @@
-"""Simulated runs by name: what arrives, on which fleet, under which policy; each gives a row, and on request a picture and
-every problem it planned.
+"""Simulated runs by name: workload, fleet and policy; each gives a row, and on request a plot and every problem it planned.
 
-Knows no figures. Runs are independent of each other, so several may go side by side; their plan times then mean nothing.
+Knows no figures. Runs are independent, so several may run in parallel; their plan times then mean nothing.
 """
 
 import json
@@ -24,7 +23,7 @@ from service.scheduler.core.problem import Problem
 
 @dataclass(frozen=True)
 class Run:
-    """`name` is the row's; `plot` and `export` are folders."""
+    """`name` is the row's; `plot` and `export` are output folders."""
 
     name: str
     tasks: tuple[Arrival, ...]
@@ -36,7 +35,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Ended:
-    """A run's figures, its row, and how many planned starts were judged."""
+    """A run's figures, its row, and the number of judged starts."""
 
     figures: dict[str, float]
     row: dict[str, Any]
@@ -44,7 +43,7 @@ class Ended:
 
 
 def run_all(runs: Iterable[Run], workers: int) -> list[Ended]:
-    """In order; with more than one worker side by side, each told when it is done."""
+    """Results in order; with several workers in parallel, each printed when done."""
     runs = list(runs)
     if workers <= 1:
         return [run_one(run) for run in runs]
@@ -81,7 +80,7 @@ def _observer(run: Run) -> Observer | None:
 
 
 def _progress(name: str, total: int, outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
-    """Pass them on, with a line on a terminal that says how far the run is."""
+    """Pass the outcomes on, with a progress line on a terminal."""
     for outcome in outcomes:
         if sys.stderr.isatty() and outcome.plans % 10 == 0:
             done = sum(ran.ended is not None for ran in outcome.ran)

@@ -1,6 +1,6 @@
-"""An independent judge of plans: hands out GPUs by number, event by event, and believes nothing the planner says of itself.
+"""Independent plan checker: assigns GPUs by number, event by event, and trusts none of the planner's own claims.
 
-Shares no code with the product's own `violations`.
+Shares no code with the product's `violations`.
 """
 
 from collections.abc import Iterable
@@ -17,11 +17,11 @@ def check(problem: Problem, starts: Iterable[Start]) -> int:
     ids = {node.id: at for at, node in enumerate(problem.nodes)}
     queued = {task.id: task for task in problem.queued}
     until: dict[str, list[int]] = {node.id: [0] * node.gpus for node in problem.nodes}
-    worth = {node.id: round(node.worth, 3) for node in problem.nodes}  # a thousandth is the finest that limits know
+    worth = {node.id: round(node.worth, 3) for node in problem.nodes}  # limits resolve to a thousandth
     tenants: dict[str, list[tuple[int, int, float]]] = {limit.tenant: [] for limit in problem.limits}
     for run in sorted(problem.running, key=lambda run: -run.remaining):
         free = [at for at, busy in enumerate(until[run.node]) if not busy]
-        for at in free[: run.gpus]:  # a node may have shrunk under what it runs
+        for at in free[: run.gpus]:  # a node may have shrunk below its running tasks
             until[run.node][at] = run.remaining
         if run.tenant in tenants:
             tenants[run.tenant].append((0, run.remaining, run.gpus * worth[run.node]))
@@ -40,7 +40,7 @@ def check(problem: Problem, starts: Iterable[Start]) -> int:
         _occupy(until[node.id], start.gpus, start.start, start.end, start.task)
         if task.tenant in tenants:
             tenants[task.tenant].append((start.start, start.end, start.gpus * worth[node.id]))
-            begun[task.tenant] += [start.start] if worth[node.id] else []  # what counts nothing breaks no limit
+            begun[task.tenant] += [start.start] if worth[node.id] else []  # nodes of zero worth cannot break a limit
     for limit in problem.limits:
         for moment in begun[limit.tenant]:
             taken = sum(gpus for begin, end, gpus in tenants[limit.tenant] if begin <= moment < end)

@@ -1,6 +1,6 @@
-"""Policies to compare with: FCFS, EASY backfill, SJF, LPT, EASY-WSAP, ALTO's big-M model; and ours. Each plans one problem.
+"""Baseline policies: FCFS, EASY backfill, SJF, LPT, EASY-WSAP, ALTO's big-M model; and ours. Each plans one problem.
 
-The rules stand on the product's own Board; they live here because the product does not use them.
+The baselines use the product's timeline; they live here because the product does not need them.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ Policy = Callable[[Problem], Decision]
 
 
 def fcfs(problem: Problem) -> Decision:
-    """In order of arrival; nobody starts before the one in front."""
+    """In order of arrival; no task starts before its predecessor."""
     board, starts = Timeline(problem), []
     for task in problem.placeable:
         start = board.now(task)

@@ -1,6 +1,6 @@
-"""Numbers of a finished run. Times in seconds; slowdown is (end - arrival) / the task's own true duration.
+"""Metrics of a finished run. Times in seconds; slowdown is (end - arrival) / the task's own true duration.
 
-`completion_weighted_fixed` is of the tasks that may not be wider than they ask for.
+`completion_weighted_fixed` covers the tasks that may not be wider than they ask for.
 """
 
 from collections.abc import Sequence
@@ -46,6 +46,6 @@ def metrics(outcome: Outcome) -> dict[str, float]:
 
 
 def _weighted(ran: Sequence[Ran]) -> float:
-    """Mean completion by weight; 0 of nothing."""
+    """Mean completion by weight; 0 if there are none."""
     weights = sum(r.task.priority for r in ran)
     return sum(r.task.priority * (r.ended - r.task.at) for r in ran if r.ended is not None) / max(1, weights)

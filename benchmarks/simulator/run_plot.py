@@ -1,4 +1,4 @@
-"""A run as a picture: the timeline of every node above, the distribution of slowdowns below. Plain SVG, no library."""
+"""Plots a run as plain SVG: the timeline of every node above, the distribution of slowdowns below. Uses no library."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +10,7 @@ _WIDTH, _ROW, _CURVE, _MARGIN = 1200, 6, 240, 50
 
 
 def draw(outcome: Outcome, path: Path, title: str) -> None:
-    """Write the picture. GPUs of a node are rows; a placement is a block of its tenant's or task's colour."""
+    """Write the plot. Rows are a node's GPUs; blocks are placements, coloured by tenant or task."""
     placed = [(node, start, end, ran) for ran in outcome.ran for node, start, end in ran.placed]
     last = max(end for _, _, end, _ in placed)
     gpus = outcome.setup.node_gpus
@@ -37,7 +37,7 @@ def draw(outcome: Outcome, path: Path, title: str) -> None:
 
 
 def hash_hue(name: str) -> int:
-    """A colour that a name keeps from run to run."""
+    """A stable hue for a name."""
     return sum(ord(letter) * (at * 37 + 11) for at, letter in enumerate(name)) % 360
 
 

@@ -1,4 +1,4 @@
-"""What a simulated run is given and what it leaves behind. Values only."""
+"""A simulated run's inputs and results. Values only."""
 
 from dataclasses import dataclass, field
 
@@ -8,19 +8,19 @@ from benchmarks.simulator.tenant_shares import Record
 
 @dataclass(frozen=True)
 class Setup:
-    """The fleet and the house rules of a run. `prior` is the part of the worst case that tasks are believed to take.
+    """The fleet and the rules of a run. `prior` is the expected share of the worst case that tasks take.
 
-    `speeds` are the nodes' (a task takes its seconds divided by them; empty: all 1), `drains` are (second, node's number,
-    whether it drains). `widths`: what tasks say of `max_gpus` is heeded.
+    `speeds` are the nodes' (a task's seconds are divided by them; empty: all 1), `drains` are (second, node's number, whether
+    it drains). `widths`: whether tasks' `max_gpus` applies.
     """
 
     nodes: int
     node_gpus: int = 8
     prior: float = 1.0
-    fair: bool = False  # weights by fair share and age; else by priority alone
-    bound: float | None = None  # seconds a task that its tenant's due covers may wait before GPUs are taken back for it
+    fair: bool = False  # weights by fair share and age; otherwise by priority alone
+    bound: float | None = None  # wait in seconds after which GPUs are preempted for a task within its tenant's share
     half_life: float = 4 * 3600.0
-    coalesce: int = 0  # seconds between plans at the least
+    coalesce: int = 0  # minimum seconds between plans
     speeds: tuple[float, ...] = ()
     drains: tuple[tuple[int, int, bool], ...] = ()
     widths: bool = False
@@ -28,8 +28,8 @@ class Setup:
 
 @dataclass
 class Ran:
-    """A task and what became of it; `placed` are (node, start, end) of each placement, seconds. `left` is of its true
-    duration at speed 1 and its narrowest."""
+    """A task's run; `placed` are (node, start, end) of each placement, seconds. `left` is what remains of its true duration at
+    speed 1 and narrowest width."""
 
     task: Arrival
     left: float
@@ -37,13 +37,13 @@ class Ran:
     ended: int | None = None
     placed: list[tuple[str, int, int]] = field(default_factory=list)
     queued_at: int = 0
-    waited: int = 0  # in earlier queueings
+    waited: int = 0  # in earlier stays in the queue
 
 
 @dataclass
 class Outcome:
-    """What a run left behind. `moves` and `kept` count planned tasks that did or did not change node between two plans;
-    `foretold` are deadlines that a plan said it would miss, before the task ended."""
+    """A run's results. `moves` and `kept` count planned tasks that did or did not change node between two plans; `foretold` are
+    deadlines that a plan predicted to miss, before the task ended."""
 
     setup: Setup
     ran: list[Ran]

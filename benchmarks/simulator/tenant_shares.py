@@ -1,6 +1,6 @@
-"""Fair share in a simulated run: the product's own shares, weights and preemption, fed with what the fake fleet holds.
+"""Fair share in a simulated run: the product's own shares, weights and preemption, fed with the fake fleet's state.
 
-Knows no clock but the moments it is told, and starts nothing: it says what a plan should weigh and who gives back.
+It decides what a plan should weigh and who gives GPUs back. Starts nothing. Knows no clock but the times it is given.
 """
 
 from collections import Counter
@@ -12,13 +12,13 @@ from service.scheduler.core.fair_share import Ask, Share, decayed, entered, enti
 from service.scheduler.core.preemption import Claim, Held, Preemption, next_bound, preemption
 from service.scheduler.core.problem import Node
 
-ENTRY_SECONDS = 300.0  # what a start is charged at once
+ENTRY_SECONDS = 300.0  # charged at once for a start
 _KIND = "gpu"
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A queued task: what its planner believes of its duration, how long it has waited in all, the nodes that it fits."""
+    """A queued task: its expected duration, its total wait so far, and the nodes that it fits."""
 
     task: Arrival
     seconds: float
@@ -28,8 +28,8 @@ class Waiting:
 
 @dataclass
 class Record:
-    """What tenants got: GPU seconds held while every tenant had something waiting, and the longest wait of a task that its
-    tenant's due covered all along."""
+    """Tenants' results: GPU seconds held while every tenant had tasks waiting, and the longest wait of a task that was within
+    its tenant's share all along."""
 
     together: dict[str, float] = field(default_factory=dict)
     together_seconds: float = 0.0
@@ -37,7 +37,7 @@ class Record:
 
 
 class Tenancy:
-    """All tenants' use, and who has been covered since when."""
+    """All tenants' use, and since when each task has been within its tenant's share."""
 
     def __init__(self, tenants: Sequence[str], gpus: int, half_life: float) -> None:
         self._tenants, self._gpus, self._half_life = tenants, gpus, half_life
@@ -46,7 +46,7 @@ class Tenancy:
         self.record = Record(dict.fromkeys(tenants, 0.0))
 
     def pass_time(self, seconds: float, held: Mapping[str, int], waiting: set[str]) -> None:
-        """`seconds` went by with these GPUs held, while these tenants had something waiting."""
+        """Advance by `seconds`, with these GPUs held and these tenants having tasks waiting."""
         if len(waiting) == len(self._tenants):
             self.record.together_seconds += seconds
             for tenant in self._tenants:
@@ -72,7 +72,7 @@ class Tenancy:
         return next_bound(_claims(waiting), placed, due, bound)
 
     def watch(self, now: float, waiting: Sequence[Waiting], placed: Sequence[Held]) -> None:
-        """Note how long tasks have waited that their tenant's due covers. Call it before and after anything changes."""
+        """Record how long tasks within their tenant's share have waited. Call it before and after each change."""
         due, holds = self._due(waiting, placed)
         covered = {
             w.task.id for w in waiting if entitled(w.task.gpus, holds.get(w.task.tenant, 0), due.get(w.task.tenant, 0.0))

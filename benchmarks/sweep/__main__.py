@@ -1,10 +1,10 @@
 """`python -m benchmarks.sweep`: 60 configurations of ALTO's ranges on Llama-3.2-1B's shape with random weights, end to end.
 
-Ours is the real executor over real HTTP: load, profile, warmup, continue, evaluate, export, upload. Beside it, both from
-measured parts and said so: the same without early exit (`none` over fewer rows and evaluated at the end, its training scaled
-to all rows, and as many evaluations as it would have at ours' cost each), and the same 60 one after another with PEFT (its
-steps measured at each batch size, times their number: training alone, without loading and without any evaluation). Rows are
-real text under a tokenizer smaller than the shape's vocabulary.
+Ours is the real executor over real HTTP: load, profile, warmup, continue, evaluate, export, upload. Two comparisons are
+extrapolated from measured parts, and labelled so: the same search without early exit (`none` over fewer rows and evaluated at
+the end; training is scaled to all rows, and evaluations cost what ours cost each), and the same 60 in sequence with PEFT (its
+step at each batch size, times the number of steps: training alone, without loading or evaluation). Rows are real text under a
+tokenizer smaller than the shape's vocabulary.
 """
 
 import argparse
@@ -32,10 +32,10 @@ from contract.wire import BaseModelRef
 from worker.data.dataset import load
 from worker.replicas.base_loader import load_base
 
-CHECKPOINT_SECONDS = 600  # of a placement: none falls into a search of this length
-STEP_TOKENS = 16384  # of a pass: the worker's default on a GPU
-SEED_SHARE = 0.02  # of the spread between seeds, by which a packed job's losses may differ from its own alone
-PEFT_BATCHES = 6  # of each size
+CHECKPOINT_SECONDS = 600  # between a placement's checkpoints: no checkpoint falls into a search of this length
+STEP_TOKENS = 16384  # per pass: the worker's default on a GPU
+SEED_SHARE = 0.02  # allowed difference of a packed job's losses from its solo run, as a share of the spread between seeds
+PEFT_BATCHES = 6  # per batch size
 
 
 def main() -> None:
@@ -61,7 +61,7 @@ def measure(given: argparse.Namespace, folder: Path) -> tuple[dict[str, float], 
     device = torch.device("cuda")
     base = write_base(LLAMA_1B, folder / "base", device)
     data = read_rows(given.data, given.rows + HELD_OUT)
-    seeds = _said(seed_spread(base, data, folder))  # it compiles every kernel, too, as a worker does once
+    seeds = _said(seed_spread(base, data, folder))  # also compiles every kernel, as a worker does once
     _freed()
 
     def search(count: int, epochs: int, **early_exit: Any) -> Live:
@@ -98,8 +98,8 @@ def row_of(policy: str, live: Live) -> dict[str, Any]:
 
 
 def time_split(live: Live, ref: BaseModelRef, device: torch.device) -> dict[str, Any]:
-    """The search's seconds by part. Those of training: device time of sampled passes measured again, times their number;
-    what the loop took beyond that is idle, as is the loop's own bookkeeping."""
+    """The search's seconds by part. Training: device time of sampled passes, measured again, times their number; the rest of
+    the loop's time is idle, as is the loop's own bookkeeping."""
     wall, passes = live.watch.seconds, live.watch.passes
     found = {name: ms * passes / 1e3 for name, ms in device_ms(load_base(ref, device), live.watch.sampled).items()}
     idle = max(0.0, wall[TRAINING] - sum(found.values())) + wall[OTHER]
@@ -120,8 +120,8 @@ def peft_rows(ref: BaseModelRef, data: list[dict[str, Any]], folder: Path) -> li
 
 
 def figures_of(ours: Live, none: Live, parts: dict[str, Any], peft: list[dict[str, Any]], samples: int) -> dict[str, float]:
-    """samples: rows that each configuration trains on, from first to last."""
-    each = len(RATES) * len(RANKS)  # configurations of one batch size
+    """samples: training rows of each configuration in total."""
+    each = len(RATES) * len(RANKS)  # configurations per batch size
     sequential = sum(row["ms"] / row["adapters"] / 1e3 * each * -(-samples // row["batch"]) for row in peft)
     share = ours.samples_full / none.samples_full
     wall = none.watch.seconds

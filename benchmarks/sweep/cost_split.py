@@ -1,4 +1,4 @@
-"""What a search's training passes cost the device, part by part: some of them measured again by themselves."""
+"""Device cost of a search's training passes, by part, from a sample of the passes measured again."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -13,12 +13,12 @@ from worker.model.flat_batch import Segment
 from worker.model.row_optimizer import RowUpdate
 from worker.replicas.base_loader import Base
 
-MOST = 12  # passes measured again
+MOST = 12  # passes to measure again
 
 
 def device_ms(base: Base, sampled: Sequence[Sequence[Segment]]) -> dict[str, float]:
     """Mean device milliseconds of a training pass: base, lora (what adapters add to it), loss (head and cross entropy),
-    optimizer (clip and AdamW of the adapters in it).
+    optimizer (clip and AdamW of its adapters).
 
     base's arena must be empty.
     """

@@ -19,7 +19,7 @@ SPACE = {"learning_rate": list(RATES), "rank": list(RANKS), "batch_size": list(B
 
 @dataclass(frozen=True)
 class Live:
-    """What a search did. samples: rows trained on, of `samples_full` without any exit."""
+    """A search's results. samples: rows trained on, out of `samples_full` without any exit."""
 
     seconds: float
     watch: Stopwatch
@@ -33,7 +33,7 @@ class Live:
 
     @property
     def fates(self) -> dict[str, int]:
-        """How many jobs ended in which way."""
+        """Number of jobs by how they ended."""
         found: dict[str, int] = {}
         for event in self.reported.ended.values():
             name = str(getattr(event, "reason", event.kind))
@@ -46,7 +46,7 @@ class Live:
 
     @property
     def evaluations(self) -> int:
-        """How often a job was evaluated, all together."""
+        """Total number of evaluations over all jobs."""
         return sum(len(curve) for (_, series), curve in self.reported.curves.items() if series == "val_loss")
 
     @property
@@ -56,7 +56,7 @@ class Live:
 
 
 def read_rows(path: Path, count: int) -> list[dict[str, Any]]:
-    """The first rows of a file. Raises ValueError where it has fewer."""
+    """The first rows of a file. Raises ValueError if it has fewer."""
     lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line][:count]
     if len(lines) < count:
         raise ValueError(f"{path} has {len(lines)} rows; {count} are wanted")
@@ -72,9 +72,9 @@ def run_search(
     device: str,
     **settings: Any,
 ) -> Live:
-    """Place the 60 configurations on one executor and let it end them all: load, profile, train, judge, export, upload.
+    """Place the 60 configurations on one executor and run all to their end: load, profile, train, judge, export, upload.
 
-    Raises RuntimeError where a job failed.
+    Raises RuntimeError if a job failed.
     """
     fleet, watch = Fleet(), Stopwatch()
     try:

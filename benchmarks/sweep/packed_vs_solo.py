@@ -1,4 +1,4 @@
-"""How far a job's losses move when others train beside it, next to how far they move with its seed: packed = solo on a GPU."""
+"""Packed = solo on a GPU: how far a job's losses move with neighbours, beside how far they move with its seed."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -26,7 +26,7 @@ NEIGHBOURS = (
 
 
 def spread(base: Base, rows: Path, steps: int = STEPS) -> dict[str, Any]:
-    """Three jobs that differ in their seed, three others beside them; and the first of them alone.
+    """Three jobs that differ in their seed, packed with three others; and the first job alone.
 
     difference: mean |packed - solo| of the first job's losses over the steps; spread: the same between two seeds.
     """
@@ -55,7 +55,7 @@ def _distance(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def _losses(base: Base, spec: TaskSpec, data: DataSet, jobs: Sequence[int], steps: int) -> list[list[float]]:
-    """Each job's losses, all packed."""
+    """Each job's losses, with all jobs packed."""
     configs, arena = spec.jobs(), base.trainer.arena
     arena.grow(max(arena.rows, arena.rows_used + sum(rows_for(configs[job].rank) for job in jobs)))
     runs = []

@@ -1,4 +1,4 @@
-"""A base of a Llama's shape with random weights as a folder that a worker loads, under the example base's tokenizer."""
+"""A base model of a Llama shape with random weights, in a folder that a worker can load, with the example base's tokenizer."""
 
 import shutil
 from pathlib import Path
@@ -14,8 +14,8 @@ TOKENIZER = Path(__file__).parents[2] / "examples" / "base-model"
 
 
 def write_base(shape: LlamaShape, folder: Path, device: torch.device) -> BaseModelRef:
-    """Draw the weights on `device` and write them in bf16 to `folder`, which is made. The tokenizer knows fewer tokens than
-    the base."""
+    """Draw the weights on `device` and write them in bf16 to the new folder `folder`. The tokenizer has fewer tokens than the
+    base."""
     folder.mkdir(parents=True)
     for path in TOKENIZER.iterdir():
         if "token" in path.name or path.suffix == ".jinja":

@@ -1,4 +1,4 @@
-"""Where an executor's loop spends its wall time, by what it does, and what its training passes were. Changes nothing of it."""
+"""Splits an executor loop's wall time by activity, and records its training passes. Does not change the executor."""
 
 import threading
 import time
@@ -24,12 +24,12 @@ _WATCHED: tuple[tuple[type, str, str], ...] = (
     (Slots, "note_best", PARKING),
     (CheckpointPolicy, "take", PARKING),
 )
-_SAMPLED = 40  # every so many training passes one is kept, to be measured again by itself
+_SAMPLED = 40  # one of so many training passes is stored, to be measured again alone
 
 
 class Stopwatch:
-    """seconds: of the loop's thread, by part, none counted twice. passes: how many training passes there were, tokens: what
-    they held, sampled: some of them."""
+    """seconds: the loop thread's time by part, counted once. passes: number of training passes; tokens: their total; sampled:
+    some of the passes."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -40,7 +40,7 @@ class Stopwatch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """While in it, executors that run in this thread are watched."""
+        """Inside this context, executors that run in this thread are measured."""
         self._thread = threading.current_thread()
         kept = [(owner, name, getattr(owner, name)) for owner, name, _ in _WATCHED]
         kept.append((DeviceTrainer, "train", DeviceTrainer.train))

@@ -1,6 +1,6 @@
-"""The `motet` command line: what is typed becomes calls of this package, and what goes wrong one readable sentence.
+"""The `motet` command line: turns arguments into calls of this package, and errors into one readable sentence.
 
-Exit codes: 0 done; 1 it did not work out (a refusal, a failed task); 2 a mistake in what was typed or in a spec; 3 no service
+Exit codes: 0 done; 1 the operation failed (a refusal, a failed task); 2 a mistake in the arguments or in a spec; 3 no service
 to talk to; 130 interrupted.
 """
 
@@ -30,7 +30,7 @@ from motet.local.demo import demo as run_demo
 from motet.local.doctor import examine
 from motet.local.up import up as run_up
 
-_PLAIN_WIDTH = 140  # columns where there is no terminal to ask
+_PLAIN_WIDTH = 140  # columns when stdout is not a terminal
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -59,7 +59,7 @@ def _resolve(client: Client, task_id: str) -> str:
 
 
 def _finish(task: Task, narrator: Narrator) -> None:
-    """Say how it ended, and end this process accordingly."""
+    """Print how the task ended, and exit this process with the matching code."""
     narrator.say(outcome(task))
     if task.winner is not None:
         narrator.say(f"  {invocation.command()} download {task.id} -o my-adapter")

@@ -1,4 +1,5 @@
-"""How versions live together: the package's version, the protocol, what a worker understands of specs, lenient reading.
+"""Version compatibility: the package's version, the protocol, capabilities of workers, lenient reading of documents.
 
-Enters: documents and numbers of another version. Leaves: what this version can make of them, or words that say why not.
-It must not know how a document is stored or sent."""
+Enters: documents and numbers of another version. Leaves: what this version can read of them, or the reason why it cannot. It
+must not know how a document is stored or sent.
+"""

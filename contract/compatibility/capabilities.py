@@ -1,9 +1,9 @@
-"""Capabilities: what a task's spec asks of a worker, and what a worker understands, as two sets of strings to compare.
+"""Capabilities: what a task's spec requires and what a worker understands, as two sets of strings to compare.
 
 A capability is the path of a spec's field (`training.epochs`), or a path with one of its values where the field is a choice
-(`early_exit.policy=asha`), or a family of base models (`model_type=llama`). Workers read theirs off the TaskSpec they were
-built with, so a field added later needs no list to be kept: an older worker does not name it. Knows no fleet and no versions
-of programs.
+(`early_exit.policy=asha`), or a family of base models (`model_type=llama`). A worker derives its capabilities from the TaskSpec
+it was built with, so nobody maintains a list: an older worker simply lacks a field that was added later. Knows no fleet and no
+program versions.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,14 +15,14 @@ from pydantic import TypeAdapter
 from contract.model_types import MODEL_TYPES
 from contract.task_spec import TaskSpec
 
-# Read by the service alone: a worker that has never heard of one of these trains the task all the same.
+# Read by the service alone: a worker that does not know one of these fields can still train the task.
 SERVICE_FIELDS = frozenset({"name", "priority", "labels", "not_before", "deadline", "max_gpus"})
 
 Schema = Mapping[str, Any]
 
 
 def understood(spec_schema: Schema | None = None, model_types: Iterable[str] = MODEL_TYPES) -> frozenset[str]:
-    """What a worker built with this spec (left out: today's) understands."""
+    """The capabilities of a worker built with this spec schema (default: the current one)."""
     schema = _today() if spec_schema is None else spec_schema
     found = {f"model_type={name}" for name in model_types}
     for name, field in schema["properties"].items():
@@ -32,9 +32,9 @@ def understood(spec_schema: Schema | None = None, model_types: Iterable[str] = M
 
 
 def needed(spec: Mapping[str, Any], model_type: str | None = None, spec_schema: Schema | None = None) -> frozenset[str]:
-    """What a worker must understand to train this stored spec: every field whose value is not its default.
+    """The capabilities that a worker needs to train this stored spec: one for every field whose value is not the default.
 
-    A field that the reader's own schema lacks is needed by its path, unless it is null: whoever wrote it knows what it means.
+    A field that this version's schema lacks is required by its path, unless it is null: a newer version gave it a meaning.
     """
     schema = _today() if spec_schema is None else spec_schema
     found = {f"model_type={model_type}"} if model_type is not None else set()
@@ -50,7 +50,7 @@ def _today() -> Schema:
 
 
 def _branches(schema: Schema, field: Schema) -> Iterator[Schema]:
-    """The forms a field may have, references resolved."""
+    """The alternative schemas of a field, references resolved."""
     if "$ref" in field:
         yield from _branches(schema, schema["$defs"][field["$ref"].rpartition("/")[2]])
     for branch in field.get("anyOf", field.get("oneOf", ())):

@@ -1,4 +1,4 @@
-"""What workers of version 0.1.0 understand, which register without saying so. A record: it never changes."""
+"""The capabilities of workers of version 0.1.0, which do not send them when they register. A frozen record."""
 
 _SAID = """
     base_model dataset dataset.file_id dataset.max_validation_rows dataset.validation_file_id dataset.validation_fraction

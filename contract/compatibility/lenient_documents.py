@@ -1,7 +1,7 @@
-"""Lenient reading of stored and sent documents (specs, job configurations), so that neighbouring versions live together.
+"""Lenient reading of stored and sent documents (specs, job configurations), so that adjacent versions interoperate.
 
-Strictness belongs to the public edge. A document that passed it once is read with unknown fields kept, since a newer version
-wrote them. Knows no field by name, and no storage.
+Only the public API validates strictly. A document that passed it is later read with unknown fields preserved, since a newer
+version wrote them. Knows no field names and no storage.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,12 +18,12 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def read_leniently(model: type[M], document: Mapping[str, Any]) -> M:
-    """The document as a `model`; fields that it does not have are kept beside it at every depth. Raises ValidationError."""
+    """The document as a `model`, with unknown fields preserved at every depth. Raises ValidationError."""
     return model.model_validate(document, extra="allow")
 
 
 def unknown_fields(read: BaseModel, at: str = "") -> list[str]:
-    """Dotted paths of the fields that were kept because the models do not have them."""
+    """Dotted paths of the preserved fields that the models lack."""
     found = [at + name for name in read.model_extra or ()]
     for name in type(read).model_fields:
         found += _unknown_in(getattr(read, name), at + name)
@@ -39,7 +39,7 @@ def _unknown_in(value: Any, at: str) -> Iterator[str]:
 
 
 def sent(document: BaseModel) -> dict[str, Any]:
-    """What was given when the model was made, JSON-ready: without the defaults, with the unknown fields."""
+    """The fields given when the model was made, JSON-ready: without defaults, with unknown fields."""
     whole: dict[str, Any] = _and_kept(document, document.model_dump(mode="json", exclude_unset=True, warnings="none"))
     return whole
 
@@ -54,7 +54,7 @@ def _and_kept(value: Any, dumped: Any) -> Any:
 
 
 def beside(whole: Any, given: Any) -> Any:
-    """What `whole` holds and `given` leaves out: the defaults that fill a sent document up. `combine` is its inverse."""
+    """What `whole` holds and `given` omits: the defaults that complete a sent document. `combine` is the inverse."""
     if isinstance(whole, dict) and isinstance(given, dict):
         left = {name: beside(value, given[name]) if name in given else value for name, value in whole.items()}
         return {name: value for name, value in left.items() if name not in given or value}
@@ -65,7 +65,7 @@ def beside(whole: Any, given: Any) -> Any:
 
 
 def combine(given: Any, defaults: Any) -> Any:
-    """`given`, filled up with `defaults` wherever it says nothing."""
+    """`given`, completed with `defaults` for every field that it omits."""
     if isinstance(given, dict) and isinstance(defaults, dict):
         both = {name: combine(value, defaults.get(name)) for name, value in given.items()}
         return {**{name: value for name, value in defaults.items() if name not in given}, **both}
@@ -75,7 +75,7 @@ def combine(given: Any, defaults: Any) -> Any:
 
 
 def why_unreadable(error: ValueError) -> str:
-    """The first thing that is wrong, with the field that it is about."""
+    """The first validation error, prefixed with its field."""
     if not isinstance(error, ValidationError):
         return str(error)
     first = error.errors()[0]
@@ -88,7 +88,7 @@ def _lenient(model: type[M]) -> BeforeValidator:
 
 
 def _shown(document: Any) -> Any:
-    """A configuration for those who only show it or pass it on: a value of a newer version is kept as it is."""
+    """A configuration for code that only displays it or passes it on: values of a newer version are preserved."""
     if not isinstance(document, Mapping):
         return document
     try:
@@ -100,13 +100,13 @@ def _shown(document: Any) -> Any:
 
 
 class _OwnSchema:
-    """Keeps the JSON Schema of the model in spite of its serializer."""
+    """Keeps the model's own JSON Schema, which its serializer would otherwise replace."""
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return handler(core["schema"])  # of the validator around the model
+        return handler(core["schema"])  # the schema of the model inside the validator
 
 
-# Inside messages: read leniently, and passed on as they came.
+# Types for fields of messages: read leniently, sent on unchanged.
 SentSpec = Annotated[TaskSpec, _lenient(TaskSpec), PlainSerializer(sent)]
 SentConfig = Annotated[JobConfig, _lenient(JobConfig), PlainSerializer(sent)]
 ShownConfig = Annotated[JobConfig, BeforeValidator(_shown), PlainSerializer(sent), _OwnSchema()]

@@ -1,8 +1,9 @@
-"""Which versions of the wire's protocol may speak with each other: neighbours. Knows no message."""
+"""Protocol compatibility: adjacent versions of the wire protocol may talk to each other. Knows no message."""
 
 
 def refusal(ours: int, theirs: int, they: str) -> str | None:
-    """Why a peer of protocol `theirs` cannot be spoken with, in words; None where it can. `they` names it in the sentence."""
+    """Why this side refuses a peer of protocol `theirs`, as a sentence; None if it does not. `they` names the peer in the
+    sentence."""
     if abs(ours - theirs) <= 1:
         return None
     spoken = f"{max(1, ours - 1)} to {ours + 1}"

@@ -1,3 +1,3 @@
-"""The version of Motet that this code is: what the CHANGELOG calls it, and what stored specs name as their maker."""
+"""The version of Motet: the number in the CHANGELOG, stored in each spec as the version that made it."""
 
 VERSION = "0.2.0"

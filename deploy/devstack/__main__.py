@@ -1,10 +1,10 @@
-"""`python -m deploy.devstack`: the stack in the foreground. Says what happens as JSON lines on stdout, one event a line.
+"""`python -m deploy.devstack`: runs the stack in the foreground and prints events as JSON lines on stdout.
 
-Events: starting, started, finished {name}; ready {api_url, state_dir, attached, pids}; died {name, how, log}; restarted
-{name, pid}; stopping {name}; stopped; failed {message, fix}. Exit code 0 after a stop, 1 after failed.
+Events: starting, started, finished {name}; ready {api_url, state_dir, attached, pids}; died {name, how, log}; restarted {name,
+pid}; stopping {name}; stopped; failed {message, fix}. Exit code 0 after a stop, 1 after failed.
 
-When a stack of the same state folder runs already, this one attaches: it starts nothing, says ready with attached true,
-and stays until it is stopped or the other one is.
+If a stack of the same state folder already runs, this process attaches: it starts nothing, prints ready with attached true, and
+stays until it is stopped or the other stack ends.
 """
 
 import argparse
@@ -26,7 +26,7 @@ _POLL_SECONDS = 0.1
 
 
 def emit(event: dict[str, Any]) -> None:
-    """One line. A reader that has gone away does not stop the stack."""
+    """Print one event. A closed stdout does not stop the stack."""
     try:
         print(json.dumps(event), flush=True)
     except BrokenPipeError:
@@ -60,7 +60,7 @@ def read_options(arguments: list[str] | None = None) -> tuple[Options, bool]:
 
 
 def own(state: State, options: Options) -> None:
-    """Start the stack and watch over it until told to stop."""
+    """Start the stack and supervise it until told to stop."""
     stack = Stack(state, options)
     try:
         with Supervisor(emit) as supervisor:
@@ -78,18 +78,19 @@ def own(state: State, options: Options) -> None:
 
 
 def attach(state: State) -> bool:
-    """Stay beside the stack that owns the folder until it ends. False when it ended before it was ready: the folder is ours."""
+    """Wait until the stack that owns the folder ends. Returns False if it ended before it was ready: then this process may own
+    the folder."""
     while (running := state.running) is None:
         if state.lock():
             return False
-        time.sleep(_POLL_SECONDS)  # the other process's start sends us no event
+        time.sleep(_POLL_SECONDS)  # polled: the other process's start sends no event
     emit({"event": "ready", "attached": True, **running})
     state.await_owner()
     return True
 
 
 def stop_at_eof() -> None:
-    """Once standard input closes, this process is told to stop as by SIGTERM."""
+    """Send this process SIGTERM once standard input closes."""
 
     def wait() -> None:
         while os.read(0, 4096):

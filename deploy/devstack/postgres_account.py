@@ -1,7 +1,7 @@
-"""Whom Postgres runs as. It refuses root, so root lends it another face. Knows nothing else about Postgres.
+"""Chooses the account that Postgres runs under, since it refuses to run as root. Knows nothing else about Postgres.
 
-An ordinary user starts it plainly. Root starts it in a user namespace where root is called user 1; where namespaces are
-forbidden (Docker's default seccomp profile), as the real user 1, who may not enter root's home.
+An ordinary user starts it directly. Root starts it in a user namespace that maps root to user 1; where namespaces are forbidden
+(Docker's default seccomp profile), as the real user 1, who may not enter root's home.
 """
 
 import os
@@ -19,7 +19,7 @@ _STRANGER = 1  # "daemon" on every distribution: initdb wants a user id that has
 
 @dataclass(frozen=True)
 class Account:
-    """`owner`: the user id that the server's files must have. `stranger`: that it is not ours."""
+    """`owner`: the user id that must own the server's files. `stranger`: that user is not the current one."""
 
     prefix: tuple[str, ...]
     owner: int
@@ -30,7 +30,7 @@ class Account:
         return [*self.prefix, *dying_with_owner(death_signal), *words]
 
     def give(self, folder: Path) -> None:
-        """Make `folder` and what is in it belong to the account, if it does not yet."""
+        """Make `folder` and its contents belong to the account, if they do not yet."""
         if folder.lstat().st_uid != self.owner:
             for path in (folder, *folder.rglob("*")):
                 os.chown(path, self.owner, self.owner, follow_symlinks=False)
@@ -40,7 +40,8 @@ class Account:
         return not self.stranger or _works((*self.prefix, "test", "-x", str(path)))
 
     def runs(self, program: Path, *words: str) -> bool:
-        """Whether the account can run a program, its shared libraries included. We can, so only another user is tried."""
+        """Whether the account can run a program, its shared libraries included. Tried for another user only: the current one
+        can."""
         return not self.stranger or _works((*self.prefix, str(program), *words))
 
 

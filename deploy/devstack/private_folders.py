@@ -1,4 +1,4 @@
-"""Folders that only their owner enters, and short enough ones for unix sockets. Knows nothing of what is kept in them."""
+"""Private folders and files, and folders with paths short enough for unix sockets. Knows nothing of their contents."""
 
 import hashlib
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from deploy.devstack.stack_errors import StackError, trouble_of
 
-# a socket's path has 107 bytes; the longest name put there is ".s.PGSQL.5432.lock"
+# a socket's path has 107 bytes; the longest name in the folder is ".s.PGSQL.5432.lock"
 _LONGEST_SOCKET_FOLDER = 107 - len("/.s.PGSQL.5432.lock")
 
 _PLAIN = re.compile(r"[\w./@+-]+", re.ASCII)
@@ -27,7 +27,7 @@ def private_folder(path: Path, mode: int = 0o700) -> Path:
 
 
 def private_file(path: Path, text: str) -> Path:
-    """Write `path` whole or not at all, mode 600."""
+    """Write `path` atomically, mode 600."""
     draft = path.with_name(path.name + ".new")
     try:
         draft.unlink(missing_ok=True)
@@ -42,8 +42,8 @@ def private_file(path: Path, text: str) -> Path:
 
 
 def socket_folder(wanted: Path, owners: set[int]) -> Path:
-    """`wanted`, or where its path is too long for a socket or holds what the servers' options would split at, one in the
-    temporary folder, named after it."""
+    """`wanted`; or a folder named after it in the temporary folder, if its path is too long for a socket or contains a
+    character that the servers' options split at."""
     if len(os.fsencode(wanted)) <= _LONGEST_SOCKET_FOLDER and _PLAIN.fullmatch(str(wanted)):
         return private_folder(wanted)
     name = f"motet-{os.geteuid()}-{hashlib.sha256(os.fsencode(wanted)).hexdigest()[:12]}"

@@ -1,7 +1,7 @@
-"""Finds and ends every process that carries a mark in its environment, however deep and in whatever session. Knows no stack.
+"""Process reaper: finds and ends every process that carries a mark in its environment, in any session. Knows no stack.
 
-As a program it waits until its standard input closes, which happens when its owner ends in whatever way, kill -9 included, and
-then ends every process that carries the mark.
+As a program it waits until its standard input closes, which happens when its owner ends in any way, kill -9 included, and then
+ends every process that carries the mark.
 """
 
 import os
@@ -10,11 +10,11 @@ import sys
 import time
 
 MARK = "MOTET_STACK_KIN"
-_POLL_SECONDS = 0.02  # not our children: nothing tells us when they end
+_POLL_SECONDS = 0.02  # polled: they are not our children, so no signal reports their end
 
 
 def find(mark: str) -> list[int]:
-    """The processes whose mark is `mark` or starts with `mark` and a dot."""
+    """Pids of processes whose mark is `mark` or starts with `mark` and a dot."""
     whole, start = f"{MARK}={mark}".encode(), f"{MARK}={mark}.".encode()
     return [
         int(entry.name)
@@ -24,7 +24,7 @@ def find(mark: str) -> list[int]:
 
 
 def kill(mark: str) -> int:
-    """Kill them, and those they start meanwhile, until none is left. Returns how many there were."""
+    """Kill the marked processes, and those they start meanwhile, until none is left. Returns how many there were."""
     killed: set[int] = set()
     while found := find(mark):
         for pid in found:
@@ -46,7 +46,7 @@ def _environment(pid: str) -> list[bytes]:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return file.read().split(b"\0")
-    except OSError:  # ended meanwhile, or another user's
+    except OSError:  # ended meanwhile, or owned by another user
         return []
 
 

@@ -1,4 +1,5 @@
-"""What the supervisor can run: anything with a name, a log, a start and a readiness. Knows no order and no restart."""
+"""Programs that the supervisor can run: each has a name, a log, a start and a readiness check. Knows no order and no
+restart."""
 
 import http.client
 import os
@@ -13,12 +14,12 @@ import deploy
 from deploy.devstack import process_reaper
 from deploy.devstack.owned_process import Process, dying_with_owner, spawn
 
-# children start where the packages lie, so that no folder of the caller's shadows them
+# children start in the packages' folder, so that the caller's folder cannot shadow them
 SOURCE_ROOT = Path(deploy.__path__[0]).resolve().parent
 
 
 class Program(Protocol):
-    """`asks`: the signal that asks it to end; `patience`: seconds it then has before it is killed."""
+    """`asks`: the signal that asks it to end; `patience`: seconds until it is killed after that."""
 
     @property
     def name(self) -> str: ...
@@ -33,7 +34,7 @@ class Program(Protocol):
 
 
 class Module:
-    """`python -m words...`, which dies with its owner, its own children included. `port`: where it answers GET /readyz."""
+    """`python -m words...`, which dies with its owner, along with its own children. `port`: where it answers GET /readyz."""
 
     asks = signal.SIGTERM
 
@@ -56,7 +57,7 @@ class Module:
         self._port = port
 
     def start(self) -> Process:
-        """Whatever an earlier one of this name left running ends first."""
+        """Ends what an earlier run of this program left behind, then starts it."""
         process_reaper.kill(self.mark)
         return spawn([*dying_with_owner(signal.SIGKILL), *self._command], self.log, self._env, SOURCE_ROOT)
 
@@ -74,7 +75,7 @@ class Module:
 
 
 class ProcessReaper:
-    """The process that ends what carries `mark` once the supervisor is gone."""
+    """The process that ends every process carrying `mark` once the supervisor is gone."""
 
     name = "keeper"
     asks = signal.SIGKILL

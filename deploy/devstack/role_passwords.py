@@ -1,4 +1,4 @@
-"""A password for each role of a server, derived from the one it was made with: whoever has a role's cannot find the others."""
+"""Derives a password for each role of a server from the server's secret: one role's password reveals no other's."""
 
 import hashlib
 import hmac

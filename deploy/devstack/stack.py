@@ -26,8 +26,8 @@ _WORKER_PATIENCE = 20.0
 
 @dataclass(frozen=True)
 class Options:
-    """`port`: None takes the default one, or any free one where that is taken. `slots`: jobs' devices of a CPU worker.
-    `api_processes`: None is what the service thinks best."""
+    """`port`: None takes the default port, or a free one if that is taken. `slots`: jobs' devices of a CPU worker.
+    `api_processes`: None leaves the number to the service."""
 
     host: str = "127.0.0.1"
     port: int | None = None
@@ -42,8 +42,8 @@ class Stack:
         self._state = state
         self._options = options
         self._secrets = state.secrets()
-        self._join_token = secrets.token_hex(32)  # a new one at each start: our own workers join though they lost their folder
-        process_reaper.kill(self._secrets.mark)  # what an earlier run's keeper has not ended yet; it may hold the port
+        self._join_token = secrets.token_hex(32)  # new at each start: our own workers can join even if they lost their folder
+        process_reaper.kill(self._secrets.mark)  # what an earlier run's reaper has not ended yet may hold the port
         self._port = Port(options.host, options.port)
         self._mark = f"{self._secrets.mark}.{secrets.token_hex(4)}"
         account = choose_account()
@@ -59,7 +59,7 @@ class Stack:
         return f"http://{host}:{self._port.number}"
 
     def start(self, supervisor: Supervisor) -> None:
-        """Bring everything up. Raises StackError, or StopAsked when told to stop meanwhile."""
+        """Start everything. Raises StackError, or StopAsked when told to stop meanwhile."""
         supervisor.start(self._valkey, self._postgres, ProcessReaper(self._state.logs / "keeper.log", self._mark))
         supervisor.await_ready(self._valkey, _SERVER_SECONDS)
         supervisor.await_ready(self._postgres, _SERVER_SECONDS)
@@ -74,7 +74,7 @@ class Stack:
         supervisor.await_ready(api, _API_SECONDS)
 
     def sweep(self) -> None:
-        """End what stopped programs left running."""
+        """End the processes that stopped programs left behind."""
         process_reaper.kill(self._mark)
 
     def _service(self, word: str, **more: str) -> Module:
@@ -123,20 +123,20 @@ def _program_name(number: int) -> str:
 def postgres_of(state: State, account: Account) -> Postgres:
     """The database server of this state folder, running or not."""
     secret = state.secrets().postgres
-    # named after the secret too: a state folder that was removed and made anew finds no data with another password
+    # its name includes the secret: a recreated state folder must not find data with another password
     elsewhere = _ELSEWHERE / hashlib.sha256(f"{state.folder} {secret}".encode()).hexdigest()[:16]
     return Postgres(state.folder / "postgres", elsewhere, state.logs / "postgres.log", secret, account)
 
 
 class Port:
-    """A port that nobody listened on when it was chosen, and that no other stack of this machine will choose while we run.
+    """A port that was free when chosen, and that no other stack of this machine chooses while this one runs.
 
     The API binds it only once the servers run, seconds later. Until then a name in the kernel's abstract socket namespace
-    stands for it, which every account sees and which ends with its owner, however that ends.
+    reserves it: all accounts see the name, and the kernel frees it when its owner ends in any way.
     """
 
     def __init__(self, host: str, wanted: int | None) -> None:
-        """Raises StackError when the one asked for is taken; None takes the default one, or any where that is taken."""
+        """Raises StackError if the requested port is taken; None takes the default one, or any free one if that is taken."""
         self._claim = socket.socket(socket.AF_UNIX)
         if wanted is not None:
             if not self._take(host, wanted):

@@ -1,4 +1,4 @@
-"""What can go wrong on the user's machine, said with its way out. Knows no process and no server, only their last words."""
+"""Errors of the user's machine, each with its fix. Knows no process and no server, only the ends of their logs."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ _TAIL_BYTES, _TAIL_LINES = 4000, 12
 
 
 class StackError(Exception):
-    """Something the user can mend. `fix` is one sentence; the CLI shows both."""
+    """A problem that the user can fix. `fix` is one sentence; the CLI shows both."""
 
     def __init__(self, message: str, fix: str) -> None:
         super().__init__(f"{message}\nfix: {fix}")
@@ -29,7 +29,7 @@ class StackError(Exception):
 
 
 def tail(log: Path, start: int = 0) -> str:
-    """The last lines of a log since byte `start`, 12 of them at most; empty when there is no log."""
+    """The last lines of a log after byte `start`, at most 12; empty if there is no log."""
     if not log.exists():
         return ""
     with log.open("rb") as file:
@@ -39,7 +39,7 @@ def tail(log: Path, start: int = 0) -> str:
 
 
 def died(name: str, how: str, log: Path, start: int = 0) -> StackError:
-    """The error for a program that ended when it should not have: its last words, and the fix where they are known."""
+    """The error for a program that ended unexpectedly: the end of its log, and the fix if the cause is known."""
     words = tail(log, start)
     fix = next((fix for sign, fix in _FIXES if sign in words), f"read {log}")
     return StackError(f"{name} {how}. Its last words:\n{words or '(none)'}", fix)

@@ -1,4 +1,4 @@
-"""The folder that a stack keeps between its runs: secrets, lock, what runs now. Knows no servers.
+"""The state folder that persists between a stack's runs: secrets, lock, what runs now. Knows no servers.
 
 $MOTET_STATE_DIR, else $XDG_STATE_HOME/motet, else ~/.local/state/motet. One stack at a time holds its lock.
 """
@@ -26,7 +26,7 @@ def default_folder() -> Path:
 
 @dataclass(frozen=True)
 class Secrets:
-    """Made at the first start, kept from then on. `mark` is what the stack's processes carry; it opens nothing."""
+    """Created at the first start and reused. `mark` tags the stack's processes; it grants no access."""
 
     postgres: str
     valkey: str
@@ -42,7 +42,7 @@ class State:
 
     @property
     def running(self) -> dict[str, Any] | None:
-        """What the stack that runs now said of itself once it was ready; None before that."""
+        """What the running stack wrote about itself once it was ready; None before that."""
         try:
             return dict(json.loads((self.folder / "stack.json").read_text()))
         except FileNotFoundError:
@@ -52,7 +52,8 @@ class State:
         private_file(self.folder / "stack.json", json.dumps(what))
 
     def lock(self) -> bool:
-        """Whether this process now owns the folder. The kernel lets go of the lock when the process ends in whatever way."""
+        """Try to own the folder; returns whether this process does. The kernel releases the lock when the process ends in any
+        way."""
         lock = self._open_lock()
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,12 +68,12 @@ class State:
         return True
 
     def await_owner(self) -> None:
-        """Sleep until nobody owns the folder. A signal handler that raises ends the sleep."""
+        """Sleep until no process owns the folder. A signal handler that raises ends the sleep."""
         with self._open_lock() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)
 
     def forget(self) -> None:
-        """Nothing runs any more."""
+        """Remove the record of the running stack."""
         (self.folder / "stack.json").unlink(missing_ok=True)
 
     def secrets(self) -> Secrets:

@@ -1,7 +1,7 @@
-"""Keeps programs running until told to stop: waits for signals, restarts what dies, stops in reverse order. Knows no servers.
+"""Process supervisor: waits for signals, restarts programs that die, stops them in reverse order. Knows no servers.
 
-Everything happens in the main thread, which sleeps until a signal: SIGCHLD when a child ends, SIGINT, SIGTERM or SIGHUP to
-stop, any of the three again to stop without patience.
+Everything happens in the main thread, which sleeps until a signal: SIGCHLD when a child ends; SIGINT, SIGTERM or SIGHUP to
+stop, and any of the three again to stop at once.
 """
 
 import select
@@ -25,7 +25,7 @@ _POLL_SECONDS = 0.05
 
 
 class StopAsked(Exception):
-    """Somebody wants everything to end."""
+    """A signal asked for everything to end."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Child:
 
 
 class Supervisor:
-    """Use as a context: signals are ours inside it, and on the way out everything is stopped."""
+    """A context manager: inside it the supervisor handles signals, and on exit it stops all programs."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
@@ -70,11 +70,11 @@ class Supervisor:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Of the programs that run now."""
+        """Pids of the programs that run now, by name."""
         return {child.program.name: child.process.pid for child in self._children() if child.process is not None}
 
     def start(self, *programs: Program) -> None:
-        """Start programs side by side, as one stage: a later stage stops before them."""
+        """Start programs concurrently, as one stage: later stages stop before earlier ones."""
         stage: list[Child] = []
         self._stages.append(stage)
         for program in programs:
@@ -82,7 +82,8 @@ class Supervisor:
             stage.append(Child(program, program.start(), time.monotonic()))
 
     def await_ready(self, program: Program, seconds: float) -> None:
-        """Raises StackError when it dies first or takes too long, StopAsked when told to stop."""
+        """Wait until the program is ready. Raises StackError if it dies first or takes too long, StopAsked when told to
+        stop."""
         deadline = time.monotonic() + seconds
         while not program.ready():
             self._sleep(_POLL_SECONDS)
@@ -92,7 +93,7 @@ class Supervisor:
         self._emit({"event": "started", "name": program.name, "pid": self.pids[program.name]})
 
     def run(self, program: Program) -> None:
-        """Run a program that ends by itself, to its end."""
+        """Run a one-shot program to its end."""
         self._emit({"event": "starting", "name": program.name})
         start = program.log.stat().st_size if program.log.exists() else 0
         child = Child(program, program.start(), time.monotonic())
@@ -106,7 +107,7 @@ class Supervisor:
         self._emit({"event": "finished", "name": program.name})
 
     def watch(self, on_change: Callable[[], None]) -> None:
-        """Restart what dies, until told to stop. `on_change` is called after each restart."""
+        """Restart programs that die, until told to stop. `on_change` is called after each restart."""
         while True:
             now = time.monotonic()
             for child in self._children():
@@ -134,7 +135,7 @@ class Supervisor:
         on_change()
 
     def _check_all_run(self) -> None:
-        """While starting, whatever dies ends the start: nothing would become ready without it."""
+        """During the start, any death ends the start: nothing would become ready without that program."""
         for child in self._children():
             if child.process is not None and child.process.poll() is not None:
                 raise died(child.program.name, how_it_ended(child.process.returncode), child.program.log)
@@ -143,7 +144,7 @@ class Supervisor:
         return [child for stage in self._stages for child in stage]
 
     def _sleep(self, seconds: float | None, heed_stops: bool = True) -> None:
-        """Until a signal comes or `seconds` have passed."""
+        """Sleep until a signal arrives or `seconds` have passed."""
         if heed_stops and self._stops:
             raise StopAsked
         if select.select([self._wake], [], [], seconds)[0]:
@@ -155,7 +156,8 @@ class Supervisor:
         self._stops += 1
 
     def _stop_all(self) -> None:
-        """The last stage first; the programs of a stage together. The first stage, the servers, is never hurried."""
+        """Stop the stages in reverse order, the programs of a stage together. The first stage, the servers, always gets its
+        full time."""
         stops_before = self._stops
         for number, stage in reversed(list(enumerate(self._stages))):
             running = {child.program: child.process for child in stage if child.process is not None}

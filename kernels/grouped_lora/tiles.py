@@ -1,8 +1,8 @@
-"""Device functions that every kernel here shares: the matrix product of two tiles and how an adapter's tiles are loaded.
+"""Device functions that all kernels share: the product of two tiles, and loads and stores of an adapter's tiles.
 
-Knows nothing of layers, of which matrix a tile belongs to, or of optimizers. Shapes: T tokens of one block, R ranks (a multiple
-of 16 that covers the adapter's exact rank), N columns. Rows of other adapters and ranks beyond the exact one are masked at the
-load, so that a neighbour's NaN is never multiplied, not even by zero.
+Knows no layers, no matrices and no optimizers. Shapes: T tokens of one block, R ranks (a multiple of 16 that covers the
+adapter's exact rank), N columns. Loads mask other adapters' rows and ranks beyond the exact one, so that a neighbour's NaN is
+never multiplied, not even by zero.
 """
 
 import os
@@ -10,7 +10,7 @@ import os
 import triton
 import triton.language as tl
 
-# The interpreter multiplies the raw bits of bf16 tiles, so there every operand is widened first.
+# The interpreter multiplies the raw bits of bf16 tiles, so under it every operand is widened first.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 WIDEN = tl.constexpr(INTERPRETED)
 
@@ -71,8 +71,8 @@ def store_tokens(ptr, start, stop, stride, columns, limit, tile, BT: tl.constexp
 
 @triton.jit
 def eights(rank):
-    """`rank` rounded up to 8. S is written so wide, zero beyond the exact rank: a mask that may end anywhere has the compiler
-    move S element by element, one that ends at a multiple of 8 lets it move 16 bytes at a time and load them ahead."""
+    """`rank` rounded up to 8: the stored width of S, zero beyond the exact rank. With a mask that may end anywhere the compiler
+    moves S element by element; one that ends at a multiple of 8 allows 16-byte loads ahead of use."""
     return (rank + 7) // 8 * 8
 
 

@@ -1,6 +1,6 @@
-"""Work tables: which program of a launch works on whose tokens. Built once per step on the host and shared by all layers.
+"""Work tables: which program of a launch processes which tokens. Built once per step on the host and shared by all layers.
 
-Knows token ranges, arena rows and ranks; knows nothing of layers, matrices or losses. A table has a fixed capacity, so that a
+Knows token ranges, arena rows and ranks. Knows no layers, no matrices and no losses. A table has a fixed capacity, so that a
 captured graph can be replayed with other contents: programs beyond the last entry find an empty range and return.
 """
 
@@ -15,17 +15,17 @@ from grouped_lora.adapter_spans import Span
 from grouped_lora.dropout import threshold
 
 BLOCK_T = 64
-SPAN_COLUMNS = 6  # first token, end, first arena row, exact rank, 1 = add to the gradient that is there, dropout's threshold
+SPAN_COLUMNS = 6  # first token, end, first arena row, exact rank, 1 = add to the existing gradient, dropout's threshold
 BLOCK_COLUMNS = 3  # span, first token, end
 RANK_CLASSES = (16, 32, 64, 128, 256)
-# Tokens that no adapter owns are cut into spans of this length, so that programs which walk a span stay balanced.
+# Tokens without an adapter are cut into spans of this length, so that programs which walk a span stay balanced.
 OWNERLESS_SPAN = 512
 
 
 @dataclass(frozen=True)
 class WorkTable:
-    """spans [N, 6] int32, scales [N] fp32, blocks [M, 3] int32 on the device; `max_rank` is the class every rank fits in (0:
-    none). keys [T] int32: dropout's counter of each token (dropout.py); None where no adapter drops anything."""
+    """spans [N, 6] int32, scales [N] fp32, blocks [M, 3] int32 on the device; `max_rank` is the class that holds every rank (0:
+    no adapters). keys [T] int32: dropout's key of each token (dropout.py); None where no adapter has dropout."""
 
     spans: torch.Tensor
     scales: torch.Tensor
@@ -61,12 +61,11 @@ def rank_class(rank: int) -> int:
 def host_table(
     spans: Sequence[Span], tokens: int, accumulate: Sequence[bool] = (), span_step: int = 1, block_step: int = 1
 ) -> HostTable:
-    """The table of one step, its sizes rounded up to multiples of the steps, so that they repeat from step to step.
+    """The table of one step; sizes are rounded up to multiples of the steps, so that they repeat from step to step.
 
-    No larger than that: an idle program costs about a microsecond of an SM's slot, and a launch has one per entry
-    and column tile.
-    Tokens that no span names get rank-0 spans. accumulate[i]: span i adds to its gradient rows instead of overwriting them.
-    Raises ValueError where spans overlap or leave the step.
+    No larger than that: an idle program occupies an SM slot for about a microsecond, and a launch has one program per entry and
+    column tile. Tokens outside all spans get rank-0 spans. accumulate[i]: span i adds to its gradient rows instead of
+    overwriting them. Raises ValueError where spans overlap or leave the step.
     """
     adds = list(accumulate) or [False] * len(spans)
     entries: list[tuple[int, int, int, int, int, int, float]] = []
@@ -105,6 +104,6 @@ def work_table(
     accumulate: Sequence[bool] = (),
     keys: NDArray[np.uint32] | None = None,
 ) -> WorkTable:
-    """The table of one step on the device, sized to it."""
+    """The table of one step on the device, without spare capacity."""
     table = host_table(spans, tokens, accumulate).on(device)
     return table if keys is None else replace(table, keys=torch.from_numpy(keys.view(np.int32)).to(device))

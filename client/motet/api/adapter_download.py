@@ -1,6 +1,6 @@
-"""Brings an adapter's folder to disk: each file checked against its sha256, the folder whole or not there at all.
+"""Downloads an adapter's folder: each file is checked against its sha256, and the folder appears complete or not at all.
 
-Knows the manifest and the transport; knows nothing of what is in the files.
+Knows the manifest and the transport. Knows no file formats.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ def _fetch(transport: Transport, adapter: Adapter, file: AdapterFile, path: Path
 
 
 def _fetch_readme(transport: Transport, adapter: Adapter, draft: Path) -> None:
-    """The README that the service writes once the task has ended; before, there is none."""
+    """Fetch the README, which the service writes once the task has ended; before that there is none."""
     if any(file.path == README for file in adapter.files):
         return
     try:
@@ -65,7 +65,7 @@ def _fetch_readme(transport: Transport, adapter: Adapter, draft: Path) -> None:
 
 
 def _holds(folder: Path, files: list[AdapterFile]) -> bool:
-    """Whether the folder holds exactly these files already."""
+    """Whether the folder already holds exactly these files."""
     if not folder.is_dir() or {path.name for path in folder.iterdir()} - {README} != {file.path for file in files} - {README}:
         return False
     return all(hashlib.sha256((folder / file.path).read_bytes()).hexdigest() == file.sha256 for file in files)

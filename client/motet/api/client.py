@@ -1,4 +1,4 @@
-"""`from motet import Client`: the service's API as Python calls, for scripts and for the command line alike.
+"""`from motet import Client`: the service's API as Python calls, for scripts and for the command line.
 
     client = Client()                                  # MOTET_API_URL and MOTET_API_KEY, else the local stack's
     file = client.files.upload("rows.jsonl")
@@ -6,7 +6,7 @@
     task = client.tasks.wait(task.id)
     client.adapters.download(task.winner.adapter_id, "my-adapter")
 
-Knows the routes; errors are of motet.api.errors. A Client may be shared by threads.
+Knows the routes; its errors are in motet.api.errors. Threads may share a Client.
 """
 
 import time
@@ -35,7 +35,8 @@ class Files:
         self._transport = transport
 
     def upload(self, path: str | Path, name: str | None = None) -> File:
-        """Upload chat or prompt/completion rows. Raises ApiError with each wrong line, MotetError if it cannot be read."""
+        """Upload chat or prompt/completion rows. Raises ApiError with each wrong line, MotetError if the file cannot be
+        read."""
         path = Path(path)
         try:
             with path.open("rb") as rows:
@@ -78,11 +79,11 @@ class Tasks:
         return map(Task.model_validate, self._transport.pages("/v1/tasks", {"status": status}))
 
     def cancel(self, task_id: str) -> Task:
-        """Final at once; what was committed stays downloadable."""
+        """Cancel the task, which is final at once; committed adapters stay downloadable."""
         return Task.model_validate(self._transport.post(f"/v1/tasks/{task_id}/cancel").json())
 
     def pause(self, task_id: str) -> Task:
-        """Take it out of the queue, or off its node once its jobs are safe; nothing that was trained is lost."""
+        """Take the task out of the queue, or off its node once its jobs are checkpointed; no training is lost."""
         return Task.model_validate(self._transport.post(f"/v1/tasks/{task_id}/pause").json())
 
     def resume(self, task_id: str) -> Task:
@@ -90,11 +91,11 @@ class Tasks:
         return Task.model_validate(self._transport.post(f"/v1/tasks/{task_id}/resume").json())
 
     def plan_history(self, task_id: str) -> Iterator[PlanChange]:
-        """What was planned for the task, the newest first."""
+        """The plans made for the task, newest first."""
         return map(PlanChange.model_validate, self._transport.pages(f"/v1/tasks/{task_id}/plan-history"))
 
     def follow(self, task_id: str, every: float = 30.0) -> Iterator[Task]:
-        """The task now, then whenever it changes, and at least every `every` seconds, until it has ended.
+        """The task now, then at each change and at least every `every` seconds, until it has ended.
 
         Survives a restart of the API.
         """
@@ -109,7 +110,7 @@ class Tasks:
             yield task
 
     def wait(self, task_id: str, timeout: float | None = None) -> Task:
-        """The task once it has ended, in whatever way. Raises TaskNotDone after `timeout` seconds."""
+        """The task once it has ended, in any status. Raises TaskNotDone after `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         every = _LONGEST_WAIT if timeout is None else min(_LONGEST_WAIT, max(timeout, 0.1))
         for task in self.follow(task_id, every):
@@ -131,7 +132,7 @@ class Tasks:
         from_step: int = 0,
         to_step: int | None = None,
     ) -> Sequence[Curve]:
-        """Loss curves of the jobs with these indexes (all, where empty), from one step to another, both inclusive."""
+        """Loss curves of the jobs with these indexes (all if empty), between two steps, both inclusive."""
         query = {"job": list(jobs), "series": series, "from_step": from_step, "to_step": to_step}
         answer = self._transport.get(f"/v1/tasks/{task_id}/metrics", query).json()
         return [Curve.model_validate(curve) for curve in answer["data"]]
@@ -150,11 +151,12 @@ class Adapters:
         return map(Adapter.model_validate, self._transport.pages("/v1/adapters"))
 
     def delete(self, adapter_id: str) -> None:
-        """Delete it for good. Raises ApiError (`adapter_in_use`) while its task, or one that starts from it, has not ended."""
+        """Delete the adapter for good. Raises ApiError (`adapter_in_use`) until its task, and tasks that start from it, have
+        ended."""
         self._transport.delete(f"/v1/adapters/{adapter_id}")
 
     def download(self, adapter_id: str, folder: str | Path) -> Path:
-        """The PEFT folder, each file checked by its sha256; `folder` appears whole or not at all."""
+        """The PEFT folder, each file checked against its sha256; `folder` appears complete or not at all."""
         return download(self._transport, self.get(adapter_id), Path(folder))
 
 
@@ -172,13 +174,13 @@ class Models:
 
 
 class Admin:
-    """What needs the admin scope."""
+    """Calls that need the admin scope."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     def register_model(self, name: str, source: str | Path) -> Model:
-        """Allow a base: `source` is a folder that every node has. Its revision is pinned as it is now."""
+        """Allow a base model: `source` is a folder that every node has. Its current revision is pinned."""
         return Model.model_validate(self._transport.make("/v1/admin/models", json={"name": name, "source": str(source)}).json())
 
     def nodes(self) -> Iterator[Node]:
@@ -186,7 +188,7 @@ class Admin:
 
 
 class Client:
-    """One service and one key. Use as a context, or call `close`."""
+    """One service and one key. Use it as a context manager, or call `close`."""
 
     def __init__(self, api_url: str | None = None, key: str | None = None, admin_key: str | None = None) -> None:
         found = credentials.find(api_url, key, admin_key)
@@ -199,7 +201,7 @@ class Client:
         self.models = Models(self._transport)
 
     def schedule(self) -> Schedule:
-        """What runs where and until when, what waits and why; other tenants' tasks have no names."""
+        """What runs where and until when, what waits and why; other tenants' tasks are anonymous."""
         whole: dict[str, Any] | None = None
         for page in self._transport.whole_pages("/v1/schedule"):
             if whole is None:
@@ -211,13 +213,13 @@ class Client:
 
     @property
     def admin(self) -> Admin:
-        """Raises NoCredentials where no admin key is known."""
+        """Calls under the admin key. Raises NoCredentials where no admin key is known."""
         if self._admin is None:
             raise NoCredentials("this needs an admin key: set MOTET_ADMIN_KEY, or use the machine where `motet up` runs")
         return Admin(self._admin)
 
     def ready(self) -> None:
-        """Return if the service can answer requests. Raises Unreachable, or ApiError with what it misses."""
+        """Return if the service can answer requests. Raises Unreachable, or ApiError with what it lacks."""
         self._transport.get("/readyz")
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""Where the service is and which key opens it: arguments, then the environment, then what a local stack left behind.
+"""Finds the service's address and key: from arguments, then the environment, then the file that a local stack wrote.
 
-A key from the state folder is only ever sent to the address that stands beside it there.
+A key from the state folder is only sent to the address stored beside it.
 """
 
 import json
@@ -31,12 +31,12 @@ def state_folder() -> Path:
 
 
 def credentials_file() -> Path:
-    """What a local stack writes at its start, mode 600."""
+    """The file that a local stack writes at its start, mode 600."""
     return state_folder() / "credentials.json"
 
 
 def find(api_url: str | None = None, key: str | None = None, admin_key: str | None = None) -> Credentials:
-    """The credentials to use. Raises NoCredentials with the way out."""
+    """The credentials to use. Raises NoCredentials, which says how to supply them."""
     url = api_url or os.environ.get("MOTET_API_URL")
     key = key or os.environ.get("MOTET_API_KEY")
     admin_key = admin_key or os.environ.get("MOTET_ADMIN_KEY")

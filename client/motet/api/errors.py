@@ -1,4 +1,4 @@
-"""What can go wrong for somebody who uses Motet, each with one readable sentence. Knows no HTTP library and no terminal."""
+"""Errors that users of Motet meet, each with one readable sentence. Knows no HTTP library and no terminal."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,20 +14,20 @@ class Unreachable(MotetError):
 
 
 class NoCredentials(MotetError):
-    """There is no API address or no key to be found."""
+    """No API address or no key was found."""
 
 
 class DownloadDamaged(MotetError):
-    """What arrived is not what the manifest promises."""
+    """A downloaded file does not match the manifest."""
 
 
 class TaskNotDone(MotetError):
-    """A wait for a task's end came to its own end first."""
+    """The task had not ended when the wait timed out."""
 
 
 @dataclass(frozen=True)
 class FieldProblem:
-    """One mistake that the service found: in a field of the body, or on a line of a file."""
+    """One mistake that the service found in a field of the body or on a line of a file."""
 
     message: str
     code: str = ""
@@ -43,8 +43,8 @@ class FieldProblem:
 class ApiError(MotetError):
     """The service refused a request (RFC 9457 problem details).
 
-    `status` is the HTTP status, `code` the stable word for programs, `detail` the sentence for people, `errors` each single
-    mistake, `problem` the whole body as it came.
+    `status` is the HTTP status, `code` the stable identifier for programs, `detail` the sentence for people, `errors` the
+    single mistakes, `problem` the whole body as received.
     """
 
     def __init__(self, status: int, problem: Mapping[str, Any]) -> None:

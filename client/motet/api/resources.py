@@ -1,4 +1,4 @@
-"""What the API answers, as typed values. Unknown members are from a newer service, and ignored."""
+"""Typed values of the API's answers. Unknown members come from a newer service and are ignored."""
 
 from datetime import datetime
 from typing import Any
@@ -24,7 +24,7 @@ class File(Message):
 
 
 class Rows(Message):
-    """How many rows train and validate; None until a worker has read them."""
+    """How many rows train and validate; None until a worker has read the file."""
 
     train: int | None = None
     validation: int | None = None
@@ -60,7 +60,7 @@ class Winner(Message):
 
 
 class Placement(Message):
-    """Where a running task runs."""
+    """Where a running task is placed."""
 
     node: str
     gpus: int = 1
@@ -72,12 +72,12 @@ class Placement(Message):
 
     @property
     def where(self) -> str:
-        """The node, and how many of its GPUs if it has several."""
+        """The node, and the number of GPUs if it has several."""
         return self.node if self.gpus == 1 else f"{self.gpus} GPUs of {self.node}"
 
 
 class Waiting(Message):
-    """Why a queued task waits, in one sentence; where and when it is expected to start and end."""
+    """Why a queued task waits, in one sentence; where and when the scheduler expects it to start and end."""
 
     code: str = ""
     sentence: str = ""
@@ -127,7 +127,7 @@ class Task(Message):
 
 
 class Exit(Message):
-    """Early exit's verdict and the numbers that led to it."""
+    """Early exit's verdict and the numbers behind it."""
 
     reason: ExitReason
     step: int
@@ -206,13 +206,13 @@ class RunningTask(Message):
 
 
 class Node(Message):
-    """A machine of the fleet. `tokens_per_second` is what one of its devices trains, by base model, as measured."""
+    """A machine of the fleet. `tokens_per_second`: the measured training rate of one of its devices, by base model."""
 
     id: str
     name: str
     status: str
-    trouble: str | None = None  # why it is not ready, in a sentence
-    losses: int = 0  # placements lost there in a row
+    trouble: str | None = None  # why it is not ready, as a sentence
+    losses: int = 0  # consecutive placements lost there
     devices: list[Device] = Field(default=[])
     versions: dict[str, str] = Field(default={})
     tokens_per_second: dict[str, float] = Field(default={})
@@ -222,7 +222,7 @@ class Node(Message):
 
 
 class ScheduledTask(Message):
-    """A task that runs on a node; one of another tenant has no id."""
+    """A task that runs on a node; another tenant's task has no id."""
 
     task_id: str | None = None
     name: str | None = None
@@ -234,7 +234,7 @@ class ScheduledTask(Message):
 
 
 class ScheduledNode(Message):
-    """A node of the fleet and what runs there."""
+    """A node of the fleet and the tasks that run there."""
 
     name: str
     device_type: str
@@ -245,7 +245,7 @@ class ScheduledNode(Message):
 
 
 class WaitingTask(Message):
-    """A task in the queue; one of another tenant has neither id nor reason."""
+    """A task in the queue; another tenant's task has neither id nor reason."""
 
     task_id: str | None = None
     name: str | None = None
@@ -268,7 +268,7 @@ class Schedule(Message):
 
 
 class PlanChange(Message):
-    """Something that was planned for a task: `kind` is waits, placed or left."""
+    """One change in the task's plan: `kind` is waits, placed or left."""
 
     id: str
     kind: str

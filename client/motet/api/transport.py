@@ -1,4 +1,5 @@
-"""HTTP to the service: authentication, problems as ApiError, retries of what may be sent twice. Knows no resource by name."""
+"""HTTP transport: authentication, problem details as ApiError, retries of requests that are safe to repeat. Knows no
+resources."""
 
 import time
 import uuid
@@ -10,18 +11,18 @@ import httpx
 
 from motet.api.errors import ApiError, Unreachable
 
-_PAUSES = (0.1, 0.3, 1.0, 2.0, 4.0)  # seconds before each further try of a read: a restarting API is back within them
-_IN_HAND_SECONDS = 75.0  # a request whose process died is given up by the service after 60; until then its key is taken
+_PAUSES = (0.1, 0.3, 1.0, 2.0, 4.0)  # seconds before each retry of a read: a restarting API is back within their sum
+_IN_HAND_SECONDS = 75.0  # the service drops a request whose process died after 60; until then its key is taken
 _IN_HAND = "idempotency_in_flight"
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 _WAITING_ANSWERS = {502, 503, 504}
-_HERE = {"127.0.0.1", "::1", "localhost"}  # a proxy that the environment names is for other hosts
+_HERE = {"127.0.0.1", "::1", "localhost"}  # proxies from the environment are for other hosts
 
 Query = Mapping[str, Any]
 
 
 class Transport:
-    """One base address, one key, one pool of connections."""
+    """One base address, one key, one connection pool."""
 
     def __init__(self, api_url: str, key: str) -> None:
         self.api_url = api_url
@@ -35,7 +36,8 @@ class Transport:
     def get(
         self, path: str, query: Query | None = None, headers: Mapping[str, str] | None = None, wait: float = 0
     ) -> httpx.Response:
-        """A read, tried again while the connection fails. `wait`: seconds the service may take on purpose. 304 is an answer."""
+        """A read, retried while the connection fails. `wait`: seconds the service may hold the request. 304 is an answer, not
+        an error."""
         timeout = httpx.Timeout(30.0 + wait, connect=5.0)
         for pause in (*_PAUSES, None):
             try:
@@ -49,16 +51,16 @@ class Transport:
         raise AssertionError("the last try returns or raises")
 
     def post(self, path: str, json: Any = None) -> httpx.Response:
-        """A change, sent once: whether a lost answer came too late for it is not known."""
+        """A change, sent once: when the answer is lost, the client cannot know whether the service applied it."""
         try:
             return self._checked(self._http.post(path, json=json))
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
 
     def make(self, path: str, json: Any = None, files: Any = None) -> httpx.Response:
-        """A POST that makes something, under an Idempotency-Key of its own: tried again while the connection fails, and the
-        service makes it once. Files must be seekable."""
-        timeout = httpx.Timeout(None, connect=5.0) if files else _TIMEOUT  # a large file takes as long as it takes
+        """A POST that creates something under its own Idempotency-Key: retried while the connection fails, and the service
+        creates it once. Files must be seekable."""
+        timeout = httpx.Timeout(None, connect=5.0) if files else _TIMEOUT  # no limit: the time depends on the file's size
         headers, until = {"Idempotency-Key": uuid.uuid4().hex}, time.monotonic() + _IN_HAND_SECONDS
         pauses = iter(_PAUSES)
         while True:
@@ -84,12 +86,12 @@ class Transport:
             raise self._unreachable(error) from error
 
     def pages(self, path: str, query: Query | None = None) -> Iterator[dict[str, Any]]:
-        """Every entry of a list, page by page."""
+        """Every entry of a paginated list."""
         for page in self.whole_pages(path, query):
             yield from page["data"]
 
     def whole_pages(self, path: str, query: Query | None = None) -> Iterator[dict[str, Any]]:
-        """Each page as it came."""
+        """Each page as received."""
         cursor = None
         while True:
             page = self.get(path, {**(query or {}), "cursor": cursor}).json()
@@ -100,7 +102,7 @@ class Transport:
 
     @contextmanager
     def stream(self, path: str) -> Iterator[Iterator[bytes]]:
-        """The blocks of a body too large to hold. A connection that breaks midway raises Unreachable."""
+        """The chunks of a body too large for memory. A connection that breaks midway raises Unreachable."""
         try:
             with self._http.stream("GET", path) as answer:
                 if not answer.is_success:
@@ -135,7 +137,7 @@ def _given(query: Query | None) -> dict[str, Any]:
 
 
 def _problem(answer: httpx.Response) -> dict[str, Any]:
-    """The problem body, or what can be said of an answer that is none, as from a proxy in between."""
+    """The problem body, or a substitute for an answer that is none, such as a proxy's error page."""
     try:
         body = answer.json()
     except ValueError:

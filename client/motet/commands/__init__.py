@@ -1,3 +1,4 @@
-"""What the `motet` command line draws and reads: spec files, tables, live views, plots of characters.
+"""What the `motet` command line reads and draws: spec files, tables, live views, character plots.
 
-Enters: values of `motet.api`. Leaves: text on a terminal. It must not speak HTTP itself."""
+Enters: values of `motet.api`. Leaves: text on a terminal. It must not speak HTTP itself.
+"""

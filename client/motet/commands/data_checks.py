@@ -1,6 +1,6 @@
-"""What can be told of a spec's files and base before anything is uploaded: rows that cannot train, formats that do not fit.
+"""Local pre-upload checks of a spec's files and base model: rows that cannot train, formats that do not fit.
 
-Reads each file once, line by line. The service judges rows in full; this is the quick look that saves an upload.
+Reads each file once, line by line. The service validates rows in full; these checks only save an upload.
 """
 
 import difflib
@@ -27,11 +27,11 @@ _SHAPES: dict[Learned, str] = {
 
 
 class DataError(MotetError):
-    """A file of the spec, or its base, cannot serve. Nothing was uploaded."""
+    """A file or base model of the spec cannot be used. Nothing was uploaded."""
 
 
 def check(spec: TaskSpec, files: dict[str, Path], models: Iterable[str]) -> None:
-    """Raise DataError with everything that is wrong. `files`: the field of the dataset that each path stands for."""
+    """Raise DataError listing everything wrong. `files`: each path by its dataset field."""
     found = [*_base(spec.base_model, list(models))]
     wanted = _OBJECTIVES[spec.objective.type]
     for path in files.values():
@@ -51,7 +51,7 @@ def _base(name: str, models: list[str]) -> Iterator[str]:
 
 
 def _file(path: Path, wanted: Learned, objective: str) -> Iterator[str]:
-    """The first row that shows a mistake: whoever mends it asks again."""
+    """The first wrong row of the file; the user fixes it and checks again."""
     rows = 0
     for number, line in _lines(path):
         rows += 1
@@ -72,14 +72,14 @@ def _file(path: Path, wanted: Learned, objective: str) -> Iterator[str]:
 
 
 def _divisible(path: Path) -> Iterator[str]:
-    """A part of the rows is held out to validate on, and equal rows are held out together."""
+    """Rejects files of equal rows: a split holds equal rows out together, so validation needs two distinct rows."""
     distinct = {hashlib.sha256(line).digest() for _, line in _lines(path)}
     if len(distinct) < 2:
         yield "all rows are the same, so none is left to validate on; add other rows, or name a validation_file"
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines that hold something, with their numbers from 1."""
+    """Non-empty lines with their numbers, counted from 1."""
     try:
         with path.open("rb") as source:
             for number, line in enumerate(source, 1):

@@ -1,4 +1,4 @@
-"""How this command is called from here, so that the commands we suggest can be copied. Knows nothing else."""
+"""How the user invokes this command here, so that suggested commands can be copied. Knows nothing else."""
 
 import shutil
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def command() -> str:
-    """`motet` where the PATH leads to the one that runs, else its path from the working folder."""
+    """`motet` if the PATH resolves to the running program, else its path relative to the working folder."""
     own = Path(sys.argv[0]).absolute()
     found = shutil.which("motet")
     if own.name != "motet" or (found is not None and Path(found).resolve() == own.resolve()):

@@ -1,4 +1,4 @@
-"""A task as one live picture on a terminal: a progress bar, a line per job, the validation curves."""
+"""Live terminal view of a task: a progress bar, a line per job, the validation curves."""
 
 import math
 import time
@@ -32,12 +32,12 @@ _BEFORE = {
     TaskStatus.QUEUED: "waiting for a worker",
     TaskStatus.RUNNING: "loading the base and reading the rows",
 }
-_WIDE, _BAR = 96, 12  # columns from which each job has a bar, and the bar's own
+_WIDE, _BAR = 96, 12  # minimum columns for a bar per job, and the bar's own width
 _LEAST_PLOT, _TALLEST_PLOT = 4, 10  # rows
 
 
 class LiveView:
-    """Drawn anew at each frame, from whatever the view holds then."""
+    """Rendered anew for each frame from the view's current contents."""
 
     def __init__(self, view: View) -> None:
         self._view = view
@@ -55,7 +55,7 @@ class LiveView:
         yield Group(*parts)
 
     def _chosen(self, room: int) -> list[Job]:
-        """The jobs that have a line: all where there is room, else those at work and the best, in index order."""
+        """The jobs that get a line: all if there is room, else the running and the best ones, in index order."""
         view = self._view
         if len(view.jobs) <= room:
             return list(view.jobs)
@@ -123,7 +123,7 @@ class LiveView:
         ]
 
     def _plot(self, jobs: Sequence[Job], width: int, height: int) -> list[RenderableType]:
-        """Validation curves, the leader's on top, with the base's loss as a line across."""
+        """Validation curves, the leader's on top, with the base's loss as a horizontal line."""
         view = self._view
         leader = view.leader
         shown = sorted(jobs, key=lambda job: leader is not None and job.index == leader.index)

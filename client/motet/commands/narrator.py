@@ -1,4 +1,4 @@
-"""Progress messages: a spinner with a clock on a terminal, elsewhere a line every 4 seconds. Knows nothing of what is told."""
+"""Progress messages: a spinner with a clock on a terminal, elsewhere a line every 4 seconds. Knows no messages."""
 
 import threading
 import time
@@ -11,14 +11,14 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-SILENCE = 4.0  # seconds without a word that a reader of plain lines has to bear at most
+SILENCE = 4.0  # longest silence, in seconds, when output is plain lines
 _FRAMES_A_SECOND = 8
 
 Words = Callable[[], str]
 
 
 class Narrator:
-    """One voice for a command. `lively`: the console is a terminal that can redraw."""
+    """All output of one command. `lively`: the console is a terminal that can redraw."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -28,17 +28,17 @@ class Narrator:
 
     @property
     def seconds(self) -> float:
-        """Since the beginning."""
+        """Seconds since the command began."""
         return time.monotonic() - self._began
 
     def say(self, what: RenderableType = "") -> None:
-        """Print for good; what moves stays below it. A plain text is printed as it stands."""
+        """Print permanently, above any live display. Plain text is printed verbatim."""
         self._spoke.set()
         self.console.print(Text(what) if isinstance(what, str) else what)
 
     @contextmanager
     def doing(self, words: Words | str) -> Iterator[None]:
-        """While inside, show that `words` is going on."""
+        """Inside the context, show `words` as the current activity."""
         tell = words if callable(words) else lambda: words
         if self.lively:
             began, turning = time.monotonic(), Spinner("dots", style="cyan")
@@ -50,7 +50,7 @@ class Narrator:
 
     @contextmanager
     def showing(self, picture: Callable[[], RenderableType]) -> Iterator[None]:
-        """While inside, keep `picture` drawn at the bottom of the terminal; it is gone afterwards."""
+        """Inside the context, draw `picture` at the bottom of the terminal; on exit it is removed."""
         with Live(
             get_renderable=picture,
             console=self.console,

@@ -1,6 +1,6 @@
-"""`motet preview`: a data set's first rows as a task would train on them, drawn with what is learned between « and ».
+"""`motet preview`: prints a data set's first rows as a task would train on them, with learned text between « and ».
 
-Knows the client; the tokens and the mask are the service's.
+Uses the client; the service computes tokens and masks.
 """
 
 from itertools import groupby
@@ -13,14 +13,14 @@ from motet.commands.narrator import Narrator
 
 
 class PreviewProblem(Message):
-    """What is wrong with a row, or will be cut of it."""
+    """What is wrong with a row, or what truncation will remove from it."""
 
     code: str
     message: str
 
 
 class PreviewSequence(Message):
-    """One sequence that the model reads. tokens, pieces (their text) and learned (the loss mask) have one entry a token."""
+    """One sequence of the model's input. tokens, pieces (their text) and learned (the loss mask) have one entry per token."""
 
     answer: str | None = None
     length: int
@@ -33,7 +33,7 @@ class PreviewSequence(Message):
 
 
 class PreviewRow(Message):
-    """One row: one sequence, or one of either answer of a preference."""
+    """One row: one sequence, or two for a preference, one per answer."""
 
     line: int
     sequences: list[PreviewSequence]
@@ -51,7 +51,7 @@ class Preview(Message):
 
 
 def show(preview: Preview, narrator: Narrator) -> None:
-    """Say every row: its numbers, its text, its problem."""
+    """Print every row: its numbers, its text, its problem."""
     for row in preview.rows:
         for sequence in row.sequences:
             answer = f", {sequence.answer}" if sequence.answer else ""
@@ -64,7 +64,7 @@ def show(preview: Preview, narrator: Narrator) -> None:
 
 
 def drawn(sequence: PreviewSequence) -> Text:
-    """The sequence's text, what is learned in bold between marks."""
+    """The sequence's text, with learned parts in bold between marks."""
     text = Text()
     parts = groupby(zip(sequence.pieces, sequence.learned, strict=True), key=lambda token: token[1])
     for learned, tokens in parts:

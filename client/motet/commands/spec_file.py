@@ -1,8 +1,8 @@
-"""A task's spec as people write it: YAML with paths in it. Every mistake is found before anything is uploaded, with its line.
+"""Reads a task's spec as people write it: YAML that contains paths. Reports every mistake, with its line, before any upload.
 
     dataset: {file: train.jsonl, validation_file: validation.jsonl}
 
-Paths are relative to the spec's own folder. Knows YAML and TaskSpec; knows no service.
+Paths are relative to the spec's own folder. Knows YAML and TaskSpec. Knows no service.
 """
 
 import difflib
@@ -22,7 +22,7 @@ _NOT_YET = "file_not_uploaded_yet"
 _PATHS = {
     "file": "file_id",
     "validation_file": "validation_file_id",
-}  # what stands in a spec -> what stands for it in a TaskSpec
+}  # spec field -> TaskSpec field
 _FLOAT = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$")
 
 Where = Sequence[str | int]
@@ -33,7 +33,7 @@ class SpecError(MotetError):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-4 is a number, as everybody expects, and a key that stands twice is a mistake."""
+    """YAML loader that reads 1e-4 as a number and rejects duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
@@ -52,21 +52,21 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456
 
 @dataclass(frozen=True)
 class SpecFile:
-    """A spec that is right but for its files, which are still to be uploaded. `files`: the field each path stands for."""
+    """A valid spec whose files are still to be uploaded. `files`: each path by its field."""
 
     path: Path
     content: Mapping[str, Any]
     files: Mapping[str, Path]
 
     def with_files(self, ids: Mapping[str, str]) -> TaskSpec:
-        """The spec with the uploaded files' ids, by field."""
+        """The spec with the ids of the uploaded files, by field."""
         dataset = self.content.get("dataset")
         whole = {"dataset": {**dataset, **ids}} if isinstance(dataset, dict) else {}
         return TaskSpec.model_validate({**self.content, **whole})
 
 
 def read(path: Path) -> SpecFile:
-    """Raises SpecError with all that is wrong."""
+    """Parse and validate the spec. Raises SpecError with every mistake."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -85,7 +85,7 @@ def read(path: Path) -> SpecFile:
 
 
 def json_schema() -> dict[str, Any]:
-    """What a spec may hold, as JSON Schema (draft 2020-12): a TaskSpec with paths beside the ids of uploads."""
+    """The spec format as JSON Schema (draft 2020-12): TaskSpec plus paths as an alternative to ids of uploads."""
     made = TaskSpec.model_json_schema()
     dataset = made["$defs"]["Dataset"]
     for path, field in _PATHS.items():
@@ -107,7 +107,7 @@ def _parse(path: Path, text: str) -> tuple[yaml.Node, dict[str, Any]]:
         raise SpecError(f"{path}: {where}{error.problem or error.context}") from None
     except yaml.YAMLError as error:
         raise SpecError(f"{path} is not YAML: {error}") from None
-    except ValueError as error:  # a date or a number that only looks like one
+    except ValueError as error:  # text that looks like a date or a number and is neither
         raise SpecError(f"{path} holds a value that cannot be read: {error}") from None
     except RecursionError:
         raise SpecError(f"{path} is nested too deeply") from None
@@ -117,7 +117,7 @@ def _parse(path: Path, text: str) -> tuple[yaml.Node, dict[str, Any]]:
 
 
 def _take_paths(path: Path, root: yaml.Node, content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Path]]:
-    """The content without its paths, and the paths by the field they stand for."""
+    """The content without its paths, and the paths by their field."""
     dataset = content.get("dataset")
     if not isinstance(dataset, dict):
         return content, {}
@@ -141,7 +141,7 @@ def _take_paths(path: Path, root: yaml.Node, content: dict[str, Any]) -> tuple[d
 
 
 def _message(found: Mapping[str, Any]) -> str:
-    """One of pydantic's errors in our words."""
+    """One pydantic error in Motet's words."""
     message = str(found["msg"]).removeprefix("Value error, ").removeprefix("Input ")
     if found["type"] == "missing":
         return "is required"
@@ -177,7 +177,7 @@ def _dotted(where: Where) -> str:
 
 
 def _line(node: yaml.Node, where: Where) -> int:
-    """The line, from 1, of what stands at `where`, or of the nearest thing around it."""
+    """The line, counted from 1, of the node at `where`, or of its nearest ancestor."""
     line = node.start_mark.line
     for part in where:
         if isinstance(node, yaml.MappingNode):

@@ -1,4 +1,4 @@
-"""`motet submit` and `motet preview`: upload what a spec names, then create its task or look at its rows. Knows specs and the
+"""`motet submit` and `motet preview`: upload a spec's files, then create its task or preview its rows. Knows specs and the
 client."""
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from motet.commands.spec_file import SpecFile
 
 
 def submit(client: Client, spec: SpecFile, narrator: Narrator) -> Task:
-    """Upload each file once and create the task. What was uploaded for a task that is refused is deleted again."""
+    """Upload each file once and create the task. If the service refuses the task, its uploads are deleted."""
     draft = spec.with_files(dict.fromkeys(spec.files, "not uploaded yet"))
     check(draft, dict(spec.files), (model.name for model in client.models.list()))
     uploaded: dict[str, str] = {}
@@ -43,7 +43,7 @@ def _delete(client: Client, file_ids: Iterable[str], narrator: Narrator) -> None
 
 
 def preview(client: Client, spec: SpecFile, rows: int) -> Preview:
-    """The spec's first training rows as its task would read them. What is uploaded for it is deleted again."""
+    """The spec's first training rows as its task would read them. The uploads made for it are deleted afterwards."""
     path = spec.files.get("file_id")
     uploaded = client.files.upload(path).id if path is not None else None
     task = spec.with_files(dict.fromkeys(spec.files, uploaded or "not needed"))

@@ -1,4 +1,4 @@
-"""Lists as tables: tasks, jobs, nodes. Values in, a rich table out; knows no service."""
+"""Tables of tasks, jobs and nodes: values in, rich tables out. Knows no service."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -11,11 +11,11 @@ from motet.api.resources import Job, Node, Schedule, Task
 from motet.commands.task_view import View, why
 
 OTHERS = "(another tenant's)"
-_WIDE = 110  # columns from which a job's line says why it ended
+_WIDE = 110  # minimum columns for a job's line to say why it ended
 
 
 def tasks_table(tasks: Iterable[Task]) -> Table:
-    """With a line of its own for why a task waits."""
+    """One line per task, and one more for why it waits."""
     table = _table("task", "name", "status", "steps", "jobs", "best validation loss", "created", "why it waits")
     for task in tasks:
         progress = task.progress
@@ -33,7 +33,7 @@ def tasks_table(tasks: Iterable[Task]) -> Table:
 
 
 def running_table(schedule: Schedule) -> Table:
-    """Each node with what runs there and until when."""
+    """Each node with its running tasks and their expected ends."""
     table = _table("node", "GPUs", "free", "runs", "until")
     for node in schedule.nodes:
         name = f"{node.name} (drained)" if node.drained else node.name
@@ -64,8 +64,8 @@ def waiting_table(schedule: Schedule) -> Table:
 
 
 def jobs_table(view: View, width: int, jobs: Sequence[Job] | None = None) -> Table:
-    """Each job with its configuration, steps, end and best validation loss, and in `width` columns why it ended; the winner
-    stands out."""
+    """Each job's configuration, steps, end and best validation loss, and why it ended if `width` allows; the winner is
+    highlighted."""
     told = ["why"] if width >= _WIDE else []
     table = _table("job", "configuration", "steps", "end", "best val loss", *told)
     for column in table.columns[:5]:
@@ -104,7 +104,7 @@ def nodes_table(nodes: Iterable[Node]) -> Table:
 
 
 def _why(job: Job) -> Text:
-    """As it stands: an error may hold what looks like markup."""
+    """Why the job ended, without markup parsing: an error message may contain brackets."""
     return Text(why(job.exit) if job.exit is not None else job.error or "", overflow="fold")
 
 
@@ -116,7 +116,7 @@ def _waits(task: Task) -> str:
 
 
 def _in(moment: datetime | None) -> str:
-    """How far ahead."""
+    """Time until `moment`."""
     if moment is None:
         return ""
     seconds = max(0.0, (moment - datetime.now(UTC)).total_seconds())

@@ -1,6 +1,6 @@
-"""The state that a watcher shows: the task, its jobs, their curves, and what is new since the last refresh.
+"""The state of a watched task: the task, its jobs, their curves, and what changed since the last refresh.
 
-Asks the client, answers with values and sentences; knows no terminal.
+Asks the client, returns values and sentences. Knows no terminal.
 """
 
 import math
@@ -13,19 +13,20 @@ from contract.states import JOB_TERMINAL, ExitReason, JobStatus, TaskStatus
 from motet.api.client import Client
 from motet.api.resources import Exit, Job, Task
 
-Curve = dict[int, float]  # step -> loss; a loss that was not finite is NaN
+Curve = dict[int, float]  # step -> loss; a non-finite loss is NaN
 
 
 @dataclass
 class View:
-    """Refreshed in place by one thread; `jobs` and `curves` are replaced whole, so that another may draw them meanwhile."""
+    """One thread refreshes it in place; `jobs` and `curves` are replaced whole, so that another thread may draw them
+    meanwhile."""
 
     task: Task
     jobs: Sequence[Job] = ()
     curves: Mapping[tuple[int, str], Curve] = field(default_factory=dict)
 
     def refresh(self, client: Client, task: Task) -> list[str]:
-        """Take in the task as it is now; returns a sentence for each thing that is new."""
+        """Update to the task's current state; returns one sentence per change."""
         before, known = self.task, {job.index: job for job in self.jobs}
         jobs = client.tasks.jobs(task.id)
         self.curves = self._curves(client, jobs)
@@ -43,12 +44,12 @@ class View:
         return min(judged, key=lambda job: (self.best(job), job.index), default=None)
 
     def best(self, job: Job) -> float:
-        """The job's lowest validation loss so far; infinite where there is none."""
+        """The job's lowest validation loss so far; infinite if there is none."""
         seen = [loss for loss in self.curve(job.index, "val_loss").values() if math.isfinite(loss)]
         return min([*seen, job.best_val_loss if job.best_val_loss is not None else math.inf])
 
     def label(self, config: JobConfig) -> str:
-        """The configuration in few words: what varies within the task, and the learning rate in any case."""
+        """A short label for the configuration: the fields that vary within the task, and always the learning rate."""
         return label(config, self.axes)
 
     @property
@@ -57,7 +58,7 @@ class View:
         return varying(job.config for job in self.jobs)
 
     def summary(self) -> str:
-        """The state in one line."""
+        """The task's state in one line."""
         task, progress = self.task, self.task.progress
         parts = [task.status.value]
         if task.waiting is not None and not task.ended and task.placement is None and task.waiting.sentence:
@@ -75,7 +76,7 @@ class View:
         return " · ".join(parts)
 
     def _curves(self, client: Client, jobs: Sequence[Job]) -> Mapping[tuple[int, str], Curve]:
-        """The curves known so far, cut where a job was rewound, and the new points of the jobs that moved."""
+        """The curves known so far, truncated where a job was rewound, plus new points of the jobs that moved."""
         steps = {job.index: job.step for job in jobs}
         kept = {
             key: {step: loss for step, loss in curve.items() if step <= steps[key[0]]} for key, curve in self.curves.items()
@@ -121,12 +122,12 @@ def _task_news(before: Task, task: Task) -> list[str]:
 
 
 def why(exit: Exit) -> str:
-    """Early exit's reason, with its numbers, as a person would say it."""
+    """Early exit's reason with its numbers, as a sentence."""
     seen = exit.evidence
     match exit.reason:
         case ExitReason.UNDERPERFORMING if {"rank", "alive", "kept"} <= seen.keys():
             alive, kept = seen["alive"], seen["kept"]
-            finished = seen.get("finished", alive)  # fewer where nobody who came later could have saved it
+            finished = seen.get("finished", alive)  # fewer if no later finisher could have rescued the job
             of, best = (f"{alive}", f"{kept}") if finished == alive else (f"the first {finished}", f"{kept} of {alive}")
             return f"rank {seen['rank']} of {of} after warmup, the best {best} go on"
         case ExitReason.OVERFITTING if seen.get("gap") is not None and "tau_gap" in seen:

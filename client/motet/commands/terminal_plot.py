@@ -1,4 +1,4 @@
-"""Curves as characters: sparklines of eight heights, and plots of braille dots, two by four to a character.
+"""Curves as characters: sparklines of eight heights, and plots of braille dots, two by four per character.
 
 Numbers in, strings out. Knows no colours, no terminal, no training.
 """
@@ -15,7 +15,7 @@ Point = tuple[float, float]
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:
-    """`values` squeezed into at most `width` characters; each stands for the mean of its share. Non-finite ones are gaps."""
+    """`values` resampled to at most `width` characters; each is the mean of its share. Non-finite values are gaps."""
     known = [value if value is not None and math.isfinite(value) else None for value in values]
     columns = min(width, len(known))
     means = [_mean(known[at * len(known) // columns : (at + 1) * len(known) // columns]) for at in range(columns)]
@@ -28,7 +28,7 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
 
 @dataclass(frozen=True)
 class Frame:
-    """What of the plane a plot shows: x from `left` to `right`, y from `low` to `high`; points beyond are left out."""
+    """The visible region of a plot: x from `left` to `right`, y from `low` to `high`; points outside are omitted."""
 
     left: float
     right: float
@@ -38,14 +38,14 @@ class Frame:
 
 @dataclass(frozen=True)
 class Cell:
-    """One character of a plot and the number of the series that is seen in it; None where it is blank."""
+    """One character of a plot and the index of its series; None where it is blank."""
 
     character: str
     series: int | None
 
 
 def braille(series: Sequence[Sequence[Point]], frame: Frame, width: int, height: int) -> list[list[Cell]]:
-    """`height` rows of `width` cells, the top one first. Points of a series are joined; later series lie on top."""
+    """`height` rows of `width` cells, top row first. Points of a series are joined; later series are drawn on top."""
     bits = [[0] * width for _ in range(height)]
     owner: list[list[int | None]] = [[None] * width for _ in range(height)]
     for number, points in enumerate(series):
@@ -56,7 +56,7 @@ def braille(series: Sequence[Sequence[Point]], frame: Frame, width: int, height:
 
 
 def _dots(points: Sequence[Point], frame: Frame, columns: int, rows: int) -> list[tuple[int, int]]:
-    """The dots (column, row from the top) of a series' line."""
+    """The dots (column, row from the top) of one series' line."""
     placed: list[tuple[int, int]] = []
     before: tuple[int, int] | None = None
     for x, y in points:

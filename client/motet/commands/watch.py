@@ -1,4 +1,4 @@
-"""Follows a task to its end and tells of it: a live board on a terminal, plain lines elsewhere. Knows View, Board, Narrator."""
+"""Follows a task to its end: a live view on a terminal, plain lines elsewhere. Knows View, LiveView and Narrator."""
 
 import time
 
@@ -8,11 +8,11 @@ from motet.commands.live_view import LiveView
 from motet.commands.narrator import SILENCE, Narrator
 from motet.commands.task_view import View
 
-_BREATH = 0.25  # seconds between two looks at a task that changes all the time
+_BREATH = 0.25  # seconds between two polls of a task that changes all the time
 
 
 def watch(client: Client, task_id: str, narrator: Narrator) -> View:
-    """Tell of the task until it has ended; returns all that is known of it then."""
+    """Report the task's progress until it has ended; returns its final view."""
     view = View(client.tasks.get(task_id))
     if narrator.lively:
         board = LiveView(view)
@@ -33,7 +33,7 @@ def _follow(client: Client, view: View, narrator: Narrator) -> None:
 
 
 def outcome(task: Task) -> str:
-    """How the task ended, in a sentence."""
+    """How the task ended, as a sentence."""
     if task.winner is not None:
         base = f", the base alone has {task.base_val_loss:.4f}" if task.base_val_loss is not None else ""
         return f"{task.status}: job {task.winner.index} won with validation loss {task.winner.val_loss:.4f}{base}"

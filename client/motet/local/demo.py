@@ -1,7 +1,7 @@
-"""`motet demo`: a real search on real data, start to finish, and a second opinion on its result. Leaves nothing running.
+"""`motet demo`: a real search on real data, end to end, with an independent check of its result. Leaves nothing running.
 
 Starts the stack (or attaches), submits examples/spec.yaml, follows it, downloads the winner, and has PEFT alone recompute its
-loss in another process. Fails unless that agrees and the winner beats the base.
+loss in another process. Fails unless both losses agree and the winner beats the base.
 """
 
 import json
@@ -32,12 +32,13 @@ _QUESTION = "Tom has 3 boxes of 4 apples. He eats 2 apples. How many apples are 
 
 
 class DemoFailed(MotetError):
-    """The demo ran, and its result is not what it should be."""
+    """The demo ran, but its result is wrong."""
 
 
 @dataclass(frozen=True)
 class SecondOpinion:
-    """What PEFT finds on the plain base: both losses over the validation rows, and both answers to a question."""
+    """PEFT's results on the base: the loss over the validation rows and the answer to a question, without and with the
+    adapter."""
 
     base_loss: float
     adapter_loss: float
@@ -46,7 +47,7 @@ class SecondOpinion:
 
 
 def demo(narrator: Narrator, out: Path | None, arguments: list[str]) -> None:
-    """Raises DemoFailed, or another MotetError; the stack is stopped in any case if it was started here."""
+    """Run the demo. Raises DemoFailed or another MotetError; a stack that was started here is stopped in any case."""
     spec = read(example_files.folder() / "spec.yaml")
     narrator.say(
         Text("Motet's demo: sixteen LoRA configurations at once on one small base model, on rows of GSM8K.", style="bold")
@@ -102,7 +103,7 @@ def _results(narrator: Narrator, view: View, ready: Ready) -> Winner:
 
 
 def second_opinion(adapter: Path, rows: Path) -> SecondOpinion:
-    """Another process, which has PEFT and transformers and not one line of Motet. Raises DemoFailed if it fails."""
+    """Recompute the losses in a process that imports PEFT and transformers but no Motet code. Raises DemoFailed if it fails."""
     script = example_files.folder() / "use_adapter.py"
     words = [str(adapter), "--rows", str(rows), "--ask", _QUESTION, "--json"]
     done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""motet doctor: what is running, what is wrong, and how to mend it. Asks, and changes nothing; knows no terminal."""
+"""`motet doctor`: what runs, what is wrong, and how to fix it. Read-only. Knows no terminal."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from motet.api.client import Client
 from motet.api.errors import ApiError, NoCredentials, Unreachable
 from motet.api.resources import Node, Task
 
-_LOOKED_AT = 50  # tasks of a status, at most
+_LOOKED_AT = 50  # tasks per status, at most
 
-_TROUBLES = {  # of nodes whose heartbeats come, and how to mend them
+_TROUBLES = {  # of nodes that send heartbeats, and how to fix them
     "quarantined": (
         "its worker's log tells how its executors ended; once that is mended restart the worker, or let it take tasks again "
         "with POST /v1/admin/nodes/{id}/undrain; a task that goes well there mends it too"
@@ -23,7 +23,7 @@ _TROUBLES = {  # of nodes whose heartbeats come, and how to mend them
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. `mend` is what to do where it is not well."""
+    """One check's result. `mend` says what to do if it failed."""
 
     well: bool
     what: str
@@ -31,7 +31,7 @@ class Finding:
 
 
 def examine(connect: Callable[[], Client] = Client) -> Iterator[Finding]:
-    """Findings as they are made. Where the service cannot be asked, what is wrong with that is the last of them."""
+    """Yield findings as they are made. If the service cannot be reached, the last finding says why."""
     try:
         client = connect()
     except NoCredentials as error:
@@ -108,7 +108,7 @@ def _tasks(client: Client) -> Iterator[Finding]:
             "if this lasts, `python -m service queue` and `python -m service reconcile` are not running; look into their logs"
         )
         yield Finding(False, f"{len(stuck)} tasks wait to be validated", mend)
-    for task in _some(client, TaskStatus.FAILED)[:3]:  # a failed task is its owner's news, and no fault of the service
+    for task in _some(client, TaskStatus.FAILED)[:3]:  # a failed task concerns its owner and is no fault of the service
         yield Finding(True, f"{task.id} failed: {task.error} (`motet jobs {task.id}` says what became of each configuration)")
 
 

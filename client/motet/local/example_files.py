@@ -1,4 +1,4 @@
-"""Where the repository's examples lie, and the base model among them. The package itself carries none of it."""
+"""Locates the repository's examples and the base model among them. The package itself contains neither."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ BASE_NAME = "example-7m"
 
 
 def folder() -> Path:
-    """The examples of the clone that this package runs from, or of the one around the working folder."""
+    """The examples folder of the clone that this package runs from, or of the one around the working folder."""
     for root in (Path(__file__).resolve().parents[2], Path.cwd()):
         if (root / "examples" / "spec.yaml").is_file():
             return root / "examples"
@@ -18,5 +18,5 @@ def folder() -> Path:
 
 
 def register_base(client: Client) -> Model:
-    """Allow the example base. Again is fine: a folder that moved since is taken from where it is now."""
+    """Allow the example base. Idempotent: if the folder has moved, the new place is registered."""
     return client.admin.register_model(BASE_NAME, folder() / "base-model")

@@ -1,7 +1,7 @@
-"""A local stack as a process of ours: `python -m deploy.devstack`, told apart by the JSON lines it says. Knows no terminal.
+"""A local stack as a child process: runs `python -m deploy.devstack` and reads its JSON lines. Knows no terminal.
 
-Its own session keeps a Ctrl-C in the terminal for us alone; it stops when we ask, and also when our end of its standard
-input closes, so that nothing outlives a killed command line.
+The child has its own session, so a Ctrl-C in the terminal reaches only this process. The child stops when asked, and when its
+standard input closes, so that it never outlives a killed command line.
 """
 
 import json
@@ -28,7 +28,7 @@ class StackFailed(MotetError):
 
 @dataclass(frozen=True)
 class Ready:
-    """Where the stack answers. `attached`: it was running already and stays when we go."""
+    """The stack's address. `attached`: it was already running and keeps running after this process exits."""
 
     api_url: str
     state_dir: Path
@@ -36,7 +36,7 @@ class Ready:
 
 
 class Stack:
-    """Use as a context: on the way out the stack is stopped, or left running where we only attached."""
+    """A context manager: on exit the stack is stopped, or left running if this process only attached."""
 
     def __init__(self, arguments: list[str] | None = None) -> None:
         if find_spec("deploy") is None:
@@ -55,7 +55,7 @@ class Stack:
             reader.start()
 
     def events(self) -> Iterator[Event]:
-        """What the stack says, as it says it, until it has ended. Raises StackFailed when it ends because of a failure."""
+        """The stack's events as they arrive, until it has ended. Raises StackFailed when it ends because of a failure."""
         while (event := self._events.get()) is not None:
             if event["event"] == "failed":
                 raise StackFailed(f"the stack cannot run: {event['message']}\n  way out: {event['fix']}")
@@ -66,12 +66,12 @@ class Stack:
             raise StackFailed(f"the stack ended with code {code}: {said[0]}")
 
     def ask_to_stop(self) -> None:
-        """Asked a second time, it hurries."""
+        """Ask the stack to stop; a second call makes it hurry."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
 
     def stop(self) -> None:
-        """Ask, and return once everything it started has ended."""
+        """Ask the stack to stop, and return once all its processes have ended."""
         self.ask_to_stop()
         self._process.wait()
         assert self._process.stdin is not None
@@ -95,7 +95,7 @@ class Stack:
 
 
 def ready_of(event: Event) -> Ready | None:
-    """The event's message if it is the one that says ready."""
+    """The event's contents if it is the `ready` event."""
     if event["event"] != "ready":
         return None
     return Ready(event["api_url"], Path(event["state_dir"]), event["attached"])

@@ -1,4 +1,4 @@
-"""`motet up`: the whole stack in the foreground. Starts it or attaches to it, tells what it does, stops it on Ctrl-C."""
+"""`motet up`: runs the whole stack in the foreground. Starts it or attaches to it, prints its events, stops it on Ctrl-C."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from motet.local.stack_process import Event, Ready, Stack, StackFailed, ready_of
 
 
 def start(stack: Stack, narrator: Narrator) -> Ready:
-    """Tell of the start until the stack is ready. Raises StackFailed."""
+    """Print the start's progress until the stack is ready. Raises StackFailed."""
     now = "starting"
     with narrator.doing(lambda: now):
         for event in stack.events():
@@ -26,7 +26,7 @@ def start(stack: Stack, narrator: Narrator) -> Ready:
 
 
 def up(narrator: Narrator, arguments: list[str]) -> None:
-    """Until Ctrl-C, or until the stack that we attached to ends."""
+    """Run until Ctrl-C, or until a stack that this process attached to ends."""
     with Stack(arguments) as stack:
         try:
             ready = start(stack, narrator)
@@ -38,7 +38,7 @@ def up(narrator: Narrator, arguments: list[str]) -> None:
 
 
 def stop(stack: Stack, narrator: Narrator) -> None:
-    """Stop the stack and say so; Ctrl-C meanwhile hurries it."""
+    """Stop the stack and print so; another Ctrl-C makes it hurry."""
     now = "stopping"
     with narrator.doing(lambda: now):
         stack.ask_to_stop()
@@ -59,7 +59,7 @@ def _doing(event: Event) -> str:
 
 
 def _introduce(narrator: Narrator, ready: Ready) -> None:
-    """What runs where, and what to do next."""
+    """Print what runs where, and what to do next."""
     with Client() as client:
         base = _base(client)
         kept = list(zip(range(100), client.tasks.list(), strict=False))
@@ -95,12 +95,12 @@ def _base(client: Client) -> str:
 
 
 def _shown(path: Path) -> str:
-    """Relative where that is shorter."""
+    """The path relative to the working folder if that is shorter."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _tell(narrator: Narrator, event: Event) -> None:
-    """What happens to a stack that runs."""
+    """Print one event of a running stack."""
     match event["event"]:
         case "died":
             narrator.say(Text(f"{event['name']} {event['how']}; it is started again. Its log: {event['log']}", style="yellow"))

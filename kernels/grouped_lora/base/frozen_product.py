@@ -1,9 +1,9 @@
-"""The product with a frozen weight, in a form whose bits do not depend on how many rows ride along.
+"""Row-count-independent product with a frozen weight: a row's bits do not depend on how many rows share the call.
 
-A BLAS chooses how to sum a row by the number of rows (docs/NUMERICS.md has the measurements): it cuts a long inner dimension
-into pieces of its own choosing, and treats few rows, and the last rows of an uneven number, in another way than the rest. So on
-CPU the cut is made here, by the inner size alone, and callers fill up their rows to a `whole_rows` number. A GPU's product is
-left whole. Where operands lie in memory matters to MKL unless the process was started with MKL_CBWR=AUTO,STRICT.
+A BLAS picks its summation order by the number of rows (docs/NUMERICS.md has the measurements): it splits a long inner dimension
+in its own way, and runs other code for few rows and for the last rows of an uneven number. On CPU this module therefore splits
+the inner dimension itself, by its size alone, and callers pad to `whole_rows` rows. On a GPU the product is one call. MKL's
+bits also depend on where operands lie in memory, unless the process was started with MKL_CBWR=AUTO,STRICT.
 """
 
 from typing import Protocol
@@ -11,19 +11,19 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-ROW_STEP = 48  # rows for each thread: a multiple of every row tile that was seen (4, 6, 12, 24 and 48)
-MIN_STEPS = 2  # below it other code runs, without tiles
-MAX_INNER = 384  # a cut by row count was seen from 432 on with AVX2 code, from 864 on with AVX-512 code
+ROW_STEP = 48  # rows for each thread: a multiple of every row tile that was observed (4, 6, 12, 24 and 48)
+MIN_STEPS = 2  # with fewer steps the BLAS runs other code, without tiles
+MAX_INNER = 384  # a split by row count was observed from 432 on with AVX2 code, from 864 on with AVX-512 code
 
 
 class Coded(Protocol):
-    """A weight [N, K] that is kept in fewer bits than it is read in."""
+    """A weight [N, K] stored in fewer bits than the dtype it is read in."""
 
     @property
     def shape(self) -> torch.Size: ...
 
     def dense(self) -> Tensor:
-        """[N, K], made anew."""
+        """Decode to a new tensor [N, K]."""
         ...
 
 
@@ -31,12 +31,13 @@ Frozen = Tensor | Coded
 
 
 def dense(weight: Frozen) -> Tensor:
-    """The weight as products read it. A coded one is decoded at each call: once a pass and direction, for all adapters."""
+    """The weight as products read it. A quantised weight is decoded at each call: once per pass and direction, for all
+    adapters."""
     return weight if isinstance(weight, Tensor) else weight.dense()
 
 
 def whole_rows(rows: int) -> int:
-    """The number of rows to fill `rows` rows up to, so that no row's bits depend on how many there are."""
+    """`rows` padded up to a number of rows at which no row's bits depend on the count."""
     step = ROW_STEP * torch.get_num_threads()
     return max(MIN_STEPS, -(-rows // step)) * step
 
@@ -55,7 +56,7 @@ def product(x_TK: Tensor, w_KN: Tensor, residual_TN: Tensor | None = None, bias_
 
 
 def _width(x_TK: Tensor) -> int:
-    """Columns of one piece: even pieces in multiples of 16, none above MAX_INNER."""
+    """Columns of one piece: equal pieces in multiples of 16, at most MAX_INNER wide."""
     inner = x_TK.shape[1]
     if x_TK.device.type != "cpu" or inner <= MAX_INNER:
         return inner

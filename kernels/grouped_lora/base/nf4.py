@@ -1,8 +1,9 @@
-"""Frozen weights in NF4: 4 bits a number and a scale a block of 64, the scales in 8 bits if asked. Knows no layers.
+"""NF4 quantisation of frozen weights: 4 bits a number, one scale per block of 64, scales in 8 bits on request. Knows no layers.
 
-Dettmers et al. 2023 (QLoRA), section 3, bit for bit as bitsandbytes does it on a CPU: row by row, each number over the largest
-magnitude of its block is set to the nearest of 16 levels, the lower one where two are as near. `double` keeps the scales less
-their mean as codes of the signed dynamic map in blocks of 256. Plain PyTorch; the way back on CUDA: nf4_decode.py.
+Dettmers et al. 2023 (QLoRA), section 3, bit for bit as bitsandbytes does it on a CPU: each number, divided by the largest
+magnitude of its block, is rounded to the nearest of 16 levels, on a tie to the lower one; blocks run row by row. `double`
+stores the scales minus their mean as codes of the signed dynamic map in blocks of 256. Plain PyTorch; nf4_decode.py decodes on
+CUDA.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,26 +15,27 @@ from torch import Tensor
 
 from grouped_lora.base.nf4_decode import BLOCK, SCALES_BLOCK, expand
 
-# QLoRA, appendix E: quantiles of the normal distribution, 0 among them, as float32 holds them
+# QLoRA, appendix E: quantiles of the normal distribution, 0 included, in float32
 LEVELS = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334),
     *(-0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
     *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
-_LEAST = 1e-38  # nothing is divided by less
+_LEAST = 1e-38  # lower bound of a divisor
 _HALF_STEPS = 32767.5
 
 
 @dataclass(frozen=True)
 class Scales:
-    """Of each block: fp32 [blocks]; or uint8 codes [blocks], the scales of these fp32 [ceil(blocks / 256)], and their mean."""
+    """One scale per block: fp32 [blocks]; or uint8 codes [blocks] with their own scales fp32 [ceil(blocks / 256)] and their
+    mean."""
 
     values: Tensor
     outer: Tensor | None = None
     mean: Tensor | None = None
 
     def plain(self) -> Tensor:
-        """fp32 [blocks]."""
+        """The scales decoded: fp32 [blocks]."""
         if self.outer is None or self.mean is None:
             return self.values
         units = dynamic_map(self.values.device).index_select(0, self.values.int())
@@ -42,7 +44,7 @@ class Scales:
 
 @dataclass(frozen=True)
 class Matrix:
-    """codes uint8 [ceil(N K / 2)]: two numbers each, the earlier one in the upper half."""
+    """One quantised matrix. codes uint8 [ceil(N K / 2)]: two numbers a byte, the earlier one in the upper half."""
 
     rows: int
     columns: int
@@ -50,7 +52,7 @@ class Matrix:
     scales: Scales
 
     def write(self, out_NK: Tensor) -> None:
-        """The numbers, to a contiguous tensor: products in fp32, rounded once."""
+        """Decode into a contiguous tensor: products in fp32, rounded once."""
         if out_NK.is_cuda:
             levels, map_ = _levels(out_NK.device), dynamic_map(out_NK.device)
             expand(self.codes, self.scales.values, self.scales.outer, self.scales.mean, levels, map_, out_NK)
@@ -62,7 +64,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Nf4Weight:
-    """Matrices [N_i, K] below each other, each quantised by itself. dtype: what it is read as."""
+    """Matrices [N_i, K] stacked by rows, each quantised by itself. dtype: the type it decodes to."""
 
     parts: tuple[Matrix, ...]
     dtype: torch.dtype
@@ -77,7 +79,7 @@ class Nf4Weight:
         return torch.Size((sum(part.rows for part in self.parts), self.parts[0].columns))
 
     def dense(self) -> Tensor:
-        """[N, K], made anew."""
+        """Decode to a new tensor [N, K]."""
         out_NK = torch.empty(self.shape, dtype=self.dtype, device=self.parts[0].codes.device)
         row = 0
         for part in self.parts:
@@ -86,7 +88,7 @@ class Nf4Weight:
         return out_NK
 
     def tensors(self) -> Iterator[Tensor]:
-        """All that is kept of it."""
+        """Every tensor that stores the weight."""
         for part in self.parts:
             scales = part.scales
             yield from (kept for kept in (part.codes, scales.values, scales.outer, scales.mean) if kept is not None)
@@ -105,7 +107,8 @@ def quantise(weight_NK: Tensor, double: bool = False) -> Matrix:
 
 
 def _units(flat: Tensor) -> tuple[Tensor, Tensor]:
-    """(numbers over their block's scale, scales). bitsandbytes multiplies whole blocks by the inverse and divides the rest."""
+    """(numbers divided by their block's scale, scales). As bitsandbytes does: whole blocks are multiplied by the scale's
+    inverse, the partial last block is divided."""
     whole = len(flat) // BLOCK * BLOCK
     blocks, rest = flat[:whole].view(-1, BLOCK), flat[whole:]
     scales = blocks.abs().amax(1)
@@ -117,8 +120,8 @@ def _units(flat: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _coded(scales: Tensor) -> Scales:
-    """Scales in 8 bits. bitsandbytes looks the nearest code up in a table of 65,536 even steps from -1 to 1; a block of nothing
-    but the mean has code 0."""
+    """Scales in 8 bits. bitsandbytes finds the nearest code in a table of 65,536 even steps from -1 to 1; a block of scales
+    that all equal the mean gets code 0."""
     mean = scales.mean()
     off = scales - mean
     outer = torch.nn.functional.pad(off.abs(), (0, -len(off) % SCALES_BLOCK)).view(-1, SCALES_BLOCK).amax(1)
@@ -128,7 +131,7 @@ def _coded(scales: Tensor) -> Scales:
 
 
 def _spread(scales: Tensor, block: int, count: int) -> Tensor:
-    """Each scale for all numbers of its block, [count]."""
+    """Each scale repeated for all numbers of its block, [count]."""
     return scales[:, None].expand(-1, block).reshape(-1)[:count]
 
 
@@ -146,7 +149,7 @@ def _pairs(device: torch.device) -> Tensor:
 
 @cache
 def _nearest(device: torch.device) -> Tensor:
-    """uint8 [65536]: the code that is nearest to each step from -1 to 1."""
+    """uint8 [65536]: the nearest code for each step from -1 to 1."""
     values = dynamic_map(device).double()
     steps = torch.arange(2**16, device=device).double() / _HALF_STEPS - 1
     return torch.bucketize(steps, (values[:-1] + values[1:]) / 2).to(torch.uint8)
@@ -154,7 +157,8 @@ def _nearest(device: torch.device) -> Tensor:
 
 @cache
 def dynamic_map(device: torch.device) -> Tensor:
-    """fp32 [256], ascending: the signed dynamic map to the last bit of bitsandbytes, which blockwise_8bit.py's formula is not.
+    """fp32 [256], ascending: the signed dynamic map with bitsandbytes' exact bits, from which blockwise_8bit.py's formula
+    differs.
 
     Decade i of 7 has 2^i cell centres of each sign; 0 and 1 are added.
     """

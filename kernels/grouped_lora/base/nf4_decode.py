@@ -1,6 +1,6 @@
-"""NF4 codes back to numbers in one pass on CUDA: what is read is the codes and scales, what is written the weight.
+"""NF4 dequantisation in one pass on CUDA: reads codes and scales, writes the weight.
 
-Knows the layout of codes and nothing of how they were made (nf4.py). T numbers a program.
+Knows the layout of the codes, not how they were made (nf4.py). Each program decodes T numbers.
 """
 
 import torch
@@ -44,10 +44,10 @@ def expand(
     map_: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Write a matrix to contiguous `out`, the same bits as plain PyTorch: products and sums are rounded one by one.
+    """Decode a matrix into contiguous `out`, with the same bits as plain PyTorch: every product and sum is rounded separately.
 
-    codes uint8 [ceil(n / 2)]; scales fp32 [blocks], or uint8 with `outer` fp32 and `mean` (a scalar); levels fp32 [16];
-    map_ fp32 [256].
+    codes uint8 [ceil(n / 2)]; scales fp32 [blocks], or uint8 with `outer` fp32 and `mean` (a scalar); levels fp32 [16]; map_
+    fp32 [256].
     """
     if not out.is_contiguous():
         raise ValueError(f"NF4 numbers are written to a contiguous tensor, not to strides {out.stride()}")

@@ -1,6 +1,6 @@
-"""Cross entropy of one chunk of logits and its gradient in place, and sums of losses per adapter in one fixed order.
+"""Cross entropy of one chunk of logits with its gradient in place, and per-adapter sums of losses in a fixed order.
 
-One program reads one label token's logits twice (the second time out of cache). Knows nothing of the head's weights.
+One program reads one label token's logits twice, the second time from cache. Knows no head weights.
 """
 
 import torch
@@ -58,10 +58,10 @@ def _span_sums(values_ptr, bounds_ptr, sums_ptr, LANES: tl.constexpr):
 def cross_entropy(
     logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None, logp: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Log-probability [N] fp32 of each label under logits [N, V]; with `weights` [N] fp32, logits become weight ·
-    (softmax - onehot),
+    """Log-probability [N] fp32 of each label under logits [N, V]. With `weights` [N] fp32, logits become weight · (softmax -
+    onehot), the gradient of the sum of -weight · logp.
 
-    the gradient of the sum of -weight · logp. A row's NaN stays in its row.
+    A row's NaN stays in its row.
     """
     logp = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device) if logp is None else logp
     if logits.shape[0] == 0:
@@ -76,7 +76,7 @@ def cross_entropy(
 
 
 def span_sums(values: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
-    """Sums [S] fp32 of values[bounds[i] : bounds[i + 1]]; each in an order that depends on its own length alone."""
+    """Sums [S] fp32 of values[bounds[i] : bounds[i + 1]]; the summation order depends on the segment's length alone."""
     sums = torch.empty(bounds.shape[0] - 1, dtype=torch.float32, device=values.device)
     if sums.shape[0]:
         _span_sums[(sums.shape[0],)](values, bounds, sums, LANES=_LANES, num_warps=4)

@@ -1,10 +1,10 @@
-"""Causal attention over the sequences of one flat token axis, forward and backward, for many short sequences.
+"""Causal attention over packed sequences of one flat token axis, forward and backward, tuned for many short sequences.
 
-Works on qkv[T, (Hq + 2 Hkv) D] as the rotary kernel leaves it: grouped query heads read their K and V in place, and backward
-writes one dqkv of that layout, summing a K head's query heads in registers. What the adapters of the product behind it add to
-its incoming gradient joins where backward first reads that. Every sum runs over a sequence's own blocks in order, so bits do
-not depend on neighbours and two runs agree. (FlashAttention-2, Dao 2023, algorithms 1 and 2, in blocks of 64 by 64.)
-Legend: M query rows, N key rows of a tile; D head size; lse, delta [Hq, T] fp32.
+Works on qkv[T, (Hq + 2 Hkv) D] as the rotary kernel writes it. Grouped query heads read their K and V in place; backward writes
+one dqkv of the same layout and sums a K head's query heads in registers. Backward also adds the gradient from the adapters of
+the product behind attention, at its first read of the incoming gradient. Every sum runs over a sequence's own blocks in order,
+so the bits do not depend on neighbours and two runs agree. (FlashAttention-2, Dao 2023, algorithms 1 and 2, in blocks of 64 by
+64.) Legend: M query rows, N key rows of a tile; D head size; lse, delta [Hq, T] fp32.
 """
 
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ from grouped_lora.work_table import WorkTable
 
 @dataclass(frozen=True)
 class Incoming:
-    """What adapters add to the gradient that comes in: ds [T, 1, RMAX] @ their A, one layer's `adapters` from `column` on.
+    """What adapters add to the incoming gradient: ds [T, 1, RMAX] @ their A, in one layer's `adapters` from `column` on.
 
-    matrix: the number of the product behind attention, whose input was dropped.
+    matrix: the number of the product behind attention, to whose input dropout applies.
     """
 
     ds: torch.Tensor
@@ -61,7 +61,7 @@ def _store(ptr, start, stop, stride, column, tile, BT: tl.constexpr, D: tl.const
 
 @triton.jit
 def _seen(q_start, k_start, stop, window, BM: tl.constexpr, BN: tl.constexpr):
-    """[M, N]: key is within the sequence, not after the query, and within its window."""
+    """[M, N] mask: the key lies within the sequence, not after the query, and within the query's window."""
     q = q_start + tl.arange(0, BM)[:, None]
     k = k_start + tl.arange(0, BN)[None, :]
     return (k <= q) & (k < stop) & (q - k < window)
@@ -69,8 +69,8 @@ def _seen(q_start, k_start, stop, window, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def _probabilities(q, k, lse, q_start, k_start, stop, window, scale, MASKED: tl.constexpr, B: tl.constexpr):
-    """[M, N] of one pair of blocks, by what forward has summed. Only the diagonal and a window's edge need the mask: a block
-    before the diagonal is whole and before every query."""
+    """[M, N] probabilities of one pair of blocks, from forward's log-sum-exp. Only blocks on the diagonal or at a window's edge
+    need the mask: a block before the diagonal is full and precedes every query."""
     p = tl.exp2(mma(q, tl.trans(k), tl.zeros((B, B), tl.float32)) * (scale * 1.4426950408889634) - lse[:, None])
     if MASKED:
         p = tl.where(_seen(q_start, k_start, stop, window, B, B), p, 0.0)
@@ -80,7 +80,7 @@ def _probabilities(q, k, lse, q_start, k_start, stop, window, scale, MASKED: tl.
 @triton.jit
 def _attend(q, qkv_ptr, width, k_column, start, at, stop, window, scale, peak, total, acc, HKV: tl.constexpr,
             D: tl.constexpr, BD: tl.constexpr, B: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    """Running maximum, sum and output after one block of keys."""
+    """Update the running maximum, sum and output with one block of keys."""
     k = _load(qkv_ptr, at, stop, width, k_column, B, D, BD)
     s = mma(q, tl.trans(k), tl.zeros((B, B), tl.float32)) * (scale * 1.4426950408889634)
     if MASKED:
@@ -137,7 +137,7 @@ def _dq_of(q, dout, lse, delta, acc, qkv_ptr, width, k_column, start, at, stop, 
 @triton.jit
 def _joined(dout, ds_ptr, w_ptr, keys_ptr, w_stride, column, local, matrix, start, stop, row0, rank, limit, D: tl.constexpr,
             BD: tl.constexpr, B: tl.constexpr, RMAX: tl.constexpr, DROP: tl.constexpr, R: tl.constexpr):  # fmt: skip
-    """dout [B, BD] of one head, whose columns start at `local`, with the adapter's part."""
+    """dout [B, BD] of one head, whose columns start at `local`, with the adapter's part added."""
     columns = tl.arange(0, BD)
     ds = load_shrunk(ds_ptr, RMAX, 0, start, stop, rank, B, R)
     y = mma(ds, load_ranks(w_ptr, w_stride, column + local, row0, rank, columns, D, R), tl.zeros((B, BD), tl.float32))
@@ -199,7 +199,7 @@ def _dkv_of(k, v, dk, dv, qkv_ptr, dout_ptr, lse_ptr, delta_ptr, width, head, T,
     rows = at + tl.arange(0, B)
     lse = tl.load(lse_ptr + head.to(tl.int64) * T + rows, mask=rows < stop, other=0.0)
     delta = tl.load(delta_ptr + head.to(tl.int64) * T + rows, mask=rows < stop, other=0.0)
-    # Turned, keys by queries. Queries past the end are zero, and so is what they add.
+    # Transposed: keys by queries. Queries past the end are zero and add zero.
     p = tl.exp2(mma(k, tl.trans(q), tl.zeros((B, B), tl.float32)) * (scale * 1.4426950408889634) - lse[None, :])
     if MASKED:
         p = tl.where(tl.trans(_seen(at, start, stop, window, B, B)), p, 0.0)
@@ -247,10 +247,10 @@ _NO_WINDOW = 1 << 30
 def attention(
     qkv: torch.Tensor, table: SequenceTable, heads: tuple[int, int], scale: float, window: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out [T, Hq D], lse [Hq, T] fp32 in base 2) of qkv [T, (Hq + 2 Hkv) D], contiguous. Rows of no sequence are
-    left unwritten.
+    """(out [T, Hq D], lse [Hq, T] fp32 in base 2) of qkv [T, (Hq + 2 Hkv) D], contiguous. Rows outside every sequence stay
+    unwritten.
 
-    With a window a token sees itself and the window - 1 before it.
+    With a window, a token attends to itself and to the window - 1 tokens before it.
     """
     hq, hkv = heads
     size = qkv.shape[1] // (hq + 2 * hkv)
@@ -276,8 +276,8 @@ def attention_backward(
     window: int | None = None,
     incoming: Incoming | None = None,
 ) -> torch.Tensor:
-    """dqkv [T, (Hq + 2 Hkv) D] of dout [T, Hq D], to which the adapters' part is added in place. Rows of no sequence are left
-    unwritten."""
+    """dqkv [T, (Hq + 2 Hkv) D] of dout [T, Hq D]; the adapters' part is added to dout in place. Rows outside every sequence
+    stay unwritten."""
     hq, hkv = heads
     size = qkv.shape[1] // (hq + 2 * hkv)
     dqkv = torch.empty_like(qkv)

@@ -1,8 +1,8 @@
-"""The attention's input: adapters' q, k, v products joined, optional per-head norm of q and k (Qwen3), rotary
-embedding; and back.
+"""Rotary embedding of q and k, fused with the adapters' q, k, v products and the optional per-head norm (Qwen3); forward and
+backward.
 
-Works in place on qkv[T, (Hq + 2 Hkv) · D], backward on its gradient. Knows nothing of attention itself. Legend: D head size,
-H = D / 2 (rotate-half pairs d and d + H); cos, sin [positions, H] fp32; S[T, 3, RMAX] in the order q, k, v.
+Works in place on qkv[T, (Hq + 2 Hkv) · D], backward on its gradient. Knows no attention. Legend: D head size, H = D / 2
+(rotate-half pairs d and d + H); cos, sin [positions, H] fp32; S[T, 3, RMAX] in the order q, k, v.
 """
 
 from math import gcd
@@ -16,12 +16,12 @@ from grouped_lora.launch_configs import config
 from grouped_lora.tiles import block_at, load_ranks, load_shrunk, mma
 from grouped_lora.work_table import BLOCK_T, WorkTable
 
-GROUP = 4  # heads that one program turns, where q and k have multiples of it
+GROUP = 4  # heads that one program rotates, where the numbers of q and k heads are multiples of it
 
 
 @triton.jit
 def _norm_weight(qn_ptr, kn_ptr, mat, at, mask):
-    """A half of q's or of k's norm weight."""
+    """One half of q's or k's norm weight."""
     q = tl.load(qn_ptr + at, mask=mask & (mat == 0), other=0.0)
     return (q + tl.load(kn_ptr + at, mask=mask & (mat == 1), other=0.0)).to(tl.float32)[None, :]
 
@@ -32,11 +32,11 @@ def _heads(
     rank, eps, GROUP: tl.constexpr, HQ: tl.constexpr, HKV: tl.constexpr, H: tl.constexpr, BH: tl.constexpr, NORM: tl.constexpr,
     BT: tl.constexpr, RMAX: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """GROUP heads of one block, all of q, of k or of v: S, cos and sin are loaded once for them."""
+    """Process GROUP heads of one token block, all from q, k or v: S, cos and sin are loaded once for the group."""
     tokens = start + tl.arange(0, BT)
     half = tl.arange(0, BH)
     mask = (tokens < end)[:, None] & (half < H)[None, :]
-    turns = mat < 2  # v is turned by nothing: a condition in the loop is what Triton 3.6 fails to pipeline
+    turns = mat < 2  # v is not rotated; Triton 3.6 fails to pipeline a loop with this condition inside
     if R > 0:
         s = load_shrunk(s_ptr, 3 * RMAX, mat * RMAX, start, end, rank, BT, R)
     position = tl.load(pos_ptr + tokens, mask=tokens < end, other=0).to(tl.int64)
@@ -84,7 +84,7 @@ def _rotary(
     column = tl.where(mat == 0, q_column, tl.where(mat == 1, k_column, v_column)) + local * 2 * H
     if rank == 0:
         if mat == 2:
-            return  # v is not rotated, and nothing joins it
+            return  # v is not rotated and has no adapter part
         _heads(qkv_ptr, s_ptr, w_ptr, raw_ptr, qn_ptr, kn_ptr, cos_ptr, sin_ptr, pos_ptr, w_stride, column, mat, first, start,
                end, row0, rank, eps, GROUP, HQ, HKV, H, BH, NORM, BT, RMAX, 0)  # fmt: skip
     elif RMAX > 0:
@@ -145,9 +145,10 @@ def rotary(
     table: WorkTable,
     head_norms: tuple[torch.Tensor, torch.Tensor, float] | None = None,
 ) -> torch.Tensor | None:
-    """In place on qkv [T, (Hq + 2 Hkv) D]: join s [T, 3, RMAX], norm q and k where the family does, rotate.
+    """In place on qkv [T, (Hq + 2 Hkv) D]: add the adapters' part from s [T, 3, RMAX], norm q and k where the family does,
+    rotate.
 
-    `positions` [T] int. Returns q and k as they were before the norm ([T, (Hq + Hkv) D], for backward), or None without norms.
+    `positions` [T] int. Returns q and k from before the norm ([T, (Hq + Hkv) D], for backward), or None without norms.
     """
     half = cos.shape[1]
     hq, hkv = heads
@@ -173,7 +174,7 @@ def rotary_backward(
     raw: torch.Tensor | None = None,
     head_norms: tuple[torch.Tensor, torch.Tensor, float] | None = None,
 ) -> torch.Tensor:
-    """In place on dqkv [T, (Hq + 2 Hkv) D]: q's and k's gradients rotated back, and through the head norms."""
+    """In place on dqkv [T, (Hq + 2 Hkv) D]: rotate the gradients of q and k back, and pass them through the head norms."""
     hq, hkv = heads
     half = cos.shape[1]
     cfg = config("rotary")

@@ -1,9 +1,8 @@
-"""Residual add + RMS norm, forward and backward, with the adapters' products joined in the same pass.
+"""Residual add + RMS norm, forward and backward, fused with the adapters' products.
 
-Forward: x' = x + y + S B (o's or down's), h = x' / rms(x') * w. Backward: g = dh + Σ dS A over the matrices that read h, and
-dx = dr + the norm's gradient of g, where dr came along the residual. Each program owns a few tokens and walks their columns
-twice. Knows nothing of which layer it is in.
-Legend: T tokens, D features; S[T, M, RMAX]; adapters[rows, W] one layer's compute copy.
+Forward: x' = x + y + S B (o's or down's), h = x' / rms(x') * w. Backward: g = dh + Σ dS A over the matrices that read h, and dx
+= dr + the norm's gradient of g, where dr is the residual's gradient. Each program owns a few tokens and reads their columns
+twice. Knows no layer. Legend: T tokens, D features; S[T, M, RMAX]; adapters[rows, W] one layer's compute copy.
 """
 
 import torch
@@ -16,9 +15,9 @@ from grouped_lora.launch_configs import config
 from grouped_lora.tiles import block_at, load_ranks, load_shrunk, load_tokens, mma, store_tokens
 from grouped_lora.work_table import BLOCK_T, WorkTable
 
-WIDE = 512  # columns at a time of backward's first walk, which only sums
-# Backward's second walk is shared among programs until a launch has so many; each walks all columns for the sum, so that
-# nothing but the time depends on it.
+WIDE = 512  # columns per iteration of backward's first pass, which only sums
+# Backward's second pass is split among programs until a launch has this many; each program reads all columns for the sum, so
+# the split affects time alone, not bits.
 FILLING = 264
 
 
@@ -44,7 +43,7 @@ def _forward(
         squares += tl.sum(x * x, 1)
     rstd = 1.0 / tl.sqrt(squares / D + eps)
     tl.store(rstd_ptr + tokens, rstd, mask=tokens < end)
-    tl.debug_barrier()  # the second walk reads what other threads of this program wrote in the first
+    tl.debug_barrier()  # the second pass reads what other threads of this program wrote in the first
     source = sum_ptr if HAS_Y else x_ptr
     for c in tl.range(0, D, BN, num_stages=STAGES):
         columns = c + tl.arange(0, BN)
@@ -109,7 +108,8 @@ def _backward(
         w = tl.load(w_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
         dot += tl.sum(dh * w[None, :] * x, 1)
     if R > 0:
-        # The adapters' part of the dot product, (dS A) . (w x), is dS . S / (scale rstd): S is at hand, and A is read once.
+        # The adapters' part of the dot product, (dS A) . (w x), is dS . S / (scale rstd): S is already stored, so A is read
+        # once.
         known = tl.zeros((BT,), tl.float32)
         for mat in tl.static_range(MATS):
             ds = load_shrunk(ds_ptr, MATS * RMAX, mat * RMAX, start, end, rank, BT, R).to(tl.float32)
@@ -222,7 +222,7 @@ def norm_backward(
 ) -> torch.Tensor:
     """dx [T, D] = dr + the norm's gradient of (dh + Σ ds[:, m] @ A_m), for matrices whose input is the norm's output.
 
-    s [T, M, RMAX]: their S of the forward. `a_columns` are evenly spaced. matrix: the number of the first, for dropout.
+    s [T, M, RMAX]: those matrices' S from forward. `a_columns` are evenly spaced. matrix: the number of the first, for dropout.
     """
     dx = torch.empty_like(dh)
     width = table.max_rank if ds is not None else 0

@@ -1,7 +1,6 @@
-"""Which block of the token axis lies in which sequence: the table that attention's programs read, built once per step on the
-host.
+"""Sequence table: which block of the token axis belongs to which sequence, built once per step on the host for attention.
 
-Knows token ranges and the work table's spans; knows no heads, no layers and no device.
+Knows token ranges and the work table's spans. Knows no heads, no layers and no device.
 """
 
 from collections.abc import Sequence
@@ -22,9 +21,9 @@ class SequenceTable:
 
 
 def sequence_blocks(bounds: Sequence[int], capacity: int | None = None, spans: np.ndarray | None = None) -> np.ndarray:
-    """blocks [capacity, 4] for sequences [bounds[i], bounds[i + 1]); without a capacity as many as there are.
+    """blocks [capacity, 4] for sequences [bounds[i], bounds[i + 1]); without a capacity, as many blocks as the sequences need.
 
-    spans: of the work table, each sequence within one of them or without an adapter. Raises ValueError if they do not fit.
+    spans: those of the work table; each sequence lies within one span or has no adapter. Raises ValueError if they do not fit.
     """
     starts, stops = np.asarray(bounds[:-1], np.int32), np.asarray(bounds[1:], np.int32)
     counts = -(-(stops - starts) // BLOCK)

@@ -1,9 +1,9 @@
-"""SwiGLU with the adapters of gate, up and down in the same pass, forward and backward: gate, up and act are read once a way.
+"""SwiGLU fused with the adapters of gate, up and down, forward and backward: each direction reads gate, up and act once.
 
-Forward: act = silu(gate + S_g B_g) * (up + S_u B_u), and down's S = scale · act Aᵀ summed while act is at hand. Backward: the
-gradient of gate and up in place, with down's dS A joined to dact, and dB of gate and up and dA of down summed while their
-factors are at hand; act is computed again, not kept. Legend: T tokens, F features; gate_up[T, 2F]; S[T, 2, RMAX]; adapters and
-grad one layer's compute copy and fp32 gradient [rows, W].
+Forward: act = silu(gate + S_g B_g) * (up + S_u B_u), and down's S = scale · act Aᵀ, summed while act is in registers. Backward:
+the gradients of gate and up in place, with down's dS A added to dact; dB of gate and up and dA of down, summed while their
+factors are in registers; act is recomputed, not stored. Legend: T tokens, F features; gate_up[T, 2F]; S[T, 2, RMAX]; adapters
+and grad: one layer's compute copy and fp32 gradient [rows, W].
 """
 
 from dataclasses import dataclass
@@ -29,13 +29,13 @@ from grouped_lora.tiles import (
 )
 from grouped_lora.work_table import BLOCK_T, WorkTable
 
-# Features that one program walks. Depends on nothing else, so that S is summed in the same pieces in every step.
+# Features per program. A constant, so that S is summed in the same pieces in every step.
 CHUNK = 512
 
 
 @dataclass(frozen=True)
 class SwigluColumns:
-    """Where the B of gate and up and the A of down start in a layer's part of an arena row; down's number for dropout."""
+    """Where B of gate and up and A of down start in a layer's part of an arena row; down's number for dropout."""
 
     b_gate: int
     b_up: int
@@ -45,7 +45,7 @@ class SwigluColumns:
 
 @triton.jit
 def _sigmoid(x):
-    """1 / (1 + e^-x) with a reciprocal root, one instruction of the hardware, squared: a division takes eight."""
+    """1 / (1 + e^-x) as the square of a reciprocal root, which is one hardware instruction; a division takes eight."""
     root = tl.rsqrt(1.0 + tl.exp(-x))
     return root * root
 
@@ -62,7 +62,7 @@ def _forward(
         acc = tl.zeros((BT, R), tl.float32)
         if DROP:
             keys = load_keys(keys_ptr, start, end, BT)
-    for c in tl.range(first, last, BN, num_stages=STAGES):  # named here, since only then loads without a product are pipelined
+    for c in tl.range(first, last, BN, num_stages=STAGES):  # stages given here: otherwise Triton pipelines no productless loads
         columns = c + tl.arange(0, BN)
         gate = load_tokens(gu_ptr, start, end, 2 * F, columns, F, BT).to(tl.float32)
         up = load_tokens(gu_ptr + F, start, end, 2 * F, columns, F, BT).to(tl.float32)
@@ -115,7 +115,7 @@ def _swiglu(
 
 @triton.jit
 def _slopes(gate, up, dact):
-    """silu(gate) * up and what dact makes of gate's and up's gradients."""
+    """silu(gate) * up, and the gradients of gate and up from dact."""
     sigmoid = _sigmoid(gate)
     silu = gate * sigmoid
     return silu * up, dact * up * (sigmoid + silu * (1.0 - sigmoid)), dact * silu
@@ -134,8 +134,8 @@ def _backward_alone(gu_ptr, dact_ptr, columns, F, start, end, BT: tl.constexpr, 
 
 @triton.jit
 def _turned(eye, ptr, start, stop, stride, columns, limit, BT: tl.constexpr, BN: tl.constexpr):
-    """The tile [N, T] of activations in fp32, turned by a product with the identity, which changes no finite number: the matrix
-    unit reads the tile where the copy from memory leaves it, and its result lies as the next product wants it. (A NaN spreads
+    """The tile [N, T] of activations in fp32, transposed by a product with the identity, which changes no finite number: the
+    matrix unit reads the tile in its copied layout, and its result has the layout of the next product's operand. (A NaN spreads
     over the tile's columns of its own token.)"""
     return mma(eye, tl.trans(load_tokens(ptr, start, stop, stride, columns, limit, BT)), tl.zeros((BN, BT), tl.float32))
 
@@ -146,8 +146,8 @@ def _backward(
     F, start, end, row0, rank, accumulate, limit, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr,
     DROP: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    # Tiles are [N, T], columns along the matrix unit's long side: a rank of 16 fills it, too, and what the first products leave
-    # in registers is the left operand of the second ones as it is.
+    # Tiles are [N, T], columns along the matrix unit's long side: so even a rank of 16 fills it, and the first products'
+    # results in registers are the left operand of the second ones unchanged.
     b_gate = tl.trans(load_ranks(w_ptr, w_stride, g_column, row0, rank, columns, F, R))
     b_up = tl.trans(load_ranks(w_ptr, w_stride, u_column, row0, rank, columns, F, R))
     a_down = tl.trans(load_ranks(w_ptr, w_stride, a_column, row0, rank, columns, F, R))
@@ -217,7 +217,7 @@ def _swiglu_backward(
 def swiglu(
     gate_up: torch.Tensor, s: torch.Tensor | None, adapters: torch.Tensor, at: SwigluColumns, table: WorkTable
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(act, s_down): act [T, F] of gate_up [T, 2F] with gate's and up's products joined in fp32; down's S [T, 1, RMAX].
+    """(act, s_down): act [T, F] of gate_up [T, 2F] with gate's and up's adapter products added in fp32; down's S [T, 1, RMAX].
 
     Without adapters (s None) s_down is None.
     """
@@ -248,7 +248,7 @@ def swiglu_backward(
 ) -> torch.Tensor:
     """Overwrites gate_up [T, 2F] with its gradient and returns it; writes dB of gate and up and dA of down to `grad`.
 
-    dact [T, F] is the base's part of the gradient of act: ds_down @ A_down joins here. s and ds_down are None without adapters.
+    dact [T, F] is the base's part of the gradient of act; this adds ds_down @ A_down. s and ds_down are None without adapters.
     """
     features = gate_up.shape[1] // 2
     width = table.max_rank if s is not None else 0

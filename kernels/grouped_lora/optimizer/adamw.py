@@ -1,11 +1,10 @@
-"""AdamW over the arena's active rows: clip per adapter, decay, step, and the compute copy, in one pass over the parameters.
+"""AdamW over the arena's active rows: per-adapter gradient clipping, decay, step and the compute copy, in one pass over the
+parameters.
 
-Knows rows and their adapters; knows nothing of matrices or layers beyond the arena's shape [L, rows, W]. The
-gradient norm of an
-adapter is summed in two stages of fixed order, so it has the same bits alone and packed. Moments are fp32, or 8-bit codes in
-blocks of 256 columns of one row (Dettmers et al., 8-bit Optimizers via Block-wise Quantization, sections 2.1-2.2): 7
-decades, of
-which decade i holds 2^i (signed) or 2^(i+1) (unsigned) evenly spaced values, computed in closed form from the code's own bits.
+Knows rows and their adapters. Knows no matrices and no layers beyond the arena's shape [L, rows, W]. An adapter's gradient norm
+is summed in two stages of fixed order, so its bits are the same alone and packed. Moments are fp32, or 8-bit codes in blocks of
+256 columns of one row (Dettmers et al., 8-bit Optimizers via Block-wise Quantization, sections 2.1-2.2): 7 decades, where
+decade i holds 2^i (signed) or 2^(i+1) (unsigned) evenly spaced values, computed in closed form from the code's own bits.
 """
 
 from dataclasses import dataclass
@@ -23,9 +22,9 @@ RATE, DECAY, CORRECTION1, CORRECTION2, MAX_NORM = range(5)  # columns of the rat
 
 @dataclass(frozen=True)
 class RowTable:
-    """rows [N] int32: active arena rows; owner [N] int32: index of each row's adapter; firsts [A + 1] int32: each
-    adapter's rows in
-    `rows`; rates [A, 5] fp32: learning rate, weight decay, 1 - beta1^t, 1 - beta2^t, largest gradient norm (inf: no clip)."""
+    """Which rows to update, and how. rows [N] int32: active arena rows; owner [N] int32: index of each row's adapter; firsts [A
+    + 1] int32: where each adapter's rows start in `rows`; rates [A, 5] fp32: learning rate, weight decay, 1 - beta1^t, 1 -
+    beta2^t, largest gradient norm (inf: no clip)."""
 
     rows: torch.Tensor
     owner: torch.Tensor
@@ -108,7 +107,7 @@ def _encode(x, SIGNED: tl.constexpr):
         code = tl.where((x < 0.0), code + 128, tl.where((decade == 6) & (magnitude > last), 127, code))
         return tl.where(magnitude < 2.75e-7, 255, code)
     code = tl.where((decade == 6) & (magnitude > last), 255, code)
-    # A second moment that is not 0 is never stored as 0: the step would be divided by eps alone.
+    # A non-zero second moment is never stored as 0: the step would be divided by eps alone.
     return tl.where(magnitude == 0.0, 0, code)
 
 
@@ -191,8 +190,7 @@ def _adamw8(
 
 
 def clip_scales(grad: torch.Tensor, table: RowTable) -> torch.Tensor:
-    """norms [A, 2] fp32 of grad [L, rows, W]: each adapter's global gradient norm, and the factor its gradient is
-    multiplied by."""
+    """norms [A, 2] fp32 of grad [L, rows, W]: each adapter's global gradient norm and its clip factor."""
     layers, _, width = grad.shape
     cfg = config("adamw")
     pieces = -(-width // cfg.block_n)
@@ -216,9 +214,8 @@ def adamw(
 ) -> torch.Tensor:
     """One clipped AdamW step of the table's rows; returns norms [A, 2] (gradient norm, clip factor).
 
-    master, grad [L, rows, W] fp32 and copy (the compute copy) share their strides. moments: exp_avg and exp_avg_sq,
-    fp32 of that
-    shape; or their 8-bit codes, uint8 of that shape, followed by both block scales [L, rows, ceil(W / 256)] fp32.
+    master, grad [L, rows, W] fp32 and copy (the compute copy) share their strides. moments: exp_avg and exp_avg_sq, fp32 of
+    that shape; or their 8-bit codes, uint8 of that shape, followed by both block scales [L, rows, ceil(W / 256)] fp32.
     """
     layers, _, width = master.shape
     cfg = config("adamw")

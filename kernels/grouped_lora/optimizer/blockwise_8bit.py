@@ -1,15 +1,16 @@
-"""Optimizer moments as 8-bit codes in blocks of 256 columns of one row, in plain PyTorch. adamw.py's kernel does it in passing.
+"""Blockwise 8-bit optimizer moments in plain PyTorch, in blocks of 256 columns of one row. adamw.py's kernel does the same
+inline.
 
-Dettmers et al., 8-bit Optimizers via Block-wise Quantization, sections 2.1-2.2: a block is scaled by its largest magnitude, and
-a code is the nearest value of its decade in the dynamic map of bitsandbytes (7 decades, decade i of 2^i values signed, 2^(i+1)
-unsigned). Signed: 127 is 1, 255 is 0, 128 + c is minus c; there is no -1. Unsigned: 255 is 1, 0 is 0.
+Dettmers et al., 8-bit Optimizers via Block-wise Quantization, sections 2.1-2.2: a block is divided by its largest magnitude,
+and a code is the nearest value of its decade in the dynamic map of bitsandbytes (7 decades; decade i has 2^i values signed,
+2^(i+1) unsigned). Signed: 127 is 1, 255 is 0, 128 + c is minus c; there is no -1. Unsigned: 255 is 1, 0 is 0.
 """
 
 import torch
 from torch import Tensor
 
 BLOCK = 256
-LAST_NEGATIVE = 1.0 - 0.45 / 64  # the largest magnitude that a negative number can have
+LAST_NEGATIVE = 1.0 - 0.45 / 64  # the largest magnitude of a negative value
 _LEAST_SIGNED = 2.75e-7  # half of the smallest magnitude
 
 
@@ -37,15 +38,15 @@ def decode(codes: Tensor, scales: Tensor, signed: bool) -> Tensor:
 
 
 def encode(values: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
-    """(codes, scales) of fp32 [rows, columns]: each block by its largest magnitude. The inverse of `decode` in shapes."""
+    """(codes, scales) of fp32 [rows, columns]: each block is divided by its largest magnitude. `decode` is the inverse."""
     blocks = _blocks(values)
     scales = blocks.abs().amax(2)
     return _codes(blocks, scales, signed, values.shape[1]), scales
 
 
 def encode_again(values: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
-    """Codes and scales that `values` were decoded from, the scales to a rounding: where no positive number is the largest, the
-    largest magnitude is that of the last negative code."""
+    """Re-encodes decoded values: the codes and scales that `values` came from, scales up to rounding. Where a block's largest
+    magnitude is negative, it is that of the last negative code."""
     if not signed:
         return encode(values, signed)
     blocks = _blocks(values)
@@ -73,5 +74,5 @@ def _codes(blocks: Tensor, scales: Tensor, signed: bool, columns: int) -> Tensor
     if signed:
         code = torch.where(unit < 0, code + 128, torch.where(top, 127, code))
         return torch.where(magnitude < _LEAST_SIGNED, 255, code).to(torch.uint8)
-    # A second moment that is not 0 is never stored as 0: the step would be divided by eps alone.
+    # A non-zero second moment is never stored as 0: the step would be divided by eps alone.
     return torch.where(magnitude == 0, 0, torch.where(top, 255, code)).to(torch.uint8)

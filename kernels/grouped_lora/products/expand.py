@@ -1,6 +1,7 @@
-"""Y = S W for every adapter in one launch: rows of tokens without an adapter become 0.
+"""Expand: Y = S W for every adapter in one launch; rows of tokens without an adapter become 0.
 
-For the operators alone (torch_ops.py): in a pass of the executor S W joins inside the kernels that touch its output anyway.
+Used by the torch operators alone (torch_ops.py): the executor's passes add S W inside the kernels that write that output
+anyway.
 """
 
 import torch

@@ -1,7 +1,7 @@
-"""A frozen linear map with many adapters on it, as one differentiable function.
+"""A frozen linear map with many adapters, as one differentiable function.
 
-The seam that kernels stand behind: callers see `grouped_linear` and `Adapters` alone. The frozen weight never gets a gradient;
-the adapters' gradients are added straight to the arena's gradient buffer while autograd walks back.
+The interface in front of the kernels: callers see `grouped_linear` and `Adapters` alone. The frozen weight gets no gradient;
+backward adds the adapters' gradients straight to the arena's gradient buffer.
 """
 
 from dataclasses import dataclass
@@ -22,9 +22,8 @@ from grouped_lora.products import reference
 class Adapters:
     """The adapters of one pass.
 
-    weights_RC: the arena, read. grad_RC: its gradients, added to (None where no gradient is wanted).
-    anchor: a scalar that requires grad, so that autograd visits layers whose input does not.
-    keys_T: dropout's keys, where a span has dropout.
+    weights_RC: the arena, read only. grad_RC: its gradients, accumulated (None where no gradient is wanted). anchor: a scalar
+    that requires grad, so that autograd visits layers whose input does not. keys_T: dropout's keys, where a span has dropout.
     """
 
     weights_RC: Tensor
@@ -48,7 +47,7 @@ class _GroupedLinear(torch.autograd.Function):
     ) -> Tensor:
         y_TN = product(x_TK, dense(w_NK).t(), residual_TN, bias_N)
         saved = reference.forward_(y_TN, x_TK, adapters.weights_RC, group, adapters.spans, adapters.keys_T)
-        ctx.adapters, ctx.group, ctx.weight = adapters, group, w_NK  # the weight is frozen: nobody writes it before backward
+        ctx.adapters, ctx.group, ctx.weight = adapters, group, w_NK  # the weight is frozen: nothing writes it before backward
         ctx.save_for_backward(x_TK, *saved)
         return y_TN
 
@@ -74,9 +73,9 @@ def grouped_linear(
     group: Group,
     residual_TN: Tensor | None = None,
 ) -> Tensor:
-    """x W^T (+ bias, + residual), and for each span its adapter's product on top: [T, N].
+    """x Wᵀ (+ bias, + residual), plus each span's adapter product: [T, N].
 
-    Differentiable in `x_TK` and `residual_TN`; dA and dB of each span go to `adapters.grad_RC`.
+    Differentiable in `x_TK` and `residual_TN`; dA and dB of each span are added to `adapters.grad_RC`.
     """
     if x_TK.shape[1] != group.in_features or w_NK.shape != (group.width, group.in_features):
         raise ValueError(

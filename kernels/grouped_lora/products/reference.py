@@ -1,8 +1,8 @@
-"""Grouped LoRA in plain PyTorch: the truth that kernels are compared with, and the path for CPU.
+"""Grouped LoRA in plain PyTorch: the reference that kernels are compared with, and the CPU path.
 
-Per adapter i with tokens X_i:  S_i = s_i X_i A_i^T,  Y_i += S_i B_i^T  (Hu et al. 2021, section 4.1).
-Works in any float dtype, float64 included. Every product has a shape that depends on one adapter alone, so an adapter's
-numbers are the same bits with and without neighbours. Knows nothing of autograd: grouped_linear.py wraps these.
+Per adapter i with tokens X_i:  S_i = s_i X_i A_i^T,  Y_i += S_i B_i^T  (Hu et al. 2021, section 4.1). Works in any float dtype,
+float64 included. Every product's shape depends on one adapter alone, so an adapter's numbers have the same bits with and
+without neighbours. Knows no autograd: grouped_linear.py wraps these functions.
 
 Legend: see adapter_spans.py. `weights_RC` is the arena; B lies transposed, so that one arena row is one rank.
 """
@@ -21,7 +21,7 @@ Keys = NDArray[np.uint32] | None
 
 
 def _stacked_a(weights_RC: Tensor, group: Group, span: Span, dtype: torch.dtype) -> Tensor:
-    """The A of all parts below each other: [P * rank, K], part by part."""
+    """The A of all parts, stacked by rows: [P * rank, K], part by part."""
     a_PRK = _a_view(weights_RC, group, span)
     return a_PRK.reshape(-1, group.in_features).to(dtype)
 
@@ -38,7 +38,7 @@ def _b_view(arena_RC: Tensor, part: Part, span: Span) -> Tensor:
 
 
 def _masks(group: Group, span: Span, keys_T: Keys, like: Tensor) -> list[Tensor]:
-    """What each part's adapter sees of the span's input: ones and zeros [tokens, K] in the input's dtype."""
+    """Each part's dropout mask over the span's input: ones and zeros [tokens, K] in the input's dtype."""
     if keys_T is None:
         raise ValueError(f"the span at token {span.start} has dropout {span.dropout}, but there are no keys to draw it from")
     own, limit = keys_T[span.start : span.stop], threshold(span.dropout)
@@ -50,8 +50,8 @@ def forward_(
 ) -> list[Tensor]:
     """Add every adapter's product to `y_TN` in place. keys_T: dropout's keys (dropout.py), where a span has dropout.
 
-    Returns S per span, [tokens, P * rank] with the scale folded in, which `backward_` wants back. Rows of `y_TN` outside all
-    spans are not touched.
+    Returns S per span, [tokens, P * rank] with the scale folded in, for `backward_`. Rows of `y_TN` outside all spans are not
+    touched.
     """
     saved = []
     for span in spans:
@@ -82,7 +82,7 @@ def backward_(
     spans: Sequence[Span],
     keys_T: Keys = None,
 ) -> None:
-    """Add dA and dB of every adapter to `grad_RC`, and its share of dX to `dx_TK` (None: nobody needs dX), in place.
+    """Add dA and dB of every adapter to `grad_RC`, and its share of dX to `dx_TK` (None: dX is not needed), in place.
 
     `saved` is what `forward_` returned for the same spans. Spans are added in the order given.
     """

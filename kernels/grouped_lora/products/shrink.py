@@ -1,9 +1,8 @@
-"""S = scale · X Wᵀ for every adapter in one launch: the product that shrinks features to ranks.
+"""Shrink: S = scale · X Wᵀ for every adapter in one launch, from features down to ranks.
 
-Forward it is S = s X Aᵀ (all matrices that read the same X share one read of it), backward dS = s dY B (each matrix has its own
-columns of dY). Knows nothing of what the ranks mean. Legend: X[T, K] activations; W rows of the arena, one per rank, K columns;
-S[T, M, RMAX] for M matrices, in X's dtype, the scale folded in. Ranks beyond an adapter's own (rounded up to 8) are left
-unwritten.
+Forward: S = s X Aᵀ (all matrices that read the same X share one read of it). Backward: dS = s dY B (each matrix has its own
+columns of dY). Knows no meaning of ranks. Legend: X[T, K] activations; W rows of the arena, one per rank, K columns; S[T, M,
+RMAX] for M matrices, in X's dtype, the scale folded in. Ranks beyond an adapter's own (rounded up to 8) stay unwritten.
 """
 
 import torch
@@ -16,8 +15,8 @@ from grouped_lora.launch_configs import config
 from grouped_lora.tiles import block_at, load_ranks, load_shrunk, load_tokens, mma, store_shrunk
 from grouped_lora.work_table import BLOCK_T, WorkTable
 
-# Longer sums are cut into pieces of this many features, so that a step of few tokens still fills the chip; the cut depends on
-# the matrix alone, never on the tokens.
+# Longer sums are split into pieces of this many features, so that a step of few tokens still fills the chip; the split depends
+# on the matrix alone, never on the tokens.
 SPLIT_K = 2048
 
 
@@ -67,7 +66,7 @@ def _shrink(
     SHARED: tl.constexpr, SPLIT: tl.constexpr, BK: tl.constexpr, BT: tl.constexpr, DROP: tl.constexpr, RMAX: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
-    mat = tl.program_id(1)  # with SHARED > 1 there is one program for all matrices, and mat is 0
+    mat = tl.program_id(1)  # with SHARED > 1 one program serves all matrices, and mat is 0
     piece = tl.program_id(2)
     span, start, end, row0, rank, limit = block_at(blocks_ptr, spans_ptr, block)
     scale = tl.load(scales_ptr + span)
@@ -78,7 +77,7 @@ def _shrink(
     k = tl.where(mat == 0, k0, tl.where(mat == 1, k1, k2))
     k_start = piece * SPLIT
     k_end = tl.minimum(k, k_start + SPLIT)
-    # A piece past a narrower matrix's end runs no iteration and writes zeros, since every piece is summed.
+    # A piece past a narrower matrix's end runs no iteration and writes zeros, since the sum reads every piece.
     out_ptr += piece.to(tl.int64) * split_stride
     w_step = w_column1 - w_column0
     if rank <= 16:
@@ -114,7 +113,7 @@ def _sum_pieces(pieces_ptr, out_ptr, spans_ptr, blocks_ptr, split_stride, PIECES
 
 
 def sum_pieces(pieces: torch.Tensor, table: WorkTable, dtype: torch.dtype, out: torch.Tensor | None = None) -> torch.Tensor:
-    """S [T, M, RMAX]: the sum over pieces [P, T, M, RMAX] fp32, in their order, where the adapters have ranks."""
+    """S [T, M, RMAX]: the sum over pieces [P, T, M, RMAX] fp32, in order, up to each adapter's rank."""
     count, tokens, mats, width = pieces.shape
     s = torch.empty((tokens, mats, width), dtype=dtype, device=pieces.device) if out is None else out
     cfg = config("sum_pieces")
@@ -146,7 +145,7 @@ def shrink(
     s = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
     if table.max_rank == 0:
         return s
-    # Three accumulators of a wide rank do not fit in registers: then each matrix is an item of its own, and x is read again.
+    # Three accumulators of a wide rank do not fit in registers: then each matrix is its own item and reads x again.
     together = x_columns is None and table.max_rank <= 64
     shared = mats if together else 1
     starts = x_columns or (0,) * mats

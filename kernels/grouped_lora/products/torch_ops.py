@@ -1,7 +1,7 @@
-"""The grouped products as operators of torch.library, so that torch.compile sees one node each and keeps its graph whole.
+"""The grouped products as torch.library operators, so that torch.compile sees one node for each and its graph does not break.
 
-`adapt` is the whole of it, differentiable: y + S B over every adapter's own tokens. Its backward writes dA and dB straight into
-the gradient buffer, which no gradient flows out of. The executor's own passes call the kernels themselves: an operator's
+`adapt` is the differentiable whole: y + S B over every adapter's own tokens. Its backward writes dA and dB straight into the
+gradient buffer; no gradient flows out of that buffer. The executor's own passes call the kernels directly: an operator's
 dispatch costs more than a launch.
 """
 
@@ -52,7 +52,7 @@ def _(
 def outer_op(
     s: Tensor, y: Tensor, grad: Tensor, spans: Tensor, scales: Tensor, blocks: Tensor, max_rank: int, column: int, width: int
 ) -> None:
-    """Each adapter's rows of grad[:, column : + width] become (or gain) s[:, 0]ᵀ @ y."""
+    """Set (or add to) each adapter's rows of grad[:, column : + width]: s[:, 0]ᵀ @ y."""
     outer(s, y, grad, WorkTable(spans, scales, blocks, max_rank), (column,), (width,))
 
 
@@ -86,9 +86,9 @@ class _Adapt(torch.autograd.Function):
 
 
 def adapt(x: Tensor, y: Tensor, weights: Tensor, grad: Tensor, table: WorkTable, a: int, b: int) -> Tensor:
-    """y [T, N] and every adapter's product with x [T, K] on top; A starts at column `a`, B transposed at `b` of `weights`.
+    """y [T, N] plus every adapter's product with x [T, K]; A starts at column `a` of `weights`, B transposed at column `b`.
 
-    Differentiable in x and y. dA and dB go to `grad` [rows, W] fp32, as the table's spans say.
+    Differentiable in x and y. dA and dB are written to `grad` [rows, W] fp32, as the table's spans say.
     """
     adapted: Tensor = _Adapt.apply(x, y, weights, grad, (table.spans, table.scales, table.blocks), (a, b, table.max_rank))
     return adapted

@@ -1,8 +1,8 @@
-"""dA = dSᵀ X and dB = Sᵀ dY of every adapter in one launch, written in fp32 straight into the arena's gradient rows.
+"""Weight gradients: dA = dSᵀ X and dB = Sᵀ dY of every adapter in one launch, written in fp32 to the arena's gradient rows.
 
 One program owns one adapter's columns and walks that adapter's own tokens in order, in blocks counted from the adapter's first
-token. So the sum has one fixed order: two runs give the same bits, alone or packed, and nothing is added by atomics.
-Legend: S[T, M, RMAX] (or dS); Y[T, columns] (X, or dY); grad[rows, W] fp32.
+token. So the summation order is fixed: two runs give the same bits, alone or packed. No atomics. Legend: S[T, M, RMAX] (or dS);
+Y[T, columns] (X, or dY); grad[rows, W] fp32.
 """
 
 import torch
@@ -31,7 +31,7 @@ def _walk(
     acc1 = tl.zeros((BN, R), tl.float32)
     acc2 = tl.zeros((BN, R), tl.float32)
     for t in range(start, end, BT):
-        # Columns are the matrix unit's long side, so that a rank of 16 fills it, too.
+        # Columns lie along the matrix unit's long side, so that even a rank of 16 fills it.
         y = load_tokens(y_ptr + y_column, t, end, y_stride, columns, width, BT)
         if DROP:
             keys = load_keys(keys_ptr, t, end, BT)
@@ -99,12 +99,12 @@ def outer(
     y_columns: tuple[int, ...] | None = None,
     matrix: int | None = None,
 ) -> None:
-    """grad[rows of each adapter, columns[m] : + widths[m]] = (or +=) s[:, m]ᵀ @ y over the adapter's own tokens, M
-    <= 3 matrices.
+    """grad[rows of each adapter, columns[m] : + widths[m]] = (or +=) s[:, m]ᵀ @ y over the adapter's own tokens, M <= 3
+    matrices.
 
-    Without `y_columns` all matrices read the same y; with them matrix m reads y[:, y_columns[m] : + widths[m]]. Whether a span
-    adds or overwrites is its own flag in the table. Only the exact ranks' rows are written. matrix: the number of the first
-    matrix, where y is an adapter's input and dropout applies to it.
+    Without `y_columns` all matrices read the same y; with them matrix m reads y[:, y_columns[m] : + widths[m]]. A flag in each
+    span's table entry says whether it adds or overwrites. Only the exact ranks' rows are written. matrix: the number of the
+    first matrix, where y is an adapter's input and dropout applies to it.
     """
     if table.max_rank == 0:
         return
