@@ -1,6 +1,6 @@
-"""The worker's HTTP client of the service, as a node and for one placement. Knows no threads and no retries.
+"""HTTP client of the service's internal API, as a node and for one placement. Knows no threads and no retries.
 
-A call is one request. It returns the answer or raises: `Unreachable` is worth another try, others are the service's verdict.
+Each call sends one request and returns the answer or raises. The caller may retry `Unreachable`; every other error is final.
 """
 
 import json
@@ -30,19 +30,19 @@ from contract.wire import (
 )
 
 _TIMEOUT = httpx.Timeout(10, connect=3)
-_SAYS = 400  # characters of an error's body that are worth repeating
+_SAYS = 400  # characters of an error's body that go into the message
 
 
 class LinkError(Exception):
-    """The service did not do what it was asked. The message is one line."""
+    """A call to the service failed. The message is one line."""
 
 
 class Unreachable(LinkError):
-    """No answer, or one that another try may turn: the service is away, busy or restarting."""
+    """No answer, or one that is worth a retry: the service is down, busy or restarting."""
 
 
 class Refused(LinkError):
-    """The service understood, and says no."""
+    """The service understood the request and refused it."""
 
     def __init__(self, status: int, code: str, message: str, body: dict[str, Any]) -> None:
         super().__init__(message)
@@ -50,23 +50,23 @@ class Refused(LinkError):
 
 
 class Unreadable(LinkError):
-    """The service answered in words that this worker does not understand."""
+    """The service's answer does not parse as the message that this worker expects."""
 
 
 class NodeUnknown(Refused):
-    """The credential is of an earlier boot, or of no node at all: register anew."""
+    """The credential belongs to an earlier boot or to no node: the node must register again."""
 
 
 class JoinRefused(Refused):
-    """No node of this name may register with that bearer."""
+    """The service lets no node of this name register with this bearer token."""
 
 
 class FenceStale(Refused):
-    """The placement has ended. What was said changed nothing."""
+    """The placement has ended; the service ignored the request."""
 
 
 class SeqGap(Refused):
-    """The report came out of turn; `expected_seq` is the one that is due."""
+    """The report is out of sequence; `expected_seq` is the number that the service expects."""
 
     @property
     def expected_seq(self) -> int:
@@ -82,7 +82,7 @@ _REFUSALS: dict[str, type[Refused]] = {
 
 
 def _answer(response: httpx.Response) -> httpx.Response:
-    """The response if it is a success; raises the kind of LinkError that it is otherwise."""
+    """The response if it is a success; otherwise raises the LinkError of its status and code."""
     if response.is_success:
         return response
     response.read()
@@ -111,14 +111,14 @@ def _read(kind: type[M], content: bytes) -> M:
 
 
 def in_words(error: ValidationError) -> str:
-    """The first thing that is wrong, and where, in one line."""
+    """The first validation error and its location, in one line."""
     first = error.errors(include_url=False, include_input=False)[0]
     return f"{'.'.join(map(str, first['loc'])) or 'the message'}: {first['msg']}"
 
 
 @dataclass(frozen=True)
 class UnreadPlacement:
-    """A placement of a desired state that this worker cannot read, and why."""
+    """A placement of a desired state that this worker cannot parse, and why."""
 
     placement_id: str
     fence: int
@@ -126,7 +126,7 @@ class UnreadPlacement:
 
 
 def _desired(content: bytes) -> tuple[DesiredState, list[UnreadPlacement]]:
-    """Each placement is read by itself, so that one that cannot be read holds up no other."""
+    """Parses each placement by itself, so that an unreadable one does not block the others."""
     try:
         said = json.loads(content)
         given, read, unread = said["placements"], [], []
@@ -141,7 +141,7 @@ def _desired(content: bytes) -> tuple[DesiredState, list[UnreadPlacement]]:
 
 
 class _Link:
-    """One base URL and one connection pool. Any thread may use it."""
+    """One base URL and one connection pool. Thread-safe."""
 
     def __init__(self, api_url: str) -> None:
         self._url = api_url + "/internal/v1/"
@@ -169,7 +169,7 @@ class _Link:
 
 
 class NodeLink(_Link):
-    """What the daemon and its heartbeat say as a node."""
+    """The calls of the daemon and its heartbeat, as a node."""
 
     def register(self, bearer: str, registration: NodeRegistration) -> NodeWelcome:
         """`bearer`: a join token, or the node's credential."""
@@ -180,11 +180,11 @@ class NodeLink(_Link):
         return _read(HeartbeatAnswer, answer.content)
 
     def desired(self, node_id: str, credential: str) -> tuple[DesiredState, list[UnreadPlacement]]:
-        """What the node should run, as far as it can be read, and what cannot."""
+        """The node's desired state, and the placements in it that cannot be parsed."""
         return _desired(self._send("GET", f"nodes/{node_id}/desired", credential).content)
 
     def unwanted(self, node_id: str, credential: str, kept: CachedFiles) -> CachedFiles:
-        """Which of the files that this node keeps it has to erase."""
+        """Which of the files cached on this node it must erase."""
         answer = self._send("POST", f"nodes/{node_id}/cached-files", credential, kept)
         return CachedFiles.model_validate_json(answer.content)
 
@@ -193,7 +193,7 @@ class NodeLink(_Link):
 
 
 class PlacementLink(_Link):
-    """What an executor says and fetches for its placements, each under its own token."""
+    """The calls of an executor for its placements, each under the placement's own token."""
 
     def report(self, placement_id: str, token: str, report: Report) -> ReportAck:
         answer = self._send("POST", f"placements/{placement_id}/reports", token, report)
@@ -212,7 +212,7 @@ class PlacementLink(_Link):
         return _read(UploadGrant, answer.content)
 
     def put(self, grant: UploadGrant, path: Path) -> None:
-        """Send a file to where the grant says."""
+        """Upload a file to the grant's URL."""
         assert grant.url is not None, "a grant of what is missing says where to put it"
         try:
             with path.open("rb") as content:

@@ -1,4 +1,4 @@
-"""The boot clock: it goes on while a process is stopped or the machine sleeps, and no one sets it. Leases are counted on it."""
+"""The boot clock: it runs on while a process is stopped or the machine sleeps, and cannot be set. Leases use it."""
 
 import time
 

@@ -16,9 +16,10 @@ T = TypeVar("T")
 
 
 def exit_with_parent(messages: TypeAdapter[T], obey: Callable[[T], None]) -> None:
-    """From now on a thread hands every message of standard input to `obey`; at its end the daemon is gone, and so are we.
+    """Start a thread that passes each message on standard input to `obey`, and exits the process when the daemon closes the
+    pipe.
 
-    Ctrl-C is the daemon's business. A thread that dies takes the process with it: half a child is none, and the daemon acts
+    Ignores Ctrl-C, which the daemon handles. An uncaught exception in any thread ends the process, since the daemon acts only
     on a child's end.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)

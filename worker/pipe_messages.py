@@ -1,6 +1,6 @@
-"""What the daemon and its children say to each other: one JSON message a line, over the children's standard input and output.
+"""Messages between the daemon and its children: one JSON message a line, over the children's standard input and output.
 
-A closed pipe is a message too: whoever reads the end of it knows that the other side is gone. Times are on the boot clock.
+A closed pipe tells its reader that the other process has ended. Times are on the boot clock.
 """
 
 import os
@@ -35,9 +35,9 @@ class Renew(Message):
 
 
 class Detach(Message):
-    """Let the placement go. Unless `keep`, it has ended, and whatever is still said about it is in vain.
+    """Drop the placement. Without `keep` the service has ended it and ignores later reports about it.
 
-    With `keep` it still stands: its jobs are brought to safety and all is told first, for as long as its lease lasts.
+    With `keep` it is still valid: the executor first checkpoints its jobs and sends all reports, while its lease lasts.
     """
 
     kind: Literal["detach"] = "detach"
@@ -46,7 +46,7 @@ class Detach(Message):
 
 
 class Stop(Message):
-    """End within `seconds`, with the work brought to safety where that is possible."""
+    """End within `seconds`, after checkpointing the jobs where that is possible."""
 
     kind: Literal["stop"] = "stop"
     seconds: float
@@ -58,7 +58,7 @@ Command = Annotated[Attach | Renew | Detach | Stop, Field(discriminator="kind")]
 
 
 class Progress(Message):
-    """How the executor's placements do, and when it last finished anything."""
+    """Phases of the executor's placements, and when it last made progress."""
 
     kind: Literal["progress"] = "progress"
     phases: dict[str, Phase]
@@ -66,7 +66,7 @@ class Progress(Message):
 
 
 class Ended(Message):
-    """The placement is no longer here. `lost` ones ended without the service's doing, which has to be told."""
+    """The placement has left the executor. `lost`: the service did not end it, so the daemon must report the loss."""
 
     kind: Literal["ended"] = "ended"
     placement_id: str
@@ -80,7 +80,7 @@ ExecutorNews = Annotated[Progress | Ended, Field(discriminator="kind")]
 
 
 class Identity(Message):
-    """Whom the heartbeat speaks for; the first message it gets."""
+    """The node that the heartbeat process reports for; the first message it gets."""
 
     kind: Literal["identity"] = "identity"
     api_url: str
@@ -91,7 +91,7 @@ class Identity(Message):
 
 
 class Beating(Message):
-    """A placement that is to be told of: how far it is, and when its executor last finished anything."""
+    """A placement to report: its phase, and when its executor last made progress."""
 
     placement_id: str
     fence: int
@@ -100,8 +100,7 @@ class Beating(Message):
 
 
 class Pulses(Message):
-    """All placements of the node, and which desired state the daemon acted upon last, when. With `now` a heartbeat is sent
-    at once."""
+    """All placements of the node, and which desired state the daemon applied last, when. `now`: send a heartbeat at once."""
 
     kind: Literal["pulses"] = "pulses"
     placements: list[Beating]
@@ -114,7 +113,7 @@ Wish = Annotated[Identity | Pulses, Field(discriminator="kind")]
 
 
 class Beat(Message):
-    """A heartbeat that was answered, and when it had been sent."""
+    """An answered heartbeat, and when it was sent."""
 
     kind: Literal["beat"] = "beat"
     sent_at: float
@@ -136,7 +135,7 @@ HEARTBEAT_NEWS: TypeAdapter[Beat | Unknown] = TypeAdapter(HeartbeatNews)
 
 
 class Writer:
-    """Writes messages, a line each; any thread may. A reader that is gone is not an error: its end is read elsewhere."""
+    """Thread-safe writer of messages, one a line. Ignores a closed pipe: the reading thread notices that a process ended."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -153,8 +152,8 @@ class Writer:
 
 
 def read(descriptor: int, messages: TypeAdapter[T]) -> Iterator[T]:
-    """The messages of a pipe until it closes. Reads the descriptor itself: a thread that waits in a file object keeps the
-    interpreter from ending."""
+    """The messages of a pipe until it closes. Reads the descriptor directly: a thread blocked in a file object keeps the
+    interpreter from exiting."""
     rest = b""
     while block := os.read(descriptor, _BLOCK):
         *lines, rest = (rest + block).split(b"\n")
@@ -163,7 +162,8 @@ def read(descriptor: int, messages: TypeAdapter[T]) -> Iterator[T]:
 
 
 def take_stdout() -> IO[bytes]:
-    """The pipe to the daemon, out of reach of whatever prints: standard output goes to standard error from now on."""
+    """The pipe to the daemon, on a new descriptor. Redirects standard output to standard error, so that prints cannot corrupt
+    it."""
     pipe = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return pipe

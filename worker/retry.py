@@ -1,4 +1,4 @@
-"""Trying again while the service is away or the disk is full, for as long as a lease lasts."""
+"""Retries while the service is unreachable or the disk is full, for as long as a lease lasts."""
 
 import logging
 from collections.abc import Callable
@@ -15,9 +15,10 @@ _FIRST_SECONDS, _LONGEST_SECONDS = 0.2, 3.0
 
 
 def persist(lease: Lease, what: str, attempt: Callable[[], T]) -> T:
-    """What `attempt` returns, tried until the service is reachable and the disk has room.
+    """Call `attempt` until the service is reachable and the disk has room; returns its result.
 
-    Raises LeaseOver, and whatever else `attempt` raises."""
+    Raises LeaseOver, and every other error of `attempt`.
+    """
     pause, failures = _FIRST_SECONDS, 0
     while True:
         lease.check()

@@ -1,4 +1,5 @@
-"""What a worker reads from its environment: names that start with MOTET_. Knows no other source, and no default secrets."""
+"""A worker's settings, read from environment variables that start with MOTET_. Knows no other source, and no
+default secrets."""
 
 import os
 from pathlib import Path
@@ -14,7 +15,7 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class SettingsError(RuntimeError):
-    """The environment does not say what the worker needs. The message is ready to be shown to an operator."""
+    """The environment lacks a setting or holds a wrong one. The message can be shown to an operator as it is."""
 
 
 def _base_url(url: str) -> str:
@@ -34,25 +35,25 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="MOTET_", frozen=True, extra="ignore")
 
     api_url: Annotated[str, AfterValidator(_base_url)]
-    join_token: SecretStr | None = None  # lets the node join, once; from then on it has a credential of its own
-    redis_url: Annotated[str, Field(pattern=r"^(redis|rediss|unix)://")] | None = None  # without it, heartbeats tell of changes
+    join_token: SecretStr | None = None  # for the first registration; then the node has its own credential
+    redis_url: Annotated[str, Field(pattern=r"^(redis|rediss|unix)://")] | None = None  # without it, heartbeats bring changes
     node_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")] = Field(default_factory=host_name)
-    worker_dir: Path = Field(default_factory=_scratch)  # scratch: fetched files, checkpoints on their way, parked jobs
+    worker_dir: Path = Field(default_factory=_scratch)  # scratch: fetched files, checkpoints being uploaded, parked jobs
     worker_device: Literal["auto", "cpu", "cuda"] = "auto"
     worker_slots: Count = 1  # CPU slots, each of which stands in for a device
     worker_threads: Count | None = None  # torch threads of a slot; left out, the cores are shared among the slots
-    worker_memory_bytes: Count | None = None  # what an executor may use; left out, what is free, shared among the slots
+    worker_memory_bytes: Count | None = None  # of an executor; left out, the free memory, shared among the slots
     worker_park_bytes: Count | None = None  # main memory for parked jobs, which go to disk beyond it; left out, an eighth of an
-    # executor's memory on a CPU, a quarter of what is free on a GPU's host
+    # executor's memory on a CPU, a quarter of the free memory on a GPU's host
     worker_step_tokens: Count | None = None  # of one micro-batch; left out, 4,096 on a CPU and 16,384 on a GPU
     worker_cache_bytes: Count | None = None  # of files and their tokens kept for later; left out, a tenth of the disk
     worker_checkpoint_seconds: Seconds = 30
     worker_moments: Literal["fp32", "8bit"] = "fp32"  # AdamW's: 8 bits take a quarter of the memory
-    worker_recompute: bool = False  # always compute activations again in backward; else where that is what fits
+    worker_recompute: bool = False  # always recompute activations in backward; else only where keeping does not fit
 
     @property
     def scratch(self) -> Path:
-        """This node's own part of the scratch folder."""
+        """This node's own subfolder of `worker_dir`."""
         return self.worker_dir / self.node_name
 
     @classmethod

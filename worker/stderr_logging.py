@@ -1,4 +1,4 @@
-"""One line a record, on standard error, with the time, the process and the room that speaks."""
+"""Logs to standard error, one line a record, with time, level, module and process id."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""Ends the process when one of its threads dies of an exception: half a process looks alive and does nothing."""
+"""Ends the process when an exception kills one of its threads: a process that lost a thread looks alive and does nothing."""
 
 import logging
 import os
@@ -10,7 +10,7 @@ EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
 
 
 def end_process_with_its_threads() -> None:
-    """From now on an exception that a thread does not catch is logged and ends the process at once."""
+    """Install a hook that logs any thread's uncaught exception and ends the process with EXIT_CODE."""
     threading.excepthook = _thread_died
 
 

@@ -1,5 +1,5 @@
-"""Where the adapters of a replica's jobs lie: in its arena while they train, there too while they wait and nobody needs the
-rows, else in the lot, which all replicas share. Chooses none."""
+"""Where the adapters of a replica's jobs are stored: in its arena while they train, and while they wait until another job needs
+the rows; otherwise in the parking lot, which all replicas share. Chooses no jobs."""
 
 import logging
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 
 
 class Slots:
-    """The slots of one loaded copy of a base, for as long as it is loaded."""
+    """The slots of one loaded copy of a base."""
 
     def __init__(self, base: Base, capacity: Capacity, lot: ParkingLot, cache: NodeCache) -> None:
         self.base, self._lot, self._cache = base, lot, cache
         self.fit = MemoryFit(capacity)
-        self._held: dict[JobRun, tuple[Slot, Tensor | None]] = {}  # parked where they are, with their best weights
+        self._held: dict[JobRun, tuple[Slot, Tensor | None]] = {}  # parked in the arena, with their best weights
 
     @property
     def capacity(self) -> Capacity:
@@ -36,32 +36,33 @@ class Slots:
 
     @property
     def empty(self) -> bool:
-        """Whether no adapter lies here."""
+        """Whether the arena holds no adapter."""
         return not self._arena.slots
 
     def narrow(self, group: str) -> None:
-        """A task has left, and holds nothing here: the arena gives back the rows that are free."""
+        """A task has left, and holds nothing here: shrink the arena to the rows in use."""
         if self.fit.narrow(group):
             give_back(self.base.trainer)
 
     def tighten(self, error: OutOfMemory, runs: Sequence[JobRun]) -> dict[JobRun, str]:
-        """A pass of these jobs found no memory. Their gradients are void. Returns those that can have none, and why."""
+        """Handle a pass of these jobs that found no memory: voids their gradients. Returns the jobs that cannot
+        run, and why."""
         self.base.trainer.forget([run.slot for run in runs if run.slot is not None])
         return self.fit.tighten(error, runs, self._arena.rows)
 
     def stepped(self) -> bool:
-        """A step found its memory. Whether there is more room just now."""
+        """Record a step that found its memory; whether micro-batches grew just now."""
         return self.fit.stepped(self._arena.rows)
 
     def start(self, start: WarmStart) -> Slot:
-        """A slot of its own for the adapter that a task starts from, as it is. Raises NoRows."""
+        """A slot that holds the adapter which a task starts from, unchanged. Raises NoRows."""
         self._make_room(start.rank, rows_for(start.rank), ())
         alpha = start.scale * start.rank
         return seated(self.base.trainer, start.rank, alpha, lambda slot: self._arena.restore(slot, AdapterState(start.rows)))
 
     def give(self, runs: Sequence[JobRun]) -> dict[JobRun, str]:
-        """Give each job rows of the arena with what it had, or with its first weights. Returns those for which the device has
-        no memory, and why: they wait as they did, and nobody is let in beyond the rows that are there until some are free."""
+        """Give each job arena rows with its stored adapter, or with its first weights. Returns the jobs for which the device
+        has no memory, and why: they keep waiting, and no job is admitted beyond the present rows until some are free."""
         lacking: dict[JobRun, str] = {}
         for place, run in enumerate(runs):
             if run in self._held:
@@ -78,7 +79,7 @@ class Slots:
         return lacking
 
     def _fill(self, run: JobRun, slot: Slot) -> None:
-        """Put the job's adapter into its slot. What the lot has of it stays there until that is done."""
+        """Write the job's adapter into its slot. The lot keeps its copy until that is done."""
         tensors = self._lot.look(run)
         if tensors is None:
             self.base.trainer.init_adapter(slot, run.config.seed, run.config.target_modules)
@@ -91,7 +92,8 @@ class Slots:
         self._lot.leave(run)
 
     def _make_room(self, rank: int, wanted: int, staying: Sequence[JobRun]) -> None:
-        """For an adapter of this rank, within R_cap while anybody is parked in the arena who is not among `staying`."""
+        """Make room for an adapter of this rank; evicts parked jobs that are not among `staying` before the arena exceeds
+        R_cap."""
 
         def evict() -> bool:
             waiting = next((run for run in self._held if run not in staying), None)
@@ -107,27 +109,27 @@ class Slots:
         return self.base.trainer.arena
 
     def note_best(self, run: JobRun, loss: float) -> None:
-        """The job's validation loss was never lower: keep a copy of its weights."""
+        """Record a new lowest validation loss of the job, with a host copy of its weights."""
         assert run.slot is not None, "only jobs with a slot are evaluated"
         run.best = Best(run.step, loss)
         run.best_weights = self.base.trainer.arena.snapshot(run.slot, moments=False).weights
 
     def park(self, run: JobRun) -> None:
-        """The job waits where it is, until another needs the rows."""
+        """Park the job in its arena rows, until another job needs them."""
         assert run.slot is not None, "only jobs with a slot are parked"
         self._held[run] = run.slot, run.best_weights
         run.slot, run.best_weights = None, None
         self.fit.limit_rows(None)
 
     def evict(self, run: JobRun) -> None:
-        """The job waits here no more, but in the lot, from where any replica may take it up."""
+        """Move a parked job to the lot, from where any replica may continue it."""
         if run in self._held:
             slot, best = self._held.pop(run)
             self._lot.park(run, Tensors(self._arena.snapshot(slot), best))
             self._detach(slot)
 
     def forget(self, run: JobRun) -> None:
-        """Give back whatever the job holds here."""
+        """Free everything the job holds here, and its local checkpoint."""
         self._vacate(run)
         self._lot.leave(run)
         if run.checkpoint is not None:
@@ -151,6 +153,6 @@ class Slots:
         run.slot, run.best_weights = None, None
 
     def _detach(self, slot: Slot) -> None:
-        """Rows are free: who found none may try again."""
+        """Free the rows, and let jobs that found none try again."""
         self._arena.detach(slot)
         self.fit.limit_rows(None)

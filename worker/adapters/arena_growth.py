@@ -1,6 +1,5 @@
-"""Arena rows for an adapter that comes: compacted, grown, given back, within what memory the device turns out to have. Knows no
-jobs: who may be moved away is asked for.
-"""
+"""Makes arena rows for a new adapter: compacts, grows and shrinks the arena within the device's memory. Knows no jobs: a
+callback evicts adapters."""
 
 import logging
 from collections.abc import Callable
@@ -17,7 +16,7 @@ class NoRows(RuntimeError):
 
 
 def seated(trainer: Trainer, rank: int, alpha: float, fill: Callable[[Slot], None]) -> Slot:
-    """A slot in rows that are there, filled. Raises NoRows where that finds no memory, and has taken nothing then."""
+    """Attach a slot and fill it. Raises NoRows, with the slot detached again, where filling finds no memory."""
     slot = trainer.arena.attach(rank, alpha)
     try:
         fill(slot)
@@ -32,10 +31,10 @@ def seated(trainer: Trainer, rank: int, alpha: float, fill: Callable[[Slot], Non
 
 
 def make_room(trainer: Trainer, rank: int, wanted: int, cap: int, evict: Callable[[], bool]) -> None:
-    """Have the arena fit an adapter of this rank: it grows by the rows `wanted`, or by fewer where memory is short.
+    """Make the arena fit an adapter of this rank: it grows by `wanted` rows, or by fewer where memory is short.
 
-    evict: frees some rows, and says whether there were any; asked before the arena has more than `cap` rows, and where it
-    cannot grow. Raises NoRows.
+    evict: frees some rows, and returns whether there were any; called before the arena exceeds `cap` rows, and where it cannot
+    grow. Raises NoRows.
     """
     arena = trainer.arena
     while not arena.fits(rank):
@@ -48,7 +47,7 @@ def make_room(trainer: Trainer, rank: int, wanted: int, cap: int, evict: Callabl
 
 
 def give_back(trainer: Trainer) -> None:
-    """The arena keeps the rows that adapters are in."""
+    """Shrink the arena to the rows that adapters use."""
     arena = trainer.arena
     given = arena.shrink()
     if given:
@@ -57,7 +56,7 @@ def give_back(trainer: Trainer) -> None:
 
 
 def _grown(trainer: Trainer, least: int, wanted: int) -> bool:
-    """Whether the arena has grown to hold `wanted` rows more than are taken, or half as many, or half of these, or `least`."""
+    """Grow the arena to `wanted` free rows, halving that on failure, down to `least`. Whether it grew."""
     arena = trainer.arena
     arena.compact()
     wanted = max(least, wanted)

@@ -1,7 +1,7 @@
-"""One job's resume state as one file: tensors as safetensors, all else as JSON in its header. Knows no jobs at work.
+"""One job's resume state in one file: tensors as safetensors, all else as JSON in its header. Knows no running jobs.
 
-What a job needs to go on as if nothing had happened, bit for bit: its adapter with moments, its best weights, how many steps
-it took (which is also where it stands in its data), its smoothed loss, its windows and counters.
+Holds what a bit-exact resume needs: the adapter with its moments, the best weights, the number of steps (which also gives the
+position in the data), the smoothed loss, the windows and counters.
 """
 
 import json

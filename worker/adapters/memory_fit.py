@@ -1,6 +1,5 @@
-"""What one replica may hold for the tasks that are there: its memory model, corrected by passes that found no memory, and how
-many tokens a micro-batch has. Holds no adapters and runs nothing.
-"""
+"""One replica's capacity for its current tasks: the memory model, corrected by passes that found no memory, and the tokens of a
+micro-batch. Holds no adapters and runs nothing."""
 
 import logging
 from collections.abc import Sequence
@@ -13,32 +12,33 @@ from worker.policy.admission import Capacity, refitted, regrown
 
 log = logging.getLogger(__name__)
 
-_QUIET_STEPS = 100  # without trouble, after which micro-batches that were made smaller grow again
+_QUIET_STEPS = 100  # without a failure, after which reduced micro-batches grow again
 
 
 class MemoryFit:
-    """`capacity`: what is to be used now."""
+    """`capacity`: the one in use now."""
 
     def __init__(self, capacity: Capacity) -> None:
         self.capacity = capacity
-        self._needs: dict[str, Need] = {}  # of the tasks that are here
-        self._asked = capacity.step_tokens  # of a micro-batch, where memory allows it
-        self._most_tokens = capacity.step_tokens  # likewise, for the tasks that are here
-        self._learned: dict[bool, float] = {}  # bytes a token, by form, of passes that found no memory
-        self._quiet = 0  # steps since the last trouble
+        self._needs: dict[str, Need] = {}  # of the current tasks
+        self._asked = capacity.step_tokens  # tokens of a micro-batch, where memory allows
+        self._most_tokens = capacity.step_tokens  # the same, for the current tasks
+        self._learned: dict[bool, float] = {}  # bytes a token of failed passes, by whether they recomputed
+        self._quiet = 0  # steps since the last failure
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence of any task."""
+        """Tokens of the longest sequence of any current task."""
         return max((need.longest for need in self._needs.values()), default=0)
 
     @property
     def recomputes(self) -> bool:
-        """Whether every pass computes its activations again."""
+        """Whether every pass recomputes its activations."""
         return bool(self._needs) and all(need.activations.recompute for need in self._needs.values())
 
     def widen(self, group: str, need: Need) -> None:
-        """A task came. It recomputes activations if what was learned since it was measured makes that what fits."""
+        """Add a task. It recomputes activations if passes that failed since it was measured show that keeping them does not
+        fit."""
         self._needs[group] = need
         self._fit()
         if not need.activations.recompute:
@@ -53,21 +53,21 @@ class MemoryFit:
         )
 
     def narrow(self, group: str) -> bool:
-        """A task has left: what it alone made smaller is as before. Whether it was here."""
+        """Remove a task, and the limits that it alone caused. Whether it was here."""
         if self._needs.pop(group, None) is None:
             return False
         self._fit()
         return True
 
     def limit_rows(self, rows: int | None) -> None:
-        """The arena finds no memory beyond so many rows; None: it may try again."""
+        """Limit admission to `rows` arena rows, beyond which the arena found no memory; None: it may try again."""
         self.capacity = replace(self.capacity, most_rows=rows)
 
     def tighten(self, error: OutOfMemory, runs: Sequence[JobRun], rows: int) -> dict[JobRun, str]:
-        """A pass of these jobs, beside so many arena rows, found no memory: smaller micro-batches from now on. A task with a
+        """A pass of these jobs, beside `rows` arena rows, found no memory: use smaller micro-batches from now on. A task with a
         sequence as long as the pass recomputes activations from now on, where it kept them.
 
-        Returns the jobs for which there is no such pass, and why: they have a sequence of that length.
+        Returns the jobs that cannot run, and why: they have a sequence of that length, and cannot switch to recomputing.
         """
         self._quiet, long = 0, [run for run in runs if run.data.longest >= error.tokens]
         may = self.capacity.recomputed is not None and not error.recompute
@@ -87,7 +87,8 @@ class MemoryFit:
         return {run: self._hopeless(run, error.tokens) for run in long if run.group not in turning}
 
     def stepped(self, rows: int) -> bool:
-        """A step found its memory. After many of them, what was made smaller grows again; whether it did just now."""
+        """Record a step that found its memory. Whether reduced micro-batches grew just now, as they do every _QUIET_STEPS
+        steps."""
         self._quiet += 1
         if self.capacity.step_tokens == self._most_tokens or self._quiet % _QUIET_STEPS:
             return False
@@ -99,7 +100,7 @@ class MemoryFit:
         return self.capacity.step_tokens > before
 
     def _fit(self) -> None:
-        """The dearest measure of all tasks that are here counts, and what was learned since."""
+        """Compute the capacity anew: from the highest memory model of the current tasks, corrected by failed passes."""
         needs, tokens, lowered = self._needs.values(), self.capacity.step_tokens, self.capacity.step_tokens < self._most_tokens
         has = max((need.capacity for need in needs), key=lambda c: c.model.per_token, default=self.capacity)
         self._most_tokens = step_tokens(needs, has, self._asked)

@@ -1,7 +1,7 @@
-"""Where jobs wait that hold no slot: in memory up to a budget, beyond it on disk, and in memory again while the disk is full.
-Knows no order and no reasons.
+"""Stores the adapters of jobs without a slot: in memory up to a budget, then on disk, and in memory again while the disk is
+full. Knows no order and no reasons.
 
-A checkpoint that was fetched waits on disk as it came, and is read only when its job gets a slot.
+A fetched checkpoint stays on disk as it is, and is read only when its job gets a slot.
 """
 
 import logging
@@ -18,23 +18,23 @@ log = logging.getLogger(__name__)
 
 class ParkingLot:
     def __init__(self, budget: int, scratch: ObjectCache, cache: NodeCache | None = None) -> None:
-        """`cache`: gives its room where the disk is full."""
+        """`cache`: evicted to make room where the disk is full."""
         self._left = budget
         self._scratch, self._cache = scratch, cache
         self._in_memory: dict[object, Tensors] = {}
         self._on_disk: dict[object, Path] = {}
-        self._spilled: dict[object, str] = {}  # the files that are only ours
+        self._spilled: dict[object, str] = {}  # files that the lot wrote itself
 
     def park(self, key: object, tensors: Tensors) -> None:
-        """Keep a job's tensors until they are taken."""
+        """Store a job's tensors until they are taken."""
         if tensors.bytes > self._left and self._spill(key, tensors):
             return
         self._left -= tensors.bytes
         self._in_memory[key] = tensors
 
     def _spill(self, key: object, tensors: Tensors) -> bool:
-        """Write them to disk; False where it is full, caches given up and all."""
-        name = f"parked-{uuid4().hex}"  # not by content: two jobs alike must not lose one file to each other
+        """Write the tensors to disk; False where it is full even after evicting the cache."""
+        name = f"parked-{uuid4().hex}"  # not by content: equal jobs must not share one file
         for last in (False, True):
             try:
                 kept = self._scratch.keep(lambda path: save(path, Progress(), tensors), name)
@@ -48,23 +48,23 @@ class ParkingLot:
         return False
 
     def adopt(self, key: object, path: Path) -> None:
-        """A checkpoint file serves as this job's place."""
+        """Use a checkpoint file as this job's stored state."""
         self._on_disk[key] = path
 
     def look(self, key: object) -> Tensors | None:
-        """What is kept for the job, which stays; None if it never had a slot."""
+        """The job's stored tensors, which stay; None if it never had a slot."""
         if key in self._in_memory:
             return self._in_memory[key]
         return load_tensors(self._on_disk[key]) if key in self._on_disk else None
 
     def take(self, key: object) -> Tensors | None:
-        """What was kept for the job, which is kept no longer."""
+        """The job's stored tensors, removed from the lot."""
         tensors = self.look(key)
         self.leave(key)
         return tensors
 
     def leave(self, key: object) -> None:
-        """Keep nothing more for this job."""
+        """Drop what is stored for this job."""
         tensors = self._in_memory.pop(key, None)
         if tensors is not None:
             self._left += tensors.bytes

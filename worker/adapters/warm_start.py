@@ -1,6 +1,7 @@
-"""An adapter to start from: a PEFT folder read into arena columns, checked against the base and the jobs. Fetches nothing.
+"""The adapter that a task starts from: reads a PEFT folder into arena columns, checks it against base and jobs. Fetches
+nothing.
 
-Safetensors only. What PEFT can say and this worker cannot do (DoRA, rank patterns, modules saved whole, biases) is refused.
+Safetensors only. Refuses what PEFT can express and this worker cannot do (DoRA, rank patterns, modules saved whole, biases).
 """
 
 import hashlib
@@ -20,7 +21,7 @@ from worker.adapters.peft_export import CONFIG_FILE, WEIGHTS_FILE
 from worker.model.arena_layout import Layout, Target
 
 _PREFIX = "base_model.model."
-_PLAIN: dict[str, tuple[Any, ...]] = {  # settings that change what an adapter is, and their harmless values
+_PLAIN: dict[str, tuple[Any, ...]] = {  # settings that change what an adapter is, and their values in plain LoRA
     "peft_type": ("LORA",),
     "bias": (None, "none"),
     "use_dora": (None, False),
@@ -36,7 +37,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {  # settings that change what an adapter i
 
 
 class WarmStartError(ValueError):
-    """The adapter cannot be started from. The message names what is wrong with it, or with the job."""
+    """The adapter cannot be used as a start. The message names what is wrong with it, or with the job."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class WarmStart:
             )
 
     def onto(self, fresh: Tensor, scale: float) -> Tensor:
-        """A job's first weights: `fresh` ones, float32 [rank, W], with this adapter's where it has any, for the job's scale."""
+        """A job's first weights: `fresh`, float32 [rank, W], with this adapter's matrices in place, rescaled to the job's
+        scale."""
         made = fresh.clone()
         own = self.layout.split(self.rows)
         for target, (a, b) in zip(self.layout.targets, self.layout.split(made).values(), strict=True):
@@ -104,7 +106,7 @@ def read_peft(files: Mapping[str, Path], layout: Layout) -> WarmStart:
 
 
 def _numbers(config: Any) -> tuple[int, float]:
-    """Rank and scale of the configuration, if it is one of plain LoRA."""
+    """Rank and scale of a configuration of plain LoRA. Raises WarmStartError for any other."""
     if not isinstance(config, dict):
         raise WarmStartError(f"has a {CONFIG_FILE} that is no object")
     for name, harmless in _PLAIN.items():

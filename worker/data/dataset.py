@@ -1,8 +1,8 @@
-"""A task's data: the rows of its files' token streams, what is held out, and the order in which a job reads them.
+"""A task's data: the rows of its files' token streams, the held-out split, and the order in which a job reads them.
 
-Rows are mapped, not held: memory is a few numbers a row. Knows neither JSON nor tokenizers (token_cache.py) and no tensors.
-Everything is drawn from the rows' bytes and the jobs' seeds, so that all jobs validate on the same rows and a resumed job reads
-on where it stopped.
+Rows are memory-mapped: each takes a few numbers of memory. Knows no JSON, no tokenizers (token_cache.py) and no tensors. Split
+and order depend on the rows' bytes and the jobs' seeds alone, so that all jobs validate on the same rows and a resumed job
+continues where it stopped.
 """
 
 import hashlib
@@ -23,11 +23,11 @@ from worker.data.token_stream import StreamView, TokenStream, axis_length
 from worker.model.flat_batch import Example
 
 _LEAST_VALIDATION = 32  # rows; fewer would rank jobs by chance, whatever they cost
-_AT_ONCE = 4096  # numbers made plain at a time
+_AT_ONCE = 4096  # numbers converted at a time
 
 
 class Lengths(Sequence[int]):
-    """An array of numbers as plain ones, which sums of many of them are taken of and JSON knows."""
+    """An int32 array as a sequence of Python ints, which sum without overflow and serialise to JSON."""
 
     def __init__(self, array: NDArray[np.int32]) -> None:
         self.array = array
@@ -50,7 +50,7 @@ class Lengths(Sequence[int]):
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows as sequences of tokens: one a row, or of preference rows two, the chosen answer's and then the rejected one's."""
+    """Rows as token sequences: one a row, or two for preference rows, the chosen answer before the rejected one."""
 
     sequences: Sequence[Example]
     per_row: int = 1
@@ -60,7 +60,7 @@ class Rows:
 
     @cached_property
     def lengths(self) -> Lengths:
-        """How many tokens each sequence takes on the axis."""
+        """Tokens of each sequence on the flat axis."""
         if isinstance(self.sequences, StreamView):
             return Lengths(self.sequences.lengths)
         return Lengths(np.array([axis_length(example) for example in self.sequences], np.int32))
@@ -76,14 +76,14 @@ class Rows:
 
     @property
     def largest_token(self) -> int:
-        """No token is larger."""
+        """An upper bound of all token ids."""
         if isinstance(self.sequences, StreamView):
             return self.sequences.stream.largest_token
         return max(int(example.tokens.max()) for example in self.sequences)
 
     @cached_property
     def digest(self) -> str:
-        """Tells these rows from others: sha256 over what they are read from, or over their tokens."""
+        """Identifies these rows: sha256 over the stream they are read from, or over their tokens."""
         if isinstance(self.sequences, StreamView):
             return self.sequences.digest
         said = hashlib.sha256()
@@ -92,13 +92,13 @@ class Rows:
         return said.hexdigest()
 
     def places(self, rows: Iterable[int]) -> list[int]:
-        """Where the sequences of these rows are."""
+        """Indexes of the sequences of these rows."""
         return [int(row) * self.per_row + part for row in rows for part in range(self.per_row)]
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """Rows of one task, tokenised once, mapped, and shared by its jobs."""
+    """Rows of one task, tokenised once, memory-mapped, and shared by its jobs."""
 
     train: Rows
     validation: Rows
@@ -119,15 +119,15 @@ class DataSet:
 def load(
     spec: TaskSpec, train_file: Path, validation_file: Path | None, reader: RowReader, tick: Callable[[], None] = lambda: None
 ) -> DataSet:
-    """Tokenise and split files that no cache keeps: see `split`."""
+    """Tokenise and split files outside any cache: see `split`."""
     reading = Reading(reader, spec.objective, spec.training.max_seq_len)
     train = loose_stream(train_file, reading, tick)
     return split(spec, train, loose_stream(validation_file, reading, tick) if validation_file is not None else None)
 
 
 def split(spec: TaskSpec, train: TokenStream, held: TokenStream | None) -> DataSet:
-    """What is trained on and what is validated on, of the training file's stream and the validation file's, if there is one.
-    Raises DataError."""
+    """The training and validation rows, from the training file's stream and the validation file's, if there is one. Raises
+    DataError."""
     if held is not None:
         trained, validation, source = np.arange(train.rows), np.arange(held.rows), held
         truncated, skipped = train.truncated + held.truncated, train.skipped + held.skipped
@@ -185,19 +185,19 @@ def held_out(hashes: NDArray[np.uint8], fraction: float, at_most: int) -> NDArra
 
 
 def _lowest(hashes: NDArray[np.uint8], size: int) -> NDArray[np.int64]:
-    """The `size` lowest, earlier rows first among equals; their places ascend."""
+    """Indexes of the `size` lowest hashes, ascending; earlier rows win ties."""
     size = min(size, len(hashes))
     if not size:
         return np.empty(0, np.int64)
     words = _words(hashes)
     first = words[0]
-    near = np.flatnonzero(first <= np.partition(first, size - 1)[size - 1])  # only these need a whole look
+    near = np.flatnonzero(first <= np.partition(first, size - 1)[size - 1])  # only these need all words compared
     order = np.lexsort([word[near] for word in reversed(words)])  # stable
     return np.sort(near[order[:size]])
 
 
 def _among(hashes: NDArray[np.uint8], some: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Of each row whether its hash is one of `some`."""
+    """For each row, whether its hash is one of `some`."""
     found = np.isin(_words(hashes)[0], _words(some)[0])
     wanted = {one.tobytes() for one in some}
     for place in np.flatnonzero(found):
@@ -206,7 +206,7 @@ def _among(hashes: NDArray[np.uint8], some: NDArray[np.uint8]) -> NDArray[np.boo
 
 
 def _words(hashes: NDArray[np.uint8]) -> list[NDArray[np.uint64]]:
-    """The hashes as numbers of 8 bytes, the most significant first."""
+    """The hashes as four arrays of uint64, the most significant first."""
     return [np.ascontiguousarray(hashes[:, at : at + 8]).view(">u8").ravel().astype(np.uint64) for at in range(0, 32, 8)]
 
 
@@ -219,7 +219,7 @@ class Order:
         self._epoch, self._permutation = -1, np.empty(0, np.int32)
 
     def batch(self, step: int) -> np.ndarray:
-        """Row numbers, int32 [<= batch_size], of the optimizer step number `step`, counted from 0."""
+        """Row numbers, int32 [<= batch_size], of optimizer step `step`, counted from 0."""
         epoch, place = divmod(step, self._per_epoch)
         if epoch != self._epoch:
             self._permutation, self._epoch = _permutation(self._rows, self._seed, epoch), epoch
@@ -230,10 +230,10 @@ _permutations: WeakValueDictionary[tuple[int, int, int], NDArray[np.int32]] = We
 
 
 def _permutation(rows: int, seed: int, epoch: int) -> NDArray[np.int32]:
-    """The epoch's order, one array for all jobs that are in it: 4 MB of a million rows."""
+    """The epoch's order, one array for all jobs in that epoch: 4 MB for a million rows."""
     found = _permutations.get((rows, seed, epoch))
     if found is None:
-        # RandomState's streams are frozen for good, which a resume under another numpy needs.
+        # RandomState's streams never change, so a resume under another numpy version reads the same order.
         found = np.random.RandomState([seed, epoch]).permutation(rows).astype(np.int32)
         _permutations[rows, seed, epoch] = found
     return found

@@ -1,4 +1,4 @@
-"""A full disk as one error of ours, so that who writes can wait for room. Decides nothing, and knows no format of a file."""
+"""A full disk as one exception of our own, so that writers can wait for room. Decides nothing, and knows no file format."""
 
 import errno
 from collections.abc import Iterator
@@ -9,12 +9,12 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DiskFull(Exception):
-    """There is no room to write; nothing of what was to be written stays. Another try may find room."""
+    """There is no room to write; nothing partial stays on disk. A retry may find room."""
 
 
 @contextmanager
 def room_needed(folder: Path) -> Iterator[None]:
-    """Raise DiskFull where what is done within finds no room in `folder`."""
+    """Raise DiskFull where the body finds no room in `folder`."""
     try:
         yield
     except OSError as error:

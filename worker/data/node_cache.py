@@ -1,12 +1,12 @@
-"""What a node keeps of tenants' data so that it need not be fetched or made again, and how little of it may stay.
+"""The node's disk cache of tenants' data, which saves fetching or computing it again, and its eviction.
 
     <scratch>/tenants/<tenant>/files/<sha256 of a file>/<sha256>       the file as it was uploaded
                                                         streams/<key>  its rows as tokens (token_stream.py)
                                                         references/<key>  log-probabilities under dpo
     <scratch>/tenants/<tenant>/objects/<sha256>                        checkpoints and adapters (object_cache.py)
 
-So nothing is shared between tenants, and all that comes of a file lies in one folder, which goes with the file. Several
-processes of the node use it at once: what is removed is first renamed away, and whoever then misses it makes it anew.
+Tenants share nothing, and everything made from a file lies in one folder, which is erased with the file. Several processes of
+the node use the cache at once: `remove` renames before it deletes, and a process that misses an entry makes it again.
 Knows no tokenizer, no tensors and no network.
 """
 
@@ -26,16 +26,16 @@ from worker.data.object_cache import ObjectCache
 
 log = logging.getLogger(__name__)
 
-HEADER = "header.json"  # of a token stream; whoever reads the stream holds a shared lock on it
+HEADER = "header.json"  # of a token stream; its readers hold a shared lock on it
 LOCK = ".lock"  # beside a stream that is being made
-_NOBODY = "_"  # the folder of a placement whose service does not tell tenants
+_NOBODY = "_"  # the folder of placements whose service does not name tenants
 _BUDGET_SHARE = 10  # one part in so many of the disk, where no budget is set
-_KEPT_SECONDS = 24 * 3600  # what a process that died left half-removed or half-written
+_KEPT_SECONDS = 24 * 3600  # for what a dead process left half-removed or half-written
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """Something that can be made again, and when it was last used."""
+    """A cache entry, and when it was last used. It can be made again."""
 
     path: Path
     bytes: int
@@ -54,15 +54,15 @@ class NodeCache:
         return self._budget if self._budget is not None else shutil.disk_usage(self.folder).total // _BUDGET_SHARE
 
     def objects(self, tenant_id: str) -> ObjectCache:
-        """Where a tenant's checkpoints and adapters lie."""
+        """A tenant's checkpoints and adapters."""
         return ObjectCache(self._tenant(tenant_id) / "objects")
 
     def file(self, tenant_id: str, sha256: str) -> "CachedFile":
-        """What is kept of one of the tenant's files."""
+        """The entries of one of the tenant's files."""
         return CachedFile(self._tenant(tenant_id) / "files" / sha256, sha256, self)
 
     def files(self) -> list[tuple[str, str]]:
-        """(tenant, sha256) of every file of which anything is kept."""
+        """(tenant, sha256) of every file that has an entry."""
         return [
             ("" if path.parts[-3] == _NOBODY else path.parts[-3], path.name)
             for path in self.folder.glob("*/files/*")
@@ -70,15 +70,14 @@ class NodeCache:
         ]
 
     def erase(self, tenant_id: str, sha256: str) -> None:
-        """Keep nothing of this file any more, neither what was computed with it."""
+        """Remove all entries of this file, and everything computed with it."""
         tenant = self._tenant(tenant_id)
         for path in [tenant / "files" / sha256, *tenant.glob(f"files/*/references/*{sha256}*")]:
             remove(path)
 
     @contextmanager
     def relief(self, *keep: Path) -> Iterator[None]:
-        """Where what is done within finds the disk full, all that can be made again is removed, but for `keep`; the error goes
-        on, and another try may find room."""
+        """Where the body finds the disk full, evict everything but `keep` and raise the error again: a retry may find room."""
         try:
             yield
         except DiskFull:
@@ -86,8 +85,8 @@ class NodeCache:
             raise
 
     def evict(self, budget: int | None = None, keep: Container[Path] = ()) -> int:
-        """Remove what was not used for the longest, until `budget` (or the setting) is met; the bytes removed. A stream that
-        a process has open stays: removing it would free nothing."""
+        """Remove the least recently used entries until `budget` (or the setting) is met; returns the bytes removed. Keeps a
+        stream that a process has open: removing it would free nothing."""
         allowed = self.budget if budget is None else budget
         entries = sorted(self._entries(), key=lambda entry: entry.used_at)
         held, removed = sum(entry.bytes for entry in entries), 0
@@ -102,7 +101,7 @@ class NodeCache:
         return removed
 
     def sweep(self) -> None:
-        """Remove what a process that died left, checkpoints and adapters that nobody touched for a day, and empty folders."""
+        """Remove leftovers of dead processes, checkpoints and adapters unused for a day, and empty folders."""
         before = time.time() - _KEPT_SECONDS
         for path in [*self.folder.glob("*/files/gone-*"), *self.folder.glob("*/files/*/**/gone-*")]:
             shutil.rmtree(path, ignore_errors=True)
@@ -127,7 +126,7 @@ class NodeCache:
 
 @dataclass(frozen=True)
 class CachedFile:
-    """What is kept of one file, all below `folder`."""
+    """Entries of one file, all below `folder`."""
 
     folder: Path
     sha256: str
@@ -150,14 +149,14 @@ class CachedFile:
 
 
 def _kept(file: Path) -> Iterator[Path]:
-    """What is kept of a file: itself, streams, references; not what is only being written."""
+    """Finished entries of a file: itself, streams, references."""
     for path in [file / file.name, *file.glob("streams/*"), *file.glob("references/*")]:
         if path.exists() and not path.name.startswith(("new-", "gone-")) and path.suffix != LOCK:
             yield path
 
 
 def remove(path: Path) -> None:
-    """Take it away at once and for good, whoever reads it. Renamed first, so that nobody finds half of it."""
+    """Delete a path at once, even while it is read. Renames a folder first, so that no process finds half of it."""
     with suppress(FileNotFoundError):
         if not path.is_dir():
             path.unlink()
@@ -168,7 +167,7 @@ def remove(path: Path) -> None:
 
 
 def _in_use(path: Path) -> bool:
-    """Whether a process has the stream open (see TokenStream)."""
+    """Whether a process has the stream open (see TokenStream), or writes it."""
     if not path.is_dir():
         return False
     try:

@@ -1,7 +1,6 @@
-"""The worker's own folder of objects, named by the sha256 of their bytes, or of what they were computed from. Everything in it
-can be fetched or made again.
+"""A folder of objects, named by the sha256 of their bytes or of their inputs. Everything in it can be fetched or made again.
 
-An object appears whole or not at all: written beside, synced, hashed, then renamed. Knows no leases and no network.
+An object appears atomically: written to a temporary file, synced, hashed, then renamed. Knows no leases and no network.
 """
 
 import hashlib
@@ -21,7 +20,7 @@ _KEPT_SECONDS = 24 * 3600
 
 
 class WrongBytes(Exception):
-    """What was fetched is not what was asked for."""
+    """The fetched bytes do not have the requested sha256."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,8 @@ class ObjectCache:
         return path if path.exists() else None
 
     def fetch(self, sha256: str, blocks: Callable[[], Iterable[bytes]]) -> Path:
-        """The object of this sha256, taken from `blocks()` unless it is here. Raises WrongBytes if they are others, and
-        DiskFull."""
+        """The object of this sha256, downloaded from `blocks()` unless it is here. Raises DiskFull, and WrongBytes where the
+        sha256 differs."""
         here = self.find(sha256)
         if here is not None:
             os.utime(here)
@@ -62,8 +61,8 @@ class ObjectCache:
         return kept.path
 
     def keep(self, write: Callable[[Path], None], name: str | None = None) -> Kept:
-        """Make an object of what `write` writes to the path it is given. `name`: instead of the sha256 of its bytes. Raises
-        DiskFull, and keeps nothing, where there is no room."""
+        """Store what `write` writes to the path it is given. `name`: in place of the sha256 of its bytes. Raises DiskFull, and
+        stores nothing, where there is no room."""
         with room_needed(self.folder):
             return self._keep(write, name)
 
@@ -90,7 +89,7 @@ class ObjectCache:
             (self.folder / sha256).unlink()
 
     def sweep(self) -> None:
-        """Remove what nobody has touched for a day, half-written or whole."""
+        """Remove objects, half-written or whole, that no process has touched for a day."""
         before = time.time() - _KEPT_SECONDS
         for path in self.folder.iterdir():
             with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""The reader of rows with the tokenizer that transformers loads, and its tokens as arrays. Knows neither files nor splits."""
+"""Reads rows with a transformers tokenizer, and gives tokens as arrays. Knows neither files nor splits."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from worker.model.flat_batch import Example
 
 
 def reader_of(tokenizer: PreTrainedTokenizerBase) -> RowReader:
-    """The reader with this tokenizer, which must be a fast one (it tells offsets). Raises TokenizerError."""
+    """The reader with this tokenizer, which must be a fast one (it gives offsets). Raises TokenizerError."""
     if not tokenizer.is_fast:
         raise TokenizerError(
             "the base model has no fast tokenizer (tokenizer.json), which tells where its tokens lie in the text"
@@ -26,7 +26,7 @@ def reader_of(tokenizer: PreTrainedTokenizerBase) -> RowReader:
 
 
 def fingerprint_of(tokenizer: PreTrainedTokenizerBase) -> str:
-    """sha256 over all that decides which tokens a row becomes: the tokenizer, its chat template, the libraries beneath."""
+    """sha256 over all that determines a row's tokens: the tokenizer, its chat template, the library versions."""
     said = [
         tokenizer.backend_tokenizer.to_str(),
         tokenizer.chat_template,
@@ -50,7 +50,7 @@ def example(tokens: Tokens) -> Example:
 
 
 class _Loaded:
-    """A contract.row_encoding.Tokenizer."""
+    """Implements contract.row_encoding.Tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -88,15 +88,15 @@ class _Loaded:
             raise TemplateError.of(error) from None
 
     def _pinned(self, now: datetime | None) -> dict[str, Any]:
-        """What has `strftime_now` write `now`. transformers hands no function of ours to a template, so a macro stands before
-        it under that name."""
+        """Template arguments that make `strftime_now` write `now`. transformers passes none of our functions to a template, so
+        a macro of that name is put before it."""
         if now is None:
             raise TemplateError.undated()
         return {"chat_template": _MACRO + self._tokenizer.get_chat_template(), _PARTS: _parts(now)}
 
 
 _CLOCK, _PARTS = "strftime_now", "motet_date_parts"
-# One line that ends as trim_blocks wants it, so that the template behind it is read as if it came first.
+# One line, whose end trim_blocks removes, so that the template behind it renders as if it came first.
 _MACRO = (
     "{% macro strftime_now(format) %}{% set said = namespace(held='') %}{% for c in format %}"
     "{% if said.held == '' and c != '%' %}{{ c }}"
@@ -111,5 +111,5 @@ _FLAGS = ("", "-", "_", "0", "^", "#", ":")
 
 @lru_cache(maxsize=8)
 def _parts(now: datetime) -> dict[str, str]:
-    """Each directive of strftime, with and without the flags that glibc knows, as this moment writes it."""
+    """Each strftime directive, with and without the flags that glibc knows, as written at this moment."""
     return {part: now.strftime(part) for flag in _FLAGS for letter in _DIRECTIVES if (part := f"%{flag}{letter}")}

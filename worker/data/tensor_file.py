@@ -1,4 +1,4 @@
-"""Writes safetensors files, with the errors of the file system as OSError: the library, written in Rust, has one of its own."""
+"""Writes safetensors files and raises file system errors as OSError: the library, written in Rust, raises its own type."""
 
 import re
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
-"""Token streams of a node's files, made once for each (file, tokenizer, template, objective, truncation) and found again.
+"""Token streams of a node's files, made once for each (file, tokenizer, template, objective, truncation) and cached.
 
-Tokenising happens in batches, beside the training loop, and can be ended between any two of them. Knows no split and no jobs.
+Tokenising runs in batches beside the training loop, and can be ended between two batches. Knows no split and no jobs.
 """
 
 import fcntl
@@ -62,7 +62,7 @@ class Reading:
 
 
 def stream_of(file: CachedFile, reading: Reading, fetch: Callable[[], Path], tick: Tick) -> TokenStream:
-    """The file's stream, opened; made of the file that `fetch` brings where it is not here yet. `tick` is called between
+    """The file's stream, opened; tokenised from the file that `fetch` brings where it is not cached. `tick` is called between
     batches, and may raise to end it. Raises DataError, DiskFull, and FileNotFoundError if the file is erased meanwhile."""
     folder = file.streams / reading.key
     found = _open(folder)
@@ -82,7 +82,7 @@ def stream_of(file: CachedFile, reading: Reading, fetch: Callable[[], Path], tic
 
 
 def loose_stream(path: Path, reading: Reading, tick: Tick) -> TokenStream:
-    """The stream of a file that no cache keeps: gone from the disk when it is closed."""
+    """A stream outside any cache: deleted from the disk when it is closed."""
     with TemporaryDirectory(prefix="motet-tokens-") as folder:
         create(Path(folder) / "stream", lambda writer: tokenise(path, reading, writer, tick))
         return TokenStream.open(Path(folder) / "stream")
@@ -99,7 +99,7 @@ def tokenise(path: Path, reading: Reading, writer: StreamWriter, tick: Tick) -> 
 
 
 def _open(folder: Path) -> TokenStream | None:
-    """The stream if it is here and whole. A damaged one is removed."""
+    """The cached stream if it is whole; removes a damaged one."""
     try:
         return TokenStream.open(folder)
     except FileNotFoundError:
@@ -113,7 +113,7 @@ def _open(folder: Path) -> TokenStream | None:
 
 @contextmanager
 def _alone(folder: Path, tick: Tick) -> Iterator[None]:
-    """Hold the lock of a stream that is to be made."""
+    """Hold the lock under which a stream is made; other processes wait for it."""
     with folder.with_suffix(LOCK).open("ab") as lock:
         while True:
             with suppress(BlockingIOError):
@@ -157,7 +157,7 @@ def _parse(line: bytes, number: int) -> dict[str, Any]:
 
 
 def _tokens(rows: list[dict[str, Any]], first_line: int, reading: Reading) -> list[tuple[Tokens, ...]]:
-    """The tokens of some rows; on an error, row by row once more, to name the line that is to blame."""
+    """The tokens of some rows; on an error reads them row by row, to name the faulty line."""
     reader, objective = reading.reader, reading.objective
     try:
         return reader.read(rows, objective)

@@ -1,7 +1,7 @@
 """The rows of one file as tokens, on disk and memory-mapped: written once in batches, read row by row, never held whole.
 
-A stream is a folder of flat arrays and a header with their sizes and sha256. It appears whole, by one rename, and is checked
-whenever it is opened. Knows no tokenizer, no split and no place: token_cache.py says where streams lie and when they go.
+A stream is a folder of flat arrays and a header with their sizes and sha256. One rename creates it, and every open verifies it.
+Knows no tokenizer, no split and no location: token_cache.py places streams, and node_cache.py evicts them.
 
     tokens    int32 [all tokens]       sequence after sequence, each cut to max_seq_len
     labels    bool  [all tokens]       the loss mask
@@ -44,18 +44,18 @@ _PARTS: dict[str, Any] = {
 
 
 class StreamDamaged(Exception):
-    """The folder is no whole token stream."""
+    """The folder is not a whole token stream."""
 
 
 def axis_length(example: Example) -> int:
-    """How many tokens an example takes on the flat axis: those before its last label, which is only predicted."""
+    """Tokens of an example on the flat axis: those before its last label, which is only predicted."""
     return int(np.flatnonzero(example.loss_mask)[-1])
 
 
 @dataclass(frozen=True)
 class TokenStream:
-    """An open stream. Its file stays readable while this lives, even where its folder is removed; `_held` is a shared lock on
-    the header, by which an eviction knows that it is in use."""
+    """An open stream. Stays readable while this object lives, even where its folder is removed; `_held` is a shared lock on the
+    header, which shows an eviction that the stream is in use."""
 
     digest: str  # of all its bytes
     per_row: int
@@ -90,13 +90,13 @@ class TokenStream:
             raise StreamDamaged("its parts do not belong together")
         arrays["hashes"] = arrays["hashes"].reshape(-1, 32)
         numbers = {name: said[name] for name in ("per_row", "rows", "truncated", "skipped", "largest_token")}
-        os.utime(held.fileno())  # used just now
+        os.utime(held.fileno())  # marks it as used now
         members: dict[str, Any] = {**numbers, **arrays}
         return cls(digest=digest, bounds=bounds, _held=held, **members)
 
 
 class StreamView(Sequence[Example]):
-    """Some rows of a stream, as their sequences in order; each is read when it is asked for."""
+    """Some rows of a stream, as their sequences in order; each is read on access."""
 
     def __init__(self, stream: TokenStream, rows: NDArray[np.int64]) -> None:
         self.stream = stream
@@ -122,12 +122,12 @@ class StreamView(Sequence[Example]):
 
     @property
     def digest(self) -> str:
-        """Tells one view from another: sha256 of the stream's digest and of which rows it shows."""
+        """Identifies the view: sha256 of the stream's digest and the rows shown."""
         return hashlib.sha256(self.stream.digest.encode() + self._places.astype("<i8").tobytes()).hexdigest()
 
 
 class StreamWriter:
-    """Writes a stream's parts as rows come. Memory: a block of each."""
+    """Writes a stream's arrays as rows come. Memory: a block of each array."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -138,7 +138,7 @@ class StreamWriter:
         self.truncated = self.skipped = 0
 
     def add(self, row: Sequence[Example], sha256: bytes) -> None:
-        """A row that is learned from, and the sha256 of its bytes."""
+        """Append a row that is learned from, and the sha256 of its bytes."""
         self._rows, self._per_row = self._rows + 1, len(row)
         for example in row:
             self._put("tokens", example.tokens.astype(np.int32, copy=False).tobytes())
@@ -149,7 +149,7 @@ class StreamWriter:
         self._put("hashes", sha256)
 
     def finish(self) -> None:
-        """Sync everything; the folder is whole from then on."""
+        """Sync everything and write the header, which completes the folder."""
         parts = {}
         for name, file in self._files.items():
             self._write(name)
@@ -173,7 +173,7 @@ class StreamWriter:
         sync_folder(self._folder)
 
     def close(self) -> None:
-        """Let go of the files. What a failed write still buffers is of a stream that goes anyway."""
+        """Close the files without flushing: what a failed write still buffers belongs to a discarded stream."""
         for file in self._files.values():
             file.raw.close()
 
@@ -189,7 +189,7 @@ class StreamWriter:
 
 
 def create(target: Path, write: Callable[[StreamWriter], None]) -> None:
-    """Make the stream `target` of what `write` adds: whole or not at all. Where another process made it first, its stays."""
+    """Create the stream `target` from what `write` adds, atomically. Where another process made it first, that one stays."""
     with _temporary(target.parent) as folder:
         writer = StreamWriter(folder)
         try:
@@ -247,7 +247,7 @@ def _mapped(path: Path, kind: Any) -> NDArray[Any]:
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if not size:
-            return np.empty(0, kind)  # which cannot be mapped
+            return np.empty(0, kind)  # an empty file cannot be mapped
         held = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
     held.madvise(mmap.MADV_RANDOM)  # jobs read rows in random order: no read-ahead into memory
     return np.frombuffer(held, kind)

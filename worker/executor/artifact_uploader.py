@@ -1,6 +1,6 @@
 """Uploads checkpoints and best adapters in the background. Holds no policy: checkpoint_policy.py says when.
 
-Everything is written and synced locally first, then uploaded. Both are tried again while the disk is full or the service away,
+It writes and syncs each file locally, then uploads it, and retries both while the disk is full or the service is unreachable,
 for as long as the lease lasts.
 """
 
@@ -36,7 +36,7 @@ Act = Callable[[], None]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A job's state as it was at one moment, on the host."""
+    """A host copy of a job's state at one moment."""
 
     index: int
     progress: Progress
@@ -44,7 +44,8 @@ class Snapshot:
 
 
 class ArtifactUploader:
-    """`hand_over` puts an act into the loop; `over(task, lost, why)` is handed over where a placement cannot go on."""
+    """`hand_over` queues a callback for the training loop, which calls `over(task, lost, why)` where a placement cannot
+    continue."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class ArtifactUploader:
     def keep_checkpoint(
         self, task: TaskRun, snapshots: list[Snapshot], then: Callable[[dict[int, CheckpointRef]], None]
     ) -> None:
-        """Write and upload the jobs' states, all of one moment."""
+        """Write and upload the jobs' states, all taken at one moment."""
         self._bench.give(partial(self._guarded, task, lambda: self._save(task, snapshots, then)))
 
     def _guarded(self, task: TaskRun, work: Act) -> None:

@@ -1,7 +1,7 @@
-"""The placements attached to an executor: how they arrive, which lease holds them, how they leave. Trains nothing.
+"""The placements attached to an executor: arrival, lease and departure. Trains nothing.
 
-A placement is prepared by a background worker beside the loop, then opened in the loop. It leaves when it is done, when the
-service or its lease ends it, or when it cannot continue; the daemon is told each time.
+A background thread prepares a placement, then the training loop opens it. It leaves when it is done, when the service or its
+lease ends it, or when it cannot continue; the daemon is notified each time.
 """
 
 import logging
@@ -36,7 +36,7 @@ _TELL_SECONDS = 0.5
 
 
 class AttachedPlacements:
-    """`hand_over` puts an act into the loop; `opened` and `left` are called in it, `tell` speaks to the daemon."""
+    """`hand_over` queues a callback for the training loop, which calls `opened` and `left`; `tell` sends to the daemon."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class AttachedPlacements:
         self._settings, self._link, self._scratch, self._cache = settings, link, scratch, cache
         self._hand_over, self._tell, self._opened, self._left = hand_over, tell, opened, left
         self._bench = BackgroundWorker("preparations")
-        self._loaded: tuple[Base, ...] = ()  # the bench's own
+        self._loaded: tuple[Base, ...] = ()  # used by the preparation thread alone
         self._tasks: dict[str, TaskRun] = {}
         self._leases: dict[str, Lease] = {}
         self._told_at = 0.0
@@ -60,26 +60,26 @@ class AttachedPlacements:
 
     @property
     def tasks(self) -> list[TaskRun]:
-        """All placements that are here, prepared or not."""
+        """All attached placements, prepared or not."""
         return list(self._tasks.values())
 
     @property
     def open(self) -> list[TaskRun]:
-        """Those whose data is here."""
+        """The placements whose data is loaded."""
         return [task for task in self._tasks.values() if task.data is not None]
 
     @property
     def training(self) -> list[TaskRun]:
-        """Those whose jobs can be scheduled."""
+        """The placements whose jobs can be scheduled."""
         return [task for task in self.open if not task.leaving]
 
     def __getitem__(self, key: str) -> TaskRun:
         return self._tasks[key]
 
-    # ---- coming ----------------------------------------------------------------------------------------------------
+    # ---- arrival ---------------------------------------------------------------------------------------------------
 
     def lease(self, message: Attach) -> Lease:
-        """The lease of a placement that is about to come. From any thread, so that renewals find it from the first moment."""
+        """Create the lease of a placement that is about to attach. From any thread, so that renewals find it from the start."""
         placement = message.placement
         lease = Lease(placement.placement_id, placement.fence, placement.token, message.deadline)
         self._leases[placement.placement_id] = lease
@@ -99,17 +99,17 @@ class AttachedPlacements:
         self._bench.give(partial(self._prepare, task, self._devices(placement)))
 
     def _over(self, key: str, lost: bool, detail: str) -> None:
-        """A reporter found that its placement is over; called from its thread."""
+        """A reporter's thread calls this when its placement is over."""
         self._hand_over(partial(self._leave, key, lost, detail))
 
     def renew(self, message: Renew) -> None:
-        """May be called from any thread, so that a long step does not outlast a lease that was renewed."""
+        """Extend a lease. From any thread, so that a lease renewed during a long step stays valid."""
         lease = self._leases.get(message.placement_id)
         if lease is not None:
             lease.renew(message.deadline, message.token)
 
     def _prepare(self, task: TaskRun, devices: list[torch.device]) -> None:
-        """On the bench."""
+        """Runs in the preparation thread."""
         placement = task.placement
         try:
             prepared = Preparation(self._link, self._scratch, self._cache, placement, task.lease, self._settings).prepare(
@@ -129,7 +129,7 @@ class AttachedPlacements:
             self._hand_over(partial(self._open, task, prepared))
 
     def _devices(self, placement: Placement) -> list[torch.device]:
-        """Where the placement trains: a replica on each. One on a CPU slot has the threads of a slot."""
+        """The placement's devices, one replica on each. On a CPU, torch gets the threads of one slot."""
         if self._settings.worker_device == "cpu" or not torch.cuda.is_available():
             cores = len(os.sched_getaffinity(0))
             torch.set_num_threads(self._settings.worker_threads or max(1, cores // self._settings.worker_slots))
@@ -138,7 +138,7 @@ class AttachedPlacements:
 
     def _load(self, ref: BaseModelRef, devices: list[torch.device]) -> tuple[Base, ...]:
         if [(base.ref, base.trainer.backbone.device) for base in self._loaded] != [(ref, device) for device in devices]:
-            self._loaded = ()  # its memory is needed
+            self._loaded = ()  # the next base needs its memory
             coded, memory = self._settings.worker_moments == "8bit", memory_of(devices[0], self._settings)
             self._loaded = load_bases(ref, devices, coded, memory)
         return self._loaded
@@ -150,10 +150,10 @@ class AttachedPlacements:
             self._opened(task, prepared)
             self.progress(now=True)
 
-    # ---- leaving ---------------------------------------------------------------------------------------------------
+    # ---- departure -------------------------------------------------------------------------------------------------
 
     def finish(self, task: TaskRun) -> None:
-        """Let the placement go once all that was recorded is acknowledged."""
+        """Detach the placement once the service has acknowledged all its events."""
         task.detached()
         task.reporter.finish(lambda: self._hand_over(partial(self.leave, task, False, "done")))
 
@@ -164,7 +164,7 @@ class AttachedPlacements:
             task.reporter.finish(lambda: self._hand_over(partial(self.leave, task, False, error)))
 
     def detach(self, message: Detach) -> None:
-        """Let it go at once, or with `keep` have it train no more; one that is still prepared has nothing to keep."""
+        """Drop a placement at once, or with `keep` stop training it; one still in preparation has nothing to checkpoint."""
         task = self._tasks.get(message.placement_id)
         if not message.keep:
             self._leave(message.placement_id, False, "the service has ended it")
@@ -175,7 +175,7 @@ class AttachedPlacements:
                 self.finish(task)
 
     def expire(self) -> None:
-        """Let go of placements whose lease ran out."""
+        """Drop placements whose lease ran out."""
         for task in self.tasks:
             if not task.lease.holds():
                 self.leave(task, True, "its lease ended")
@@ -185,7 +185,7 @@ class AttachedPlacements:
             self.leave(self._tasks[key], lost, detail)
 
     def leave(self, task: TaskRun, lost: bool, detail: str) -> None:
-        """The placement is here no more. `lost`: the service does not know it yet."""
+        """Remove the placement and notify the daemon. `lost`: the service does not know it yet."""
         if self._tasks.pop(task.key, None) is None:
             return
         log.info("placement %s leaves: %s", task.key, detail)
@@ -197,7 +197,7 @@ class AttachedPlacements:
     # ---- progress --------------------------------------------------------------------------------------------------
 
     def progress(self, now: bool = False) -> None:
-        """Something was finished. The daemon is told, though not of every micro-batch. Replicas call it from their threads."""
+        """Report progress to the daemon, at most every _TELL_SECONDS unless `now`. Replicas call it from their threads."""
         with self._telling:
             at = boot_now()
             if now or at - self._told_at >= _TELL_SECONDS:
@@ -206,7 +206,7 @@ class AttachedPlacements:
 
 
 def _needs(placement: Placement) -> tuple[BaseModelRef, frozenset[int]]:
-    """What placements have in common that share an executor."""
+    """What placements that share an executor must have in common."""
     return placement.base, frozenset(placement.device_indexes)
 
 

@@ -1,4 +1,4 @@
-"""A thread that runs one task after another beside the training loop: preparation, uploads."""
+"""A thread that runs callables one after another beside the training loop: preparation, uploads."""
 
 import queue
 import threading
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class BackgroundWorker:
-    """Does what it is given, in order. What raises ends the process, as in the loop: see training_loop.py."""
+    """Runs callables in the order given. An exception ends the process, as in the loop: see training_loop.py."""
 
     def __init__(self, name: str) -> None:
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()

@@ -13,13 +13,13 @@ from worker.replicas.validation_pass import ValidationSubject, evaluate
 
 
 def evaluate_baseline(slots: Slots, task: TaskRun, prepared: Prepared, cache: NodeCache, tick: Callable[[], None]) -> None:
-    """Measure before the task's first step, on one replica for all, and give its jobs what they need of it."""
+    """Evaluate before the task's first step, on one replica for all, and give the jobs the results that they need."""
     if task.placement.spec.objective.type == "dpo":
         reference = _reference(slots, task.placement, prepared, cache, tick)
         for run in task.runs:
             run.reference = reference
         if task.base_val_loss is None:
-            task.record(BaseEvaluated(val_loss=math.log(2)))  # of any model against itself
+            task.record(BaseEvaluated(val_loss=math.log(2)))  # the loss of any model against itself
     elif task.base_val_loss is None:
         examinees = {task.key: ValidationSubject(None, prepared.data.validation)}
         for _, result in evaluate(slots.base.trainer, examinees, slots.capacity.step_tokens, tick):
@@ -30,7 +30,7 @@ def _reference(slots: Slots, placement: Placement, prepared: Prepared, cache: No
     trainer, start = slots.base.trainer, prepared.start
     key = key_of(slots.base.ref, trainer.backbone.device.type, start.sha256 if start is not None else "", prepared.data)
     if placement.validation_file is not None:
-        key = f"{key}-{placement.validation_file.sha256}"  # erased with either file
+        key = f"{key}-{placement.validation_file.sha256}"  # so that erasing either file erases it
     scratch = cache.file(placement.tenant_id, placement.train_file.sha256).references
     slot = slots.start(start) if start is not None else None
     try:

@@ -1,6 +1,5 @@
-"""When an executor's jobs are checkpointed, and which checkpoint replaces which. Copies are made in the loop, the rest in the
-background.
-"""
+"""When an executor's jobs are checkpointed, and which checkpoint replaces which. The loop makes the host copies; the uploader
+does the rest in the background."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -16,19 +15,19 @@ _SHARE = 50  # copies take at most one part in so many of the time
 
 
 class CheckpointPolicy:
-    """Checkpoints of all unfinished jobs of a task at one moment, every `seconds`, one at a time."""
+    """Checkpoints all unfinished jobs of a task at one moment, every `seconds`, one checkpoint at a time."""
 
     def __init__(self, keeper: ArtifactUploader, cache: NodeCache, seconds: float) -> None:
         self._uploader, self._cache, self._seconds = keeper, cache, seconds
 
     def expect(self, task: TaskRun) -> None:
-        """The task's first checkpoint is due in a while."""
+        """Schedule the task's first checkpoint."""
         task.checkpoint_due = boot_now() + self._seconds
 
     def take(self, tasks: Iterable[TaskRun], replicas: Replicas, now: bool = False) -> None:
-        """Take the checkpoints that are due, those of tasks that leave, or all with anything new if `now`.
+        """Checkpoint the tasks that are due or leaving, or every task with anything new if `now`.
 
-        The copies are made before it returns.
+        The host copies are made before it returns.
         """
         for task in tasks:
             began = boot_now()
@@ -42,7 +41,8 @@ class CheckpointPolicy:
                 self._uploader.keep_checkpoint(task, snapshots, partial(self._stored, task))
 
     def _stored(self, task: TaskRun, made: dict[int, CheckpointRef]) -> None:
-        """Say so, after all that the jobs said up to then; jobs that have ended meanwhile need it no more."""
+        """Record a stored checkpoint, after its jobs' earlier events, and drop the one it replaces. Skips jobs that ended
+        meanwhile."""
         task.checkpointing = False
         runs = {run.index: run for run in task.runs if run.unfinished and run.index in made}
         if runs:

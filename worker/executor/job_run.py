@@ -1,4 +1,4 @@
-"""One job while an executor has it: where it stands, what it has seen, where its adapter lies. Decides nothing."""
+"""One job on an executor: its progress, its losses, where its adapter is stored. Decides nothing."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -23,9 +23,9 @@ from worker.replicas.validation_pass import ValidationSubject
 class Stage(StrEnum):
     PENDING = "pending"  # never had a slot
     WARMUP = "warmup"
-    PARKED = "parked"  # past its warmup, its place at the boundary still open
+    PARKED = "parked"  # past its warmup, its rank at the boundary still open
     TRAINING = "training"
-    ENDING = "ending"  # decided; its adapter is on the way to storage
+    ENDING = "ending"  # decided; its adapter is being uploaded
     OVER = "over"
 
 
@@ -35,7 +35,7 @@ _STAGES = {
     JobStatus.PARKED: Stage.PARKED,
     JobStatus.TRAINING: Stage.TRAINING,
 }
-# Warmup goes first: the boundary waits for every one of them, and parked jobs cost memory.
+# Warmup goes first: the boundary waits for every job in warmup, and parked jobs cost memory.
 _TURNS = {Stage.WARMUP: 0, Stage.PENDING: 1, Stage.TRAINING: 2}
 
 
@@ -59,20 +59,20 @@ class JobRun:
     best: Best | None = None
     rung_losses: list[float] = field(default_factory=list)  # validation losses at the rungs it has reached
     settled: int = 0  # how many of those rungs it has been judged at
-    start: WarmStart | None = None  # what its first weights are made from
+    start: WarmStart | None = None  # the adapter that its first weights are made from
     reference: Reference | None = None  # under dpo
-    activations: Activations = field(default_factory=lambda: Activations(False, "activations are kept"))  # its task's
+    activations: Activations = field(default_factory=lambda: Activations(False, "activations are kept"))  # shared by its task
     slot: Slot | None = None
     best_weights: Tensor | None = None  # float32 [rank, W] on the host, while it has a slot
-    checkpoint: CheckpointRef | None = None  # the last that the service was told of
-    tenant_id: str = ""  # whose it is, as the node's cache asks
+    checkpoint: CheckpointRef | None = None  # the last that was reported to the service
+    tenant_id: str = ""  # its tenant, for the node's cache
 
     def __post_init__(self) -> None:
         self.order = Order(len(self.data.train), self.config.batch_size, self.config.seed)
 
     @classmethod
     def of(cls, group: str, assigned: JobAssignment, spec: TaskSpec, data: DataSet, progress: Progress | None) -> "JobRun":
-        """The job as the service knows it, with the state of its checkpoint."""
+        """The job as the service assigned it, with the state of its checkpoint."""
         run = cls(
             group,
             assigned.job_id,
@@ -88,29 +88,29 @@ class JobRun:
             run.step, run.ema, run.history, run.best = progress.step, progress.ema, progress.history, progress.best
             run.checkpoint = assigned.checkpoint
             run.rung_losses = list(progress.rung_losses)
-        if assigned.warmup_val_loss is not None:  # also of a job that went back to before its boundary
+        if assigned.warmup_val_loss is not None:  # also where the checkpoint is from before the boundary
             run.rung_losses[:1] = [assigned.warmup_val_loss]
         run.settled = max(1, len(run.rung_losses)) if run.promoted else 0
         return run
 
     @property
     def progress(self) -> Progress:
-        """Its state as a checkpoint keeps it."""
+        """Its state for a checkpoint, without tensors."""
         return Progress(self.step, self.ema, self.history, self.best, tuple(self.rung_losses))
 
     @property
     def warmup_val_loss(self) -> float | None:
-        """Its validation loss where its warmup ended, once it has."""
+        """Its validation loss at the end of its warmup, once it is known."""
         return self.rung_losses[0] if self.rung_losses else None
 
     @property
     def unsettled(self) -> bool:
-        """Whether it stands at a rung and waits to be judged there."""
+        """Whether it stands at a rung at which it is not judged yet."""
         return self.unfinished and len(self.rung_losses) > self.settled
 
     @property
     def ranked(self) -> bool:
-        """Whether a boundary still lies before it."""
+        """Whether the warmup boundary is still ahead of it."""
         return self.schedule.boundary and not self.promoted
 
     @property
@@ -124,7 +124,7 @@ class JobRun:
 
     @property
     def changed(self) -> bool:
-        """Whether it is worth another checkpoint."""
+        """Whether it is unfinished and has taken steps since its last checkpoint."""
         return self.unfinished and self.step > 0 and (self.checkpoint is None or self.checkpoint.step != self.step)
 
     @property
@@ -144,7 +144,7 @@ class JobRun:
 
     @property
     def _steps_left(self) -> float:
-        """Steps that it is expected to take yet: behind a boundary that it has not passed, the part of them that is kept."""
+        """Steps that it is expected to take: those behind a boundary still ahead count by the fraction of jobs kept there."""
         warmup, total = self.schedule.warmup_steps if self.ranked else self.step, self.schedule.total_steps
         return max(0, warmup - self.step) + (self.spec.early_exit.keep_fraction if self.ranked else 1) * (
             total - max(warmup, self.step)
@@ -152,17 +152,17 @@ class JobRun:
 
     @property
     def examinee(self) -> ValidationSubject:
-        """Whose validation loss is wanted when it is evaluated."""
+        """What to evaluate for its validation loss."""
         reference = self.reference.validation if self.reference is not None else ()
         return ValidationSubject(self.slot, self.data.validation, self.config.beta, reference)
 
     def learned(self, loss: float) -> None:
-        """It took an optimizer step, on a batch of this loss."""
+        """Record an optimizer step, on a batch of this loss."""
         self.step += 1
         self.ema = smooth(self.ema, loss, self.spec.early_exit.ema_alpha)
 
     def reached_rung(self, loss: float) -> bool:
-        """Whether the step it just took is a rung, with this validation loss, at which it is still to be judged."""
+        """Record this validation loss if the step just taken is a rung. Whether the job is still to be judged there."""
         if self.step not in self.schedule.rungs:
             return False
         rung = self.schedule.rungs.index(self.step)
@@ -170,7 +170,7 @@ class JobRun:
         return rung >= self.settled
 
     def observe(self, policy: Policy, val_loss: float) -> Verdict | None:
-        """It was evaluated; what the policy says to that."""
+        """Pass an evaluation to the policy; returns its verdict."""
         assert self.ema is not None, "a job is evaluated after a step"
         self.history, verdict = policy.observe(self.history, self.ema, val_loss)
         return verdict

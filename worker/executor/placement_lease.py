@@ -1,17 +1,17 @@
-"""The lease of one placement, as its executor holds it: until when it may act, and the token it speaks with.
+"""The lease of one placement in its executor: its deadline, and the token for requests.
 
-Counted on the boot clock, which goes on while this process is stopped. Any thread may ask; the daemon's pipe renews.
+Uses the boot clock, which runs on while this process is stopped. Any thread may ask; the thread on the daemon's pipe renews it.
 """
 
 import threading
 
 from worker.boot_clock import boot_now
 
-_GRACE_SECONDS = 0.5  # a process that was held up waits so long for renewals that lie unread in its pipe, and does nothing
+_GRACE_SECONDS = 0.5  # how long a process that was stopped waits, idle, for renewals unread in its pipe
 
 
 class LeaseOver(Exception):
-    """The placement may act no more: its lease ran out, or it was ended."""
+    """The executor may no longer act for the placement: its lease ran out, or was ended."""
 
 
 class Lease:
@@ -31,13 +31,13 @@ class Lease:
         return self._ended
 
     def holds(self) -> bool:
-        """Whether the placement may act. If its time is over, a renewal that is on its way is waited for."""
+        """Whether the executor may act for the placement. Past the deadline, waits briefly for a renewal in transit."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or boot_now() < self._deadline, timeout=_GRACE_SECONDS)
             return not self._ended and boot_now() < self._deadline
 
     def check(self) -> None:
-        """Raise LeaseOver unless the placement may act."""
+        """Raise LeaseOver unless the lease holds."""
         if not self.holds():
             raise LeaseOver(f"the lease of placement {self.placement_id} is over")
 
@@ -47,13 +47,13 @@ class Lease:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Nothing is to be done under it any more. Wakes who waits."""
+        """End the lease and wake all waiting threads."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     def wait(self, seconds: float) -> None:
-        """Wait before another try; raises LeaseOver if the lease is over by then, or is ended meanwhile."""
+        """Wait before a retry; raises LeaseOver if the lease is over by then, or is ended meanwhile."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended, timeout=min(seconds, max(0.0, self._deadline - boot_now())))
         self.check()

@@ -1,4 +1,4 @@
-"""What a placement needs before its jobs can be scheduled: the base, its rows as tokens, its checkpoints. Schedules nothing."""
+"""Prepares a placement before its jobs can be scheduled: base, rows as tokens, checkpoints. Schedules nothing."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -31,13 +31,13 @@ log = logging.getLogger(__name__)
 
 
 class CannotTrain(ValueError):
-    """This worker cannot train what the task asks for; no other try would change that."""
+    """This worker cannot train what the task asks for, and a retry would not help."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """capacities: what each replica of the base can hold of rows as long as these. checkpoints: by job index, where the job's
-    state lies and what it says but for its tensors."""
+    """capacities: what each replica of the base can hold with rows as long as these. checkpoints: by job index, the file of the
+    job's state, and its content without tensors."""
 
     bases: tuple[Base, ...]
     capacities: tuple[Capacity, ...]
@@ -48,7 +48,7 @@ class Prepared:
 
 
 class Preparation:
-    """Fetches and reads for one placement, for as long as its lease lasts. `scratch` holds what is of the base alone."""
+    """Fetches and reads for one placement while its lease lasts. `scratch` holds files that belong to the base alone."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Preparation:
         self._settings = settings
 
     def prepare(self, load_bases: Callable[[], tuple[Base, ...]]) -> Prepared:
-        """Raises CannotTrain, BaseError, DataError, CheckpointError, LeaseOver, and Refused where the service will not serve a
+        """Raises CannotTrain, BaseError, DataError, CheckpointError, LeaseOver, and Refused if the service does not serve a
         file."""
         bases = load_bases()
         base = bases[0]
@@ -120,7 +120,7 @@ class Preparation:
         """How the task's rows become tokens with this base."""
         placement = self._placement
         created_at = placement.created_at
-        if base.reads_date and created_at is None:  # by a service of before
+        if base.reads_date and created_at is None:  # by an older service
             log.warning(
                 "placement %s does not say when its task was created; its template writes today", placement.placement_id
             )
@@ -130,7 +130,7 @@ class Preparation:
         return Reading(reader, spec.objective, spec.training.max_seq_len, base.tokenizer, dated)
 
     def _stream(self, ref: FileRef, reading: Reading) -> TokenStream:
-        """The file as tokens. It is fetched only where it was not tokenised here before."""
+        """The file as a token stream. Fetches it only if it was not tokenised here before."""
         link, key = self._link, self._lease.placement_id
         file = self._cache.file(self._placement.tenant_id, ref.sha256)
 
@@ -142,7 +142,7 @@ class Preparation:
         def attempt() -> TokenStream:
             try:
                 return stream_of(file, reading, fetch, self._lease.check)
-            except FileNotFoundError as error:  # a file that its tenant deletes takes what is kept of it along
+            except FileNotFoundError as error:  # its tenant deleted the file, which erases its streams
                 raise Unreachable(f"the file was removed from this node meanwhile: {error}") from None
 
         return persist(self._lease, "tokenising", attempt)

@@ -1,7 +1,8 @@
-"""Says what happens to a placement, in order and without gaps, from a thread of its own. Knows no jobs and no training.
+"""Sends a placement's events to the service, in order and without gaps, from a thread of its own. Knows no jobs and no
+training.
 
-What was recorded is sent until the service has acknowledged it, through any outage that the lease outlasts. Points are
-gathered for a moment and joined; anything else goes out at once.
+The thread resends an event until the service acknowledges it, through any outage that the lease outlasts. It collects loss
+points for _GATHER_SECONDS and merges them; any other event is sent at once.
 """
 
 import logging
@@ -19,11 +20,11 @@ log = logging.getLogger(__name__)
 _GATHER_SECONDS = 0.5
 _MAX_EVENTS = 512  # of a report
 _MAX_POINTS = 256  # of an event
-_REMEMBERED = 64  # acknowledged reports that could be said again
+_REMEMBERED = 64  # acknowledged reports that can be sent again
 
 
 class Reporter:
-    """`over(lost, detail)` is called, from its thread, if the placement has ended: `lost` if the service need be told."""
+    """Its thread calls `over(lost, detail)` when the placement has ended; `lost`: the service must be told."""
 
     def __init__(self, link: PlacementLink, lease: Lease, next_seq: int, over: Callable[[bool, str], None]) -> None:
         self._link, self._lease, self._seq, self._over = link, lease, next_seq, over
@@ -36,33 +37,33 @@ class Reporter:
         threading.Thread(target=self._work, name=f"reports of {lease.placement_id}", daemon=True).start()
 
     def record(self, *events: Event) -> None:
-        """Say these, after all that was recorded before."""
+        """Queue events, after all earlier ones."""
         with self._changed:
             self._events.extend(events)
             self._idle = False
             if len(self._events) >= _MAX_EVENTS or not all(isinstance(event, Points | Throughput) for event in events):
                 self._urgent = True
-            self._changed.notify_all()  # points too: they start the moment in which they are gathered
+            self._changed.notify_all()  # also for points: they start the wait of _GATHER_SECONDS
 
     def point(self, job: int, series: Series, step: int, loss: float) -> None:
-        """Say that a job's loss after `step` is this."""
+        """Record a job's loss after `step`."""
         self.record(Points(job=job, series=series, steps=[step], values=[loss]))
 
     def drain(self, seconds: float) -> bool:
-        """Wait until all that was recorded is acknowledged. Whether it was."""
+        """Wait until the service has acknowledged all events. Returns whether it has."""
         with self._changed:
             self._urgent = True
             self._changed.notify_all()
             return self._changed.wait_for(lambda: self._idle or self._lease.ended, timeout=seconds) and self._idle
 
     def finish(self, then: Callable[[], None]) -> None:
-        """Call `then`, from the reporter's thread, once all that was recorded is acknowledged."""
+        """Call `then`, from the reporter's thread, once the service has acknowledged all events."""
         with self._changed:
             self._then = then
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Say no more; the lease is ended."""
+        """Stop sending, and end the lease."""
         self._lease.end()
         with self._changed:
             self._changed.notify_all()
@@ -86,7 +87,7 @@ class Reporter:
             self._over(True, f"its report was refused: {error}")
 
     def _wait(self) -> bool:
-        """Until there is something worth a report. False when the lease was ended."""
+        """Block until a report is due. False when the lease was ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._events or self._then or self._lease.ended)
             self._changed.wait_for(lambda: self._urgent or self._then or self._lease.ended, timeout=_GATHER_SECONDS)
@@ -107,7 +108,7 @@ class Reporter:
             self._changed.notify_all()
 
     def _acknowledged(self, report: Report) -> None:
-        """Send until acknowledged. If the service misses reports that it once acknowledged, they are said again first."""
+        """Send until acknowledged. If the service lost reports that it had acknowledged, resends those first."""
         while True:
             try:
                 self._post(report)
@@ -129,8 +130,8 @@ class Reporter:
 
 
 def assemble(waiting: Sequence[Event]) -> tuple[list[Event], int]:
-    """The next report's events, and how many of `waiting` they hold. Points of a series are joined where nothing else was
-    said about their job in between; events without a job part everything."""
+    """The next report's events, and how many of `waiting` they cover. Merges points of a series unless another event about
+    their job lies between; an event without a job separates all, except Throughput."""
     events: list[Event] = []
     open_: dict[tuple[int, str], int] = {}
     used = 0

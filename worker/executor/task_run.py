@@ -1,6 +1,6 @@
-"""One placement while an executor has it: its task's jobs, their standings at the boundary, and what is said about them.
+"""One placement on an executor: its task's jobs, their standings at the boundary, and the events about them.
 
-Every event about a job is recorded here, beside the change of state that it tells of. Holds no tensors and runs nothing.
+Each change of a job's state happens here, together with the event that reports it. Holds no tensors and runs nothing.
 """
 
 import logging
@@ -44,10 +44,10 @@ class TaskRun:
         self.base_val_loss = placement.base_val_loss
         self.checkpoint_due = 0.0
         self.checkpointing = False
-        self.leaving = False  # trains no more, and goes once its jobs are safe
+        self.leaving = False  # trains no more, and leaves once its jobs are stored
         self.finishing = False
         self.activations = Activations(False, "activations are kept")
-        self._told: str | None = None  # of the activations
+        self._told: str | None = None  # the activations' reason that was reported last
         self._done, self._said_at = _NOTHING, boot_now()
 
     @property
@@ -61,11 +61,11 @@ class TaskRun:
 
     @property
     def safe(self) -> bool:
-        """Whether storage holds all there is of it: no job has moved since its checkpoint, none is on its way there."""
+        """Whether storage holds all its progress: no job has changed since its checkpoint, and no upload is pending."""
         return not self.checkpointing and not any(run.changed or run.stage is Stage.ENDING for run in self.runs)
 
     def open(self, data: DataSet, checkpoints: dict[int, Progress], activations: Activations) -> None:
-        """The data is here: the jobs can be scheduled."""
+        """Create the runs of its unfinished jobs from the loaded data, so that they can be scheduled."""
         spec, self.data, self.activations = self.placement.spec, data, activations
         self.runs = [
             JobRun.of(self.key, assigned, spec, data, checkpoints.get(assigned.index))
@@ -88,7 +88,7 @@ class TaskRun:
         )
 
     def tell_activations(self) -> None:
-        """Say how its passes hold their activations, if that is not what was said last."""
+        """Report how its passes hold their activations, if that has changed since the last report."""
         if self._told != self.activations.reason:
             self._told = self.activations.reason
             log.info("placement %s: %s", self.key, self._told)
@@ -97,10 +97,10 @@ class TaskRun:
     def record(self, *events: Event) -> None:
         self.reporter.record(*events)
 
-    # ---- a job's way ---------------------------------------------------------------------------------------------
+    # ---- a job's state changes -----------------------------------------------------------------------------------
 
     def started(self, run: JobRun) -> None:
-        """The job got a slot. One that no boundary awaits is in training from its first step."""
+        """The job got a slot. Without a boundary ahead it is in training from its first step."""
         if run.stage is Stage.PENDING:
             self._move(run, Stage.WARMUP, JobMoved(job=run.index, status=JobStatus.WARMUP, step=run.step))
         if run.stage is Stage.WARMUP and not run.ranked:
@@ -108,12 +108,12 @@ class TaskRun:
             self._move(run, Stage.TRAINING, JobMoved(job=run.index, status=JobStatus.TRAINING, step=run.step))
 
     def parked(self, run: JobRun) -> None:
-        """The job passed its warmup, and its place is open."""
+        """The job finished its warmup, and its rank is still open."""
         event = JobMoved(job=run.index, status=JobStatus.PARKED, step=run.step, warmup_val_loss=run.warmup_val_loss)
         self._move(run, Stage.PARKED, event)
 
     def promoted(self, run: JobRun) -> None:
-        """The job goes on past its rung; at the first, which ends its warmup, it enters training."""
+        """The job continues past its rung; past the first, which ends its warmup, it is in training."""
         run.settled = len(run.rung_losses)
         if run.stage is Stage.TRAINING:
             return
@@ -123,7 +123,7 @@ class TaskRun:
         self._move(run, Stage.TRAINING, event)
 
     def ended(self, run: JobRun, *events: Event) -> None:
-        """The job's end is recorded, with what belongs before it."""
+        """Mark the job as over, and record its last events."""
         run.stage = Stage.OVER
         self.flush_throughput()
         self.record(*events)
@@ -147,7 +147,7 @@ class TaskRun:
         )
 
     def detached(self) -> None:
-        """All is told."""
+        """Record the placement's last event."""
         self.finishing = True
         self.flush_throughput()
         self.record(Detached())
@@ -159,7 +159,8 @@ class TaskRun:
     # ---- the boundary --------------------------------------------------------------------------------------------
 
     def settle(self) -> list[tuple[JobRun, Verdict | None]]:
-        """Jobs at a rung whose place there has become certain: None goes on. What was once decided is not asked again."""
+        """Jobs at a rung whose rank there is certain now: None continues. A job once judged at a rung is not judged there
+        again."""
         settled = self.policy.settle(self._standings())
         return [(run, settled[run.index]) for run in self.runs if run.unsettled and run.index in settled]
 
@@ -168,7 +169,7 @@ class TaskRun:
         return [run for run in self.runs if run.stage is Stage.WARMUP and run.unsettled]
 
     def _standings(self) -> list[Standing]:
-        """All jobs alive at the boundary: who finished warmup, whatever came later, and who may yet."""
+        """All jobs alive at the boundary: those that finished warmup, even if they ended later, and those that still may."""
         ended = [
             Standing(job.index, tuple(job.rung_losses or [job.warmup_val_loss]))
             for job in self.placement.jobs
@@ -180,7 +181,7 @@ class TaskRun:
     # ---- throughput ----------------------------------------------------------------------------------------------
 
     def worked(self, seconds: float, share: float, work: Work) -> None:
-        """A packed step of `seconds` in which this placement had a part: `share` of them, by tokens."""
+        """Count a packed step of `seconds` in which this placement took part: `share` of the step, by tokens."""
         self._done = self._done.model_copy(
             update={
                 "steps": self._done.steps + 1,
@@ -198,7 +199,7 @@ class TaskRun:
             self.flush_throughput()
 
     def evaluated(self, seconds: float, tokens: int) -> None:
-        """One of its jobs was evaluated."""
+        """Count an evaluation of one of its jobs."""
         self._done = self._done.model_copy(
             update={
                 "evaluation_tokens": self._done.evaluation_tokens + tokens,
@@ -207,7 +208,7 @@ class TaskRun:
         )
 
     def flush_throughput(self) -> None:
-        """Say what was done since it was last said."""
+        """Record the work done since the last record."""
         self._said_at = boot_now()
         if self._done != _NOTHING:
             self.record(self._done)
@@ -219,5 +220,5 @@ def _best(best: Best | None) -> tuple[int | None, float | None]:
 
 
 def keeps_adapter(verdict: Verdict | None, best: Best | None) -> bool:
-    """Whether a job that ends leaves its best adapter: all do that have one, but those ranked out (ALTO 5.2)."""
+    """Whether a job that ends keeps its best adapter: every job that has one, except those ranked out (ALTO 5.2)."""
     return best is not None and (verdict is None or verdict.reason is not ExitReason.UNDERPERFORMING)

@@ -2,9 +2,9 @@
 
     while jobs: admit -> pack -> step -> record -> judge -> release
 
-One step is an optimizer step of every job that holds a slot, on all replicas of the base at the same time. The loop decides
-with the pure policies, does with the trainers, and records through each task's reporter; all slow company (network, disk,
-tokenising) is kept on benches beside it, which hand acts back into its queue.
+One step is an optimizer step of every job that holds a slot, on all replicas of the base in parallel. The loop decides with the
+pure policies, acts with the trainers, and records through each task's reporter. Slow work (network, disk, tokenising) runs in
+background threads, which queue callbacks for the loop.
 """
 
 import math
@@ -40,7 +40,7 @@ _IDLE_SECONDS = 1.0  # between looks at the leases while nothing trains
 
 
 class Executor:
-    """`tell` speaks to the daemon. `obey` may be called from any thread; all else happens in `run`."""
+    """`tell` sends to the daemon. Any thread may call `obey`; everything else happens in `run`."""
 
     def __init__(self, settings: Settings, link: PlacementLink, tell: Callable[[Progress | Ended], None]) -> None:
         self._inbox: queue.SimpleQueue[Act] = queue.SimpleQueue()
@@ -53,12 +53,12 @@ class Executor:
         self._uploader = ArtifactUploader(link, self._cache, self._inbox.put, self._attached.leave)
         self._checkpoint_policy = CheckpointPolicy(self._uploader, self._cache, settings.worker_checkpoint_seconds)
         self._replicas: Replicas | None = None  # of the base that is loaded
-        self._vacant = False  # whether jobs may find room that did not find it before
+        self._vacant = False  # whether waiting jobs may find room now
         self._unsettled: dict[str, TaskRun] = {}  # tasks whose standings at the boundary have changed
         self._stopping = False
 
     def run(self) -> None:
-        """The loop, until told to stop."""
+        """The training loop, until a Stop."""
         while self._attend():
             if self._replicas is None:
                 continue
@@ -72,7 +72,7 @@ class Executor:
             self._release()
             self._checkpoint_policy.take(self._attached.open, self._replicas)
 
-    # ---- commands and acts -----------------------------------------------------------------------------------------
+    # ---- commands and callbacks ------------------------------------------------------------------------------------
 
     def obey(self, command: Attach | Renew | Detach | Stop) -> None:
         match command:
@@ -86,7 +86,7 @@ class Executor:
                 self._inbox.put(partial(self._stop, command.seconds))
 
     def _attend(self) -> bool:
-        """Do what was handed over, and wait for it while nothing trains. False when the loop is to end."""
+        """Run queued callbacks, and block for one while nothing trains. False when the loop is to end."""
         idle = not self._active() and not self._vacant and not self._unsettled
         try:
             act = self._inbox.get(timeout=_IDLE_SECONDS) if idle else self._inbox.get_nowait()
@@ -106,7 +106,7 @@ class Executor:
         self._attached.attach(placement, lease)
 
     def _opened(self, task: TaskRun, prepared: Prepared) -> None:
-        """A placement's jobs can be scheduled now."""
+        """A placement is prepared: evaluate its baseline and make its jobs schedulable."""
         if self._replicas is None or self._replicas.bases is not prepared.bases:
             self._replicas = Replicas(prepared, self._scratch, self._cache)
         replicas, slots = self._replicas, self._replicas.first.slots
@@ -124,13 +124,13 @@ class Executor:
             hopeless = dict.fromkeys(left, str(error))
         self._give_up(replicas, hopeless)
         if not any(run.unfinished for run in task.runs):
-            replicas.narrow(task.key)  # before the next step of those that train here
+            replicas.narrow(task.key)  # before the next step of the other tasks
         self._checkpoint_policy.expect(task)
         self._vacant = True
         self._unsettled[task.key] = task
 
     def _left(self, task: TaskRun) -> None:
-        """A placement is here no more."""
+        """A placement has left: free what its jobs hold."""
         if self._replicas is not None:
             for run in task.runs:
                 self._replicas.forget(run)
@@ -144,7 +144,7 @@ class Executor:
         return [run for task in self._attached.training for run in task.runs if run.slot is not None]
 
     def _admit(self, replicas: Replicas) -> None:
-        """Give slots to the jobs that the policy lets in, and keep all replicas at work."""
+        """Give slots to the jobs that the policy admits, and balance the replicas."""
         if not self._vacant:
             return
         self._vacant = False
@@ -158,14 +158,14 @@ class Executor:
     # ---- do --------------------------------------------------------------------------------------------------------
 
     def _step(self, replicas: Replicas, runs: list[JobRun]) -> Stepped:
-        """A step of these jobs, without those for which there is no memory."""
+        """Step these jobs; jobs for which there is no memory fail."""
         stepped, hopeless = replicas.step(runs, self._attached.progress)
         self._vacant |= replicas.stepped(runs)
         self._give_up(replicas, hopeless)
         return stepped
 
     def _give_up(self, replicas: Replicas, hopeless: Hopeless) -> None:
-        """These jobs fail: the device has no memory for them. Before that, tasks say how they hold their activations now."""
+        """Fail these jobs: the device has no memory for them. Before that, tasks report how they hold activations now."""
         for task in self._attached.open:
             task.tell_activations()
         for run, why in hopeless.items():
@@ -197,7 +197,7 @@ class Executor:
     # ---- judge -----------------------------------------------------------------------------------------------------
 
     def _judge(self, replicas: Replicas, due: list[JobRun]) -> None:
-        """Evaluate the jobs that are due, and run Algorithm 1 on each."""
+        """Evaluate the jobs that are due, and apply the early-exit policy to each."""
         began = time.monotonic()
         found, hopeless = replicas.examine(due, self._attached.progress)
         self._give_up(replicas, hopeless)
@@ -223,7 +223,7 @@ class Executor:
             self._unsettled[task.key] = task
 
     def _settle(self, replicas: Replicas) -> None:
-        """At the warmup boundary, and later rungs: let go on or exit whose place is certain, and park who must wait."""
+        """At the warmup boundary and later rungs: promote or end jobs whose rank is certain, and park those that must wait."""
         tasks, self._unsettled = self._unsettled, {}
         for task in tasks.values():
             for run, verdict in task.settle():
@@ -232,7 +232,7 @@ class Executor:
                     self._vacant = True
                 else:
                     if run.stage is Stage.WARMUP:
-                        task.parked(run)  # its loss counts in the ranking for good
+                        task.parked(run)  # its loss stays in the ranking
                     self._end(replicas, run, verdict)
             for run in task.arrived():
                 task.parked(run)
@@ -242,7 +242,7 @@ class Executor:
     # ---- release ---------------------------------------------------------------------------------------------------
 
     def _end(self, replicas: Replicas, run: JobRun, verdict: Verdict | None) -> None:
-        """The job is decided (None: it completed). Its slot is free at once; its end is told when its adapter is stored."""
+        """The job is decided (None: it completed). Frees its slot at once; records its end once its adapter is stored."""
         task, weights = self._attached[run.group], run.best_weights
         closing = task.completion(run) if verdict is None else task.exit(run, verdict)
         replicas.forget(run)
@@ -258,13 +258,13 @@ class Executor:
         task.ended(run, AdapterKept(job=run.index, manifest=manifest), closing)
 
     def _release(self) -> None:
-        """Let go of placements whose jobs are all over, or all safe where they were asked to leave."""
+        """Detach placements whose jobs are all over, or all stored where the placement was asked to leave."""
         for task in self._attached.open:
             if not task.finishing and (task.over or (task.leaving and task.safe)):
                 self._attached.finish(task)
 
     def _stop(self, seconds: float) -> None:
-        """Bring all jobs to safety within `seconds`, and end the loop."""
+        """Checkpoint all jobs within `seconds`, and end the loop."""
         deadline = boot_now() + seconds
         self._stopping = True
         while self._replicas is not None:

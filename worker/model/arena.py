@@ -1,7 +1,7 @@
 """Arena: one flat buffer that holds every adapter on a backbone, one row per rank. Knows no jobs, no steps and no learning.
 
-Attach and detach allocate rows and move no neighbour; a checkpoint or a park is one copy of a slice. `compact` and `shrink`
-move adapters down over free rows, between steps alone; no bit of a result depends on where an adapter lies.
+Attach and detach allocate and free rows without moving other adapters; a checkpoint or a park copies one slice. `compact` and
+`shrink` move adapters down over free rows, only between steps; no bit of a result depends on where an adapter lies.
 Row-major, W columns a row (arena_layout.py): `master` and `grad` are float32 [rows, W], `moments` lie beside them (moments.py).
 """
 
@@ -40,7 +40,7 @@ class Slot:
 
     @property
     def stored(self) -> slice:
-        """The arena rows that are taken by it."""
+        """The arena rows allocated to the adapter."""
         return slice(self.row, self.row + self.rows)
 
 
@@ -59,7 +59,7 @@ def rows_for(rank: int) -> int:
 
 
 def _on_host(tensor: Tensor) -> Tensor:
-    """A copy of its own; from a GPU into pinned memory, which it reaches several times as fast, while the host has some."""
+    """A host copy; from a GPU into pinned memory, which is several times as fast, unless the host has none left."""
     try:
         copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
     except RuntimeError as error:
@@ -76,7 +76,7 @@ def _enlarged(buffer: Tensor, rows: int) -> Tensor:
 
 
 def _cut(buffer: Tensor, rows: int) -> Tensor:
-    """The first rows, in memory of their own where there is some; else a view, which gives none back."""
+    """The first rows as a copy, so that the rest is freed; a view where there is no memory for a copy."""
     try:
         return buffer[:rows].clone()
     except (RuntimeError, MemoryError) as error:
@@ -86,7 +86,7 @@ def _cut(buffer: Tensor, rows: int) -> Tensor:
 
 
 class Arena:
-    _names: tuple[str, ...] = ("master", "grad")  # attributes that are buffers; the moments have a list of theirs
+    _names: tuple[str, ...] = ("master", "grad")  # attributes that are buffers; `moments` lists its own
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class Arena:
         return any(edge[0] - start >= rows_for(rank) for start, edge in zip(starts, edges, strict=False))
 
     def detach(self, slot: Slot) -> None:
-        """Give the rows back, zeroed in all buffers, so that nothing reaches the next owner."""
+        """Free the rows, zeroed in all buffers, so that nothing reaches the next owner."""
         self._own(slot)
         for buffer in (self.master, self.grad):
             buffer[slot.stored].zero_()
@@ -157,7 +157,7 @@ class Arena:
         self._slots.remove(slot)
 
     def grow(self, rows: int) -> None:
-        """Enlarge to `rows`; slots keep their places and contents. Where memory runs out on the way, the arena is as it was."""
+        """Enlarge to `rows`; slots keep their places and contents. If memory runs out, the arena stays as it was."""
         before = self.rows
         if rows < before:
             raise ValueError(f"the arena has {before} rows and cannot grow to {rows}")
@@ -168,8 +168,8 @@ class Arena:
             raise
 
     def compact(self) -> None:
-        """Move adapters down over the free rows before them, so that all that is free lies behind the last. Takes no memory:
-        storage is in multiples of eight rows, so eight at a time never overlap where they go."""
+        """Move adapters down over the free rows before them, so that all free rows lie behind the last adapter. Allocates
+        nothing: slots are multiples of eight rows, so a block of eight never overlaps its destination."""
         end = 0
         for slot in self._slots:
             if slot.row > end:
@@ -179,7 +179,7 @@ class Arena:
             end += slot.rows
 
     def shrink(self) -> int:
-        """Compact, and give back the rows behind the last adapter. Returns how many there were."""
+        """Compact, and free the rows behind the last adapter. Returns how many there were."""
         self.compact()
         kept = max(ROW_MULTIPLE, self.rows_used)
         given = max(0, self.rows - kept)
@@ -188,7 +188,7 @@ class Arena:
         return given
 
     def _move(self, row: int, to: int) -> None:
-        """ROW_MULTIPLE rows of every buffer, which leave zeros."""
+        """Move ROW_MULTIPLE rows of every buffer, and zero their old place."""
 
         def moved(buffer: Tensor) -> Tensor:
             buffer[to : to + ROW_MULTIPLE] = buffer[row : row + ROW_MULTIPLE]
@@ -198,7 +198,7 @@ class Arena:
         self._replace(moved)
 
     def _replace(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Put what `change` makes of each buffer in its place, one after another, so that one alone exists twice."""
+        """Replace each buffer by `change(buffer)`, one after another, so that only one exists twice at a time."""
         for name in self._names:
             setattr(self, name, change(getattr(self, name)))
         buffers = self.moments.buffers

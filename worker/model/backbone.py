@@ -1,4 +1,4 @@
-"""Backbone: the frozen base model, run by our own block. Knows no jobs, no loss and no files."""
+"""Backbone: the frozen base model, run by our own decoder block. Knows no jobs, no loss and no files."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from worker.model.plain.rotary import RotaryTable
 
 
 class Model(Protocol):
-    """A model of transformers, as far as a backbone takes it over."""
+    """The parts of a transformers model that a backbone takes over."""
 
     config: Any
 
@@ -37,7 +37,7 @@ class Model(Protocol):
 class Backbone:
     """embedding and head are [V, K] (the same tensor where tied); `targets` are the matrices that adapters change.
 
-    rotaries: the tables that layers turn by. embedding_scale: of what the first layer reads. logit_cap: see head.bent.
+    rotaries: the layers' rotary tables. embedding_scale: factor of the first layer's input. logit_cap: see lm_head.softcapped.
     """
 
     family: str
@@ -58,7 +58,7 @@ class Backbone:
 
     @property
     def beyond_kernels(self) -> tuple[str, ...]:
-        """What of it the fused kernels cannot do; nothing where they run it."""
+        """What the fused kernels lack for this family; empty where they run it."""
         return FAMILIES[self.family].beyond_kernels
 
     @classmethod
@@ -71,7 +71,7 @@ class Backbone:
     ) -> "Backbone":
         """Read a model folder (safetensors only, no remote code, no network). Raises UnsupportedModelError.
 
-        dtype: of what is computed. precision: how linear maps are kept.
+        dtype: of the computation. precision: how linear maps are stored.
         """
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         family = family_of(config)
@@ -117,7 +117,7 @@ class Backbone:
         return x_TK if self.embedding_scale is None else x_TK.mul_(self.embedding_scale)
 
     def hidden(self, x_TK: Tensor, batch: FlatBatch, adapters: Adapters, layout: Layout, recompute: bool = False) -> Tensor:
-        """What the final norm reads, [T, K], from the first layer's input. recompute: backward computes each layer again."""
+        """The final norm's input, [T, K], from the first layer's input. recompute: backward computes each layer again."""
         mask = causal_mask(batch.longest, x_TK)
         axes = []
         for rotary in self.rotaries:
@@ -134,7 +134,7 @@ class Backbone:
         return rms_norm(x, self.norm, self.shape.eps)
 
     def label_loss(self, h_LK: Tensor, labels_L: Tensor, weights_L: Tensor | None) -> LabelLoss:
-        """See head.label_loss; h_LK comes from the final norm."""
+        """See lm_head.label_loss; h_LK comes from the final norm."""
         return label_loss(h_LK, self.head, labels_L, weights_L, self.logit_cap)
 
 
@@ -156,14 +156,14 @@ def _rounded(number: float, like: Tensor) -> float:
 
 
 def _norm(weight: Tensor, family: Family) -> Tensor:
-    """A norm's weight as a factor. One that is stored less 1 is kept in float32, as transformers adds it up."""
+    """A norm's weight as a factor. A weight that is stored less 1 is kept in float32, as transformers computes it."""
     return 1 + (weight if weight.dtype == torch.float64 else weight.float()) if family.centred_norms else weight
 
 
 def _joined(
     weights: Weights, prefix: str, kinds: Sequence[str], biased: frozenset[str], precision: Precision
 ) -> tuple[Frozen, Tensor | None]:
-    """Weights below each other, and biases likewise (all have one or none has)."""
+    """Weights stacked along their rows, and biases likewise (all have one or none has)."""
     parts = weights.below(prefix, "weight", kinds)
     weight = torch.cat(parts) if precision == "bf16" else Nf4Weight.of(parts, double=precision == "nf4_double")
     return weight, torch.cat(weights.below(prefix, "bias", kinds)) if kinds[0] in biased else None

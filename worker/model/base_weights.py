@@ -1,7 +1,7 @@
-"""The frozen tensors of a base, by transformers' names: which there must be, and where each is read when it is asked for.
+"""The frozen tensors of a base, by transformers' names: which ones must exist, and a lazy reader of each.
 
-Read by safetensors itself rather than through transformers' models, whose import takes longer than that of torch and which hold
-all weights in host memory first: here one matrix at a time passes through it.
+Reads by safetensors itself rather than through transformers' models, whose import takes longer than that of torch and which
+load all weights into host memory first: here one matrix at a time passes through it.
 """
 
 import json
@@ -29,7 +29,7 @@ PATHS = {kind: f"self_attn.{kind}" for kind in ("q_proj", "k_proj", "v_proj", "o
     kind: f"mlp.{kind}" for kind in ("gate_proj", "up_proj", "down_proj")
 }
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-_DERIVED = ".rotary_emb.inv_freq"  # older folders hold what the configuration says
+_DERIVED = ".rotary_emb.inv_freq"  # in older folders; the configuration determines it
 _DTYPES = ("F64", "F32", "F16", "BF16")
 _CODED_BYTES = {"nf4": 0.5 + 4 / 64, "nf4_double": 0.5 + 1 / 64}  # of a number: its code, and its part of a block's scale
 _SAID = 8  # names of tensors that an error lists
@@ -44,7 +44,7 @@ class Held:
 
 
 class Weights:
-    """Gives out what `shapes_of` names. `dtype`: of what is given out; None: as it is held."""
+    """Reads the tensors that `shapes_of` names. `dtype`: of the tensors returned; None: as stored."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Weights:
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Raises UnsupportedModelError if one of them is not there, or has another shape."""
+        """Raises UnsupportedModelError if a wanted tensor is missing, or has another shape."""
         self._held, self._device, self._dtype = held, device, dtype
         lacking = [f"{name} {list(shape)}" for name, shape in wanted.items() if name not in held or held[name].shape != shape]
         if lacking:
@@ -67,7 +67,7 @@ class Weights:
         return self._held[name].read().to(self._device, self._dtype)
 
     def below(self, prefix: str, suffix: str, kinds: Iterable[str]) -> list[Tensor]:
-        """Those of a layer's matrices of these kinds."""
+        """A layer's tensors for matrices of these kinds."""
         return [self[f"{prefix}.{PATHS[kind]}.{suffix}"] for kind in kinds]
 
 
@@ -89,7 +89,7 @@ def shapes_of(family: Family, config: PreTrainedConfig) -> dict[str, tuple[int, 
 
 
 def weight_bytes(source: Path, dtype: torch.dtype, precision: Precision) -> int:
-    """What the weights of a model folder take on a device, by its configuration alone. Raises UnsupportedModelError."""
+    """Bytes that a model folder's weights take on a device, from its configuration alone. Raises UnsupportedModelError."""
     config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     shapes = shapes_of(family_of(config), config)
     linear = {name for name, shape in shapes.items() if len(shape) == 2 and name not in (EMBEDDING, HEAD)}
@@ -107,7 +107,7 @@ def matrices_of(config: PreTrainedConfig) -> dict[str, tuple[int, int]]:
 
 
 def at_hand(tensors: Mapping[str, Tensor]) -> dict[str, Held]:
-    """Tensors that are in memory already."""
+    """Tensors that are already in memory."""
     return {name: Held(tuple(tensor.shape), partial(tensors.__getitem__, name)) for name, tensor in tensors.items()}
 
 
@@ -134,7 +134,7 @@ def _held(opened: Any, file: Path) -> Iterator[tuple[str, Held]]:
 
 
 def _files(source: Path) -> list[Path]:
-    """Those that transformers would read: what the index names, else the one whole file."""
+    """The files that transformers would read: those that the index names, else the one whole file."""
     index = source / INDEX
     if not index.is_file():
         if not (source / WHOLE).is_file():

@@ -1,6 +1,6 @@
 """The families of base models: one table of how each one's decoder block differs, and what of a configuration is refused.
 
-Names are those of transformers' configurations. Knows no weights and no kernels but by what they can run.
+Names are those of transformers' configurations. Knows no weights, and of kernels only what they can run.
 """
 
 from collections.abc import Mapping
@@ -22,13 +22,13 @@ class Family:
     """How a block is built, and which fields of its configuration say so.
 
     activation: of the MLP's gate, in the field `activation_field`; no other is run.
-    windows: which layers look back over `sliding_window` tokens only.
+    windows: which layers attend to the last `sliding_window` tokens only.
     query_biases: q, k and v have biases, whatever the configuration says. query_norms: every head's q and k are normed.
-    centred_norms: a norm's weight is stored less 1. post_norms: what attention and the MLP give is normed before it is added.
-    rope_by_layer: layers with a window turn at frequencies of their own.
+    centred_norms: a norm's weight is stored less 1. post_norms: norms also follow attention and the MLP, before the sum.
+    rope_by_layer: layers with a window have rotary frequencies of their own.
     scaled_embedding: by the root of the hidden size.
-    query_scale, attention_cap, logit_cap: fields whose number scales q k^T in place of the head size (as 1 / root of it),
-    bends attention's scores, bends the logits.
+    query_scale, attention_cap, logit_cap: fields whose number replaces the head size in the scale of q k^T (1 / its root), caps
+    attention's scores, caps the logits (both by tanh).
     """
 
     activation: str = "silu"
@@ -46,7 +46,7 @@ class Family:
 
     @property
     def beyond_kernels(self) -> tuple[str, ...]:
-        """What the fused kernels cannot do of it; nothing for a family that they run."""
+        """What the fused kernels lack for this family; empty for a family that they run."""
         lacks = {
             f"{self.activation} in the MLP": self.activation != "silu",
             "norms behind attention and the MLP": self.post_norms,
@@ -72,7 +72,7 @@ class Family:
 
     @property
     def head_norms(self) -> dict[str, str]:
-        """The norms of a head's size, likewise."""
+        """The norms of q and k within a head, by their names in transformers."""
         return {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"} if self.query_norms else {}
 
     def biased(self, config: PreTrainedConfig) -> frozenset[str]:
@@ -84,26 +84,26 @@ class Family:
         return attention | mlp
 
     def window(self, config: PreTrainedConfig, layer: int) -> int | None:
-        """Tokens a layer may look back over, itself included; None: all."""
+        """Tokens that a layer attends to, the token itself included; None: all."""
         if self.windows == "none" or (self.windows == "by layer" and config.layer_types[layer] != SLIDING):
             return None
         window: int | None = config.sliding_window
         return window
 
     def number(self, config: PreTrainedConfig, field: str | None) -> float | None:
-        """What the configuration says in a field that the family may have."""
+        """The configuration's value in an optional field; None for a family without the field."""
         return None if field is None else getattr(config, field)
 
     def scale(self, config: PreTrainedConfig) -> float:
-        """What q k^T is multiplied with."""
+        """The factor of q k^T."""
         return float((self.number(config, self.query_scale) or head_size(config)) ** -0.5)
 
     def rope_kind(self, config: PreTrainedConfig, layer: int) -> str:
-        """The kind of a layer as far as it turns in its own way; "" where all turn alike."""
+        """The kind of a layer's rotary table; "" where all layers share one."""
         return str(config.layer_types[layer]) if self.rope_by_layer else ""
 
     def rope_kinds(self, config: PreTrainedConfig) -> tuple[str, ...]:
-        """All of them, in order."""
+        """All kinds of rotary tables, in order."""
         return tuple(sorted({self.rope_kind(config, layer) for layer in range(config.num_hidden_layers)}))
 
 
@@ -128,7 +128,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def family_of(config: PreTrainedConfig) -> Family:
-    """The family of a configuration. Raises UnsupportedModelError for what the block does not do, with what works."""
+    """The family of a configuration. Raises UnsupportedModelError, which says what works, for what the block does not do."""
     if config.model_type not in FAMILIES:
         works = ", ".join(FAMILIES)
         raise UnsupportedModelError(f"model_type '{config.model_type}' is not supported; what works: {works}")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from worker.model.arena import Slot
 
-PIECE_ROWS = 128  # of the activation's work at a time, so that it stays in a core's cache
+PIECE_ROWS = 128  # rows of one activation call, so that its data stays in a core's cache
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Example:
 @dataclass(frozen=True)
 class Dropout:
     """What a pass's dropout is drawn from, beside each token's place: the probability, the job's seed, its optimizer step, and
-    which of the step's rows the pass begins with. So a row is masked alike however the step is cut."""
+    the first row of the pass within the step. So a row has the same mask however the step is cut."""
 
     probability: float
     seed: int
@@ -55,14 +55,14 @@ class Dropout:
     first: int = 0
 
     def keys(self, examples: Sequence[Example]) -> NDArray[np.uint32]:
-        """The keys of the tokens that these rows lay out."""
+        """The dropout keys of these rows' tokens."""
         return token_keys(self.seed, self.step, range(self.first, self.first + len(examples)), [e.length for e in examples])
 
 
 @dataclass(frozen=True)
 class Segment:
-    """The rows of one job in a pass. slot None: the base alone. weight: what each label's -log p counts in the gradient
-    (1 / the label count of the job's step, so that micro-batches add up to the mean). dropout: None while evaluating."""
+    """The rows of one job in a pass. slot None: the base alone. weight: each label's factor of -log p in the gradient (1 / the
+    label count of the job's step, so that micro-batches add up to the mean). dropout: None while evaluating."""
 
     slot: Slot | None
     examples: Sequence[Example]
@@ -71,7 +71,7 @@ class Segment:
 
     @property
     def drops(self) -> float:
-        """The probability that its adapter does not see a feature."""
+        """The dropout probability of its adapter's inputs."""
         return self.dropout.probability if self.dropout is not None and self.slot is not None else 0.0
 
 
@@ -79,7 +79,7 @@ class Segment:
 class FlatBatch:
     """
     tokens, positions: int64 [T], positions restart with every sequence.
-    bounds: T-offsets of the sequences, [sequences + 1]; the axis ends in a tail that nobody owns (see whole_rows).
+    bounds: T-offsets of the sequences, [sequences + 1]; the axis ends in a tail of no segment (see whole_rows).
     ranges: per segment its tokens [start, stop).
     pieces: all rows, tail included, cut where a segment ends and every PIECE_ROWS from its start.
     label_rows, label_tokens: int64 [L], the row each label is predicted from and the label itself, segment by segment.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Moments(ABC):
-    """`buffers`: everything kept, each with one row a row of the arena."""
+    """`buffers`: all state, each buffer with one row for each row of the arena."""
 
     buffers: list[Tensor]
 
@@ -23,15 +23,15 @@ class Moments(ABC):
 
     @abstractmethod
     def read(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """Both moments of these rows, [rows, W]; perhaps the buffers themselves, so that writing may be changing them."""
+        """Both moments of these rows, [rows, W]; perhaps views of the buffers, so that writing to them changes the state."""
 
     @abstractmethod
     def write(self, rows: slice, exp_avg: Tensor, exp_avg_sq: Tensor) -> None:
-        """What the optimizer made of what it read."""
+        """Store the moments that the optimizer computed from those read."""
 
     @abstractmethod
     def restore(self, rows: slice, exp_avg: Tensor, exp_avg_sq: Tensor) -> None:
-        """Put back what was once read, from anywhere."""
+        """Store moments of an earlier `read`, from any device."""
 
 
 class PlainMoments(Moments):

@@ -1,8 +1,8 @@
-"""How much memory a piece of work needs (the peak of live tensor bytes while it runs), and what running out of it looks like.
+"""Measures the memory of a piece of work (the peak of live tensor bytes while it runs), and recognises out-of-memory errors.
 Knows no models.
 
-Counted operation by operation from the storages themselves, so it is exact for tensors, the same on every machine and free of
-the allocator's caches; what a library call uses inside itself is not seen.
+Counts operation by operation from the storages, so it is exact for tensors, the same on every machine and independent of the
+allocator's caches. It does not see memory inside library calls.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 KEPT_BYTES = 2**25  # blocks up to this size stay with the process; the C library allows no more
-# What allocators that have no exception of their own say: PyTorch's on a CPU; the driver's, to Triton too; cuBLAS' workspace.
+# Messages of allocators without an exception of their own: PyTorch's on a CPU; the driver's, also in Triton; cuBLAS' workspace.
 _SAYINGS = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # numbers of <malloc.h>
 
@@ -64,8 +64,8 @@ def peak_bytes(work: Callable[[], object], known: Iterable[Tensor]) -> int:
 def keep_freed_blocks() -> bool:
     """Ask the C library to keep freed memory instead of giving it back to the kernel after every tensor.
 
-    A step on CPU allocates the same blocks over and over; without this every one of them is mapped and zeroed anew, which took
-    a tenth of a step. For the process that trains. Returns whether the C library took it (glibc does).
+    A step on CPU allocates the same blocks over and over; otherwise the kernel maps and zeroes each one anew, which took a
+    tenth of a step. For the process that trains. Returns whether the C library accepted it (glibc does).
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -1,8 +1,8 @@
-"""Keeps the node's cache in order from a thread of the daemon: what tenants have deleted is erased, what is too much or was
-left over goes. Trains nothing and imports no torch.
+"""Cache maintenance in a thread of the daemon: erases files that tenants deleted, removes leftovers, evicts what exceeds the
+budget. Trains nothing and imports no torch.
 
-The service is asked about everything that is kept, at once after joining and then every ERASE_SECONDS: a file that was
-deleted while this node was away goes as soon as it is back.
+The thread asks the service about every cached file, at once after joining and then every ERASE_SECONDS, so a file that was
+deleted while this node was offline is erased as soon as it is back.
 """
 
 import logging

@@ -1,7 +1,7 @@
-"""A child process of the daemon, spoken to in messages. Knows neither what it runs nor what is said.
+"""A child process of the daemon that exchanges messages with it. Knows neither what it runs nor what the messages mean.
 
-The daemon's main loop never waits for a child: what it sends goes through a thread, since a stopped process does not read.
-Children end when their standard input closes, so none outlives the daemon, kill -9 included.
+The daemon's main loop never blocks on a child: a writer thread sends, since a stopped process does not read its pipe. Children
+exit when their standard input closes, so none outlives the daemon, kill -9 included.
 """
 
 import logging
@@ -23,14 +23,15 @@ log = logging.getLogger(__name__)
 
 
 def _dying_with_us() -> list[str]:
-    """What ends a child that is not yet reading its pipe (an import takes seconds) when the thread that started it ends."""
+    """Command prefix that kills a child when the thread that started it ends: imports take seconds before the child reads its
+    pipe."""
     tool = shutil.which("setpriv")
     return [tool, "--pdeathsig", "KILL", "--"] if tool else []
 
 
 @dataclass(frozen=True)
 class News:
-    """A child said something."""
+    """A message from a child."""
 
     child: "Child"
     message: Any
@@ -38,7 +39,7 @@ class News:
 
 @dataclass(frozen=True)
 class ChildEnded:
-    """A child is gone; `code` is negative for a signal."""
+    """A child has exited; `code` is negative for a signal."""
 
     child: "Child"
     code: int
@@ -47,7 +48,7 @@ class ChildEnded:
 class Child:
     """`python -m module`, started at once, from the main thread.
 
-    `tell` is called from another thread with every News and, last, ChildEnded.
+    A reader thread calls `tell` with every News and, last, ChildEnded.
     """
 
     def __init__(self, module: str, messages: TypeAdapter[Any], tell: Callable[[News | ChildEnded], None]) -> None:
@@ -70,11 +71,11 @@ class Child:
         return self._process.poll() is None
 
     def send(self, message: Message) -> None:
-        """Say something; returns at once."""
+        """Queue a message; returns at once."""
         self._outbox.put(message)
 
     def kill(self) -> None:
-        """End it and see it gone. ChildEnded still comes."""
+        """Kill the process and wait for its end. ChildEnded still follows."""
         self._process.kill()
         self._outbox.put(None)
         self._process.wait()

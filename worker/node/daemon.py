@@ -1,7 +1,7 @@
-"""The node's daemon: brings what runs here in line with what should run here. Trains nothing and imports no torch.
+"""The node's daemon: reconciles the running executors with the desired state. Trains nothing and imports no torch.
 
-One loop owns all state. Threads (the service's answers, Redis hints, the children's pipes) only put events into its queue;
-nothing in the loop waits for a network or a child. What should run is fetched whole each time: level, not edge.
+One loop owns all state. Threads (the service's answers, Redis wake-ups, the children's pipes) only put events into its queue;
+the loop never waits for a network or a child. Each fetch brings the whole desired state: level-triggered, not edge-triggered.
 """
 
 import logging
@@ -26,9 +26,9 @@ from worker.settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)
 
-_DETACH_SECONDS = 10.0  # an executor that has not let go by then is killed (DESIGN 3)
+_DETACH_SECONDS = 10.0  # an executor that holds the placement for longer is killed (DESIGN 3)
 _STOP_SECONDS = 5.0  # for a last checkpoint
-_STOP_GRACE = 2.0  # beyond it, executors are killed
+_STOP_GRACE = 2.0  # after that, executors are killed
 
 _STOP = object()
 
@@ -41,13 +41,13 @@ class Daemon:
         self._credential = NodeCredential(settings.scratch)
         self._devices = find_devices(settings)
         self._crew = ExecutorPool(self._devices, self._inbox.put)
-        self._wanted: dict[str, tuple[Placement, float]] = {}  # what should run, with the deadline of its first lease
-        self._over: set[str] = set()  # placements that ended here, which an older answer may still want
+        self._wanted: dict[str, tuple[Placement, float]] = {}  # desired placements, with the deadline of their first lease
+        self._over: set[str] = set()  # placements that ended here, though an older answer may still list them
         self._version = -1
-        self._applied: tuple[int, float] | None = None  # the version of the desired state acted upon last, and when
+        self._applied: tuple[int, float] | None = None  # version of the last applied desired state, and when
 
     def run(self) -> int:
-        """Serve until told to stop. Raises SettingsError if the service will not have us."""
+        """Serve until SIGTERM or SIGINT. Raises SettingsError if the service refuses the node."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._inbox.put(_STOP))
         self._crew.settle(boot_now())  # an executor imports torch while we join
@@ -67,7 +67,7 @@ class Daemon:
         return join(self._settings, self._link, self._devices, self._inbox.put, self._told_to_stop, self._credential)
 
     def _told_to_stop(self, seconds: float) -> bool:
-        """Wait; the only events that matter before joining are the end of a child and the word to stop."""
+        """Wait; before joining only the end of a child and a stop signal matter. True if a stop signal came."""
         deadline = boot_now() + seconds
         while (left := deadline - boot_now()) > 0:
             event = self._next(left)
@@ -80,7 +80,7 @@ class Daemon:
     # ---- serving -------------------------------------------------------------------------------------------------
 
     def _serve(self, member: NodeMembership) -> bool:
-        """Serve as this member. True when we must join anew, False when told to stop."""
+        """Serve under this registration. True when the node must register again, False after a stop signal."""
         look_again: float | None = None
         while True:
             event = self._next(None if look_again is None else max(0.0, look_again - boot_now()))
@@ -128,7 +128,7 @@ class Daemon:
                 self._executor_ended(member, child, event.code)
 
     def _unchanged(self, state: DesiredState) -> dict[str, tuple[Placement, float]]:
-        """What goes on as it is here, by placement, with its deadline."""
+        """Placements that continue as they are, with the deadlines of their first leases."""
         known = [(self._wanted[one.placement_id], one.leave) for one in state.unchanged if one.placement_id in self._wanted]
         return {p.placement_id: (p.model_copy(update={"leave": leave}), deadline) for (p, deadline), leave in known}
 
@@ -161,7 +161,7 @@ class Daemon:
         if ended.lost:
             self._lose(member, [held.placement], RequeueReason.EXECUTOR_LOST, ended.detail)
             if not hand.held:
-                self._crew.stop(hand, 0.0)  # whatever held it up may still be there: the next one starts afresh
+                self._crew.stop(hand, 0.0)  # its cause may persist: the next placement gets a new process
         self._pulse(member)
         member.desired.want()
 
@@ -187,10 +187,10 @@ class Daemon:
         fences = {p.placement_id: p.fence for p in placements}
         member.desired.tell_lost(PlacementsLost(reason=reason, fences=fences, detail=detail[:2000]))
 
-    # ---- what should run against what does -----------------------------------------------------------------------
+    # ---- reconciliation ------------------------------------------------------------------------------------------
 
     def _reconcile(self, member: NodeMembership) -> float | None:
-        """Detach what should not run, attach what should. Returns when to look again, on the boot clock."""
+        """Detach placements that should not run, attach those that should. Returns when to look again, on the boot clock."""
         now = boot_now()
         self._see_off(member)
         overdue = [self._detach(hand, now) for hand in self._crew.hands]
@@ -205,8 +205,8 @@ class Daemon:
         return min((time for time in times if time is not None), default=None)
 
     def _see_off(self, member: NodeMembership) -> None:
-        """Have placements that are asked to leave bring their jobs to safety. Their leases, no longer renewed, end it if
-        they do not. One that is not here has nothing to bring."""
+        """Have executors checkpoint the jobs of placements that are asked to leave. The service no longer renews their leases,
+        which bounds the time. A placement that has not arrived yet is given back at once."""
         for placement_id, (placement, _) in self._wanted.items():
             if not placement.leave or placement_id in self._over:
                 continue
@@ -219,7 +219,8 @@ class Daemon:
                 hand.child.send(Detach(placement_id=placement_id, keep=True))
 
     def _detach(self, hand: ExecutorProcess, now: float) -> float | None:
-        """Ask for what has ended to be let go, and kill an executor that does not. Returns its deadline, if it has one."""
+        """Ask the executor to drop ended placements, and kill it after _DETACH_SECONDS. Returns that deadline, if
+        there is one."""
         deadlines = []
         for placement_id, held in hand.held.items():
             if placement_id in self._wanted:
@@ -265,7 +266,7 @@ class Daemon:
     # ---- stopping ------------------------------------------------------------------------------------------------
 
     def _stop(self, member: NodeMembership) -> None:
-        """Bring the work to safety, give the placements back, end the children."""
+        """Have executors checkpoint their jobs, give the placements back, end the children."""
         log.info("stopping")
         lost = [held.placement for held in self._crew.held.values() if held.detaching_since is None]
         for hand in self._crew.hands:
@@ -287,7 +288,7 @@ class Daemon:
 
 
 def serve() -> int:
-    """Run a daemon with the environment's settings; the exit code. Raises SettingsError."""
+    """Run a daemon with the environment's settings; returns the exit code. Raises SettingsError."""
     settings = Settings.load()
     try:
         settings.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Asks the service what this node should run, and tells it what was lost, from a thread of its own. Decides nothing, but
-refuses each placement that this worker cannot read, so that the service looks for a node that can.
+"""Fetches this node's desired state and reports lost placements, from a thread of its own. Decides nothing, but refuses each
+placement that this worker cannot parse, so that the service looks for a node that can.
 
-Losses are told before the desired state is asked for, so that an answer never holds what was already given up.
+The thread reports losses before it fetches the desired state, so an answer never lists a placement that was already given up.
 """
 
 import logging
@@ -21,7 +21,7 @@ _RETRY_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Desired:
-    """The node's desired state, and when it was asked for."""
+    """The node's desired state, and when it was requested."""
 
     node_id: str
     sent_at: float
@@ -30,13 +30,13 @@ class Desired:
 
 @dataclass(frozen=True)
 class NodeForgotten:
-    """The service does not know this node under this credential any more."""
+    """The service no longer knows this node under this credential."""
 
     credential: str
 
 
 class DesiredStates:
-    """`tell` is called from the thread with every Desired, and with NodeForgotten at the end if it comes to that."""
+    """The thread calls `tell` with every Desired, and last with NodeForgotten if the service has forgotten the node."""
 
     def __init__(self, link: NodeLink, welcome: NodeWelcome, tell: Callable[[Desired | NodeForgotten], None]) -> None:
         self._link, self._welcome, self._tell = link, welcome, tell
@@ -48,7 +48,7 @@ class DesiredStates:
         self._thread.start()
 
     def want(self) -> None:
-        """Ask for the desired state, soon."""
+        """Fetch the desired state soon."""
         with self._changed:
             self._wanted = True
             self._changed.notify()
@@ -60,7 +60,7 @@ class DesiredStates:
             self._changed.notify()
 
     def close(self, seconds: float = 0.0) -> None:
-        """Ask no more. What is lost is still told, if that takes no longer than `seconds`."""
+        """Stop fetching. Waits up to `seconds` while the thread reports the remaining losses."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -89,7 +89,7 @@ class DesiredStates:
                 away = False
 
     def _next(self) -> bool:
-        """Wait for something to say. False when all is said and nothing more is asked for."""
+        """Wait for work. False once the poller is closed and all losses are reported."""
         with self._changed:
             self._changed.wait_for(lambda: self._wanted or self._lost or self._closed)
             return bool(self._lost) or not self._closed

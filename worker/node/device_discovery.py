@@ -1,6 +1,5 @@
-"""What a node has to train on: NVIDIA GPUs as their driver lists them, or CPU slots. Knows no torch, so that the daemon starts
-at once.
-"""
+"""The node's devices: NVIDIA GPUs as their driver lists them, or CPU slots. Knows no torch, so that the daemon
+starts at once."""
 
 import os
 import shutil
@@ -23,7 +22,7 @@ def find_devices(settings: Settings) -> list[Device]:
 
 
 def available_memory() -> int:
-    """Bytes of main memory that are free for us: what the kernel says, or less where a container's limit is lower."""
+    """Bytes of main memory available to this process: the kernel's figure, or less where a container's limit is lower."""
     with open("/proc/meminfo") as lines:
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     return min([free, *_container_headroom()])
@@ -35,7 +34,7 @@ def _slots(count: int) -> list[Device]:
 
 
 def _gpus() -> list[Device]:
-    """The GPUs a process of ours would see, numbered as it would number them."""
+    """The GPUs that a process of this node sees, with the indexes that CUDA gives them."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
@@ -54,7 +53,7 @@ def _gpus() -> list[Device]:
 
 
 def _container_headroom() -> list[int]:
-    """What the control group's memory limit leaves, if there is one."""
+    """Bytes left under the control group's memory limit, if there is one."""
     try:
         with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as used:
             most, now = limit.read().strip(), int(used.read())

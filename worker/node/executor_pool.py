@@ -1,6 +1,6 @@
-"""The daemon's executor processes: which holds which devices and placements, one spare kept warm, idle ones stopped.
+"""The daemon's executor processes, and the devices and placements of each. Keeps one spare warm and stops idle ones.
 
-Importing torch takes seconds, so a placement gets a process that has done it already.
+Importing torch takes seconds, so a placement gets a process that has already imported it.
 """
 
 import logging
@@ -25,7 +25,7 @@ class Held:
     progress_at: float
     phase: Phase = "loading"
     detaching_since: float | None = None
-    leaving: bool = False  # asked to bring its jobs to safety and go
+    leaving: bool = False  # asked to checkpoint its jobs and leave
 
 
 @dataclass(eq=False)
@@ -46,7 +46,7 @@ class ExecutorPool:
     def __init__(self, devices: Iterable[Device], tell: Callable[[News | ChildEnded], None]) -> None:
         self._devices = frozenset(device.index for device in devices)
         self._tell = tell
-        self._next_spare = 0.0  # not before this
+        self._next_spare = 0.0  # no spare starts before this
         self.hands: list[ExecutorProcess] = []
 
     @property
@@ -61,9 +61,10 @@ class ExecutorPool:
         return next((hand for hand in self.hands if hand.child is child), None)
 
     def take(self, placement: Placement, now: float) -> ExecutorProcess | None:
-        """The executor that shall run the placement, which it holds from now on. None while its devices are not free.
+        """Assign the placement to an executor and return it. None while its devices are not free.
 
-        One that holds the same devices and the same base is shared; an empty one changes its base.
+        Placements with the same devices and the same base share an executor; an executor without placements may change its
+        base.
         """
         devices = frozenset(placement.device_indexes)
         for hand in self.hands:
@@ -80,7 +81,7 @@ class ExecutorPool:
         return hand
 
     def release(self, hand: ExecutorProcess, placement_id: str, now: float) -> None:
-        """The placement is no longer there."""
+        """Remove a placement from its executor."""
         del hand.held[placement_id]
         hand.idle_since = now
 
@@ -90,7 +91,7 @@ class ExecutorPool:
         hand.child.send(Stop(seconds=seconds))
 
     def settle(self, now: float) -> float | None:
-        """Let idle executors go and keep a spare where a device is free. Returns when to look again."""
+        """Stop idle executors and keep a spare where a device is free. Returns when to look again."""
         for hand in self.hands:
             if hand.devices is not None and not hand.held and not hand.stopping and now - hand.idle_since >= IDLE_SECONDS:
                 log.info("executor %d was idle for %.0f s and is let go", hand.child.pid, IDLE_SECONDS)
@@ -105,14 +106,14 @@ class ExecutorPool:
         return min(times, default=None)
 
     def bury(self, hand: ExecutorProcess, now: float) -> None:
-        """Forget an executor whose process has ended. A spare that ended by itself is not replaced at once."""
+        """Remove an executor whose process has ended. A spare that ended unasked is replaced after _RESPAWN_SECONDS."""
         self.hands.remove(hand)
         if hand.devices is None and not hand.stopping:
             log.error("an executor (pid %d) ended before it was given anything; its log tells why", hand.child.pid)
             self._next_spare = now + _RESPAWN_SECONDS
 
     def kill(self) -> None:
-        """End all executors at once; what they held is forgotten."""
+        """Kill all executors at once and drop their placements."""
         for hand in self.hands:
             hand.stopping = True
             hand.held.clear()

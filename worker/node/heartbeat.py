@@ -1,7 +1,7 @@
-"""The node's heartbeat, a process of its own so that no busy daemon or executor can hold it up. Knows no jobs.
+"""The node's heartbeat: a separate process, so that no busy daemon or executor delays it. Knows no jobs.
 
-Told by the daemon which placements there are, it sends a heartbeat every so often, and at once when something changed, and
-hands the answers back with the time they were asked for. It ends when the daemon's pipe closes.
+It sends the daemon's list of placements at a fixed interval, and at once after a change, and passes each answer back with the
+time of its request. It ends when the daemon's pipe closes.
 """
 
 import logging
@@ -20,7 +20,7 @@ _RETRY_SECONDS = 1.0
 
 
 class HeartbeatState:
-    """What the next heartbeat says; written by the reading thread."""
+    """Content of the next heartbeat, written by the thread that reads the daemon's pipe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -29,7 +29,7 @@ class HeartbeatState:
         self._now = False
 
     def heed(self, wish: Identity | Pulses) -> None:
-        """The daemon said something."""
+        """Store a message from the daemon."""
         with self._changed:
             if isinstance(wish, Identity):
                 self._identity = wish
@@ -44,7 +44,7 @@ class HeartbeatState:
             return self._identity
 
     def wait(self, seconds: float) -> None:
-        """Until a heartbeat is due: after `seconds`, or when one is wanted at once."""
+        """Block until a heartbeat is due: after `seconds`, or when the daemon wants one at once."""
         with self._changed:
             self._changed.wait_for(lambda: self._now, timeout=seconds)
             self._now = False

@@ -1,7 +1,7 @@
-"""The node's credential, kept in its own folder (mode 600) from one start of the daemon to the next. Knows no network.
+"""The node's credential, stored in its own folder (mode 600) across starts of the daemon. Knows no network.
 
-It is renewed at each registration. The new one is written down before it is proposed, so that whichever of the two the service
-knows, after an answer that got lost or a kill at any moment, is here.
+Each registration renews it. The daemon writes the new credential to disk before it proposes it, so that after a lost answer or
+a kill at any moment the file still holds the one that the service knows.
 """
 
 import json
@@ -16,7 +16,7 @@ _NAME = "credential.json"
 
 
 class NodeCredential:
-    """`current` is what the service last confirmed, `proposed` what it may know once it was sent."""
+    """`current`: the credential that the service last confirmed. `proposed`: one that it may know once it was sent."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / _NAME
@@ -25,20 +25,20 @@ class NodeCredential:
         self._sent = self._proposed is not None
 
     def propose(self) -> str:
-        """The credential to register under. One that was proposed and never confirmed is proposed again. Raises OSError."""
+        """The credential to register under; repeats a proposal that was never confirmed. Raises OSError."""
         proposed = self._proposed or "nc_" + secrets.token_urlsafe(32)
         self._write({"current": self._current, "proposed": proposed})
         self._proposed = proposed
         return proposed
 
     def bearers(self, join_token: str | None) -> list[str]:
-        """What a registration may be authorized by, the likeliest first; the proposal is sent with it."""
+        """Bearer tokens that may authorize a registration, the likeliest first; the request also carries the proposal."""
         known = (self._proposed if self._sent else None, self._current, join_token)
         self._sent = True
         return [bearer for bearer in known if bearer is not None]
 
     def confirm(self, credential: str) -> None:
-        """The service welcomed the node under this one. Raises OSError."""
+        """Store the credential that the service accepted. Raises OSError."""
         self._write({"current": credential})
         self._current, self._proposed, self._sent = credential, None, False
 
@@ -54,7 +54,7 @@ class NodeCredential:
         return {name: value for name, value in known if isinstance(value, str)}
 
     def _write(self, said: dict[str, str | None]) -> None:
-        """Whole or not at all, and on disk before anything relies on it."""
+        """Write atomically, and sync to disk before anything relies on it."""
         draft = self.path.with_name(_NAME + ".new")
         draft.unlink(missing_ok=True)
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

@@ -1,4 +1,4 @@
-"""Registers the node, and holds what belongs to one registration: heartbeat, wake-ups, desired state."""
+"""Registers the node, and owns what one registration runs: heartbeat, wake-ups, desired state, cache upkeep."""
 
 import logging
 import os
@@ -28,7 +28,7 @@ _VERSIONS = ("torch", "transformers", "motet")
 
 
 def start_heart(tell: Callable[[Any], None]) -> Child:
-    """The heartbeat's process, which beats once it is told for whom."""
+    """Start the heartbeat process, which sends nothing before it gets its Identity."""
     return Child("worker.node.heartbeat", HEARTBEAT_NEWS, tell)
 
 
@@ -40,11 +40,11 @@ def join(
     told_to_stop: Callable[[float], bool],
     credential: NodeCredential,
 ) -> "NodeMembership | None":
-    """Register under a new boot id, trying for as long as the service is away. None if `told_to_stop` while it waits so long.
+    """Register under a new boot id, retrying while the service is unreachable. None if `told_to_stop` returns True meanwhile.
 
-    Raises SettingsError if the service will not have us.
+    Raises SettingsError if the service refuses the node.
     """
-    heart, away = start_heart(tell), False  # it imports what it needs while we register
+    heart, away = start_heart(tell), False  # the process imports its modules while we register
     try:
         registration = NodeRegistration(
             name=settings.node_name,
@@ -77,7 +77,7 @@ def join(
 
 
 def _register(settings: Settings, credential: NodeCredential, link: NodeLink, registration: NodeRegistration) -> NodeWelcome:
-    """Register with whatever of ours the service takes. Raises Unreachable, OSError, and SettingsError if it takes none."""
+    """Register with the first bearer token that the service accepts. Raises Unreachable, OSError, or SettingsError for none."""
     join_token = settings.join_token.get_secret_value() if settings.join_token is not None else None
     why = "MOTET_JOIN_TOKEN is not set; an admin makes one: POST /v1/admin/join-tokens"
     for bearer in credential.bearers(join_token):
@@ -98,12 +98,12 @@ def _register(settings: Settings, credential: NodeCredential, link: NodeLink, re
 
 
 def _numerics() -> dict[str, str]:
-    """What executors inherit that their bits depend on, beside the versions; `motet doctor` looks at it."""
+    """Environment that executors inherit and their bits depend on, beside the versions; `motet doctor` checks it."""
     return {reproducibility.VARIABLE: os.environ.get(reproducibility.VARIABLE, "")}
 
 
 class NodeMembership:
-    """`tell` is called, from several threads, with every event of this registration. `heart` waits for its identity."""
+    """Several threads call `tell` with the events of this registration. `heart` waits for its identity."""
 
     def __init__(
         self,
@@ -131,16 +131,16 @@ class NodeMembership:
         self.heart.send(self._identity)
 
     def restart_heart(self) -> None:
-        """The heartbeat's process has ended."""
+        """Replace a heartbeat process that has ended."""
         self.heart = start_heart(self._tell)
         self.heart.send(self._identity)
 
     def pulse(self, pulses: Pulses) -> None:
-        """Tell the heartbeat what there is."""
+        """Send the heartbeat process the current placements."""
         self.heart.send(pulses)
 
     def close(self, seconds: float = 0.0) -> None:
-        """End it all. What was lost is still told, if that takes no longer than `seconds`."""
+        """End the threads and the heartbeat. Waits up to `seconds` while the remaining losses are reported."""
         if self._hints is not None:
             self._hints.close()
         self._upkeep.close()

@@ -1,6 +1,6 @@
-"""Listens on this node's Redis stream for wake-ups. Redis may be away: wake-ups only save time.
+"""Listens on this node's Redis stream for wake-ups. Redis may be down: wake-ups only save time.
 
-After a wake-up, an error or a reconnection the desired state is fetched anew: level-triggered, so none can be missed.
+After a wake-up, an error or a reconnection the node fetches the whole desired state (level-triggered), so it misses no change.
 """
 
 import logging
@@ -31,7 +31,7 @@ class Hints:
         threading.Thread(target=self._listen, name="hints", daemon=True).start()
 
     def close(self) -> None:
-        """End the thread; a read that is under way ends within seconds, and is heeded no more."""
+        """End the thread; a read in progress ends within seconds, and its result is ignored."""
         self._closed.set()
 
     def _listen(self) -> None:
@@ -48,7 +48,7 @@ class Hints:
                 away = False
 
     def _follow(self) -> None:
-        """Read the stream until it fails. What was written before counts too: it may be what we missed."""
+        """Read the stream from its start until it fails: earlier entries may be wake-ups that this node missed."""
         last: str | bytes = "0-0"
         self._redis.ping()
         self._hinted()

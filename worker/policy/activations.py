@@ -1,7 +1,8 @@
-"""Whether a task's passes keep their activations or recompute them in backward (activation checkpointing), and how many tokens
-a micro-batch may hold then.
+"""Chooses whether a task's passes keep activations or recompute them in backward (activation checkpointing), and how many
+tokens a micro-batch then holds.
 
-Pure: numbers in, choices out. Recomputing costs a forward more (a third of the time), so it is chosen where it is what fits.
+Pure: numbers in, choices out. Recomputing adds a forward (a third of the time), so a task recomputes only where keeping does
+not fit.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,24 +10,24 @@ from dataclasses import dataclass
 
 from worker.policy.admission import Capacity, room
 
-_SHARE = 2  # of what is free beside the base, one part in so many is for activations: the others are for adapters
+_SHARE = 2  # one part in so many of the memory beside the base is for activations, the rest for adapters
 
 
 @dataclass
 class Activations:
-    """What was chosen for a task, and why. All its jobs share this object: it changes where a pass finds no memory yet."""
+    """A task's choice, and why. All its jobs share this object: it changes in place when a pass runs out of memory."""
 
     recompute: bool
     reason: str
 
     def turn(self, other: "Activations") -> None:
-        """Be that from now on."""
+        """Take over another choice, in place."""
         self.recompute, self.reason = other.recompute, other.reason
 
 
 @dataclass(frozen=True)
 class Need:
-    """What one task asks of a replica: tokens of its longest sequence, and the arena rows of each of its jobs."""
+    """One task's demand on a replica: tokens of its longest sequence, and the arena rows of each of its jobs."""
 
     capacity: Capacity  # as measured for rows as long as its own
     longest: int
@@ -35,8 +36,8 @@ class Need:
 
 
 def chosen(capacity: Capacity, longest: int, rows: Sequence[int], always: bool = False) -> Activations:
-    """For a task whose longest sequence has so many tokens and whose jobs take so many arena rows each. always: an operator
-    wants activations recomputed."""
+    """The choice for a task whose longest sequence has `longest` tokens and whose jobs take `rows` arena rows each. always: an
+    operator wants activations recomputed."""
     if capacity.recomputed is None:
         return Activations(False, "activations are kept: this worker cannot compute them again")
     if always:
@@ -55,17 +56,17 @@ def chosen(capacity: Capacity, longest: int, rows: Sequence[int], always: bool =
 
 
 def turned(tokens: int) -> Activations:
-    """For a task with a sequence of so many tokens that found no memory while its activations were kept."""
+    """Recomputation, for a task with a sequence of `tokens` tokens that ran out of memory with its activations kept."""
     return Activations(
         True, f"activations are computed again in backward: a sequence of {tokens} tokens found no memory while they were kept"
     )
 
 
 def step_tokens(needs: Iterable[Need], capacity: Capacity, most: int, shared: bool = True) -> int:
-    """The most tokens of a micro-batch for these tasks: every job that fits at all fits alone; if `shared`, adapters have their
-    share of the memory.
+    """Tokens of a micro-batch for these tasks, at most `most`: every job that fits at all fits alone; `shared` also leaves
+    adapters their share of the memory.
 
-    A sequence that is longer has a micro-batch of its own, whatever comes out.
+    A longer sequence always gets a micro-batch of its own.
     """
     for need in needs:
         recompute = need.activations.recompute

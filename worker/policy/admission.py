@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 class MemoryModel:
     """Peak bytes of a step: k0 + k1 x tokens of its largest micro-batch + k2 x adapter rows in the arena (ALTO A.3)."""
 
-    fixed: float  # k0: the base, and all that does not grow
+    fixed: float  # k0: the base, and everything else that does not grow
     per_token: float  # k1
     per_row: float  # k2
-    captured: float = 0.0  # of captured passes, which keep a pool of their own: part of what does not grow
+    captured: float = 0.0  # pool of captured graphs, which does not grow either
 
     def predict(self, tokens: int, rows: int) -> int:
         return round(self.fixed + self.captured + self.per_token * tokens + self.per_row * rows)
@@ -24,26 +24,26 @@ class MemoryModel:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What an executor has: its memory models, the bytes it may use, the share of them it fills, the micro-batch's tokens."""
+    """An executor's limits: its memory models, the bytes it may use, the share of them it fills, the micro-batch's tokens."""
 
     model: MemoryModel  # of passes that keep their activations
     memory_bytes: int
     step_tokens: int
     margin: float = 0.9
-    park_bytes: int = 0  # of host memory, for adapters that wait
-    recomputed: MemoryModel | None = None  # of passes that compute them again in backward; None where that was not measured
-    most_rows: int | None = None  # the arena found no memory beyond so many rows
+    park_bytes: int = 0  # host memory for parked adapters
+    recomputed: MemoryModel | None = None  # of passes that recompute them in backward; None if not measured
+    most_rows: int | None = None  # arena rows beyond which the device had no memory
 
     @property
     def usable_bytes(self) -> int:
         return int(self.memory_bytes * self.margin)
 
     def of(self, recompute: bool) -> MemoryModel:
-        """The model of passes of this form."""
+        """The memory model of this kind of pass."""
         return self.recomputed if recompute and self.recomputed is not None else self.model
 
     def having(self, recompute: bool, model: MemoryModel) -> "Capacity":
-        """The same with another model of passes of this form."""
+        """A copy with another memory model for this kind of pass."""
         if recompute and self.recomputed is not None:
             return replace(self, recomputed=model)
         return replace(self, model=model)
@@ -51,22 +51,22 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Demand:
-    """What one job needs while it trains. `group` is its task; among a group, lower `turn` goes first."""
+    """What one job needs while it trains. `group` is its task; within a group, the lower `turn` goes first."""
 
     key: Hashable
     group: Hashable
     batch_size: int
     tokens: int  # expected of one optimizer step
-    longest: int  # tokens of its longest sequence, which no cut makes shorter
+    longest: int  # tokens of its longest sequence, which is never split
     rows: int
     turn: int = 0
-    left: float = 0.0  # tokens that it is expected to train yet
-    recompute: bool = False  # its passes compute activations again
+    left: float = 0.0  # tokens that it is expected to train until its end
+    recompute: bool = False  # its passes recompute activations
 
 
 def refitted(capacity: Capacity, tokens: int, rows: int, recompute: bool = False) -> Capacity:
-    """What is left after a pass of `tokens` tokens over `rows` adapter rows found no memory: the model goes through that point,
-    and micro-batches hold half as many tokens."""
+    """The capacity after a pass of `tokens` tokens over `rows` adapter rows ran out of memory: raises per_token until the model
+    predicts that failure, and halves the tokens of micro-batches."""
     model = capacity.of(recompute)
     seen = (capacity.memory_bytes - model.predict(0, rows)) / tokens
     capacity = capacity.having(recompute, replace(model, per_token=max(model.per_token, seen)))
@@ -74,7 +74,7 @@ def refitted(capacity: Capacity, tokens: int, rows: int, recompute: bool = False
 
 
 def peak(demands: Sequence[Demand], capacity: Capacity) -> int:
-    """Bytes at the worst step of these jobs together. One job that recomputes has a pass recomputed that it is in."""
+    """Bytes at the worst step of these jobs together. A pass recomputes activations if any job in it does."""
     if not demands:
         return capacity.model.predict(0, 0)
     kept = [d for d in demands if not d.recompute]
@@ -97,14 +97,14 @@ def rows_cap(capacity: Capacity, tokens: int, recompute: bool = False) -> int:
 
 
 def regrown(capacity: Capacity, most: int, rows: int, recompute: bool = False) -> Capacity:
-    """After a while without trouble: micro-batches half as large again, up to `most` tokens and to what the model, which has
-    gone through every pass that failed, lets in beside `rows` adapter rows. Never smaller."""
+    """The capacity after a while without failures: micro-batches grow by half, up to `most` tokens and to what the model,
+    refitted to every failed pass, allows beside `rows` adapter rows. Never smaller."""
     tokens = min(most, -(-capacity.step_tokens * 3 // 2), room(capacity, rows, recompute, most))
     return replace(capacity, step_tokens=max(capacity.step_tokens, tokens))
 
 
 def room(capacity: Capacity, rows: int, recompute: bool, most: int) -> int:
-    """Tokens of the largest pass of this form beside `rows` adapter rows, up to `most`; below 0 where not even the rows fit."""
+    """Tokens of the largest pass of this kind beside `rows` adapter rows, up to `most`; below 0 where not even the rows fit."""
     model = capacity.of(recompute)
     left = capacity.usable_bytes - model.predict(0, rows)
     return math.floor(min(left / model.per_token, most)) if model.per_token and left < model.per_token * most else most
@@ -127,12 +127,12 @@ def refusal(demand: Demand, capacity: Capacity) -> str | None:
 
 
 def choose(running: Sequence[Demand], waiting: Sequence[Demand], capacity: Capacity) -> Demand | None:
-    """The waiting job that starts next beside those that run, if one may.
+    """The waiting job that starts next beside the running ones, if one may.
 
-    Greedy in decreasing batch size, and the size of those already running is preferred (ALTO A.3). A job starts only if the
-    memory model stays under the safety margin and one micro-batch is expected to hold the step; a group of which nothing
-    runs needs only the memory. Groups with less on the axis choose first, and while the first choice of a group of which
-    nothing runs does not fit, none that would delay it starts: so nobody starves.
+    Greedy in decreasing batch size, preferring sizes that already run (ALTO A.3). A job starts only if the memory model stays
+    under the safety margin and one micro-batch is expected to hold the step; a group with no running job needs only the memory.
+    Groups with fewer tokens on the axis choose first. While the first choice of a group with no running job does not fit, no
+    job behind it starts, so no group starves.
     """
     shares, sizes = Counter[Hashable](), {d.batch_size for d in running}
     for d in running:
@@ -143,7 +143,7 @@ def choose(running: Sequence[Demand], waiting: Sequence[Demand], capacity: Capac
 
 
 def fits(demand: Demand, running: Sequence[Demand], capacity: Capacity) -> bool:
-    """Whether there is memory for the job beside those that run, and room in their micro-batch unless its group has none."""
+    """Whether memory holds the job beside the running ones, and their micro-batch too, unless no job of its group runs."""
     together = [*running, demand]
     if capacity.most_rows is not None and sum(d.rows for d in together) > capacity.most_rows:
         return False
@@ -154,7 +154,8 @@ def fits(demand: Demand, running: Sequence[Demand], capacity: Capacity) -> bool:
 
 
 def _preference(demand: Demand, shares: Counter[Hashable], sizes: set[int]) -> tuple[int, int, bool, int]:
-    """Smallest goes first: its group's tokens on the axis, its turn, a batch size not yet running, then the larger batch."""
+    """Sort key, smallest first: its group's tokens on the axis, its turn, a batch size not yet running, then the
+    larger batch."""
     return shares[demand.group], demand.turn, bool(sizes) and demand.batch_size not in sizes, -demand.batch_size
 
 

@@ -1,6 +1,6 @@
-"""ALTO's Algorithm 1 (section 5), to the letter and with its text's guard, and the selection at the warmup boundary.
+"""ALTO's Algorithm 1 (section 5), verbatim and with the guard of its text, and the selection at the warmup boundary.
 
-Pure: losses and counts in, verdicts with their evidence out. Knows neither tensors nor steps nor who trains.
+Pure: losses and counts in, verdicts with their evidence out. Knows no tensors, no steps and no trainer.
 """
 
 import math
@@ -38,7 +38,7 @@ class Alto:
         return seen, verdict if self._believes(seen) else None
 
     def _watch(self, seen: History) -> Evidence:
-        """The window of losses that an answer was read from, with its slopes."""
+        """The window of losses behind a verdict, with its slopes."""
         enough = len(seen.val) == self._p.window
         return {
             "train_window": list(seen.train),
@@ -90,18 +90,19 @@ class Alto:
         )
 
     def _believes(self, seen: History) -> bool:
-        """Whether a pattern that is seen now ends the job."""
+        """Whether a pattern detected now ends the job."""
         return True
 
     def settle(self, standings: Iterable[Standing]) -> dict[int, Verdict | None]:
-        """Lines 15-21, as early as they are certain: the finished jobs whose place no arrival can change any more.
+        """Lines 15-21, decided as early as possible: the finished jobs whose rank no arrival can change any more.
 
-        None is a job that goes on. A job that is absent from the answer must wait for others. `standings` are all jobs alive
-        at the boundary, those already settled among them: a finished job counts whatever became of it later, a job that
-        ended before it finished its warmup does not.
+        None is a job that continues. A job that is absent from the answer must wait for others. `standings` are all jobs alive
+        at the boundary, settled ones included: a finished job counts even if it ended later, a job that ended before it
+        finished its warmup does not.
 
         With f jobs better among the finished and u unfinished, a job's final rank lies in f..f+u. The cut k shrinks when an
-        unfinished job ends, by at most one each, so: out is certain when f >= k now, and in is certain when f + u < k now.
+        unfinished job ends, by at most one each. So a job is certainly out when f >= k now, and certainly in when f + u < k
+        now.
         """
         alive = list(standings)
         cut = math.ceil(self._p.keep_fraction * len(alive))
@@ -132,8 +133,8 @@ class Alto:
 
 
 class GuardedAlto(Alto):
-    """As `Alto`, but a pattern ends a job only once its validation loss has had no new lowest for `guard_patience` evaluations:
-    "the validation loss turns upward" (5.1), which Algorithm 1 leaves out, and which few held-out rows feign."""
+    """As `Alto`, but a pattern ends a job only after `guard_patience` evaluations without a new lowest validation loss: "the
+    validation loss turns upward" (5.1), which Algorithm 1 leaves out, and which noise on few held-out rows can feign."""
 
     def _believes(self, seen: History) -> bool:
         return seen.stale >= self._p.guard_patience

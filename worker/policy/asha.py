@@ -1,6 +1,6 @@
-"""Asynchronous successive halving (Li et al. 2020), in the form that stops rather than promotes: no job ever waits.
+"""Asynchronous successive halving (Li et al. 2020), in the form that stops jobs rather than promotes them: no job ever waits.
 
-Pure: knows neither tensors nor steps. Rungs are far apart by the spec's calendar; here they are places in a list.
+Pure: knows no tensors and no steps. The spec's schedule spaces the rungs; here a rung is an index in a list.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,8 @@ class Asha:
         return history, not_finite("train_loss", train_loss) or not_finite("val_loss", val_loss)
 
     def settle(self, standings: Iterable[Standing]) -> dict[int, Verdict | None]:
-        """Judges every job at the last rung it reached; at least one goes on from a rung, ties to the lower job."""
+        """Judges every job at the last rung it reached. At least one job continues from a rung; ties go to the
+        lower job index."""
         came = list(standings)
         settled: dict[int, Verdict | None] = {}
         for rung in range(max((len(s.losses) for s in came), default=0)):

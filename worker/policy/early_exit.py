@@ -1,4 +1,4 @@
-"""The early-exit policy that a task asked for, and the simplest of them: none."""
+"""Selects the early-exit policy that a task asked for, and holds the simplest one: no early exit."""
 
 from collections.abc import Iterable
 
@@ -22,7 +22,7 @@ def policy_of(parameters: EarlyExitPolicy) -> Policy:
 
 
 class TrainToEnd:
-    """No early exit: every job runs to its end, and there is no boundary to be ranked at."""
+    """No early exit: every job runs to its end, and no boundary ranks it."""
 
     def observe(self, history: History, train_loss: float, val_loss: float) -> tuple[History, Verdict | None]:
         return history, not_finite("val_loss", val_loss)

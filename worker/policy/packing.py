@@ -1,7 +1,7 @@
-"""What goes into which micro-batch: sequences onto a flat token axis, under a token budget.
+"""Packs sequences into micro-batches: onto a flat token axis, under a token budget.
 
-Pure: lengths in, places out. How a job's batch is cut depends on that job alone, so that its sums are taken in the same
-order whoever trains beside it; only then are the pieces of all jobs laid into micro-batches.
+Pure: lengths in, places out. A job's batch is cut by its own lengths alone, so its sums are taken in the same order whichever
+jobs train beside it; only then are the pieces of all jobs laid into micro-batches.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

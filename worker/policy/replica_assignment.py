@@ -1,6 +1,6 @@
-"""Which replica of an executor takes which job: of those that wait, and of those that run where another has far less to do.
+"""Assigns jobs to an executor's replicas: waiting jobs that start, and running jobs that move to a replica with far less to do.
 
-Pure: numbers in, choices out. A replica is a copy of the base on a device of its own; all of them step together.
+Pure: numbers in, choices out. A replica is a copy of the base on its own device; all replicas step together.
 """
 
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from worker.policy.admission import Capacity, Demand, choose, fits
 
-_LEAD = 0.25  # of what a replica has left: what must be saved for a running job to be worth its move
-_STEPS = 4  # of all its jobs together: likewise, since a move costs a copy to the host and one back
+_LEAD = 0.25  # a move must save at least this share of what the giver has left
+_STEPS = 4  # and this many steps of all its jobs, since a move costs a copy to the host and one back
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a replica trains, and what it can hold."""
+    """A replica's running jobs, and its capacity."""
 
     running: tuple[Demand, ...]
     capacity: Capacity
@@ -26,7 +26,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Takeover:
-    """A running job goes from one replica to another, by their places."""
+    """A running job moves from replica `giver` to replica `taker` (indexes)."""
 
     demand: Demand
     giver: int
@@ -34,7 +34,7 @@ class Takeover:
 
 
 def deal(loads: Sequence[Load], waiting: Sequence[Demand]) -> list[list[Demand]]:
-    """The waiting jobs that start now on each replica, in order. Who has the least left to train chooses first."""
+    """The waiting jobs that start now on each replica, in order. The replica with the least left to train chooses first."""
     running = [list(load.running) for load in loads]
     dealt: list[list[Demand]] = [[] for _ in loads]
     left = list(waiting)
@@ -51,9 +51,9 @@ def deal(loads: Sequence[Load], waiting: Sequence[Demand]) -> list[list[Demand]]
 
 
 def takeover(loads: Sequence[Load]) -> Takeover | None:
-    """The running job that the replica with the least left takes from the one with the most; None where that saves little.
+    """The running job to move from the replica with the most left to the one with the least; None where the move saves little.
 
-    The one that brings the two closest together. Each takeover makes the replicas more even, so asking again comes to an end.
+    Picks the job that brings the two closest together. Each takeover makes the replicas more even, so repeated calls end.
     """
     order = sorted(range(len(loads)), key=lambda at: (loads[at].left, at))
     taker, giver = order[0], order[-1]

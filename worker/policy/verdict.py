@@ -1,6 +1,6 @@
-"""What early-exit policies are asked and what they answer, and the sums they share. Holds no policy.
+"""The interface of early-exit policies, their inputs and answers, and the arithmetic they share. Holds no policy.
 
-Pure: losses and counts in, verdicts with their evidence out. Knows neither tensors nor steps nor who trains.
+Pure: losses and counts in, verdicts with their evidence out. Knows no tensors, no steps and no trainer.
 """
 
 import math
@@ -15,7 +15,7 @@ Evidence = dict[str, float | int | str | list[float | None] | None]
 
 @dataclass(frozen=True)
 class Verdict:
-    """A job ends, for this reason and on these numbers."""
+    """The decision to end a job: its reason, and the numbers behind it."""
 
     reason: ExitReason
     evidence: Evidence
@@ -23,7 +23,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class History:
-    """What a policy remembers of a job from one evaluation to the next: the windows, the patience counters, the lowest."""
+    """A policy's state for one job between evaluations: the windows, the patience counters, the lowest loss."""
 
     train: tuple[float, ...] = ()  # smoothed training losses sampled at evaluations, the last `window`
     val: tuple[float, ...] = ()  # validation losses, the last `window`
@@ -35,16 +35,17 @@ class History:
 
 @dataclass(frozen=True)
 class Standing:
-    """A job among its task's: its validation losses at the rungs it has reached, none while its warmup still runs."""
+    """One job's validation losses at the rungs it has reached; empty while its warmup runs."""
 
     job: int
     losses: tuple[float, ...]
 
 
 class Policy(Protocol):
-    """What an executor asks: after each evaluation of a job, and whenever the standings have changed.
+    """An early-exit policy. The executor calls `observe` after each evaluation of a job, and `settle` whenever standings
+    change.
 
-    `settle` answers for jobs whose place at their last rung is certain: None goes on, a verdict ends the job, and one that
+    `settle` answers for jobs whose rank at their last rung is certain: None continues, a verdict ends the job, and a job that
     is absent from the answer must wait for others.
     """
 
@@ -66,7 +67,7 @@ def slope(values: Sequence[float]) -> float:
 
 
 def not_finite(series: str, loss: float) -> Verdict | None:
-    """A loss that is not a finite number is a divergence at once, under every policy: nothing finite follows it."""
+    """A loss that is not a finite number is a divergence at once, under every policy: only such losses follow it."""
     if math.isfinite(loss):
         return None
     return Verdict(ExitReason.DIVERGING, {"pattern": "loss is not finite", "series": series, "value": str(loss)})

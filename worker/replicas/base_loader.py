@@ -1,4 +1,4 @@
-"""A base model, loaded, once on each of an executor's devices: backbone, tokenizer, arena and trainer. Knows no tasks."""
+"""Loads a base model onto each of an executor's devices: backbone, tokenizer, arena and trainer. Knows no tasks."""
 
 import gc
 import logging
@@ -25,20 +25,20 @@ from worker.model.plain.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
-_MOST_SHARE = 0.9  # of the memory: a base that takes more than that and found none is too large
+_MOST_SHARE = 0.9  # of the memory: a base above this share that found no room is too large, not crowded out
 
 
 class BaseError(ValueError):
-    """The base cannot be trained on here, and another try would fail as this one did."""
+    """The base cannot be trained on here, and a retry would fail the same way."""
 
 
 class Crowded(RuntimeError):
-    """There is memory for the base, but something else has it: another node, or a later try, may find it."""
+    """The base would fit, but something else uses the memory: another node, or a later try, may find room."""
 
 
 @dataclass(frozen=True)
 class Base:
-    """One copy, on one device."""
+    """One copy of a base, on one device."""
 
     ref: BaseModelRef
     trainer: Trainer
@@ -48,7 +48,7 @@ class Base:
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens the base knows."""
+        """Size of the base's vocabulary, in tokens."""
         return self.trainer.backbone.embedding.shape[0]
 
     @property
@@ -64,10 +64,10 @@ def load_base(ref: BaseModelRef, device: torch.device, coded: bool = False) -> B
 def load_bases(
     ref: BaseModelRef, devices: Sequence[torch.device], coded: bool = False, memory: int | None = None
 ) -> tuple[Base, ...]:
-    """Check the revision, and read the weights onto each device, one after another. Raises BaseError, or Crowded.
+    """Check the revision, and load the weights onto each device, one after another. Raises BaseError, or Crowded.
 
-    A device that is named again gets an arena and a trainer of its own over the same frozen weights. coded: keep moments in
-    8 bits. memory: bytes that a copy may take at most; what takes more is not tried.
+    A device that is named again gets its own arena and trainer over the same frozen weights. coded: keep moments in 8 bits.
+    memory: bytes that a copy may take at most; a larger base is not loaded.
     """
     source = Path(ref.source)
     try:
@@ -102,7 +102,7 @@ def load_bases(
 
 
 def _tried(load: Callable[[], list[Trainer]]) -> list[Trainer] | None:
-    """What is loaded, at the second try if the first found no memory; None where the second does not, either."""
+    """Call `load`, and once more if it found no memory; None where the second call finds none, either."""
     for _ in range(2):
         try:
             return load()
@@ -110,7 +110,7 @@ def _tried(load: Callable[[], list[Trainer]]) -> list[Trainer] | None:
             if not found_no_memory(error):
                 raise
             log.warning("no memory while a base was loaded: %s", str(error).partition("\n")[0])
-        gc.collect()  # a base before this one may be part of a cycle
+        gc.collect()  # the previous base may be in a reference cycle
         torch.cuda.empty_cache()
     return None
 
@@ -145,7 +145,7 @@ def _backbones(source: Path, precision: Precision, devices: Sequence[torch.devic
 
 
 def _trainer(backbone: Backbone, coded: bool) -> Trainer:
-    """By the fused kernels on a GPU, if they run the family. The arena grows as jobs come."""
+    """The fused trainer on a GPU whose kernels run the family, else plain PyTorch. The arena grows as jobs come."""
     device = backbone.device
     if device.type == "cpu" or backbone.beyond_kernels:
         return Trainer(backbone, Arena(backbone.targets, 8, device, coded=coded))

@@ -1,6 +1,6 @@
-"""One copy of the base on one device, and what it does: a step of its jobs, their evaluation. Deals none and judges none.
+"""One copy of the base on one device: steps and evaluates its jobs. Assigns none and judges none.
 
-A pass that finds no memory is done anew in shorter ones, or recomputes, here and on no other replica.
+A pass that finds no memory is repeated in shorter passes, or with recomputation, on this replica alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,15 +21,15 @@ Hopeless = dict[JobRun, str]  # jobs for which there is no memory, and why
 
 
 class Replica:
-    """`hand`: the thread that works for it; None is the caller's own."""
+    """`hand`: the replica's own thread; None: it runs in the caller's thread."""
 
     def __init__(self, slots: Slots, with_hand: bool) -> None:
         self.slots = slots
-        share = (torch.get_num_threads(),)  # of the cores; a thread that was just made has its own count
+        share = (torch.get_num_threads(),)  # of the cores: torch counts threads per thread, so the new one needs the same count
         self.hand = ThreadPoolExecutor(1, "replica", torch.set_num_threads, share) if with_hand else None
 
     def step(self, runs: Sequence[JobRun], tick: Tick) -> tuple[Stepped, Hopeless]:
-        """An optimizer step of each of these jobs that can have one."""
+        """One optimizer step of each of these jobs, without those for which there is no memory."""
         slots = self.slots
         return self.attempt(runs, lambda left: step(slots.base.trainer, left, slots.capacity.step_tokens, tick))
 
@@ -47,8 +47,8 @@ class Replica:
         return found, {run: why for run, why in hopeless.items() if run not in found}
 
     def attempt(self, runs: Sequence[JobRun], work: Callable[[list[JobRun]], T]) -> tuple[T, Hopeless]:
-        """Do the work for these jobs, in shorter passes or with activations recomputed where the device had no memory; without
-        those for which that is not enough."""
+        """Run `work` for these jobs, with shorter passes or recomputed activations where the device had no memory, and without
+        the jobs for which that is not enough."""
         hopeless: Hopeless = {}
         while True:
             left = [run for run in runs if run not in hopeless]

@@ -1,5 +1,5 @@
-"""Direct preference optimisation in numbers (Rafailov et al. 2023, equation 7): losses, rewards, and what each answer's
--log p counts in the gradient. Knows no tensors and no model: log-probabilities in, numbers out.
+"""Direct preference optimisation (Rafailov et al. 2023, equation 7): losses, rewards, and the gradient weight of each answer's
+-log p. Knows no tensors and no model: log-probabilities in, numbers out.
 
 Sequences come in pairs, the chosen answer before the rejected one; a log-probability is a sequence's sum over its labels.
 """
@@ -12,10 +12,11 @@ from statistics import fmean
 
 @dataclass(frozen=True)
 class Preference:
-    """Of some pairs. loss: mean of -log sigmoid(margin). accuracy: the part whose chosen answer has the higher reward.
+    """Results for some pairs. loss: mean of -log sigmoid(margin). accuracy: share of pairs whose chosen answer has the higher
+    reward.
 
-    margin: mean difference of the rewards, beta (log p - log p of the reference). weights: per sequence, the derivative of
-    the loss by its -log p.
+    margin: mean difference of the rewards, beta (log p - log p of the reference). weights: per sequence, the derivative of the
+    loss by its -log p.
     """
 
     loss: float
@@ -25,7 +26,7 @@ class Preference:
 
 
 def judge(beta: float, log_p: Sequence[float], reference: Sequence[float]) -> Preference:
-    """What the pairs say. A log-probability that is not finite makes the loss so."""
+    """Loss, accuracy, margin and weights of the pairs; all NaN where a log-probability is not finite."""
     rewards = [beta * (own - base) for own, base in zip(log_p, reference, strict=True)]
     margins = [chosen - rejected for chosen, rejected in zip(rewards[::2], rewards[1::2], strict=True)]
     if not all(math.isfinite(margin) for margin in margins):

@@ -1,7 +1,7 @@
-"""The reference of a task under dpo: log-probabilities of all its sequences under the adapter it starts from, or the base.
+"""A task's reference under dpo: log-probabilities of all its sequences under the adapter it starts from, or the base.
 
-They are the same for every job and every beta, so they are computed once and kept in a file named by all that they depend on:
-the base and its precision, the kind of device, the start, and the very tokens. Knows no jobs and judges nothing.
+They are the same for every job and every beta, so they are computed once and cached in a file named by all inputs: the base and
+its precision, the kind of device, the start, and the tokens. Knows no jobs and judges nothing.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ class Reference:
 
 
 def key_of(base: BaseModelRef, device_type: str, start: str, data: DataSet) -> str:
-    """sha256 over everything that the numbers depend on. start: of the warm start's files, or nothing."""
+    """sha256 over everything that the numbers depend on. start: sha256 of the warm start's files, or empty."""
     said = f"{base.revision} {base.precision} {device_type} {start} {data.train.digest} {data.validation.digest}"
     return hashlib.sha256(said.encode()).hexdigest()
 
@@ -42,7 +42,7 @@ def key_of(base: BaseModelRef, device_type: str, start: str, data: DataSet) -> s
 def reference_of(
     trainer: Trainer, slot: Slot | None, data: DataSet, key: str, scratch: ObjectCache, budget: int, tick: Callable[[], None]
 ) -> Reference:
-    """The reference, read from the scratch folder if it was computed here before."""
+    """The reference, read from the cache folder if it was computed here before."""
     rows = {"train": data.train, "validation": data.validation}
     counts = [len(part.sequences) for part in rows.values()]
     numbers = _found(scratch, key)
@@ -64,7 +64,7 @@ def _found(scratch: ObjectCache, key: str) -> np.ndarray | None:
 
 
 def _computed(trainer: Trainer, slot: Slot | None, rows: Rows, budget: int, tick: Callable[[], None]) -> Iterator[float]:
-    """log p of the rows' sequences, so many at a time that a pass's results never pile up."""
+    """log p of the rows' sequences, _AT_ONCE at a time, which bounds the results that a pass holds."""
     for first in range(0, len(rows.sequences), _AT_ONCE):
         some = slice(first, first + _AT_ONCE)
         yield from log_probabilities(trainer, {0: Sequences(slot, rows.sequences[some], rows.lengths[some])}, budget, tick)[0]

@@ -1,12 +1,14 @@
-"""Measures what an executor's memory model needs (ALTO A.3): M = k0 + k1 x tokens + k2 x rows, for passes that keep their
-activations and for passes that recompute them.
+"""Measures an executor's memory model (ALTO A.3): M = k0 + k1 x tokens + k2 x rows, for passes that keep their activations and
+for passes that recompute them.
 
-The first phase is a profile: synthetic passes of several sizes. On a CPU the tensors' own peak is counted, in rows as long as
-the task's longest, since attention costs a token more in a longer row. On a GPU the allocator's peak is read, in rows as long
-as the pass: no row costs a token more, so longer ones follow the line, and a task with long rows is judged without a pass over
-them. It is measured before anybody trains on the base, and kept, since it depends on the base and the kind of device alone. A
-pass that finds no memory halves all of them. The second phase reads what this executor holds and may use. Rows cost what the
-arena takes and, where host memory is what is short, the host copies of an adapter.
+The first phase profiles synthetic passes of several sizes, before any job trains on the base, and caches the result by base,
+kind of device and row length. On a CPU it counts the tensors' own peak, in rows as long as the task's longest, since attention
+costs more per token in a longer row. On a GPU it reads the allocator's peak, in one row as long as the pass: there a longer row
+costs no more per token, so longer rows follow the line, and a task with long rows is judged without a pass over them. A pass
+that finds no memory halves all sizes.
+
+The second phase reads what this executor holds and may use. A row costs what the arena takes and, where host memory is short,
+the host copies of an adapter.
 """
 
 import hashlib
@@ -31,11 +33,11 @@ from worker.settings import Settings
 
 log = logging.getLogger(__name__)
 
-_PROBE_TOKENS = {"cpu": 256, "cuda": 4608}  # of the smallest pass, at least; shorter ones may be captured on a GPU
-_LEAST_PROBE = 32  # tokens of the smallest pass, below which none is tried
-_SIZES = (1.0, 1.5, 2.0)  # of the passes, in smallest ones
+_PROBE_TOKENS = {"cpu": 256, "cuda": 4608}  # least size of the smallest pass; shorter ones may be captured on a GPU
+_LEAST_PROBE = 32  # tokens; no smaller pass is tried
+_SIZES = (1.0, 1.5, 2.0)  # of the passes, as multiples of the smallest
 _LEAST_ROW = 64  # tokens; rows are measured in powers of two from here on
-_MOST_ROW = 1024  # tokens; a line through single rows of these lengths and more bounds what longer ones take
+_MOST_ROW = 1024  # tokens; a line through single rows from this length on bounds what longer rows take
 _HOST_COPIES = 5 * 4  # bytes a column of one row: best weights, and the weights, moments and best of a checkpoint under way
 _PARK_SHARE = {"cpu": 8, "cuda": 4}  # one part in so many of a CPU executor's memory, or of the main memory that is free
 _STEP_TOKENS = {"cpu": 4096, "cuda": 16384}
@@ -43,7 +45,7 @@ _STEP_TOKENS = {"cpu": 4096, "cuda": 16384}
 
 @dataclass(frozen=True)
 class Profile:
-    """Bytes of a training pass beyond what was there before: constant + per_token x tokens, missed by `residual` at most."""
+    """Extra bytes of a training pass: constant + per_token x tokens, with an error of at most `residual`."""
 
     constant: float
     per_token: float
@@ -51,7 +53,7 @@ class Profile:
 
     @classmethod
     def fitted(cls, tokens: list[int], seen: list[int]) -> "Profile":
-        """The least-squares line through the passes' peaks; neither part is negative."""
+        """The least-squares line through the passes' peaks; neither coefficient is negative."""
         slope, start = np.polyfit(tokens, seen, 1)
         per_token, constant = max(0.0, float(slope)), max(0.0, float(start))
         residual = max(abs(peak - constant - per_token * size) for size, peak in zip(tokens, seen, strict=True))
@@ -60,14 +62,14 @@ class Profile:
 
 @dataclass(frozen=True)
 class Profiles:
-    """Of both forms of a pass."""
+    """Profiles of passes that keep their activations, and of passes that recompute them."""
 
     kept: Profile
     recomputed: Profile
 
 
 def profiles_of(trainer: Trainer, base: BaseModelRef, row_tokens: int, scratch: ObjectCache) -> Profiles:
-    """For rows of up to `row_tokens` tokens, read from the scratch folder if they were measured here before.
+    """The profiles for rows of up to `row_tokens` tokens, read from the cache folder if they were measured here before.
 
     Raises OutOfMemory where no pass at all finds memory.
     """
@@ -84,7 +86,7 @@ def profiles_of(trainer: Trainer, base: BaseModelRef, row_tokens: int, scratch: 
 
 def _kept(scratch: ObjectCache, key: str, trainer: Trainer, longest: int) -> Profiles:
     made = Profiles(measured(trainer, longest), measured(trainer, longest, recompute=True))
-    trainer.free()  # blocks of the passes' own sizes
+    trainer.free()  # release cached blocks of the passes' sizes
     try:
         scratch.keep(partial(_write, made), name=key)
     except DiskFull as error:
@@ -99,9 +101,9 @@ def _read(path: Path | None) -> Profiles | None:
 
 
 def measured(trainer: Trainer, row_tokens: int, recompute: bool = False) -> Profile:
-    """Of passes in rows of `row_tokens` tokens; beyond _MOST_ROW, in single rows of growing length.
+    """The profile of passes in rows of `row_tokens` tokens; beyond _MOST_ROW, in single rows of growing length.
 
-    Sizes are halved where they find no memory. Raises OutOfMemory where even the smallest does not.
+    Halves the sizes where they find no memory. Raises OutOfMemory where even the smallest finds none.
     """
     least = max(_PROBE_TOKENS[trainer.backbone.device.type], min(row_tokens, _MOST_ROW))
     while True:
@@ -117,8 +119,8 @@ def measured(trainer: Trainer, row_tokens: int, recompute: bool = False) -> Prof
 
 
 def capacity_of(profiles: Profiles, trainer: Trainer, settings: Settings, replicas: int = 1) -> Capacity:
-    """What a replica with this trainer has, one of so many, and what it takes of it as it is now. `park_bytes` are those of
-    all of them."""
+    """The capacity of one of `replicas` replicas, from what its trainer holds and may use now. All replicas share
+    `park_bytes`."""
     device, arena = trainer.backbone.device, trainer.arena
     if device.type == "cuda":
         fixed = held_bytes(trainer)
@@ -143,7 +145,7 @@ def capacity_of(profiles: Profiles, trainer: Trainer, settings: Settings, replic
 
 
 def held_bytes(trainer: Trainer) -> int:
-    """Bytes of the frozen base, as it is held."""
+    """Bytes of the frozen base as stored."""
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in trainer.backbone.tensors()}
     return sum(storages.values())
 
@@ -158,13 +160,13 @@ def memory_of(device: torch.device, settings: Settings) -> int:
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Bytes of a GPU's memory that this process has or may have."""
+    """Bytes of GPU memory that are free, or already reserved by this process."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device)
 
 
 def _row_class(trainer: Trainer, row_tokens: int) -> int:
-    """The length that rows are measured at: one for all on a GPU; on a CPU powers of two, and one for all beyond _MOST_ROW."""
+    """The row length to measure at: one for all on a GPU; on a CPU powers of two, and one for all beyond _MOST_ROW."""
     positions = trainer.backbone.max_positions
     if trainer.backbone.device.type == "cuda" or row_tokens > _MOST_ROW:
         return _MOST_ROW + 1
@@ -176,8 +178,8 @@ def _write(profiles: Profiles, path: Path) -> None:
 
 
 def _pass_bytes(trainer: Trainer, tokens: int, row_tokens: int, recompute: bool) -> int:
-    """What one training pass holds at its peak, beyond what was there before; on a GPU with a small adapter, since what the
-    adapters' products read lives longer than the base's own."""
+    """Peak bytes of one training pass beyond what was allocated before; on a GPU with a small adapter, since the inputs of
+    adapter products live longer than the base's own."""
     device = trainer.backbone.device
     row_tokens = min(row_tokens, trainer.backbone.max_positions)
     if device.type != "cuda":
@@ -194,6 +196,7 @@ def _pass_bytes(trainer: Trainer, tokens: int, row_tokens: int, recompute: bool)
 
 
 def _resident() -> int:
-    """Bytes of this process in main memory, without mapped files (token streams), whose pages go when memory is short."""
+    """Bytes of this process in main memory, without mapped files (token streams), whose pages the kernel drops when memory is
+    short."""
     with open("/proc/self/status") as lines:
         return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon:", "RssShmem:")))

@@ -19,9 +19,9 @@ from worker.replicas.validation_pass import Sequences, log_probabilities, segmen
 
 @dataclass
 class Work:
-    """What a placement's jobs had done for them. A micro-batch counts for every placement in it.
+    """Work done for one placement's jobs. A micro-batch counts for every placement in it.
 
-    device_steps: steps of single devices, of which several may be at work at once; device_seconds: what each of them took.
+    device_steps: steps of single devices, several of which may work in parallel; device_seconds: their time summed.
     """
 
     tokens: int = 0
@@ -40,7 +40,7 @@ class Work:
 class Stepped:
     """losses: mean nats per label of each job's batch, before its update; under dpo the pairs' mean loss.
 
-    A job whose loss is not finite was not updated. preferences: what a job's pairs said, under dpo.
+    A job whose loss is not finite was not updated. preferences: each job's results under dpo.
     """
 
     losses: dict[JobRun, float]
@@ -50,9 +50,9 @@ class Stepped:
 
 
 def step(trainer: Trainer, runs: Sequence[JobRun], budget: int, tick: Callable[[], None]) -> Stepped:
-    """Train `runs` by one optimizer step each, in micro-batches of `budget` tokens. `tick` is called after each of them.
+    """Train `runs` by one optimizer step each, in micro-batches of `budget` tokens. Calls `tick` after each micro-batch.
 
-    Raises OutOfMemory where a pass finds no memory; then nobody was updated, and gradients are for the caller to void.
+    Raises OutOfMemory where a pass finds no memory; then no job was updated, and the caller must void the gradients.
     """
     began = time.monotonic()
     places = {run: run.data.train.places(run.order.batch(run.step)) for run in runs}
@@ -101,8 +101,8 @@ def _judged(
     budget: int,
     tick: Callable[[], None],
 ) -> dict[JobRun, Preference]:
-    """What the pairs of the jobs under dpo say, before the step: a forward of its own, since what an answer counts in the
-    gradient depends on both. It drops what the step drops."""
+    """The dpo results of the jobs' pairs before the step: a separate forward, since an answer's gradient weight depends on both
+    answers. It applies the step's own dropout."""
     pairs = {run: batch for run, batch in batches.items() if run.reference is not None}
     said = {}
     for run, log_p in log_probabilities(trainer, pairs, budget, tick).items():
@@ -113,14 +113,14 @@ def _judged(
 
 
 def _weights(batch: Sequences, said: Preference | None) -> list[float]:
-    """What each sequence's -log p counts in the gradient."""
+    """The gradient weight of each sequence's -log p."""
     if said is not None:
         return said.weights
     return [1 / sum(example.labels for example in batch.examples)] * len(batch.examples)
 
 
 def _means(sums: list[tuple[JobRun, LossSum]]) -> dict[JobRun, float]:
-    """Each job's mean loss; its micro-batches are added in their order, in double precision, and read at once."""
+    """Each job's mean loss, its micro-batches added in order in double precision; one device read for all jobs."""
     if not sums:
         return {}
     totals, labels = defaultdict[JobRun, float](float), defaultdict[JobRun, int](int)

@@ -1,8 +1,8 @@
-"""The replicas of an executor's base, one on each of its devices: which holds which job, and all of them at work at once.
+"""The replicas of an executor's base, one on each of its devices: which holds which job, and running all in parallel.
 
-Adapter parallelism: a job lies on one replica as a whole, so nothing crosses between devices. Jobs are dealt when they are let
-in (policy/replica_assignment.py), and move at step boundaries alone, as host copies. What comes back is in the order that was
-asked in, whichever replica was done first.
+Adapter parallelism: a job is on one replica as a whole, so nothing crosses between devices. Jobs are assigned on admission
+(policy/replica_assignment.py) and move only between steps, as host copies. Results come back in the caller's order, whichever
+replica finished first.
 """
 
 import logging
@@ -32,14 +32,14 @@ T = TypeVar("T")
 
 
 class Replicas:
-    """All that is loaded of one base, for as long as it is loaded. The first replica works in the caller's thread."""
+    """All replicas of one loaded base. The first replica works in the caller's thread."""
 
     def __init__(self, prepared: Prepared, scratch: ObjectCache, cache: NodeCache) -> None:
         self.bases = prepared.bases
         self._lot = ParkingLot(prepared.capacities[0].park_bytes, scratch, cache)
         made = zip(prepared.bases, prepared.capacities, strict=True)
         self._all = [Replica(Slots(base, capacity, self._lot, cache), at > 0) for at, (base, capacity) in enumerate(made)]
-        self._homes: dict[JobRun, Replica] = {}  # of jobs that had a slot
+        self._homes: dict[JobRun, Replica] = {}  # the replica of each job that had a slot
 
     @property
     def ref(self) -> BaseModelRef:
@@ -47,13 +47,13 @@ class Replicas:
 
     @property
     def first(self) -> Replica:
-        """Which measures for all what is the same on each."""
+        """The replica that measures what is the same on all."""
         return self._all[0]
 
     # ---- which job where -------------------------------------------------------------------------------------------
 
     def widen(self, group: str, runs: Sequence[JobRun], prepared: Prepared) -> None:
-        """A task came, with these jobs: what they start from or have trained stays where it is until they get a slot."""
+        """Add a task with these jobs. Their warm start and checkpoints stay where they are until the jobs get slots."""
         rows = tuple(run.demand.rows for run in runs)
         for replica, capacity in zip(self._all, prepared.capacities, strict=True):
             replica.slots.fit.widen(group, Need(capacity, prepared.data.longest, rows, prepared.activations))
@@ -63,12 +63,12 @@ class Replicas:
                 self._lot.adopt(run, prepared.checkpoints[run.index][0])
 
     def narrow(self, group: str) -> None:
-        """A task has left, whose jobs are forgotten."""
+        """Remove a task that has left and whose jobs are forgotten."""
         for replica in self._all:
             replica.slots.narrow(group)
 
     def refused(self, runs: Sequence[JobRun]) -> Hopeless:
-        """Those of the jobs that could run on no replica, even alone."""
+        """The jobs that fit on no replica, even alone, and why."""
         return {run: why for run in runs if (why := self._refusal(run.demand)) is not None}
 
     def _refusal(self, demand: Demand) -> str | None:
@@ -76,8 +76,8 @@ class Replicas:
         return None if None in whys else whys[0]
 
     def admit(self, active: Sequence[JobRun], waiting: Sequence[JobRun]) -> tuple[list[JobRun], Hopeless]:
-        """Give slots to the waiting jobs that the policy lets in, which come back, and those for which an empty replica has no
-        memory. A job that waited in one replica's arena may go on in another's."""
+        """Give slots to the waiting jobs that the policy admits. Returns these jobs, and those for which an empty replica has
+        no memory. A job that waited in one replica's arena may continue in another's."""
         dealt = deal(self._loads(active), [run.demand for run in waiting])
         given, hopeless = set[JobRun](), Hopeless()
         for replica, demands in zip(self._all, dealt, strict=True):
@@ -94,8 +94,8 @@ class Replicas:
         return [run for run in waiting if run in given], hopeless
 
     def even(self, active: Sequence[JobRun]) -> bool:
-        """Have replicas that have little left take running jobs over from those that have much more. Whether one of them found
-        no memory there, and waits."""
+        """Move running jobs from replicas with much left to replicas with little. Whether a moved job found no memory and
+        waits."""
         while (move := takeover(self._loads(active))) is not None:
             (run,) = (run for run in active if run is move.demand.key)
             giver, taker = self._all[move.giver].slots, self._all[move.taker].slots
@@ -114,7 +114,7 @@ class Replicas:
         self._home(run).slots.park(run)
 
     def forget(self, run: JobRun) -> None:
-        """Give back whatever the job holds."""
+        """Free everything the job holds."""
         self._home(run).slots.forget(run)
         self._homes.pop(run, None)
 
@@ -135,7 +135,8 @@ class Replicas:
     # ---- all at once -----------------------------------------------------------------------------------------------
 
     def step(self, runs: Sequence[JobRun], tick: Tick) -> tuple[Stepped, Hopeless]:
-        """An optimizer step of each of these jobs that can have one. `seconds` are those until the last replica was done."""
+        """One optimizer step of each of these jobs, without those lacking memory. `seconds`: until the last
+        replica was done."""
         began = time.monotonic()
         done = self._together(lambda replica, own: replica.step(own, tick), runs)
         whole, hopeless = Stepped({}, 0.0), Hopeless()
@@ -158,12 +159,12 @@ class Replicas:
         return {run: found[run] for run in runs if run in found}, hopeless
 
     def stepped(self, runs: Sequence[JobRun]) -> bool:
-        """A step of these jobs is over; whether any replica has more room just now."""
+        """Record a step of these jobs; whether the micro-batches of any replica grew just now."""
         return any([replica.slots.stepped() for replica, own in self._shares(runs).items() if own])
 
     def _together(self, work: Callable[[Replica, list[JobRun]], T], runs: Sequence[JobRun]) -> list[T]:
-        """Have each replica that has any of these jobs do this work for them, at the same time. An error of one comes out once
-        all have ended."""
+        """Run `work` in parallel on each replica that holds any of these jobs. Waits for all replicas before it raises an
+        error."""
         shares = {replica: own for replica, own in self._shares(runs).items() if own}
         begun = {replica: replica.hand.submit(work, replica, own) for replica, own in shares.items() if replica.hand}
         try:

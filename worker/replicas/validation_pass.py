@@ -18,8 +18,8 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class ValidationSubject:
-    """Whose loss is wanted: an adapter's, or without a slot the base's own. Under dpo with its beta and the reference's
-    log-probabilities of the rows' sequences."""
+    """The adapter to evaluate, or without a slot the base. Under dpo with its beta and the reference's log-probabilities of the
+    rows' sequences."""
 
     slot: Slot | None
     rows: Rows
@@ -39,7 +39,8 @@ class ValidationResult:
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequences to be read with an adapter; lengths: tokens of each on the axis. dropout: of the first; without, none."""
+    """Sequences to run with an adapter. lengths: tokens of each on the axis. dropout: of the first sequence;
+    None: no dropout."""
 
     slot: Slot | None
     examples: Sequence[Example]
@@ -50,7 +51,7 @@ class Sequences:
 def evaluate(
     trainer: Trainer, examinees: Mapping[Key, ValidationSubject], budget: int, tick: Callable[[], None]
 ) -> Iterator[tuple[Key, ValidationResult]]:
-    """Yield each examinee's result as soon as it is known. How its rows are cut depends on its data and `budget` alone."""
+    """Yield each subject's result as soon as it is known. How its rows are cut depends on its data and `budget` alone."""
     wanted = {key: Sequences(who.slot, who.rows.sequences, who.rows.lengths) for key, who in examinees.items()}
     apart = {key for key, who in examinees.items() if who.beta is not None}
     for key, sums in _read(trainer, wanted, apart, budget, tick):
@@ -67,12 +68,12 @@ def log_probabilities(
 def _read(
     trainer: Trainer, wanted: Mapping[Key, Sequences], apart: set[Key], budget: int, tick: Callable[[], None]
 ) -> Iterator[tuple[Key, list[LossSum]]]:
-    """Each one's loss sums in the order of its sequences: one for each piece, or for each sequence of those in `apart`."""
+    """Each key's loss sums in the order of its sequences: one for each piece, or for keys in `apart` one for each sequence."""
     keys = list(wanted)
     due = {place: len(cut(wanted[key].lengths, budget)) for place, key in enumerate(keys)}
     known: dict[int, dict[int, list[LossSum]]] = {place: {} for place in due}
     passes = pack({place: wanted[key].lengths for place, key in enumerate(keys)}, budget)
-    for held in sorted(passes, key=lambda held: (held[0].job, held[0].first)):  # what completes a job early goes first
+    for held in sorted(passes, key=lambda held: (held[0].job, held[0].first)):  # job by job, so that each completes early
         segments, owners = [], []
         for chunk in held:
             key = keys[chunk.job]

@@ -1,8 +1,7 @@
 """The arena on a GPU: the same rows, with a bf16 copy that products read. Knows when the copy is stale; knows no steps.
 
-Row-major on the GPU, too: a step over per-layer slabs measured 1.3 % faster on an H100 (74.7 against 75.7 ms), and
-every snapshot
-would have been a copy per layer (docs/NUMERICS.md).
+Row-major on the GPU, too: a step over per-layer slabs measured 1.3 % faster on an H100 (74.7 against 75.7 ms), and every
+snapshot would have been a copy per layer (docs/NUMERICS.md).
 """
 
 from collections.abc import Iterable
@@ -16,7 +15,7 @@ from worker.model.arena_layout import Target
 
 
 class DeviceArena(Arena):
-    """`copy`: the compute copy [rows, W]. A slot in `written` has a gradient; any other slot's gradient rows hold leftovers."""
+    """`copy`: the compute copy [rows, W]. A slot in `written` has a gradient; gradient rows of any other slot are stale."""
 
     _names = ("master", "grad", "copy")
 
@@ -38,14 +37,14 @@ class DeviceArena(Arena):
         return buffer.view(buffer.shape[0], layers, -1).transpose(0, 1)
 
     def refresh(self, slots: Iterable[Slot]) -> None:
-        """Bring the compute copy up to date where something other than the optimizer wrote the weights."""
+        """Update the compute copy of slots whose weights something other than the optimizer wrote."""
         for slot in slots:
             if slot not in self._fresh:
                 self.copy[slot.stored] = self.master[slot.stored].to(self.copy.dtype)
                 self._fresh.add(slot)
 
     def touched(self, slot: Slot) -> None:
-        """The slot's master weights changed; its gradient is void."""
+        """Mark the slot's compute copy as stale and its gradient as void, after its master weights changed."""
         self._fresh.discard(slot)
         self.written.discard(slot)
 

@@ -1,7 +1,7 @@
-"""A flat batch as one upload: every number a pass reads, packed into one int32 buffer of a shape that repeats.
+"""A flat batch as one upload: every number a pass reads, packed into one int32 buffer whose shape repeats.
 
-Knows FlatBatch and the kernels' tables; knows no weights and no trainer. The token axis ends in a tail that nobody owns, up to
-the bucket's size; labels end in rows of weight 0. So a captured graph can be fed any batch of its bucket.
+Knows FlatBatch and the kernels' tables; knows no weights and no trainer. Padding fills the token axis up to the bucket's size
+with tokens of no adapter, and the labels with rows of weight 0, so that a captured graph accepts any batch of its bucket.
 """
 
 from dataclasses import dataclass
@@ -32,11 +32,11 @@ _STEPS = 32  # token buckets an octave: a tail of 1/64 on average of the octave'
 
 
 def token_bucket(tokens: int) -> int:
-    """How long the axis is for a batch of so many tokens, the ownerless tail included."""
+    """Length of the axis for a batch of `tokens` tokens, padding included."""
     return bucket(tokens, _STEPS, 32)
 
 
-_SPANS, _BLOCKS = 4, 16  # work tables grow in these
+_SPANS, _BLOCKS = 4, 16  # steps in which work tables grow
 
 
 def tables(batch: FlatBatch, spans: tuple[Span, ...], accumulate: tuple[bool, ...]) -> HostTable:

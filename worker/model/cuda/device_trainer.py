@@ -1,7 +1,7 @@
-"""The trainer on a GPU: the facade of trainer.py over the fused pass, one upload a micro-batch, captured graphs for small ones.
+"""The trainer on a GPU: plain/trainer.py's interface over the fused pass, one upload a micro-batch, graphs for small ones.
 
-Nothing here waits for the device. Small passes are bound by launches, so each of their buckets is captured once and replayed;
-large ones are launched one by one (docs/NUMERICS.md has where the two meet).
+Nothing here waits for the device. Kernel launches limit small passes, so each of their buckets is captured once as a CUDA graph
+and replayed; large passes are launched kernel by kernel (docs/NUMERICS.md has the crossover).
 """
 
 from collections import Counter, OrderedDict
@@ -30,7 +30,7 @@ GRAPH_TOKENS = 4096  # passes of more tokens keep the chip busy while the host l
 MAX_GRAPHS = 64
 Kind = Literal["kept", "recomputed", "forward"]  # of a pass: a training one keeps its activations or recomputes them
 KEPT, RECOMPUTED, FORWARD = get_args(Kind)
-CAPTURE_AFTER = 8  # of a bucket, at the last of which it is captured: that costs as much as several launched passes
+CAPTURE_AFTER = 8  # passes of a bucket, the last of which captures it: that costs as much as several launched passes
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class DeviceTrainer(Trainer):
 
     @property
     def captured(self) -> list[BatchShape]:
-        """The buckets whose passes are replayed."""
+        """The buckets that have a captured graph."""
         return [shape for shape, _ in self._graphs]
 
     def init_adapter(self, slot: Slot, seed: int, modules: Collection[str] = KINDS) -> None:
@@ -75,7 +75,7 @@ class DeviceTrainer(Trainer):
         except RuntimeError as error:
             if not found_no_memory(error):
                 raise
-        # Nothing was updated: the one kernel that writes comes after all allocations. They are small beside what is given back.
+        # Nothing was updated: all allocations precede the one kernel that writes, and are small beside what `free` releases.
         self.free()
         with self.here():
             return self._update(updates)
@@ -102,7 +102,7 @@ class DeviceTrainer(Trainer):
         return list(norms[:, 0])
 
     def _up(self, values: np.ndarray) -> Tensor:
-        """An upload that the host does not wait for: fp32 as it is, all else as int32."""
+        """An asynchronous upload: fp32 as it is, all else as int32."""
         narrow = values if values.dtype == np.float32 else values.astype(np.int32)
         return torch.from_numpy(narrow).pin_memory().to(self.backbone.device, non_blocking=True)
 
@@ -174,10 +174,9 @@ class DeviceTrainer(Trainer):
         inputs = host.to(self.backbone.device)
         run: Callable[[], PassResult] = lambda: self._launch(shape, inputs, kind)  # noqa: E731
         if kind != FORWARD:
-            # The warming pass must leave no trace where gradients add up: a table without adapters' rows does the same
-            # launches.
+            # The warm-up pass must not change gradients: a zeroed table has no adapter rows, and makes the same launches.
             inputs.zero_()
-        # PyTorch's own stream for captures is one of the device that came first.
+        # PyTorch's default capture stream belongs to the device that captured first.
         self._side = self._side or torch.cuda.Stream(self.backbone.device)
         self._side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._side):

@@ -1,6 +1,6 @@
-"""The LM head and its loss on CUDA: label tokens only, in chunks, the gradient of their hidden states formed in the forward.
+"""The LM head and its loss on CUDA: label tokens only, in chunks; the forward forms the gradient of their hidden states.
 
-No gradient of the head, no fp32 logits; one chunk of bf16 logits lives at a time. Losses stay on the device. Knows no layers.
+No gradient of the head, no fp32 logits; one chunk of bf16 logits exists at a time. Losses stay on the device. Knows no layers.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,8 @@ CHUNK_LABELS = 2048  # bf16 logits of one chunk at a 128k vocabulary: 525 MB
 
 @dataclass(frozen=True)
 class Labels:
-    """rows int [L]: the row each label is predicted from; T for padding. tokens int [L]; weights fp32 [L]: what -log
-    p counts in
-    the gradient (0 for padding). bounds int32 [segments + 1]: each segment's labels."""
+    """rows int [L]: the row each label is predicted from; T for padding. tokens int [L]; weights fp32 [L]: each label's factor
+    of -log p in the gradient (0 for padding). bounds int32 [segments + 1]: each segment's labels."""
 
     rows: Tensor
     tokens: Tensor

@@ -1,4 +1,4 @@
-"""One pass of a flat batch through the backbone on CUDA: embedding, stack, head, and back into the arena's gradient.
+"""One pass of a flat batch through the backbone on CUDA: embedding, stack, head, and backward into the arena's gradient.
 
 Knows device tensors of one batch; knows no jobs, no host data and no optimizer. Nothing here waits for the device.
 """
@@ -41,7 +41,7 @@ def layer_columns(layout: Layout) -> dict[str, tuple[int, int]]:
 
 class FusedPass:
     def __init__(self, backbone: Backbone, layout: Layout, positions: int) -> None:
-        """`positions`: how many places a sequence may have. Raises UnsupportedModelError for a family that no kernel runs."""
+        """`positions`: the most positions of a sequence. Raises UnsupportedModelError for a family that no kernel runs."""
         if backbone.beyond_kernels:
             lacking = ", ".join(backbone.beyond_kernels)
             raise UnsupportedModelError(f"the fused pass does not run {backbone.family} ({lacking}); take Trainer")

@@ -1,8 +1,8 @@
 """The decoder stack on CUDA: forward and backward written by hand over grouped_lora's kernels, base products in cuBLAS.
 
-Backward is explicit, so what is saved is chosen here: the residual stream, what enters each product, and the small S; gate and
-up are saved before the adapters join and turn into their own gradient in place. Knows one flat batch on the device; knows no
-jobs, losses or optimizers. Legend: T tokens, D hidden, F ffn; C one layer's arena columns.
+Backward is explicit, so what is saved is chosen here: the residual stream, the input of each product, and the small S. Gate and
+up are saved before the adapters' part is added, and their gradients overwrite them. Knows one flat batch on the device; knows
+no jobs, losses or optimizers. Legend: T tokens, D hidden, F ffn; C one layer's arena columns.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ from worker.model.plain.decoder_block import BlockWeights
 
 @dataclass(frozen=True)
 class Shape:
-    """Numbers every layer shares. columns: where A and B of each matrix start within one layer's part of an arena row, the
-    matrices in the order that numbers them for dropout."""
+    """Numbers every layer shares. columns: where A and B of each matrix start within one layer's part of an arena row, in the
+    order that numbers the matrices for dropout."""
 
     heads: int
     kv_heads: int
@@ -87,7 +87,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Trace:
-    """A layer's input x [T, D] and, unless it is to be computed again, what its backward needs."""
+    """A layer's input x [T, D] and, unless the layer is recomputed, what its backward needs."""
 
     x: Tensor
     kept: Kept | None = None
@@ -95,7 +95,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Pending:
-    """A layer's output before it is added up: x_mid + y + s @ B of down. The next norm does it in its own pass."""
+    """A layer's output not summed yet: x_mid + y + s @ B of down. The next norm adds it in its own pass."""
 
     x: Tensor
     y: Tensor | None = None
@@ -133,7 +133,7 @@ class FusedStack:
     def _arrive(
         self, p: Pending, adapters: Tensor, layer: int, weight: Tensor, table: WorkTable
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Add up what the layer before left pending, and norm it."""
+        """Add up what the layer before left pending, and normalise it."""
         return residual_norm(
             p.x, p.y, p.s, adapters[max(layer, 0)], self.shape.columns["down_proj"][1], weight, self.shape.eps, table
         )
@@ -170,7 +170,7 @@ class FusedStack:
         return Pending(x_mid, _linear(act, w.w_down, w.b_down), s_down), trace
 
     def abandon(self) -> None:
-        """A pass ended in an error, and the device is idle: nothing of it is kept."""
+        """Drop a pass that ended in an error. The device is idle."""
         self._aside.abandon()
 
     def _norms(self, w: BlockWeights) -> tuple[Tensor, Tensor, float] | None:

@@ -1,7 +1,8 @@
-"""Side streams: runs S, dS, dA and dB, which move memory, beside the base products, which compute. Knows no layers.
+"""Side streams: run S, dS, dA and dB, which are bound by memory, beside the base products, which are bound by compute. Knows no
+layers.
 
-While products are short these kernels run on streams of higher priority, in what a product leaves idle as it begins and ends.
-Beside long products they run in turn.
+While products are short, these kernels run on streams of higher priority, in what a product leaves idle at its start and end.
+Beside long products the streams have the default priority.
 """
 
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class Gradient:
 
 
 class SideStreams:
-    """Two streams beside the current one: S and dS are waited for soon, dA and dB not before the next layer's."""
+    """Two streams beside the current one: S and dS, needed soon, and dA and dB, which only the next `write` waits for."""
 
     def __init__(self, device: torch.device) -> None:
         self._short, self._long = (
@@ -46,7 +47,7 @@ class SideStreams:
         self._begun = False
 
     def begin(self, tokens: int) -> None:
-        """A pass of so many tokens begins."""
+        """Choose the streams for a pass of `tokens` tokens."""
         self._soon, self._late = self._short if tokens <= SHORT_TOKENS else self._long
 
     def shrink(
@@ -59,7 +60,7 @@ class SideStreams:
         x_columns: tuple[int, ...] | None = None,
         matrix: int | None = None,
     ) -> Tensor:
-        """S [T, M, RMAX] as grouped_lora.products.shrink has it. It is there after `join`, and until then x must not change."""
+        """S [T, M, RMAX] of grouped_lora.products.shrink. Valid after `join`, and until then x must not change."""
         s = torch.empty((x.shape[0], len(columns), table.max_rank), dtype=x.dtype, device=x.device)
         if self._soon is None:
             return shrink(x, weights, table, columns, widths, x_columns, s, matrix)
@@ -70,17 +71,17 @@ class SideStreams:
         return s
 
     def join(self) -> None:
-        """What the current stream does next comes after the S that were begun."""
+        """Make the current stream wait for the S begun so far."""
         if self._begun and self._soon is not None:
             torch.cuda.current_stream(self._soon.device).wait_stream(self._soon)
             self._begun = False
 
     def abandon(self) -> None:
-        """A pass ended in an error: let go of its tensors. The device is idle."""
+        """Release the tensors of a pass that ended in an error. The device is idle."""
         self._held, self._begun = [], False
 
     def write(self, gradients: list[Gradient], grad: Tensor, table: WorkTable) -> None:
-        """Begin a layer's dA and dB, after those begun before, whose tensors are then free. The last call brings none."""
+        """Begin a layer's dA and dB after waiting for the earlier ones, whose tensors are then free. The last call has none."""
         if self._late is None:
             for gradient in gradients:
                 gradient.write(grad, table)

@@ -18,13 +18,13 @@ from torch.autograd.function import once_differentiable
 from worker.model.plain.rms_norm import norm_backward, norm_forward
 from worker.model.plain.rotary import apply_rotary
 
-BLOCK = 256  # query rows at a time; the probabilities of a sequence of one block are kept for backward, others are made again
+BLOCK = 256  # query rows at a time; backward reuses the probabilities of a one-block sequence and recomputes others
 
 
 @dataclass(frozen=True)
 class Heads:
     """Heads of a layer. norm_SD: weights of the q and k norms, [H + G, D], or None. window: tokens seen, or None for all.
-    scale: what q k^T is multiplied with. cap: scores are bent to cap tanh(score / cap), None: not bent."""
+    scale: the factor of q k^T. cap: scores become cap tanh(score / cap); None: they stay."""
 
     query: int
     key: int
@@ -37,7 +37,7 @@ class Heads:
 
     @property
     def turned(self) -> int:
-        """How many heads are turned: q's and k's."""
+        """Number of heads that rotary applies to: q's and k's."""
         return self.query + self.key
 
 
@@ -150,7 +150,7 @@ def _probabilities(q_HQD: Tensor, k_HLD: Tensor, behind: int, heads: Heads, mask
 
 
 def _forward(qk: Tensor, x: Tensor, heads: Heads, mask: Tensor, out_HLD: Tensor) -> Tensor | None:
-    """Write the sequence's output; returns its probabilities if it is a single block and they are all that backward wants."""
+    """Write the sequence's output; returns its probabilities if it is a single block and backward needs nothing else."""
     q, k, v = _split(qk, x, heads)
     k, v = _repeated(k, heads), _repeated(v, heads)
     blocks = _blocks(q.shape[1], heads.window)
@@ -168,9 +168,10 @@ def _backward(
     mask: Tensor,
     out: tuple[Tensor, Tensor],
 ) -> None:
-    """Write one sequence's gradients to `out`: of the turned q and k, and of v within its row of q, k, v.
+    """Write one sequence's gradients to `out`: of q and k after rotary, and of v within its row of q, k, v.
 
-    upstream: dy [H, L, D] and the sum of dy * y over D, [H, L, 1], which is what softmax takes off every row's gradient.
+    upstream: dy [H, L, D] and the sum of dy * y over D, [H, L, 1], which softmax's backward subtracts from every row's
+    gradient.
     """
     dy, delta = upstream
     q, k, v = _split(*inputs, heads)
@@ -188,7 +189,7 @@ def _backward(
 
 
 def _add(target_GLD: Tensor, part_HLD: Tensor, old: int) -> None:
-    """Sum over the query heads of each key head, and add to the first `old` rows; those after them are written."""
+    """Sum over the query heads of each key head; add to the first `old` rows, and overwrite the rows after them."""
     groups, length, size = target_GLD.shape
     if part_HLD.shape[0] != groups:
         part_HLD = part_HLD.view(groups, -1, length, size).sum(1)

@@ -1,4 +1,4 @@
-"""One decoder block over the flat token axis, with a switch for what each family has. Knows no jobs and no loading.
+"""One decoder block over the flat token axis, with a switch for each family's differences. Knows no jobs and no loading.
 
 Legend: T tokens, K hidden, H query heads, G key heads, D head size, I intermediate size.
 """
@@ -17,8 +17,8 @@ from worker.model.plain.rms_norm import rms_norm
 
 @dataclass(frozen=True)
 class BlockWeights:
-    """A layer's frozen weights. What a family does not have is None; window None: full attention. rope: which of the model's
-    rotary tables it turns by. norm_attended, norm_mixed: of what attention and the MLP give, before it is added."""
+    """A layer's frozen weights. What a family does not have is None; window None: full attention. rope: index of its rotary
+    table. norm_attended, norm_mixed: of the outputs of attention and of the MLP, before they are added."""
 
     norm_attention: Tensor  # [K]
     w_qkv: Frozen  # [(H + 2 G) D, K]
@@ -40,7 +40,7 @@ class BlockWeights:
 
 @dataclass(frozen=True)
 class BlockShape:
-    """What all layers of a model share. scale: what q k^T is multiplied with. cap: what its size is bent to, None: not bent."""
+    """What all layers of a model share. scale: the factor of q k^T. cap: soft cap of attention's scores; None: no cap."""
 
     heads: int
     key_heads: int
@@ -81,7 +81,7 @@ def _joined(
     adapters: Adapters,
     group: Group,
 ) -> Tensor:
-    """The residual stream and what is added to it, normed first where the family does so."""
+    """The residual stream plus the output of a linear map, which is normed first where the family does so."""
     if norm is None:
         return grouped_linear(inner, weight, bias, adapters, group, residual_TN=x_TK)
     return x_TK + rms_norm(grouped_linear(inner, weight, bias, adapters, group), norm, eps)

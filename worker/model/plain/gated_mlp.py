@@ -27,7 +27,8 @@ def _silu_slope(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _bend(x: Tensor) -> Tensor:
-    """1 + tanh(root(2 / pi) (x + 0.044715 x^3)), step by step: a fused one rounds its vectorised and its scalar part apart."""
+    """1 + tanh(root(2 / pi) (x + 0.044715 x^3)), step by step: a fused call rounds its vectorised and its scalar part
+    differently."""
     return (x * x).mul_(_CUBE).add_(1).mul_(x).mul_(_ROOT).tanh_().add_(1)
 
 
@@ -40,7 +41,7 @@ def _gelu_slope(x: Tensor) -> tuple[Tensor, Tensor]:
     x = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     bend = _bend(x)
     gelu = bend * x * 0.5
-    inner = (x * x).mul_(3 * _CUBE).add_(1).mul_(_ROOT)  # of what tanh is taken of
+    inner = (x * x).mul_(3 * _CUBE).add_(1).mul_(_ROOT)  # the derivative of tanh's argument
     return gelu, (2 - bend).mul_(gelu).mul_(inner).add_(bend.mul_(0.5))  # 1 - tanh^2 = bend (2 - bend)
 
 

@@ -15,7 +15,7 @@ CHUNK_BYTES = 32 * 2**20  # of one chunk's logits
 
 
 class LabelLoss(NamedTuple):
-    """nll_L: -log p of each label, at least float32. dh_LK: its gradient times the label's weight, or None."""
+    """nll_L: -log p of each label, at least float32. dh_LK: the hidden states' gradient times the label's weight, or None."""
 
     nll_L: Tensor
     dh_LK: Tensor | None
@@ -24,7 +24,7 @@ class LabelLoss(NamedTuple):
 def label_loss(
     h_LK: Tensor, head_VK: Tensor, labels_L: Tensor, weights_L: Tensor | None, cap: float | None = None
 ) -> LabelLoss:
-    """-log softmax(h head^T) at the labels. With `weights_L` also d(sum of weight * nll) / dh. cap: see `bent`."""
+    """-log softmax(h head^T) at the labels. With `weights_L` also d(sum of weight * nll) / dh. cap: see `softcapped`."""
     count = h_LK.shape[0]
     peaks = torch.empty(2, count, dtype=_wide(h_LK.dtype), device=h_LK.device)
     dh_LK = torch.empty_like(h_LK) if weights_L is not None else None
@@ -48,7 +48,7 @@ def label_loss(
 
 
 def softcapped(logits_LV: Tensor, cap: float | None) -> Tensor:
-    """cap tanh(logits / cap), in place; as they are without a cap."""
+    """cap tanh(logits / cap), in place; unchanged without a cap."""
     return logits_LV if cap is None else logits_LV.div_(cap).tanh_().mul_(cap)
 
 

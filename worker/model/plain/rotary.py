@@ -1,4 +1,4 @@
-"""Rotary positions (Su et al. 2021). Knows no sequences and no gradients: turning by -sin undoes turning by sin."""
+"""Rotary position embedding (Su et al. 2021). Knows no sequences and no gradients: rotating by -sin undoes rotating by sin."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ TABLE_STEP = 1024  # positions are tabulated in pieces of one size, so that a lo
 
 
 class RotaryTable:
-    """cos and sin of every position seen so far; grows on demand. Any threads may ask at once."""
+    """cos and sin of every position requested so far; grows on demand. Thread-safe."""
 
     def __init__(self, inv_freq: Tensor, scaling: float, dtype: torch.dtype) -> None:
         self._inv_freq, self._scaling = inv_freq.float(), scaling
@@ -18,7 +18,7 @@ class RotaryTable:
 
     @classmethod
     def of(cls, config: PreTrainedConfig, head_size: int, kind: str, like: Tensor) -> "RotaryTable":
-        """The table of the layers of a kind, "" where there is but one, on the device and in the dtype of `like`."""
+        """The table of the layers of a kind ("" where all share one), on the device and in the dtype of `like`."""
         parameters = config.rope_parameters[kind] if kind else config.rope_parameters
         if parameters["rope_type"] == "default":
             halves = torch.arange(0, head_size, 2, dtype=torch.float32)
@@ -43,7 +43,7 @@ class RotaryTable:
 
 
 def apply_rotary(x_LHD: Tensor, cos: Tensor, sin: Tensor, out: Tensor, back: bool = False) -> None:
-    """Write x with every head's pairs (i, i + D/2) turned by the row's angle to `out`; cos and sin are [L, 1, D / 2].
+    """Write x with every head's pairs (i, i + D/2) rotated by the row's angle to `out`; cos and sin are [L, 1, D / 2].
 
     Products and sums are separate calls on purpose: a fused one rounds differently in its vectorised and its scalar part, and
     which part an element falls in depends on the size of the call.

@@ -1,6 +1,6 @@
 """Trainer: one micro-batch of many jobs through the backbone and back into the arena. Decides nothing: no schedule, no data.
 
-`train` adds gradients, `update` takes the optimizer step, `evaluate` only looks.
+`train` adds gradients, `update` takes the optimizer step, `evaluate` runs the forward alone.
 """
 
 import math
@@ -32,8 +32,8 @@ class LossSum:
 
 
 class OutOfMemory(RuntimeError):
-    """The device had no memory for a pass. Nothing of it counts, and every gradient of its step is void: the step may be done
-    anew in smaller micro-batches, or with activations recomputed. recompute: it kept none as it was."""
+    """The device had no memory for a pass. Its results and all gradients of its step are void: the caller may repeat the step
+    in smaller micro-batches, or with activations recomputed. recompute: the failed pass recomputed them already."""
 
     def __init__(self, tokens: int, recompute: bool = False) -> None:
         super().__init__(f"the device has no memory for a pass of {tokens} tokens")
@@ -41,7 +41,7 @@ class OutOfMemory(RuntimeError):
 
 
 class Trainer:
-    """The plain path: each operation a call of PyTorch, on any device.
+    """The plain path: each operation is a call of PyTorch, on any device.
 
     `train` and `evaluate` raise OutOfMemory where the device has no memory for the pass. Any thread may call, one at a time.
     """
@@ -74,8 +74,8 @@ class Trainer:
         return self._run(segments, grad=True, recompute=recompute)
 
     def evaluate(self, segments: Sequence[Segment]) -> list[LossSum]:
-        """Losses of a pass without gradients. One that finds no memory is done in two halves, and those in halves, down to
-        single rows."""
+        """Losses of a pass without gradients. A pass that finds no memory is split in halves, and these again, down to single
+        rows."""
         try:
             return self._run(segments, grad=False, recompute=True)
         except OutOfMemory:
@@ -86,12 +86,12 @@ class Trainer:
         return [LossSum(a.total + b.total, a.labels + b.labels) for a, b in zip(first, second, strict=True)]
 
     def here(self) -> AbstractContextManager[object]:
-        """In it the thread's current device is this trainer's: kernels of our own are launched there, wherever tensors lie."""
+        """A context in which the thread's current device is this trainer's: our kernels launch there, wherever tensors lie."""
         device = self.backbone.device
         return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
     def free(self) -> None:
-        """Memory ran out: wait until nothing runs, and give back what is kept only to save time."""
+        """Memory ran out: wait until the device is idle, and release all caches."""
         if self.backbone.device.type == "cuda":
             torch.cuda.synchronize(self.backbone.device)
             torch.cuda.empty_cache()
@@ -103,7 +103,7 @@ class Trainer:
         except (RuntimeError, MemoryError) as error:
             if not found_no_memory(error):
                 raise
-        # Not in the handler, so that the tensors of the pass, which its frames hold, are free for what follows.
+        # Outside the handler, whose traceback would keep the pass's tensors in memory.
         self.free()
         if grad:
             self.forget(segment.slot for segment in segments if segment.slot is not None)
@@ -146,7 +146,7 @@ class Trainer:
             return [update_rows(self.arena, update) for update in updates]
 
     def forget(self, slots: Iterable[Slot]) -> None:
-        """Void what these adapters' gradients hold, as before the first pass of a step."""
+        """Void these adapters' gradients, as before the first pass of a step."""
         for slot in slots:
             self.arena.grad[slot.used].zero_()
 
@@ -161,13 +161,13 @@ class Trainer:
 
 
 def probe(tokens: int, row_tokens: int, slot: Slot | None = None) -> list[Segment]:
-    """A pass of the base, or of an adapter, over `tokens` tokens in rows of `row_tokens`, every one of them a label."""
+    """A pass of the base, or of an adapter, over `tokens` tokens in rows of `row_tokens`, each token a label."""
     lengths = [row_tokens] * (tokens // row_tokens) + [tokens % row_tokens]
     return [Segment(slot, [Example(np.zeros(n + 1, np.int32), np.arange(n + 1) > 0) for n in lengths if n])]
 
 
 def _halved(segments: Sequence[Segment], count: int) -> tuple[list[Segment], list[Segment]]:
-    """The same segments twice: with the first `count` rows among them, and with the others."""
+    """The same segments twice: with their first `count` rows, and with the others."""
     first, second = [], []
     for segment in segments:
         kept = min(count, len(segment.examples))
