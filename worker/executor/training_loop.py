@@ -158,14 +158,14 @@ class Executor:
     # ---- do --------------------------------------------------------------------------------------------------------
 
     def _step(self, replicas: Replicas, runs: list[JobRun]) -> Stepped:
-        """Step these jobs; jobs for which there is no memory fail."""
+        """Step these jobs; those that cannot be stepped fail."""
         stepped, hopeless = replicas.step(runs, self._attached.progress)
         self._vacant |= replicas.stepped(runs)
         self._give_up(replicas, hopeless)
         return stepped
 
     def _give_up(self, replicas: Replicas, hopeless: Hopeless) -> None:
-        """Fail these jobs: the device has no memory for them. Before that, tasks report how they hold activations now."""
+        """Fail these jobs: they cannot be stepped. Before that, tasks report how they hold activations now."""
         for task in self._attached.open:
             task.tell_activations()
         for run, why in hopeless.items():

@@ -14,6 +14,7 @@ from worker.model.arena import Arena, Slot
 
 BETAS = (0.9, 0.999)
 EPS = 1e-8
+_MOST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,15 @@ class RowUpdate:
     def __post_init__(self) -> None:
         if self.step < 1:
             raise ValueError(f"step is {self.step}; the first update is step 1")
+        for name, factor in (
+            ("learning_rate", self.learning_rate / (1 - BETAS[0])),
+            ("weight_decay", self.learning_rate * self.weight_decay),
+            ("max_grad_norm", self.max_grad_norm),
+        ):
+            if not factor <= _MOST:
+                raise ValueError(
+                    f"{name} is {getattr(self, name):g}: the update is beyond what float32 holds; take a lower one"
+                )
 
 
 def update_rows(arena: Arena, update: RowUpdate) -> Tensor:

@@ -12,12 +12,12 @@ import torch
 from worker.adapters.adapter_slots import Slots
 from worker.executor.job_run import JobRun
 from worker.model.plain.trainer import OutOfMemory
-from worker.replicas.packed_step import Stepped, step
+from worker.replicas.packed_step import Stepped, refusal, step
 from worker.replicas.validation_pass import ValidationResult, ValidationSubject, evaluate
 
 T = TypeVar("T")
 Tick = Callable[[], None]
-Hopeless = dict[JobRun, str]  # jobs for which there is no memory, and why
+Hopeless = dict[JobRun, str]  # jobs that cannot be stepped, for lack of memory or by their own numbers, and why
 
 
 class Replica:
@@ -29,9 +29,12 @@ class Replica:
         self.hand = ThreadPoolExecutor(1, "replica", torch.set_num_threads, share) if with_hand else None
 
     def step(self, runs: Sequence[JobRun], tick: Tick) -> tuple[Stepped, Hopeless]:
-        """One optimizer step of each of these jobs, without those for which there is no memory."""
+        """One optimizer step of each of these jobs, without those whose update cannot be made or that find no memory."""
         slots = self.slots
-        return self.attempt(runs, lambda left: step(slots.base.trainer, left, slots.capacity.step_tokens, tick))
+        refused = {run: why for run in runs if (why := refusal(run)) is not None}
+        sound = [run for run in runs if run not in refused]
+        stepped, hopeless = self.attempt(sound, lambda left: step(slots.base.trainer, left, slots.capacity.step_tokens, tick))
+        return stepped, refused | hopeless
 
     def examine(self, runs: Sequence[JobRun], tick: Tick) -> tuple[Mapping[JobRun, ValidationResult], Hopeless]:
         """Validation losses of these jobs."""

@@ -131,6 +131,15 @@ def _means(sums: list[tuple[JobRun, LossSum]]) -> dict[JobRun, float]:
     return {run: totals[run] / labels[run] for run in totals}
 
 
+def refusal(run: JobRun) -> str | None:
+    """Why the job's next update cannot be made, whatever its gradient is; None where it can."""
+    try:
+        _update(run)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def _update(run: JobRun) -> RowUpdate:
     assert run.slot is not None, "only jobs with a slot train"
     rate = run.config.rate_at(run.step, run.schedule.total_steps)

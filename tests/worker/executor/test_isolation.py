@@ -61,6 +61,16 @@ def test_an_adapter_of_nan(fleet, placing, tmp_path, tiny_base, healthy):
     assert same(mixed, healthy)
 
 
+def test_an_update_that_cannot_be_made(fleet, placing, tmp_path, healthy):
+    """As of a spec that an older version took, before rates had a bound."""
+    placement = placing(PAIR, **SPEC)
+    wild = placement.jobs[1].model_copy(update={"config": placement.jobs[1].config.model_copy(update={"learning_rate": 1e39})})
+    (mixed,) = Inside(fleet, tmp_path).run(placement.model_copy(update={"jobs": [placement.jobs[0], wild]}))
+    assert mixed.ended[1].kind == "job_failed"
+    assert "learning_rate is 1e+39: the update is beyond what float32 holds" in mixed.ended[1].error
+    assert same(mixed, healthy)
+
+
 def test_rows_truncated_to_nothing(fleet, placing, tmp_path, healthy):
     hopeless = [{"prompt": "long " * 40 + str(n), "completion": " never seen"} for n in range(8)]
     spec = SPEC | {"training": {"epochs": 2, "max_seq_len": 16}}
