@@ -135,7 +135,7 @@ def _desired(content: bytes) -> tuple[DesiredState, list[UnreadPlacement]]:
                 read.append(Placement.model_validate_json(json.dumps(one)))
             except ValidationError as error:
                 unread.append(UnreadPlacement(str(one["placement_id"]), int(one["fence"]), in_words(error)))
-        return DesiredState(version=said["version"], placements=read), unread
+        return DesiredState.model_validate({**said, "placements": read}), unread
     except (ValueError, KeyError, TypeError) as error:
         raise Unreadable(f"the service's desired state cannot be read: {error!r}") from None
 

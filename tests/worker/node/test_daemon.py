@@ -235,6 +235,8 @@ class TestOneNode:
         assert list(refused.fences) == [newer["placement_id"]]
         assert "objective" in refused.detail
         assert "does not know of_tomorrow" in node.log.read_text()
+        with fleet.lock:
+            fleet.lost.clear()
 
     def test_one_that_is_to_leave_before_it_came_is_given_back(self, fleet, placing, node):
         placement = placing(SPACE, **LONG).model_copy(update={"leave": True})
