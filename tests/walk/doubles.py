@@ -81,7 +81,7 @@ class OldWorker:
     """A node called `old`, which looks alive and takes nothing up."""
 
     def __init__(self, motet: House, folder: Path) -> None:
-        environment = motet.environment("worker") | {"MOTET_NODE_NAME": "old"}
+        environment = motet.environment("worker") | {"MOTET_NODE_NAME": "old", "MOTET_JOIN_TOKEN": motet.join_token("old")}
         del environment[MARK]  # the stack ends what carries it whenever it starts its own worker anew
         with (folder / "old.log").open("wb") as log:
             command = [sys.executable, "-c", _OLD_WORKER]

@@ -50,7 +50,7 @@ def make_next_version(folder: Path) -> str:
     for message in WIRE_MESSAGES:
         _add_field(folder, message, 'of_next_version: str = "said by the next version"')
     _add_field(folder, "Task", "of_next_version: Mapped[int | None]", base="Base", after=r"    __tablename__ = \"tasks\"\n")
-    _edit(folder, r"max_grad_norm: PositiveFloat = Field\(default=1\.0", "max_grad_norm: PositiveFloat = Field(default=2.0")
+    _edit(folder, r"(    max_grad_norm: Annotated\[[^\n]* = Field\(\s*default=)1\.0", r"\g<1>2.0")
     versions = next(path.parent for path in folder.rglob("*.py") if re.search(r"^down_revision\b", path.read_text(), re.M))
     (versions / "next_version.py").write_text(MIGRATION.format(head=_head(versions)))
     return _raise_version(folder)
