@@ -79,10 +79,13 @@ class Fleet:
         """A node of this version, which takes tasks also if it was drained before."""
         for node in self._nodes(version):
             self._admin("POST", f"/v1/admin/nodes/{node}/undrain")
+        name = f"node-{version}"
+        token = self._admin("POST", "/v1/admin/join-tokens", json={"node_name": name})["secret"]
         more = {
             "MOTET_API_URL": self.settings.api_url,
+            "MOTET_JOIN_TOKEN": token,  # for the first time; then it has a credential
             "MOTET_REDIS_URL": self.node_redis_url,
-            "MOTET_NODE_NAME": f"node-{version}",
+            "MOTET_NODE_NAME": name,
             "MOTET_WORKER_DIR": str(self.folder / f"worker-{version}"),
             "MOTET_WORKER_DEVICE": "cpu",
             "MOTET_WORKER_SLOTS": str(slots),
@@ -138,9 +141,10 @@ class Fleet:
 
     # ---- what a tenant does --------------------------------------------------------------------------------------
 
-    def _admin(self, method: str, path: str, **how: Any) -> None:
+    def _admin(self, method: str, path: str, **how: Any) -> Any:
         answer = self.call(method, path, key=self.admin_key, **how)
         assert answer.is_success, answer.text
+        return answer.json()
 
     def call(self, method: str, path: str, key: str | None = None, **how: Any) -> httpx.Response:
         """Until it is answered: meanwhile the API is replaced. A POST carries a key, so that it makes nothing twice."""
