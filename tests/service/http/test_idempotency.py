@@ -10,9 +10,10 @@ import httpx
 import pytest
 from sqlalchemy import select, update
 
+from service.background.retention import delete_in_batches
 from service.database.engine import clock
 from service.http.health import Health
-from service.http.idempotency_store import KEPT, Answer, Claim, StillInHand, claim, forget_old_answers
+from service.http.idempotency_store import KEPT, Answer, Claim, StillInHand, claim
 from service.tasks.models import Task
 from service.tenants.api_keys import Principal
 from tests.service.live_server import PATIENCE, Server
@@ -120,5 +121,6 @@ def test_answers_are_forgotten_after_a_day(tenant, database, key):
     assert tenant.post("/v1/tasks", json=spec | {"priority": 2}, headers=key).status_code == 201
     with database.begin() as session:
         session.execute(update(Answer).where(Answer.key == key["idempotency-key"]).values(claimed_at=old))
-        forget_old_answers(session)
+    delete_in_batches(database, Answer, Answer.claimed_at <= old)
+    with database.begin() as session:
         assert session.scalar(select(Answer.key).where(Answer.tenant_id == tenant.tenant_id)) is None
