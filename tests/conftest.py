@@ -33,6 +33,9 @@ _LONGEST = (  # they come first, in this order: short files fill the time beside
     *(
         "walk/test_crashes.py",
         "walk/test_walk.py",
+        "walk/test_chaos.py",
+        "walk/test_bad_nodes.py",
+        "service/upgrade/test_upgrade.py",
         "worker/executor/test_executor.py",
         "worker/node/test_daemon.py",
         "test_docs.py",
