@@ -1,0 +1,107 @@
+{{- define "motet.labels" -}}
+app.kubernetes.io/name: motet
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
+
+{{- define "motet.pod" -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 10001
+  runAsGroup: 10001
+  fsGroup: 10001
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile: {type: RuntimeDefault}
+{{- with .Values.images.pullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "motet.container" -}}
+imagePullPolicy: {{ .Values.images.pullPolicy }}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+{{- end }}
+
+{{- define "motet.postgres.host" -}}
+{{- if .Values.postgres.bundled -}}
+{{ .Release.Name }}-postgres
+{{- else -}}
+{{ .Values.postgres.host }}
+{{- end -}}
+{{- end }}
+
+{{- define "motet.valkey.host" -}}
+{{- if .Values.valkey.bundled -}}
+{{ .Release.Name }}-valkey
+{{- else -}}
+{{ .Values.valkey.host }}
+{{- end -}}
+{{- end }}
+
+{{- define "motet.valkey.scheme" -}}
+{{- if .Values.valkey.tls -}}
+rediss
+{{- else -}}
+redis
+{{- end -}}
+{{- end }}
+
+{{- define "motet.postgres.address" -}}
+{{ include "motet.postgres.host" . }}:{{ .Values.postgres.port }}/{{ .Values.postgres.database }}?sslmode={{ .Values.postgres.sslmode }}
+{{- end }}
+
+{{- define "motet.service.env" -}}
+- {name: HOME, value: /tmp}
+- name: POSTGRES_SYSTEM_PASSWORD
+  valueFrom: {secretKeyRef: {name: {{ .Values.secret }}, key: POSTGRES_SYSTEM_PASSWORD}}
+- name: POSTGRES_APP_PASSWORD
+  valueFrom: {secretKeyRef: {name: {{ .Values.secret }}, key: POSTGRES_APP_PASSWORD}}
+- name: VALKEY_PASSWORD
+  valueFrom: {secretKeyRef: {name: {{ .Values.secret }}, key: VALKEY_PASSWORD}}
+- name: MOTET_SECRET_KEY
+  valueFrom: {secretKeyRef: {name: {{ .Values.secret }}, key: MOTET_SECRET_KEY}}
+- name: MOTET_METRICS_TOKEN
+  valueFrom: {secretKeyRef: {name: {{ .Values.secret }}, key: MOTET_METRICS_TOKEN}}
+- name: MOTET_DATABASE_URL
+  value: postgresql+psycopg://motet_system:$(POSTGRES_SYSTEM_PASSWORD)@{{ include "motet.postgres.address" . }}
+- name: MOTET_APP_DATABASE_URL
+  value: postgresql+psycopg://motet_app:$(POSTGRES_APP_PASSWORD)@{{ include "motet.postgres.address" . }}
+- name: MOTET_REDIS_URL
+  value: {{ include "motet.valkey.scheme" . }}://service:$(VALKEY_PASSWORD)@{{ include "motet.valkey.host" . }}:{{ .Values.valkey.port }}/0
+- {name: MOTET_STORAGE_DIR, value: /var/lib/motet/storage}
+- {name: MOTET_STATE_DIR, value: /var/lib/motet/state}
+- {name: MOTET_HOST, value: 0.0.0.0}
+- {name: MOTET_PORT, value: "8321"}
+- {name: MOTET_INTERNAL_PORT, value: "8322"}
+- {name: MOTET_TRUSTED_PROXIES, value: {{ .Values.api.trustedProxies | quote }}}
+- {name: MOTET_API_PROCESSES, value: {{ .Values.api.processes | quote }}}
+{{- range $name, $value := .Values.env }}
+- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- end }}
+
+{{- define "motet.service.mounts" -}}
+- {name: storage, mountPath: /var/lib/motet}
+- {name: models, mountPath: /models, readOnly: true}
+- {name: tmp, mountPath: /tmp}
+{{- end }}
+
+{{- define "motet.storage.claim" -}}
+{{ .Values.storage.existingClaim | default (printf "%s-storage" .Release.Name) }}
+{{- end }}
+
+{{- define "motet.service.volumes" -}}
+- name: storage
+  persistentVolumeClaim: {claimName: {{ include "motet.storage.claim" . }}}
+- name: models
+  persistentVolumeClaim: {claimName: {{ .Values.models.existingClaim }}, readOnly: true}
+- name: tmp
+  emptyDir: {}
+{{- end }}
