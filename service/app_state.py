@@ -1,6 +1,7 @@
 """The state of one API process, and the FastAPI dependencies that inject its members into routes."""
 
 import asyncio
+import shutil
 from dataclasses import dataclass
 from typing import Annotated, cast
 
@@ -81,9 +82,10 @@ class State:
         )
 
     def measure(self) -> None:
-        """Set the gauges of database connections in use."""
+        """Set the gauges of this process: database connections in use, room for objects."""
         for role, database in (("app", self.db), ("system", self.system)):
             self.metrics.connections.labels(role).set(database.in_use)
+        self.metrics.storage_free.set(shutil.disk_usage(self.settings.storage_dir).free)
 
 
 def state_of(request: Request) -> State:

@@ -31,6 +31,12 @@ class ApiMetrics:
             registry=self._registry,
             multiprocess_mode="livesum",
         )
+        self.storage_free = Gauge(
+            "motet_storage_free_bytes",
+            "Room on the disk that holds files, checkpoints and adapters",
+            registry=self._registry,
+            multiprocess_mode="mostrecent",
+        )
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request. `route` is its path template, so that ids create no new series."""

@@ -1,5 +1,6 @@
 """Prometheus metrics of queue, scheduler, fleet and executors, read from Postgres at each scrape by any API process."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -8,16 +9,19 @@ from sqlalchemy import Select, case, func, literal, select, union_all
 from sqlalchemy.orm import Session
 
 from contract.states import TaskStatus
+from service.database.engine import clock
 from service.fleet.models import Node, Placement, SweptPlacements
+from service.fleet.node_health.quarantine import TROUBLES, trouble_of
 from service.scheduler.models import Plan, PlanRequest
+from service.settings import Settings
 from service.tasks.models import Job, Task
 
 
 class FleetMetrics:
     """A Prometheus collector that queries one session; register it for one scrape."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, session: Session, settings: Settings) -> None:
+        self._session, self._settings = session, settings
 
     def collect(self) -> Iterator[Metric]:
         yield from self._queue()
@@ -34,6 +38,9 @@ class FleetMetrics:
         ):
             since = func.coalesce(Task.queued_at, Task.created_at) if status == TaskStatus.QUEUED else Task.created_at
             yield self._one(name, what, _age(func.min(since)).where(Task.status == status))
+        # `type` is "any": a spec names no type of GPU. An autoscaler adds nodes of at least `width` GPUs.
+        wanted = select(literal("any"), Task.gpus, func.sum(Task.gpus)).where(Task.status == TaskStatus.QUEUED)
+        yield self._by("motet_gpus_wanted", "GPUs that queued tasks ask for", wanted.group_by(Task.gpus), ["type", "width"])
 
     def _scheduler(self) -> Iterator[Metric]:
         yield self._one("motet_scheduler_requests", "Changes that no plan has answered", select(func.count(PlanRequest.id)))
@@ -52,6 +59,7 @@ class FleetMetrics:
 
     def _fleet(self) -> Iterator[Metric]:
         yield self._by("motet_nodes", "Nodes by status", select(Node.status, func.count()).group_by(Node.status), ["status"])
+        yield self._in_trouble()
         devices = func.jsonb_array_length(Node.devices)
         total = select(func.coalesce(func.sum(devices), 0)).where(Node.status == "ready")
         yield self._one("motet_devices", "Devices of nodes that are ready", total)
@@ -59,6 +67,18 @@ class FleetMetrics:
         yield self._one("motet_devices_in_use", "Devices that placements hold", busy.where(Placement.ended_at.is_(None)))
         beat = _age(func.min(Node.heartbeat_at)).where(Node.status == "ready")
         yield self._one("motet_nodes_oldest_heartbeat_seconds", "Age of the oldest last heartbeat of a ready node", beat)
+
+    def _in_trouble(self) -> Metric:
+        """Nodes whose heartbeats come and that get no new placements all the same."""
+        family = GaugeMetricFamily("motet_nodes_in_trouble", "Ready nodes that take no work, by why", labels=["status"])
+        now = clock(self._session)
+        ready = self._session.scalars(select(Node).where(Node.status == "ready"))
+        found = Counter(trouble.status for node in ready if (trouble := trouble_of(node, now, self._settings)) is not None)
+        for status in TROUBLES:
+            family.add_metric([status], float(found[status]))
+        drained = select(func.count()).where(Node.status == "ready", Node.drained_at.is_not(None))
+        family.add_metric(["drained"], float(self._session.scalars(drained).one()))
+        return family
 
     def _executors(self) -> Iterator[Metric]:
         for (name, what), value in zip(_SUMS, self._session.execute(_ALL).one(), strict=True):
@@ -71,8 +91,8 @@ class FleetMetrics:
 
     def _by(self, name: str, what: str, statement: Select[*tuple[Any, ...]], labels: Sequence[str]) -> Metric:
         family = GaugeMetricFamily(name, what, labels=labels)
-        for label, value in self._session.execute(statement):
-            family.add_metric([str(label)], float(value))
+        for *given, value in self._session.execute(statement):
+            family.add_metric([str(label) for label in given], float(value))
         return family
 
 

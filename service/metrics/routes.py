@@ -40,6 +40,6 @@ def metrics(service: Service, db: SystemDb) -> Response:
     service.measure()
     registry = CollectorRegistry()
     with db.begin() as session:
-        registry.register(FleetMetrics(session))
+        registry.register(FleetMetrics(session, service.settings))
         house = generate_latest(registry)
     return Response(service.metrics.told() + house, media_type=TEXT)

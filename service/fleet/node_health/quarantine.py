@@ -130,6 +130,9 @@ class Trouble:
     probing: bool = False
 
 
+TROUBLES = ("quarantined", "not_applying", "resting")  # every status that `trouble_of` gives
+
+
 def trouble_of(node: Node, now: datetime, settings: Settings) -> Trouble | None:
     """What is wrong with a node that still sends heartbeats; None if nothing is."""
     resting = node.rests_until is not None and node.rests_until > now

@@ -38,7 +38,7 @@ def seen(tenant, task: dict) -> dict:
     return tenant.get(f"/v1/tasks/{task['id']}").json()
 
 
-def test_a_node_that_loses_three_in_a_row_takes_no_more_and_says_so(tenant, new_node, plan, rested, nodes_of):
+def test_a_node_that_loses_three_in_a_row_takes_no_more_and_says_so(tenant, admin, new_node, plan, rested, nodes_of):
     node, tasks = new_node("bad"), [tenant.task(), tenant.task()]
     plan()
     for _ in range(3):
@@ -51,6 +51,7 @@ def test_a_node_that_loses_three_in_a_row_takes_no_more_and_says_so(tenant, new_
     assert (shown["status"], shown["losses"]) == ("quarantined", 3)
     assert "3 placements in a row were lost here; the last one: killed by signal 9 (out of memory?)" in shown["trouble"]
     assert given(node) == set()
+    assert 'motet_nodes_in_trouble{status="quarantined"} 1.0' in admin.get("/metrics").text
     for task in tasks:
         told = seen(tenant, task)
         assert (told["status"], told["waiting"]["code"]) == ("queued", "node_quarantined")

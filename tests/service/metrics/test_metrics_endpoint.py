@@ -5,7 +5,10 @@ import secrets
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
+from sqlalchemy import update
 
+from service.database.engine import clock
+from service.tasks.models import Task
 from service.tenants.api_keys import Scope
 
 
@@ -79,3 +82,16 @@ def test_no_tenant_is_named(tenant, scrape):
     said = str(scrape())
     assert tenant.tenant_id not in said
     assert task["id"] not in said
+
+
+def test_gpus_wanted_are_those_of_queued_tasks(tenant, scrape, database):
+    wanted = ("motet_gpus_wanted", "any", "1")
+    before, task = scrape().get(wanted, 0), tenant.task()
+    with database.begin() as session:
+        session.execute(update(Task).where(Task.id == task["id"]).values(status="queued", queued_at=clock(session)))
+    after = scrape()
+    assert after[wanted] - before == 1
+    assert after["motet_nodes_in_trouble", "quarantined"] == 0
+    assert after["motet_storage_free_bytes",] > 0
+    tenant.post(f"/v1/tasks/{task['id']}/cancel")
+    assert scrape().get(wanted, 0) == before
