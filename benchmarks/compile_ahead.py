@@ -23,7 +23,8 @@ import triton
 from grouped_lora import launch_configs
 from grouped_lora.adapter_spans import Span
 from grouped_lora.block.cross_entropy import cross_entropy
-from grouped_lora.block.packed_attention import Incoming, attention, attention_backward
+from grouped_lora.block.packed_attention import attention
+from grouped_lora.block.packed_attention_backward import Incoming, attention_backward
 from grouped_lora.block.qkv_rotary import rotary, rotary_backward
 from grouped_lora.block.residual_norm import norm_backward, residual_norm
 from grouped_lora.block.sequence_table import SequenceTable, sequence_blocks

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from grouped_lora import Span
-from grouped_lora.block.packed_attention import attention, attention_backward
+from grouped_lora.block.packed_attention import attention
+from grouped_lora.block.packed_attention_backward import attention_backward
 from grouped_lora.block.qkv_rotary import rotary, rotary_backward
 from grouped_lora.block.residual_norm import norm_backward, residual_norm
 from grouped_lora.block.swiglu import SwigluColumns, swiglu, swiglu_backward

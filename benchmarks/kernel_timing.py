@@ -13,7 +13,8 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from grouped_lora.block.packed_attention import Incoming, attention, attention_backward
+from grouped_lora.block.packed_attention import attention
+from grouped_lora.block.packed_attention_backward import Incoming, attention_backward
 from grouped_lora.block.qkv_rotary import rotary
 from grouped_lora.block.residual_norm import norm_backward, residual_norm
 from grouped_lora.block.swiglu import swiglu, swiglu_backward

@@ -6,6 +6,7 @@ never multiplied, not even by zero.
 """
 
 import os
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -26,22 +27,66 @@ def mma(left, right, acc):
         return tl.dot(left, right, acc)
 
 
+class Share(NamedTuple):
+    """One program's tokens of one adapter: first token, end, first arena row, exact rank (0: no adapter), dropout's threshold,
+    and whether gradients add to what is there."""
+
+    start: Any
+    end: Any
+    row0: Any
+    rank: Any
+    limit: Any
+    adds: Any
+
+
 @triton.jit
-def span_at(spans_ptr, span):
-    """A span's entry of the work table: first token, end, first arena row, rank, whether it adds, dropout's threshold."""
+def share_of_span(spans_ptr, span):
+    """All tokens of a span of the work table."""
     entry = spans_ptr + span * 6
-    return (
-        tl.load(entry), tl.load(entry + 1), tl.load(entry + 2), tl.load(entry + 3), tl.load(entry + 4), tl.load(entry + 5)
-    )  # fmt: skip
+    return Share(
+        tl.load(entry), tl.load(entry + 1), tl.load(entry + 2), tl.load(entry + 3), tl.load(entry + 5), tl.load(entry + 4)
+    )
 
 
 @triton.jit
-def block_at(blocks_ptr, spans_ptr, block):
-    """A block's entry of the work table: its span, first token and end, and the span's first arena row, rank and threshold."""
+def share_of_block(blocks_ptr, spans_ptr, block, skipped=0):
+    """(the block's span, its tokens but for the first `skipped`) of a block of the work table."""
     entry = blocks_ptr + block * 3
     span = tl.load(entry)
-    _, _, row0, rank, _, limit = span_at(spans_ptr, span)
-    return span, tl.load(entry + 1), tl.load(entry + 2), row0, rank, limit
+    whole = share_of_span(spans_ptr, span)
+    start = tl.load(entry + 1) + skipped
+    return span, Share(start, tl.load(entry + 2), whole.row0, whole.rank, whole.limit, whole.adds)
+
+
+@triton.jit
+def by_rank(body: tl.constexpr, operands, share, sizes, RMAX: tl.constexpr, BARE: tl.constexpr):
+    """Call body(operands, share, sizes, R) with the narrowest tile width R that holds the adapter's exact rank, at most RMAX.
+
+    R is a constant of `body`, which the compiler makes once for each width. BARE: tokens without an adapter come here too, with
+    R = 0; otherwise the caller has returned for them.
+    """
+    if RMAX == 0:
+        body(operands, share, sizes, 0)
+    else:
+        if BARE:
+            if share.rank == 0:
+                body(operands, share, sizes, 0)
+            else:
+                _adapter_by_rank(body, operands, share, sizes, RMAX)
+        else:
+            _adapter_by_rank(body, operands, share, sizes, RMAX)
+
+
+@triton.jit
+def _adapter_by_rank(body: tl.constexpr, operands, share, sizes, RMAX: tl.constexpr):
+    if share.rank <= 16:
+        body(operands, share, sizes, 16)
+    elif (share.rank <= 32) | (RMAX <= 32):
+        body(operands, share, sizes, 32)
+    elif (share.rank <= 64) | (RMAX <= 64):
+        body(operands, share, sizes, 64)
+    else:
+        body(operands, share, sizes, RMAX)
 
 
 @triton.jit

@@ -6,7 +6,8 @@ from itertools import pairwise
 import pytest
 import torch
 from grouped_lora.adapter_spans import Span
-from grouped_lora.block.packed_attention import Incoming, attention, attention_backward
+from grouped_lora.block.packed_attention import attention
+from grouped_lora.block.packed_attention_backward import Incoming, attention_backward
 from grouped_lora.block.sequence_table import SequenceTable, sequence_blocks
 
 from tests.kernels.triton_case import DEVICE, DTYPES, Case, close

@@ -6,6 +6,7 @@ Works in place on qkv[T, (Hq + 2 Hkv) · D], backward on its gradient. Knows no 
 """
 
 from math import gcd
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -13,7 +14,7 @@ import triton.language as tl
 
 from grouped_lora.cached_launch import Kernel
 from grouped_lora.launch_configs import config
-from grouped_lora.tiles import block_at, load_ranks, load_shrunk, mma
+from grouped_lora.tiles import by_rank, load_ranks, load_shrunk, mma, share_of_block
 from grouped_lora.work_table import BLOCK_T, WorkTable
 
 GROUP = 4  # heads that one program rotates, where the numbers of q and k heads are multiples of it
@@ -26,48 +27,77 @@ def _norm_weight(qn_ptr, kn_ptr, mat, at, mask):
     return (q + tl.load(kn_ptr + at, mask=mask & (mat == 1), other=0.0)).to(tl.float32)[None, :]
 
 
+class _Rotary(NamedTuple):
+    """qkv, S and the columns of B of one of q, k and v (number `mat`); the tables; the heads from `first` on."""
+
+    qkv_ptr: Any
+    s_ptr: Any
+    b_ptr: Any
+    b_stride: Any
+    raw_ptr: Any
+    qn_ptr: Any
+    kn_ptr: Any
+    cos_ptr: Any
+    sin_ptr: Any
+    pos_ptr: Any
+    mat: Any
+    first: Any
+    eps: Any
+
+
+class _Sizes(NamedTuple):
+    GROUP: Any
+    HQ: Any
+    HKV: Any
+    H: Any
+    BH: Any
+    NORM: Any
+    BT: Any
+    RMAX: Any
+
+
 @triton.jit
-def _heads(
-    qkv_ptr, s_ptr, w_ptr, raw_ptr, qn_ptr, kn_ptr, cos_ptr, sin_ptr, pos_ptr, w_stride, column, mat, first, start, end, row0,
-    rank, eps, GROUP: tl.constexpr, HQ: tl.constexpr, HKV: tl.constexpr, H: tl.constexpr, BH: tl.constexpr, NORM: tl.constexpr,
-    BT: tl.constexpr, RMAX: tl.constexpr, R: tl.constexpr,
-):  # fmt: skip
+def _heads(p, share, sizes, R: tl.constexpr):
     """Process GROUP heads of one token block, all from q, k or v: S, cos and sin are loaded once for the group."""
-    tokens = start + tl.arange(0, BT)
-    half = tl.arange(0, BH)
+    H: tl.constexpr = sizes.H
+    start, end = share.start, share.end
+    tokens = start + tl.arange(0, sizes.BT)
+    half = tl.arange(0, sizes.BH)
     mask = (tokens < end)[:, None] & (half < H)[None, :]
-    turns = mat < 2  # v is not rotated; Triton 3.6 fails to pipeline a loop with this condition inside
+    turns = p.mat < 2  # v is not rotated; Triton 3.6 fails to pipeline a loop with this condition inside
     if R > 0:
-        s = load_shrunk(s_ptr, 3 * RMAX, mat * RMAX, start, end, rank, BT, R)
-    position = tl.load(pos_ptr + tokens, mask=tokens < end, other=0).to(tl.int64)
-    cos = tl.load(cos_ptr + position[:, None] * H + half[None, :], mask=mask & turns, other=1.0)
-    sin = tl.load(sin_ptr + position[:, None] * H + half[None, :], mask=mask & turns, other=0.0)
-    if NORM:
-        norm_low = _norm_weight(qn_ptr, kn_ptr, mat, half, half < H)
-        norm_high = _norm_weight(qn_ptr, kn_ptr, mat, H + half, half < H)
-    for head in range(first, first + GROUP):
-        at = tokens.to(tl.int64)[:, None] * ((HQ + 2 * HKV) * 2 * H) + head * 2 * H + half[None, :]
-        low = tl.load(qkv_ptr + at, mask=mask, other=0.0).to(tl.float32)
-        high = tl.load(qkv_ptr + at + H, mask=mask, other=0.0).to(tl.float32)
+        s = load_shrunk(p.s_ptr, 3 * sizes.RMAX, p.mat * sizes.RMAX, start, end, share.rank, sizes.BT, R)
+    position = tl.load(p.pos_ptr + tokens, mask=tokens < end, other=0).to(tl.int64)
+    cos = tl.load(p.cos_ptr + position[:, None] * H + half[None, :], mask=mask & turns, other=1.0)
+    sin = tl.load(p.sin_ptr + position[:, None] * H + half[None, :], mask=mask & turns, other=0.0)
+    if sizes.NORM:
+        norm_low = _norm_weight(p.qn_ptr, p.kn_ptr, p.mat, half, half < H)
+        norm_high = _norm_weight(p.qn_ptr, p.kn_ptr, p.mat, H + half, half < H)
+    column = 0
+    for head in range(p.first, p.first + sizes.GROUP):
+        at = tokens.to(tl.int64)[:, None] * ((sizes.HQ + 2 * sizes.HKV) * 2 * H) + head * 2 * H + half[None, :]
+        low = tl.load(p.qkv_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        high = tl.load(p.qkv_ptr + at + H, mask=mask, other=0.0).to(tl.float32)
         if R > 0:
-            low = mma(s, load_ranks(w_ptr, w_stride, column, row0, rank, half, H, R), low)
-            high = mma(s, load_ranks(w_ptr, w_stride, column + H, row0, rank, half, H, R), high)
+            low = mma(s, load_ranks(p.b_ptr, p.b_stride, column, share.row0, share.rank, half, H, R), low)
+            high = mma(s, load_ranks(p.b_ptr, p.b_stride, column + H, share.row0, share.rank, half, H, R), high)
             column += 2 * H
-        if NORM:
-            raw = tokens.to(tl.int64)[:, None] * ((HQ + HKV) * 2 * H) + head * 2 * H + half[None, :]
-            raw_low = low.to(raw_ptr.dtype.element_ty)
-            raw_high = high.to(raw_ptr.dtype.element_ty)
-            tl.store(raw_ptr + raw, raw_low, mask=mask & turns)
-            tl.store(raw_ptr + raw + H, raw_high, mask=mask & turns)
+        if sizes.NORM:
+            raw = tokens.to(tl.int64)[:, None] * ((sizes.HQ + sizes.HKV) * 2 * H) + head * 2 * H + half[None, :]
+            raw_low = low.to(p.raw_ptr.dtype.element_ty)
+            raw_high = high.to(p.raw_ptr.dtype.element_ty)
+            tl.store(p.raw_ptr + raw, raw_low, mask=mask & turns)
+            tl.store(p.raw_ptr + raw + H, raw_high, mask=mask & turns)
             raw_low = raw_low.to(tl.float32)
             raw_high = raw_high.to(tl.float32)
-            rstd = 1.0 / tl.sqrt((tl.sum(raw_low * raw_low, 1) + tl.sum(raw_high * raw_high, 1)) / (2 * H) + eps)
+            rstd = 1.0 / tl.sqrt((tl.sum(raw_low * raw_low, 1) + tl.sum(raw_high * raw_high, 1)) / (2 * H) + p.eps)
             low = tl.where(turns, raw_low * rstd[:, None] * norm_low, low)
             high = tl.where(turns, raw_high * rstd[:, None] * norm_high, high)
-        tl.store(qkv_ptr + at, low * cos - high * sin, mask=mask)
-        tl.store(qkv_ptr + at + H, high * cos + low * sin, mask=mask)
+        tl.store(p.qkv_ptr + at, low * cos - high * sin, mask=mask)
+        tl.store(p.qkv_ptr + at + H, high * cos + low * sin, mask=mask)
 
 
+@Kernel
 @triton.jit
 def _rotary(
     qkv_ptr, s_ptr, w_ptr, raw_ptr, qn_ptr, kn_ptr, cos_ptr, sin_ptr, pos_ptr, spans_ptr, blocks_ptr, w_stride,
@@ -75,28 +105,16 @@ def _rotary(
     BH: tl.constexpr, NORM: tl.constexpr, BT: tl.constexpr, RMAX: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * GROUP
-    block = tl.program_id(1)
-    _, start, end, row0, rank, _ = block_at(blocks_ptr, spans_ptr, block)
-    if start >= end:
-        return
+    _, share = share_of_block(blocks_ptr, spans_ptr, tl.program_id(1))
     mat = tl.where(first < HQ, 0, tl.where(first < HQ + HKV, 1, 2))
+    if (share.start >= share.end) | ((share.rank == 0) & (mat == 2)):
+        return  # without an adapter v stays as it is
     local = first - tl.where(mat == 0, 0, tl.where(mat == 1, HQ, HQ + HKV))
     column = tl.where(mat == 0, q_column, tl.where(mat == 1, k_column, v_column)) + local * 2 * H
-    if rank == 0:
-        if mat == 2:
-            return  # v is not rotated and has no adapter part
-        _heads(qkv_ptr, s_ptr, w_ptr, raw_ptr, qn_ptr, kn_ptr, cos_ptr, sin_ptr, pos_ptr, w_stride, column, mat, first, start,
-               end, row0, rank, eps, GROUP, HQ, HKV, H, BH, NORM, BT, RMAX, 0)  # fmt: skip
-    elif RMAX > 0:
-        if rank <= 16:
-            _heads(qkv_ptr, s_ptr, w_ptr, raw_ptr, qn_ptr, kn_ptr, cos_ptr, sin_ptr, pos_ptr, w_stride, column, mat, first,
-                   start, end, row0, rank, eps, GROUP, HQ, HKV, H, BH, NORM, BT, RMAX, 16)  # fmt: skip
-        elif (rank <= 32) | (RMAX <= 32):
-            _heads(qkv_ptr, s_ptr, w_ptr, raw_ptr, qn_ptr, kn_ptr, cos_ptr, sin_ptr, pos_ptr, w_stride, column, mat, first,
-                   start, end, row0, rank, eps, GROUP, HQ, HKV, H, BH, NORM, BT, RMAX, 32)  # fmt: skip
-        else:
-            _heads(qkv_ptr, s_ptr, w_ptr, raw_ptr, qn_ptr, kn_ptr, cos_ptr, sin_ptr, pos_ptr, w_stride, column, mat, first,
-                   start, end, row0, rank, eps, GROUP, HQ, HKV, H, BH, NORM, BT, RMAX, RMAX)  # fmt: skip
+    operands = _Rotary(
+        qkv_ptr, s_ptr, w_ptr + column, w_stride, raw_ptr, qn_ptr, kn_ptr, cos_ptr, sin_ptr, pos_ptr, mat, first, eps
+    )
+    by_rank(_heads, operands, share, _Sizes(GROUP, HQ, HKV, H, BH, NORM, BT, RMAX), RMAX, True)
 
 
 @Kernel

@@ -5,6 +5,8 @@ Forward: x' = x + y + S B (o's or down's), h = x' / rms(x') * w. Backward: g = d
 twice. Knows no layer. Legend: T tokens, D features; S[T, M, RMAX]; adapters[rows, W] one layer's compute copy.
 """
 
+from typing import Any, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -12,7 +14,7 @@ import triton.language as tl
 from grouped_lora.cached_launch import Kernel
 from grouped_lora.dropout_mask import kept, load_keys
 from grouped_lora.launch_configs import config
-from grouped_lora.tiles import block_at, load_ranks, load_shrunk, load_tokens, mma, store_tokens
+from grouped_lora.tiles import by_rank, load_ranks, load_shrunk, load_tokens, mma, share_of_block, store_tokens
 from grouped_lora.work_table import BLOCK_T, WorkTable
 
 WIDE = 512  # columns per iteration of backward's first pass, which only sums
@@ -21,35 +23,58 @@ WIDE = 512  # columns per iteration of backward's first pass, which only sums
 FILLING = 264
 
 
+class _Norm(NamedTuple):
+    """The residual stream x, what is added to it (y, S and an adapter's B), the norm's weight, and the outputs."""
+
+    x_ptr: Any
+    y_ptr: Any
+    s_ptr: Any
+    b_ptr: Any
+    b_stride: Any
+    w_ptr: Any
+    sum_ptr: Any
+    h_ptr: Any
+    rstd_ptr: Any
+    eps: Any
+
+
+class _NormSizes(NamedTuple):
+    HAS_Y: Any
+    D: Any
+    BT: Any
+    BN: Any
+    STAGES: Any
+    RMAX: Any
+
+
 @triton.jit
-def _forward(
-    x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, b_stride, b_column, eps, start, end, row0, rank,
-    HAS_Y: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr,
-    R: tl.constexpr,
-):  # fmt: skip
+def _forward(p, share, sizes, R: tl.constexpr):
+    start, end = share.start, share.end
+    D: tl.constexpr = sizes.D
+    BT: tl.constexpr = sizes.BT
     tokens = start + tl.arange(0, BT)
     squares = tl.zeros((BT,), tl.float32)
     if R > 0:
-        s = load_shrunk(s_ptr, RMAX, 0, start, end, rank, BT, R)
-    for c in tl.range(0, D, BN, num_stages=STAGES):
-        columns = c + tl.arange(0, BN)
-        x = load_tokens(x_ptr, start, end, D, columns, D, BT).to(tl.float32)
-        if HAS_Y:
-            x += load_tokens(y_ptr, start, end, D, columns, D, BT).to(tl.float32)
+        s = load_shrunk(p.s_ptr, sizes.RMAX, 0, start, end, share.rank, BT, R)
+    for c in tl.range(0, D, sizes.BN, num_stages=sizes.STAGES):
+        columns = c + tl.arange(0, sizes.BN)
+        x = load_tokens(p.x_ptr, start, end, D, columns, D, BT).to(tl.float32)
+        if sizes.HAS_Y:
+            x += load_tokens(p.y_ptr, start, end, D, columns, D, BT).to(tl.float32)
             if R > 0:
-                x = mma(s, load_ranks(b_ptr, b_stride, b_column, row0, rank, columns, D, R), x)
-            x = x.to(sum_ptr.dtype.element_ty).to(tl.float32)
-            store_tokens(sum_ptr, start, end, D, columns, D, x, BT)
+                x = mma(s, load_ranks(p.b_ptr, p.b_stride, 0, share.row0, share.rank, columns, D, R), x)
+            x = x.to(p.sum_ptr.dtype.element_ty).to(tl.float32)
+            store_tokens(p.sum_ptr, start, end, D, columns, D, x, BT)
         squares += tl.sum(x * x, 1)
-    rstd = 1.0 / tl.sqrt(squares / D + eps)
-    tl.store(rstd_ptr + tokens, rstd, mask=tokens < end)
+    rstd = 1.0 / tl.sqrt(squares / D + p.eps)
+    tl.store(p.rstd_ptr + tokens, rstd, mask=tokens < end)
     tl.debug_barrier()  # the second pass reads what other threads of this program wrote in the first
-    source = sum_ptr if HAS_Y else x_ptr
-    for c in tl.range(0, D, BN, num_stages=STAGES):
-        columns = c + tl.arange(0, BN)
+    source = p.sum_ptr if sizes.HAS_Y else p.x_ptr
+    for c in tl.range(0, D, sizes.BN, num_stages=sizes.STAGES):
+        columns = c + tl.arange(0, sizes.BN)
         x = load_tokens(source, start, end, D, columns, D, BT).to(tl.float32)
-        w = tl.load(w_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
-        store_tokens(h_ptr, start, end, D, columns, D, x * rstd[:, None] * w[None, :], BT)
+        w = tl.load(p.w_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
+        store_tokens(p.h_ptr, start, end, D, columns, D, x * rstd[:, None] * w[None, :], BT)
 
 
 @Kernel
@@ -58,87 +83,109 @@ def _residual_norm(
     x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, spans_ptr, blocks_ptr, b_stride, b_column, eps,
     HAS_Y: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr,
 ):  # fmt: skip
-    block = tl.program_id(1)
-    _, start, end, row0, rank, _ = block_at(blocks_ptr, spans_ptr, block)
-    start += tl.program_id(0) * BT
-    if start >= end:
+    _, share = share_of_block(blocks_ptr, spans_ptr, tl.program_id(1), tl.program_id(0) * BT)
+    if share.start >= share.end:
         return
-    if RMAX == 0:
-        _forward(x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, b_stride, b_column, eps, start, end, row0, rank,
-                 HAS_Y, D, BT, BN, STAGES, RMAX, 0)  # fmt: skip
-    else:
-        if rank == 0:
-            _forward(x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, b_stride, b_column, eps, start, end, row0,
-                     rank, HAS_Y, D, BT, BN, STAGES, RMAX, 0)  # fmt: skip
-        elif rank <= 16:
-            _forward(x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, b_stride, b_column, eps, start, end, row0,
-                     rank, HAS_Y, D, BT, BN, STAGES, RMAX, 16)  # fmt: skip
-        elif (rank <= 32) | (RMAX <= 32):
-            _forward(x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, b_stride, b_column, eps, start, end, row0,
-                     rank, HAS_Y, D, BT, BN, STAGES, RMAX, 32)  # fmt: skip
-        else:
-            _forward(x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, b_stride, b_column, eps, start, end, row0,
-                     rank, HAS_Y, D, BT, BN, STAGES, RMAX, RMAX)  # fmt: skip
+    operands = _Norm(x_ptr, y_ptr, s_ptr, b_ptr + b_column, b_stride, w_ptr, sum_ptr, h_ptr, rstd_ptr, eps)
+    by_rank(_forward, operands, share, _NormSizes(HAS_Y, D, BT, BN, STAGES, RMAX), RMAX, True)
+
+
+class _Back(NamedTuple):
+    """Gradients dh (of the norm's output) and dr (of the residual stream), one to three matrices' dS, S and A, `a_step` columns
+    apart, what forward kept, and the output's columns low .. high of this program."""
+
+    dh_ptr: Any
+    ds_ptr: Any
+    s_ptr: Any
+    a_ptr: Any
+    a_stride: Any
+    a_step: Any
+    x_ptr: Any
+    rstd_ptr: Any
+    w_ptr: Any
+    dr_ptr: Any
+    dx_ptr: Any
+    keys_ptr: Any
+    matrix: Any
+    scale: Any
+    low: Any
+    high: Any
+
+
+class _BackSizes(NamedTuple):
+    MATS: Any
+    HAS_DR: Any
+    D: Any
+    WIDE: Any
+    BT: Any
+    BN: Any
+    STAGES: Any
+    DROP: Any
+    RMAX: Any
 
 
 @triton.jit
-def _join(g, s, keys_ptr, a_ptr, a_stride, a_column, matrix, columns, start, end, row0, rank, limit, D: tl.constexpr,
-          BT: tl.constexpr, BN: tl.constexpr, DROP: tl.constexpr, R: tl.constexpr):  # fmt: skip
-    a = load_ranks(a_ptr, a_stride, a_column, row0, rank, columns, D, R)
-    if DROP:
-        keep = kept(load_keys(keys_ptr, start, end, BT), matrix, columns, limit)
-        return g + tl.where(keep, mma(s, a, tl.zeros((BT, BN), tl.float32)), 0.0)
+def _join(p, share, g, ds, columns, place: tl.constexpr, sizes, R: tl.constexpr):
+    """g [T, N] plus dS A of the matrix at `place`."""
+    a = load_ranks(p.a_ptr, p.a_stride, place * p.a_step, share.row0, share.rank, columns, sizes.D, R)
+    if sizes.DROP:
+        keep = kept(load_keys(p.keys_ptr, share.start, share.end, sizes.BT), p.matrix + place, columns, share.limit)
+        g += tl.where(keep, mma(ds, a, tl.zeros((sizes.BT, sizes.BN), tl.float32)), 0.0)
     else:
-        return mma(s, a, g)
+        g = mma(ds, a, g)
+    return g
 
 
 @triton.jit
-def _backward(
-    dh_ptr, ds_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, keys_ptr, a_stride, a_column0, a_step, matrix, start,
-    end, row0, rank, scale, limit, low, high, MATS: tl.constexpr, HAS_DR: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
-    BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, DROP: tl.constexpr, RMAX: tl.constexpr, R: tl.constexpr,
-):  # fmt: skip
+def _shrunk(ptr, share, place: tl.constexpr, sizes, R: tl.constexpr):
+    """The tile [T, R] of S or dS of the matrix at `place`."""
+    stride: tl.constexpr = sizes.MATS * sizes.RMAX
+    return load_shrunk(ptr, stride, place * sizes.RMAX, share.start, share.end, share.rank, sizes.BT, R)
+
+
+@triton.jit
+def _backward(p, share, sizes, R: tl.constexpr):
+    start, end = share.start, share.end
+    D: tl.constexpr = sizes.D
+    BT: tl.constexpr = sizes.BT
     tokens = start + tl.arange(0, BT)
-    rstd = tl.load(rstd_ptr + tokens, mask=tokens < end, other=0.0)
+    rstd = tl.load(p.rstd_ptr + tokens, mask=tokens < end, other=0.0)
     dot = tl.zeros((BT,), tl.float32)
-    for c in tl.range(0, D, WIDE, num_stages=STAGES):
-        columns = c + tl.arange(0, WIDE)
-        dh = load_tokens(dh_ptr, start, end, D, columns, D, BT).to(tl.float32)
-        x = load_tokens(x_ptr, start, end, D, columns, D, BT).to(tl.float32)
-        w = tl.load(w_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
+    for c in tl.range(0, D, sizes.WIDE, num_stages=sizes.STAGES):
+        columns = c + tl.arange(0, sizes.WIDE)
+        dh = load_tokens(p.dh_ptr, start, end, D, columns, D, BT).to(tl.float32)
+        x = load_tokens(p.x_ptr, start, end, D, columns, D, BT).to(tl.float32)
+        w = tl.load(p.w_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
         dot += tl.sum(dh * w[None, :] * x, 1)
     if R > 0:
         # The adapters' part of the dot product, (dS A) . (w x), is dS . S / (scale rstd): S is already stored, so A is read
         # once.
         known = tl.zeros((BT,), tl.float32)
-        for mat in tl.static_range(MATS):
-            ds = load_shrunk(ds_ptr, MATS * RMAX, mat * RMAX, start, end, rank, BT, R).to(tl.float32)
-            known += tl.sum(ds * load_shrunk(s_ptr, MATS * RMAX, mat * RMAX, start, end, rank, BT, R).to(tl.float32), 1)
-        dot += known / tl.where(tokens < end, rstd * tl.where(scale != 0.0, scale, 1.0), 1.0)
-        ds0 = load_shrunk(ds_ptr, MATS * RMAX, 0, start, end, rank, BT, R)
-        if MATS > 1:
-            ds1 = load_shrunk(ds_ptr, MATS * RMAX, RMAX, start, end, rank, BT, R)
-        if MATS > 2:
-            ds2 = load_shrunk(ds_ptr, MATS * RMAX, 2 * RMAX, start, end, rank, BT, R)
+        for mat in tl.static_range(sizes.MATS):
+            ds = _shrunk(p.ds_ptr, share, mat, sizes, R).to(tl.float32)
+            known += tl.sum(ds * _shrunk(p.s_ptr, share, mat, sizes, R).to(tl.float32), 1)
+        dot += known / tl.where(tokens < end, rstd * tl.where(p.scale != 0.0, p.scale, 1.0), 1.0)
+        ds0 = _shrunk(p.ds_ptr, share, 0, sizes, R)
+        if sizes.MATS > 1:
+            ds1 = _shrunk(p.ds_ptr, share, 1, sizes, R)
+        if sizes.MATS > 2:
+            ds2 = _shrunk(p.ds_ptr, share, 2, sizes, R)
     back = dot * rstd * rstd * rstd / D
-    for c in tl.range(low, high, BN, num_stages=STAGES):
-        columns = c + tl.arange(0, BN)
-        g = load_tokens(dh_ptr, start, end, D, columns, D, BT).to(tl.float32)
+    for c in tl.range(p.low, p.high, sizes.BN, num_stages=sizes.STAGES):
+        columns = c + tl.arange(0, sizes.BN)
+        g = load_tokens(p.dh_ptr, start, end, D, columns, D, BT).to(tl.float32)
         if R > 0:
-            g = _join(g, ds0, keys_ptr, a_ptr, a_stride, a_column0, matrix, columns, start, end, row0, rank, limit,
-                      D, BT, BN, DROP, R)  # fmt: skip
-            if MATS > 1:
-                g = _join(g, ds1, keys_ptr, a_ptr, a_stride, a_column0 + a_step, matrix + 1, columns, start, end, row0, rank,
-                          limit, D, BT, BN, DROP, R)  # fmt: skip
-            if MATS > 2:
-                g = _join(g, ds2, keys_ptr, a_ptr, a_stride, a_column0 + 2 * a_step, matrix + 2, columns, start, end, row0,
-                          rank, limit, D, BT, BN, DROP, R)  # fmt: skip
-        x = load_tokens(x_ptr, start, end, D, columns, D, BT).to(tl.float32)
-        w = tl.load(w_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
+            g = _join(p, share, g, ds0, columns, 0, sizes, R)
+            if sizes.MATS > 1:
+                g = _join(p, share, g, ds1, columns, 1, sizes, R)
+            if sizes.MATS > 2:
+                g = _join(p, share, g, ds2, columns, 2, sizes, R)
+        x = load_tokens(p.x_ptr, start, end, D, columns, D, BT).to(tl.float32)
+        w = tl.load(p.w_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
         dx = g * w[None, :] * rstd[:, None] - x * back[:, None]
-        if HAS_DR:
-            dx += load_tokens(dr_ptr, start, end, D, columns, D, BT).to(tl.float32)
-        store_tokens(dx_ptr, start, end, D, columns, D, dx, BT)
+        if sizes.HAS_DR:
+            dx += load_tokens(p.dr_ptr, start, end, D, columns, D, BT).to(tl.float32)
+        store_tokens(p.dx_ptr, start, end, D, columns, D, dx, BT)
 
 
 @Kernel
@@ -148,35 +195,16 @@ def _norm_backward(
     a_column0, a_step, matrix, SHARE: tl.constexpr, MATS: tl.constexpr, HAS_DR: tl.constexpr, D: tl.constexpr,
     WIDE: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, DROP: tl.constexpr, RMAX: tl.constexpr,
 ):  # fmt: skip
-    block = tl.program_id(2)
-    span, start, end, row0, rank, limit = block_at(blocks_ptr, spans_ptr, block)
-    start += tl.program_id(1) * BT
+    span, share = share_of_block(blocks_ptr, spans_ptr, tl.program_id(2), tl.program_id(1) * BT)
     scale = tl.load(scales_ptr + span)
-    if start >= end:
+    if share.start >= share.end:
         return
     low = tl.program_id(0) * SHARE
-    high = tl.minimum(low + SHARE, D)
-    if RMAX == 0:
-        _backward(dh_ptr, ds_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, keys_ptr, a_stride, a_column0,
-                  a_step, matrix, start, end, row0, rank, scale, limit, low, high, MATS, HAS_DR, D, WIDE, BT, BN, STAGES,
-                  DROP, RMAX, 0)  # fmt: skip
-    else:
-        if rank == 0:
-            _backward(dh_ptr, ds_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, keys_ptr, a_stride, a_column0,
-                      a_step, matrix, start, end, row0, rank, scale, limit, low, high, MATS, HAS_DR, D, WIDE, BT, BN, STAGES,
-                      DROP, RMAX, 0)  # fmt: skip
-        elif rank <= 16:
-            _backward(dh_ptr, ds_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, keys_ptr, a_stride, a_column0,
-                      a_step, matrix, start, end, row0, rank, scale, limit, low, high, MATS, HAS_DR, D, WIDE, BT, BN, STAGES,
-                      DROP, RMAX, 16)  # fmt: skip
-        elif (rank <= 32) | (RMAX <= 32):
-            _backward(dh_ptr, ds_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, keys_ptr, a_stride, a_column0,
-                      a_step, matrix, start, end, row0, rank, scale, limit, low, high, MATS, HAS_DR, D, WIDE, BT, BN, STAGES,
-                      DROP, RMAX, 32)  # fmt: skip
-        else:
-            _backward(dh_ptr, ds_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, keys_ptr, a_stride, a_column0,
-                      a_step, matrix, start, end, row0, rank, scale, limit, low, high, MATS, HAS_DR, D, WIDE, BT, BN, STAGES,
-                      DROP, RMAX, RMAX)  # fmt: skip
+    operands = _Back(
+        dh_ptr, ds_ptr, s_ptr, a_ptr + a_column0, a_stride, a_step, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, keys_ptr, matrix,
+        scale, low, tl.minimum(low + SHARE, D),
+    )  # fmt: skip
+    by_rank(_backward, operands, share, _BackSizes(MATS, HAS_DR, D, WIDE, BT, BN, STAGES, DROP, RMAX), RMAX, True)
 
 
 def residual_norm(

@@ -7,6 +7,7 @@ and grad: one layer's compute copy and fp32 gradient [rows, W].
 """
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -17,12 +18,13 @@ from grouped_lora.dropout_mask import kept, load_keys
 from grouped_lora.launch_configs import config
 from grouped_lora.products.shrink import sum_pieces
 from grouped_lora.tiles import (
-    block_at,
+    by_rank,
     load_ranks,
     load_shrunk,
     load_tokens,
     mma,
-    span_at,
+    share_of_block,
+    share_of_span,
     store_ranks,
     store_shrunk,
     store_tokens,
@@ -50,33 +52,59 @@ def _sigmoid(x):
     return root * root
 
 
+class _Swiglu(NamedTuple):
+    """gate and up side by side, their S and B, down's A, act, and down's part of S; the features first .. last of them."""
+
+    gu_ptr: Any
+    s_ptr: Any
+    g_ptr: Any
+    u_ptr: Any
+    a_ptr: Any
+    w_stride: Any
+    act_ptr: Any
+    piece_ptr: Any
+    keys_ptr: Any
+    matrix: Any
+    first: Any
+    last: Any
+    F: Any
+    scale: Any
+
+
+class _Sizes(NamedTuple):
+    BT: Any
+    BN: Any
+    STAGES: Any
+    RMAX: Any
+    DROP: Any
+
+
 @triton.jit
-def _forward(
-    gu_ptr, s_ptr, w_ptr, act_ptr, piece_ptr, keys_ptr, w_stride, g_column, u_column, a_column, matrix, first, last, F,
-    start, end, row0, rank, scale, limit, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr,
-    DROP: tl.constexpr, R: tl.constexpr,
-):  # fmt: skip
+def _forward(p, share, sizes, R: tl.constexpr):
+    BT: tl.constexpr = sizes.BT
+    start, end, row0, rank, F = share.start, share.end, share.row0, share.rank, p.F
     if R > 0:
-        s_gate = load_shrunk(s_ptr, 2 * RMAX, 0, start, end, rank, BT, R)
-        s_up = load_shrunk(s_ptr, 2 * RMAX, RMAX, start, end, rank, BT, R)
+        s_gate = load_shrunk(p.s_ptr, 2 * sizes.RMAX, 0, start, end, rank, BT, R)
+        s_up = load_shrunk(p.s_ptr, 2 * sizes.RMAX, sizes.RMAX, start, end, rank, BT, R)
         acc = tl.zeros((BT, R), tl.float32)
-        if DROP:
-            keys = load_keys(keys_ptr, start, end, BT)
-    for c in tl.range(first, last, BN, num_stages=STAGES):  # stages given here: otherwise Triton pipelines no productless loads
-        columns = c + tl.arange(0, BN)
-        gate = load_tokens(gu_ptr, start, end, 2 * F, columns, F, BT).to(tl.float32)
-        up = load_tokens(gu_ptr + F, start, end, 2 * F, columns, F, BT).to(tl.float32)
+        if sizes.DROP:
+            keys = load_keys(p.keys_ptr, start, end, BT)
+    # Stages given here: otherwise Triton pipelines no productless loads.
+    for c in tl.range(p.first, p.last, sizes.BN, num_stages=sizes.STAGES):
+        columns = c + tl.arange(0, sizes.BN)
+        gate = load_tokens(p.gu_ptr, start, end, 2 * F, columns, F, BT).to(tl.float32)
+        up = load_tokens(p.gu_ptr + F, start, end, 2 * F, columns, F, BT).to(tl.float32)
         if R > 0:
-            gate = mma(s_gate, load_ranks(w_ptr, w_stride, g_column, row0, rank, columns, F, R), gate)
-            up = mma(s_up, load_ranks(w_ptr, w_stride, u_column, row0, rank, columns, F, R), up)
-        act = (gate * _sigmoid(gate) * up).to(act_ptr.dtype.element_ty)
-        store_tokens(act_ptr, start, end, F, columns, F, act, BT)
+            gate = mma(s_gate, load_ranks(p.g_ptr, p.w_stride, 0, row0, rank, columns, F, R), gate)
+            up = mma(s_up, load_ranks(p.u_ptr, p.w_stride, 0, row0, rank, columns, F, R), up)
+        act = (gate * _sigmoid(gate) * up).to(p.act_ptr.dtype.element_ty)
+        store_tokens(p.act_ptr, start, end, F, columns, F, act, BT)
         if R > 0:
-            if DROP:
-                act = tl.where(kept(keys, matrix, columns, limit), act, 0.0)
-            acc = mma(act, tl.trans(load_ranks(w_ptr, w_stride, a_column, row0, rank, columns, F, R)), acc)
+            if sizes.DROP:
+                act = tl.where(kept(keys, p.matrix, columns, share.limit), act, 0.0)
+            acc = mma(act, tl.trans(load_ranks(p.a_ptr, p.w_stride, 0, row0, rank, columns, F, R)), acc)
     if R > 0:
-        store_shrunk(piece_ptr, start, end, RMAX, rank, acc * scale, BT, R)
+        store_shrunk(p.piece_ptr, start, end, sizes.RMAX, rank, acc * p.scale, BT, R)
 
 
 @Kernel
@@ -87,30 +115,16 @@ def _swiglu(
     DROP: tl.constexpr,
 ):  # fmt: skip
     piece = tl.program_id(0)
-    block = tl.program_id(1)
-    span, start, end, row0, rank, limit = block_at(blocks_ptr, spans_ptr, block)
+    span, share = share_of_block(blocks_ptr, spans_ptr, tl.program_id(1))
     scale = tl.load(scales_ptr + span)
-    if start >= end:
+    if share.start >= share.end:
         return
     first = piece * CHUNK
-    last = tl.minimum(F, first + CHUNK)
-    piece_ptr = pieces_ptr + piece.to(tl.int64) * T * RMAX
-    if RMAX == 0:
-        _forward(gu_ptr, s_ptr, w_ptr, act_ptr, piece_ptr, keys_ptr, w_stride, g_column, u_column, a_column,
-                 matrix, first, last, F, start, end, row0, rank, scale, limit, BT, BN, STAGES, RMAX, DROP, 0)  # fmt: skip
-    else:
-        if rank == 0:
-            _forward(gu_ptr, s_ptr, w_ptr, act_ptr, piece_ptr, keys_ptr, w_stride, g_column, u_column, a_column, matrix, first,
-                     last, F, start, end, row0, rank, scale, limit, BT, BN, STAGES, RMAX, DROP, 0)  # fmt: skip
-        elif rank <= 16:
-            _forward(gu_ptr, s_ptr, w_ptr, act_ptr, piece_ptr, keys_ptr, w_stride, g_column, u_column, a_column, matrix, first,
-                     last, F, start, end, row0, rank, scale, limit, BT, BN, STAGES, RMAX, DROP, 16)  # fmt: skip
-        elif (rank <= 32) | (RMAX <= 32):
-            _forward(gu_ptr, s_ptr, w_ptr, act_ptr, piece_ptr, keys_ptr, w_stride, g_column, u_column, a_column, matrix, first,
-                     last, F, start, end, row0, rank, scale, limit, BT, BN, STAGES, RMAX, DROP, 32)  # fmt: skip
-        else:
-            _forward(gu_ptr, s_ptr, w_ptr, act_ptr, piece_ptr, keys_ptr, w_stride, g_column, u_column, a_column, matrix, first,
-                     last, F, start, end, row0, rank, scale, limit, BT, BN, STAGES, RMAX, DROP, RMAX)  # fmt: skip
+    operands = _Swiglu(
+        gu_ptr, s_ptr, w_ptr + g_column, w_ptr + u_column, w_ptr + a_column, w_stride, act_ptr,
+        pieces_ptr + piece.to(tl.int64) * T * RMAX, keys_ptr, matrix, first, tl.minimum(F, first + CHUNK), F, scale,
+    )  # fmt: skip
+    by_rank(_forward, operands, share, _Sizes(BT, BN, STAGES, RMAX, DROP), RMAX, True)
 
 
 @triton.jit
@@ -121,15 +135,37 @@ def _slopes(gate, up, dact):
     return silu * up, dact * up * (sigmoid + silu * (1.0 - sigmoid)), dact * silu
 
 
+class _SwigluBack(NamedTuple):
+    """gate and up side by side, which their gradients replace, act's gradient, S of gate and up, down's dS, the adapters'
+    columns and those of their gradients; this program's columns of F."""
+
+    gu_ptr: Any
+    dact_ptr: Any
+    s_ptr: Any
+    ds_ptr: Any
+    w_ptr: Any
+    w_stride: Any
+    g_ptr: Any
+    g_stride: Any
+    g_column: Any
+    u_column: Any
+    a_column: Any
+    keys_ptr: Any
+    matrix: Any
+    columns: Any
+    F: Any
+
+
 @triton.jit
-def _backward_alone(gu_ptr, dact_ptr, columns, F, start, end, BT: tl.constexpr, STAGES: tl.constexpr):
-    for t in tl.range(start, end, BT, num_stages=STAGES):
-        gate = load_tokens(gu_ptr, t, end, 2 * F, columns, F, BT).to(tl.float32)
-        up = load_tokens(gu_ptr + F, t, end, 2 * F, columns, F, BT).to(tl.float32)
-        dact = load_tokens(dact_ptr, t, end, F, columns, F, BT).to(tl.float32)
+def _backward_alone(p, share, sizes):
+    F, end, columns = p.F, share.end, p.columns
+    for t in tl.range(share.start, end, sizes.BT, num_stages=sizes.STAGES):
+        gate = load_tokens(p.gu_ptr, t, end, 2 * F, columns, F, sizes.BT).to(tl.float32)
+        up = load_tokens(p.gu_ptr + F, t, end, 2 * F, columns, F, sizes.BT).to(tl.float32)
+        dact = load_tokens(p.dact_ptr, t, end, F, columns, F, sizes.BT).to(tl.float32)
         _, dgate, dup = _slopes(gate, up, dact)
-        store_tokens(gu_ptr, t, end, 2 * F, columns, F, dgate, BT)
-        store_tokens(gu_ptr + F, t, end, 2 * F, columns, F, dup, BT)
+        store_tokens(p.gu_ptr, t, end, 2 * F, columns, F, dgate, sizes.BT)
+        store_tokens(p.gu_ptr + F, t, end, 2 * F, columns, F, dup, sizes.BT)
 
 
 @triton.jit
@@ -141,47 +177,55 @@ def _turned(eye, ptr, start, stop, stride, columns, limit, BT: tl.constexpr, BN:
 
 
 @triton.jit
-def _backward(
-    gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, g_ptr, keys_ptr, w_stride, g_stride, g_column, u_column, a_column, matrix, columns,
-    F, start, end, row0, rank, accumulate, limit, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr,
-    DROP: tl.constexpr, R: tl.constexpr,
-):  # fmt: skip
+def _backward_adapted(p, share, sizes, R: tl.constexpr):
     # Tiles are [N, T], columns along the matrix unit's long side: so even a rank of 16 fills it, and the first products'
     # results in registers are the left operand of the second ones unchanged.
-    b_gate = tl.trans(load_ranks(w_ptr, w_stride, g_column, row0, rank, columns, F, R))
-    b_up = tl.trans(load_ranks(w_ptr, w_stride, u_column, row0, rank, columns, F, R))
-    a_down = tl.trans(load_ranks(w_ptr, w_stride, a_column, row0, rank, columns, F, R))
+    BT: tl.constexpr = sizes.BT
+    BN: tl.constexpr = sizes.BN
+    F, end, row0, rank, columns = p.F, share.end, share.row0, share.rank, p.columns
+    dtype: tl.constexpr = p.gu_ptr.dtype.element_ty
+    b_gate = tl.trans(load_ranks(p.w_ptr, p.w_stride, p.g_column, row0, rank, columns, F, R))
+    b_up = tl.trans(load_ranks(p.w_ptr, p.w_stride, p.u_column, row0, rank, columns, F, R))
+    a_down = tl.trans(load_ranks(p.w_ptr, p.w_stride, p.a_column, row0, rank, columns, F, R))
     db_gate = tl.zeros((BN, R), tl.float32)
     db_up = tl.zeros((BN, R), tl.float32)
     da_down = tl.zeros((BN, R), tl.float32)
     place = tl.arange(0, BN)
-    eye = (place[:, None] == place[None, :]).to(gu_ptr.dtype.element_ty)
-    for t in tl.range(start, end, BT, num_stages=STAGES):
-        s_gate = load_shrunk(s_ptr, 2 * RMAX, 0, t, end, rank, BT, R)
-        s_up = load_shrunk(s_ptr, 2 * RMAX, RMAX, t, end, rank, BT, R)
-        ds = load_shrunk(ds_ptr, RMAX, 0, t, end, rank, BT, R)
-        gate = mma(b_gate, tl.trans(s_gate), _turned(eye, gu_ptr, t, end, 2 * F, columns, F, BT, BN))
-        up = mma(b_up, tl.trans(s_up), _turned(eye, gu_ptr + F, t, end, 2 * F, columns, F, BT, BN))
-        dact = _turned(eye, dact_ptr, t, end, F, columns, F, BT, BN)
-        if DROP:
-            keep = tl.trans(kept(load_keys(keys_ptr, t, end, BT), matrix, columns, limit))
+    eye = (place[:, None] == place[None, :]).to(dtype)
+    for t in tl.range(share.start, end, BT, num_stages=sizes.STAGES):
+        s_gate = load_shrunk(p.s_ptr, 2 * sizes.RMAX, 0, t, end, rank, BT, R)
+        s_up = load_shrunk(p.s_ptr, 2 * sizes.RMAX, sizes.RMAX, t, end, rank, BT, R)
+        ds = load_shrunk(p.ds_ptr, sizes.RMAX, 0, t, end, rank, BT, R)
+        gate = mma(b_gate, tl.trans(s_gate), _turned(eye, p.gu_ptr, t, end, 2 * F, columns, F, BT, BN))
+        up = mma(b_up, tl.trans(s_up), _turned(eye, p.gu_ptr + F, t, end, 2 * F, columns, F, BT, BN))
+        dact = _turned(eye, p.dact_ptr, t, end, F, columns, F, BT, BN)
+        if sizes.DROP:
+            keep = tl.trans(kept(load_keys(p.keys_ptr, t, end, BT), p.matrix, columns, share.limit))
             dact += tl.where(keep, mma(a_down, tl.trans(ds), tl.zeros((BN, BT), tl.float32)), 0.0)
         else:
             dact = mma(a_down, tl.trans(ds), dact)
         act, dgate, dup = _slopes(gate, up, dact)
-        act = act.to(gu_ptr.dtype.element_ty)
-        dgate = dgate.to(gu_ptr.dtype.element_ty)
-        dup = dup.to(gu_ptr.dtype.element_ty)
-        store_tokens(gu_ptr, t, end, 2 * F, columns, F, tl.trans(dgate), BT)
-        store_tokens(gu_ptr + F, t, end, 2 * F, columns, F, tl.trans(dup), BT)
-        if DROP:
+        act = act.to(dtype)
+        dgate = dgate.to(dtype)
+        dup = dup.to(dtype)
+        store_tokens(p.gu_ptr, t, end, 2 * F, columns, F, tl.trans(dgate), BT)
+        store_tokens(p.gu_ptr + F, t, end, 2 * F, columns, F, tl.trans(dup), BT)
+        if sizes.DROP:
             act = tl.where(keep, act, 0.0)
         db_gate = mma(dgate, s_gate, db_gate)
         db_up = mma(dup, s_up, db_up)
         da_down = mma(act, ds, da_down)
-    store_ranks(g_ptr, g_stride, g_column, row0, rank, columns, F, tl.trans(db_gate), accumulate, R)
-    store_ranks(g_ptr, g_stride, u_column, row0, rank, columns, F, tl.trans(db_up), accumulate, R)
-    store_ranks(g_ptr, g_stride, a_column, row0, rank, columns, F, tl.trans(da_down), accumulate, R)
+    store_ranks(p.g_ptr, p.g_stride, p.g_column, row0, rank, columns, F, tl.trans(db_gate), share.adds, R)
+    store_ranks(p.g_ptr, p.g_stride, p.u_column, row0, rank, columns, F, tl.trans(db_up), share.adds, R)
+    store_ranks(p.g_ptr, p.g_stride, p.a_column, row0, rank, columns, F, tl.trans(da_down), share.adds, R)
+
+
+@triton.jit
+def _backward(p, share, sizes, R: tl.constexpr):
+    if R == 0:
+        _backward_alone(p, share, sizes)
+    else:
+        _backward_adapted(p, share, sizes, R)
 
 
 @Kernel
@@ -190,28 +234,15 @@ def _swiglu_backward(
     gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, g_ptr, keys_ptr, spans_ptr, w_stride, g_stride, g_column, u_column, a_column,
     matrix, F, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
-    span = tl.program_id(1)
-    start, end, row0, rank, accumulate, limit = span_at(spans_ptr, span)
-    if start >= end:
+    share = share_of_span(spans_ptr, tl.program_id(1))
+    if share.start >= share.end:
         return
     columns = tl.program_id(0) * BN + tl.arange(0, BN)
-    if RMAX == 0:
-        _backward_alone(gu_ptr, dact_ptr, columns, F, start, end, BT, STAGES)
-    else:
-        if rank == 0:
-            _backward_alone(gu_ptr, dact_ptr, columns, F, start, end, BT, STAGES)
-        elif rank <= 16:
-            _backward(gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, g_ptr, keys_ptr, w_stride, g_stride, g_column,
-                      u_column, a_column, matrix, columns, F, start, end, row0, rank, accumulate, limit, BT, BN,
-                      STAGES, RMAX, DROP, 16)  # fmt: skip
-        elif (rank <= 32) | (RMAX <= 32):
-            _backward(gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, g_ptr, keys_ptr, w_stride, g_stride, g_column,
-                      u_column, a_column, matrix, columns, F, start, end, row0, rank, accumulate, limit, BT, BN,
-                      STAGES, RMAX, DROP, 32)  # fmt: skip
-        else:
-            _backward(gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, g_ptr, keys_ptr, w_stride, g_stride, g_column, u_column, a_column,
-                      matrix, columns, F, start, end, row0, rank, accumulate, limit, BT, BN, STAGES, RMAX, DROP,
-                      RMAX)  # fmt: skip
+    operands = _SwigluBack(
+        gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, w_stride, g_ptr, g_stride, g_column, u_column, a_column, keys_ptr, matrix,
+        columns, F,
+    )  # fmt: skip
+    by_rank(_backward, operands, share, _Sizes(BT, BN, STAGES, RMAX, DROP), RMAX, True)
 
 
 def swiglu(

@@ -5,6 +5,8 @@ columns of dY). Knows no meaning of ranks. Legend: X[T, K] activations; W rows o
 RMAX] for M matrices, in X's dtype, the scale folded in. Ranks beyond an adapter's own (rounded up to 8) stay unwritten.
 """
 
+from typing import Any, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -12,7 +14,7 @@ import triton.language as tl
 from grouped_lora.cached_launch import Kernel
 from grouped_lora.dropout_mask import kept, load_keys
 from grouped_lora.launch_configs import config
-from grouped_lora.tiles import block_at, load_ranks, load_shrunk, load_tokens, mma, store_shrunk
+from grouped_lora.tiles import by_rank, load_ranks, load_shrunk, load_tokens, mma, share_of_block, store_shrunk
 from grouped_lora.work_table import BLOCK_T, WorkTable
 
 # Longer sums are split into pieces of this many features, so that a step of few tokens still fills the chip; the split depends
@@ -20,42 +22,60 @@ from grouped_lora.work_table import BLOCK_T, WorkTable
 SPLIT_K = 2048
 
 
+class _Product(NamedTuple):
+    """x's tokens and one to three matrices' A or B, `w_step` and `s_step` columns apart; features first .. end of them."""
+
+    x_ptr: Any
+    x_stride: Any
+    w_ptr: Any
+    w_stride: Any
+    w_step: Any
+    s_ptr: Any
+    s_stride: Any
+    s_step: Any
+    keys_ptr: Any
+    matrix: Any
+    first: Any
+    end: Any
+    scale: Any
+
+
+class _Sizes(NamedTuple):
+    MATS: Any
+    BK: Any
+    BT: Any
+    DROP: Any
+
+
 @triton.jit
-def _product(
-    x_ptr, w_ptr, out_ptr, x_stride, w_stride, out_stride, x_column, w_column0, w_step, out_column0, out_step,
-    k_start, k_end, start, end, row0, rank, scale, keys_ptr, limit, matrix, MATS: tl.constexpr, BK: tl.constexpr,
-    BT: tl.constexpr, DROP: tl.constexpr, R: tl.constexpr,
-):  # fmt: skip
+def _seen(x, keys, matrix, features, limit, DROP: tl.constexpr):
     if DROP:
-        keys = load_keys(keys_ptr, start, end, BT)
-    acc0 = tl.zeros((BT, R), tl.float32)
-    acc1 = tl.zeros((BT, R), tl.float32)
-    acc2 = tl.zeros((BT, R), tl.float32)
-    for k in range(k_start, k_end, BK):
-        features = k + tl.arange(0, BK)
-        x = load_tokens(x_ptr + x_column, start, end, x_stride, features, k_end, BT)
-        w = load_ranks(w_ptr, w_stride, w_column0, row0, rank, features, k_end, R)
-        if DROP:
-            acc0 = mma(tl.where(kept(keys, matrix, features, limit), x, 0.0), tl.trans(w), acc0)
-        else:
-            acc0 = mma(x, tl.trans(w), acc0)
-        if MATS > 1:
-            w = load_ranks(w_ptr, w_stride, w_column0 + w_step, row0, rank, features, k_end, R)
-            if DROP:
-                acc1 = mma(tl.where(kept(keys, matrix + 1, features, limit), x, 0.0), tl.trans(w), acc1)
-            else:
-                acc1 = mma(x, tl.trans(w), acc1)
-        if MATS > 2:
-            w = load_ranks(w_ptr, w_stride, w_column0 + 2 * w_step, row0, rank, features, k_end, R)
-            if DROP:
-                acc2 = mma(tl.where(kept(keys, matrix + 2, features, limit), x, 0.0), tl.trans(w), acc2)
-            else:
-                acc2 = mma(x, tl.trans(w), acc2)
-    store_shrunk(out_ptr + out_column0, start, end, out_stride, rank, acc0 * scale, BT, R)
-    if MATS > 1:
-        store_shrunk(out_ptr + out_column0 + out_step, start, end, out_stride, rank, acc1 * scale, BT, R)
-    if MATS > 2:
-        store_shrunk(out_ptr + out_column0 + 2 * out_step, start, end, out_stride, rank, acc2 * scale, BT, R)
+        x = tl.where(kept(keys, matrix, features, limit), x, 0.0)
+    return x
+
+
+@triton.jit
+def _product(p, share, sizes, R: tl.constexpr):
+    keys = load_keys(p.keys_ptr, share.start, share.end, sizes.BT) if sizes.DROP else 0
+    acc0 = tl.zeros((sizes.BT, R), tl.float32)
+    acc1 = tl.zeros((sizes.BT, R), tl.float32)
+    acc2 = tl.zeros((sizes.BT, R), tl.float32)
+    for k in range(p.first, p.end, sizes.BK):
+        features = k + tl.arange(0, sizes.BK)
+        x = load_tokens(p.x_ptr, share.start, share.end, p.x_stride, features, p.end, sizes.BT)
+        w = load_ranks(p.w_ptr, p.w_stride, 0, share.row0, share.rank, features, p.end, R)
+        acc0 = mma(_seen(x, keys, p.matrix, features, share.limit, sizes.DROP), tl.trans(w), acc0)
+        if sizes.MATS > 1:
+            w = load_ranks(p.w_ptr, p.w_stride, p.w_step, share.row0, share.rank, features, p.end, R)
+            acc1 = mma(_seen(x, keys, p.matrix + 1, features, share.limit, sizes.DROP), tl.trans(w), acc1)
+        if sizes.MATS > 2:
+            w = load_ranks(p.w_ptr, p.w_stride, 2 * p.w_step, share.row0, share.rank, features, p.end, R)
+            acc2 = mma(_seen(x, keys, p.matrix + 2, features, share.limit, sizes.DROP), tl.trans(w), acc2)
+    store_shrunk(p.s_ptr, share.start, share.end, p.s_stride, share.rank, acc0 * p.scale, sizes.BT, R)
+    if sizes.MATS > 1:
+        store_shrunk(p.s_ptr + p.s_step, share.start, share.end, p.s_stride, share.rank, acc1 * p.scale, sizes.BT, R)
+    if sizes.MATS > 2:
+        store_shrunk(p.s_ptr + 2 * p.s_step, share.start, share.end, p.s_stride, share.rank, acc2 * p.scale, sizes.BT, R)
 
 
 @Kernel
@@ -65,43 +85,33 @@ def _shrink(
     x_column0, x_column1, x_column2, w_column0, w_column1, w_column2, k0, k1, k2, matrix,
     SHARED: tl.constexpr, SPLIT: tl.constexpr, BK: tl.constexpr, BT: tl.constexpr, DROP: tl.constexpr, RMAX: tl.constexpr,
 ):  # fmt: skip
-    block = tl.program_id(0)
     mat = tl.program_id(1)  # with SHARED > 1 one program serves all matrices, and mat is 0
     piece = tl.program_id(2)
-    span, start, end, row0, rank, limit = block_at(blocks_ptr, spans_ptr, block)
+    span, share = share_of_block(blocks_ptr, spans_ptr, tl.program_id(0))
     scale = tl.load(scales_ptr + span)
-    if (start >= end) | (rank == 0):
+    if (share.start >= share.end) | (share.rank == 0):
         return
     x_column = tl.where(mat == 0, x_column0, tl.where(mat == 1, x_column1, x_column2))
     w_column = tl.where(mat == 0, w_column0, tl.where(mat == 1, w_column1, w_column2))
     k = tl.where(mat == 0, k0, tl.where(mat == 1, k1, k2))
-    k_start = piece * SPLIT
-    k_end = tl.minimum(k, k_start + SPLIT)
+    first = piece * SPLIT
     # A piece past a narrower matrix's end runs no iteration and writes zeros, since the sum reads every piece.
-    out_ptr += piece.to(tl.int64) * split_stride
-    w_step = w_column1 - w_column0
-    if rank <= 16:
-        _product(x_ptr, w_ptr, out_ptr, x_stride, w_stride, out_stride, x_column, w_column, w_step, mat * RMAX, RMAX, k_start,
-                 k_end, start, end, row0, rank, scale, keys_ptr, limit, matrix + mat, SHARED, BK, BT, DROP, 16)  # fmt: skip
-    elif (rank <= 32) | (RMAX <= 32):
-        _product(x_ptr, w_ptr, out_ptr, x_stride, w_stride, out_stride, x_column, w_column, w_step, mat * RMAX, RMAX, k_start,
-                 k_end, start, end, row0, rank, scale, keys_ptr, limit, matrix + mat, SHARED, BK, BT, DROP, 32)  # fmt: skip
-    elif (rank <= 64) | (RMAX <= 64):
-        _product(x_ptr, w_ptr, out_ptr, x_stride, w_stride, out_stride, x_column, w_column, w_step, mat * RMAX, RMAX, k_start,
-                 k_end, start, end, row0, rank, scale, keys_ptr, limit, matrix + mat, SHARED, BK, BT, DROP, 64)  # fmt: skip
-    else:
-        _product(x_ptr, w_ptr, out_ptr, x_stride, w_stride, out_stride, x_column, w_column, w_step, mat * RMAX, RMAX, k_start,
-                 k_end, start, end, row0, rank, scale, keys_ptr, limit, matrix + mat, SHARED, BK, BT, DROP, RMAX)  # fmt: skip
+    end = tl.minimum(k, first + SPLIT)
+    s_ptr = out_ptr + piece.to(tl.int64) * split_stride + mat * RMAX
+    operands = _Product(
+        x_ptr + x_column, x_stride, w_ptr + w_column, w_stride, w_column1 - w_column0, s_ptr, out_stride, RMAX, keys_ptr,
+        matrix + mat, first, end, scale,
+    )  # fmt: skip
+    by_rank(_product, operands, share, _Sizes(SHARED, BK, BT, DROP), RMAX, False)
 
 
 @Kernel
 @triton.jit
 def _sum_pieces(pieces_ptr, out_ptr, spans_ptr, blocks_ptr, split_stride, PIECES: tl.constexpr, MATS: tl.constexpr,
                 BT: tl.constexpr, RMAX: tl.constexpr):  # fmt: skip
-    block = tl.program_id(0)
     mat = tl.program_id(1)
-    _, start, end, _, rank, _ = block_at(blocks_ptr, spans_ptr, block)
-    start += tl.program_id(2) * BT
+    _, share = share_of_block(blocks_ptr, spans_ptr, tl.program_id(0), tl.program_id(2) * BT)
+    start, end, rank = share.start, share.end, share.rank
     if (start >= end) | (rank == 0):
         return
     total = tl.zeros((BT, RMAX), tl.float32)

@@ -5,6 +5,8 @@ token. So the summation order is fixed: two runs give the same bits, alone or pa
 Y[T, columns] (X, or dY); grad[rows, W] fp32.
 """
 
+from typing import Any, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -12,48 +14,69 @@ import triton.language as tl
 from grouped_lora.cached_launch import Kernel
 from grouped_lora.dropout_mask import kept, load_keys
 from grouped_lora.launch_configs import config
-from grouped_lora.tiles import load_shrunk, load_tokens, mma, span_at, store_ranks
+from grouped_lora.tiles import by_rank, load_shrunk, load_tokens, mma, share_of_span, store_ranks
 from grouped_lora.work_table import WorkTable
 
 
-@triton.jit
-def _seen(y, keys, matrix, columns, limit):
-    return tl.where(kept(keys, matrix, columns, limit), y, 0.0)
+class _Walk(NamedTuple):
+    """One to three matrices' S, `s_step` columns apart, and gradient, `g_step` apart; y's and the gradient's columns."""
+
+    s_ptr: Any
+    s_stride: Any
+    s_step: Any
+    y_ptr: Any
+    y_stride: Any
+    g_ptr: Any
+    g_stride: Any
+    g_step: Any
+    columns: Any
+    width: Any
+    keys_ptr: Any
+    matrix: Any
+
+
+class _Sizes(NamedTuple):
+    MATS: Any
+    BT: Any
+    BN: Any
+    DROP: Any
 
 
 @triton.jit
-def _walk(
-    s_ptr, y_ptr, g_ptr, s_stride, y_stride, g_stride, s_column, s_step, y_column, g_column, g_step, columns, width,
-    start, end, row0, rank, accumulate, keys_ptr, limit, matrix, MATS: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr,
-    DROP: tl.constexpr, R: tl.constexpr,
-):  # fmt: skip
-    acc0 = tl.zeros((BN, R), tl.float32)
-    acc1 = tl.zeros((BN, R), tl.float32)
-    acc2 = tl.zeros((BN, R), tl.float32)
-    for t in range(start, end, BT):
-        # Columns lie along the matrix unit's long side, so that even a rank of 16 fills it.
-        y = load_tokens(y_ptr + y_column, t, end, y_stride, columns, width, BT)
-        if DROP:
-            keys = load_keys(keys_ptr, t, end, BT)
-        acc0 = mma(
-            tl.trans(_seen(y, keys, matrix, columns, limit) if DROP else y),
-            load_shrunk(s_ptr, s_stride, s_column, t, end, rank, BT, R), acc0,
-        )  # fmt: skip
-        if MATS > 1:
-            acc1 = mma(
-                tl.trans(_seen(y, keys, matrix + 1, columns, limit) if DROP else y),
-                load_shrunk(s_ptr, s_stride, s_column + s_step, t, end, rank, BT, R), acc1,
-            )  # fmt: skip
-        if MATS > 2:
-            acc2 = mma(
-                tl.trans(_seen(y, keys, matrix + 2, columns, limit) if DROP else y),
-                load_shrunk(s_ptr, s_stride, s_column + 2 * s_step, t, end, rank, BT, R), acc2,
-            )  # fmt: skip
-    store_ranks(g_ptr, g_stride, g_column, row0, rank, columns, width, tl.trans(acc0), accumulate, R)
-    if MATS > 1:
-        store_ranks(g_ptr, g_stride, g_column + g_step, row0, rank, columns, width, tl.trans(acc1), accumulate, R)
-    if MATS > 2:
-        store_ranks(g_ptr, g_stride, g_column + 2 * g_step, row0, rank, columns, width, tl.trans(acc2), accumulate, R)
+def _joined(p, share, t, y, keys, acc, place: tl.constexpr, sizes, R: tl.constexpr):
+    """acc [N, R] plus yᵀ s of the matrix at `place`."""
+    if sizes.DROP:
+        y = tl.where(kept(keys, p.matrix + place, p.columns, share.limit), y, 0.0)
+    # Columns lie along the matrix unit's long side, so that even a rank of 16 fills it.
+    s = load_shrunk(p.s_ptr, p.s_stride, place * p.s_step, t, share.end, share.rank, sizes.BT, R)
+    return mma(tl.trans(y), s, acc)
+
+
+@triton.jit
+def _written(p, share, acc, place: tl.constexpr, R: tl.constexpr):
+    store_ranks(
+        p.g_ptr, p.g_stride, place * p.g_step, share.row0, share.rank, p.columns, p.width, tl.trans(acc), share.adds, R
+    )  # fmt: skip
+
+
+@triton.jit
+def _walk(p, share, sizes, R: tl.constexpr):
+    acc0 = tl.zeros((sizes.BN, R), tl.float32)
+    acc1 = tl.zeros((sizes.BN, R), tl.float32)
+    acc2 = tl.zeros((sizes.BN, R), tl.float32)
+    for t in range(share.start, share.end, sizes.BT):
+        y = load_tokens(p.y_ptr, t, share.end, p.y_stride, p.columns, p.width, sizes.BT)
+        keys = load_keys(p.keys_ptr, t, share.end, sizes.BT) if sizes.DROP else 0
+        acc0 = _joined(p, share, t, y, keys, acc0, 0, sizes, R)
+        if sizes.MATS > 1:
+            acc1 = _joined(p, share, t, y, keys, acc1, 1, sizes, R)
+        if sizes.MATS > 2:
+            acc2 = _joined(p, share, t, y, keys, acc2, 2, sizes, R)
+    _written(p, share, acc0, 0, R)
+    if sizes.MATS > 1:
+        _written(p, share, acc1, 1, R)
+    if sizes.MATS > 2:
+        _written(p, share, acc2, 2, R)
 
 
 @Kernel
@@ -64,29 +87,19 @@ def _outer(
     SHARED: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, DROP: tl.constexpr, RMAX: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
-    span = tl.program_id(1)
-    start, end, row0, rank, accumulate, limit = span_at(spans_ptr, span)
-    if (start >= end) | (rank == 0):
+    share = share_of_span(spans_ptr, tl.program_id(1))
+    if (share.start >= share.end) | (share.rank == 0):
         return
     mat = tl.where(tile < tiles0, 0, tl.where(tile < tiles0 + tiles1, 1, 2))
     tile -= tl.where(mat == 0, 0, tl.where(mat == 1, tiles0, tiles0 + tiles1))
     y_column = tl.where(mat == 0, y_column0, tl.where(mat == 1, y_column1, y_column2))
     g_column = tl.where(mat == 0, g_column0, tl.where(mat == 1, g_column1, g_column2))
     width = tl.where(mat == 0, width0, tl.where(mat == 1, width1, width2))
-    columns = tile * BN + tl.arange(0, BN)
-    g_step = g_column1 - g_column0
-    if rank <= 16:
-        _walk(s_ptr, y_ptr, g_ptr, s_stride, y_stride, g_stride, mat * RMAX, RMAX, y_column, g_column, g_step, columns, width,
-              start, end, row0, rank, accumulate, keys_ptr, limit, matrix + mat, SHARED, BT, BN, DROP, 16)  # fmt: skip
-    elif (rank <= 32) | (RMAX <= 32):
-        _walk(s_ptr, y_ptr, g_ptr, s_stride, y_stride, g_stride, mat * RMAX, RMAX, y_column, g_column, g_step, columns, width,
-              start, end, row0, rank, accumulate, keys_ptr, limit, matrix + mat, SHARED, BT, BN, DROP, 32)  # fmt: skip
-    elif (rank <= 64) | (RMAX <= 64):
-        _walk(s_ptr, y_ptr, g_ptr, s_stride, y_stride, g_stride, mat * RMAX, RMAX, y_column, g_column, g_step, columns, width,
-              start, end, row0, rank, accumulate, keys_ptr, limit, matrix + mat, SHARED, BT, BN, DROP, 64)  # fmt: skip
-    else:
-        _walk(s_ptr, y_ptr, g_ptr, s_stride, y_stride, g_stride, mat * RMAX, RMAX, y_column, g_column, g_step, columns, width,
-              start, end, row0, rank, accumulate, keys_ptr, limit, matrix + mat, SHARED, BT, BN, DROP, RMAX)  # fmt: skip
+    operands = _Walk(
+        s_ptr + mat * RMAX, s_stride, RMAX, y_ptr + y_column, y_stride, g_ptr + g_column, g_stride, g_column1 - g_column0,
+        tile * BN + tl.arange(0, BN), width, keys_ptr, matrix + mat,
+    )  # fmt: skip
+    by_rank(_walk, operands, share, _Sizes(SHARED, BT, BN, DROP), RMAX, False)
 
 
 def outer(

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 from grouped_lora.base.frozen_product import Frozen, dense
-from grouped_lora.block.packed_attention import Incoming, attention, attention_backward
+from grouped_lora.block.packed_attention import attention
+from grouped_lora.block.packed_attention_backward import Incoming, attention_backward
 from grouped_lora.block.qkv_rotary import rotary, rotary_backward
 from grouped_lora.block.residual_norm import norm_backward, residual_norm
 from grouped_lora.block.sequence_table import SequenceTable
