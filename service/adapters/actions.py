@@ -7,8 +7,8 @@ from contract.states import TASK_TERMINAL, TaskStatus
 from service.adapters.models import Adapter
 from service.database.engine import clock
 from service.http.problems import Conflict, NotFound
+from service.tasks.lifecycle.change_notices import touch
 from service.tasks.models import Task
-from service.tasks.polling.task_watcher import touch
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import missing, scoped
 

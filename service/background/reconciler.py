@@ -30,9 +30,9 @@ from service.scheduler.models import Plan, PlanRequest, QueueStatus
 from service.scheduler.planner import replan
 from service.scheduler.state.plan_requests import request_plan
 from service.settings import Settings
+from service.tasks.lifecycle.change_notices import touch
 from service.tasks.lifecycle.rewind import rewind
 from service.tasks.models import Task
-from service.tasks.polling.task_watcher import touch
 from service.tasks.stored_specs import understood
 from service.tasks.submission.data_validation import validate_due
 from service.webhooks.courier import Courier

@@ -11,9 +11,9 @@ from service.fleet.models import Node, Placement
 from service.fleet.node_health.quarantine import Loss, note_loss
 from service.scheduler.explain.plan_history import note
 from service.scheduler.state.plan_requests import request_plan
+from service.tasks.lifecycle.change_notices import touch
 from service.tasks.lifecycle.rewind import rewind
 from service.tasks.models import Task
-from service.tasks.polling.task_watcher import touch
 
 FINISHED = "finished"  # end reason of a placement whose task ended there
 

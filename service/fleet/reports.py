@@ -25,9 +25,9 @@ from service.scheduler.state import learned_profiles
 from service.scheduler.state.plan_requests import request_plan
 from service.scheduler.state.usage_shares import kind_of
 from service.settings import Settings
+from service.tasks.lifecycle.change_notices import touch
 from service.tasks.lifecycle.report_reducer import EventRefused, Record
 from service.tasks.models import Task
-from service.tasks.polling.task_watcher import touch
 from service.tasks.stored_specs import spec_of
 from service.usage.usage_ledger import book
 

@@ -1,37 +1,32 @@
 """What tenants do with tasks: create, list, cancel, pause, resume, archive, delete. The API's routes call it. Knows no HTTP."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from sqlalchemy import Select, func, select, text, update
+from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 from structlog.contextvars import get_contextvars
 
 from contract.compatibility.version import VERSION
-from contract.states import JOB_TERMINAL, TASK_TERMINAL, JobStatus, RequeueReason, TaskStatus, check_task
+from contract.states import TASK_TERMINAL, RequeueReason, TaskStatus
 from contract.task_spec import TaskSpec
 from service.audit.audit_trail import note_made
 from service.background.dependencies import Dependencies
 from service.background.queue import Queue, QueueJob
 from service.background.wakeups import Hints
-from service.database.engine import after_commit, clock, new_id
-from service.database.prepared_statements import PreparedStatement
+from service.database.engine import after_commit, clock
 from service.fleet.placements import ask_to_leave, end_placement, live_placement
 from service.http.problems import Conflict, Problem
-from service.scheduler.explain import waiting_text
 from service.scheduler.state.plan_requests import request_plan
 from service.tasks import stored_specs
-from service.tasks.lifecycle.event_log import Kind
-from service.tasks.models import Job, Task
-from service.tasks.polling.task_watcher import touch
+from service.tasks.lifecycle import transitions
+from service.tasks.lifecycle.change_notices import touch
+from service.tasks.models import Task
 from service.tasks.submission.spec_checks import Pinned, Preflight
 from service.tenants.api_keys import Principal
 from service.tenants.quotas import Room
 from service.tenants.tenant_scope import find, scoped
-
-_UNFINISHED = [status for status in JobStatus if status not in JOB_TERMINAL]
 
 
 class TaskOpen(Conflict):
@@ -78,22 +73,24 @@ def create_all(session: Session, queue: Queue, principal: Principal, wanted: Seq
             made.append(refused)
         else:
             room.taken()
-    pairs = [(task, one.spec) for task, one in zip(made, wanted, strict=True) if isinstance(task, Task)]
-    if pairs:
-        _store(session, pairs)
+    stored = [
+        (task, [config.model_dump(mode="json") for config in one.spec.jobs()])
+        for task, one in zip(made, wanted, strict=True)
+        if isinstance(task, Task)
+    ]
+    if stored:
+        transitions.insert(session, stored)
         after_commit(session, lambda: queue.wake(QueueJob.VALIDATE))
     return made
 
 
 def _task(principal: Principal, wanted: Wanted, pinned: Pinned) -> Task:
     spec = wanted.spec
-    return Task(
-        id=new_id("task"),
+    return transitions.new_task(
         tenant_id=principal.tenant_id,
         name=spec.name,
         **stored_specs.stored(spec),
         made_by=VERSION,
-        status=TaskStatus.VALIDATING,
         base_model=pinned.model.name,
         base_revision=pinned.model.revision,
         train_file_id=pinned.train.id,
@@ -102,47 +99,7 @@ def _task(principal: Principal, wanted: Wanted, pinned: Pinned) -> Task:
         priority=spec.priority,
         labels=dict(spec.labels),
         request_id=wanted.request_id,
-        version=1,
     )
-
-
-def _store(session: Session, made: Iterable[tuple[Task, TaskSpec]]) -> None:
-    """Insert the tasks, their jobs and first events in one statement: row by row, a burst took several times as long."""
-    rows = {task.id: (task, [config.model_dump(mode="json") for config in spec.jobs()]) for task, spec in made}
-    tasks = [
-        {name: getattr(task, name) for name in _STORED} | {"jobs": [{"id": new_id("job"), "config": one} for one in configs]}
-        for task, configs in rows.values()
-    ]
-    for task_id, when in _STORE.run(session.connection(), {"tasks": json.dumps(tasks), "pending": JobStatus.PENDING}):
-        rows[task_id][0].created_at = when
-
-
-_STORED = {
-    **dict.fromkeys(("id", "tenant_id", "name", "status", "base_model", "base_revision", "train_file_id"), "varchar"),
-    **dict.fromkeys(("validation_file_id", "request_id", "made_by"), "varchar"),
-    **dict.fromkeys(("gpus", "priority", "version"), "integer"),
-    **dict.fromkeys(("spec", "spec_defaults", "labels"), "jsonb"),
-}  # columns of a new task, by type
-_STORE = PreparedStatement(
-    text(
-        f"""WITH given AS MATERIALIZED (
-        SELECT * FROM jsonb_to_recordset(CAST(:tasks AS jsonb))
-            AS given({", ".join(f"{name} {kind}" for name, kind in _STORED.items())}, jobs jsonb)
-    ), task AS (
-        INSERT INTO tasks ({", ".join(_STORED)}, fence, losses, last_event, told_status)
-        SELECT {", ".join(_STORED)}, 0, 0, 1, status FROM given ORDER BY id
-        RETURNING id, tenant_id, status, created_at
-    ), told AS (
-        INSERT INTO task_events (task_id, number, tenant_id, kind, data)
-        SELECT id, 1, tenant_id, '{Kind.STATUS}', jsonb_build_object('status', status) FROM task
-    ), made AS (
-        INSERT INTO jobs (id, tenant_id, task_id, index, config, status, step, promoted)
-        SELECT job.one->>'id', tenant_id, given.id, job.at - 1, job.one->'config', :pending, 0, false
-        FROM given, jsonb_array_elements(jobs) WITH ORDINALITY AS job(one, at)
-    )
-    SELECT id, created_at FROM task"""
-    )
-)
 
 
 def tasks_of(
@@ -168,15 +125,9 @@ def cancel(session: Session, queue: Queue, hints: Hints, principal: Principal, t
         return task
     if task.status in TASK_TERMINAL:
         raise TaskEnded(f"The task has already {task.status}; there is nothing left to cancel.", task_status=task.status)
-    task.status = check_task(TaskStatus(task.status), TaskStatus.CANCELLED)
-    task.fence += 1
-    now = session.scalars(select(func.clock_timestamp())).one()
-    task.ended_at, task.waiting, task.desired_status = now, None, None
-    session.execute(
-        update(Job)
-        .where(Job.task_id == task.id, Job.status.in_(_UNFINISHED))
-        .values(status=JobStatus.CANCELLED, ended_at=now, checkpoint=None)
-    )
+    now = clock(session)
+    transitions.enter(task, TaskStatus.CANCELLED, now)
+    transitions.cancel_jobs(session, task.id, now)
     placement = live_placement(session, task.id)
     if placement is not None:
         end_placement(session, hints, placement, "cancelled")
@@ -200,9 +151,7 @@ def pause(session: Session, parts: Dependencies, principal: Principal, task_id: 
         ask_to_leave(session, parts, task, placement, RequeueReason.PAUSED, "its owner paused it", TaskStatus.PAUSED)
         return task
     if task.status == TaskStatus.QUEUED:
-        task.status = check_task(TaskStatus.QUEUED, TaskStatus.PAUSED)
-        task.fence += 1
-        task.waiting = waiting_text.paused()
+        transitions.enter(task, TaskStatus.PAUSED, clock(session))
         request_plan(session, parts.queue, "task_paused")
     else:  # a validator still checks its files
         task.desired_status = TaskStatus.PAUSED
@@ -219,8 +168,7 @@ def resume(session: Session, parts: Dependencies, principal: Principal, task_id:
     if task.status in TASK_TERMINAL:
         raise TaskEnded(f"The task has already {task.status}; there is nothing left to resume.", task_status=task.status)
     if task.status == TaskStatus.PAUSED:
-        task.status = check_task(TaskStatus.PAUSED, TaskStatus.QUEUED)
-        task.queued_at, task.waiting = clock(session), waiting_text.not_planned()
+        transitions.enter(task, TaskStatus.QUEUED, clock(session))
         request_plan(session, parts.queue, "task_resumed")
     elif task.desired_status == TaskStatus.PAUSED:
         task.desired_status = TaskStatus.QUEUED if task.status == TaskStatus.RUNNING else None

@@ -32,9 +32,14 @@ class EventType(StrEnum):
 WANTED = tuple(one for one in EventType if one is not EventType.TEST)
 
 
+def types_of(status: str) -> set[str]:
+    """The event types of a task's status; none for a status that no webhook is told of."""
+    return {name for name in (f"task.{status}", f"fine_tuning.job.{status}") if name in WANTED}
+
+
 def announce(session: Session, task: Task) -> None:
     """Add messages about the task's status to the tenant's webhooks."""
-    types = {name for name in (f"task.{task.status}", f"fine_tuning.job.{task.status}") if name in WANTED}
+    types = types_of(task.status)
     if not types:
         return
     wants = Webhook.events.overlap(sorted(types))

@@ -12,8 +12,8 @@ from service.adapters.models import Adapter
 from service.database.engine import Database, new_id
 from service.fleet.models import Node, Placement
 from service.storage.object_store import Storage
+from service.tasks.lifecycle.change_notices import touch
 from service.tasks.models import Job, PointChunk, Task
-from service.tasks.polling.task_watcher import touch
 from service.usage.usage_ledger import book
 
 

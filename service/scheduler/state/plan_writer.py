@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import bindparam, delete, select, update
 from sqlalchemy.orm import Session
 
-from contract.states import TaskStatus, check_task
+from contract.states import TaskStatus
 from service.background.dependencies import Dependencies
 from service.database.engine import clock, new_id
 from service.fleet.lease_clock import lease_until
@@ -26,8 +26,9 @@ from service.scheduler.models import Plan, PlanRequest
 from service.scheduler.state import queue_status
 from service.scheduler.state.snapshot import Snapshot
 from service.settings import Settings
+from service.tasks.lifecycle.change_notices import touch
+from service.tasks.lifecycle.transitions import enter
 from service.tasks.models import Task
-from service.tasks.polling.task_watcher import touch
 
 log = logging.getLogger(__name__)
 
@@ -176,9 +177,7 @@ def _place(
     now: datetime,
 ) -> None:
     """Place the task on devices of its node; both are locked."""
-    task.fence += 1
-    task.status = check_task(TaskStatus(task.status), TaskStatus.RUNNING)
-    task.waiting, task.started_at = None, task.started_at or now
+    enter(task, TaskStatus.RUNNING, now)
     placement = Placement(
         id=new_id("placement"),
         task_id=task.id,

@@ -3,9 +3,10 @@
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from contract.states import JOB_TERMINAL, JobStatus, TaskStatus, check_job, check_task
+from contract.states import JOB_TERMINAL, JobStatus, TaskStatus
 from service.adapters.models import Adapter
 from service.database.engine import clock
+from service.tasks.lifecycle.transitions import enter, enter_job
 from service.tasks.models import Job, Task
 
 
@@ -13,14 +14,14 @@ def fail_unfinished(task: Task, error: str) -> None:
     """Fail every job that has not ended."""
     for job in task.jobs:
         if job.status not in JOB_TERMINAL:
-            job.status = check_job(JobStatus(job.status), JobStatus.FAILED)
-            job.error, job.ended_at, job.checkpoint = error, func.clock_timestamp(), None
+            enter_job(job, JobStatus.FAILED, func.clock_timestamp())
+            job.error = error
 
 
-def conclude(session: Session, task: Task, error: str | None = None) -> bool:
+def conclude(session: Session, task: Task, error: str | None = None, fenced: bool = False) -> bool:
     """End the task if all its jobs have ended: the adapter with the lowest validation loss wins (ties: lower job index).
 
-    `error` is why the task was stopped, if it was. Returns whether the task ended.
+    `error` is why the task was stopped, if it was; `fenced`: its placement may report nothing more. Returns whether it ended.
     """
     if any(job.status not in JOB_TERMINAL for job in task.jobs):
         return False
@@ -30,11 +31,9 @@ def conclude(session: Session, task: Task, error: str | None = None) -> bool:
     candidates = [job for job in task.jobs if job.id in losses]
     if candidates:
         winner = min(candidates, key=lambda job: (losses[job.id], job.index))
-        task.status, task.winner_job_id = check_task(TaskStatus(task.status), TaskStatus.SUCCEEDED), winner.id
+        enter(task, TaskStatus.SUCCEEDED, clock(session), fenced, winner_job_id=winner.id)
     else:
-        task.status = check_task(TaskStatus(task.status), TaskStatus.FAILED)
-        task.error = error or _why(task.jobs)
-    task.waiting, task.desired_status, task.ended_at = None, None, clock(session)
+        enter(task, TaskStatus.FAILED, clock(session), fenced, error=error or _why(task.jobs))
     return True
 
 

@@ -4,7 +4,7 @@ Callers hold the task's row lock, so event numbers ascend in commit order.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -25,6 +25,14 @@ class Kind(StrEnum):
     ADAPTER = "adapter"  # {job, adapter_id, step, val_loss}: an adapter can be downloaded
 
 
+# further fields of a status event: the task's column, and the only status that tells it (None: each)
+STATUS_FIELDS: Mapping[str, tuple[str, TaskStatus | None]] = {
+    "reason": ("requeue_reason", TaskStatus.QUEUED),
+    "error": ("error", None),
+    "winner_job_id": ("winner_job_id", None),
+}
+
+
 def record(session: Session, task: Task, kind: Kind, data: dict[str, Any]) -> None:
     """Append the task's next event, in the transaction of the change that it describes."""
     task.last_event += 1
@@ -36,12 +44,10 @@ def tell_status(session: Session, task: Task) -> None:
     if task.status == task.told_status:
         return
     data: dict[str, Any] = {"status": task.status}
-    if task.status == TaskStatus.QUEUED and task.requeue_reason is not None:
-        data["reason"] = task.requeue_reason
-    if task.error is not None:
-        data["error"] = task.error
-    if task.winner_job_id is not None:
-        data["winner_job_id"] = task.winner_job_id
+    for name, (column, only) in STATUS_FIELDS.items():
+        value = getattr(task, column) if only is None or task.status == only else None
+        if value is not None:
+            data[name] = value
     record(session, task, Kind.STATUS, data)
     task.told_status = task.status
     announce(session, task)

@@ -14,7 +14,7 @@ from sqlalchemy.orm.attributes import set_committed_value
 
 from contract import wire
 from contract.adapter_manifest import AdapterManifest
-from contract.states import JOB_TERMINAL, IllegalTransition, JobStatus, check_job
+from contract.states import JOB_TERMINAL, IllegalTransition, JobStatus
 from service.adapters.models import Adapter
 from service.database.engine import clock, new_id
 from service.storage.object_store import ObjectMissing, Storage
@@ -22,6 +22,7 @@ from service.tasks.curves.curve_writer import Curves, StepRepeated
 from service.tasks.curves.downsampling import summarise
 from service.tasks.lifecycle.conclusion import conclude, fail_unfinished
 from service.tasks.lifecycle.event_log import Kind, News
+from service.tasks.lifecycle.transitions import enter_job
 from service.tasks.models import Job, Task
 
 _JOBS = select(Job).where(Job.task_id == bindparam("task")).options(defer(Job.config))  # a report needs no config
@@ -124,11 +125,9 @@ class Record:
 
     def _moved(self, event: wire.JobMoved) -> None:
         job = self._unfinished(event.job)
-        job.started_at = job.started_at or self._now
         if job.status != event.status:
-            job.status = check_job(JobStatus(job.status), event.status)
+            enter_job(job, event.status, self._now)
         job.step = max(job.step, event.step)
-        job.promoted = job.promoted or event.status == JobStatus.TRAINING
         if event.warmup_val_loss is not None:
             job.warmup_val_loss = event.warmup_val_loss
         self._news.job(job)
@@ -187,8 +186,7 @@ class Record:
 
     def _end(self, event: wire.JobCompleted | wire.JobExited | wire.JobFailed, status: JobStatus) -> Job:
         job = self._unfinished(event.job)
-        job.ended_at, job.checkpoint = self._now, None
-        job.status = check_job(JobStatus(job.status), status)
+        enter_job(job, status, self._now)
         job.step = max(job.step, event.step)
         if not isinstance(event, wire.JobFailed):
             job.best_step, job.best_val_loss = event.best_step, event.best_val_loss

@@ -6,13 +6,13 @@ Callers hold the task's row lock and have ended its placement. Ended jobs keep t
 from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
-from contract.states import JOB_REWINDS, JOB_TERMINAL, IllegalTransition, JobStatus, RequeueReason, TaskStatus, check_task
+from contract.states import JOB_TERMINAL, JobStatus, RequeueReason, TaskStatus
 from service.adapters.models import Adapter
 from service.database.engine import clock
-from service.scheduler.explain import waiting_text
 from service.tasks.curves.curve_writer import best_point, hide_after
 from service.tasks.lifecycle.conclusion import conclude, fail_unfinished
 from service.tasks.lifecycle.event_log import Kind, record
+from service.tasks.lifecycle.transitions import enter, rewind_job
 from service.tasks.models import Job, Task
 from service.tasks.resource import rows_trained
 from service.tasks.stored_specs import part
@@ -25,25 +25,20 @@ def rewind(session: Session, task: Task, reason: RequeueReason, detail: str = ""
     With `hopeless`, fail the task for that reason instead: it would crash executors again and again (see
     fleet.node_health.blame).
     """
-    task.fence += 1
     if hopeless is not None:
         fail_unfinished(task, hopeless)
-        conclude(session, task, hopeless)
+        conclude(session, task, hopeless, fenced=True)
         return
     boundary = part(task, "early_exit").get("policy") != "none"  # read leniently: unreadable specs must be rewound too
     trained = _rows(task)
     for job in task.jobs:
         if job.status not in JOB_TERMINAL:
-            step = _back(session, job, boundary, task.fence)
+            step = _back(session, job, boundary, task.fence + 1)
             record(session, task, Kind.REWIND, {"job": job.index, "step": step, "status": job.status})
     kept = _rows(task)
     take_back(session, task, kept, trained - kept)
-    task.status = check_task(TaskStatus(task.status), TaskStatus(task.desired_status or TaskStatus.QUEUED))
-    task.desired_status, task.requeue_reason, task.requeue_detail = None, reason, detail or None
-    if task.status == TaskStatus.QUEUED:
-        task.queued_at, task.waiting = clock(session), waiting_text.not_planned()
-    else:
-        task.waiting = waiting_text.paused()
+    then = TaskStatus(task.desired_status or TaskStatus.QUEUED)
+    enter(task, then, clock(session), requeue_reason=reason, requeue_detail=detail or None)
 
 
 def _rows(task: Task) -> int:
@@ -55,14 +50,11 @@ def _back(session: Session, job: Job, selects: bool, fence: int) -> int:
     """Rewind one job. Returns the last step that still counts; -1 if none does."""
     step = job.checkpoint["step"] if job.checkpoint else None
     status = status_at(job, step, selects)
-    if status not in JOB_REWINDS[JobStatus(job.status)]:
-        raise IllegalTransition(JobStatus(job.status), status)
+    rewind_job(job, status)
     kept = -1 if step is None else step
     hide_after(session, job.id, kept, fence)
     session.execute(delete(Adapter).where(Adapter.job_id == job.id))  # an adapter stored for an end that was never reported
-    job.status, job.step = status, step or 0
-    if status == JobStatus.PENDING:
-        job.started_at = None
+    job.step = step or 0
     if status in (JobStatus.PENDING, JobStatus.WARMUP) and not job.promoted:
         job.warmup_val_loss = None
     best = best_point(session, job.id, "val_loss")

@@ -4,7 +4,6 @@ Holds no row lock while it reads; the result counts only if the task is still `v
 """
 
 import hashlib
-import json
 import logging
 from collections.abc import Sequence
 from datetime import datetime
@@ -12,18 +11,16 @@ from datetime import datetime
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
-from contract.states import TaskStatus, check_task
+from contract.states import TaskStatus
 from service.background.queue import Queue
 from service.database.engine import Database, clock
-from service.database.prepared_statements import PreparedStatement
 from service.files.models import File
-from service.scheduler.explain import waiting_text
 from service.scheduler.state.plan_requests import ARRIVED, request_plan
 from service.storage.object_store import BLOCK, ObjectMissing, Storage
+from service.tasks.lifecycle import transitions
+from service.tasks.lifecycle.change_notices import touch
 from service.tasks.lifecycle.conclusion import conclude, fail_unfinished
-from service.tasks.lifecycle.event_log import Kind
 from service.tasks.models import Task
-from service.tasks.polling.task_watcher import CHANNEL, touch
 
 log = logging.getLogger(__name__)
 
@@ -109,31 +106,10 @@ def _settle_apart(session: Session, task_ids: set[str], errors: list[str]) -> in
 
 def _queue(session: Session, task_ids: list[str]) -> set[str]:
     """Queue the tasks that nobody has cancelled or paused meanwhile. Returns their ids."""
-    found = _QUEUE.run(session.connection(), {"ids": task_ids, "waiting": json.dumps(waiting_text.not_planned())})
-    for task_id, request_id, _ in found:
+    queued = transitions.QUEUE_VALIDATED.run(session, task_ids)
+    for task_id, request_id in queued.items():
         log.info("task %s is queued", task_id, extra={"request_id": request_id})
-    return {task_id for task_id, *_ in found}
-
-
-# check_task, tell_status and touch for many tasks in one statement: a burst submits dozens
-_QUEUE = PreparedStatement(
-    text(
-        f"""WITH checked AS (
-        SELECT id FROM tasks
-        WHERE id = ANY(CAST(:ids AS varchar[])) AND status = '{TaskStatus.VALIDATING}' AND desired_status IS NULL
-        ORDER BY id FOR UPDATE
-    ), queued AS (
-        UPDATE tasks SET status = '{TaskStatus.QUEUED}', told_status = '{TaskStatus.QUEUED}', queued_at = clock_timestamp(),
-            waiting = CAST(:waiting AS jsonb), version = version + 1, last_event = last_event + 1
-        FROM checked WHERE tasks.id = checked.id
-        RETURNING tasks.id, tenant_id, status, last_event, request_id
-    ), told AS (
-        INSERT INTO task_events (task_id, number, tenant_id, kind, data)
-        SELECT id, last_event, tenant_id, '{Kind.STATUS}', jsonb_build_object('status', status) FROM queued
-    )
-    SELECT id, request_id, (SELECT pg_notify('{CHANNEL}', string_agg(id, ' ')) FROM queued) FROM queued"""
-    )
-)
+    return set(queued)
 
 
 def _fail(session: Session, task: Task, error: str) -> None:
@@ -143,9 +119,8 @@ def _fail(session: Session, task: Task, error: str) -> None:
 
 
 def _move(task: Task, now: datetime) -> None:
-    task.status = check_task(TaskStatus.VALIDATING, TaskStatus.QUEUED)
-    task.queued_at, task.waiting = now, waiting_text.not_planned()
-    if task.desired_status is not None:  # paused before it was queued
-        task.status, task.desired_status = check_task(TaskStatus.QUEUED, TaskStatus(task.desired_status)), None
-        task.waiting = waiting_text.paused()
+    desired = task.desired_status
+    transitions.enter(task, TaskStatus.QUEUED, now)
+    if desired is not None:  # paused before it was queued
+        transitions.enter(task, TaskStatus(desired), now)
     log.info("task %s is %s", task.id, task.status, extra={"request_id": task.request_id})

@@ -10,9 +10,9 @@ import httpx
 import pytest
 from sqlalchemy import select
 
+from service.tasks.lifecycle.change_notices import touch
 from service.tasks.lifecycle.event_log import Kind, record
 from service.tasks.models import Task, TaskEvent
-from service.tasks.polling.task_watcher import touch
 from tests.service.fleet.scripted import completed, exited, moved, points
 from tests.service.live_server import PATIENCE, Server, live, until
 

@@ -11,6 +11,7 @@ from sqlalchemy.exc import DataError, OperationalError
 from contract.states import JobStatus
 from service.database.engine import Database
 from service.tasks import actions
+from service.tasks.lifecycle import transitions
 from service.tasks.models import Job, Task, TaskEvent
 from service.tasks.submission import batched_submission
 from service.tenants.models import Tenant
@@ -115,14 +116,14 @@ def test_a_storm_takes_what_room_there_is_and_no_more(server, tenant, database, 
 )
 def test_an_unforeseen_fault_of_one_spoils_nobody_elses(server, tenant, monkeypatch, batches, fault, status, code):
     """The contract lets nothing through that should end like that; should it ever, the others have their tasks."""
-    store = actions._store
+    store = transitions.insert
 
     def refuses(session: Any, made: Any) -> None:
         store(session, made)
         if any(task.name == "n3" for task, _ in made):
             raise fault
 
-    monkeypatch.setattr(actions, "_store", refuses)
+    monkeypatch.setattr(transitions, "insert", refuses)
     answers = storm(server.url, [(tenant.headers, spec) for spec in specs(tenant, 12)])
     assert [answer.status_code for answer in answers] == [201] * 3 + [status] + [201] * 8
     assert answers[3].json()["code"] == code
@@ -140,7 +141,7 @@ def test_a_database_that_goes_away_meanwhile_makes_nothing_twice(server, tenant,
         calls.append(len(made))
         raise OperationalError("x", None, ValueError("the connection is lost"))
 
-    monkeypatch.setattr(actions, "_store", gone)
+    monkeypatch.setattr(transitions, "insert", gone)
     answers = storm(server.url, [(tenant.headers, spec) for spec in specs(tenant, 12)])
     assert {answer.status_code for answer in answers} == {503}
     assert sum(calls) == 12

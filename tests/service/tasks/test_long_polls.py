@@ -8,7 +8,7 @@ import pytest
 from anyio import to_thread
 
 from service.database.engine import driver_url
-from service.tasks.polling import task_watcher
+from service.tasks.lifecycle import change_notices
 from tests.service.live_server import PATIENCE, until
 from tests.service.sample_tasks import change
 
@@ -101,9 +101,9 @@ def test_a_listener_that_lost_its_connection_misses_nothing(server, stack, http,
 
 def test_all_that_a_plan_changes_are_told_in_few_notices(server, tenant, database, settings, monkeypatch):
     ids = [tenant.task()["id"] for _ in range(5)]
-    monkeypatch.setattr(task_watcher, "TOLD_TOGETHER", 2)
+    monkeypatch.setattr(change_notices, "TOLD_TOGETHER", 2)
     with psycopg.connect(driver_url(settings.database_url), autocommit=True) as listener:
-        listener.execute(f"LISTEN {task_watcher.CHANNEL}")
+        listener.execute(f"LISTEN {change_notices.CHANNEL}")
 
         async def wait() -> list[str]:
             async with httpx.AsyncClient(base_url=server.url, headers=tenant.headers, timeout=PATIENCE) as client:

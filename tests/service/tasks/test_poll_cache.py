@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from service.http.request_coalescer import RequestCoalescer
+from service.tasks.lifecycle.change_notices import touch
 from service.tasks.models import Task
-from service.tasks.polling.task_watcher import touch
 from tests.service.live_server import PATIENCE, until
 from tests.service.sample_tasks import adapter, change, jobs_of, placement
 

@@ -1,0 +1,224 @@
+"""Transitions of tasks and jobs: which are allowed (contract.states), and what a row gets when it enters a status.
+
+Every write of a status or a fence in the service is made here: for one row by the ORM (`enter`, `enter_job`,
+`rewind_job`), for a set of rows by one SQL statement (`insert`, `SetTransition`, `cancel_jobs`), both from the tables below.
+Callers hold the tasks' row locks. Knows no HTTP, no plan and no reader.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+from sqlalchemy import text, update
+from sqlalchemy.orm import Session
+
+from contract.states import (
+    JOB_REWINDS,
+    JOB_TERMINAL,
+    JOB_TRANSITIONS,
+    TASK_TERMINAL,
+    IllegalTransition,
+    JobStatus,
+    TaskStatus,
+    check_job,
+    check_task,
+)
+from service.database.engine import new_id
+from service.database.prepared_statements import PreparedStatement
+from service.scheduler.explain import waiting_text
+from service.tasks.lifecycle.change_notices import CHANNEL, TOLD_TOGETHER
+from service.tasks.lifecycle.event_log import STATUS_FIELDS, Kind
+from service.tasks.models import Job, Task
+from service.webhooks.webhook_messages import types_of
+
+
+class At(Enum):
+    """A column that gets the time of the transition: NOW always, FIRST only if it is empty."""
+
+    NOW = "{time}"
+    FIRST = "coalesce({column}, {time})"
+
+
+Entered = Mapping[str, Any]  # what a row gets, by column: At, None, or a value
+
+_ENDED: Entered = {"ended_at": At.NOW, "waiting": None, "desired_status": None}
+TASK_ENTERS: Mapping[TaskStatus, Entered] = {
+    TaskStatus.QUEUED: {"queued_at": At.NOW, "waiting": waiting_text.not_planned(), "desired_status": None},
+    TaskStatus.PAUSED: {"waiting": waiting_text.paused(), "desired_status": None},
+    TaskStatus.RUNNING: {"started_at": At.FIRST, "waiting": None},
+    **dict.fromkeys(TASK_TERMINAL, _ENDED),
+}
+# transitions after which an older placement's writes count no more; a task that ends by its own report keeps its fence, since
+# the executor's last report may still follow
+_FENCED = {
+    *((before, TaskStatus.CANCELLED) for before in TaskStatus),
+    *((TaskStatus.RUNNING, after) for after in (TaskStatus.QUEUED, TaskStatus.PAUSED)),
+    (TaskStatus.QUEUED, TaskStatus.PAUSED),
+    (TaskStatus.QUEUED, TaskStatus.RUNNING),
+}
+_JOB_ENDED: Entered = {"ended_at": At.NOW, "checkpoint": None}
+JOB_ENTERS: Mapping[JobStatus, Entered] = {
+    JobStatus.WARMUP: {"started_at": At.FIRST},
+    JobStatus.PARKED: {"started_at": At.FIRST},
+    JobStatus.TRAINING: {"started_at": At.FIRST, "promoted": True},
+    **dict.fromkeys(JOB_TERMINAL, _JOB_ENDED),
+}
+
+# ---- one row ---------------------------------------------------------------------------------------------------------
+
+
+def enter(task: Task, status: TaskStatus, now: datetime, fenced: bool = False, **columns: Any) -> None:
+    """Move the task to `status`, with `columns` beside what the status itself writes. `fenced`: raise the fence in any case.
+
+    The caller notifies watchers (change_notices.touch) once all changes of its transaction are made. Raises IllegalTransition.
+    """
+    before = TaskStatus(task.status)
+    task.status = check_task(before, status)
+    if fenced or (before, status) in _FENCED:
+        task.fence += 1
+    _write(task, {**TASK_ENTERS[status], **columns}, now)
+
+
+def enter_job(job: Job, status: JobStatus, now: Any) -> None:
+    """Move the job to `status`. `now` is a time or SQL's clock. Raises IllegalTransition."""
+    job.status = check_job(JobStatus(job.status), status)
+    _write(job, JOB_ENTERS[status], now)
+
+
+def rewind_job(job: Job, status: JobStatus) -> None:
+    """Take an unfinished job back to the status that it had at its checkpoint. Raises IllegalTransition."""
+    if status not in JOB_REWINDS[JobStatus(job.status)]:
+        raise IllegalTransition(JobStatus(job.status), status)
+    job.status = status
+    if status == JobStatus.PENDING:
+        job.started_at = None
+
+
+def _write(row: Task | Job, entered: Entered, now: Any) -> None:
+    for column, value in entered.items():
+        if value is At.NOW or (value is At.FIRST and getattr(row, column) is None):
+            setattr(row, column, now)
+        elif value is not At.FIRST:
+            setattr(row, column, value)
+
+
+# ---- sets of rows ----------------------------------------------------------------------------------------------------
+
+
+def cancel_jobs(session: Session, task_id: str, now: datetime) -> None:
+    """Cancel the task's unfinished jobs."""
+    status = JobStatus.CANCELLED
+    open_ = [before for before, after in JOB_TRANSITIONS.items() if status in after]
+    values = {column: now if value is At.NOW else value for column, value in JOB_ENTERS[status].items()}
+    session.execute(update(Job).where(Job.task_id == task_id, Job.status.in_(open_)).values(status=status, **values))
+
+
+class SetTransition:
+    """One transition of many tasks by one statement: as `enter` and `change_notices.touch` on each.
+
+    Messages to webhooks are rows of their own, so a status that webhooks are told of is refused.
+    """
+
+    def __init__(self, before: TaskStatus, status: TaskStatus) -> None:
+        if types_of(check_task(before, status)):
+            raise ValueError(f"webhooks are told of {status}, so tasks enter it one by one")
+        entered = TASK_ENTERS[status]
+        fence = ["fence = tasks.fence + 1"] if (before, status) in _FENCED else []
+        written = [*fence, *(f"{column} = {_sql(column, value)}" for column, value in entered.items())]
+        values = {column: json.dumps(value) for column, value in entered.items() if _given(value)}
+        self._statement = PreparedStatement(
+            text(
+                f"""WITH found AS (
+                SELECT id FROM tasks
+                WHERE id = ANY(CAST(:ids AS varchar[])) AND status = '{before}' AND desired_status IS NULL
+                ORDER BY id FOR UPDATE
+            ), moved AS (
+                UPDATE tasks SET status = '{status}', told_status = '{status}', {", ".join(written)},
+                    version = version + 1, last_event = last_event + 1
+                FROM found WHERE tasks.id = found.id
+                RETURNING tasks.id, tenant_id, request_id, last_event, {", ".join(c for c, _ in STATUS_FIELDS.values())}
+            ), told AS (
+                INSERT INTO task_events (task_id, number, tenant_id, kind, data)
+                SELECT id, last_event, tenant_id, '{Kind.STATUS}', {_told(status)} FROM moved
+            )
+            SELECT id, request_id, (SELECT pg_notify('{CHANNEL}', string_agg(id, ' ')) FROM moved) FROM moved"""
+            ).bindparams(**values)
+        )
+
+    def run(self, session: Session, ids: Sequence[str]) -> dict[str, str | None]:
+        """Move those of at most TOLD_TOGETHER tasks that are in the first status and are not asked to become another one.
+
+        Returns the request ids of the moved tasks, by task id.
+        """
+        if len(ids) > TOLD_TOGETHER:
+            raise ValueError(f"{len(ids)} tasks do not fit into one notice of {TOLD_TOGETHER}")
+        rows = self._statement.run(session.connection(), {"ids": list(ids)})
+        return {task_id: request_id for task_id, request_id, _ in rows}
+
+
+def _given(value: Any) -> bool:
+    return value is not None and not isinstance(value, At)
+
+
+def _sql(column: str, value: Any) -> str:
+    if isinstance(value, At):
+        return value.value.format(column=f"tasks.{column}", time="clock_timestamp()")
+    return f"CAST(:{column} AS jsonb)" if _given(value) else "NULL"
+
+
+def _told(status: TaskStatus) -> str:
+    """A status event's data, as SQL over a row of tasks: what event_log.tell_status says of one object."""
+    columns = {name: column for name, (column, only) in STATUS_FIELDS.items() if only is None or status == only}
+    told = "".join(f", '{name}', {column}" for name, column in columns.items())
+    return f"jsonb_strip_nulls(jsonb_build_object('status', '{status}'{told}))"
+
+
+QUEUE_VALIDATED = SetTransition(TaskStatus.VALIDATING, TaskStatus.QUEUED)
+
+# ---- new rows --------------------------------------------------------------------------------------------------------
+
+_STORED = {
+    **dict.fromkeys(("id", "tenant_id", "name", "status", "base_model", "base_revision", "train_file_id"), "varchar"),
+    **dict.fromkeys(("validation_file_id", "request_id", "made_by"), "varchar"),
+    **dict.fromkeys(("gpus", "priority", "version"), "integer"),
+    **dict.fromkeys(("spec", "spec_defaults", "labels"), "jsonb"),
+}  # columns of a new task, by type
+_INSERT = PreparedStatement(
+    text(
+        f"""WITH given AS MATERIALIZED (
+        SELECT * FROM jsonb_to_recordset(CAST(:tasks AS jsonb))
+            AS given({", ".join(f"{name} {kind}" for name, kind in _STORED.items())}, jobs jsonb)
+    ), task AS (
+        INSERT INTO tasks ({", ".join(_STORED)}, fence, losses, last_event, told_status)
+        SELECT {", ".join(_STORED)}, 0, 0, 1, status FROM given ORDER BY id
+        RETURNING id, tenant_id, status, created_at
+    ), told AS (
+        INSERT INTO task_events (task_id, number, tenant_id, kind, data)
+        SELECT id, 1, tenant_id, '{Kind.STATUS}', jsonb_build_object('status', status) FROM task
+    ), made AS (
+        INSERT INTO jobs (id, tenant_id, task_id, index, config, status, step, promoted)
+        SELECT job.one->>'id', tenant_id, given.id, job.at - 1, job.one->'config', '{JobStatus.PENDING}', 0, false
+        FROM given, jsonb_array_elements(jobs) WITH ORDINALITY AS job(one, at)
+    )
+    SELECT id, created_at FROM task"""
+    )
+)
+
+
+def new_task(**columns: Any) -> Task:
+    """A task that `insert` has still to store: it begins as `validating`."""
+    return Task(id=new_id("task"), status=TaskStatus.VALIDATING, version=1, **columns)
+
+
+def insert(session: Session, made: Sequence[tuple[Task, list[dict[str, Any]]]]) -> None:
+    """Insert new tasks, each with its jobs' configurations, and their first events in one statement: row by row, a burst took
+    several times as long. Sets each task's `created_at`; the objects stay outside the session."""
+    rows = {task.id: task for task, _ in made}
+    tasks = [
+        {name: getattr(task, name) for name in _STORED} | {"jobs": [{"id": new_id("job"), "config": one} for one in configs]}
+        for task, configs in made
+    ]
+    for task_id, when in _INSERT.run(session.connection(), {"tasks": json.dumps(tasks)}):
+        rows[task_id].created_at = when
