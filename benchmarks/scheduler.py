@@ -2,7 +2,8 @@
 
 `simulator.check` judges every plan that counts; one bad plan and nothing is written. `--only` selects parts and preserves other
 parts' results; `--only timing` needs a quiet machine. `--plot` and `--export` write a plot and the problems of each run to a
-folder.
+folder. `--only real --quick --out build/quick.json` is the small form for development. An interrupted run of the parts real and
+week is resumed by the same command.
 """
 
 import argparse
@@ -16,14 +17,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.simulator.arrivals import TRACES
+from benchmarks.real_arrivals.parts import real, week
 from benchmarks.simulator.experiments import Experiments
 
 RESULT = Path(__file__).parent / "results" / "scheduler-cpu.json"
+KEPT = Path(__file__).parent.parent / "build" / "scheduler-runs.jsonl"
 PARTS: dict[str, Callable[[Experiments], None]] = {
     "timing": Experiments.timing, "eleven": Experiments.eleven, "gaps": Experiments.gaps, "figure12": Experiments.figure_12,
     "eta": Experiments.eta,
-    "traces": Experiments.traces, "rolling": Experiments.rolling, "widths": Experiments.widths, "philly": Experiments.philly,
+    "rolling": Experiments.rolling, "widths": Experiments.widths, "real": real, "week": week,
 }  # fmt: skip
 
 
@@ -37,8 +39,8 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--tasks", type=int, default=300, help="of the parts rolling and widths")
     parser.add_argument("--bursts", action="store_true", help="the rolling part's arrivals in bursts of 20")
-    parser.add_argument("--trace", type=Path, default=TRACES / "philly_week.csv.gz", help="submit_s, duration_s, gpus, tenant")
-    parser.add_argument("--coalesce", type=int, default=300, help="seconds of simulated time between plans on the trace")
+    parser.add_argument("--quick", action="store_true", help="the real part in about a minute: one window a trace, one load")
+    parser.add_argument("--kept", type=Path, default=KEPT, help="finished runs of the parts real and week, to resume from")
     parser.add_argument("--workers", type=int, default=2, help="simulated runs side by side")
     parser.add_argument("--plot", type=Path, help="folder for a picture of each run")
     parser.add_argument("--export", type=Path, help="folder for every problem and plan, as JSON lines")

@@ -9,7 +9,7 @@ from ortools.sat.python import cp_model
 
 from service.scheduler.core.decision import Decision
 from service.scheduler.core.problem import Problem, Queued, Start
-from service.scheduler.core.rules import backfill
+from service.scheduler.core.rules import backfill, start_all
 from service.scheduler.core.solve import BUDGET, solve
 from service.scheduler.core.timeline import Timeline
 
@@ -81,11 +81,18 @@ def big_m(problem: Problem, seconds: float = 5.0) -> Decision:
     return Decision(starts, "big_m", round(solver.objective_value), solver.status_name(status), solver.best_objective_bound)
 
 
+def rules(problem: Problem) -> Decision:
+    """The planner without its solver."""
+    return Decision(start_all(problem) or backfill(problem), "rules", 0)
+
+
 def ours(problem: Problem) -> Decision:
     return solve(problem, BUDGET)
 
 
-POLICIES: dict[str, Policy] = {"fcfs": fcfs, "easy": easy, "sjf": sjf, "lpt": lpt, "easy_wsap": easy_wsap, "ours": ours}
+POLICIES: dict[str, Policy] = {
+    "fcfs": fcfs, "easy": easy, "sjf": sjf, "lpt": lpt, "easy_wsap": easy_wsap, "rules": rules, "ours": ours,
+}  # fmt: skip
 
 
 def _any_fit(problem: Problem, order: Sequence[Queued], name: str) -> Decision:

@@ -1,0 +1,120 @@
+"""Figures and rows from the cells' results: what each policy saves against EASY-WSAP, by trace and load. Reads no trace.
+
+A fraction saved is 1 - ours / theirs over the means of a trace's windows at one load; negative is worse.
+"""
+
+from collections.abc import Iterable, Iterator
+from statistics import fmean
+from typing import Any
+
+from benchmarks.real_arrivals.cell_runs import Results
+from benchmarks.real_arrivals.cells import ALONE, WEEK, Cell
+from benchmarks.real_arrivals.windows import LOADS, REAL, SOURCES, chooses
+
+BASELINE = "easy_wsap"
+POLICIES = ("fcfs", "easy", "sjf", BASELINE, "rules", "ours")
+FAIR = ("fcfs", "sjf", BASELINE, "ours")  # compared under fair share too
+TENANTED = ("philly", "muri")  # traces with several tenants
+_MEANS = (
+    "completion_mean", "completion_weighted", "slowdown_p99", "utilisation", "churn", "replans_per_hour", "preempted_per_hour",
+    "plan_ms_p50", "plan_ms_p99",
+)  # fmt: skip
+_ALL_WAIT_SECONDS = 3600  # Jain's index says something only if all tenants waited at once for this long
+
+
+def cells_of(windows: int | None, loads: Iterable[float] = LOADS, fair: bool = True) -> list[Cell]:
+    """Every cell, longest runs first; at most `windows` windows of each trace (None: all)."""
+    found = []
+    for source, cut in SOURCES.items():
+        for at in range(min(cut.count, windows or cut.count)):
+            for load in loads:
+                found += [Cell(source, load, at, policy) for policy in POLICIES]
+                if fair and source in TENANTED:
+                    found += [Cell(source, load, at, policy, fair=True) for policy in FAIR] + [Cell(source, load, at, ALONE)]
+    return sorted(found, key=lambda cell: (cell.policy != "ours", -cell.load))
+
+
+def week_cells() -> list[Cell]:
+    return [Cell(WEEK, 0.0, 0, policy, fair=True) for policy in reversed(FAIR)] + [Cell(WEEK, 0.0, 0, ALONE)]
+
+
+def rows_of(found: Results) -> list[dict[str, Any]]:
+    """One row per trace, load, half, policy and fairness: means over windows, and the saving against EASY-WSAP beside it."""
+    rows = []
+    for source, load, fair in sorted({(c.source, c.load, c.fair) for c in found if c.policy != ALONE}):
+        for half in ("all",) if source == WEEK else ("all", "chose", "held out"):
+            for policy in FAIR if fair else POLICIES:
+                mine = list(_group(found, source, load, fair, policy, half))
+                theirs = list(_group(found, source, load, fair, BASELINE, half))
+                if mine and theirs:
+                    rows.append({
+                        "part": source, "load": load, "windows": half, "policy": policy, "fair": fair,
+                        **_means(found, mine), **_saved(found, mine, theirs),
+                    })  # fmt: skip
+    return rows
+
+
+def figures_of(found: Results) -> dict[str, float]:
+    """Over the nine cells of real traces, all windows; `_held_out` from the windows that chose nothing."""
+    figures: dict[str, float] = {}
+    for half, ending in (("all", ""), ("held out", "_held_out")):
+        cells = [
+            _saved(found, list(_group(found, source, load, False, "ours", half)), theirs)
+            for source in REAL
+            for load in LOADS
+            if (theirs := list(_group(found, source, load, False, BASELINE, half)))
+        ]
+        if cells:
+            figures[f"wct_vs_easy_wsap_real_min{ending}"] = min(cell["completion_saved"] for cell in cells)
+            figures[f"wct_vs_easy_wsap_real_mean{ending}"] = fmean(cell["completion_saved"] for cell in cells)
+            figures[f"p99_vs_easy_wsap_real_worst{ending}"] = min(cell["p99_saved"] for cell in cells)
+    plans = [result["plan_ms_p99"] for cell, result in found.items() if cell.policy == "ours"]
+    return figures | ({"replan_p99_ms": max(plans)} if plans else {})
+
+
+def week_figures(found: Results) -> dict[str, float]:
+    """Philly's week under fair share: fractions saved against the same baseline under the same fair share."""
+    week = {cell.policy: result for cell, result in found.items() if cell.source == WEEK}
+    ours, alone = week["ours"], week[ALONE]["tenants"]
+    worst = {policy: max(_slowdowns(result["tenants"], alone)) for policy, result in week.items() if policy != ALONE}
+    return {
+        "philly_fair_vs_easy_wsap": 1 - ours["completion_mean"] / week[BASELINE]["completion_mean"],
+        "philly_fair_vs_sjf": 1 - ours["completion_mean"] / week["sjf"]["completion_mean"],
+        "philly_worst_tenant_vs_easy_wsap": 1 - worst["ours"] / worst[BASELINE],
+        "jain_philly": ours["jain"],
+        "together_hours_philly": ours["together_seconds"] / 3600,
+    }
+
+
+def _group(found: Results, source: str, load: float, fair: bool, policy: str, half: str) -> Iterator[Cell]:
+    for cell in found:
+        alike = (cell.source, cell.load, cell.fair, cell.policy) == (source, load, fair, policy)
+        if alike and (half == "all" or chooses(cell.window) == (half == "chose")):
+            yield cell
+
+
+def _means(found: Results, cells: list[Cell]) -> dict[str, Any]:
+    said: dict[str, Any] = {key: fmean(found[cell][key] for cell in cells) for key in _MEANS}
+    waited = [found[cell] for cell in cells if found[cell]["together_seconds"] >= _ALL_WAIT_SECONDS]
+    said["jain"] = fmean(result["jain"] for result in waited) if waited and cells[0].source in (*TENANTED, WEEK) else None
+    slowdowns = [
+        _slowdowns(found[cell]["tenants"], found[alone]["tenants"])
+        for cell in cells
+        if (alone := Cell(cell.source, cell.load, cell.window, ALONE)) in found
+    ]
+    if slowdowns:
+        said["tenant_slowdown_max"] = fmean(max(each) for each in slowdowns)
+        said["tenant_slowdown_mean"] = fmean(fmean(each) for each in slowdowns)
+    return said
+
+
+def _saved(found: Results, mine: list[Cell], theirs: list[Cell]) -> dict[str, float]:
+    def saved(key: str) -> float:
+        return 1 - fmean(found[cell][key] for cell in mine) / fmean(found[cell][key] for cell in theirs)
+
+    return {"completion_saved": saved("completion_weighted"), "p99_saved": saved("slowdown_p99")}
+
+
+def _slowdowns(shared: dict[str, float], alone: dict[str, float]) -> list[float]:
+    """Each tenant's mean completion over that of its isolated run."""
+    return [shared[tenant] / seconds for tenant, seconds in alone.items()]
