@@ -11,15 +11,15 @@ from itertools import pairwise
 from typing import Any
 
 from benchmarks.quality.early_exit_driver import Referee
-from contract.states import JobStatus
-from contract.task_spec import TaskSpec
-from contract.wire import JobAssignment
+from contract.task_spec import Schedule, TaskSpec
 from worker.data.dataset import DataSet, Rows
-from worker.executor.job_run import JobRun
-from worker.model.arena import rows_for
+from worker.model.arena import Slot, rows_for
+from worker.policy.job_record import JobKey
+from worker.policy.verdict import smooth
 from worker.replicas.base_loader import Base
 from worker.replicas.dpo_reference import Reference
 from worker.replicas.packed_step import step
+from worker.replicas.training_job import JobStep, TrainingJob
 from worker.replicas.validation_pass import Sequences, ValidationSubject, evaluate, log_probabilities
 
 
@@ -117,13 +117,13 @@ def train(
     curves = {curve.job: curve for curve in sweep.curves}
     also = {job: set(steps) for job, steps in watched.items()}
     while active := [runs[entrant.index] for entrant in referee.active]:
-        stepped = step(base.trainer, active, budget, tick)
+        stepped = step(base.trainer, [JobStep(run.job, run.slot, run.step) for run in active], budget, tick)
         sweep.tokens += sum(work.tokens for work in stepped.work.values())
         for run in active:
-            entrant, loss = referee.entrants[run.index], stepped.losses[run]
+            entrant, loss = referee.entrants[run.index], stepped.losses[run.job.key]
             entrant.step += 1
             if math.isfinite(loss):
-                run.learned(loss)
+                run.step, run.ema = run.step + 1, smooth(run.ema, loss, spec.early_exit.ema_alpha)
             else:
                 entrant.reason, curves[run.index].broken_at = "diverging", entrant.step
         due = [run for run in active if referee.entrants[run.index].reason is None]
@@ -133,24 +133,38 @@ def train(
             if referee.entrants[run.index].due:
                 referee.evaluated(run.index, *curves[run.index].at(run.step, seen))
         referee.settle()
-        for run in runs.values():
-            if run.slot is not None and referee.entrants[run.index].reason is not None:
-                base.trainer.arena.detach(run.slot)
-                run.slot = None
+        for run in list(runs.values()):
+            if referee.entrants[run.index].reason is not None:
+                base.trainer.arena.detach(runs.pop(run.index).slot)
     sweep.seconds = time.monotonic() - began
     sweep.reasons = {job: entrant.reason or "" for job, entrant in referee.entrants.items()}
     sweep.samples = {job: entrant.step * entrant.batch_size for job, entrant in referee.entrants.items()}
 
 
-def _attach(base: Base, spec: TaskSpec, data: DataSet, jobs: list[int], reference: Reference | None) -> dict[int, JobRun]:
+@dataclass
+class _Run:
+    """A job in training."""
+
+    job: TrainingJob
+    slot: Slot
+    step: int = 0
+    ema: float | None = None
+
+    @property
+    def index(self) -> int:
+        return self.job.key.job
+
+
+def _attach(base: Base, spec: TaskSpec, data: DataSet, jobs: list[int], reference: Reference | None) -> dict[int, _Run]:
     configs, arena = spec.jobs(), base.trainer.arena
     arena.grow(max(arena.rows, arena.rows_used + sum(rows_for(configs[job].rank) for job in jobs)))
     runs = {}
-    for job in jobs:
-        assigned = JobAssignment(job_id=str(job), index=job, config=configs[job], status=JobStatus.PENDING)
-        run = runs[job] = JobRun.of("sweep", assigned, spec, data, None)
-        run.slot, run.reference = arena.attach(run.config.rank, run.config.plain_alpha), reference
-        base.trainer.init_adapter(run.slot, run.config.seed, run.config.target_modules)
+    for number in jobs:
+        config = configs[number]
+        total, clip = Schedule.of(spec, config, len(data.train)).total_steps, spec.training.max_grad_norm
+        slot = arena.attach(config.rank, config.plain_alpha)
+        base.trainer.init_adapter(slot, config.seed, config.target_modules)
+        runs[number] = _Run(TrainingJob(JobKey("sweep", number), config, data, total, clip, reference=reference), slot)
     return runs
 
 
@@ -163,7 +177,7 @@ def _references(base: Base, train_rows: Rows, parts: list[Rows], budget: int, ti
 
 def _examine(
     base: Base,
-    due: list[JobRun],
+    due: list[_Run],
     curves: Mapping[int, Curve],
     parts: list[Rows],
     references: list[list[float]] | None,
@@ -171,7 +185,7 @@ def _examine(
     tick: Callable[[], None],
 ) -> None:
     wanted = {
-        (run.index, place): ValidationSubject(run.slot, rows, run.config.beta, references[place] if references else ())
+        (run.index, place): ValidationSubject(run.slot, rows, run.job.config.beta, references[place] if references else ())
         for run in due
         for place, rows in enumerate(parts)
     }

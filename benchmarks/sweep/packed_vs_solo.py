@@ -9,10 +9,11 @@ from typing import Any
 from benchmarks.sweep.live_search import HELD_OUT
 from contract.task_spec import Schedule, TaskSpec
 from worker.data.dataset import DataSet, load
-from worker.executor.job_run import JobRun, Stage
-from worker.model.arena import rows_for
+from worker.model.arena import Slot, rows_for
+from worker.policy.job_record import JobKey
 from worker.replicas.base_loader import Base
 from worker.replicas.packed_step import step
+from worker.replicas.training_job import JobStep, TrainingJob
 
 STEPS = 200
 BUDGET = 1 << 16
@@ -58,21 +59,18 @@ def _losses(base: Base, spec: TaskSpec, data: DataSet, jobs: Sequence[int], step
     """Each job's losses, with all jobs packed."""
     configs, arena = spec.jobs(), base.trainer.arena
     arena.grow(max(arena.rows, arena.rows_used + sum(rows_for(configs[job].rank) for job in jobs)))
-    runs = []
-    for job in jobs:
-        config = configs[job]
-        schedule = Schedule.of(spec, config, len(data.train))
-        run = JobRun("spread", str(job), job, config, spec, data, schedule, Stage.TRAINING, True)
-        run.slot = arena.attach(config.rank, config.plain_alpha)
-        base.trainer.init_adapter(run.slot, config.seed, config.target_modules)
-        runs.append(run)
-    found: list[list[float]] = [[] for _ in runs]
-    for _ in range(steps):
-        stepped = step(base.trainer, runs, BUDGET, lambda: None)
-        for losses, run in zip(found, runs, strict=True):
-            losses.append(stepped.losses[run])
-            run.step += 1
-    for run in runs:
-        assert run.slot is not None
-        arena.detach(run.slot)
+    places: list[tuple[TrainingJob, Slot]] = []
+    for index in jobs:
+        config = configs[index]
+        total = Schedule.of(spec, config, len(data.train)).total_steps
+        slot = arena.attach(config.rank, config.plain_alpha)
+        base.trainer.init_adapter(slot, config.seed, config.target_modules)
+        places.append((TrainingJob(JobKey("spread", index), config, data, total, spec.training.max_grad_norm), slot))
+    found: list[list[float]] = [[] for _ in places]
+    for number in range(steps):
+        stepped = step(base.trainer, [JobStep(job, slot, number) for job, slot in places], BUDGET, lambda: None)
+        for losses, (job, _) in zip(found, places, strict=True):
+            losses.append(stepped.losses[job.key])
+    for _, slot in places:
+        arena.detach(slot)
     return found

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from worker.adapters.adapter_slots import Slots
+from worker.adapters.adapter_store import AdapterStore
 from worker.executor.checkpoint_policy import CheckpointPolicy
 from worker.executor.training_loop import Executor
 from worker.model.cuda.device_trainer import DeviceTrainer
@@ -19,9 +19,9 @@ _WATCHED: tuple[tuple[type, str, str], ...] = (
     (Executor, "_opened", EVALUATION),  # the base's own validation loss
     (Executor, "_step", TRAINING),
     (Executor, "_judge", EVALUATION),
-    (Slots, "give", PARKING),
-    (Slots, "park", PARKING),
-    (Slots, "note_best", PARKING),
+    (AdapterStore, "seat", PARKING),
+    (AdapterStore, "park", PARKING),
+    (AdapterStore, "note_best", PARKING),
     (CheckpointPolicy, "take", PARKING),
 )
 _SAMPLED = 40  # one of so many training passes is stored, to be measured again alone

@@ -3,6 +3,7 @@ callback evicts adapters."""
 
 import logging
 from collections.abc import Callable
+from typing import TypeVar
 
 from worker.model.arena import Slot, rows_for
 from worker.model.peak_memory import found_no_memory
@@ -10,22 +11,25 @@ from worker.model.plain.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 class NoRows(RuntimeError):
     """The device has no memory for the arena rows of an adapter. The message is for the adapter's owner."""
 
 
-def seated(trainer: Trainer, rank: int, alpha: float, fill: Callable[[Slot], None]) -> Slot:
-    """Attach a slot and fill it. Raises NoRows, with the slot detached again, where filling finds no memory."""
+def seated(trainer: Trainer, rank: int, alpha: float, fill: Callable[[Slot], T]) -> tuple[Slot, T]:
+    """Attach a slot and fill it; returns the slot and what `fill` returned. Raises NoRows, with the slot detached again, where
+    filling finds no memory."""
     slot = trainer.arena.attach(rank, alpha)
     try:
-        fill(slot)
+        filled = fill(slot)
     except (RuntimeError, MemoryError) as error:
         trainer.arena.detach(slot)
         if not found_no_memory(error):
             raise
     else:
-        return slot
+        return slot, filled
     trainer.free()
     raise _no_rows(trainer, rank)
 

@@ -5,7 +5,7 @@ position in the data), the smoothed loss, the windows and counters.
 """
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from worker.data.tensor_file import write_tensors
 from worker.model.arena import AdapterState
+from worker.policy.job_record import Best, Progress
 from worker.policy.verdict import History
 
 _FORMAT = 2
@@ -21,25 +22,6 @@ _KEY = "motet_checkpoint"
 
 class CheckpointError(ValueError):
     """The file is not a checkpoint that this worker can read."""
-
-
-@dataclass(frozen=True)
-class Best:
-    """Where a job's validation loss was lowest."""
-
-    step: int
-    val_loss: float
-
-
-@dataclass(frozen=True)
-class Progress:
-    """All of a job's state that is not a tensor. `ema` is None before the first step."""
-
-    step: int = 0
-    ema: float | None = None
-    history: History = field(default_factory=History)
-    best: Best | None = None
-    rung_losses: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from worker.executor.job_run import JobRun
 from worker.model.plain.trainer import OutOfMemory
 from worker.policy.activations import Need, chosen, step_tokens, turned
 from worker.policy.admission import Capacity, refitted, regrown
+from worker.policy.job_record import JobKey
 
 log = logging.getLogger(__name__)
 
@@ -63,20 +63,22 @@ class MemoryFit:
         """Limit admission to `rows` arena rows, beyond which the arena found no memory; None: it may try again."""
         self.capacity = replace(self.capacity, most_rows=rows)
 
-    def tighten(self, error: OutOfMemory, runs: Sequence[JobRun], rows: int) -> dict[JobRun, str]:
+    def tighten(self, error: OutOfMemory, jobs: Sequence[JobKey], rows: int) -> dict[JobKey, str]:
         """A pass of these jobs, beside `rows` arena rows, found no memory: use smaller micro-batches from now on. A task with a
         sequence as long as the pass recomputes activations from now on, where it kept them.
 
         Returns the jobs that cannot run, and why: they have a sequence of that length, and cannot switch to recomputing.
         """
-        self._quiet, long = 0, [run for run in runs if run.data.longest >= error.tokens]
+        self._quiet = 0
+        long = {group: need for group, need in self._needs.items() if need.longest >= error.tokens}
+        here = {key.placement for key in jobs} & long.keys()
         may = self.capacity.recomputed is not None and not error.recompute
-        turning = {run.group: run for run in long if may and not run.activations.recompute}
+        turning = [group for group in long if group in here and may and not long[group].activations.recompute]
         lower = refitted(self.capacity, error.tokens, rows, error.recompute)
         self._learned[error.recompute] = lower.of(error.recompute).per_token
         self.capacity = replace(lower, step_tokens=self.capacity.step_tokens) if turning else lower
-        for run in turning.values():
-            run.activations.turn(turned(error.tokens))
+        for group in turning:
+            long[group].activations.turn(turned(error.tokens))
         if turning:
             self._fit()
         log.warning(
@@ -84,7 +86,8 @@ class MemoryFit:
             *(error.tokens, self.capacity.step_tokens),
             f", and recompute activations for placements {', '.join(turning)}" if turning else "",
         )
-        return {run: self._hopeless(run, error.tokens) for run in long if run.group not in turning}
+        hopeless = here - set(turning)
+        return {key: self._hopeless(long[key.placement], error.tokens) for key in jobs if key.placement in hopeless}
 
     def stepped(self, rows: int) -> bool:
         """Record a step that found its memory. Whether reduced micro-batches grew just now, as they do every _QUIET_STEPS
@@ -110,10 +113,10 @@ class MemoryFit:
         tokens = min(tokens, self._most_tokens) if lowered else self._most_tokens
         self.capacity = replace(has, step_tokens=step_tokens(needs, has, tokens, shared=False), most_rows=None)
 
-    def _hopeless(self, run: JobRun, tokens: int) -> str:
-        form = "with activations computed again in backward" if run.activations.recompute else "with its activations kept"
+    def _hopeless(self, need: Need, tokens: int) -> str:
+        form = "with activations computed again in backward" if need.activations.recompute else "with its activations kept"
         usable, memory = (number >> 20 for number in (self.capacity.usable_bytes, self.capacity.memory_bytes))
         return (
-            f"its sequences are up to {run.data.longest} tokens long, and the device had no memory for a pass of {tokens} "
+            f"its sequences are up to {need.longest} tokens long, and the device had no memory for a pass of {tokens} "
             f"{form}; this worker may use {usable} MiB of {memory}; take a lower max_seq_len, or a worker with more memory"
         )

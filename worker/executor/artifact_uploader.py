@@ -16,7 +16,7 @@ from torch import Tensor
 
 from contract.adapter_manifest import AdapterFile, AdapterManifest, Lineage
 from contract.wire import CheckpointRef, UploadRequest
-from worker.adapters.job_checkpoint import Progress, Tensors, save
+from worker.adapters.job_checkpoint import Tensors, save
 from worker.adapters.peft_export import export_peft
 from worker.api_client import FenceStale, PlacementLink, Refused
 from worker.data.disk_full import room_needed
@@ -25,9 +25,10 @@ from worker.data.object_cache import Kept
 from worker.executor.background_worker import BackgroundWorker
 from worker.executor.job_run import JobRun
 from worker.executor.placement_lease import Lease, LeaseOver
+from worker.executor.retry import persist
 from worker.executor.task_run import TaskRun
+from worker.policy.job_record import Progress
 from worker.replicas.base_loader import Base
-from worker.retry import persist
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class ArtifactUploader:
 
     def _export(self, task: TaskRun, run: JobRun, base: Base, weights: Tensor, then: Callable[[AdapterManifest], None]) -> None:
         assert run.best is not None
-        layout, config = base.trainer.arena.layout, run.config
+        layout, config = base.trainer.arena.layout, run.job.config
         scratch = self._cache.objects(task.placement.tenant_id)
 
         def write() -> dict[str, Kept]:

@@ -5,11 +5,13 @@ from collections.abc import Iterable
 from functools import partial
 
 from contract.wire import Checkpointed, CheckpointRef
+from worker.adapters.adapter_store import AdapterStore
 from worker.boot_clock import boot_now
 from worker.data.node_cache import NodeCache
 from worker.executor.artifact_uploader import ArtifactUploader, Snapshot
+from worker.executor.job_run import JobRun
 from worker.executor.task_run import TaskRun
-from worker.replicas.replica_set import Replicas
+from worker.policy.job_record import CheckpointKnown
 
 _SHARE = 50  # copies take at most one part in so many of the time
 
@@ -24,7 +26,7 @@ class CheckpointPolicy:
         """Schedule the task's first checkpoint."""
         task.checkpoint_due = boot_now() + self._seconds
 
-    def take(self, tasks: Iterable[TaskRun], replicas: Replicas, now: bool = False) -> None:
+    def take(self, tasks: Iterable[TaskRun], store: AdapterStore, now: bool = False) -> None:
         """Checkpoint the tasks that are due or leaving, or every task with anything new if `now`.
 
         The host copies are made before it returns.
@@ -33,7 +35,7 @@ class CheckpointPolicy:
             began = boot_now()
             if task.checkpointing or not (now or task.leaving or began >= task.checkpoint_due):
                 continue
-            snapshots = [Snapshot(run.index, run.progress, replicas.tensors(run)) for run in task.runs if run.changed]
+            snapshots = [Snapshot(run.index, run.progress, store.tensors(run.key)) for run in task.runs if run.record.changed]
             ended = boot_now()
             task.checkpoint_due = ended + max(self._seconds, _SHARE * (ended - began))
             if snapshots:
@@ -52,4 +54,9 @@ class CheckpointPolicy:
             if replaced is not None:
                 self._cache.objects(task.placement.tenant_id).drop(replaced.sha256)
             if index in runs:
-                runs[index].checkpoint = ref
+                runs[index].apply(CheckpointKnown(ref))
+
+    def forget(self, task: TaskRun, run: JobRun) -> None:
+        """Drop the local copy of a job's checkpoint: the job has ended or left."""
+        if run.checkpoint is not None:
+            self._cache.objects(task.placement.tenant_id).drop(run.checkpoint.sha256)

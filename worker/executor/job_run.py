@@ -1,146 +1,133 @@
-"""One job on an executor: its progress, its losses, where its adapter is stored. Decides nothing."""
+"""One job on an executor: its fixed facts, and its record as of now. Decides nothing. Its adapter lies in the adapter store."""
 
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass, replace
 
-from torch import Tensor
-
-from contract.search_space import JobConfig
-from contract.states import JobStatus
 from contract.task_spec import Schedule, TaskSpec
 from contract.wire import CheckpointRef, JobAssignment
-from worker.adapters.job_checkpoint import Best, Progress
+from worker.adapters.adapter_location import AdapterSpec
 from worker.adapters.warm_start import WarmStart
-from worker.data.dataset import DataSet, Order
-from worker.model.arena import Slot, rows_for
+from worker.data.dataset import DataSet
+from worker.model.arena import rows_for
 from worker.policy.activations import Activations
 from worker.policy.admission import Demand
-from worker.policy.verdict import History, Policy, Verdict, smooth
+from worker.policy.job_record import Best, Evaluated, JobEvent, JobKey, JobRecord, Progress, Stage, reduced
+from worker.policy.verdict import Policy, Verdict
 from worker.replicas.dpo_reference import Reference
+from worker.replicas.training_job import TrainingJob
 from worker.replicas.validation_pass import ValidationSubject
 
-
-class Stage(StrEnum):
-    PENDING = "pending"  # never had a slot
-    WARMUP = "warmup"
-    PARKED = "parked"  # past its warmup, its rank at the boundary still open
-    TRAINING = "training"
-    ENDING = "ending"  # decided; its adapter is being uploaded
-    OVER = "over"
-
-
-_STAGES = {
-    JobStatus.PENDING: Stage.PENDING,
-    JobStatus.WARMUP: Stage.WARMUP,
-    JobStatus.PARKED: Stage.PARKED,
-    JobStatus.TRAINING: Stage.TRAINING,
-}
 # Warmup goes first: the boundary waits for every job in warmup, and parked jobs cost memory.
 _TURNS = {Stage.WARMUP: 0, Stage.PENDING: 1, Stage.TRAINING: 2}
 
 
 @dataclass(eq=False)
 class JobRun:
-    """A job of one placement (`group`). It trains while it has a slot."""
+    """A job of one placement. `record` changes by events alone."""
 
-    group: str
     job_id: str
-    index: int
-    config: JobConfig
+    job: TrainingJob
     spec: TaskSpec
-    data: DataSet
     schedule: Schedule
-    stage: Stage
-    promoted: bool
-    order: Order = field(init=False)
-    step: int = 0
-    ema: float | None = None
-    history: History = field(default_factory=History)
-    best: Best | None = None
-    rung_losses: list[float] = field(default_factory=list)  # validation losses at the rungs it has reached
-    settled: int = 0  # how many of those rungs it has been judged at
-    start: WarmStart | None = None  # the adapter that its first weights are made from
-    reference: Reference | None = None  # under dpo
-    activations: Activations = field(default_factory=lambda: Activations(False, "activations are kept"))  # shared by its task
-    slot: Slot | None = None
-    best_weights: Tensor | None = None  # float32 [rank, W] on the host, while it has a slot
-    checkpoint: CheckpointRef | None = None  # the last that was reported to the service
-    tenant_id: str = ""  # its tenant, for the node's cache
-
-    def __post_init__(self) -> None:
-        self.order = Order(len(self.data.train), self.config.batch_size, self.config.seed)
+    record: JobRecord
 
     @classmethod
-    def of(cls, group: str, assigned: JobAssignment, spec: TaskSpec, data: DataSet, progress: Progress | None) -> "JobRun":
+    def of(
+        cls,
+        placement: str,
+        assigned: JobAssignment,
+        spec: TaskSpec,
+        data: DataSet,
+        progress: Progress | None,
+        activations: Activations,
+    ) -> "JobRun":
         """The job as the service assigned it, with the state of its checkpoint."""
-        run = cls(
-            group,
-            assigned.job_id,
-            assigned.index,
-            assigned.config,
-            spec,
-            data,
-            Schedule.of(spec, assigned.config, len(data.train)),
-            _STAGES[assigned.status],
-            assigned.promoted,
-        )
-        if progress is not None:
-            run.step, run.ema, run.history, run.best = progress.step, progress.ema, progress.history, progress.best
-            run.checkpoint = assigned.checkpoint
-            run.rung_losses = list(progress.rung_losses)
-        if assigned.warmup_val_loss is not None:  # also where the checkpoint is from before the boundary
-            run.rung_losses[:1] = [assigned.warmup_val_loss]
-        run.settled = max(1, len(run.rung_losses)) if run.promoted else 0
-        return run
+        schedule, key = Schedule.of(spec, assigned.config, len(data.train)), JobKey(placement, assigned.index)
+        job = TrainingJob(key, assigned.config, data, schedule.total_steps, spec.training.max_grad_norm, activations)
+        return cls(assigned.job_id, job, spec, schedule, JobRecord.of(assigned, progress))
+
+    def apply(self, event: JobEvent) -> None:
+        self.record = reduced(self.record, event)
+
+    def refer(self, reference: Reference) -> None:
+        """Give the job its task's reference, before its first step."""
+        self.job = replace(self.job, reference=reference)
+
+    @property
+    def key(self) -> JobKey:
+        return self.job.key
+
+    @property
+    def index(self) -> int:
+        return self.key.job
+
+    @property
+    def stage(self) -> Stage:
+        return self.record.stage
 
     @property
     def progress(self) -> Progress:
         """Its state for a checkpoint, without tensors."""
-        return Progress(self.step, self.ema, self.history, self.best, tuple(self.rung_losses))
+        return self.record.progress
+
+    @property
+    def step(self) -> int:
+        return self.progress.step
+
+    @property
+    def best(self) -> Best | None:
+        return self.progress.best
+
+    @property
+    def checkpoint(self) -> CheckpointRef | None:
+        return self.record.checkpoint
 
     @property
     def warmup_val_loss(self) -> float | None:
         """Its validation loss at the end of its warmup, once it is known."""
-        return self.rung_losses[0] if self.rung_losses else None
-
-    @property
-    def unsettled(self) -> bool:
-        """Whether it stands at a rung at which it is not judged yet."""
-        return self.unfinished and len(self.rung_losses) > self.settled
+        return self.progress.rung_losses[0] if self.progress.rung_losses else None
 
     @property
     def ranked(self) -> bool:
         """Whether the warmup boundary is still ahead of it."""
-        return self.schedule.boundary and not self.promoted
+        return self.schedule.boundary and not self.record.promoted
 
     @property
-    def waits(self) -> bool:
-        """Whether it would train if it had a slot."""
-        return self.slot is None and self.stage in _TURNS
+    def trainable(self) -> bool:
+        """Whether it would train if it had arena rows."""
+        return self.stage in _TURNS
 
     @property
     def unfinished(self) -> bool:
-        return self.stage not in (Stage.ENDING, Stage.OVER)
-
-    @property
-    def changed(self) -> bool:
-        """Whether it is unfinished and has taken steps since its last checkpoint."""
-        return self.unfinished and self.step > 0 and (self.checkpoint is None or self.checkpoint.step != self.step)
+        return self.record.unfinished
 
     @property
     def due(self) -> bool:
         """Whether it is to be evaluated after the step it just took."""
         return self.schedule.evaluates_at(self.step)
 
+    def adapter(self, start: WarmStart | None) -> AdapterSpec:
+        """What its adapter is made from. start: the adapter that its task starts from."""
+        config = self.job.config
+        return AdapterSpec(config.rank, config.plain_alpha, config.seed, config.target_modules, start)
+
     @property
     def demand(self) -> Demand:
         """What it needs of the executor while it trains."""
-        size = min(self.config.batch_size, len(self.data.train))
-        tokens = round(size * self.data.train.mean_length)
-        size *= self.data.train.per_row
+        train, config = self.job.data.train, self.job.config
+        size = min(config.batch_size, len(train))
+        tokens = round(size * train.mean_length)
         turn, left = _TURNS.get(self.stage, 0), tokens * self._steps_left
-        rows, recompute = rows_for(self.config.rank), self.activations.recompute
-        return Demand(self, self.group, size, tokens, self.data.longest, rows, turn, left, recompute)
+        return Demand(
+            key=self.key,
+            group=self.key.placement,
+            batch_size=size * train.per_row,
+            tokens=tokens,
+            longest=self.job.data.longest,
+            rows=rows_for(config.rank),
+            turn=turn,
+            left=left,
+            recompute=self.job.activations.recompute,
+        )
 
     @property
     def _steps_left(self) -> float:
@@ -151,26 +138,17 @@ class JobRun:
         )
 
     @property
-    def examinee(self) -> ValidationSubject:
-        """What to evaluate for its validation loss."""
-        reference = self.reference.validation if self.reference is not None else ()
-        return ValidationSubject(self.slot, self.data.validation, self.config.beta, reference)
+    def subject(self) -> ValidationSubject:
+        """What to evaluate for its validation loss, but for the place of its adapter."""
+        reference = self.job.reference.validation if self.job.reference is not None else ()
+        return ValidationSubject(None, self.job.data.validation, self.job.config.beta, reference)
 
-    def learned(self, loss: float) -> None:
-        """Record an optimizer step, on a batch of this loss."""
-        self.step += 1
-        self.ema = smooth(self.ema, loss, self.spec.early_exit.ema_alpha)
+    def rung(self) -> int | None:
+        """The rung at which it stands after the step just taken, if it does."""
+        return self.schedule.rungs.index(self.step) if self.step in self.schedule.rungs else None
 
-    def reached_rung(self, loss: float) -> bool:
-        """Record this validation loss if the step just taken is a rung. Whether the job is still to be judged there."""
-        if self.step not in self.schedule.rungs:
-            return False
-        rung = self.schedule.rungs.index(self.step)
-        self.rung_losses[rung : rung + 1] = [loss]
-        return rung >= self.settled
-
-    def observe(self, policy: Policy, val_loss: float) -> Verdict | None:
-        """Pass an evaluation to the policy; returns its verdict."""
-        assert self.ema is not None, "a job is evaluated after a step"
-        self.history, verdict = policy.observe(self.history, self.ema, val_loss)
-        return verdict
+    def judged(self, policy: Policy, val_loss: float) -> tuple[JobEvent, Verdict | None]:
+        """Pass an evaluation to the policy; returns the event, and the verdict."""
+        assert self.progress.ema is not None, "a job is evaluated after a step"
+        history, verdict = policy.observe(self.progress.history, self.progress.ema, val_loss)
+        return Evaluated(val_loss, history), verdict

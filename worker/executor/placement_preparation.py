@@ -9,7 +9,7 @@ from pathlib import Path
 
 from contract.states import JOB_TERMINAL
 from contract.wire import FileRef, JobAssignment, Placement
-from worker.adapters.job_checkpoint import Progress, load_progress
+from worker.adapters.job_checkpoint import load_progress
 from worker.adapters.warm_start import WarmStart, WarmStartError, read_peft
 from worker.api_client import PlacementLink, Unreachable
 from worker.data.dataset import DataSet, split
@@ -18,13 +18,14 @@ from worker.data.object_cache import ObjectCache, WrongBytes
 from worker.data.token_cache import DataError, Reading, stream_of
 from worker.data.token_stream import TokenStream
 from worker.executor.placement_lease import Lease
+from worker.executor.retry import persist
 from worker.model.arena import rows_for
 from worker.model.plain.trainer import OutOfMemory
-from worker.policy.activations import Activations, chosen
+from worker.policy.activations import Activations, Need, chosen
 from worker.policy.admission import Capacity
+from worker.policy.job_record import Progress
 from worker.replicas.base_loader import Base
 from worker.replicas.memory_profile import Profiles, capacity_of, held_bytes, profiles_of
-from worker.retry import persist
 from worker.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,15 @@ class Prepared:
     checkpoints: dict[int, tuple[Path, Progress]]
     activations: Activations
     start: WarmStart | None = None  # the adapter that all jobs start from
+
+    def needs(self, rows: Iterable[int]) -> list[Need]:
+        """What the task needs of each replica. rows: arena rows of each of its jobs."""
+        taken = tuple(rows)
+        return [Need(capacity, self.data.longest, taken, self.activations) for capacity in self.capacities]
+
+    def file(self, index: int) -> Path | None:
+        """The checkpoint file of the job of this index."""
+        return self.checkpoints[index][0] if index in self.checkpoints else None
 
 
 class Preparation:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contract.wire import Event, Points, Report, Series, Throughput
 from worker.api_client import FenceStale, PlacementLink, Refused, SeqGap
 from worker.executor.placement_lease import Lease, LeaseOver
-from worker.retry import persist
+from worker.executor.retry import persist
 
 log = logging.getLogger(__name__)
 

@@ -18,14 +18,24 @@ from contract.wire import (
     Placement,
     Throughput,
 )
-from worker.adapters.job_checkpoint import Best, Progress
 from worker.boot_clock import boot_now
 from worker.data.dataset import DataSet
-from worker.executor.job_run import JobRun, Stage
+from worker.executor.job_run import JobRun
 from worker.executor.placement_lease import Lease
 from worker.executor.reporter import Reporter
 from worker.policy.activations import Activations
 from worker.policy.early_exit import policy_of
+from worker.policy.job_record import (
+    Best,
+    Ended,
+    Ending,
+    Parked,
+    Progress,
+    Promoted,
+    Stage,
+    TrainingBegan,
+    WarmupBegan,
+)
 from worker.policy.verdict import Standing, Verdict
 from worker.replicas.packed_step import Work
 
@@ -41,6 +51,7 @@ class TaskRun:
         self.policy = policy_of(placement.spec.early_exit)
         self.data: DataSet | None = None
         self.runs: list[JobRun] = []
+        self._by_index: dict[int, JobRun] = {}
         self.base_val_loss = placement.base_val_loss
         self.checkpoint_due = 0.0
         self.checkpointing = False
@@ -54,6 +65,10 @@ class TaskRun:
     def key(self) -> str:
         return self.placement.placement_id
 
+    def __getitem__(self, index: int) -> JobRun:
+        """The unfinished job of this index in the task."""
+        return self._by_index[index]
+
     @property
     def over(self) -> bool:
         """Whether every job's end has been recorded."""
@@ -62,19 +77,17 @@ class TaskRun:
     @property
     def safe(self) -> bool:
         """Whether storage holds all its progress: no job has changed since its checkpoint, and no upload is pending."""
-        return not self.checkpointing and not any(run.changed or run.stage is Stage.ENDING for run in self.runs)
+        return not self.checkpointing and not any(run.record.changed or run.stage is Stage.ENDING for run in self.runs)
 
     def open(self, data: DataSet, checkpoints: dict[int, Progress], activations: Activations) -> None:
         """Create the runs of its unfinished jobs from the loaded data, so that they can be scheduled."""
         spec, self.data, self.activations = self.placement.spec, data, activations
         self.runs = [
-            JobRun.of(self.key, assigned, spec, data, checkpoints.get(assigned.index))
+            JobRun.of(self.key, assigned, spec, data, checkpoints.get(assigned.index), activations)
             for assigned in self.placement.jobs
             if assigned.status not in JOB_TERMINAL
         ]
-        for run in self.runs:
-            run.activations = activations
-            run.tenant_id = self.placement.tenant_id
+        self._by_index = {run.index: run for run in self.runs}
         self.record(
             Attached(
                 train_rows=len(data.train),
@@ -100,31 +113,34 @@ class TaskRun:
     # ---- a job's state changes -----------------------------------------------------------------------------------
 
     def started(self, run: JobRun) -> None:
-        """The job got a slot. Without a boundary ahead it is in training from its first step."""
+        """The job got arena rows. Without a boundary ahead it is in training from its first step."""
         if run.stage is Stage.PENDING:
-            self._move(run, Stage.WARMUP, JobMoved(job=run.index, status=JobStatus.WARMUP, step=run.step))
+            run.apply(WarmupBegan())
+            self.record(JobMoved(job=run.index, status=JobStatus.WARMUP, step=run.step))
         if run.stage is Stage.WARMUP and not run.ranked:
-            run.promoted = True
-            self._move(run, Stage.TRAINING, JobMoved(job=run.index, status=JobStatus.TRAINING, step=run.step))
+            run.apply(TrainingBegan())
+            self.record(JobMoved(job=run.index, status=JobStatus.TRAINING, step=run.step))
 
     def parked(self, run: JobRun) -> None:
         """The job finished its warmup, and its rank is still open."""
-        event = JobMoved(job=run.index, status=JobStatus.PARKED, step=run.step, warmup_val_loss=run.warmup_val_loss)
-        self._move(run, Stage.PARKED, event)
+        run.apply(Parked())
+        self.record(JobMoved(job=run.index, status=JobStatus.PARKED, step=run.step, warmup_val_loss=run.warmup_val_loss))
 
     def promoted(self, run: JobRun) -> None:
         """The job continues past its rung; past the first, which ends its warmup, it is in training."""
-        run.settled = len(run.rung_losses)
-        if run.stage is Stage.TRAINING:
-            return
-        loss = None if run.stage is Stage.PARKED else run.warmup_val_loss
-        run.promoted = True
-        event = JobMoved(job=run.index, status=JobStatus.TRAINING, step=run.step, warmup_val_loss=loss)
-        self._move(run, Stage.TRAINING, event)
+        before = run.stage
+        run.apply(Promoted())
+        if before is not Stage.TRAINING:
+            loss = None if before is Stage.PARKED else run.warmup_val_loss
+            self.record(JobMoved(job=run.index, status=JobStatus.TRAINING, step=run.step, warmup_val_loss=loss))
+
+    def ending(self, run: JobRun) -> None:
+        """The job is decided, and its adapter is being stored."""
+        run.apply(Ending())
 
     def ended(self, run: JobRun, *events: Event) -> None:
         """Mark the job as over, and record its last events."""
-        run.stage = Stage.OVER
+        run.apply(Ended())
         self.flush_throughput()
         self.record(*events)
 
@@ -152,21 +168,17 @@ class TaskRun:
         self.flush_throughput()
         self.record(Detached())
 
-    def _move(self, run: JobRun, stage: Stage, event: JobMoved) -> None:
-        run.stage = stage
-        self.record(event)
-
     # ---- the boundary --------------------------------------------------------------------------------------------
 
     def settle(self) -> list[tuple[JobRun, Verdict | None]]:
         """Jobs at a rung whose rank there is certain now: None continues. A job once judged at a rung is not judged there
         again."""
         settled = self.policy.settle(self._standings())
-        return [(run, settled[run.index]) for run in self.runs if run.unsettled and run.index in settled]
+        return [(run, settled[run.index]) for run in self.runs if run.record.unsettled and run.index in settled]
 
     def arrived(self) -> list[JobRun]:
         """Jobs that have finished their warmup and still hold their slot."""
-        return [run for run in self.runs if run.stage is Stage.WARMUP and run.unsettled]
+        return [run for run in self.runs if run.stage is Stage.WARMUP and run.record.unsettled]
 
     def _standings(self) -> list[Standing]:
         """All jobs alive at the boundary: those that finished warmup, even if they ended later, and those that still may."""
@@ -176,7 +188,7 @@ class TaskRun:
             if job.status in JOB_TERMINAL and job.warmup_val_loss is not None
         ]
         here = [run for run in self.runs if run.schedule.boundary and (run.warmup_val_loss is not None or run.unfinished)]
-        return [*ended, *(Standing(run.index, tuple(run.rung_losses)) for run in here)]
+        return [*ended, *(Standing(run.index, run.progress.rung_losses) for run in here)]
 
     # ---- throughput ----------------------------------------------------------------------------------------------
 

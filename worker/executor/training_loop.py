@@ -24,11 +24,12 @@ from worker.executor.artifact_uploader import ArtifactUploader
 from worker.executor.attached_placements import Act, AttachedPlacements
 from worker.executor.baseline_evaluation import evaluate_baseline
 from worker.executor.checkpoint_policy import CheckpointPolicy
-from worker.executor.job_run import JobRun, Stage
+from worker.executor.job_run import JobRun
 from worker.executor.placement_lease import Lease
 from worker.executor.placement_preparation import Prepared
 from worker.executor.task_run import TaskRun, keeps_adapter
 from worker.pipe_messages import Attach, Detach, Ended, Progress, Renew, Stop
+from worker.policy.job_record import JobKey, RungReached, Stage, StepTaken
 from worker.policy.verdict import Verdict, not_finite
 from worker.replicas.device_replica import Hopeless
 from worker.replicas.packed_step import Stepped
@@ -67,10 +68,10 @@ class Executor:
             if runs:
                 stepped = self._step(self._replicas, runs)
                 self._record(self._replicas, stepped)
-                self._judge(self._replicas, [run for run in stepped.losses if run.slot is not None and run.due])
+                self._judge(self._replicas, [run for run in self._active() if run.key in stepped.losses and run.due])
             self._settle(self._replicas)
             self._release()
-            self._checkpoint_policy.take(self._attached.open, self._replicas)
+            self._checkpoint_policy.take(self._attached.open, self._replicas.store)
 
     # ---- commands and callbacks ------------------------------------------------------------------------------------
 
@@ -108,16 +109,18 @@ class Executor:
     def _opened(self, task: TaskRun, prepared: Prepared) -> None:
         """A placement is prepared: evaluate its baseline and make its jobs schedulable."""
         if self._replicas is None or self._replicas.bases is not prepared.bases:
-            self._replicas = Replicas(prepared, self._scratch, self._cache)
-        replicas, slots = self._replicas, self._replicas.first.slots
-        replicas.widen(task.key, task.runs, prepared)
-        self._give_up(replicas, replicas.refused(task.runs))
+            self._replicas = Replicas(prepared.bases, prepared.capacities, self._scratch, self._cache)
+        replicas = self._replicas
+        replicas.widen(task.key, prepared.needs([run.demand.rows for run in task.runs]))
+        for run in task.runs:
+            replicas.store.add(run.key, run.adapter(prepared.start), prepared.file(run.index))
+        self._give_up(replicas, replicas.refused(run.demand for run in task.runs))
 
-        def measure(left: list[JobRun]) -> None:
+        def measure(left: list[JobKey]) -> None:
             if left:
-                evaluate_baseline(slots, task, prepared, self._cache, self._attached.progress)
+                evaluate_baseline(replicas.first, task, prepared, self._cache, self._attached.progress)
 
-        left = [run for run in task.runs if run.unfinished]
+        left = [run.key for run in task.runs if run.unfinished]
         try:
             _, hopeless = replicas.first.attempt(left, measure)
         except NoRows as error:  # for the adapter that the task starts from
@@ -133,7 +136,7 @@ class Executor:
         """A placement has left: free what its jobs hold."""
         if self._replicas is not None:
             for run in task.runs:
-                self._replicas.forget(run)
+                self._forget(self._replicas, task, run)
             self._replicas.narrow(task.key)
         self._unsettled.pop(task.key, None)
         self._vacant = True
@@ -141,26 +144,32 @@ class Executor:
     # ---- decide ----------------------------------------------------------------------------------------------------
 
     def _active(self) -> list[JobRun]:
-        return [run for task in self._attached.training for run in task.runs if run.slot is not None]
+        """The jobs that train: those with arena rows."""
+        return [run for task in self._attached.training for run in task.runs if self._trains(run)]
+
+    def _trains(self, run: JobRun) -> bool:
+        return self._replicas is not None and self._replicas.store.rows(run.key) is not None
 
     def _admit(self, replicas: Replicas) -> None:
-        """Give slots to the jobs that the policy admits, and balance the replicas."""
+        """Give arena rows to the jobs that the policy admits, and balance the replicas."""
         if not self._vacant:
             return
         self._vacant = False
-        waiting = {run: task for task in self._attached.training for run in task.runs if run.waits}
-        given, hopeless = replicas.admit(self._active(), list(waiting))
-        for run in given:
-            waiting[run].started(run)
+        runs = (run for task in self._attached.training for run in task.runs)
+        waiting = {run.key: run for run in runs if run.trainable and not self._trains(run)}
+        running = [run.demand for run in self._active()]
+        given, hopeless = replicas.admit(running, [run.demand for run in waiting.values()])
+        for key in given:
+            self._attached[key.placement].started(waiting[key])
         self._give_up(replicas, hopeless)
-        self._vacant |= replicas.even(self._active())
+        self._vacant |= replicas.even([run.demand for run in self._active()])
 
     # ---- do --------------------------------------------------------------------------------------------------------
 
     def _step(self, replicas: Replicas, runs: list[JobRun]) -> Stepped:
         """Step these jobs; those that cannot be stepped fail."""
-        stepped, hopeless = replicas.step(runs, self._attached.progress)
-        self._vacant |= replicas.stepped(runs)
+        stepped, hopeless = replicas.step([(run.job, run.step) for run in runs], self._attached.progress)
+        self._vacant |= replicas.stepped(run.key for run in runs)
         self._give_up(replicas, hopeless)
         return stepped
 
@@ -168,27 +177,32 @@ class Executor:
         """Fail these jobs: they cannot be stepped. Before that, tasks report how they hold activations now."""
         for task in self._attached.open:
             task.tell_activations()
-        for run, why in hopeless.items():
-            replicas.forget(run)
-            self._attached[run.group].failed(run, why)
+        for key, why in hopeless.items():
+            task = self._attached[key.placement]
+            self._forget(replicas, task, task[key.job])
+            task.failed(task[key.job], why)
             self._vacant = True
-            self._unsettled[run.group] = self._attached[run.group]
+            self._unsettled[task.key] = task
+
+    def _forget(self, replicas: Replicas, task: TaskRun, run: JobRun) -> None:
+        """Free everything that the job holds."""
+        replicas.store.forget(run.key)
+        self._checkpoint_policy.forget(task, run)
 
     # ---- record ----------------------------------------------------------------------------------------------------
 
     def _record(self, replicas: Replicas, stepped: Stepped) -> None:
-        for run, loss in stepped.losses.items():
-            task = self._attached[run.group]
+        for key, loss in stepped.losses.items():
+            task = self._attached[key.placement]
+            run = task[key.job]
             task.reporter.point(run.index, "train_loss", run.step + 1, loss)
-            said = stepped.preferences.get(run)
+            said = stepped.preferences.get(key)
             if said is not None and math.isfinite(loss):
                 task.reporter.point(run.index, "train_accuracy", run.step + 1, said.accuracy)
                 task.reporter.point(run.index, "train_margin", run.step + 1, said.margin)
+            run.apply(StepTaken(loss, run.spec.early_exit.ema_alpha))
             broken = not_finite("train_loss", loss)
-            if broken is None:
-                run.learned(loss)
-            else:
-                run.step += 1
+            if broken is not None:
                 self._end(replicas, run, broken)
         tokens = sum(work.tokens for work in stepped.work.values())
         for group, work in stepped.work.items():
@@ -199,28 +213,33 @@ class Executor:
     def _judge(self, replicas: Replicas, due: list[JobRun]) -> None:
         """Evaluate the jobs that are due, and apply the early-exit policy to each."""
         began = time.monotonic()
-        found, hopeless = replicas.examine(due, self._attached.progress)
+        found, hopeless = replicas.examine({run.key: run.subject for run in due}, self._attached.progress)
         self._give_up(replicas, hopeless)
         per_token = (time.monotonic() - began) / max(1, sum(result.tokens for result in found.values()))
-        for run, result in found.items():
-            self._attached[run.group].evaluated(per_token * result.tokens, result.tokens)
-            self._judge_one(replicas, run, result)
+        for key, result in found.items():
+            task = self._attached[key.placement]
+            task.evaluated(per_token * result.tokens, result.tokens)
+            self._judge_one(replicas, task, task[key.job], result)
 
-    def _judge_one(self, replicas: Replicas, run: JobRun, result: ValidationResult) -> None:
-        task, loss, finite = self._attached[run.group], result.loss, math.isfinite(result.loss)
+    def _judge_one(self, replicas: Replicas, task: TaskRun, run: JobRun, result: ValidationResult) -> None:
+        loss, finite, best = result.loss, math.isfinite(result.loss), run.best
         task.reporter.point(run.index, "val_loss", run.step, loss)
         if finite and result.accuracy is not None and result.margin is not None:
             task.reporter.point(run.index, "val_accuracy", run.step, result.accuracy)
             task.reporter.point(run.index, "val_margin", run.step, result.margin)
-        if finite and (run.best is None or loss < run.best.val_loss):
-            replicas.note_best(run, loss)
-        verdict = run.observe(task.policy, loss)
+        event, verdict = run.judged(task.policy, loss)
+        run.apply(event)
+        if run.best is not best:
+            replicas.store.note_best(run.key)
+        rung = run.rung()
         if finite and run.step >= run.schedule.total_steps:
             self._end(replicas, run, None)
         elif verdict is not None:
             self._end(replicas, run, verdict)
-        elif run.reached_rung(loss):
-            self._unsettled[task.key] = task
+        elif rung is not None:
+            run.apply(RungReached(rung, loss))
+            if run.record.unsettled:
+                self._unsettled[task.key] = task
 
     def _settle(self, replicas: Replicas) -> None:
         """At the warmup boundary and later rungs: promote or end jobs whose rank is certain, and park those that must wait."""
@@ -236,20 +255,20 @@ class Executor:
                     self._end(replicas, run, verdict)
             for run in task.arrived():
                 task.parked(run)
-                replicas.park(run)
+                replicas.store.park(run.key)
                 self._vacant = True
 
     # ---- release ---------------------------------------------------------------------------------------------------
 
     def _end(self, replicas: Replicas, run: JobRun, verdict: Verdict | None) -> None:
         """The job is decided (None: it completed). Frees its slot at once; records its end once its adapter is stored."""
-        task, weights = self._attached[run.group], run.best_weights
+        task, weights = self._attached[run.key.placement], replicas.store.best(run.key)
         closing = task.completion(run) if verdict is None else task.exit(run, verdict)
-        replicas.forget(run)
+        self._forget(replicas, task, run)
         self._vacant = True
         self._unsettled[task.key] = task
         if keeps_adapter(verdict, run.best) and weights is not None:
-            run.stage = Stage.ENDING
+            task.ending(run)
             self._uploader.keep_adapter(task, run, replicas.bases[0], weights, partial(self._kept, task, run, closing))
         else:
             task.ended(run, closing)
@@ -268,7 +287,7 @@ class Executor:
         deadline = boot_now() + seconds
         self._stopping = True
         while self._replicas is not None:
-            self._checkpoint_policy.take(self._attached.open, self._replicas, now=True)
+            self._checkpoint_policy.take(self._attached.open, self._replicas.store, now=True)
             if not any(task.checkpointing for task in self._attached.open):
                 break
             try:

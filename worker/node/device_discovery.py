@@ -6,6 +6,7 @@ import shutil
 import subprocess
 
 from contract.wire import Device
+from worker.main_memory import available_memory
 from worker.settings import Settings, SettingsError
 
 _QUERY = ["--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits"]
@@ -19,13 +20,6 @@ def find_devices(settings: Settings) -> list[Device]:
     if not gpus and settings.worker_device == "cuda":
         raise SettingsError("MOTET_WORKER_DEVICE is cuda, but nvidia-smi lists no GPU that CUDA_VISIBLE_DEVICES shows")
     return gpus or _slots(settings.worker_slots)
-
-
-def available_memory() -> int:
-    """Bytes of main memory available to this process: the kernel's figure, or less where a container's limit is lower."""
-    with open("/proc/meminfo") as lines:
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    return min([free, *_container_headroom()])
 
 
 def _slots(count: int) -> list[Device]:
@@ -50,13 +44,3 @@ def _gpus() -> list[Device]:
         Device(index=index, type=name, memory_bytes=int(mebibytes) * 2**20)
         for index, (_, _, name, mebibytes) in enumerate(rows)
     ]
-
-
-def _container_headroom() -> list[int]:
-    """Bytes left under the control group's memory limit, if there is one."""
-    try:
-        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as used:
-            most, now = limit.read().strip(), int(used.read())
-    except OSError:
-        return []
-    return [] if most == "max" else [max(0, int(most) - now)]

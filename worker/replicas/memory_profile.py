@@ -24,10 +24,10 @@ import torch
 from contract.wire import BaseModelRef
 from worker.data.disk_full import DiskFull
 from worker.data.object_cache import ObjectCache
+from worker.main_memory import available_memory
 from worker.model.arena import ROW_MULTIPLE
 from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.plain.trainer import OutOfMemory, Trainer, probe
-from worker.node.device_discovery import available_memory
 from worker.policy.admission import Capacity, MemoryModel
 from worker.settings import Settings
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from worker.executor.job_run import JobRun
 from worker.model.flat_batch import Dropout
 from worker.model.plain.trainer import LossSum, Trainer
 from worker.model.row_optimizer import RowUpdate
+from worker.policy.job_record import JobKey
 from worker.policy.packing import pack
 from worker.replicas.dpo_loss import Preference, judge
+from worker.replicas.training_job import JobStep
 from worker.replicas.validation_pass import Sequences, log_probabilities, segments_of
 
 
@@ -43,72 +44,75 @@ class Stepped:
     A job whose loss is not finite was not updated. preferences: each job's results under dpo.
     """
 
-    losses: dict[JobRun, float]
+    losses: dict[JobKey, float]
     seconds: float
     work: dict[str, Work] = field(default_factory=lambda: defaultdict(Work))
-    preferences: dict[JobRun, Preference] = field(default_factory=dict)
+    preferences: dict[JobKey, Preference] = field(default_factory=dict)
 
 
-def step(trainer: Trainer, runs: Sequence[JobRun], budget: int, tick: Callable[[], None]) -> Stepped:
-    """Train `runs` by one optimizer step each, in micro-batches of `budget` tokens. Calls `tick` after each micro-batch.
+def step(trainer: Trainer, steps: Sequence[JobStep], budget: int, tick: Callable[[], None]) -> Stepped:
+    """Train these jobs by one optimizer step each, in micro-batches of `budget` tokens. Calls `tick` after each micro-batch.
 
     Raises OutOfMemory where a pass finds no memory; then no job was updated, and the caller must void the gradients.
     """
     began = time.monotonic()
-    places = {run: run.data.train.places(run.order.batch(run.step)) for run in runs}
-    batches = {run: _sequences(run, places[run]) for run in runs}
+    jobs = {one.job.key: one.job for one in steps}
+    places = {one.job.key: one.job.data.train.places(one.job.order.batch(one.step)) for one in steps}
+    batches = {one.job.key: _sequences(one, places[one.job.key]) for one in steps}
     stepped = Stepped({}, 0.0)
-    stepped.preferences = _judged(trainer, batches, places, budget, tick)
-    ruined = {run for run, said in stepped.preferences.items() if not math.isfinite(said.loss)}
-    weights = {run: _weights(batch, stepped.preferences.get(run)) for run, batch in batches.items()}
-    sums: list[tuple[JobRun, LossSum]] = []
-    for held in pack({run: batch.lengths for run, batch in batches.items() if run not in ruined}, budget):
+    stepped.preferences = _judged(trainer, steps, batches, places, budget, tick)
+    ruined = {key for key, said in stepped.preferences.items() if not math.isfinite(said.loss)}
+    weights = {key: _weights(batch, stepped.preferences.get(key)) for key, batch in batches.items()}
+    sums: list[tuple[JobKey, LossSum]] = []
+    for held in pack({key: batch.lengths for key, batch in batches.items() if key not in ruined}, budget):
         before, segments, owners = trainer.forwards, [], []
         for chunk in held:
-            run = chunk.job
-            for part in segments_of(batches[run], chunk.first, chunk.last, run in stepped.preferences, weights[run]):
+            key = chunk.job
+            for part in segments_of(batches[key], chunk.first, chunk.last, key in stepped.preferences, weights[key]):
                 segments.append(part)
-                owners.append(run)
-            stepped.work[run.group].tokens += chunk.tokens
-            stepped.work[run.group].rows += run.config.rank if chunk.first == 0 else 0
-        recompute = any(chunk.job.activations.recompute for chunk in held)
+                owners.append(key)
+            stepped.work[key.placement].tokens += chunk.tokens
+            stepped.work[key.placement].rows += jobs[key].config.rank if chunk.first == 0 else 0
+        recompute = any(jobs[chunk.job].activations.recompute for chunk in held)
         sums.extend(zip(owners, trainer.train(segments, recompute), strict=True))
-        for group in {chunk.job.group for chunk in held}:
+        for group in {chunk.job.placement for chunk in held}:
             stepped.work[group].micro_batches += 1
             stepped.work[group].forwards += trainer.forwards - before
         tick()
-    preferred = {run: said.loss for run, said in stepped.preferences.items()}
-    found = {**_means([(run, loss) for run, loss in sums if run not in preferred]), **preferred}
-    stepped.losses = {run: found[run] for run in runs}
-    trainer.update([_update(run) for run in runs if math.isfinite(stepped.losses[run])])
+    preferred = {key: said.loss for key, said in stepped.preferences.items()}
+    found = {**_means([(key, loss) for key, loss in sums if key not in preferred]), **preferred}
+    stepped.losses = {key: found[key] for key in jobs}
+    trainer.update([_update(one) for one in steps if math.isfinite(stepped.losses[one.job.key])])
     stepped.seconds = time.monotonic() - began
     for work in stepped.work.values():
         work.device_steps, work.device_seconds = 1, stepped.seconds
     return stepped
 
 
-def _sequences(run: JobRun, places: list[int]) -> Sequences:
-    rows, config = run.data.train, run.config
-    dropout = Dropout(config.dropout, config.seed, run.step) if config.dropout else None
+def _sequences(one: JobStep, places: list[int]) -> Sequences:
+    rows, config = one.job.data.train, one.job.config
+    dropout = Dropout(config.dropout, config.seed, one.step) if config.dropout else None
     examples, lengths = [rows.sequences[place] for place in places], [rows.lengths[place] for place in places]
-    return Sequences(run.slot, examples, lengths, dropout)
+    return Sequences(one.slot, examples, lengths, dropout)
 
 
 def _judged(
     trainer: Trainer,
-    batches: Mapping[JobRun, Sequences],
-    places: Mapping[JobRun, list[int]],
+    steps: Sequence[JobStep],
+    batches: Mapping[JobKey, Sequences],
+    places: Mapping[JobKey, list[int]],
     budget: int,
     tick: Callable[[], None],
-) -> dict[JobRun, Preference]:
+) -> dict[JobKey, Preference]:
     """The dpo results of the jobs' pairs before the step: a separate forward, since an answer's gradient weight depends on both
     answers. It applies the step's own dropout."""
-    pairs = {run: batch for run, batch in batches.items() if run.reference is not None}
+    jobs = {one.job.key: one.job for one in steps if one.job.reference is not None}
     said = {}
-    for run, log_p in log_probabilities(trainer, pairs, budget, tick).items():
-        assert run.reference is not None, "only jobs with a reference are under dpo"
-        assert run.config.beta is not None, "the spec gives every job under dpo a beta"
-        said[run] = judge(run.config.beta, log_p, [run.reference.train[place] for place in places[run]])
+    for key, log_p in log_probabilities(trainer, {key: batches[key] for key in jobs}, budget, tick).items():
+        reference, beta = jobs[key].reference, jobs[key].config.beta
+        assert reference is not None, "only jobs with a reference are under dpo"
+        assert beta is not None, "the spec gives every job under dpo a beta"
+        said[key] = judge(beta, log_p, [reference.train[place] for place in places[key]])
     return said
 
 
@@ -119,28 +123,28 @@ def _weights(batch: Sequences, said: Preference | None) -> list[float]:
     return [1 / sum(example.labels for example in batch.examples)] * len(batch.examples)
 
 
-def _means(sums: list[tuple[JobRun, LossSum]]) -> dict[JobRun, float]:
+def _means(sums: list[tuple[JobKey, LossSum]]) -> dict[JobKey, float]:
     """Each job's mean loss, its micro-batches added in order in double precision; one device read for all jobs."""
     if not sums:
         return {}
-    totals, labels = defaultdict[JobRun, float](float), defaultdict[JobRun, int](int)
+    totals, labels = defaultdict[JobKey, float](float), defaultdict[JobKey, int](int)
     read = torch.stack([loss.total for _, loss in sums]).tolist()
-    for (run, loss), total in zip(sums, read, strict=True):
-        totals[run] += total
-        labels[run] += loss.labels
-    return {run: totals[run] / labels[run] for run in totals}
+    for (key, loss), total in zip(sums, read, strict=True):
+        totals[key] += total
+        labels[key] += loss.labels
+    return {key: totals[key] / labels[key] for key in totals}
 
 
-def refusal(run: JobRun) -> str | None:
-    """Why the job's next update cannot be made, whatever its gradient is; None where it can."""
+def refusal(one: JobStep) -> str | None:
+    """Why the job's update cannot be made, whatever its gradient is; None where it can."""
     try:
-        _update(run)
+        _update(one)
     except ValueError as error:
         return str(error)
     return None
 
 
-def _update(run: JobRun) -> RowUpdate:
-    assert run.slot is not None, "only jobs with a slot train"
-    rate = run.config.rate_at(run.step, run.schedule.total_steps)
-    return RowUpdate(run.slot, rate, run.config.weight_decay, run.step + 1, run.spec.training.max_grad_norm)
+def _update(one: JobStep) -> RowUpdate:
+    config = one.job.config
+    rate = config.rate_at(one.step, one.job.total_steps)
+    return RowUpdate(one.slot, rate, config.weight_decay, one.step + 1, one.job.max_grad_norm)

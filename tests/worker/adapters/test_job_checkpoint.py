@@ -1,4 +1,4 @@
-"""Checkpoints, the parking lot and the scratch folder: what is written comes back bit for bit, or not at all."""
+"""Checkpoints and the scratch folder: what is written comes back bit for bit, or not at all."""
 
 import hashlib
 import json
@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from worker.adapters.job_checkpoint import Best, CheckpointError, Progress, Tensors, load_progress, load_tensors, save
-from worker.adapters.parking_lot import ParkingLot
+from worker.adapters.job_checkpoint import CheckpointError, Tensors, load_progress, load_tensors, save
 from worker.data.object_cache import ObjectCache, WrongBytes
 from worker.model.arena import AdapterState
+from worker.policy.job_record import Best, Progress
 from worker.policy.verdict import History
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -57,34 +57,6 @@ def test_what_is_no_checkpoint_says_so(tmp_path):
     save_file({"weights": torch.zeros(1)}, path, metadata={"motet_checkpoint": json.dumps({"format": 99})})
     with pytest.raises(CheckpointError, match="another format"):
         load_progress(path)
-
-
-def test_parked_jobs_spill_to_disk_and_come_back(tmp_path):
-    scratch = ObjectCache(tmp_path / "s")
-    size = tensors().bytes
-    lot = ParkingLot(2 * size, scratch)
-    for key in range(4):
-        lot.park(key, tensors(seed=key))
-    assert len(list(scratch.folder.iterdir())) == 2, "two fit in memory"
-    assert same(lot.look(3), tensors(seed=3))
-    for key in range(4):
-        taken = lot.take(key)
-        assert taken is not None
-        assert same(taken, tensors(seed=key))
-        assert lot.take(key) is None
-    assert list(scratch.folder.iterdir()) == []
-    lot.park(9, tensors(seed=9))
-    lot.park(10, tensors(seed=10))
-    assert list(scratch.folder.iterdir()) == [], "the memory was given back"
-
-
-def test_a_fetched_checkpoint_is_a_place_to_wait(tmp_path):
-    scratch = ObjectCache(tmp_path / "s")
-    kept = scratch.keep(lambda path: save(path, Progress(step=4), tensors()))
-    lot = ParkingLot(0, scratch)
-    lot.adopt("job", kept.path)
-    assert same(lot.take("job"), tensors())
-    assert kept.path.exists(), "it is the service's checkpoint still"
 
 
 def test_an_object_is_whole_and_named_by_its_bytes(tmp_path):

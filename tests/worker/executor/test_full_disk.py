@@ -1,5 +1,5 @@
-"""A full disk on a node: checkpoints, adapters, downloads and token streams wait for room, parked jobs stay in memory; nothing
-is lost, and all of it goes on by itself once there is room."""
+"""A full disk on a node: checkpoints, adapters, downloads and token streams wait for room; nothing is lost, and all of it goes
+on by itself once there is room."""
 
 import logging
 import subprocess
@@ -7,17 +7,13 @@ import sys
 import threading
 
 import pytest
-import torch
 
 from contract import wire
 from tests.worker.corpus import jsonl, rows
 from tests.worker.inside import Inside
-from worker.adapters.job_checkpoint import Tensors
-from worker.adapters.parking_lot import ParkingLot
 from worker.data.disk_full import DiskFull
 from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
-from worker.model.arena import AdapterState
 
 SPACE = {"learning_rate": [1e-2], "rank": [4], "batch_size": [4]}
 SHORT = {"max_steps": 12}
@@ -86,27 +82,6 @@ def test_caches_give_their_room_before_anything_waits(small_disk):
     assert not kept.path.exists()
     assert scratch.keep(lambda path: path.write_bytes(bytes(2**19))).path.exists()
     assert not list(scratch.folder.glob("new-*")), "nothing of the failed write stays"
-
-
-def test_a_parked_job_stays_in_memory_while_the_disk_is_full(small_disk, caplog):
-    lot = ParkingLot(0, ObjectCache(small_disk.folder / "parked"))
-    weights = torch.randn(4, 4096)
-    small_disk.fill()
-    lot.park("a", Tensors(AdapterState(weights), weights.clone()))
-    assert "stays in memory, beyond MOTET_WORKER_PARK_BYTES" in caplog.text
-    small_disk.free()
-    lot.park("b", Tensors(AdapterState(weights), weights.clone()))
-    assert len(list((small_disk.folder / "parked").iterdir())) == 1, "the next one goes to disk again"
-    for key in ("a", "b"):
-        assert torch.equal(lot.take(key).adapter.weights, weights)
-
-
-def test_two_jobs_parked_alike_do_not_share_a_file(tmp_path):
-    lot, weights = ParkingLot(0, ObjectCache(tmp_path)), torch.randn(4, 64)
-    lot.park("a", Tensors(AdapterState(weights), weights.clone()))
-    lot.park("b", Tensors(AdapterState(weights), weights.clone()))
-    for key in ("a", "b"):
-        assert torch.equal(lot.take(key).adapter.weights, weights)
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ from contract.states import ExitReason, JobStatus
 from tests.worker.corpus import rows
 from tests.worker.fleet import Fleet, placer
 from tests.worker.inside import Inside
-from worker.adapters.job_checkpoint import Progress, Tensors, save
+from worker.adapters.job_checkpoint import Tensors, save
 from worker.model.arena import AdapterState, Arena
 from worker.model.backbone import Backbone
+from worker.policy.job_record import Progress
 
 CALM = {"policy": "alto", "warmup_fraction": 1.0, "eval_every": 4, "tau_gap": 10.0}
 JOB = {"learning_rate": [3e-3], "rank": [8], "batch_size": [4]}

@@ -9,7 +9,8 @@ import torch
 
 from tests.worker.fleet import JOIN_TOKEN
 from worker.data.object_cache import ObjectCache
-from worker.node.device_discovery import available_memory, find_devices
+from worker.main_memory import available_memory
+from worker.node.device_discovery import find_devices
 from worker.replicas.base_loader import load_base
 from worker.replicas.memory_profile import Profile, Profiles, capacity_of, measured, profiles_of
 from worker.settings import Settings, SettingsError

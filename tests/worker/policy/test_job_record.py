@@ -1,0 +1,132 @@
+"""A job's record: each event's effect, what a stage cannot meet, and what holds after any sequence of events."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract.search_space import JobConfig
+from contract.states import JobStatus
+from contract.wire import CheckpointRef, JobAssignment
+from worker.policy.job_record import (
+    Best,
+    CheckpointKnown,
+    Ended,
+    Ending,
+    Evaluated,
+    JobRecord,
+    Parked,
+    Progress,
+    Promoted,
+    RungReached,
+    Stage,
+    StepTaken,
+    TrainingBegan,
+    WarmupBegan,
+    reduced,
+)
+from worker.policy.verdict import History
+
+CONFIG = JobConfig(learning_rate=1e-3, rank=8, alpha=16, batch_size=4, seed=0)
+REF = CheckpointRef(step=3, sha256="a" * 64, bytes=1)
+LOSSES = st.floats(allow_nan=True, allow_infinity=True, width=32)
+EVENTS = st.one_of(
+    *(st.just(event) for event in (WarmupBegan(), TrainingBegan(), Parked(), Promoted(), Ending(), Ended())),
+    st.builds(StepTaken, LOSSES, st.just(0.1)),
+    st.builds(Evaluated, LOSSES, st.just(History())),
+    st.builds(RungReached, st.integers(0, 3), LOSSES),
+    st.just(CheckpointKnown(REF)),
+)
+
+
+def after(record: JobRecord, *events) -> JobRecord:
+    for event in events:
+        record = reduced(record, event)
+    return record
+
+
+def test_a_jobs_life_event_by_event():
+    record = after(JobRecord(Stage.PENDING), WarmupBegan(), StepTaken(4.0, 0.5), StepTaken(2.0, 0.5))
+    assert (record.stage, record.progress.step, record.progress.ema) == (Stage.WARMUP, 2, 3.0)
+    seen = History(val=(1.5,))
+    record = after(record, Evaluated(1.5, seen), RungReached(0, 1.5))
+    assert record.progress == Progress(2, 3.0, seen, Best(2, 1.5), (1.5,))
+    assert record.unsettled
+    record = after(record, Parked(), Promoted())
+    assert (record.stage, record.promoted, record.settled, record.unsettled) == (Stage.TRAINING, True, 1, False)
+    assert record.changed
+    record = after(record, StepTaken(1.0, 0.5), CheckpointKnown(REF))
+    assert not record.changed
+    record = after(record, StepTaken(1.0, 0.5))
+    assert record.changed
+    record = after(record, Evaluated(1.75, seen), Ending(), Ended())
+    assert record.progress.best == Best(2, 1.5), "a higher loss is not the best"
+    assert (record.stage, record.changed, record.unfinished) == (Stage.OVER, False, False)
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_step_whose_loss_is_not_finite_counts_and_is_not_smoothed(loss):
+    record = after(JobRecord(Stage.TRAINING), StepTaken(4.0, 0.5), StepTaken(loss, 0.5), Evaluated(loss, History()))
+    assert (record.progress.step, record.progress.ema, record.progress.best) == (2, 4.0, None)
+
+
+def test_a_rung_that_is_reached_again_after_a_resume_has_one_loss():
+    record = JobRecord(Stage.TRAINING, True, Progress(rung_losses=(3.0, 2.0)), settled=2)
+    assert after(record, RungReached(1, 2.5)).progress.rung_losses == (3.0, 2.5)
+    assert after(record, RungReached(2, 1.5)).progress.rung_losses == (3.0, 2.0, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("stage", "event"),
+    [
+        (Stage.PENDING, StepTaken(1.0, 0.1)),
+        (Stage.PARKED, StepTaken(1.0, 0.1)),
+        (Stage.PARKED, Evaluated(1.0, History())),
+        (Stage.TRAINING, WarmupBegan()),
+        (Stage.TRAINING, Parked()),
+        (Stage.PENDING, Promoted()),
+        (Stage.ENDING, CheckpointKnown(REF)),
+        (Stage.ENDING, Ending()),
+        (Stage.OVER, Ended()),
+    ],
+)
+def test_what_a_stage_cannot_meet_is_an_error(stage, event):
+    with pytest.raises(ValueError, match=f"a job in stage {stage} cannot meet"):
+        reduced(JobRecord(stage), event)
+
+
+@given(st.lists(EVENTS, max_size=40))
+def test_any_sequence_of_events(events):
+    record = JobRecord(Stage.PENDING)
+    for event in events:
+        before = record
+        try:
+            record = reduced(record, event)
+        except ValueError:
+            continue
+        assert before.stage is not Stage.OVER, "nothing follows the end"
+        assert record.progress.step - before.progress.step == isinstance(event, StepTaken)
+        assert record.settled >= before.settled
+        assert record.promoted or not before.promoted
+        if before.progress.best is not None:
+            assert record.progress.best.val_loss <= before.progress.best.val_loss
+        best, ema = record.progress.best, record.progress.ema
+        assert best is None or (math.isfinite(best.val_loss) and best.step <= record.progress.step)
+        assert ema is None or math.isfinite(ema)
+        again = reduced(before, event)
+        assert again == record or math.isnan(sum(again.progress.rung_losses)), "the same inputs, the same record"
+
+
+def test_a_job_as_it_is_assigned():
+    fresh = JobAssignment(job_id="j", index=0, config=CONFIG, status=JobStatus.PENDING)
+    assert JobRecord.of(fresh, None) == JobRecord(Stage.PENDING)
+    seen = Progress(step=3, ema=1.0, rung_losses=(2.0, 1.0))
+    parked = fresh.model_copy(update={"status": JobStatus.PARKED, "warmup_val_loss": 2.5, "checkpoint": REF})
+    record = JobRecord.of(parked, seen)
+    assert record == JobRecord(Stage.PARKED, False, replace(seen, rung_losses=(2.5, 1.0)), 0, REF)
+    promoted = parked.model_copy(update={"status": JobStatus.TRAINING, "promoted": True})
+    assert JobRecord.of(promoted, seen).settled == 2
+    lost = promoted.model_copy(update={"checkpoint": None})
+    assert JobRecord.of(lost, None) == JobRecord(Stage.TRAINING, True, Progress(rung_losses=(2.5,)), settled=1)

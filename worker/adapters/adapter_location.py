@@ -1,0 +1,57 @@
+"""Where a job's adapter lies: values. Moves nothing (adapter_store.py does)."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from worker.adapters.job_checkpoint import Tensors
+from worker.adapters.warm_start import WarmStart
+from worker.model.arena import Slot
+
+
+@dataclass(frozen=True)
+class AdapterSpec:
+    """What an adapter is made from when it first gets rows: its shape, its seed, and the adapter to start from."""
+
+    rank: int
+    alpha: float  # its product is scaled by alpha / rank
+    seed: int
+    modules: Collection[str]
+    start: WarmStart | None = None
+
+
+@dataclass(frozen=True)
+class Unmade:
+    """Nowhere yet: its first weights are drawn when it gets rows."""
+
+
+@dataclass(frozen=True)
+class ArenaRows:
+    """Rows of a replica's arena. trains: False where the rows are only kept until another job needs them.
+
+    best: a host copy of its best weights, float32 [rank, W]; None before the first evaluation."""
+
+    replica: int
+    slot: Slot
+    trains: bool = True
+    best: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class PinnedHost:
+    """Main memory, pinned where the arena is on a GPU."""
+
+    tensors: Tensors
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """A file. name: of the store's own file, which it removes; None for a fetched checkpoint, which it leaves."""
+
+    path: Path
+    name: str | None = None
+
+
+Location = Unmade | ArenaRows | PinnedHost | OnDisk

@@ -1,0 +1,211 @@
+"""A job's record on an executor: an immutable value, reduced from events. Decides nothing.
+
+Pure: a record and an event in, the next record out. Knows no tensors and no storage; task_run.py reports each change.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import NamedTuple
+
+from contract.states import JobStatus
+from contract.wire import CheckpointRef, JobAssignment
+from worker.policy.verdict import History, smooth
+
+
+class JobKey(NamedTuple):
+    """Names a job on an executor: its placement, and its index in the task."""
+
+    placement: str
+    job: int
+
+    def __str__(self) -> str:
+        return f"job {self.job} of placement {self.placement}"
+
+
+class Stage(StrEnum):
+    PENDING = "pending"  # never had arena rows
+    WARMUP = "warmup"
+    PARKED = "parked"  # past its warmup, its rank at the boundary still open
+    TRAINING = "training"
+    ENDING = "ending"  # decided; its adapter is being uploaded
+    OVER = "over"
+
+
+_STAGES = {
+    JobStatus.PENDING: Stage.PENDING,
+    JobStatus.WARMUP: Stage.WARMUP,
+    JobStatus.PARKED: Stage.PARKED,
+    JobStatus.TRAINING: Stage.TRAINING,
+}
+
+
+@dataclass(frozen=True)
+class Best:
+    """Where a job's validation loss was lowest."""
+
+    step: int
+    val_loss: float
+
+
+@dataclass(frozen=True)
+class Progress:
+    """All of a job's state that its checkpoint holds beside tensors. `ema` is None before the first step."""
+
+    step: int = 0
+    ema: float | None = None
+    history: History = field(default_factory=History)
+    best: Best | None = None
+    rung_losses: tuple[float, ...] = ()  # validation losses at the rungs it has reached
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """settled: how many of its rungs it has been judged at. checkpoint: the last that was reported to the service."""
+
+    stage: Stage
+    promoted: bool = False
+    progress: Progress = field(default_factory=Progress)
+    settled: int = 0
+    checkpoint: CheckpointRef | None = None
+
+    @classmethod
+    def of(cls, assigned: JobAssignment, progress: Progress | None) -> "JobRecord":
+        """The record of a job as the service assigned it, with the state of its checkpoint."""
+        seen = progress or Progress()
+        if assigned.warmup_val_loss is not None:  # also where the checkpoint is from before the boundary
+            seen = replace(seen, rung_losses=(assigned.warmup_val_loss, *seen.rung_losses[1:]))
+        settled = max(1, len(seen.rung_losses)) if assigned.promoted else 0
+        checkpoint = assigned.checkpoint if progress is not None else None
+        return cls(_STAGES[assigned.status], assigned.promoted, seen, settled, checkpoint)
+
+    @property
+    def unfinished(self) -> bool:
+        return self.stage not in (Stage.ENDING, Stage.OVER)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether it stands at a rung at which it is not judged yet."""
+        return self.unfinished and len(self.progress.rung_losses) > self.settled
+
+    @property
+    def changed(self) -> bool:
+        """Whether it is unfinished and has taken steps since its last checkpoint."""
+        step = self.progress.step
+        return self.unfinished and step > 0 and (self.checkpoint is None or self.checkpoint.step != step)
+
+
+@dataclass(frozen=True)
+class WarmupBegan:
+    """The job got its first arena rows."""
+
+
+@dataclass(frozen=True)
+class TrainingBegan:
+    """No boundary is ahead of the job: it trains to its end from its first step."""
+
+
+@dataclass(frozen=True)
+class Parked:
+    """The job finished its warmup, and its rank is still open."""
+
+
+@dataclass(frozen=True)
+class Promoted:
+    """The job was judged at all its rungs so far, and continues."""
+
+
+@dataclass(frozen=True)
+class StepTaken:
+    """An optimizer step on a batch of this loss. A loss that is not finite moved no weights, and is not smoothed."""
+
+    loss: float
+    ema_alpha: float
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A validation loss, and the policy's state after it."""
+
+    val_loss: float
+    history: History
+
+
+@dataclass(frozen=True)
+class RungReached:
+    """The job's validation loss at its rung of this number. A job that resumed before a rung reaches it again."""
+
+    rung: int
+    val_loss: float
+
+
+@dataclass(frozen=True)
+class CheckpointKnown:
+    """The service knows this checkpoint."""
+
+    ref: CheckpointRef
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The job is decided, and its adapter is being stored."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The job's end was recorded."""
+
+
+Passed = StepTaken | Evaluated | RungReached  # events that change the job's progress
+JobEvent = WarmupBegan | TrainingBegan | Parked | Promoted | Passed | CheckpointKnown | Ending | Ended
+
+_ALIVE = frozenset({Stage.PENDING, Stage.WARMUP, Stage.PARKED, Stage.TRAINING})
+_STEPPING = frozenset({Stage.WARMUP, Stage.TRAINING})
+_FROM: dict[type, frozenset[Stage]] = {  # stages in which a job may meet the event
+    WarmupBegan: frozenset({Stage.PENDING}),
+    TrainingBegan: frozenset({Stage.WARMUP}),
+    Parked: frozenset({Stage.WARMUP}),
+    Promoted: _STEPPING | {Stage.PARKED},
+    StepTaken: _STEPPING,
+    Evaluated: _STEPPING,
+    RungReached: _STEPPING,
+    CheckpointKnown: _ALIVE,
+    Ending: _ALIVE,
+    Ended: _ALIVE | {Stage.ENDING},
+}
+
+
+def reduced(record: JobRecord, event: JobEvent) -> JobRecord:
+    """The record after the event. Raises ValueError for an event that a job in this stage cannot meet."""
+    if record.stage not in _FROM[type(event)]:
+        raise ValueError(f"a job in stage {record.stage} cannot meet {event}")
+    match event:
+        case WarmupBegan():
+            return replace(record, stage=Stage.WARMUP)
+        case TrainingBegan():
+            return replace(record, stage=Stage.TRAINING, promoted=True)
+        case Parked():
+            return replace(record, stage=Stage.PARKED)
+        case Promoted():
+            return replace(record, stage=Stage.TRAINING, promoted=True, settled=len(record.progress.rung_losses))
+        case CheckpointKnown():
+            return replace(record, checkpoint=event.ref)
+        case Ending():
+            return replace(record, stage=Stage.ENDING)
+        case Ended():
+            return replace(record, stage=Stage.OVER)
+    return replace(record, progress=_advanced(record.progress, event))
+
+
+def _advanced(seen: Progress, event: Passed) -> Progress:
+    match event:
+        case StepTaken():
+            ema = smooth(seen.ema, event.loss, event.ema_alpha) if math.isfinite(event.loss) else seen.ema
+            return replace(seen, step=seen.step + 1, ema=ema)
+        case Evaluated():
+            lowest = math.isfinite(event.val_loss) and (seen.best is None or event.val_loss < seen.best.val_loss)
+            best = Best(seen.step, event.val_loss) if lowest else seen.best
+            return replace(seen, history=event.history, best=best)
+        case RungReached():
+            known = seen.rung_losses
+            return replace(seen, rung_losses=(*known[: event.rung], event.val_loss, *known[event.rung + 1 :]))
