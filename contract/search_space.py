@@ -6,10 +6,20 @@ Knows no data, no objective and no training: only names and numbers, strictly va
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, StrictBool, ValidationInfo, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BeforeValidator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    StrictBool,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from contract.strict import NO_BOOL, Strict
 
@@ -45,6 +55,31 @@ def _in_order(modules: tuple[Module, ...]) -> tuple[Module, ...]:
     if len(set(modules)) != len(modules):
         raise ValueError("names a module more than once")
     return tuple(module for module in MODULES if module in modules)
+
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str | int | float) else value
+
+
+def _as_choices(value: object) -> object:
+    """Read `q_proj` and [q_proj, v_proj] as one choice: a list whose only value is that list of modules."""
+    chosen = _listed(value)
+    return [chosen] if isinstance(chosen, list) and chosen and all(isinstance(one, str) for one in chosen) else chosen
+
+
+class _OneOrMany:
+    """Annotation of an axis: a single value may stand without its list."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(_listed, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        many = handler(schema)
+        return many if handler.mode == "serialization" else {"anyOf": [many, many["items"]]}
+
+
+T = TypeVar("T")
+Values = Annotated[list[T], Field(min_length=1, max_length=MAX_VALUES), _OneOrMany()]
 
 
 class JobConfig(Strict):
@@ -109,7 +144,7 @@ class ListedJob(Strict):
     weight_decay: Decay | None = None
     schedule: RateSchedule = "constant"
     lr_warmup_ratio: Share = 0.0
-    target_modules: Modules = MODULES
+    target_modules: Annotated[Modules, _OneOrMany()] = MODULES
     rslora: StrictBool = False
     beta: Beta | None = None
 
@@ -121,8 +156,8 @@ _AXES = (
 
 
 class SearchSpace(Strict):
-    """Values to try in each dimension. `grid` takes every combination, `random` draws `n` distinct ones with `draw_seed`,
-    `list` takes the configurations of `jobs` as they stand."""
+    """Values to try in each dimension; a single one may stand without its list. `grid` takes every combination, `random` draws
+    `n` distinct ones with `draw_seed`, `list` takes the configurations of `jobs` as they stand."""
 
     method: Literal["grid", "random", "list"] = "grid"
     n: Annotated[int, Field(ge=1, le=MAX_JOBS, strict=True)] | None = Field(
@@ -132,37 +167,32 @@ class SearchSpace(Strict):
     jobs: Annotated[list[ListedJob], Field(min_length=1, max_length=MAX_JOBS)] | None = Field(
         default=None, description="The configurations of method `list`."
     )
-    learning_rate: Annotated[list[LearningRate], Field(min_length=1, max_length=MAX_VALUES)] | None = Field(
+    learning_rate: Values[LearningRate] | None = Field(
         default=None, validate_default=True, description="Required, but for method `list`."
     )
-    rank: Annotated[list[Rank], Field(min_length=1, max_length=MAX_VALUES)] = Field(default=[16])
-    alpha: Annotated[list[Alpha], Field(min_length=1, max_length=MAX_VALUES)] | None = Field(
+    rank: Values[Rank] = Field(default=[16])
+    alpha: Values[Alpha] | None = Field(
         default=None, description="The adapter's scale is alpha / rank. Left out, alpha is twice the rank."
     )
-    alpha_ratio: Annotated[list[AlphaRatio], Field(min_length=1, max_length=MAX_VALUES)] | None = Field(
+    alpha_ratio: Values[AlphaRatio] | None = Field(
         default=None, description="Instead of alpha: alpha as a multiple of the rank."
     )
-    batch_size: Annotated[list[BatchSize], Field(min_length=1, max_length=MAX_VALUES)] = Field(default=[4])
-    seed: Annotated[list[Seed], Field(min_length=1, max_length=MAX_VALUES)] = Field(default=[0])
-    dropout: Annotated[list[Share], Field(min_length=1, max_length=MAX_VALUES)] = Field(default=[0.0])
-    weight_decay: Annotated[list[Decay], Field(min_length=1, max_length=MAX_VALUES)] | None = Field(
-        default=None, description="Left out, training.weight_decay."
-    )
-    schedule: Annotated[list[RateSchedule], Field(min_length=1)] = Field(
+    batch_size: Values[BatchSize] = Field(default=[4])
+    seed: Values[Seed] = Field(default=[0])
+    dropout: Values[Share] = Field(default=[0.0])
+    weight_decay: Values[Decay] | None = Field(default=None, description="Left out, training.weight_decay.")
+    schedule: Values[RateSchedule] = Field(
         default=["constant"], description="What becomes of the learning rate after its warmup."
     )
-    lr_warmup_ratio: Annotated[list[Share], Field(min_length=1, max_length=MAX_VALUES)] = Field(
+    lr_warmup_ratio: Values[Share] = Field(
         default=[0.0], description="The part of a job's steps over which its learning rate rises linearly."
     )
-    target_modules: Annotated[list[Modules], Field(min_length=1, max_length=MAX_VALUES)] = Field(
-        default=[MODULES], description="Lists of the modules that get an adapter; each list is one value."
+    target_modules: Annotated[Values[Modules], BeforeValidator(_as_choices)] = Field(
+        default=[MODULES],
+        description="Lists of the modules that get an adapter; each list is one value, and a list of names is one choice.",
     )
-    rslora: Annotated[list[StrictBool], Field(min_length=1)] = Field(
-        default=[False], description="Whether the adapter's scale is alpha / sqrt(rank)."
-    )
-    beta: Annotated[list[Beta], Field(min_length=1, max_length=MAX_VALUES)] | None = Field(
-        default=None, description="Of objective dpo, which takes 0.1 where it is left out."
-    )
+    rslora: Values[StrictBool] = Field(default=[False], description="Whether the adapter's scale is alpha / sqrt(rank).")
+    beta: Values[Beta] | None = Field(default=None, description="Of objective dpo, which takes 0.1 where it is left out.")
 
     @field_validator("target_modules")
     @classmethod

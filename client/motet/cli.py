@@ -12,23 +12,24 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from contract.compatibility.version import VERSION
 from contract.states import TaskStatus
 from motet.api.client import Client
 from motet.api.errors import ApiError, MotetError, NoCredentials, Unreachable
 from motet.api.resources import Task
 from motet.commands import invocation
-from motet.commands.narrator import Narrator
-from motet.commands.preview import show
-from motet.commands.spec_file import SpecError, json_schema, read
-from motet.commands.submit import preview as preview_spec
-from motet.commands.submit import submit as submit_spec
-from motet.commands.tables import jobs_table, nodes_table, running_table, tasks_table, waiting_table
-from motet.commands.task_view import View
-from motet.commands.watch import outcome
-from motet.commands.watch import watch as watch_task
+from motet.display.narrator import Narrator
+from motet.display.preview import show
+from motet.display.tables import files_table, jobs_table, nodes_table, running_table, tasks_table, waiting_table
+from motet.display.task_view import View
+from motet.display.watch import outcome
+from motet.display.watch import watch as watch_task
 from motet.local.demo import demo as run_demo
 from motet.local.doctor import examine
 from motet.local.up import up as run_up
+from motet.specs.spec_file import SpecError, json_schema, read
+from motet.specs.upload import preview as preview_spec
+from motet.specs.upload import submit as submit_spec
 
 _PLAIN_WIDTH = 140  # columns when stdout is not a terminal
 
@@ -38,6 +39,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="LoRA fine-tuning as a service: many configurations at once over one frozen base model.",
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        sys.stdout.write(f"motet {VERSION}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _global(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None: ...
+
 
 TaskId = Annotated[str, typer.Argument(metavar="TASK", help="A task's id, or `last` for the newest.")]
 Port = Annotated[int | None, typer.Option(help="Port of the API; left out, 8321 or a free one.")]
@@ -147,7 +163,8 @@ def download(
         if not task.startswith("adapter_"):
             found = client.tasks.get(_resolve(client, task))
             if found.winner is None:
-                raise MotetError(f"{found.id} has no winner{' yet' if not found.ended else ''}: it is {outcome(found)}")
+                why = f": {found.error}" if found.error else ""
+                raise MotetError(f"{found.id} has no winner{'' if found.ended else ' yet'}: it is {found.status}{why}")
             adapter_id = found.winner.adapter_id
         with narrator.doing(f"downloading {adapter_id}"):
             folder = client.adapters.download(adapter_id, out)
@@ -173,8 +190,8 @@ def jobs(task: TaskId) -> None:
     with Client() as client:
         found = client.tasks.get(_resolve(client, task))
         view = View(found, client.tasks.jobs(found.id))
-    narrator.say(jobs_table(view, narrator.console.width))
-    narrator.say(f"\n{found.id} is {outcome(found)}")
+    narrator.say(jobs_table(view))
+    narrator.say(f"\n{found.id} {outcome(found)}")
 
 
 @app.command()
@@ -219,6 +236,36 @@ def cancel(task: TaskId) -> None:
     """Stop a task for good; adapters committed so far stay."""
     with Client() as client:
         _narrator().say(f"{client.tasks.cancel(_resolve(client, task)).id} is cancelled")
+
+
+@app.command()
+def delete(
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Tasks, files or adapters by id, or `last` for a task.")],
+) -> None:
+    """Delete ended tasks with their adapters, or uploads, or single adapters, for good."""
+    narrator = _narrator()
+    with Client() as client:
+        for id in [_resolve(client, id) for id in ids]:
+            deletes = {"file": client.files.delete, "adapter": client.adapters.delete}
+            deletes.get(id.partition("_")[0], client.tasks.delete)(id)
+            narrator.say(f"{id} is deleted")
+
+
+@app.command()
+def files(
+    unused: Annotated[bool, typer.Option("--unused", help="Only those that no task names.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="With --unused: delete them.")] = False,
+) -> None:
+    """List uploaded files, the newest first."""
+    narrator = _narrator()
+    if delete and not unused:
+        raise SpecError("--delete deletes the files that --unused lists; `motet delete FILE` deletes a single one")
+    with Client() as client:
+        found = list(client.files.list(unused or None))
+        narrator.say(files_table(found) if found else f"no {'unused ' if unused else ''}files")
+        for file in found if delete else ():
+            client.files.delete(file.id)
+            narrator.say(f"{file.id} is deleted")
 
 
 @app.command()

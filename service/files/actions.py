@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import Select, func, or_, select
+from sqlalchemy import Select, exists, func, or_, select
 from sqlalchemy.orm import Session
 
 from contract.states import TASK_TERMINAL, TaskStatus
@@ -49,9 +49,14 @@ def keep(session: Session, principal: Principal, name: str, data: DataSet, expir
     return file
 
 
-def files_of(principal: Principal) -> Select[File]:
-    """The caller's files that are neither deleted nor expired."""
-    return scoped(_THERE, File, principal)
+def files_of(principal: Principal, unused: bool | None = None) -> Select[File]:
+    """The caller's files that are neither deleted nor expired. `unused`: only those that no task names, or only the others."""
+    files = scoped(_THERE, File, principal)
+    if unused is None:
+        return files
+    named = or_(Task.train_file_id == File.id, Task.validation_file_id == File.id)
+    tasks = exists().where(Task.tenant_id == File.tenant_id, Task.deleted_at.is_(None), named)
+    return files.where(~tasks if unused else tasks)
 
 
 def find_file(session: Session, principal: Principal, file_id: str) -> File:

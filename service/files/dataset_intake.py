@@ -1,8 +1,11 @@
 """Data set intake: streams an upload into storage while checking its lines; memory holds one line and one block.
 
+A byte order mark and blank lines are dropped: a stored file holds rows alone.
+
 Knows storage and rows. Knows no HTTP and no tenants.
 """
 
+from codecs import BOM_UTF8
 from dataclasses import dataclass, field
 
 from service.files.row_checks import Format, RowError, check_row
@@ -59,28 +62,32 @@ class RowCheck:
 
     limits: Limits
     rows: int = 0
+    lines: int = 0  # of the upload, blank ones included: errors are told by them
     format: Format | None = None  # of the first row that has one
     error_count: int = 0
     errors: list[FieldError] = field(default_factory=list)
+    tail: bytes = b""
     _rest: bytes = b""
     _overlong: bool = False  # the current line is too long; its rest is skipped
 
-    def feed(self, block: bytes) -> None:
-        """Check the lines that end in this block. Raises FileTooLarge at the first row beyond the limit."""
+    def feed(self, block: bytes) -> bytes:
+        """Check the lines that end in this block; returns those to keep. Raises FileTooLarge at the first row beyond the
+        limit."""
         *lines, rest = block.split(b"\n")
         if lines:
             lines[0] = self._rest + lines[0]
             self._rest = b""
-        for line in lines:
-            self._line(line)
+        kept = b"".join([row + b"\n" for line in lines if (row := self._line(line)) is not None])
         self._rest += rest
         if len(self._rest) > self.limits.line_bytes:
             self._overlong, self._rest = True, b""
+        return kept
 
     def finish(self) -> Format:
-        """The file's format. Raises FileInvalid with the mistakes found."""
+        """The file's format; `tail` is then what to keep of a last line without a newline. Raises FileInvalid with the mistakes
+        found."""
         if self._rest or self._overlong:
-            self._line(self._rest)
+            self.tail = self._line(self._rest) or b""
             self._rest = b""
         if self.rows == 0:
             raise FileInvalid([FieldError(field="file", code="empty_file", message="holds no rows")], error_count=1)
@@ -89,7 +96,13 @@ class RowCheck:
         assert self.format is not None  # a row without a format would have been an error
         return self.format
 
-    def _line(self, line: bytes) -> None:
+    def _line(self, line: bytes) -> bytes | None:
+        """Check one line; returns the row, None where the line is blank."""
+        self.lines += 1
+        if self.lines == 1:
+            line = line.removeprefix(BOM_UTF8)
+        if not self._overlong and not line.strip():
+            return None
         self.rows += 1
         if self.rows > self.limits.rows:
             raise FileTooLarge.rows(self.limits.rows)
@@ -97,7 +110,7 @@ class RowCheck:
             self._overlong = False
             message = f"has more than {self.limits.line_bytes} bytes, the limit of a line"
             self._note([RowError(None, "line_too_long", message)])
-            return
+            return line
         format, errors = check_row(line)
         if format is not None and self.format is None:
             self.format = format
@@ -105,12 +118,13 @@ class RowCheck:
             message = f"is a {format} row, but the file began with {self.format} rows; a file has one format"
             errors.append(RowError(None, "mixed_formats", message))
         self._note(errors)
+        return line
 
     def _note(self, errors: list[RowError]) -> None:
         self.error_count += len(errors)
         for error in errors[: MAX_ERRORS - len(self.errors)]:
             path = None if error.path is None else shown(error.path)
-            self.errors.append(FieldError(line=self.rows, field=path, code=error.code, message=error.message))
+            self.errors.append(FieldError(line=self.lines, field=path, code=error.code, message=error.message))
 
 
 class Intake:
@@ -125,12 +139,12 @@ class Intake:
         self._bytes += len(block)
         if self._bytes > self._limits.bytes:
             raise FileTooLarge.bytes(self._limits.bytes)
-        self._incoming.write(block)
-        self._check.feed(block)
+        self._incoming.write(self._check.feed(block))
 
     def finish(self) -> DataSet:
         """Commit the upload as a stored data set. Raises FileInvalid."""
         format = self._check.finish()
+        self._incoming.write(self._check.tail)
         return DataSet(format, self._check.rows, self._incoming.commit())
 
     def abandon(self) -> None:

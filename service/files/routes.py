@@ -1,6 +1,8 @@
 """Files over HTTP: immutable JSONL data sets."""
 
-from fastapi import APIRouter, Request, Response
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
 
 from service.app_state import BaseTokenizers, Store
 from service.files import actions
@@ -16,6 +18,8 @@ from service.http.response_schemas import bytes_of, problems
 from service.tenants.authentication import Db, Reader, Writer
 
 router = APIRouter(prefix="/v1/files", tags=["files"], responses=problems(401, 403))
+
+Unused = Annotated[bool | None, Query(description="Only files that no task names, or (false) only others; left out, all")]
 
 _PARTS = {
     "type": "object",
@@ -35,7 +39,8 @@ _PARTS = {
     description=(
         'JSONL, one example a line, all of one format: `{"messages": [{"role": "user", "content": "…"}, …]}` with at least '
         'one assistant turn, or `{"prompt": "…", "completion": "…"}`. Every line is checked; a refusal lists the first 100 '
-        "mistakes by line and field, and `error_count` says how many there are."
+        "mistakes by line and field, and `error_count` says how many there are. A byte order mark and blank lines are dropped: "
+        "what is stored, and its `sha256`, are the rows alone."
     ),
     responses=problems(400, 409, 413, 422),
     openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _PARTS}}}},
@@ -51,9 +56,10 @@ def create_file(
 
 
 @router.get("", operation_id="list_files", summary="List files, the newest first", responses=problems(422))
-def list_files(reader: Reader, db: Db, cursor: Cursor = None, limit: Limit = 20) -> Page[FileResource]:
+def list_files(reader: Reader, db: Db, unused: Unused = None, cursor: Cursor = None, limit: Limit = 20) -> Page[FileResource]:
     with db.begin() as session:
-        return page(session, actions.files_of(reader), File, cursor, limit, lambda rows: [FileResource.of(f) for f in rows])
+        files = actions.files_of(reader, unused)
+        return page(session, files, File, cursor, limit, lambda rows: [FileResource.of(f) for f in rows])
 
 
 @router.post(
@@ -81,7 +87,7 @@ def get_file(file_id: str, reader: Reader, db: Db) -> FileResource:
 @router.get(
     "/{file_id}/content",
     operation_id="get_file_content",
-    summary="Download a file as it was uploaded",
+    summary="Download a file's rows as they were uploaded",
     response_class=Response,
     responses=bytes_of("application/jsonl", "The file's bytes") | problems(404, 416),
 )

@@ -8,6 +8,7 @@ list with one assistant turn, or {"prompt", "chosen", "rejected"}.
 """
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -32,6 +33,9 @@ _SHAPES = {
         'or {"prompt": "...", "chosen": "...", "rejected": "..."}'
     ),
 }
+_INSTRUCTION = (  # Alpaca's fields
+    'write it as {"prompt": instruction and input, "completion": output}, or as a chat row of {"messages": [...]}'
+)
 _OUTPUTS = ("preferred_output", "non_preferred_output")
 _ANSWERS = ("chosen", "rejected")
 
@@ -59,6 +63,8 @@ def check_row(line: bytes) -> tuple[Format | None, list[RowError]]:
         return None, [RowError(None, error.code, str(error))]
     if not isinstance(row, dict):
         return None, [RowError(None, "not_an_object", f"holds {_kind(row)}; a row is a JSON object")]
+    if "instruction" in row:
+        return None, [RowError(None, "format_unknown", f"is an instruction row; {_INSTRUCTION}")]
     if "messages" in row:
         return Format.CHAT, [*_unknown(row, ("messages",), Format.CHAT), *_messages("messages", row["messages"])]
     if "input" in row or any(name in row for name in _OUTPUTS):
@@ -73,10 +79,8 @@ def check_row(line: bytes) -> tuple[Format | None, list[RowError]]:
 
 
 def _read(line: bytes) -> Any:
-    if not line.strip():
-        raise _Unreadable("blank_line", "is blank; remove it")
-    if line.startswith(b"\xef\xbb\xbf"):
-        raise _Unreadable("byte_order_mark", "begins with a byte order mark; save the file as UTF-8 without one")
+    if line.startswith(BOM_UTF8):
+        raise _Unreadable("byte_order_mark", "begins with a byte order mark, which may only begin the file; remove it")
     try:
         return _DECODER.decode(line.decode())
     except UnicodeDecodeError as error:

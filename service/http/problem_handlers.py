@@ -1,6 +1,5 @@
 """Exception handlers: turn every exception of a request into a problem response, also FastAPI's and the database's."""
 
-import difflib
 import errno
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
+from contract import field_mistakes
 from service.http.middleware import request_id
 from service.http.problems import MEDIA_TYPE, BadRequest, FieldError, Invalid, Problem, Unavailable, shown, summary
 from service.openai import error_objects as openai
@@ -172,31 +172,15 @@ def _json_invalid(text: str, position: int, message: str) -> JsonInvalid:
 def field_error(found: Mapping[str, Any], models: Sequence[type[BaseModel]]) -> FieldError:
     """Convert a pydantic error: a readable path, the given value, and a hint."""
     where, *path = found["loc"]
-    message = str(found["msg"]).removeprefix("Value error, ").removeprefix("Input ")
-    if found["type"] == "missing":
-        message = "is required"
-    elif found["type"] == "extra_forbidden":
-        message = "is not a known field" + _did_you_mean(str(path[-1]), _fields_at(path[:-1], models))
-    elif found["type"] != "value_error" and isinstance(found["input"], str | int | float | None):
-        message += f", got {_shown(found['input'])}"
+    at = path[:-1] if found["type"] == "extra_forbidden" else path
+    message = field_mistakes.message(found, _fields_at(at, models))
     if where != "body":
         message = f"({where}) {message}"
     return FieldError(field=_dotted(path) or None, code=found["type"], message=message)
 
 
-def _shown(value: str | int | float | None) -> str:
-    return "null" if value is None else shown(repr(value))
-
-
 def _dotted(path: Sequence[str | int]) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{shown(part)}" for part in path).removeprefix(".")
-
-
-def _did_you_mean(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    if near:
-        return f"; did you mean '{near[0]}'?"
-    return f"; the fields here are: {', '.join(known)}" if known else ""
 
 
 def _models_of(request: Request) -> list[type[BaseModel]]:

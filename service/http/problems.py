@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from contract.field_mistakes import shown as shown
+
 MEDIA_TYPE = "application/problem+json"
-_SHOWN = 80  # characters of a caller's value that an error repeats
 
 
 class FieldError(BaseModel):
@@ -118,9 +119,3 @@ def summary(errors: Sequence[FieldError]) -> str:
 def invalid_field(field: str, code: str, message: str) -> Invalid:
     """The problem of one wrong field."""
     return Invalid([FieldError(field=field, code=code, message=message)])
-
-
-def shown(text: str) -> str:
-    """A caller's text made safe to repeat in an error: shortened, and without lone surrogates, which JSON cannot carry."""
-    text = text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
-    return text.encode(errors="backslashreplace").decode()

@@ -124,7 +124,7 @@ def cancel(session: Session, queue: Queue, hints: Hints, principal: Principal, t
     if task.status == TaskStatus.CANCELLED:
         return task
     if task.status in TASK_TERMINAL:
-        raise TaskEnded(f"The task has already {task.status}; there is nothing left to cancel.", task_status=task.status)
+        raise TaskEnded(f"The task {_already(task)}; there is nothing left to cancel.", task_status=task.status)
     now = clock(session)
     transitions.enter(task, TaskStatus.CANCELLED, now)
     transitions.cancel_jobs(session, task.id, now)
@@ -143,7 +143,7 @@ def pause(session: Session, parts: Dependencies, principal: Principal, task_id: 
     """
     task = find(session, Task, task_id, principal, "task", lock=True)
     if task.status in TASK_TERMINAL:
-        raise TaskEnded(f"The task has already {task.status}; there is nothing left to pause.", task_status=task.status)
+        raise TaskEnded(f"The task {_already(task)}; there is nothing left to pause.", task_status=task.status)
     if TaskStatus.PAUSED in (task.status, task.desired_status):
         return task
     placement = live_placement(session, task.id)
@@ -166,7 +166,7 @@ def resume(session: Session, parts: Dependencies, principal: Principal, task_id:
     """
     task = find(session, Task, task_id, principal, "task", lock=True)
     if task.status in TASK_TERMINAL:
-        raise TaskEnded(f"The task has already {task.status}; there is nothing left to resume.", task_status=task.status)
+        raise TaskEnded(f"The task {_already(task)}; there is nothing left to resume.", task_status=task.status)
     if task.status == TaskStatus.PAUSED:
         transitions.enter(task, TaskStatus.QUEUED, clock(session))
         request_plan(session, parts.queue, "task_resumed")
@@ -176,6 +176,10 @@ def resume(session: Session, parts: Dependencies, principal: Principal, task_id:
         return task
     touch(session, task)
     return task
+
+
+def _already(task: Task) -> str:
+    return "is already cancelled" if task.status == TaskStatus.CANCELLED else f"has already {task.status}"
 
 
 def archive(session: Session, principal: Principal, task_id: str, archived: bool) -> Task:

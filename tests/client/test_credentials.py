@@ -38,6 +38,20 @@ def test_arguments_go_before_the_environment_and_that_before_the_folder(folder: 
     assert find("http://here", "mk_mine", "mk_boss") == Credentials("http://here", "mk_mine", "mk_boss")
 
 
+def test_a_newline_at_the_end_of_a_key_or_address_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOTET_API_URL", "https://motet.example/\n")
+    monkeypatch.setenv("MOTET_API_KEY", " mk_theirs\n")
+    assert find() == Credentials("https://motet.example", "mk_theirs")
+
+
+@pytest.mark.parametrize("key", ["mk_a\nmk_b", "mk a", "mk_\x00", "mk_ä"])
+def test_a_key_of_several_words_is_told_before_any_request(key: str) -> None:
+    with pytest.raises(NoCredentials, match="MOTET_API_KEY is not a key"):
+        find("https://motet.example", key)
+    with pytest.raises(NoCredentials, match="MOTET_ADMIN_KEY is not a key"):
+        find("https://motet.example", "mk_1", key)
+
+
 def test_a_local_key_is_not_sent_elsewhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "credentials.json").write_text(json.dumps(LOCAL))
     monkeypatch.setenv("MOTET_API_URL", "https://motet.example")

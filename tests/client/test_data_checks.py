@@ -1,10 +1,11 @@
 """What `motet submit` finds wrong with files and base before it uploads anything."""
 
 import json
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import pytest
-from motet.commands.data_checks import DataError, check
+from motet.specs.data_checks import DataError, check
 
 from contract.task_spec import TaskSpec
 
@@ -31,6 +32,8 @@ def written(path: Path, *rows: object) -> Path:
 def test_good_files_pass(tmp_path: Path) -> None:
     rows = written(tmp_path / "rows.jsonl", CHAT, {"prompt": "a", "completion": "b"})
     check(spec(), {"file_id": rows}, ["example-7m"])
+    (tmp_path / "bom.jsonl").write_bytes(BOM_UTF8 + b"\n" + rows.read_bytes().replace(b"\n", b"\n\n"))
+    check(spec(), {"file_id": tmp_path / "bom.jsonl"}, ["example-7m"])
     pairs = written(tmp_path / "pairs.jsonl", PAIR, PAIR | {"prompt": "other"})
     check(spec("dpo"), {"file_id": pairs}, ["example-7m"])
 
@@ -40,6 +43,7 @@ def test_good_files_pass(tmp_path: Path) -> None:
     [
         (b"", "sft", "has no rows"),
         (b"\n \n", "sft", "has no rows"),
+        (b'{"instruction": "a", "input": "b", "output": "c"}\n', "sft", "line 1 is an instruction row; write it as"),
         (b'{"prompt": "a"\n', "sft", "line 1 is not JSON"),
         (json.dumps(CHAT).encode() + b"\n[1]\n", "sft", "line 2 is not a JSON object"),
         (json.dumps(CHAT).encode() + b"\n" + json.dumps(CHAT).encode(), "sft", "all rows are the same"),

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from motet.commands.spec_file import SpecError, json_schema, read
+from motet.specs.spec_file import SpecError, json_schema, read
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,6 +42,15 @@ def test_a_path_becomes_an_upload(tmp_path: Path) -> None:
     assert spec.search_space.learning_rate == [1e-4, 0.5, 1.0, 2.5e-3]
 
 
+def test_a_single_value_may_stand_without_its_list(tmp_path: Path) -> None:
+    text = GOOD.replace("[1e-4, .5, 1, 2.5e-3]", "1e-3").replace(
+        "[8]", "8\n  target_modules: [q_proj, v_proj]\n  schedule: cosine"
+    )
+    space = read(write(tmp_path, text)).with_files({"file_id": "file_1"}).search_space
+    assert (space.learning_rate, space.rank, space.schedule) == ([1e-3], [8], ["cosine"])
+    assert space.target_modules == [("q_proj", "v_proj")]
+
+
 def test_an_upload_may_be_named_instead(tmp_path: Path) -> None:
     draft = read(write(tmp_path, GOOD.replace("file: rows.jsonl", "file_id: file_7")))
     assert draft.files == {}
@@ -58,12 +67,26 @@ def test_the_examples_own_spec_is_right() -> None:
     ("change", "said"),
     [
         (("rank: [8]", "rank: [8, 0]"), "line 7, search_space.rank[1]: should be greater than or equal to 1, got 0"),
-        (("rank: [8]", "ranks: [8]"), "line 7, search_space.ranks: is not a known field; did you mean rank?"),
+        (("rank: [8]", "ranks: [8]"), "line 7, search_space.ranks: is not a known field; did you mean 'rank'?"),
         (("[1e-4, .5,", "[1e-4, -.5,"), "line 6, search_space.learning_rate[1]: should be greater than 0, got -0.5"),
         (("[1e-4, .5,", "[.nan, .5,"), "line 6, search_space.learning_rate[0]: should be a finite number, got nan"),
+        (("rank: [8]", "rank: {a: 8}"), "line 7, search_space.rank: must be a list, such as [...]"),
+        (("rank: [8]", "warm_start: a"), "line 7, search_space.warm_start: is not a known field"),
+        (
+            ("base_model: some-base", "base_model: b\nwarm_start: a"),
+            "line 3, warm_start: must be an object with fields of adapter_id",
+        ),
+        (
+            ("[8]", "[8]\n  target_modules: [q_proj, [v_proj]]"),
+            "target_modules[0]: must be a list, such as [q_proj], got 'q_proj'",
+        ),
         (("base_model: some-base\n", ""), "line 1, base_model: is required"),
         (("dataset:\n  file: rows.jsonl\n", ""), "line 1, dataset: is required"),
-        (("dataset:\n  file: rows.jsonl\n", "dataset: rows.jsonl\n"), "line 3, dataset: "),
+        (
+            ("dataset:\n  file: rows.jsonl\n", "dataset: rows.jsonl\n"),
+            "line 3, dataset: must be an object with fields of file_id, validation_file_id, validation_fraction, "
+            "max_validation_rows, file, validation_file, got 'rows.jsonl'",
+        ),
         (("file: rows.jsonl", "file: else.jsonl"), "line 4, dataset.file: there is no file"),
         (("file: rows.jsonl", "file: rows.jsonl\n  file_id: file_1"), "dataset.file: stands beside file_id"),
         (("  file: rows.jsonl", "  validation_fraction: 0.2"), "line 3, dataset: needs `file`"),

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 from motet.api.resources import Schedule, Task
-from motet.commands.tables import running_table, tasks_table, waiting_table
+from motet.display.tables import running_table, tasks_table, waiting_table
 from rich.console import Console
 
 
@@ -33,7 +33,7 @@ def task(**changes):
 
 def test_a_waiting_task_says_why_and_until_when():
     why = {"code": "waiting_for_capacity", "sentence": "It needs 1 GPU.", "expected_start": soon()}
-    assert "It needs 1 GPU. (expected to start in 10 min)" in printed(tasks_table([task(waiting=why)]))
+    assert "task_1 waits: It needs 1 GPU. (starts in about 10 min)" in printed(tasks_table([task(waiting=why)]))
     assert "It needs" not in printed(tasks_table([task(waiting=why, status="cancelled")]))
     assert printed(tasks_table([task()]))
 

@@ -1,9 +1,76 @@
 """Why a job was stopped, as the board and the demo say it."""
 
-from motet.api.resources import Exit
-from motet.commands.task_view import why
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from motet.api.resources import Exit, Job, Task
+from motet.display.task_view import View, why
 
 from contract.states import ExitReason
+
+CONFIG = {"learning_rate": 1e-3, "rank": 8, "alpha": 16, "batch_size": 4, "seed": 0}
+
+
+def task(**changes: Any) -> Task:
+    made = {"id": "task_1", "status": "running", "base_model": "small", "base_revision": "a", "spec": {}, "version": 1}
+    return Task.model_validate(made | {"created_at": datetime.now(UTC).isoformat()} | changes)
+
+
+def job(index: int = 0, **changes: Any) -> Job:
+    made = {"id": f"job_{index}", "task_id": "task_1", "index": index, "config": CONFIG, "status": "training", "step": 5}
+    return Job.model_validate(made | changes)
+
+
+class Tasks:
+    """The jobs at each refresh, in turn, and no curves."""
+
+    def __init__(self, *jobs: Sequence[Job]) -> None:
+        self._jobs = list(jobs)
+
+    def jobs(self, task_id: str) -> Sequence[Job]:
+        return self._jobs.pop(0)
+
+    def metrics(self, task_id: str, **_: Any) -> Sequence[Any]:
+        return []
+
+
+class Api:
+    def __init__(self, *jobs: Sequence[Job]) -> None:
+        self.tasks = Tasks(*jobs)
+
+
+def news(view: View, *states: tuple[Task, Sequence[Job]]) -> list[str]:
+    api = Api(*(jobs for _, jobs in states))
+    return [said for state, _ in states for said in view.refresh(api, state)]  # type: ignore[arg-type]
+
+
+def test_how_a_task_ended_is_not_told_before_its_last_job() -> None:
+    ended = task(status="succeeded"), [job(status="completed", best_val_loss=0.5)]
+    said = news(View(task()), (task(), [job()]), ended)
+    assert said == ["job 0 (lr 0.001) completed its 5 steps, best validation loss 0.500"]
+
+
+@pytest.mark.parametrize(("policy", "jobs", "told"), [("alto", 2, True), ("none", 2, False), ("alto", 1, False)])
+def test_a_selection_is_told_only_where_there_is_one(policy: str, jobs: int, told: bool) -> None:
+    spec = {"early_exit": {"policy": policy}}
+    before, after = [job(at, status="warmup") for at in range(jobs)], [job(at, promoted=True) for at in range(jobs)]
+    said = news(View(task(spec=spec)), (task(spec=spec), before), (task(spec=spec), after))
+    assert any("passed the selection" in line for line in said) == told
+
+
+def test_a_waiting_task_gives_its_reason_once_and_counts_down() -> None:
+    def waits(seconds: float, code: str = "waiting_for_capacity", sentence: str = "It needs 1 GPU.") -> Task:
+        start = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
+        return task(status="queued", waiting={"code": code, "sentence": sentence, "place": 2, "expected_start": start})
+
+    view = View(waits(40))
+    states = [waits(40), waits(30, sentence="It needs 1 GPU. 1 task is planned before it."), waits(20, "fair_share", "Later.")]
+    assert news(view, *((state, []) for state in states)) == ["It needs 1 GPU.", "Later."]
+    assert view.summary().startswith("queued · place 2 · starts in about 2")
+    assert news(view, (waits(-5, "fair_share", "Later."), [])) == []
+    assert view.summary() == "queued · place 2 · its start is due"
 
 
 def underperforming(rank: int, finished: int) -> str:

@@ -4,7 +4,7 @@ import math
 
 from hypothesis import given
 from hypothesis import strategies as st
-from motet.commands.terminal_plot import Frame, braille, sparkline
+from motet.display.terminal_plot import Frame, braille, sparkline
 
 LOSSES = st.lists(st.one_of(st.none(), st.floats(width=32)), max_size=80)
 

@@ -23,7 +23,7 @@ from motet.api.adapter_download import download
 from motet.api.errors import MotetError, NoCredentials, TaskNotDone
 from motet.api.resources import Adapter, Curve, File, Job, Model, Node, PlanChange, Schedule, Task
 from motet.api.transport import Transport
-from motet.commands.preview import Preview
+from motet.display.preview import Preview
 
 _LONGEST_WAIT = 50.0  # seconds one request may wait for a change
 
@@ -48,8 +48,9 @@ class Files:
     def get(self, file_id: str) -> File:
         return File.model_validate(self._transport.get(f"/v1/files/{file_id}").json())
 
-    def list(self) -> Iterator[File]:
-        return map(File.model_validate, self._transport.pages("/v1/files"))
+    def list(self, unused: bool | None = None) -> Iterator[File]:
+        """The tenant's files, newest first. `unused`: only those that no task names, or only the others."""
+        return map(File.model_validate, self._transport.pages("/v1/files", {"unused": unused}))
 
     def preview(self, file_id: str, base_model: str, **more: Any) -> Preview:
         """Rows as a task would train on them. `more`: objective, max_seq_len, first_line, rows, as in the API."""
@@ -89,6 +90,11 @@ class Tasks:
     def resume(self, task_id: str) -> Task:
         """Put a paused task back into the queue."""
         return Task.model_validate(self._transport.post(f"/v1/tasks/{task_id}/resume").json())
+
+    def delete(self, task_id: str) -> None:
+        """Delete an ended task for good, with its jobs, curves and adapters. Raises ApiError (`task_open`) until it has
+        ended."""
+        self._transport.delete(f"/v1/tasks/{task_id}")
 
     def plan_history(self, task_id: str) -> Iterator[PlanChange]:
         """The plans made for the task, newest first."""

@@ -37,9 +37,9 @@ def credentials_file() -> Path:
 
 def find(api_url: str | None = None, key: str | None = None, admin_key: str | None = None) -> Credentials:
     """The credentials to use. Raises NoCredentials, which says how to supply them."""
-    url = api_url or os.environ.get("MOTET_API_URL")
-    key = key or os.environ.get("MOTET_API_KEY")
-    admin_key = admin_key or os.environ.get("MOTET_ADMIN_KEY")
+    url = (api_url or os.environ.get("MOTET_API_URL") or "").strip()
+    key = _one_word("MOTET_API_KEY", key or os.environ.get("MOTET_API_KEY"))
+    admin_key = _one_word("MOTET_ADMIN_KEY", admin_key or os.environ.get("MOTET_ADMIN_KEY"))
     if url and key:
         return Credentials(url.rstrip("/"), key, admin_key)
     local = _local()
@@ -52,7 +52,15 @@ def find(api_url: str | None = None, key: str | None = None, admin_key: str | No
     return Credentials(local.api_url, key or local.key, admin_key or local.admin_key)
 
 
-def _missing(url: str | None, key: str | None) -> str:
+def _one_word(name: str, key: str | None) -> str | None:
+    """The key without the white space around it, such as a file's last newline."""
+    key = (key or "").strip()
+    if any(not "!" <= character <= "~" for character in key):
+        raise NoCredentials(f"{name} is not a key: it holds white space or another character that no key has; copy it anew")
+    return key or None
+
+
+def _missing(url: str, key: str | None) -> str:
     names = [name for name, value in (("MOTET_API_URL", url), ("MOTET_API_KEY", key)) if not value]
     return f"{' and '.join(names)} {'are' if len(names) > 1 else 'is'} not set"
 

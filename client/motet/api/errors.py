@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+_RUNS = 5  # runs of lines that a mistake names
+
 
 class MotetError(Exception):
     """Base of all errors of this package. Its text is one or a few sentences for a person."""
@@ -14,7 +16,7 @@ class Unreachable(MotetError):
 
 
 class NoCredentials(MotetError):
-    """No API address or no key was found."""
+    """No API address or no usable key was found."""
 
 
 class DownloadDamaged(MotetError):
@@ -61,6 +63,26 @@ class ApiError(MotetError):
         super().__init__(self._sentence())
 
     def _sentence(self) -> str:
-        if len(self.errors) > 1:
-            return "\n  ".join([f"{self.title}:", *map(str, self.errors)])
-        return self.detail
+        if len(self.errors) < 2:
+            return self.detail
+        alike: dict[tuple[str | None, str], list[int]] = {}
+        for error in self.errors:
+            alike.setdefault((error.field, error.message), []).extend([] if error.line is None else [error.line])
+        told = [_told(field, message, lines) for (field, message), lines in alike.items()]
+        more = int(self.problem.get("error_count") or 0) - len(self.errors)
+        return "\n  ".join([f"{self.title}:", *told, *([f"and {more:,} more mistakes"] if more > 0 else [])])
+
+
+def _told(field: str | None, message: str, lines: list[int]) -> str:
+    """One mistake, with all lines that have it."""
+    if len(lines) < 2:
+        return str(FieldProblem(message, field=field, line=lines[0] if lines else None))
+    runs: list[list[int]] = []
+    for line in lines:
+        if runs and line <= runs[-1][1] + 1:
+            runs[-1][1] = line
+        else:
+            runs.append([line, line])
+    named = [str(first) if first == last else f"{first} to {last}" for first, last in runs[:_RUNS]]
+    where = f"lines {', '.join(named)}{f' and {len(runs) - _RUNS} more places' if len(runs) > _RUNS else ''}"
+    return f"{where}{f', {field}' if field is not None else ''}: {message}"

@@ -1,4 +1,3 @@
-"""What the `motet` command line reads and draws: spec files, tables, live views, character plots.
+"""How the user invokes the command line, so that suggested commands can be copied.
 
-Enters: values of `motet.api`. Leaves: text on a terminal. It must not speak HTTP itself.
-"""
+Enters: the process's own name. Leaves: words. It must not know any command."""

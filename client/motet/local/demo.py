@@ -17,15 +17,15 @@ from motet.api.client import Client
 from motet.api.errors import MotetError
 from motet.api.resources import Task, Winner
 from motet.commands.invocation import command
-from motet.commands.narrator import Narrator
-from motet.commands.spec_file import SpecFile, read
-from motet.commands.submit import submit
-from motet.commands.tables import jobs_table
-from motet.commands.task_view import View
-from motet.commands.watch import outcome, watch
+from motet.display.narrator import Narrator
+from motet.display.tables import jobs_table
+from motet.display.task_view import View
+from motet.display.watch import outcome, watch
 from motet.local import example_files
 from motet.local.stack_process import Ready, Stack
 from motet.local.up import start, stop
+from motet.specs.spec_file import SpecFile, read
+from motet.specs.upload import submit
 
 TOLERANCE = 1e-3  # nats; between the reported validation loss and PEFT's
 _QUESTION = "Tom has 3 boxes of 4 apples. He eats 2 apples. How many apples are left?"
@@ -86,7 +86,7 @@ def _results(narrator: Narrator, view: View, ready: Ready) -> Winner:
     task = view.task
     ranked = sorted(view.jobs, key=lambda job: (view.best(job), job.index))
     narrator.say()
-    narrator.say(jobs_table(view, narrator.console.width, ranked))
+    narrator.say(jobs_table(view, ranked))
     narrator.say()
     if task.winner is None:
         raise DemoFailed(

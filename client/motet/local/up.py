@@ -9,7 +9,7 @@ from motet.api.client import Client
 from motet.api.credentials import credentials_file
 from motet.api.errors import MotetError
 from motet.commands.invocation import command
-from motet.commands.narrator import Narrator
+from motet.display.narrator import Narrator
 from motet.local import example_files
 from motet.local.stack_process import Event, Ready, Stack, StackFailed, ready_of
 

@@ -1,5 +1,6 @@
 """Why a task waits, for its owner: the reason code as a sentence with names and numbers, its place, its start and end.
 
+Sentences are read long after the plan, so none counts in seconds from it: moments stand beside them.
 Values only: knows no database. Names the owner's own tasks alone; any other is "another tenant's task".
 """
 
@@ -104,15 +105,15 @@ def _moved(before: Mapping[str, Any], after: Mapping[str, Any], at: datetime, se
 
 
 def _capacity(reason: Reason, scene: Scene) -> str:
-    asked, free, fitting, ahead, soonest = _numbers(reason, "asked", "free", "fitting", "ahead", "soonest")
+    asked, free, fitting, ahead = _numbers(reason, "asked", "free", "fitting", "ahead")
     where = ""
     if reason.node is not None:
         there = [task for task, node in scene.running.items() if node == reason.node]
         where = f" It is planned for {scene.offers[reason.node].name}, held by {_names(there, reason.task, scene)}."
     queue = f" {_count(ahead, 'task is', 'tasks are')} planned before it." if ahead else ""
     return (
-        f"It needs {_gpus(asked)} of one node, and of the {_gpus(fitting)} it could run on at most {free} stand free on one; "
-        f"the next come free in {_long(soonest)}.{where}{queue}"
+        f"It needs {_gpus(asked)} of one node, and of the {_gpus(fitting)} it could run on at most {free} stand free on one."
+        f"{where}{queue}"
     )
 
 
@@ -141,10 +142,10 @@ def _reserved(reason: Reason, scene: Scene) -> str:
     asked, free = _numbers(reason, "asked", "free")
     if "reserved_task" not in reason.numbers:
         return f"{_gpus(free)} stand free for its {asked}, but starting it on them would delay a task that weighs more."
-    other, gpus, start = _numbers(reason, "reserved_task", "reserved_gpus", "reserved_start")
+    other, gpus = _numbers(reason, "reserved_task", "reserved_gpus")
     return (
         f"{_gpus(free)} stand free for its {asked}, but they are kept for {_names([other], reason.task, scene)}, which takes "
-        f"{_gpus(gpus)} in {_long(start)}; this task would still be running then."
+        f"{_gpus(gpus)} as soon as they come free together; this task would still be running then."
     )
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from codecs import BOM_UTF8
 
 import pytest
 from hypothesis import given
@@ -57,13 +58,32 @@ def test_the_last_newline_may_be_missing():
     assert (last.finish(), last.rows) == (Format.COMPLETION, 2)
 
 
+@pytest.mark.parametrize("cut", [1, 3, 7, 10_000])
+def test_a_byte_order_mark_and_blank_lines_are_not_kept(storage, cut):
+    rows = jsonl(PAIR, PAIR).split(b"\n")
+    content = BOM_UTF8 + b"\n" + rows[0] + b"\r\n \t\n\n" + rows[1] + b"\n\n  "
+    intake = Intake(storage.receive(), LIMITS)
+    for start in range(0, len(content), cut):
+        intake.feed(content[start : start + cut])
+    data = intake.finish()
+    assert (data.rows, storage.open(data.stored.sha256).read()) == (2, rows[0] + b"\r\n" + rows[1] + b"\n")
+
+
+def test_a_byte_order_mark_elsewhere_is_a_mistake():
+    assert mistakes(jsonl(PAIR) + BOM_UTF8 + jsonl(PAIR)) == [(2, None, "byte_order_mark")]
+
+
+def test_an_alpaca_row_is_one_mistake_and_says_how_to_write_it():
+    with pytest.raises(FileInvalid, match="instruction and input") as refusal:
+        check(jsonl({"instruction": "a", "input": "", "output": "b"})).finish()
+    assert len(refusal.value.errors) == 1
+
+
 def test_lines_are_counted_from_one_and_blank_ones_too():
     content = jsonl(CHAT) + b"\n" + jsonl(CHAT, {"messages": [{"role": "user", "content": ""}]}) + b"\n"
     assert mistakes(content) == [
-        (2, None, "blank_line"),
         (4, "messages[0].content", "empty"),
         (4, "messages", "no_assistant_turn"),
-        (5, None, "blank_line"),
     ]
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from codecs import BOM_UTF8
 
 import pytest
 from sqlalchemy import text
@@ -108,6 +109,28 @@ def test_pages_of_files_hold_each_once(tenant):
         if cursor is None:
             break
     assert seen == made[::-1]
+
+
+def test_files_that_no_task_names_are_listed_apart(tenant):
+    orphan, task = tenant.file([PAIR]), tenant.task()
+    used = task["spec"]["dataset"]["file_id"]
+
+    def listed(**query):
+        return [file["id"] for file in tenant.get("/v1/files", params=query).json()["data"]]
+
+    assert listed() == [used, orphan]
+    assert (listed(unused=True), listed(unused=False)) == ([orphan], [used])
+    tenant.post(f"/v1/tasks/{task['id']}/cancel")
+    assert listed(unused=True) == [orphan]
+    tenant.delete(f"/v1/tasks/{task['id']}")
+    assert listed(unused=True) == [used, orphan]
+
+
+def test_a_byte_order_mark_and_blank_lines_are_dropped(tenant):
+    rows = jsonl(PAIR, PAIR)
+    file = tenant.upload(BOM_UTF8 + b"\n" + rows.replace(b"\n", b"\n\n")).json()
+    assert (file["rows"], file["bytes"], file["sha256"]) == (2, len(rows), hashlib.sha256(rows).hexdigest())
+    assert tenant.get(f"/v1/files/{file['id']}/content").content == rows
 
 
 @pytest.mark.parametrize("cursor", ["x", "é", "W10", "WzEsIDJd", "eyJhIjogMX0", "WyIyMDI2LTAxLTAxIiwgIngiXQ"])

@@ -56,8 +56,8 @@ def test_a_wrong_row(row, path, code):
 
 
 LINES = [
-    (b"", "blank_line"),
-    (b" \t\r", "blank_line"),
+    (b"", "not_json"),
+    (b" \t\r", "not_json"),
     (b"\xef\xbb\xbf" + json.dumps(CHAT).encode(), "byte_order_mark"),
     (b'{"prompt": "\xff", "completion": "x"}', "not_utf8"),
     (b'{"prompt": "x", "completion": "x"', "not_json"),

@@ -95,7 +95,7 @@ HOSTILE = {
     "broken UTF-8": (lambda: jsonl(CHAT) + b'{"prompt": "\xc3\x28", "completion": "x"}\n', "not_utf8"),
     "UTF-16": (lambda: jsonl(CHAT).decode().encode("utf-16"), "not_utf8"),
     "a line of 36 MB": (lambda: b'{"prompt": "' + b"x" * (36 * MIB) + b'", "completion": "y"}', "line_too_long"),
-    "ten thousand lines of nothing": (lambda: b"\n" * 10_000, "blank_line"),
+    "ten thousand lines of nothing": (lambda: b"\n" * 10_000, "empty_file"),
     "a deep list": (lambda: b'{"prompt": ' + b"[" * 2_000_000 + b"]" * 2_000_000 + b"}", "not_json"),
     "a deep object": (lambda: b'{"a":' * 600_000 + b"1" + b"}" * 600_000, "not_json"),
     "many keys": (lambda: b"{" + b",".join(b'"%d": 1' % n for n in range(200_000)) + b"}", "format_unknown"),

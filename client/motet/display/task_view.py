@@ -12,6 +12,7 @@ from contract.search_space import JobConfig
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus, TaskStatus
 from motet.api.client import Client
 from motet.api.resources import Exit, Job, Task
+from motet.display.durations import starts
 
 Curve = dict[int, float]  # step -> loss; a non-finite loss is NaN
 
@@ -24,6 +25,7 @@ class View:
     task: Task
     jobs: Sequence[Job] = ()
     curves: Mapping[tuple[int, str], Curve] = field(default_factory=dict)
+    _told_wait: str | None = None  # code of the reason that was told
 
     def refresh(self, client: Client, task: Task) -> list[str]:
         """Update to the task's current state; returns one sentence per change."""
@@ -31,8 +33,16 @@ class View:
         jobs = client.tasks.jobs(task.id)
         self.curves = self._curves(client, jobs)
         self.task, self.jobs = task, jobs
-        news = [] if not known and task.status == before.status else _task_news(before, task)
+        news = self._wait_news() + ([] if not known and task.status == before.status else _task_news(before, task))
         return news + [said for job in jobs if (said := self._job_news(known.get(job.index), job)) is not None]
+
+    def _wait_news(self) -> list[str]:
+        """Why the task waits, once for each reason: place and times are in every summary. A task that no plan has looked at
+        yet gives none."""
+        waiting = self.task.waiting if self.task.status == TaskStatus.QUEUED else None
+        code, self._told_wait = self._told_wait, waiting.code if waiting is not None else None
+        told = waiting is None or waiting.code in (code, "not_planned")
+        return [] if waiting is None or told or not waiting.sentence else [waiting.sentence]
 
     def curve(self, index: int, series: str) -> Curve:
         return self.curves.get((index, series), {})
@@ -61,8 +71,9 @@ class View:
         """The task's state in one line."""
         task, progress = self.task, self.task.progress
         parts = [task.status.value]
-        if task.waiting is not None and not task.ended and task.placement is None and task.waiting.sentence:
-            parts.append(task.waiting.sentence)
+        if task.waiting is not None and task.status == TaskStatus.QUEUED:
+            parts += [f"place {task.waiting.place}"] if task.waiting.place is not None else []
+            parts += [said] if (said := starts(task.waiting)) else []
         if task.status == TaskStatus.RUNNING and progress.steps_total is None:
             parts.append("the worker loads the base and reads the rows")
         if progress.steps_total:
@@ -74,6 +85,12 @@ class View:
         if task.placement is not None and task.placement.tokens_per_second:
             parts.append(f"{task.placement.tokens_per_second:,.0f} tokens/s")
         return " · ".join(parts)
+
+    @property
+    def _selects(self) -> bool:
+        """Whether the task's policy ranks its jobs after warmup, and there are others to rank a job with."""
+        policy = self.task.spec.get("early_exit") or {}
+        return len(self.jobs) > 1 and bool(policy.get("policy") != "none")
 
     def _curves(self, client: Client, jobs: Sequence[Job]) -> Mapping[tuple[int, str], Curve]:
         """The curves known so far, truncated where a job was rewound, plus new points of the jobs that moved."""
@@ -102,7 +119,7 @@ class View:
                 return f"{name} completed its {job.step} steps{loss}"
             case JobStatus.FAILED:
                 return f"{name} failed at step {job.step}: {job.error}"
-            case JobStatus.TRAINING if job.promoted and job.step:
+            case JobStatus.TRAINING if job.promoted and job.step and self._selects:
                 return f"{name} passed the selection after warmup"
         return None
 
@@ -114,10 +131,10 @@ def _task_news(before: Task, task: Task) -> list[str]:
     news = []
     if task.base_val_loss is not None and before.base_val_loss is None:
         news.append(f"the base alone has validation loss {task.base_val_loss:.3f}")
-    if task.status != before.status:
+    if task.status != before.status and not task.ended:  # how it ended is told after its last job
         where = f" on {task.placement.where}" if task.placement is not None else ""
         why_back = f" ({task.requeue_reason})" if task.status == "queued" and task.requeue_reason else ""
-        news.append(f"{task.status}{where}{why_back}" + (f": {task.error}" if task.error else ""))
+        news.append(f"{task.status}{where}{why_back}")
     return news
 
 

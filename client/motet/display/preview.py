@@ -9,7 +9,7 @@ from pydantic import Field
 from rich.text import Text
 
 from contract.strict import Message
-from motet.commands.narrator import Narrator
+from motet.display.narrator import Narrator
 
 
 class PreviewProblem(Message):

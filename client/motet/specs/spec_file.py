@@ -5,16 +5,16 @@
 Paths are relative to the spec's own folder. Knows YAML and TaskSpec. Knows no service.
 """
 
-import difflib
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from contract.field_mistakes import message
 from contract.task_spec import TaskSpec
 from motet.api.errors import MotetError
 
@@ -141,23 +141,15 @@ def _take_paths(path: Path, root: yaml.Node, content: dict[str, Any]) -> tuple[d
 
 
 def _message(found: Mapping[str, Any]) -> str:
-    """One pydantic error in Motet's words."""
-    message = str(found["msg"]).removeprefix("Value error, ").removeprefix("Input ")
-    if found["type"] == "missing":
-        return "is required"
-    if found["type"] == "extra_forbidden":
-        known = _fields_at(found["loc"][:-1])
-        near = difflib.get_close_matches(str(found["loc"][-1]), known, n=1)
-        return "is not a known field; " + (f"did you mean {near[0]}?" if near else f"the fields here are {', '.join(known)}")
-    if found["type"] != "value_error" and isinstance(found["input"], str | int | float | None):
-        return f"{message}, got {'nothing' if found['input'] is None else repr(found['input'])}"
-    return message
+    at = found["loc"][:-1] if found["type"] == "extra_forbidden" else found["loc"]
+    return message(found, _fields_at(at))
 
 
 def _fields_at(where: Where) -> list[str]:
     model: type[BaseModel] = TaskSpec
     for part in where:
-        inner = model.model_fields[part].annotation if isinstance(part, str) and part in model.model_fields else None
+        field = model.model_fields[part].annotation if isinstance(part, str) and part in model.model_fields else None
+        inner = next((hint for hint in (field, *get_args(field)) if isinstance(hint, type) and hint is not type(None)), None)
         if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
             return []
         model = inner

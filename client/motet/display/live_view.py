@@ -1,6 +1,7 @@
 """Live terminal view of a task: a progress bar, a line per job, the validation curves."""
 
 import math
+import textwrap
 import time
 from collections.abc import Sequence
 
@@ -12,8 +13,9 @@ from rich.text import Text
 from contract.config_labels import HEADINGS, cell
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus, TaskStatus
 from motet.api.resources import Job
-from motet.commands.task_view import View
-from motet.commands.terminal_plot import Frame, braille, sparkline
+from motet.display.durations import starts
+from motet.display.task_view import View
+from motet.display.terminal_plot import Frame, braille, sparkline
 
 _COLOURS = ("cyan", "magenta", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta", "bright_blue")
 _LEADER = "bold green"
@@ -33,6 +35,7 @@ _BEFORE = {
     TaskStatus.RUNNING: "loading the base and reading the rows",
 }
 _WIDE, _BAR = 96, 12  # minimum columns for a bar per job, and the bar's own width
+_NEWS = 4  # lines of what happened last
 _LEAST_PLOT, _TALLEST_PLOT = 4, 10  # rows
 
 
@@ -42,9 +45,16 @@ class LiveView:
     def __init__(self, view: View) -> None:
         self._view = view
         self._began = time.monotonic()
+        self._news: list[str] = []
+
+    def with_news(self, news: Sequence[str]) -> RenderableType:
+        """The view with the latest of what happened below it."""
+        self._news = list(news)
+        return self
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        room = console.size.height - 6
+        news = [row for line in self._news[-_NEWS:] for row in textwrap.wrap(line, options.max_width - 2)][-_NEWS:]
+        room = console.size.height - 6 - len(news)
         jobs = self._chosen(room)
         left = room - len(jobs) - 3
         parts: list[RenderableType] = [self._header(), self._bar(options.max_width), self._jobs(jobs, options.max_width)]
@@ -52,6 +62,7 @@ class LiveView:
             parts.append(Text(f"  and {len(self._view.jobs) - len(jobs)} more jobs", style="dim"))
         if left >= _LEAST_PLOT:
             parts += self._plot(jobs, min(options.max_width - 10, 100), min(left, _TALLEST_PLOT))
+        parts += [Text(f"  {line}", style="dim") for line in news]
         yield Group(*parts)
 
     def _chosen(self, room: int) -> list[Job]:
@@ -69,8 +80,8 @@ class LiveView:
             line.append(f" on {task.placement.where}")
             if task.placement.tokens_per_second:
                 line.append(f" · {task.placement.tokens_per_second:,.0f} tokens/s")
-        elif task.waiting is not None and task.waiting.sentence:
-            line.append(f" · {task.waiting.sentence}")
+        elif task.waiting is not None and not task.ended:
+            line.append(f" · {said}" if (said := starts(task.waiting)) else "")
         if task.samples.saved_fraction:
             line.append(f" · {task.samples.saved_fraction:.0%} of all samples saved")
         line.append(f" · {time.monotonic() - self._began:.0f} s", style="dim")

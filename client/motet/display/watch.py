@@ -4,9 +4,9 @@ import time
 
 from motet.api.client import Client
 from motet.api.resources import Task
-from motet.commands.live_view import LiveView
-from motet.commands.narrator import SILENCE, Narrator
-from motet.commands.task_view import View
+from motet.display.live_view import LiveView
+from motet.display.narrator import SILENCE, Narrator
+from motet.display.task_view import View
 
 _BREATH = 0.25  # seconds between two polls of a task that changes all the time
 
@@ -16,9 +16,9 @@ def watch(client: Client, task_id: str, narrator: Narrator) -> View:
     view = View(client.tasks.get(task_id))
     if narrator.lively:
         board = LiveView(view)
-        with narrator.showing(lambda: board):
+        with narrator.showing(board.with_news):
             _follow(client, view, narrator)
-        narrator.console.print(board)
+        narrator.console.print(board.with_news([]))
     else:
         with narrator.doing(view.summary):
             _follow(client, view, narrator)

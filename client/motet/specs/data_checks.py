@@ -6,6 +6,7 @@ Reads each file once, line by line. The service validates rows in full; these ch
 import difflib
 import hashlib
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -20,6 +21,7 @@ _KEYS: tuple[tuple[frozenset[str], Learned], ...] = (
     (frozenset({"messages", "completion", "prompt", "text"}), "answers"),
 )
 _OBJECTIVES: dict[str, Learned] = {"sft": "answers", "dpo": "preferences"}
+_INSTRUCTION = 'write it as {"prompt": instruction and input, "completion": output}'
 _SHAPES: dict[Learned, str] = {
     "answers": '{"messages": [...]}, {"prompt": "...", "completion": "..."} or {"text": "..."}',
     "preferences": '{"prompt": "...", "chosen": "...", "rejected": "..."} or OpenAI\'s {"input", "preferred_output", ...}',
@@ -63,6 +65,9 @@ def _file(path: Path, wanted: Learned, objective: str) -> Iterator[str]:
         if not isinstance(row, dict):
             yield f"line {number} is not a JSON object; each line is one row"
             return
+        if "instruction" in row:
+            yield f"line {number} is an instruction row; {_INSTRUCTION}"
+            return
         kind = next((kind for keys, kind in _KEYS if keys & row.keys()), None)
         if kind != wanted:
             yield f"line {number} is no row for objective {objective}; it learns from {_SHAPES[wanted]}"
@@ -83,7 +88,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     try:
         with path.open("rb") as source:
             for number, line in enumerate(source, 1):
-                if text := line.removeprefix(b"\xef\xbb\xbf").strip():
+                if text := (line.removeprefix(BOM_UTF8) if number == 1 else line).strip():
                     yield number, text
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None

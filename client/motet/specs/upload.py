@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from motet.api.client import Client
 from motet.api.errors import ApiError
 from motet.api.resources import Task
-from motet.commands.data_checks import check
-from motet.commands.narrator import Narrator
-from motet.commands.preview import Preview
-from motet.commands.spec_file import SpecFile
+from motet.display.narrator import Narrator
+from motet.display.preview import Preview
+from motet.specs.data_checks import check
+from motet.specs.spec_file import SpecFile
 
 
 def submit(client: Client, spec: SpecFile, narrator: Narrator) -> Task:

@@ -1,0 +1,159 @@
+"""Lists of tasks, jobs, nodes and the schedule: values in, tables out. Knows no service."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from motet.api.resources import File, Job, Node, Schedule, Task
+from motet.display.columns import Column, Columns
+from motet.display.durations import ago, starts, until
+from motet.display.task_view import View, why
+
+OTHERS = "(another tenant's)"
+
+
+def tasks_table(tasks: Iterable[Task]) -> RenderableType:
+    """One line per task; below, why each of them waits."""
+    tasks = list(tasks)
+    columns = (
+        Column("task"),
+        Column("name", need=3, folds=True),
+        Column("status"),
+        Column("steps", need=2, right=True),
+        Column("jobs", need=5, right=True),
+        Column("best loss", need=1, right=True),
+        Column("created", need=4),
+    )
+    rows = [
+        (
+            task.id,
+            task.name or "",
+            task.status.value,
+            f"{task.progress.steps_done}/{task.progress.steps_total}" if task.progress.steps_total is not None else "",
+            str(sum(task.jobs.values())),
+            f"{task.winner.val_loss:.4f}" if task.winner is not None else "",
+            ago(task.created_at),
+        )
+        for task in tasks
+    ]
+    waits = [Text(f"{task.id} waits: {said}") for task in tasks if (said := waiting_words(task))]
+    return Group(Columns(columns, rows), *([Text(), *waits] if waits else []))
+
+
+def waiting_words(task: Task) -> str:
+    """Why a task waits and when it starts; empty if it does not wait."""
+    if task.waiting is None or task.ended:
+        return ""
+    start = starts(task.waiting)
+    return f"{task.waiting.sentence} ({start})" if start else task.waiting.sentence
+
+
+def running_table(schedule: Schedule) -> RenderableType:
+    """Each node with its running tasks and their expected ends."""
+    columns = (
+        Column("node"),
+        Column("GPUs"),
+        Column("free", need=2, right=True),
+        Column("runs"),
+        Column("until", need=1),
+    )
+    rows = [
+        (
+            f"{node.name} (drained)" if node.drained else node.name,
+            f"{node.gpus} x {node.device_type}",
+            str(node.free),
+            "\n".join(f"{one.task_id or OTHERS} on {one.gpus}{' (leaving)' if one.leaving else ''}" for one in node.running),
+            "\n".join(until(one.expected_end) for one in node.running),
+        )
+        for node in schedule.nodes
+    ]
+    return Columns(columns, rows)
+
+
+def waiting_table(schedule: Schedule) -> RenderableType:
+    """The queue in the order in which tasks are expected to start; below, why each of one's own waits."""
+    columns = (
+        Column("place", right=True),
+        Column("task"),
+        Column("name", need=2, folds=True),
+        Column("GPUs", need=1, right=True),
+        Column("starts"),
+        Column("ends", need=1),
+    )
+    rows = [
+        (
+            str(one.place or ""),
+            one.task_id or OTHERS,
+            one.name or "",
+            str(one.gpus),
+            until(one.expected_start),
+            until(one.expected_end),
+        )
+        for one in schedule.waiting
+    ]
+    more = schedule.waiting_total - len(schedule.waiting)
+    whys = [Text(f"{one.task_id} waits: {one.sentence}") for one in schedule.waiting if one.sentence]
+    rest = [Text(f"and {more:,} more", style="dim")] if more > 0 else []
+    return Group(Columns(columns, rows), *rest, *([Text(), *whys] if whys else []))
+
+
+def jobs_table(view: View, jobs: Sequence[Job] | None = None) -> RenderableType:
+    """One line per job, in this order: configuration, progress, loss, and why it ended; the winner in bold."""
+    columns = (
+        Column("job", right=True),
+        Column("configuration", folds=True),
+        Column("steps", need=1, right=True),
+        Column("end"),
+        Column("best val loss", right=True),
+        Column("why", need=2, folds=True),
+    )
+    shown = view.jobs if jobs is None else jobs
+    winner = view.task.winner
+    rows = [
+        (
+            str(job.index),
+            view.label(job.config),
+            f"{job.step}/{job.total_steps}" if job.total_steps is not None else str(job.step),
+            job.exit.reason.value if job.exit is not None else job.status.value,
+            f"{best:.4f}" if math.isfinite(best := view.best(job)) else "",
+            why(job.exit) if job.exit is not None else job.error or "",
+        )
+        for job in shown
+    ]
+    styles = ["bold green" if winner is not None and winner.index == job.index else "" for job in shown]
+    return Columns(columns, rows, styles)
+
+
+def files_table(files: Iterable[File]) -> RenderableType:
+    columns = (
+        Column("file"),
+        Column("name", need=1, folds=True),
+        Column("rows", right=True),
+        Column("bytes", need=2, right=True),
+        Column("format", need=3),
+        Column("uploaded", need=4),
+    )
+    rows = [(file.id, file.name, f"{file.rows:,}", f"{file.bytes:,}", file.format, ago(file.created_at)) for file in files]
+    return Columns(columns, rows)
+
+
+def nodes_table(nodes: Iterable[Node]) -> RenderableType:
+    columns = (
+        Column("node"),
+        Column("status"),
+        Column("devices"),
+        Column("tokens/s of a device", need=3, folds=True),
+        Column("runs", need=1),
+        Column("last heartbeat", need=2),
+    )
+    rows = []
+    for node in nodes:
+        types = sorted({device.type for device in node.devices})
+        counts = [f"{sum(device.type == type for device in node.devices)} x {type}" for type in types]
+        speeds = [f"{speed:,.0f} ({model})" for model, speed in node.tokens_per_second.items()]
+        running = "\n".join(one.task_id for one in node.running)
+        heard = ago(node.heartbeat_at) if node.heartbeat_at else ""
+        rows.append((node.name, node.status, ", ".join(counts), ", ".join(speeds), running, heard))
+    return Columns(columns, rows)

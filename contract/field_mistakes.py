@@ -1,0 +1,48 @@
+"""What is wrong with a field of a spec, as a sentence: pydantic's error in Motet's words, with how to write it instead.
+
+Both the service (REST bodies) and the client (spec files) say it so. Knows no body, no file and no line.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_SHOWN = 80  # characters of a value that a message repeats
+_WANTED = {
+    "list_type": "must be a list, such as [{}]",
+    "tuple_type": "must be a list, such as [{}]",
+    "dict_type": "must be an object of fields and their values",
+    "model_type": "must be an object{}",
+    "model_attributes_type": "must be an object{}",
+}
+
+
+def message(found: Mapping[str, Any], known: Sequence[str] = ()) -> str:
+    """One pydantic error as a sentence. `known`: the fields of the object where an unknown field stands, or of the object
+    that is missing."""
+    kind, value = str(found["type"]), found["input"]
+    if kind == "missing":
+        return "is required"
+    if kind == "extra_forbidden":
+        return "is not a known field" + _did_you_mean(str(found["loc"][-1]), known)
+    said = str(found["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+    if kind in _WANTED:
+        scalar = isinstance(value, str | int | float)
+        fields = f" with fields of {', '.join(known)}" if known else " of fields and their values"
+        said = _WANTED[kind].format((value if scalar else "...") if "list" in _WANTED[kind] else fields)
+    if kind != "value_error" and isinstance(value, str | int | float | None):
+        said += f", got {'null' if value is None else shown(repr(value))}"
+    return said
+
+
+def shown(text: str) -> str:
+    """A user's text made safe to repeat: shortened, and without lone surrogates, which JSON cannot carry."""
+    text = text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _did_you_mean(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return f"; did you mean '{near[0]}'?"
+    return f"; the fields here are: {', '.join(known)}" if known else ""

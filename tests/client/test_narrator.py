@@ -1,0 +1,70 @@
+"""What a command says: in a pipe ever more rarely while nothing happens, on a terminal in a picture that leaves nothing."""
+
+import io
+import threading
+from collections.abc import Sequence
+
+import pytest
+from motet.display import narrator as module
+from motet.display.narrator import Narrator
+from rich.console import Console
+from rich.text import Text
+
+
+@pytest.fixture
+def page() -> io.StringIO:
+    return io.StringIO()
+
+
+def test_a_pipe_is_told_ever_more_rarely_until_something_happens(page: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    enough = threading.Event()
+
+    class Spoke(threading.Event):
+        """The narrator's own event, with a clock that stands still: it notes how long each silence would be."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            if timeout is None:
+                return super().wait()
+            waits.append(timeout)
+            if len(waits) == 7:
+                enough.set()
+                return super().wait(10)
+            return len(waits) == 6
+
+    monkeypatch.setattr(module.threading, "Event", Spoke)
+    narrator = Narrator(Console(file=page, width=140))
+    monkeypatch.undo()
+    with narrator.doing("waiting"):
+        enough.wait(10)
+    assert waits == [4, 8, 16, 32, 60, 60, 4]
+    assert page.getvalue().count("... waiting") == 5
+
+
+def test_a_line_in_a_pipe_is_not_broken(page: io.StringIO) -> None:
+    Narrator(Console(file=page, width=40)).say("task_" + "x" * 60 + " and more words behind it")
+    assert page.getvalue().count("\n") == 1
+
+
+def test_what_is_said_beside_a_picture_is_drawn_in_it_and_printed_once_it_is_gone(page: io.StringIO) -> None:
+    narrator = Narrator(Console(file=page, width=60, height=20, force_terminal=True, legacy_windows=False))
+    seen = threading.Event()
+
+    def picture(news: Sequence[str]) -> Text:
+        if news:
+            seen.set()
+        return Text("the picture")
+
+    def interrupted() -> None:
+        with narrator.showing(picture):
+            narrator.say("job 0 completed")
+            assert seen.wait(10)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    written = page.getvalue()
+    alternate, left = written.index("\x1b[?1049h"), written.index("\x1b[?1049l")
+    assert "the picture" in written[alternate:left]
+    assert "the picture" not in written[left:]
+    assert "job 0 completed" in written[left:]
