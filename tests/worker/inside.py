@@ -1,6 +1,6 @@
 """An executor inside the test's own process, against a fleet API over real HTTP."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,29 @@ class Inside:
             **{"worker_device": "cpu", "worker_checkpoint_seconds": 3600, "worker_step_tokens": 4096, **settings},
         )
 
-    def run(self, *placements: wire.Placement, prepare: Callable[[Executor], None] = lambda executor: None) -> list[Reported]:
-        """Attach them all to one executor and run until every one has ended."""
-        reported = [self.fleet.place(placement) for placement in placements]
-        left = {placement.placement_id for placement in placements}
+    def run(
+        self,
+        *placements: wire.Placement,
+        prepare: Callable[[Executor], None] = lambda executor: None,
+        joining: Sequence[wire.Placement] = (),
+        after: int = 2,
+    ) -> list[Reported]:
+        """Attach them all to one executor and run until every one has ended. joining: these come once any of the others has
+        reported `after` steps."""
+        reported = [self.fleet.place(placement) for placement in (*placements, *joining)]
+        left = {placement.placement_id for placement in (*placements, *joining)}
+        late, watch = list(joining), self.fleet.on_report
+
+        def join(told: Reported, report: wire.Report) -> None:
+            watch(told, report)
+            while late and max(told.step.values()) >= after:
+                attach(late.pop(0))
+
+        def attach(placement: wire.Placement) -> None:
+            executor.obey(Attach(placement=placement, deadline=boot_now() + placement.lease_seconds))
+
+        if joining:
+            self.fleet.on_report = join
 
         def tell(news: Progress | Ended) -> None:
             self.news.append(news)
@@ -43,9 +62,11 @@ class Inside:
         with PlacementLink(self.fleet.url) as link:
             executor = Executor(self.settings, link, tell)
             for placement in placements:
-                executor.obey(Attach(placement=placement, deadline=boot_now() + placement.lease_seconds))
+                attach(placement)
             prepare(executor)
             executor.run()
+        if joining:
+            self.fleet.on_report = watch
         return reported
 
     @property

@@ -6,9 +6,12 @@ from pathlib import Path
 
 from torch import Tensor
 
+from contract.search_space import JobConfig
 from worker.adapters.job_checkpoint import Tensors
 from worker.adapters.warm_start import WarmStart
 from worker.model.arena import Slot
+from worker.model.arena_layout import Layout
+from worker.model.plain.trainer import first_weights
 
 
 @dataclass(frozen=True)
@@ -21,10 +24,19 @@ class AdapterSpec:
     modules: Collection[str]
     start: WarmStart | None = None
 
+    @classmethod
+    def of(cls, config: JobConfig, start: WarmStart | None) -> "AdapterSpec":
+        return cls(config.rank, config.plain_alpha, config.seed, config.target_modules, start)
+
+    def first_weights(self, layout: Layout) -> Tensor:
+        """The adapter before its first step, on the host, float32 [rank, W]."""
+        drawn = first_weights(layout, self.rank, self.seed, self.modules)
+        return drawn if self.start is None else self.start.onto(drawn, self.alpha / self.rank)
+
 
 @dataclass(frozen=True)
 class Unmade:
-    """Nowhere yet: its first weights are drawn when it gets rows."""
+    """Nowhere yet: its first weights are drawn when it gets rows, or beside the loop (PinnedHost)."""
 
 
 @dataclass(frozen=True)

@@ -77,10 +77,14 @@ class AdapterStore:
 
     # ---- arrival and departure ---------------------------------------------------------------------------------------
 
-    def add(self, key: JobKey, spec: AdapterSpec, checkpoint: Path | None = None) -> None:
-        """Take a job in. Its adapter is that of the checkpoint, which is read when the job gets rows, or is not made yet."""
+    def add(self, key: JobKey, spec: AdapterSpec, checkpoint: Path | None = None, drawn: Tensor | None = None) -> None:
+        """Take a job in. Its adapter is that of the checkpoint, which is read when the job gets rows; else its first weights:
+        `drawn`, float32 [rank, W], where the host's budget holds them, or drawn when it gets rows."""
         self._specs[key] = spec
         self._locations[key] = OnDisk(checkpoint) if checkpoint is not None else Unmade()
+        if checkpoint is None and drawn is not None and drawn.nbytes <= self._host_bytes_left:
+            self._host_bytes_left -= drawn.nbytes
+            self._locations[key] = PinnedHost(Tensors(AdapterState(drawn), None))
 
     def forget(self, key: JobKey) -> None:
         """Free everything that the job holds."""
@@ -166,11 +170,7 @@ class AdapterStore:
     def _fill(self, trainer: Trainer, key: JobKey, slot: Slot) -> Tensor | None:
         """Write the job's adapter into its rows. Returns its best weights."""
         if isinstance(self._locations[key], Unmade):
-            spec = self._specs[key]
-            trainer.init_adapter(slot, spec.seed, spec.modules)
-            if spec.start is not None:
-                fresh = trainer.arena.snapshot(slot, moments=False).weights
-                trainer.arena.restore(slot, AdapterState(spec.start.onto(fresh, slot.scale)))
+            trainer.arena.restore(slot, AdapterState(self._specs[key].first_weights(trainer.arena.layout)))
             return None
         tensors = self.tensors(key)
         trainer.arena.restore(slot, tensors.adapter)

@@ -1,43 +1,114 @@
-"""Evaluates the baseline of a task: the base's own validation loss, and under DPO the reference log-probabilities."""
+"""Evaluates the baseline of each new task, one pass at a time between the steps of others: the base's own validation loss, and
+under DPO the reference log-probabilities, without which its jobs cannot step."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 from contract.wire import BaseEvaluated, Placement
+from worker.adapters.arena_growth import NoRows
 from worker.data.node_cache import NodeCache
 from worker.executor.placement_preparation import Prepared
 from worker.executor.task_run import TaskRun
-from worker.replicas.device_replica import Replica
-from worker.replicas.dpo_reference import Reference, key_of, reference_of
-from worker.replicas.validation_pass import ValidationSubject, evaluate
+from worker.model.plain.trainer import OutOfMemory
+from worker.policy.job_record import JobKey
+from worker.replicas.device_replica import Hopeless, Replica
+from worker.replicas.dpo_reference import Reference, key_of, reference_passes
+from worker.replicas.validation_pass import ValidationSubject, evaluating
+
+Passes = Generator[None, None, None]
 
 
-def evaluate_baseline(replica: Replica, task: TaskRun, prepared: Prepared, cache: NodeCache, tick: Callable[[], None]) -> None:
-    """Evaluate before the task's first step, on one replica for all, and give the jobs the results that they need. Raises
-    NoRows for the adapter that the task starts from."""
-    if task.placement.spec.objective.type == "dpo":
-        reference = _reference(replica, task.placement, prepared, cache, tick)
-        for run in task.runs:
-            run.refer(reference)
-        if task.base_val_loss is None:
-            task.record(BaseEvaluated(val_loss=math.log(2)))  # the loss of any model against itself
-    elif task.base_val_loss is None:
-        subjects = {task.key: ValidationSubject(None, prepared.data.validation)}
-        for _, result in evaluate(replica.base.trainer, subjects, replica.capacity.step_tokens, tick):
-            task.record(BaseEvaluated(val_loss=result.loss))
+class Baselines:
+    """The baselines under way, in turn. `tick` is called after each pass."""
+
+    def __init__(self, cache: NodeCache, tick: Callable[[], None]) -> None:
+        self._cache, self._tick = cache, tick
+        self._begun: dict[str, _Baseline] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._begun)
+
+    def __contains__(self, task: TaskRun) -> bool:
+        return task.key in self._begun
+
+    def begin(self, replica: Replica, task: TaskRun, prepared: Prepared) -> None:
+        """Evaluate the task's baseline from now on, on one replica for all."""
+        self._begun[task.key] = _Baseline(replica, task, prepared, self._cache, self._tick)
+
+    def drop(self, task: TaskRun) -> None:
+        """The task leaves: give up its baseline."""
+        baseline = self._begun.pop(task.key, None)
+        if baseline is not None:
+            baseline.close()
+
+    def advance(self) -> tuple[TaskRun, Hopeless]:
+        """Run one pass of the baseline whose turn it is. Returns its task, and the jobs that cannot run for lack of memory."""
+        key, baseline = next(iter(self._begun.items()))
+        del self._begun[key]
+        hopeless = baseline.advance()
+        if not baseline.done:
+            self._begun[key] = baseline  # behind the others
+        return baseline.task, hopeless
 
 
-def _reference(
-    replica: Replica, placement: Placement, prepared: Prepared, cache: NodeCache, tick: Callable[[], None]
-) -> Reference:
-    trainer, start, store = replica.base.trainer, prepared.start, replica.store
-    key = key_of(replica.base.ref, trainer.backbone.device.type, start.sha256 if start is not None else "", prepared.data)
-    if placement.validation_file is not None:
-        key = f"{key}-{placement.validation_file.sha256}"  # so that erasing either file erases it
-    scratch = cache.file(placement.tenant_id, placement.train_file.sha256).references
-    slot = store.hold_start(replica.number, start) if start is not None else None
-    try:
-        return reference_of(trainer, slot, prepared.data, key, scratch, replica.capacity.step_tokens, tick)
-    finally:
-        if slot is not None:
-            store.drop_start(replica.number, slot)
+class _Baseline:
+    def __init__(self, replica: Replica, task: TaskRun, prepared: Prepared, cache: NodeCache, tick: Callable[[], None]) -> None:
+        self.task, self.done = task, False
+        self._replica, self._prepared, self._cache, self._tick = replica, prepared, cache, tick
+        self._passes: Passes | None = None
+
+    def advance(self) -> Hopeless:
+        jobs = [run.key for run in self.task.runs if run.unfinished]
+        try:
+            _, hopeless = self._replica.attempt(jobs, self._pass)
+        except NoRows as error:  # for the adapter that the task starts from
+            self.done = True
+            return dict.fromkeys(jobs, str(error))
+        return hopeless
+
+    def close(self) -> None:
+        if self._passes is not None:
+            self._passes.close()
+
+    def _pass(self, left: list[JobKey]) -> None:
+        """One pass. After one that found no memory all begin anew, with the replica's capacity of then."""
+        if self._passes is None:
+            self._passes = self._begin()
+        try:
+            if left:
+                next(self._passes)
+        except StopIteration:
+            self.done = True
+        except OutOfMemory:
+            self._passes = None
+            raise
+        if not left:
+            self.close()
+            self.done = True
+
+    def _begin(self) -> Passes:
+        task, replica = self.task, self._replica
+        if task.placement.spec.objective.type == "dpo":
+            reference = yield from self._reference(task.placement)
+            for run in task.runs:
+                run.refer(reference)
+            if task.base_val_loss is None:
+                task.record(BaseEvaluated(val_loss=math.log(2)))  # the loss of any model against itself
+        elif task.base_val_loss is None:
+            subjects = {task.key: ValidationSubject(None, self._prepared.data.validation)}
+            found = yield from evaluating(replica.base.trainer, subjects, replica.capacity.step_tokens, self._tick)
+            task.record(BaseEvaluated(val_loss=found[task.key].loss))
+
+    def _reference(self, placement: Placement) -> Generator[None, None, Reference]:
+        replica, start, data = self._replica, self._prepared.start, self._prepared.data
+        trainer, budget = replica.base.trainer, replica.capacity.step_tokens
+        key = key_of(replica.base.ref, trainer.backbone.device.type, start.sha256 if start is not None else "", data)
+        if placement.validation_file is not None:
+            key = f"{key}-{placement.validation_file.sha256}"  # so that erasing either file erases it
+        scratch = self._cache.file(placement.tenant_id, placement.train_file.sha256).references
+        slot = replica.store.hold_start(replica.number, start) if start is not None else None
+        try:
+            return (yield from reference_passes(trainer, slot, data, key, scratch, budget, self._tick))
+        finally:
+            if slot is not None:
+                replica.store.drop_start(replica.number, slot)

@@ -4,8 +4,6 @@ from dataclasses import dataclass, replace
 
 from contract.task_spec import Schedule, TaskSpec
 from contract.wire import CheckpointRef, JobAssignment
-from worker.adapters.adapter_location import AdapterSpec
-from worker.adapters.warm_start import WarmStart
 from worker.data.dataset import DataSet
 from worker.model.arena import rows_for
 from worker.policy.activations import Activations
@@ -93,8 +91,8 @@ class JobRun:
 
     @property
     def trainable(self) -> bool:
-        """Whether it would train if it had arena rows."""
-        return self.stage in _TURNS
+        """Whether it would train if it had arena rows. Under dpo, once its task's reference is known."""
+        return self.stage in _TURNS and (self.job.reference is not None or self.spec.objective.type != "dpo")
 
     @property
     def unfinished(self) -> bool:
@@ -104,11 +102,6 @@ class JobRun:
     def due(self) -> bool:
         """Whether it is to be evaluated after the step it just took."""
         return self.schedule.evaluates_at(self.step)
-
-    def adapter(self, start: WarmStart | None) -> AdapterSpec:
-        """What its adapter is made from. start: the adapter that its task starts from."""
-        config = self.job.config
-        return AdapterSpec(config.rank, config.plain_alpha, config.seed, config.target_modules, start)
 
     @property
     def demand(self) -> Demand:

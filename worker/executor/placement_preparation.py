@@ -1,17 +1,21 @@
 """Prepares a placement before its jobs can be scheduled: base, rows as tokens, checkpoints. Schedules nothing."""
 
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+from torch import Tensor
+
 from contract.states import JOB_TERMINAL
 from contract.wire import FileRef, JobAssignment, Placement
+from worker.adapters.adapter_location import AdapterSpec
 from worker.adapters.job_checkpoint import load_progress
 from worker.adapters.warm_start import WarmStart, WarmStartError, read_peft
 from worker.api_client import PlacementLink, Unreachable
+from worker.boot_clock import boot_now
 from worker.data.dataset import DataSet, split
 from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache, WrongBytes
@@ -30,6 +34,8 @@ from worker.settings import Settings
 
 log = logging.getLogger(__name__)
 
+_DRAWN_SHARE = 4  # one part in so many of the memory for parked adapters may hold first weights of new jobs
+
 
 class CannotTrain(ValueError):
     """This worker cannot train what the task asks for, and a retry would not help."""
@@ -46,6 +52,7 @@ class Prepared:
     checkpoints: dict[int, tuple[Path, Progress]]
     activations: Activations
     start: WarmStart | None = None  # the adapter that all jobs start from
+    drawn: dict[int, Tensor] = field(default_factory=dict)  # first weights by job index, float32 [rank, W]
 
     def needs(self, rows: Iterable[int]) -> list[Need]:
         """What the task needs of each replica. rows: arena rows of each of its jobs."""
@@ -55,6 +62,24 @@ class Prepared:
     def file(self, index: int) -> Path | None:
         """The checkpoint file of the job of this index."""
         return self.checkpoints[index][0] if index in self.checkpoints else None
+
+
+class PartsClock:
+    """Seconds of consecutive parts, for a line in the log."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[str, float]] = []
+        self._since = boot_now()
+
+    def note(self, part: str) -> None:
+        """This part ends now, and the next one begins."""
+        now = boot_now()
+        self._parts.append((part, now - self._since))
+        self._since = now
+
+    def __str__(self) -> str:
+        whole = sum(seconds for _, seconds in self._parts)
+        return f"{whole:.3f} s (" + ", ".join(f"{part} {seconds:.3f}" for part, seconds in self._parts) + ")"
 
 
 class Preparation:
@@ -75,20 +100,40 @@ class Preparation:
     def prepare(self, load_bases: Callable[[], tuple[Base, ...]]) -> Prepared:
         """Raises CannotTrain, BaseError, DataError, CheckpointError, LeaseOver, and Refused if the service does not serve a
         file."""
+        clock = PartsClock()
         bases = load_bases()
         base = bases[0]
+        clock.note("base")
         train, held_out = self._placement.train_file, self._placement.validation_file
         reading = self._reading(base)
         validation = self._stream(held_out, reading) if held_out is not None else None
         data = split(self._placement.spec, self._stream(train, reading), validation)
         _check_fits(data, base)
+        clock.note("rows")
         checkpoints = {index: (path, load_progress(path)) for index, path in self._checkpoints().items()}
         start = self._start(base)
+        clock.note("checkpoints")
         profiles = self._profiles(base, data.longest)
         capacities = tuple(capacity_of(profiles, each.trainer, self._settings, len(bases)) for each in bases)
         rows = [rows_for(job.config.rank) for job in self._unfinished]
         activations = chosen(capacities[0], data.longest, rows, self._settings.worker_recompute)
-        return Prepared(bases, capacities, data, checkpoints, activations, start)
+        clock.note("memory profile")
+        drawn = self._drawn(base, start, checkpoints.keys(), capacities[0].park_bytes // _DRAWN_SHARE)
+        clock.note("first weights")
+        log.info("placement %s is prepared: %s", self._placement.placement_id, clock)
+        return Prepared(bases, capacities, data, checkpoints, activations, start, drawn)
+
+    def _drawn(self, base: Base, start: WarmStart | None, resumed: Collection[int], most_bytes: int) -> dict[int, Tensor]:
+        """The first weights of jobs without a checkpoint, as many as `most_bytes` hold: drawing takes the host longer than a
+        step, so it is not the loop that should."""
+        drawn, layout = dict[int, Tensor](), base.trainer.arena.layout
+        for job in self._unfinished:
+            spec = AdapterSpec.of(job.config, start)
+            most_bytes -= 4 * spec.rank * layout.width
+            if job.index not in resumed and most_bytes >= 0:
+                drawn[job.index] = spec.first_weights(layout)
+                self._lease.check()
+        return drawn
 
     def _profiles(self, base: Base, longest: int) -> Profiles:
         """Raises CannotTrain where the base leaves no memory to train in."""

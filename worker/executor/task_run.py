@@ -4,6 +4,7 @@ Each change of a job's state happens here, together with the event that reports 
 """
 
 import logging
+import math
 
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus
 from contract.wire import (
@@ -33,11 +34,14 @@ from worker.policy.job_record import (
     Progress,
     Promoted,
     Stage,
+    StepTaken,
     TrainingBegan,
     WarmupBegan,
 )
 from worker.policy.verdict import Standing, Verdict
+from worker.replicas.dpo_loss import Preference
 from worker.replicas.packed_step import Work
+from worker.replicas.validation_pass import ValidationResult
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +61,7 @@ class TaskRun:
         self.checkpointing = False
         self.leaving = False  # trains no more, and leaves once its jobs are stored
         self.finishing = False
+        self._attached_at: float | None = boot_now()  # until its first step
         self.activations = Activations(False, "activations are kept")
         self._told: str | None = None  # the activations' reason that was reported last
         self._done, self._said_at = _NOTHING, boot_now()
@@ -167,6 +172,27 @@ class TaskRun:
         self.finishing = True
         self.flush_throughput()
         self.record(Detached())
+
+    # ---- losses --------------------------------------------------------------------------------------------------
+
+    def trained(self, run: JobRun, loss: float, said: Preference | None) -> None:
+        """The job took a step on a batch of this loss; under dpo with these results."""
+        step = run.step + 1
+        self.reporter.point(run.index, "train_loss", step, loss)
+        if said is not None and math.isfinite(loss):
+            self.reporter.point(run.index, "train_accuracy", step, said.accuracy)
+            self.reporter.point(run.index, "train_margin", step, said.margin)
+        run.apply(StepTaken(loss, run.spec.early_exit.ema_alpha))
+        if self._attached_at is not None:
+            log.info("placement %s takes its first step %.3f s after it came", self.key, boot_now() - self._attached_at)
+            self._attached_at = None
+
+    def validated(self, run: JobRun, result: ValidationResult) -> None:
+        """The job was evaluated after its last step."""
+        self.reporter.point(run.index, "val_loss", run.step, result.loss)
+        if math.isfinite(result.loss) and result.accuracy is not None and result.margin is not None:
+            self.reporter.point(run.index, "val_accuracy", run.step, result.accuracy)
+            self.reporter.point(run.index, "val_margin", run.step, result.margin)
 
     # ---- the boundary --------------------------------------------------------------------------------------------
 

@@ -15,21 +15,21 @@ from functools import partial
 
 from contract.adapter_manifest import AdapterManifest
 from contract.wire import AdapterKept, JobCompleted, JobExited, Placement
-from worker.adapters.arena_growth import NoRows
+from worker.adapters.adapter_location import AdapterSpec
 from worker.api_client import PlacementLink
 from worker.boot_clock import boot_now
 from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
 from worker.executor.artifact_uploader import ArtifactUploader
 from worker.executor.attached_placements import Act, AttachedPlacements
-from worker.executor.baseline_evaluation import evaluate_baseline
+from worker.executor.baseline_evaluation import Baselines
 from worker.executor.checkpoint_policy import CheckpointPolicy
 from worker.executor.job_run import JobRun
 from worker.executor.placement_lease import Lease
 from worker.executor.placement_preparation import Prepared
 from worker.executor.task_run import TaskRun, keeps_adapter
 from worker.pipe_messages import Attach, Detach, Ended, Progress, Renew, Stop
-from worker.policy.job_record import JobKey, RungReached, Stage, StepTaken
+from worker.policy.job_record import RungReached, Stage
 from worker.policy.verdict import Verdict, not_finite
 from worker.replicas.device_replica import Hopeless
 from worker.replicas.packed_step import Stepped
@@ -53,6 +53,7 @@ class Executor:
         )
         self._uploader = ArtifactUploader(link, self._cache, self._inbox.put, self._attached.leave)
         self._checkpoint_policy = CheckpointPolicy(self._uploader, self._cache, settings.worker_checkpoint_seconds)
+        self._baselines = Baselines(self._cache, self._attached.progress)
         self._replicas: Replicas | None = None  # of the base that is loaded
         self._vacant = False  # whether waiting jobs may find room now
         self._unsettled: dict[str, TaskRun] = {}  # tasks whose standings at the boundary have changed
@@ -63,6 +64,7 @@ class Executor:
         while self._attend():
             if self._replicas is None:
                 continue
+            self._measure(self._replicas)
             self._admit(self._replicas)
             runs = self._active()
             if runs:
@@ -88,7 +90,7 @@ class Executor:
 
     def _attend(self) -> bool:
         """Run queued callbacks, and block for one while nothing trains. False when the loop is to end."""
-        idle = not self._active() and not self._vacant and not self._unsettled
+        idle = not (self._active() or self._vacant or self._unsettled or self._baselines)
         try:
             act = self._inbox.get(timeout=_IDLE_SECONDS) if idle else self._inbox.get_nowait()
             while True:
@@ -107,33 +109,34 @@ class Executor:
         self._attached.attach(placement, lease)
 
     def _opened(self, task: TaskRun, prepared: Prepared) -> None:
-        """A placement is prepared: evaluate its baseline and make its jobs schedulable."""
+        """A placement is prepared: make its jobs schedulable."""
         if self._replicas is None or self._replicas.bases is not prepared.bases:
             self._replicas = Replicas(prepared.bases, prepared.capacities, self._scratch, self._cache)
         replicas = self._replicas
         replicas.widen(task.key, prepared.needs([run.demand.rows for run in task.runs]))
         for run in task.runs:
-            replicas.store.add(run.key, run.adapter(prepared.start), prepared.file(run.index))
+            spec, path = AdapterSpec.of(run.job.config, prepared.start), prepared.file(run.index)
+            replicas.store.add(run.key, spec, path, prepared.drawn.get(run.index))
         self._give_up(replicas, replicas.refused(run.demand for run in task.runs))
-
-        def measure(left: list[JobKey]) -> None:
-            if left:
-                evaluate_baseline(replicas.first, task, prepared, self._cache, self._attached.progress)
-
-        left = [run.key for run in task.runs if run.unfinished]
-        try:
-            _, hopeless = replicas.first.attempt(left, measure)
-        except NoRows as error:  # for the adapter that the task starts from
-            hopeless = dict.fromkeys(left, str(error))
-        self._give_up(replicas, hopeless)
-        if not any(run.unfinished for run in task.runs):
-            replicas.narrow(task.key)  # before the next step of the other tasks
+        self._baselines.begin(replicas.first, task, prepared)
         self._checkpoint_policy.expect(task)
         self._vacant = True
         self._unsettled[task.key] = task
 
+    def _measure(self, replicas: Replicas) -> None:
+        """Run one pass of a new task's baseline, between the steps of the others."""
+        if not self._baselines:
+            return
+        task, hopeless = self._baselines.advance()
+        self._give_up(replicas, hopeless)
+        if task not in self._baselines:
+            self._vacant = True  # under dpo its jobs may step now
+            if not any(run.unfinished for run in task.runs):
+                replicas.narrow(task.key)
+
     def _left(self, task: TaskRun) -> None:
         """A placement has left: free what its jobs hold."""
+        self._baselines.drop(task)
         if self._replicas is not None:
             for run in task.runs:
                 self._forget(self._replicas, task, run)
@@ -195,12 +198,7 @@ class Executor:
         for key, loss in stepped.losses.items():
             task = self._attached[key.placement]
             run = task[key.job]
-            task.reporter.point(run.index, "train_loss", run.step + 1, loss)
-            said = stepped.preferences.get(key)
-            if said is not None and math.isfinite(loss):
-                task.reporter.point(run.index, "train_accuracy", run.step + 1, said.accuracy)
-                task.reporter.point(run.index, "train_margin", run.step + 1, said.margin)
-            run.apply(StepTaken(loss, run.spec.early_exit.ema_alpha))
+            task.trained(run, loss, stepped.preferences.get(key))
             broken = not_finite("train_loss", loss)
             if broken is not None:
                 self._end(replicas, run, broken)
@@ -223,10 +221,7 @@ class Executor:
 
     def _judge_one(self, replicas: Replicas, task: TaskRun, run: JobRun, result: ValidationResult) -> None:
         loss, finite, best = result.loss, math.isfinite(result.loss), run.best
-        task.reporter.point(run.index, "val_loss", run.step, loss)
-        if finite and result.accuracy is not None and result.margin is not None:
-            task.reporter.point(run.index, "val_accuracy", run.step, result.accuracy)
-            task.reporter.point(run.index, "val_margin", run.step, result.margin)
+        task.validated(run, result)
         event, verdict = run.judged(task.policy, loss)
         run.apply(event)
         if run.best is not best:
@@ -279,7 +274,9 @@ class Executor:
     def _release(self) -> None:
         """Detach placements whose jobs are all over, or all stored where the placement was asked to leave."""
         for task in self._attached.open:
-            if not task.finishing and (task.over or (task.leaving and task.safe)):
+            if task.leaving:
+                self._baselines.drop(task)
+            if not task.finishing and task not in self._baselines and (task.over or (task.leaving and task.safe)):
                 self._attached.finish(task)
 
     def _stop(self, seconds: float) -> None:

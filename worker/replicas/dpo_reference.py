@@ -6,7 +6,7 @@ its precision, the kind of device, the start, and the tokens. Knows no jobs and 
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from worker.data.disk_full import DiskFull
 from worker.data.object_cache import ObjectCache
 from worker.model.arena import Slot
 from worker.model.plain.trainer import Trainer
-from worker.replicas.validation_pass import Sequences, log_probabilities
+from worker.replicas.validation_pass import Sequences, log_probability_passes
 
 log = logging.getLogger(__name__)
 _AT_ONCE = 4096  # sequences
@@ -39,16 +39,18 @@ def key_of(base: BaseModelRef, device_type: str, start: str, data: DataSet) -> s
     return hashlib.sha256(said.encode()).hexdigest()
 
 
-def reference_of(
+def reference_passes(
     trainer: Trainer, slot: Slot | None, data: DataSet, key: str, scratch: ObjectCache, budget: int, tick: Callable[[], None]
-) -> Reference:
-    """The reference, read from the cache folder if it was computed here before."""
+) -> Generator[None, None, Reference]:
+    """The reference, read from the cache folder if it was computed here before; yields after each pass that it takes."""
     rows = {"train": data.train, "validation": data.validation}
     counts = [len(part.sequences) for part in rows.values()]
     numbers = _found(scratch, key)
     if numbers is None:
-        parts = (_computed(trainer, slot, part, budget, tick) for part in rows.values())
-        numbers = np.array([number for part in parts for number in part])
+        found: list[float] = []
+        for part in rows.values():
+            found += yield from _computed(trainer, slot, part, budget, tick)
+        numbers = np.array(found)
         try:
             scratch.keep(partial(_write, numbers), name=key)
         except (DiskFull, FileNotFoundError) as error:
@@ -63,11 +65,16 @@ def _found(scratch: ObjectCache, key: str) -> np.ndarray | None:
         return None
 
 
-def _computed(trainer: Trainer, slot: Slot | None, rows: Rows, budget: int, tick: Callable[[], None]) -> Iterator[float]:
+def _computed(
+    trainer: Trainer, slot: Slot | None, rows: Rows, budget: int, tick: Callable[[], None]
+) -> Generator[None, None, list[float]]:
     """log p of the rows' sequences, _AT_ONCE at a time, which bounds the results that a pass holds."""
+    found: list[float] = []
     for first in range(0, len(rows.sequences), _AT_ONCE):
         some = slice(first, first + _AT_ONCE)
-        yield from log_probabilities(trainer, {0: Sequences(slot, rows.sequences[some], rows.lengths[some])}, budget, tick)[0]
+        wanted = {0: Sequences(slot, rows.sequences[some], rows.lengths[some])}
+        found += (yield from log_probability_passes(trainer, wanted, budget, tick))[0]
+    return found
 
 
 def _write(numbers: np.ndarray, path: Path) -> None:

@@ -71,7 +71,8 @@ class Profiles:
 def profiles_of(trainer: Trainer, base: BaseModelRef, row_tokens: int, scratch: ObjectCache) -> Profiles:
     """The profiles for rows of up to `row_tokens` tokens, read from the cache folder if they were measured here before.
 
-    Raises OutOfMemory where no pass at all finds memory.
+    Measures with a sibling of the trainer, which the loop may use meanwhile. On a GPU, where peaks are the device's, a base has
+    one profile, so it is measured before anything trains. Raises OutOfMemory where no pass at all finds memory.
     """
     longest = _row_class(trainer, row_tokens)
     device = trainer.backbone.device
@@ -80,7 +81,7 @@ def profiles_of(trainer: Trainer, base: BaseModelRef, row_tokens: int, scratch: 
     key = hashlib.sha256(said.encode()).hexdigest()
     known = trainer.profiles.get(key)
     if known is None:
-        trainer.profiles[key] = known = _read(scratch.find(key)) or _kept(scratch, key, trainer, longest)
+        trainer.profiles[key] = known = _read(scratch.find(key)) or _kept(scratch, key, trainer.sibling(), longest)
     return known
 
 

@@ -1,6 +1,6 @@
 """Validation losses of many jobs in one pass over the flat axis, each over its own task's held-out rows. Judges none."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -52,23 +52,64 @@ def evaluate(
     trainer: Trainer, examinees: Mapping[Key, ValidationSubject], budget: int, tick: Callable[[], None]
 ) -> Iterator[tuple[Key, ValidationResult]]:
     """Yield each subject's result as soon as it is known. How its rows are cut depends on its data and `budget` alone."""
-    wanted = {key: Sequences(who.slot, who.rows.sequences, who.rows.lengths) for key, who in examinees.items()}
-    apart = {key for key, who in examinees.items() if who.beta is not None}
-    for key, sums in _read(trainer, wanted, apart, budget, tick):
-        yield key, _result(examinees[key], sums)
+    for known in _evaluated(trainer, examinees, budget, tick):
+        if known is not None:
+            yield known
+
+
+def evaluating(
+    trainer: Trainer, examinees: Mapping[Key, ValidationSubject], budget: int, tick: Callable[[], None]
+) -> Generator[None, None, dict[Key, ValidationResult]]:
+    """As `evaluate`, pass by pass: yields after each pass, and returns the results."""
+    found: dict[Key, ValidationResult] = {}
+    for known in _evaluated(trainer, examinees, budget, tick):
+        if known is None:
+            yield
+        else:
+            found[known[0]] = known[1]
+    return found
 
 
 def log_probabilities(
     trainer: Trainer, wanted: Mapping[Key, Sequences], budget: int, tick: Callable[[], None]
 ) -> dict[Key, list[float]]:
     """log p of every sequence's labels, summed."""
-    return {key: [-nll for nll in _totals(sums)] for key, sums in _read(trainer, wanted, set(wanted), budget, tick)}
+    passes = log_probability_passes(trainer, wanted, budget, tick)
+    while True:
+        try:
+            next(passes)
+        except StopIteration as done:
+            found: dict[Key, list[float]] = done.value
+            return found
+
+
+def log_probability_passes(
+    trainer: Trainer, wanted: Mapping[Key, Sequences], budget: int, tick: Callable[[], None]
+) -> Generator[None, None, dict[Key, list[float]]]:
+    """As `log_probabilities`, pass by pass: yields after each pass, and returns the results."""
+    found: dict[Key, list[float]] = {}
+    for known in _read(trainer, wanted, set(wanted), budget, tick):
+        if known is None:
+            yield
+        else:
+            found[known[0]] = [-nll for nll in _totals(known[1])]
+    return found
+
+
+def _evaluated(
+    trainer: Trainer, examinees: Mapping[Key, ValidationSubject], budget: int, tick: Callable[[], None]
+) -> Iterator[tuple[Key, ValidationResult] | None]:
+    wanted = {key: Sequences(who.slot, who.rows.sequences, who.rows.lengths) for key, who in examinees.items()}
+    apart = {key for key, who in examinees.items() if who.beta is not None}
+    for known in _read(trainer, wanted, apart, budget, tick):
+        yield known if known is None else (known[0], _result(examinees[known[0]], known[1]))
 
 
 def _read(
     trainer: Trainer, wanted: Mapping[Key, Sequences], apart: set[Key], budget: int, tick: Callable[[], None]
-) -> Iterator[tuple[Key, list[LossSum]]]:
-    """Each key's loss sums in the order of its sequences: one for each piece, or for keys in `apart` one for each sequence."""
+) -> Iterator[tuple[Key, list[LossSum]] | None]:
+    """Each key's loss sums in the order of its sequences: one for each piece, or for keys in `apart` one for each sequence.
+    None after each pass."""
     keys = list(wanted)
     due = {place: len(cut(wanted[key].lengths, budget)) for place, key in enumerate(keys)}
     known: dict[int, dict[int, list[LossSum]]] = {place: {} for place in due}
@@ -87,6 +128,7 @@ def _read(
             if len(known[place]) == due[place]:
                 pieces = known.pop(place)
                 yield keys[place], [loss for first in sorted(pieces) for loss in pieces[first]]
+        yield None
 
 
 def segments_of(

@@ -38,8 +38,8 @@ def dpo(placing: Callable[..., wire.Placement], space: dict, **more: object) -> 
 
 def test_a_search_under_dpo_learns_what_is_preferred(fleet, placing, tmp_path, monkeypatch):
     computed = []
-    real = dpo_reference.log_probabilities
-    monkeypatch.setattr(dpo_reference, "log_probabilities", lambda *given: computed.append(given) or real(*given))
+    real = dpo_reference.log_probability_passes
+    monkeypatch.setattr(dpo_reference, "log_probability_passes", lambda *given: computed.append(given) or real(*given))
     space = {"learning_rate": [1e-2], "rank": [8], "batch_size": [4], "beta": [0.1, 0.5]}
     (reported,) = Inside(fleet, tmp_path).run(dpo(placing, space, training={"epochs": 2}))
     assert {event.kind for event in reported.ended.values()} == {"job_completed"}

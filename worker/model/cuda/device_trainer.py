@@ -5,7 +5,7 @@ and replayed; large passes are launched kernel by kernel (docs/NUMERICS.md has t
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -15,8 +15,7 @@ from grouped_lora import Span
 from grouped_lora.optimizer.adamw import RowTable, adamw
 from torch import Tensor
 
-from worker.model.arena import Slot
-from worker.model.arena_layout import KINDS
+from worker.model.arena import ROW_MULTIPLE, Slot
 from worker.model.backbone import Backbone
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_batch import BatchShape, fill, tables, unpack
@@ -58,9 +57,9 @@ class DeviceTrainer(Trainer):
         """The buckets that have a captured graph."""
         return [shape for shape, _ in self._graphs]
 
-    def init_adapter(self, slot: Slot, seed: int, modules: Collection[str] = KINDS) -> None:
-        super().init_adapter(slot, seed, modules)
-        self.arena.touched(slot)
+    def sibling(self) -> "DeviceTrainer":
+        device, dtype = self.backbone.device, self.arena.copy.dtype
+        return DeviceTrainer(self.backbone, DeviceArena(self.backbone.targets, ROW_MULTIPLE, device, dtype))
 
     def forget(self, slots: Iterable[Slot]) -> None:
         for slot in slots:

@@ -15,8 +15,8 @@ import torch
 from grouped_lora import Adapters, Span
 from torch import Tensor
 
-from worker.model.arena import Arena, Slot
-from worker.model.arena_layout import KINDS
+from worker.model.arena import ROW_MULTIPLE, AdapterState, Arena, Slot
+from worker.model.arena_layout import KINDS, Layout
 from worker.model.backbone import Backbone
 from worker.model.flat_batch import Example, FlatBatch, Segment
 from worker.model.peak_memory import found_no_memory, peak_bytes
@@ -54,15 +54,12 @@ class Trainer:
         self._anchor = torch.zeros((), device=backbone.device, requires_grad=True)
 
     def init_adapter(self, slot: Slot, seed: int, modules: Collection[str] = KINDS) -> None:
-        """A ~ U(-1/sqrt(in), 1/sqrt(in)), B = 0, as PEFT does. Drawn on the host, target by target, from the seed alone.
+        """Give the slot its first weights: see `first_weights`."""
+        self.arena.restore(slot, AdapterState(first_weights(self.arena.layout, slot.rank, seed, modules)))
 
-        Matrices that are not among `modules` get A = 0 too, and so stay without an adapter: neither factor has a gradient.
-        """
-        generator = torch.Generator().manual_seed(seed)
-        for target, (a_RK, b_NR) in zip(self.arena.layout.targets, self.arena.weights(slot).values(), strict=True):
-            bound = 1 / math.sqrt(target.in_features) if target.kind in modules else 0.0
-            a_RK.copy_(torch.empty(a_RK.shape).uniform_(-bound, bound, generator=generator))
-            b_NR.zero_()
+    def sibling(self) -> "Trainer":
+        """A trainer over the same frozen weights with an arena and caches of its own, so that another thread may use it."""
+        return Trainer(self.backbone, Arena(self.backbone.targets, ROW_MULTIPLE, self.backbone.device))
 
     def train(self, segments: Sequence[Segment], recompute: bool = False) -> list[LossSum]:
         """One forward and backward; each adapter's gradient of weight * sum(-log p) is added to the arena's.
@@ -158,6 +155,19 @@ class Trainer:
             if segment.slot is not None and stop > start
         )
         return Adapters(self.arena.master, grad, spans, self._anchor, batch.keys)
+
+
+def first_weights(layout: Layout, rank: int, seed: int, modules: Collection[str] = KINDS) -> Tensor:
+    """An adapter's first weights on the host, float32 [rank, W]: A ~ U(-1/sqrt(in), 1/sqrt(in)), B = 0, as PEFT does. Drawn
+    target by target, from the seed alone.
+
+    Matrices that are not among `modules` get A = 0 too, and so stay without an adapter: neither factor has a gradient.
+    """
+    generator, rows_RW = torch.Generator().manual_seed(seed), torch.zeros(rank, layout.width)
+    for target, (a_RK, _) in zip(layout.targets, layout.split(rows_RW).values(), strict=True):
+        bound = 1 / math.sqrt(target.in_features) if target.kind in modules else 0.0
+        a_RK.copy_(torch.empty(a_RK.shape).uniform_(-bound, bound, generator=generator))
+    return rows_RW
 
 
 def probe(tokens: int, row_tokens: int, slot: Slot | None = None) -> list[Segment]:
