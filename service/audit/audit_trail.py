@@ -42,10 +42,14 @@ class Note:
 
     def open(self, session: Session) -> None:
         """Listen to the session's writes."""
-        self._made, self._wrote = [], False
+        self.begin()
         session.info[_NOTE] = self
         event.listen(session, "after_flush", self._flushed)
         event.listen(session, "do_orm_execute", self._executes)
+
+    def begin(self) -> None:
+        """Forget what an earlier transaction of the request wrote."""
+        self._made, self._wrote = [], False
 
     def close(self, session: Session) -> None:
         """Add the entry, if any, before the session commits."""

@@ -14,6 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from service.database.engine import Database
 from service.http import idempotency_store
+from service.http.idempotency_store import Replayed
 from service.tenants.api_keys import Principal
 from service.tenants.authentication import Db, Writer
 
@@ -28,22 +29,13 @@ Key = Annotated[
 ]
 
 
-class Replayed(Exception):
-    """The key has a stored answer, which the handler sends again."""
-
-    def __init__(self, answer: idempotency_store.Answer) -> None:
-        super().__init__("answered before")
-        self.answer = answer
-
-
 def install(app: FastAPI) -> None:
     """Add the exception handler that sends a stored answer again."""
     app.add_exception_handler(Replayed, _again)  # type: ignore[arg-type]
 
 
 def _again(request: Request, replayed: Replayed) -> Response:
-    answer = replayed.answer
-    return JSONResponse(answer.body, answer.status or 200, {**(answer.headers or {}), "Idempotency-Replayed": "true"})
+    return JSONResponse(replayed.body, replayed.status, {**replayed.headers, "Idempotency-Replayed": "true"})
 
 
 async def once(request: Request, writer: Writer, db: Db, idempotency_key: Key = None) -> AsyncIterator[idempotency_store.Claim]:
@@ -53,13 +45,16 @@ async def once(request: Request, writer: Writer, db: Db, idempotency_key: Key = 
         return
     fingerprint = _fingerprint(request, await request.body())
     found = await run_in_threadpool(idempotency_store.claim, db, writer, idempotency_key, fingerprint)
-    if isinstance(found, idempotency_store.Answer):
-        raise Replayed(found)
     try:
         yield found
     finally:
         if not found.kept:
             await run_in_threadpool(found.let_go, db)
+
+
+async def keyed(request: Request, key: str | None) -> idempotency_store.Keyed | None:
+    """The request's key and fingerprint, for a route that claims it in the transaction of its change; None without a key."""
+    return None if key is None else idempotency_store.Keyed(key, _fingerprint(request, await request.body()))
 
 
 @contextmanager
@@ -71,8 +66,6 @@ def once_received(
         yield idempotency_store.Claim(writer.tenant_id, None, "")
         return
     found = idempotency_store.claim(db, writer, key, _fingerprint(request, "\0".join(said).encode()))
-    if isinstance(found, idempotency_store.Answer):
-        raise Replayed(found)
     try:
         yield found
     finally:

@@ -48,6 +48,15 @@ class StillInHand(Conflict):
         super().__init__("The first request under this Idempotency-Key has no answer yet.", headers={"Retry-After": "1"})
 
 
+class Replayed(Exception):
+    """The key has a stored answer, which the caller gets again."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__("answered before")
+        # read now: the transaction that raises this rolls back, and its rows can be read no more
+        self.status, self.headers, self.body = answer.status or 200, dict(answer.headers or {}), answer.body
+
+
 @dataclass
 class Claim:
     """One request's claim on its key; without a key it stores nothing."""
@@ -68,31 +77,52 @@ class Claim:
 
     def let_go(self, db: Database) -> None:
         with db.begin() as session:
-            session.execute(self._own(delete(Answer)).where(Answer.status.is_(None)))
+            self.let_go_in(session)
+
+    def let_go_in(self, session: Session) -> None:
+        """Free the key of a request that was refused."""
+        session.execute(self._own(delete(Answer)).where(Answer.status.is_(None)))
 
     def _own(self, statement: Any) -> Any:
         return statement.where(Answer.tenant_id == self.tenant_id, Answer.key == self.key, Answer.token == self.token)
 
 
-def claim(db: Database, principal: Principal, key: str, fingerprint: bytes) -> Claim | Answer:
-    """Claim the key for the request with this fingerprint, or return its stored answer. Raises KeyReused or StillInHand."""
+@dataclass(frozen=True)
+class Keyed:
+    """A request's key, and the sha256 of its method, path and body."""
+
+    key: str
+    fingerprint: bytes
+
+
+def claim(db: Database, principal: Principal, key: str, fingerprint: bytes) -> Claim:
+    """As `claim_in`, in a transaction of its own: the key is taken before its request takes effect."""
+    with db.begin() as session:
+        return claim_in(session, principal, Keyed(key, fingerprint))
+
+
+def claim_in(session: Session, principal: Principal, request: Keyed) -> Claim:
+    """Claim the key for the request. Raises Replayed if it has an answer, KeyReused or StillInHand.
+
+    Waits for another transaction that claims the same key. One that claims several takes them in order, or two could deadlock.
+    """
+    key, fingerprint = request.key, request.fingerprint
     token, now = new_id("claim"), func.clock_timestamp()
     row = insert(Answer).values(tenant_id=principal.tenant_id, key=key, fingerprint=fingerprint, token=token)
     abandoned = Answer.status.is_(None) & (Answer.fingerprint == fingerprint) & (Answer.claimed_at < now - _ABANDONED)
     old = abandoned | (Answer.claimed_at < now - KEPT)
     anew = {"token": token, "claimed_at": now, "fingerprint": fingerprint, "status": None, "headers": None, "body": None}
     taken = row.on_conflict_do_update(index_elements=[Answer.tenant_id, Answer.key], set_=anew, where=old)
-    with db.begin() as session:
-        if session.scalar(taken.returning(Answer.token)) == token:
-            return Claim(principal.tenant_id, key, token)
-        answer = session.scalar(scoped(select(Answer).where(Answer.key == key), Answer, principal))
+    if session.scalar(taken.returning(Answer.token)) == token:
+        return Claim(principal.tenant_id, key, token)
+    answer = session.scalar(scoped(select(Answer).where(Answer.key == key), Answer, principal))
     if answer is None:
         raise StillInHand  # the first request was refused just now; the next try finds the key free
     if answer.fingerprint != fingerprint:
         raise KeyReused([], "This Idempotency-Key was used for another request within a day; choose a new key for this one.")
     if answer.status is None:
         raise StillInHand
-    return answer
+    raise Replayed(answer)
 
 
 def answered(db: Database, principal: Principal, key: str) -> bool:

@@ -1,10 +1,10 @@
 """Authentication dependencies: turn the Authorization header into a Principal with the scope that the route needs, and into a
 database session limited to the tenant's rows."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Annotated, Any, cast
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
@@ -98,11 +98,18 @@ def _note(request: Request, principal: Principal) -> Note | None:
     return None if request.method in _READS else note_of(request, principal)
 
 
-async def _db(request: Request, caller: _Caller) -> Database:
+async def _caller(request: Request) -> Principal:
+    """As the dependency `authenticate`, which FastAPI would resolve once more, with its parameters, for each that names it."""
+    return await authenticate(request, await _bearer(request))
+
+
+async def _db(request: Request) -> Database:
+    caller = await _caller(request)
     return state_of(request).db.of(caller.tenant_id, _note(request, caller))
 
 
-async def _read_db(request: Request, caller: _Caller) -> Database:
+async def _read_db(request: Request) -> Database:
+    caller = await _caller(request)
     return state_of(request).db.of(caller.tenant_id, note_of(request, caller, reading=True))
 
 
@@ -112,8 +119,21 @@ async def _admin_db(request: Request, admin: Admin) -> Database:
 
 async def admit(request: Request, scope: Scope) -> tuple[Principal, Database]:
     """A hot route's Principal and Db, without FastAPI's dependency resolution. Raises ScopeMissing, and as `authenticate`."""
-    principal = must_have(scope, await authenticate(request, await _bearer(request)))
-    return principal, await _db(request, principal)
+    principal = must_have(scope, await _caller(request))
+    return principal, await _db(request)
+
+
+class WriterFirst(APIRoute):
+    """A route for writers that authenticates before it reads the body: FastAPI alone would parse what anybody sends."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        usual = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            must_have(Scope.WRITE, await _caller(request))
+            return await usual(request)
+
+        return handle
 
 
 # The audit log records writes through any of these, and reads through NotedDb too.

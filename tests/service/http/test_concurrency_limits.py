@@ -54,7 +54,7 @@ def test_as_many_compute_as_have_seats() -> None:
 
 @pytest.mark.parametrize(
     ("path", "method"),
-    [("/v1/tasks", "post"), ("/v1/tasks/estimate", "post"), ("/internal/v1/placements/{placement_id}/reports", "post")],
+    [("/v1/tasks/estimate", "post"), ("/internal/v1/placements/{placement_id}/reports", "post")],
 )
 def test_what_computes_much_takes_a_seat(client, path, method) -> None:
     (route,) = [one for one in client.app.routes if getattr(one, "path", "") == path and method.upper() in one.methods]

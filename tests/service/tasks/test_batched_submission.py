@@ -1,6 +1,7 @@
 """Submissions that come at once are made by one transaction, each for itself: what is wrong with one is its own affair."""
 
 import asyncio
+import socket
 from typing import Any
 
 import httpx
@@ -193,3 +194,45 @@ def test_without_the_database_all_are_told_so(server, tenant, monkeypatch):
     assert {answer.status_code for answer in answers} == {503}
     monkeypatch.undo()
     assert storm(server.url, [(tenant.headers, wanted[0])])[0].status_code == 201
+
+
+def test_keyed_submissions_share_transactions_and_take_effect_once(server, tenant, batches):
+    wanted = specs(tenant, 24)
+    wanted[5]["base_model"] = "none"
+    posts = [(tenant.headers | {"idempotency-key": f"key-{number}"}, spec) for number, spec in enumerate(wanted)]
+    first = storm(server.url, posts)
+    assert [answer.status_code for answer in first] == [201] * 5 + [422] + [201] * 18
+    assert max(map(len, batches)) > 1
+    made = len(batches)
+    wanted[5]["base_model"] = "small"  # another body: a refusal keeps nothing, so its key is free
+    again = storm(server.url, posts)
+    assert [answer.status_code for answer in again] == [201] * 24
+    replayed = [(one, other) for number, (one, other) in enumerate(zip(first, again, strict=True)) if number != 5]
+    assert [one.json() for one, _ in replayed] == [other.json() for _, other in replayed]
+    assert {other.headers["idempotency-replayed"] for _, other in replayed} == {"true"}
+    assert sum(map(len, batches[made:])) == 1
+    changed = storm(server.url, [(headers, spec | {"priority": 2}) for headers, spec in posts])
+    assert {(answer.status_code, answer.json()["code"]) for answer in changed} == {(422, "idempotency_key_reused")}
+    assert len(tenant.get("/v1/tasks", params={"limit": 100}).json()["data"]) == 24
+
+
+def test_a_key_that_comes_twice_in_one_storm_makes_one_task(server, tenant, batches):
+    wanted = specs(tenant, 4)
+    posts = [(tenant.headers | {"idempotency-key": f"key-{spec['name']}"}, spec) for spec in wanted for _ in range(4)]
+    answers = storm(server.url, posts)
+    assert {answer.status_code for answer in answers} <= {201, 409}
+    assert {answer.json()["code"] for answer in answers if answer.status_code == 409} <= {"idempotency_in_flight"}
+    ids = {answer.json()["id"] for answer in answers if answer.status_code == 201}
+    assert {one["id"] for one in tenant.get("/v1/tasks", params={"limit": 100}).json()["data"]} == ids
+    assert len(ids) == 4
+
+
+def test_a_body_is_not_read_before_the_key_is_known(server):
+    """A request that declares a body and never sends it is refused for its key."""
+    url = httpx.URL(server.url)
+    with socket.create_connection((url.host, url.port), timeout=PATIENCE) as caller:
+        caller.sendall(
+            b"POST /v1/tasks HTTP/1.1\r\nHost: motet\r\nAuthorization: Bearer mk_wrong\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+        )
+        assert caller.recv(100).startswith(b"HTTP/1.1 401 ")

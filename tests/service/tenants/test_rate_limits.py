@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
+from fastapi import Request
 
-from service.tasks.submission import routes
 from service.tenants.rate_limits import RateLimitExceeded, Rates
 from tests.service.api import Caller
 
@@ -46,9 +46,14 @@ def test_a_submission_that_is_no_spec_counts_once(limited):
 
 def test_who_calls_too_often_or_has_no_key_is_told_so_before_the_spec_is_looked_at(limited, client, monkeypatch):
     looked_at = []
-    monkeypatch.setattr(routes, "_spec_of", looked_at.append)
+
+    async def body(request):
+        looked_at.append(request)
+        return b""
+
     caller = limited(1)
     assert caller.get("/v1/quotas").status_code == 200
+    monkeypatch.setattr(Request, "body", body)
     assert caller.post("/v1/tasks", json={"base_model": 7}).status_code == 429
     assert client.post("/v1/tasks", json={"base_model": 7}).status_code == 401
     assert not looked_at
