@@ -182,7 +182,7 @@ def test_a_spec_is_previewed(running: dict[str, str], folder: Path) -> None:
 
 def test_every_motet_command_is_there() -> None:
     named = set(re.findall(r"^motet ([a-z]+)", "".join(blocks("text", "README.md")), re.MULTILINE))
-    assert len(named) == 13
+    assert len(named) == 19
     for name in named:
         said = CliRunner().invoke(app, [name, "--help"])
         assert said.exit_code == 0, said.output

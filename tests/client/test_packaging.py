@@ -1,5 +1,6 @@
 """The client as a package of its own: `motet` and the contract that it speaks, and nothing of the server."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -43,6 +44,7 @@ def test_the_wheel_holds_the_client_and_the_contract_alone(installed: Path) -> N
     for package, source in (("motet", ROOT / "client" / "motet"), ("contract", ROOT / "contract")):
         modules = {str(path.relative_to(source)) for path in source.rglob("*.py")}
         assert {str(path.relative_to(installed / package)) for path in (installed / package).rglob("*.py")} == modules
+        assert (installed / package / "py.typed").is_file(), "type checkers read the package's own annotations"
 
 
 def test_the_client_works_without_the_server(installed: Path) -> None:
@@ -53,6 +55,25 @@ def test_the_client_works_without_the_server(installed: Path) -> None:
         installed, "from importlib.util import find_spec; print([n for n in ('service', 'worker', 'deploy') if find_spec(n)])"
     )
     assert gone.stdout.strip() == "[]"
+
+
+def test_its_types_are_there_for_whoever_imports_it(installed: Path, tmp_path: Path) -> None:
+    script = tmp_path / "uses.py"
+    script.write_text(
+        "from motet import AsyncClient, Client\n\n"
+        "reveal_type(Client().tasks.wait('task_1').winner)\n"
+        "for task in Client().tasks.list(): reveal_type(task.base_val_loss)\n"
+        "async def go() -> None:\n"
+        "    async with AsyncClient() as client: reveal_type(await client.files.upload('rows.jsonl'))\n"
+        "Client().tasks.get(3)\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "--config-file", os.devnull, str(script)]
+    environment = os.environ | {"MYPYPATH": str(installed)}
+    said = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment).stdout
+    for found in ('"motet.api.resources.tasks.Winner | None"', '"float | None"', '"motet.api.resources.files.File"'):
+        assert f"Revealed type is {found}" in said, said
+    assert "error: Argument 1 has incompatible type" in said
+    assert "Found 1 error" in said
 
 
 def test_up_without_the_server_says_where_it_is(installed: Path) -> None:

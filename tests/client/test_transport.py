@@ -1,74 +1,12 @@
 """The client against a real socket that misbehaves on purpose: restarts, half answers, answers of a proxy in between."""
 
-import json
-import socketserver
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from motet import ApiError, Client, Unreachable
 from motet.api.errors import DownloadDamaged
 
-Answer = tuple[int, dict[str, str], bytes]
-
-
-class Script:
-    """What the server answers, one after the other; the last answer stays."""
-
-    def __init__(self, *answers: Answer | None) -> None:
-        self.answers = list(answers)
-        self.asked: list[str] = []
-        self.keys: list[str | None] = []  # the requests' Idempotency-Keys
-        self.bodies: list[bytes] = []
-
-    def next(self, request: str) -> Answer | None:
-        self.asked.append(request)
-        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-
-
-@pytest.fixture
-def served() -> Iterator[Callable[[Script], Client]]:
-    servers: list[socketserver.BaseServer] = []
-
-    def serve(script: Script) -> Client:
-        class Handler(BaseHTTPRequestHandler):
-            def answer(self) -> None:
-                script.bodies.append(self.rfile.read(int(self.headers.get("content-length", 0))))
-                script.keys.append(self.headers.get("idempotency-key"))
-                given = script.next(f"{self.command} {self.path}")
-                if given is None:
-                    self.connection.close()  # an API that is killed in the middle of a request
-                    return
-                status, headers, body = given
-                self.send_response(status)
-                for name, value in ({"content-length": str(len(body))} | headers).items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(body)
-
-            do_GET = do_POST = answer
-
-            def log_message(self, format: str, *args: Any) -> None:
-                return
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        return Client(f"http://127.0.0.1:{server.server_address[1]}", "mk_1")
-
-    yield serve
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
-def body(**members: Any) -> bytes:
-    return json.dumps(members).encode()
-
-
-PAGE: Answer = (200, {}, body(object="list", data=[], next_cursor=None))
+from tests.client.scripted_server import ADAPTER, FILE, PAGE, Answer, Script, body
 
 
 def test_a_read_outlasts_a_restart(served: Callable[[Script], Client]) -> None:
@@ -84,8 +22,6 @@ def test_a_change_that_makes_nothing_is_sent_once(served: Callable[[Script], Cli
     assert (script.asked, script.keys) == (["POST /v1/tasks/task_1/pause"], [None])
 
 
-FILE = {"id": "file_1", "name": "a", "format": "chat", "bytes": 1, "rows": 1, "sha256": "0" * 64}
-FILE["created_at"] = "2026-01-01T00:00:00Z"
 IN_HAND: Answer = (409, {"retry-after": "1"}, body(code="idempotency_in_flight", detail="not yet"))
 
 
@@ -135,32 +71,15 @@ def test_an_answer_that_is_not_motets_is_told_as_that(served: Callable[[Script],
 
 
 def test_pages_are_followed(served: Callable[[Script], Client]) -> None:
-    file = {"id": "file_1", "name": "a", "format": "chat", "bytes": 1, "rows": 1, "sha256": "0" * 64}
-    file["created_at"] = "2026-01-01T00:00:00Z"
-    first = (200, {}, body(data=[file], next_cursor="here"))
-    second = (200, {}, body(data=[file | {"id": "file_2", "from_a_newer_service": 1}], next_cursor=None))
+    first = (200, {}, body(data=[FILE], next_cursor="here"))
+    second = (200, {}, body(data=[FILE | {"id": "file_2", "from_a_newer_service": 1}], next_cursor=None))
     script = Script(first, second)
     assert [one.id for one in served(script).files.list()] == ["file_1", "file_2"]
     assert script.asked == ["GET /v1/files", "GET /v1/files?cursor=here"]
 
 
 def test_a_damaged_download_leaves_nothing(served: Callable[[Script], Client], tmp_path) -> None:
-    names = ("adapter_config.json", "adapter_model.safetensors")
-    config = {"learning_rate": 1e-3, "rank": 8, "alpha": 16, "batch_size": 4, "seed": 0}
-    lineage = {
-        "task_id": "t",
-        "job_id": "j",
-        "base_model": "b",
-        "base_revision": "r",
-        "dataset_sha256": "0" * 64,
-        "config": config,
-    }
-    adapter = {"id": "adapter_1", "task_id": "t", "job_id": "j", "step": 1, "val_loss": 1.0, "bytes": 2, "lineage": lineage}
-    adapter |= {
-        "files": [{"path": name, "sha256": "0" * 64, "bytes": 1} for name in names],
-        "created_at": "2026-01-01T00:00:00Z",
-    }
-    client = served(Script((200, {}, body(**adapter)), (200, {}, b"x")))
+    client = served(Script((200, {}, body(**ADAPTER)), (200, {}, b"x")))
     with pytest.raises(DownloadDamaged, match=r"adapter_config\.json of adapter_1 arrived damaged"):
         client.adapters.download("adapter_1", tmp_path / "mine")
     assert list(tmp_path.iterdir()) == []

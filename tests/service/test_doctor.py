@@ -33,7 +33,7 @@ def test_without_a_service_it_says_how_to_get_one():
 
 
 def test_one_that_does_not_answer(monkeypatch, free_port):
-    monkeypatch.setattr("motet.api.transport._PAUSES", ())
+    monkeypatch.setattr("motet.api.steps.PAUSES", ())
     url = f"http://127.0.0.1:{free_port()}"
     (only,) = examine(lambda: Client(url, "mk_x"))
     assert only.what == f"{url} does not answer"

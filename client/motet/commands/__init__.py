@@ -1,3 +1,4 @@
-"""How the user invokes the command line, so that suggested commands can be copied.
+"""The commands of `motet`, one module a noun: arguments in, calls of `motet.api`, results handed to `motet.display`.
 
-Enters: the process's own name. Leaves: words. It must not know any command."""
+Enters: the words of a command line. Leaves: an exit code. It must not speak HTTP itself.
+"""

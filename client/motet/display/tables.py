@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from motet.api.resources import File, Job, Node, Schedule, Task
+from motet.api.resources import Adapter, File, Job, Model, Node, Schedule, Task
 from motet.display.columns import Column, Columns
 from motet.display.durations import ago, starts, until
 from motet.display.task_view import View, why
@@ -136,6 +136,33 @@ def files_table(files: Iterable[File]) -> RenderableType:
         Column("uploaded", need=4),
     )
     rows = [(file.id, file.name, f"{file.rows:,}", f"{file.bytes:,}", file.format, ago(file.created_at)) for file in files]
+    return Columns(columns, rows)
+
+
+def adapters_table(adapters: Iterable[Adapter]) -> RenderableType:
+    columns = (
+        Column("adapter"),
+        Column("task", need=1),
+        Column("step", need=3, right=True),
+        Column("val loss", right=True),
+        Column("bytes", need=2, right=True),
+        Column("stored", need=4),
+    )
+    rows = [
+        (one.id, one.task_id, str(one.step), f"{one.val_loss:.4f}", f"{one.bytes:,}", ago(one.created_at)) for one in adapters
+    ]
+    return Columns(columns, rows)
+
+
+def models_table(models: Iterable[Model]) -> RenderableType:
+    columns = (
+        Column("model"),
+        Column("parameters", right=True),
+        Column("architecture", need=1),
+        Column("longest", need=2, right=True),
+        Column("revision", need=3),
+    )
+    rows = [(m.name, f"{m.parameters:,}", m.architecture, f"{m.max_position:,}", m.revision[:12]) for m in models]
     return Columns(columns, rows)
 
 

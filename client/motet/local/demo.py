@@ -57,7 +57,7 @@ def demo(narrator: Narrator, out: Path | None, arguments: list[str]) -> None:
         narrator.say(
             f"{'attached to the stack' if ready.attached else 'the stack is up'} at {ready.api_url} ({narrator.seconds:.0f} s)"
         )
-        with Client() as client:
+        with Client(service="local") as client:
             _run(client, narrator, spec, out or ready.state_dir / "adapters", ready)
         if not ready.attached:
             stop(stack, narrator)

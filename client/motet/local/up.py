@@ -60,7 +60,7 @@ def _doing(event: Event) -> str:
 
 def _introduce(narrator: Narrator, ready: Ready) -> None:
     """Print what runs where, and what to do next."""
-    with Client() as client:
+    with Client(service="local") as client:
         base = _base(client)
         kept = list(zip(range(100), client.tasks.list(), strict=False))
     facts = Table.grid(padding=(0, 2))

@@ -1,7 +1,5 @@
-"""Downloads an adapter's folder: each file is checked against its sha256, and the folder appears complete or not at all.
-
-Knows the manifest and the transport. Knows no file formats.
-"""
+"""Calls about adapters, and their download: each file is checked against its sha256, and the folder appears complete or not at
+all."""
 
 import hashlib
 import shutil
@@ -11,18 +9,35 @@ from pathlib import Path
 from contract.adapter_manifest import AdapterFile
 from motet.api.errors import ApiError, DownloadDamaged, MotetError
 from motet.api.resources import Adapter
-from motet.api.transport import Transport
+from motet.api.steps import Listing, Operation, change, chunk, entries, get, one, opened
 
 README = "README.md"
 
 
-def download(transport: Transport, adapter: Adapter, folder: Path) -> Path:
-    """Write the adapter's files to `folder`, which must not exist yet or be empty. Returns the folder.
+def adapter(adapter_id: str) -> Operation[Adapter]:
+    """The adapter's manifest."""
+    return one(Adapter, get(f"/v1/adapters/{adapter_id}"))
+
+
+def adapters() -> Listing[Adapter]:
+    """The tenant's adapters, newest first."""
+    return entries(Adapter, "/v1/adapters")
+
+
+def delete_adapter(adapter_id: str) -> Operation[None]:
+    """Delete the adapter for good. Raises ApiError (`adapter_in_use`) until its task, and tasks that start from it, have
+    ended."""
+    yield from change("DELETE", f"/v1/adapters/{adapter_id}")
+
+
+def download(adapter_id: str, folder: str | Path) -> Operation[Path]:
+    """Write the adapter's PEFT files to `folder`, which must not exist yet or be empty. Returns the folder.
 
     Raises DownloadDamaged where a sha256 differs, MotetError where `folder` holds something else.
     """
+    found, folder = (yield from adapter(adapter_id)), Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        if _holds(folder, adapter.files):
+        if _holds(folder, found.files):
             return folder
         raise MotetError(f"{folder} exists and is not this adapter; name another folder, or remove it")
     try:
@@ -31,9 +46,9 @@ def download(transport: Transport, adapter: Adapter, folder: Path) -> Path:
     except OSError as error:
         raise MotetError(f"cannot write to {folder.parent}: {error.strerror}; name another folder") from error
     try:
-        for file in adapter.files:
-            _fetch(transport, adapter, file, draft / file.path)
-        _fetch_readme(transport, adapter, draft)
+        for file in found.files:
+            yield from _fetch(found, file, draft / file.path)
+        yield from _fetch_readme(found, draft)
         draft.chmod(0o755)
         draft.replace(folder)
     finally:
@@ -41,10 +56,11 @@ def download(transport: Transport, adapter: Adapter, folder: Path) -> Path:
     return folder
 
 
-def _fetch(transport: Transport, adapter: Adapter, file: AdapterFile, path: Path) -> None:
+def _fetch(adapter: Adapter, file: AdapterFile, path: Path) -> Operation[None]:
     digest = hashlib.sha256()
-    with transport.stream(f"/v1/adapters/{adapter.id}/files/{file.path}") as blocks, path.open("wb") as out:
-        for block in blocks:
+    yield from opened(f"/v1/adapters/{adapter.id}/files/{file.path}")
+    with path.open("wb") as out:
+        while block := (yield from chunk()):
             digest.update(block)
             out.write(block)
     if digest.hexdigest() != file.sha256:
@@ -52,16 +68,17 @@ def _fetch(transport: Transport, adapter: Adapter, file: AdapterFile, path: Path
         raise DownloadDamaged(f"{file.path} of {adapter.id} arrived damaged: {found}; download it again")
 
 
-def _fetch_readme(transport: Transport, adapter: Adapter, draft: Path) -> None:
+def _fetch_readme(adapter: Adapter, draft: Path) -> Operation[None]:
     """Fetch the README, which the service writes once the task has ended; before that there is none."""
     if any(file.path == README for file in adapter.files):
         return
     try:
-        with transport.stream(f"/v1/adapters/{adapter.id}/files/{README}") as blocks:
-            (draft / README).write_bytes(b"".join(blocks))
+        text = (yield from get(f"/v1/adapters/{adapter.id}/files/{README}")).content
     except ApiError as error:
         if error.status != 404:  # not written yet
             raise
+    else:
+        (draft / README).write_bytes(text)
 
 
 def _holds(folder: Path, files: list[AdapterFile]) -> bool:

@@ -1,26 +1,15 @@
-"""Typed values of the API's answers. Unknown members come from a newer service and are ignored."""
+"""Tasks, their jobs, curves, events and estimates, as the API answers them."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from pydantic import Field
 
-from contract.adapter_manifest import AdapterFile, Lineage
 from contract.compatibility.lenient_documents import ShownConfig
 from contract.states import TASK_TERMINAL, ExitReason, JobStatus, RequeueReason, TaskStatus
 from contract.strict import Message
-
-
-class File(Message):
-    """An uploaded JSONL data set; immutable."""
-
-    id: str
-    name: str
-    format: str
-    bytes: int
-    rows: int
-    sha256: str
-    created_at: datetime
+from motet.api.resources.files import RowProblem
 
 
 class Rows(Message):
@@ -166,107 +155,6 @@ class Curve(Message):
     values: list[float | None]
 
 
-class Adapter(Message):
-    """A committed adapter: a PEFT folder of immutable files."""
-
-    id: str
-    task_id: str
-    job_id: str
-    step: int
-    val_loss: float
-    bytes: int
-    files: list[AdapterFile]
-    lineage: Lineage
-    created_at: datetime
-
-
-class Model(Message):
-    """A base model that tasks may name."""
-
-    name: str
-    revision: str
-    architecture: str = ""
-    parameters: int = 0
-    max_position: int = 0
-
-
-class Device(Message):
-    """One accelerator, or one CPU slot that stands in for one."""
-
-    index: int
-    type: str
-    memory_bytes: int = 0
-
-
-class RunningTask(Message):
-    """A task on a node's devices."""
-
-    task_id: str
-    device_indexes: list[int] = Field(default=[])
-
-
-class Node(Message):
-    """A machine of the fleet. `tokens_per_second`: the measured training rate of one of its devices, by base model."""
-
-    id: str
-    name: str
-    status: str
-    trouble: str | None = None  # why it is not ready, as a sentence
-    losses: int = 0  # consecutive placements lost there
-    devices: list[Device] = Field(default=[])
-    versions: dict[str, str] = Field(default={})
-    tokens_per_second: dict[str, float] = Field(default={})
-    running: list[RunningTask] = Field(default=[])
-    heartbeat_at: datetime | None = None
-    drained_at: datetime | None = None
-
-
-class ScheduledTask(Message):
-    """A task that runs on a node; another tenant's task has no id."""
-
-    task_id: str | None = None
-    name: str | None = None
-    gpus: int
-    since: datetime
-    leaving: bool = False
-    expected_end: datetime | None = None
-    expected_end_interval: tuple[datetime, datetime] | None = None
-
-
-class ScheduledNode(Message):
-    """A node of the fleet and the tasks that run there."""
-
-    name: str
-    device_type: str
-    gpus: int
-    free: int
-    drained: bool = False
-    running: list[ScheduledTask] = Field(default=[])
-
-
-class WaitingTask(Message):
-    """A task in the queue; another tenant's task has neither id nor reason."""
-
-    task_id: str | None = None
-    name: str | None = None
-    gpus: int
-    place: int | None = None
-    node: str | None = None
-    code: str | None = None
-    sentence: str | None = None
-    expected_start: datetime | None = None
-    expected_end: datetime | None = None
-
-
-class Schedule(Message):
-    """What runs where and until when, what waits and why."""
-
-    planned_at: datetime | None = None
-    nodes: list[ScheduledNode]
-    waiting: list[WaitingTask]
-    waiting_total: int = 0
-
-
 class PlanChange(Message):
     """One change in the task's plan: `kind` is waits, placed or left."""
 
@@ -274,3 +162,47 @@ class PlanChange(Message):
     kind: str
     said: dict[str, Any] = Field(default={})
     created_at: datetime
+
+
+class Event(Message):
+    """Something that happened to a task. `number` counts from 1 without gaps; `type` is status, activations, base, job,
+    curves, adapter or rewind."""
+
+    number: int
+    type: str
+    data: dict[str, Any] = Field(default={})
+    created_at: datetime
+
+
+class Between(Message):
+    """An expected value, and the interval that holds the true one most of the time."""
+
+    expected: float
+    low: float
+    high: float
+
+
+class WidthEstimate(Message):
+    """What a task would take on so many GPUs of one node."""
+
+    gpus: int
+    seconds: Between
+    gpu_seconds: Between
+
+
+class Estimate(Message):
+    """What a task would take if it were posted now."""
+
+    jobs: int
+    tokens: float
+    full_tokens: float
+    gpus: int
+    gpu_seconds: Between
+    widths: Sequence[WidthEstimate] = ()
+    device_type: str | None = None
+    expected_start: datetime | None = None
+    expected_end: datetime | None = None
+    expected_start_interval: Sequence[datetime] | None = None
+    expected_end_interval: Sequence[datetime] | None = None
+    waiting: str | None = None
+    problems: Sequence[RowProblem] = ()

@@ -1,0 +1,51 @@
+"""What both transports share: the service's address, headers, and the sentence for a service that does not answer."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+
+from contract.compatibility.version import VERSION
+from motet.api.errors import Unreachable
+from motet.api.steps import CONNECT_SECONDS, Open, Query, Send
+
+_HERE = {"127.0.0.1", "::1", "localhost"}  # proxies from the environment are for other hosts
+
+
+def options(api_url: str, key: str) -> dict[str, Any]:
+    """How to make an httpx client for this address. Raises Unreachable where it is no address."""
+    headers = {"Authorization": f"Bearer {key}", "User-Agent": f"motet-client/{VERSION}"}
+    return {"base_url": api_url, "headers": headers, "trust_env": _address(api_url).host not in _HERE}
+
+
+def sent(request: Send) -> dict[str, Any]:
+    """The request as httpx takes it."""
+    timeout = httpx.Timeout(request.seconds, connect=CONNECT_SECONDS)
+    body: dict[str, Any] = {"json": request.json, "files": request.files, "headers": request.headers, "timeout": timeout}
+    return {"method": request.method, "url": request.path, "params": _given(request.query)} | body
+
+
+def streamed(request: Open) -> dict[str, Any]:
+    timeout = httpx.Timeout(request.seconds, connect=CONNECT_SECONDS)
+    return {"method": "GET", "url": request.path, "headers": request.headers, "timeout": timeout}
+
+
+def unreachable(api_url: str, error: httpx.TransportError) -> Unreachable:
+    said = f"{api_url} does not answer ({str(error) or type(error).__name__})"
+    found = Unreachable(f"{said}; is it running? `motet up` starts a local one")
+    found.__cause__ = error
+    return found
+
+
+def _given(query: Query | None) -> Mapping[str, Any] | None:
+    return {name: value for name, value in query.items() if value is not None} if query else None
+
+
+def _address(api_url: str) -> httpx.URL:
+    try:
+        url = httpx.URL(api_url)
+    except httpx.InvalidURL:
+        url = httpx.URL()
+    if url.scheme not in ("http", "https") or not url.host or "%" in url.host:
+        raise Unreachable(f"{api_url!r} is not the address of an API; one looks like http://127.0.0.1:8321")
+    return url

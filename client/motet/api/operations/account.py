@@ -1,0 +1,87 @@
+"""Calls about what a tenant used and may have, its keys, the audit log; and what admins do with tenants."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from motet.api.resources import AuditEntry, Key, Quotas, SignInLink, Tenant, Usage
+from motet.api.steps import Listing, Operation, change, entries, gathered, get, make, one, pages
+
+
+def usage(month: str | None = None) -> Operation[Usage]:
+    """What was used in a month, such as 2026-11; left out, this one."""
+    first, *others = yield from gathered(pages("/v1/usage", {"month": month}))
+    return Usage.model_validate(first | {"data": [task for page in (first, *others) for task in page["data"]]})
+
+
+def quotas() -> Operation[Quotas]:
+    """The tenant's quotas and what is used of them."""
+    return one(Quotas, get("/v1/quotas"))
+
+
+def audit(action: str | None = None) -> Listing[AuditEntry]:
+    """Who did what in this tenant, newest first; `action` is an operation such as cancel_task."""
+    return entries(AuditEntry, "/v1/audit", {"action": action})
+
+
+def keys() -> Listing[Key]:
+    """This tenant's keys, newest first."""
+    return entries(Key, "/v1/keys")
+
+
+def create_key(name: str, scopes: Sequence[str] = ("read", "write"), expires_at: str | None = None) -> Operation[Key]:
+    """Another key of this tenant, with no right that the calling key lacks; `secret` is shown this once."""
+    return one(Key, make("/v1/keys", json=_key(name, scopes, expires_at)))
+
+
+def revoke_key(key_id: str) -> Operation[Key]:
+    """Revoke one of this tenant's keys."""
+    return one(Key, change("DELETE", f"/v1/keys/{key_id}"))
+
+
+def sign_in_link() -> Operation[SignInLink]:
+    """A link that signs a browser in to the dashboard with this key's rights, once, within 15 minutes."""
+    return one(SignInLink, make("/v1/sign-in-links", json={}))
+
+
+def tenants() -> Listing[Tenant]:
+    """All tenants, newest first."""
+    return entries(Tenant, "/v1/admin/tenants")
+
+
+def create_tenant(name: str, weight: float = 1.0, quotas: Mapping[str, int | None] | None = None) -> Operation[Tenant]:
+    """Make a tenant. `quotas`: running_gpus, queued_tasks, stored_bytes, month_tokens."""
+    return one(Tenant, make("/v1/admin/tenants", json={"name": name, "weight": weight, "quotas": dict(quotas or {})}))
+
+
+def change_tenant(
+    tenant_id: str, weight: float | None = None, quotas: Mapping[str, int | None] | None = None
+) -> Operation[Tenant]:
+    """Change a tenant's weight, or all its quotas."""
+    body: dict[str, Any] = {} if weight is None else {"weight": weight}
+    return one(Tenant, change("PATCH", f"/v1/admin/tenants/{tenant_id}", body | ({"quotas": dict(quotas)} if quotas else {})))
+
+
+def keys_of(tenant_id: str) -> Listing[Key]:
+    """A tenant's keys, newest first."""
+    return entries(Key, f"/v1/admin/tenants/{tenant_id}/keys")
+
+
+def create_key_of(
+    tenant_id: str, name: str, scopes: Sequence[str] = ("read", "write"), expires_at: str | None = None
+) -> Operation[Key]:
+    """Give a tenant a key; `secret` is shown this once."""
+    return one(Key, make(f"/v1/admin/tenants/{tenant_id}/keys", json=_key(name, scopes, expires_at)))
+
+
+def revoke_key_of(key_id: str) -> Operation[Key]:
+    """Revoke any tenant's key."""
+    return one(Key, change("DELETE", f"/v1/admin/keys/{key_id}"))
+
+
+def whole_audit(tenant_id: str | None = None, action: str | None = None) -> Listing[AuditEntry]:
+    """Who did what in all tenants, newest first."""
+    return entries(AuditEntry, "/v1/admin/audit", {"tenant_id": tenant_id, "action": action})
+
+
+def _key(name: str, scopes: Sequence[str], expires_at: str | None) -> dict[str, Any]:
+    return {"name": name, "scopes": list(scopes)} | ({} if expires_at is None else {"expires_at": expires_at})

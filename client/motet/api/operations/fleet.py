@@ -1,0 +1,58 @@
+"""Calls about base models, nodes and the schedule."""
+
+from pathlib import Path
+from typing import Any
+
+from motet.api.resources import JoinToken, Model, Node, Schedule
+from motet.api.steps import Listing, Operation, change, entries, gathered, get, make, one, pages
+
+
+def models() -> Listing[Model]:
+    """The base models that tasks may name."""
+    return entries(Model, "/v1/models")
+
+
+def model(name: str) -> Operation[Model]:
+    """A base model."""
+    return one(Model, get(f"/v1/models/{name}"))
+
+
+def schedule() -> Operation[Schedule]:
+    """What runs where and until when, what waits and why; other tenants' tasks are anonymous."""
+    first, *others = yield from gathered(pages("/v1/schedule"))
+    whole: dict[str, Any] = dict(first)
+    for page in others:
+        whole["nodes"] = whole["nodes"] + page["nodes"]
+        whole["waiting"] = whole["waiting"] + page["waiting"]
+    return Schedule.model_validate(whole)
+
+
+def ready() -> Operation[None]:
+    """Return if the service can answer requests. Raises Unreachable, or ApiError with what it lacks."""
+    yield from get("/readyz")
+
+
+def register_model(name: str, source: str | Path) -> Operation[Model]:
+    """Allow a base model: `source` is a folder that every node has. Its current revision is pinned."""
+    return one(Model, make("/v1/admin/models", json={"name": name, "source": str(source)}))
+
+
+def nodes() -> Listing[Node]:
+    """The machines of the fleet."""
+    return entries(Node, "/v1/admin/nodes")
+
+
+def drain(node_id: str, evict: bool = False) -> Operation[Node]:
+    """Let the node take nothing new; with `evict`, its tasks leave too, each once its jobs are safe."""
+    return one(Node, change("POST", f"/v1/admin/nodes/{node_id}/drain", {"evict": evict}))
+
+
+def undrain(node_id: str) -> Operation[Node]:
+    """Let a drained or quarantined node take tasks again."""
+    return one(Node, change("POST", f"/v1/admin/nodes/{node_id}/undrain"))
+
+
+def create_join_token(node_name: str, expires_in_seconds: int | None = None) -> Operation[JoinToken]:
+    """A token with which a node of this name joins, once."""
+    given = {"expires_in_seconds": expires_in_seconds} if expires_in_seconds is not None else {}
+    return one(JoinToken, make("/v1/admin/join-tokens", json={"node_name": node_name} | given))

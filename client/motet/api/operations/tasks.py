@@ -1,0 +1,155 @@
+"""Calls about tasks: searches, their jobs, curves and events."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from contract.states import TaskStatus
+from contract.task_spec import TaskSpec
+from contract.wire import Series
+from motet.api.errors import TaskNotDone, Unreachable
+from motet.api.resources import Curve, Estimate, Event, Job, PlanChange, Task
+from motet.api.steps import Emit, Listing, Operation, Sleep, ask, change, chunk, entries, gathered, get, make, one, opened
+
+_LONGEST_WAIT = 50.0  # seconds one request may wait for a change
+_CAUGHT_UP = 2.0  # seconds of silence after which a stream holds nothing more for now
+_STREAM_SILENCE = 60.0  # the service sends a comment every 15 s
+_RECONNECT = 1.0
+
+Spec = TaskSpec | Mapping[str, Any]
+
+
+def create(spec: Spec) -> Operation[Task]:
+    """Submit a task. A mapping is checked by the service, whose ApiError names each wrong field."""
+    return one(Task, make("/v1/tasks", json=_body(spec)))
+
+
+def estimate(spec: Spec) -> Operation[Estimate]:
+    """What the task would take, and when it would start and end, if it were posted now. Nothing is stored."""
+    return one(Estimate, ask("/v1/tasks/estimate", _body(spec)))
+
+
+def task(task_id: str) -> Operation[Task]:
+    """The task as it is now."""
+    return one(Task, get(f"/v1/tasks/{task_id}"))
+
+
+def tasks(status: TaskStatus | str | None = None, labels: Mapping[str, str] | None = None) -> Listing[Task]:
+    """The tenant's tasks, newest first; only those of a status, or with all of these labels."""
+    wanted = [f"{key}={value}" for key, value in (labels or {}).items()]
+    return entries(Task, "/v1/tasks", {"status": status, "label": wanted or None})
+
+
+def cancel(task_id: str) -> Operation[Task]:
+    """Cancel the task, which is final at once; committed adapters stay downloadable."""
+    return one(Task, change("POST", f"/v1/tasks/{task_id}/cancel"))
+
+
+def pause(task_id: str) -> Operation[Task]:
+    """Take the task out of the queue, or off its node once its jobs are checkpointed; no training is lost."""
+    return one(Task, change("POST", f"/v1/tasks/{task_id}/pause"))
+
+
+def resume(task_id: str) -> Operation[Task]:
+    """Put a paused task back into the queue."""
+    return one(Task, change("POST", f"/v1/tasks/{task_id}/resume"))
+
+
+def delete_task(task_id: str) -> Operation[None]:
+    """Delete an ended task for good, with its jobs, curves and adapters. Raises ApiError (`task_open`) until it has ended."""
+    yield from change("DELETE", f"/v1/tasks/{task_id}")
+
+
+def plan_history(task_id: str) -> Listing[PlanChange]:
+    """The plans made for the task, newest first."""
+    return entries(PlanChange, f"/v1/tasks/{task_id}/plan-history")
+
+
+def jobs(task_id: str) -> Operation[Sequence[Job]]:
+    """The task's jobs in index order."""
+    return (yield from gathered(entries(Job, f"/v1/tasks/{task_id}/jobs")))
+
+
+def metrics(
+    task_id: str,
+    jobs: Sequence[int] = (),
+    series: Series | None = None,
+    from_step: int = 0,
+    to_step: int | None = None,
+    resolution: int | None = None,
+) -> Operation[Sequence[Curve]]:
+    """Loss curves of the jobs with these indexes (all if empty), between two steps, both inclusive. `resolution`: about how
+    many points a curve may have, each the mean of its bucket."""
+    query = {"job": list(jobs) or None, "series": series, "from_step": from_step, "to_step": to_step, "resolution": resolution}
+    answer = (yield from get(f"/v1/tasks/{task_id}/metrics", query)).json()
+    return [Curve.model_validate(curve) for curve in answer["data"]]
+
+
+def follow(task_id: str, every: float = 30.0) -> Listing[Task]:
+    """The task now, then at each change and at least every `every` seconds, until it has ended.
+
+    Survives a restart of the API.
+    """
+    etag: str | None = None
+    found: Task | None = None
+    every = min(every, _LONGEST_WAIT)
+    while found is None or not found.ended:
+        query, headers = ({"wait": every}, {"If-None-Match": etag}) if etag else (None, None)
+        answer = yield from get(f"/v1/tasks/{task_id}", query, headers, wait=every)
+        if answer.status_code != 304 or found is None:
+            found, etag = Task.model_validate(answer.json()), answer.headers.get("etag")
+        yield Emit(found)
+
+
+def wait(task_id: str, timeout: float | None = None) -> Operation[Task]:
+    """The task once it has ended, in any status. Raises TaskNotDone after `timeout` seconds."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    following = follow(task_id, _LONGEST_WAIT if timeout is None else min(_LONGEST_WAIT, max(timeout, 0.1)))
+    answer: Any = None
+    while True:
+        step = following.send(answer)
+        answer = None
+        if not isinstance(step, Emit):
+            answer = yield step
+        elif step.value.ended:
+            return step.value
+        elif deadline is not None and time.monotonic() >= deadline:
+            raise TaskNotDone(f"{task_id} is still {step.value.status} after {timeout:g} s")
+
+
+def events(task_id: str, after: int = 0, follow: bool = True) -> Listing[Event]:
+    """What happened to the task, from behind event number `after`; goes on until the task has ended, through restarts of the
+    API. Without `follow`, only what has happened by now."""
+    silence = _STREAM_SILENCE if follow else _CAUGHT_UP
+    while True:
+        try:
+            answer = yield from opened(f"/v1/tasks/{task_id}/events", {"Last-Event-ID": str(after)}, silence)
+            if answer.status_code == 204:  # it has ended, and all its events were read
+                return
+            held = b""
+            while received := (yield from chunk()):
+                *frames, held = (held + received).split(b"\n\n")
+                for frame in frames:
+                    if (event := _event(frame)) is not None:
+                        after = event.number
+                        yield Emit(event)
+        except Unreachable:
+            if not follow:
+                return
+            yield from get(f"/v1/tasks/{task_id}")  # raises where it stays away
+        if not follow:
+            return
+        yield Sleep(_RECONNECT)
+
+
+def _event(frame: bytes) -> Event | None:
+    """The event of a server-sent frame; None for a comment."""
+    for line in frame.split(b"\n"):
+        if line.startswith(b"data: "):
+            return Event.model_validate(json.loads(line.removeprefix(b"data: ")))
+    return None
+
+
+def _body(spec: Spec) -> dict[str, Any]:
+    return spec.model_dump(mode="json", exclude_unset=True) if isinstance(spec, TaskSpec) else dict(spec)

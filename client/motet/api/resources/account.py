@@ -1,0 +1,114 @@
+"""What a tenant used and may have, its keys, the audit log, and tenants as admins see them."""
+
+from datetime import datetime
+
+from pydantic import Field
+
+from contract.strict import Message
+
+
+class Amounts(Message):
+    """Tokens and device seconds. What rewinds took back is told apart and not billed."""
+
+    trained_tokens: int = 0
+    evaluation_tokens: int = 0
+    gpu_seconds: float = 0.0
+    rewound_tokens: int = 0
+    saved_tokens: int = 0
+    saved_gpu_seconds: float = 0.0
+
+
+class TaskUsage(Amounts):
+    """What one task used in the month."""
+
+    task_id: str
+    name: str | None = None
+    created_at: datetime
+    trained_rows: int = 0
+
+
+class Usage(Message):
+    """What the tenant's tasks used within a month."""
+
+    start: datetime
+    end: datetime
+    total: Amounts
+    data: list[TaskUsage] = Field(default=[])
+
+
+class Quota(Message):
+    """A limit (None: there is none) and what is used of it."""
+
+    limit: int | None = None
+    used: int = 0
+
+
+class Quotas(Message):
+    """The tenant's quotas."""
+
+    running_gpus: Quota
+    queued_tasks: Quota
+    stored_bytes: Quota
+    month_tokens: Quota
+
+
+class Key(Message):
+    """An API key; `secret` is the key itself, in the answer that makes it alone."""
+
+    id: str
+    tenant_id: str
+    name: str
+    scopes: list[str]
+    created_at: datetime
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+    requests_per_minute: int | None = None
+    secret: str | None = None
+
+
+class SignInLink(Message):
+    """A link that signs a browser in to the dashboard, once."""
+
+    url: str
+    expires_at: datetime
+
+
+class AuditEntry(Message):
+    """Who did what: `action` is the operation's id in openapi.yaml."""
+
+    id: str
+    tenant_id: str
+    key_id: str
+    action: str
+    targets: list[str] = Field(default=[])
+    request_id: str
+    created_at: datetime
+
+
+class QuotaLimits(Message):
+    """A tenant's limits; None is no limit."""
+
+    running_gpus: int | None = None
+    queued_tasks: int | None = None
+    stored_bytes: int | None = None
+    month_tokens: int | None = None
+
+
+class Tenant(Message):
+    """A tenant as admins see it."""
+
+    id: str
+    name: str
+    weight: float = 1.0
+    quotas: QuotaLimits = QuotaLimits()
+    created_at: datetime
+
+
+class JoinToken(Message):
+    """Lets one node join under one name, once; `secret` is shown in the answer that makes it alone."""
+
+    id: str
+    node_name: str
+    expires_at: datetime
+    used_at: datetime | None = None
+    secret: str | None = None

@@ -1,0 +1,59 @@
+"""Uploaded files and previews of their rows, as the API answers them."""
+
+from datetime import datetime
+
+from pydantic import Field
+
+from contract.strict import Message
+
+
+class File(Message):
+    """An uploaded JSONL data set; immutable."""
+
+    id: str
+    name: str
+    format: str
+    bytes: int
+    rows: int
+    sha256: str
+    created_at: datetime
+
+
+class RowProblem(Message):
+    """What is wrong with a row, or what truncation will remove from it."""
+
+    code: str
+    message: str
+    line: int | None = None
+    field: str | None = None
+
+
+class PreviewSequence(Message):
+    """One sequence of the model's input. tokens, pieces (their text) and learned (the loss mask) have one entry per token."""
+
+    answer: str | None = None
+    length: int
+    trained: int
+    labels: int
+    truncated: bool
+    tokens: list[int]
+    pieces: list[str]
+    learned: list[bool]
+
+
+class PreviewRow(Message):
+    """One row: one sequence, or two for a preference, one per answer."""
+
+    line: int
+    sequences: list[PreviewSequence]
+    problem: RowProblem | None = None
+
+
+class Preview(Message):
+    """Rows of a file as a task would train on them."""
+
+    base_model: str
+    max_seq_len: int
+    rows: list[PreviewRow]
+    truncated: int = 0
+    skipped: int = Field(default=0, description="Rows with nothing left to learn")

@@ -1,0 +1,94 @@
+"""Base models, nodes and the schedule, as the API answers them."""
+
+from datetime import datetime
+
+from pydantic import Field
+
+from contract.strict import Message
+
+
+class Model(Message):
+    """A base model that tasks may name."""
+
+    name: str
+    revision: str
+    architecture: str = ""
+    parameters: int = 0
+    max_position: int = 0
+
+
+class Device(Message):
+    """One accelerator, or one CPU slot that stands in for one."""
+
+    index: int
+    type: str
+    memory_bytes: int = 0
+
+
+class RunningTask(Message):
+    """A task on a node's devices."""
+
+    task_id: str
+    device_indexes: list[int] = Field(default=[])
+
+
+class Node(Message):
+    """A machine of the fleet. `tokens_per_second`: the measured training rate of one of its devices, by base model."""
+
+    id: str
+    name: str
+    status: str
+    trouble: str | None = None  # why it is not ready, as a sentence
+    losses: int = 0  # consecutive placements lost there
+    devices: list[Device] = Field(default=[])
+    versions: dict[str, str] = Field(default={})
+    tokens_per_second: dict[str, float] = Field(default={})
+    running: list[RunningTask] = Field(default=[])
+    heartbeat_at: datetime | None = None
+    drained_at: datetime | None = None
+
+
+class ScheduledTask(Message):
+    """A task that runs on a node; another tenant's task has no id."""
+
+    task_id: str | None = None
+    name: str | None = None
+    gpus: int
+    since: datetime
+    leaving: bool = False
+    expected_end: datetime | None = None
+    expected_end_interval: tuple[datetime, datetime] | None = None
+
+
+class ScheduledNode(Message):
+    """A node of the fleet and the tasks that run there."""
+
+    name: str
+    device_type: str
+    gpus: int
+    free: int
+    drained: bool = False
+    running: list[ScheduledTask] = Field(default=[])
+
+
+class WaitingTask(Message):
+    """A task in the queue; another tenant's task has neither id nor reason."""
+
+    task_id: str | None = None
+    name: str | None = None
+    gpus: int
+    place: int | None = None
+    node: str | None = None
+    code: str | None = None
+    sentence: str | None = None
+    expected_start: datetime | None = None
+    expected_end: datetime | None = None
+
+
+class Schedule(Message):
+    """What runs where and until when, what waits and why."""
+
+    planned_at: datetime | None = None
+    nodes: list[ScheduledNode]
+    waiting: list[WaitingTask]
+    waiting_total: int = 0

@@ -1,0 +1,193 @@
+"""What an API call does, as steps without I/O: a generator yields them, and a driver (threads or asyncio) carries them out.
+
+Each call is written once for `Client` and `AsyncClient` (the sans-I/O pattern): retries, paging, event streams and downloads
+live in these generators; `sync_transport` and `async_transport` know nothing but how to send, sleep and read.
+"""
+
+import time
+import uuid
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar, cast
+
+import httpx
+from pydantic import BaseModel
+
+from motet.api.errors import ApiError, Unreachable
+
+PAUSES = (0.1, 0.3, 1.0, 2.0, 4.0)  # seconds before each retry of a read: a restarting API is back within their sum
+CONNECT_SECONDS = 5.0
+_IN_HAND_SECONDS = 75.0  # the service drops a request whose process died after 60; until then its key is taken
+_IN_HAND = "idempotency_in_flight"
+_SECONDS = 30.0  # of one request
+_WAITING_ANSWERS = {502, 503, 504}
+
+Query = Mapping[str, Any]
+T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send a request; the driver answers with the response, or with Unreachable as a value."""
+
+    method: str
+    path: str
+    query: Query | None = None
+    json: Any = None
+    files: Any = None  # must be seekable
+    headers: Mapping[str, str] = field(default_factory=dict)
+    seconds: float | None = _SECONDS  # None: no limit, since the time depends on the file's size
+
+
+@dataclass(frozen=True)
+class Open:
+    """Send a GET and leave its body to `Read`; answered like Send. What was open before is closed."""
+
+    path: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = _SECONDS  # of silence
+
+
+@dataclass(frozen=True)
+class Read:
+    """The open body's next bytes, empty at its end; Unreachable as a value where the connection breaks."""
+
+
+@dataclass(frozen=True)
+class Sleep:
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Emit(Generic[T]):
+    """Hand this value to whoever iterates over the call."""
+
+    value: T
+
+
+Action = Send | Open | Read | Sleep
+Operation = Generator[Action, Any, T]  # a call with one answer
+Listing = Generator[Action | Emit[T], Any, None]  # a call with many
+
+
+def get(
+    path: str, query: Query | None = None, headers: Mapping[str, str] | None = None, wait: float = 0
+) -> Operation[httpx.Response]:
+    """A read, retried while the connection fails. `wait`: seconds the service may hold the request. 304 is an answer, not an
+    error."""
+    return _exchange(Send("GET", path, query=query, headers=headers or {}, seconds=_SECONDS + wait), again=True)
+
+
+def ask(path: str, json: Any) -> Operation[httpx.Response]:
+    """A POST that changes nothing, such as an estimate: retried like a read."""
+    return _exchange(Send("POST", path, json=json), again=True)
+
+
+def change(method: str, path: str, json: Any = None) -> Operation[httpx.Response]:
+    """A change, sent once: when the answer is lost, the client cannot know whether the service applied it."""
+    return _exchange(Send(method, path, json=json), again=False)
+
+
+def make(path: str, json: Any = None, files: Any = None) -> Operation[httpx.Response]:
+    """A POST that creates something under its own Idempotency-Key: retried while the connection fails, and the service
+    creates it once. Files must be seekable."""
+    key = {"Idempotency-Key": uuid.uuid4().hex}
+    return _exchange(Send("POST", path, json=json, files=files, headers=key, seconds=None if files else _SECONDS), again=True)
+
+
+def one(model: type[M], answer: Operation[httpx.Response]) -> Operation[M]:
+    """The answer's body as this resource."""
+    return model.model_validate((yield from answer).json())
+
+
+def pages(path: str, query: Query | None = None) -> Listing[dict[str, Any]]:
+    """Each page of a paginated list as received."""
+    cursor = None
+    while True:
+        page = (yield from get(path, {**(query or {}), "cursor": cursor})).json()
+        yield Emit(page)
+        cursor = page.get("next_cursor")
+        if cursor is None:
+            return
+
+
+def entries(model: type[M], path: str, query: Query | None = None) -> Listing[M]:
+    """Every entry of a paginated list."""
+    answer: Any = None
+    listing = pages(path, query)
+    while True:
+        try:
+            step = listing.send(answer)
+        except StopIteration:
+            return
+        if isinstance(step, Emit):
+            for entry in step.value["data"]:
+                yield Emit(model.model_validate(entry))
+            answer = None
+        else:
+            answer = yield step
+
+
+def gathered(listing: Listing[T]) -> Operation[list[T]]:
+    """All that a listing emits."""
+    found: list[T] = []
+    answer: Any = None
+    while True:
+        try:
+            step = listing.send(answer)
+        except StopIteration:
+            return found
+        if isinstance(step, Emit):
+            found.append(step.value)
+            answer = None
+        else:
+            answer = yield step
+
+
+def opened(path: str, headers: Mapping[str, str] | None = None, seconds: float = _SECONDS) -> Operation[httpx.Response]:
+    """A body too large for memory, or without end, to be read by `Read`. Raises ApiError, Unreachable."""
+    return checked((yield Open(path, headers or {}, seconds)))
+
+
+def chunk() -> Operation[bytes]:
+    """The open body's next bytes, empty at its end. Raises Unreachable where the connection breaks."""
+    found = yield Read()
+    if isinstance(found, Unreachable):
+        raise found
+    return cast(bytes, found)
+
+
+def checked(answer: httpx.Response | Unreachable) -> httpx.Response:
+    """The answer, unless it is a refusal: ApiError, or no answer: Unreachable."""
+    if isinstance(answer, Unreachable):
+        raise answer
+    if answer.is_success or answer.status_code == 304:
+        return answer
+    raise ApiError(answer.status_code, _problem(answer))
+
+
+def _exchange(request: Send, again: bool) -> Operation[httpx.Response]:
+    pauses: Iterator[float] = iter(PAUSES if again else ())
+    until = time.monotonic() + _IN_HAND_SECONDS
+    while True:
+        answer: httpx.Response | Unreachable = yield request
+        pause = None
+        if isinstance(answer, Unreachable) or answer.status_code in _WAITING_ANSWERS:
+            pause = next(pauses, None)
+        elif again and answer.status_code == 409 and _problem(answer).get("code") == _IN_HAND and time.monotonic() < until:
+            pause = 1.0
+        if pause is None:
+            return checked(answer)
+        yield Sleep(pause)
+
+
+def _problem(answer: httpx.Response) -> dict[str, Any]:
+    """The problem body, or a substitute for an answer that is none, such as a proxy's error page."""
+    try:
+        body = answer.json()
+    except ValueError:
+        body = None
+    if isinstance(body, dict) and "detail" in body:
+        return body
+    return {"detail": f"{answer.request.url} answered {answer.status_code} {answer.reason_phrase}, and not in Motet's words"}

@@ -1,0 +1,124 @@
+"""Commands about who asks: log in, services, keys, usage, quotas."""
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Group
+
+from motet.api import credentials, keyring
+from motet.api.client import Client
+from motet.commands.common import Json, Limit, Output, first
+from motet.display.account_tables import keys_table, quotas_table, services_table, usage_table
+from motet.specs.spec_file import SpecError
+
+keys = typer.Typer(help="This tenant's API keys: list, make, revoke.", invoke_without_command=True)
+Scopes = Annotated[list[str], typer.Option("--scope", help="What the key may do: read, write, admin; may be repeated.")]
+Expires = Annotated[str | None, typer.Option(help="When it ends, such as 2027-01-01T00:00:00Z; left out, when it is revoked.")]
+
+
+def login(
+    url: Annotated[str, typer.Argument(help="The service's address, such as https://motet.example.")],
+    name: Annotated[str | None, typer.Option(help="What to call it; left out, its host.")] = None,
+    admin: Annotated[bool, typer.Option("--admin", help="Ask for an admin key too.")] = False,
+) -> None:
+    """Keep a service's address and key, and use it from now on. The key is asked for, or read from standard input."""
+    url = url.strip().rstrip("/")
+    key = _asked("API key")
+    admin_key = _asked("admin key") if admin else None
+    with Client(url, key, admin_key) as client:
+        client.account.quotas()  # the key is good
+        if admin_key is not None:
+            next(client.admin.tenants(), None)
+    ring, name = keyring.load(), name or url.partition("://")[2]
+    if name == keyring.LOCAL:
+        raise SpecError(f"{keyring.LOCAL} is the stack on this machine; give this service another --name")
+    ring.logins[name], ring.current = keyring.Login(url, key, admin_key), name
+    ring.save()
+    Output().say(f"logged in to {name}; it is used until `motet use` names another. Its key is in {ring.path}, mode 600")
+
+
+def logout(name: Annotated[str | None, typer.Argument(help="A service; left out, the one in use.")] = None) -> None:
+    """Forget a service's key. The key itself stays valid: `motet keys revoke` ends it."""
+    ring = keyring.load()
+    name = name or ring.current
+    if name is None or name not in ring.logins:
+        raise SpecError(f"not logged in to {name or 'any service'}; `motet services` lists them")
+    del ring.logins[name]
+    ring.current = None if ring.current == name else ring.current
+    ring.save()
+    Output().say(f"{name} is forgotten" + ("" if ring.current else f"; {keyring.LOCAL} is used"))
+
+
+def use(name: Annotated[str, typer.Argument(help="A service, or `local`, the stack on this machine.")]) -> None:
+    """Choose the service that commands talk to."""
+    ring = keyring.load()
+    if name != keyring.LOCAL and name not in ring.logins:
+        raise SpecError(f"not logged in to {name}; `motet login URL --name {name}` does so")
+    ring.current = None if name == keyring.LOCAL else name
+    ring.save()
+    Output().say(f"{name} is used")
+
+
+def services(json: Json = False) -> None:
+    """List the services that this machine knows; the one in use is marked."""
+    output, ring = Output(json), keyring.load()
+    rows = [(name, login.api_url, ring.current == name) for name, login in sorted(ring.logins.items())]
+    if credentials.credentials_file().exists():
+        rows.append((keyring.LOCAL, credentials.find(service=keyring.LOCAL).api_url, ring.current is None))
+    listed = [{"name": name, "api_url": url, "in_use": used} for name, url, used in rows]
+    output.give(listed, lambda: services_table(rows) if rows else "none yet; `motet login URL` adds one")
+
+
+def usage(
+    month: Annotated[str | None, typer.Option(help="Such as 2026-11; left out, this month.")] = None, json: Json = False
+) -> None:
+    """What was used in a month, by task, what early exit saved, and the quotas."""
+    output = Output(json)
+    with Client() as client:
+        found, limits = client.account.usage(month), client.account.quotas()
+    output.give({"usage": found, "quotas": limits}, lambda: Group(usage_table(found), quotas_table(limits)))
+
+
+@keys.callback()
+def list_keys(context: typer.Context, limit: Limit = 100, json: Json = False) -> None:
+    """List this tenant's keys, the newest first."""
+    if context.invoked_subcommand is not None:
+        return
+    output = Output(json)
+    with Client() as client:
+        found = first(limit, client.account.keys())
+    output.give(found, lambda: keys_table(found))
+
+
+@keys.command("create")
+def create_key(
+    name: Annotated[str, typer.Argument(help="To tell it from others.")],
+    scope: Scopes = ["read", "write"],  # noqa: B006  (typer copies it)
+    expires_at: Expires = None,
+    json: Json = False,
+) -> None:
+    """Make a key. It is shown this once."""
+    output = Output(json)
+    with Client() as client:
+        made = client.account.create_key(name, scope, expires_at)
+    output.give(made, lambda: f"{made.secret}\n{made.id} ({made.name}): {', '.join(made.scopes)}; this key is not shown again")
+
+
+@keys.command("revoke")
+def revoke_key(key: Annotated[str, typer.Argument(metavar="KEY", help="A key's id.")], json: Json = False) -> None:
+    """End a key. It is refused everywhere within seconds."""
+    output = Output(json)
+    with Client() as client:
+        ended = client.account.revoke_key(key)
+    output.give(ended, lambda: f"{ended.id} is revoked")
+
+
+def _asked(what: str) -> str:
+    """A secret, typed without being shown, or a line of standard input."""
+    if sys.stdin.isatty():
+        return str(typer.prompt(what, hide_input=True)).strip()
+    line = sys.stdin.readline().strip()
+    if not line:
+        raise SpecError(f"no {what} on standard input; write it there, or run this on a terminal, which asks for it")
+    return line

@@ -1,0 +1,170 @@
+"""`motet admin`: tenants and their keys, base models, nodes, the audit log. Needs an admin key."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from motet.api.client import Client
+from motet.api.errors import MotetError
+from motet.commands.account import Expires, Scopes
+from motet.commands.common import Json, Limit, Output, first
+from motet.display.account_tables import audit_table, keys_table, tenants_table
+
+admin = typer.Typer(no_args_is_help=True, help="Tenants, their keys, base models, nodes, the audit log. Needs an admin key.")
+
+TenantId = Annotated[str, typer.Argument(metavar="TENANT", help="A tenant's id or name.")]
+NodeName = Annotated[str, typer.Argument(metavar="NODE", help="A node's name or id.")]
+Most = Annotated[int | None, typer.Option(min=0)]
+
+
+@admin.command()
+def tenants(limit: Limit = 100, json: Json = False) -> None:
+    """List tenants, the newest first."""
+    output = Output(json)
+    with Client() as client:
+        found = first(limit, client.admin.tenants())
+    output.give(found, lambda: tenants_table(found))
+
+
+@admin.command()
+def tenant(
+    name: Annotated[str, typer.Argument(help="A new tenant's name, or an existing one's name or id.")],
+    weight: Annotated[float | None, typer.Option(help="Of its fair share; 1 for a new tenant.")] = None,
+    running_gpus: Most = None,
+    queued_tasks: Most = None,
+    stored_bytes: Most = None,
+    month_tokens: Most = None,
+    json: Json = False,
+) -> None:
+    """Make a tenant, or change one's weight and quotas. A quota that is not named stays as it is."""
+    output = Output(json)
+    given = {
+        "running_gpus": running_gpus,
+        "queued_tasks": queued_tasks,
+        "stored_bytes": stored_bytes,
+        "month_tokens": month_tokens,
+    }
+    said = {quota: value for quota, value in given.items() if value is not None}
+    with Client() as client:
+        known = next((one for one in client.admin.tenants() if name in (one.id, one.name)), None)
+        if known is None:
+            found = client.admin.create_tenant(name, weight if weight is not None else 1.0, said)
+        else:
+            quotas = known.quotas.model_dump() | said if said else None
+            found = client.admin.change_tenant(known.id, weight, quotas)
+    output.give(found, lambda: tenants_table([found]))
+
+
+@admin.command()
+def keys(tenant: TenantId, limit: Limit = 100, json: Json = False) -> None:
+    """List a tenant's keys, the newest first."""
+    output = Output(json)
+    with Client() as client:
+        found = first(limit, client.admin.keys(_tenant(client, tenant)))
+    output.give(found, lambda: keys_table(found))
+
+
+@admin.command()
+def key(
+    tenant: TenantId,
+    name: Annotated[str, typer.Argument(help="To tell the key from others.")],
+    scope: Scopes = ["read", "write"],  # noqa: B006  (typer copies it)
+    expires_at: Expires = None,
+    json: Json = False,
+) -> None:
+    """Give a tenant a key. It is shown this once."""
+    output = Output(json)
+    with Client() as client:
+        made = client.admin.create_key(_tenant(client, tenant), name, scope, expires_at)
+    output.give(made, lambda: f"{made.secret}\n{made.id} ({made.name}): {', '.join(made.scopes)}; this key is not shown again")
+
+
+@admin.command()
+def revoke(key: Annotated[str, typer.Argument(metavar="KEY", help="A key's id.")], json: Json = False) -> None:
+    """End any tenant's key. It is refused everywhere within seconds."""
+    output = Output(json)
+    with Client() as client:
+        ended = client.admin.revoke_key(key)
+    output.give(ended, lambda: f"{ended.id} is revoked")
+
+
+@admin.command()
+def model(
+    name: Annotated[str, typer.Argument(help="What tasks call it.")],
+    folder: Annotated[Path, typer.Argument(help="config.json, tokenizer.json, *.safetensors; at the same path on every node.")],
+    json: Json = False,
+) -> None:
+    """Allow a base model, or bring its entry up to date."""
+    output = Output(json)
+    with Client() as client:
+        found = client.admin.register_model(name, folder.absolute())
+    output.give(
+        found, lambda: f"{found.name}: {found.parameters:,} parameters, {found.architecture}, revision {found.revision}"
+    )
+
+
+@admin.command()
+def drain(
+    node: NodeName,
+    evict: Annotated[bool, typer.Option("--evict", help="Its tasks leave too, each once its jobs are safe.")] = False,
+    json: Json = False,
+) -> None:
+    """Let a node take nothing new, before maintenance."""
+    output = Output(json)
+    with Client() as client:
+        found = client.admin.drain(_node(client, node), evict)
+    output.give(found, lambda: f"{found.name} is drained; {len(found.running)} tasks are still there")
+
+
+@admin.command()
+def undrain(node: NodeName, json: Json = False) -> None:
+    """Let a drained or quarantined node take tasks again."""
+    output = Output(json)
+    with Client() as client:
+        found = client.admin.undrain(_node(client, node))
+    output.give(found, lambda: f"{found.name} takes tasks again")
+
+
+@admin.command("join-token")
+def join_token(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="The name under which the node joins.")],
+    seconds: Annotated[int | None, typer.Option(min=60, help="How long it works if unused; left out, an hour.")] = None,
+    json: Json = False,
+) -> None:
+    """A token with which a node joins, once. It is shown this once."""
+    output = Output(json)
+    with Client() as client:
+        made = client.admin.create_join_token(node, seconds)
+    output.give(
+        made, lambda: f"{made.secret}\nMOTET_JOIN_TOKEN of {made.node_name}, until {made.expires_at:%Y-%m-%d %H:%M} UTC"
+    )
+
+
+@admin.command()
+def audit(
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant, by id or name.")] = None,
+    action: Annotated[str | None, typer.Option(help="Only this operation, such as cancel_task.")] = None,
+    limit: Limit = 50,
+    json: Json = False,
+) -> None:
+    """Who did what, the newest first."""
+    output = Output(json)
+    with Client() as client:
+        of = _tenant(client, tenant) if tenant is not None else None
+        found = first(limit, client.admin.audit(of, action))
+    output.give(found, lambda: audit_table(found))
+
+
+def _tenant(client: Client, named: str) -> str:
+    for one in client.admin.tenants():
+        if named in (one.id, one.name):
+            return one.id
+    raise MotetError(f"there is no tenant {named!r}; `motet admin tenants` lists them")
+
+
+def _node(client: Client, named: str) -> str:
+    for one in client.admin.nodes():
+        if named in (one.id, one.name):
+            return one.id
+    raise MotetError(f"there is no node {named!r}; `motet nodes` lists them")

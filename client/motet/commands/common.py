@@ -1,0 +1,85 @@
+"""What the commands share: their output, as text or JSON, the client, ids that may be `last`, and arguments they all have."""
+
+import json
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Annotated, Any
+
+import typer
+from pydantic import BaseModel
+from rich.console import Console, RenderableType
+
+from motet.api.client import Client
+from motet.api.errors import MotetError
+from motet.commands import invocation
+from motet.display.narrator import Narrator
+from motet.specs.spec_file import SpecError
+
+_PLAIN_WIDTH = 140  # columns when the output is not a terminal
+_OFFERED = 20  # ids that a shell completes
+
+
+def _newest_tasks() -> list[tuple[str, str]]:
+    """Ids for shell completion, each with its name or status; none where the service does not answer."""
+    with suppress(MotetError), Client() as client:
+        found = [task for _, task in zip(range(_OFFERED), client.tasks.list(), strict=False)]
+        return [(task.id, task.name or task.status.value) for task in found]
+    return []
+
+
+Json = Annotated[bool, typer.Option("--json", help="JSON on standard output, and nothing else there.")]
+TaskId = Annotated[
+    str, typer.Argument(metavar="TASK", help="A task's id, or `last` for the newest.", autocompletion=_newest_tasks)
+]
+Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="How many at most.")]
+
+
+class Output:
+    """Where one command speaks. As JSON, the result alone is on standard output, and progress on standard error."""
+
+    def __init__(self, as_json: bool = False) -> None:
+        self.as_json = as_json
+        console = Console(highlight=False, stderr=as_json)
+        self.narrator = Narrator(
+            console if console.is_terminal else Console(highlight=False, stderr=as_json, width=_PLAIN_WIDTH)
+        )
+
+    def say(self, what: RenderableType = "") -> None:
+        """Tell a person something that no program needs."""
+        self.narrator.say(what)
+
+    def give(self, value: Any, drawn: Callable[[], RenderableType]) -> None:
+        """The command's result: the value as JSON, else what is drawn of it."""
+        if self.as_json:
+            sys.stdout.write(json.dumps(plain(value), indent=2) + "\n")
+        else:
+            self.narrator.say(drawn())
+
+    def line(self, value: BaseModel, drawn: str) -> None:
+        """One of many results, as they come: a line of JSON, or this line."""
+        sys.stdout.write((json.dumps(plain(value)) if self.as_json else drawn) + "\n")
+        sys.stdout.flush()
+
+
+def plain(value: Any) -> Any:
+    """Resources as JSON-ready values, with the API's own names."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def first(limit: int, found: Iterable[Any]) -> list[Any]:
+    return [one for _, one in zip(range(limit), found, strict=False)]
+
+
+def resolve(client: Client, task_id: str) -> str:
+    """The id, or the newest task's for `last`."""
+    if task_id != "last":
+        return task_id
+    newest = next(client.tasks.list(), None)
+    if newest is None:
+        raise SpecError(f"there is no task yet; `{invocation.command()} submit examples/spec.yaml` makes one")
+    return newest.id

@@ -1,0 +1,185 @@
+"""Commands about tasks that exist: list, look, follow, compare, pause, cancel, download, delete."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from contract.states import TaskStatus
+from motet.api.client import Client
+from motet.api.errors import MotetError
+from motet.api.resources import Task
+from motet.commands import invocation
+from motet.commands.common import Json, Limit, Output, TaskId, first, resolve
+from motet.commands.exit_codes import ExitCode
+from motet.display.comparison import comparison
+from motet.display.event_lines import line_of, worth_telling
+from motet.display.tables import jobs_table, tasks_table
+from motet.display.task_view import View
+from motet.display.watch import outcome
+from motet.display.watch import watch as watch_task
+from motet.specs.spec_file import SpecError
+
+_SILENCE = 30.0
+
+
+def tasks(
+    status: Annotated[TaskStatus | None, typer.Option(help="Only tasks of this status.")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="Only tasks with this label, KEY=VALUE; may be repeated.")] = None,
+    limit: Limit = 20,
+    json: Json = False,
+) -> None:
+    """List tasks, the newest first."""
+    output, labels = Output(json), dict(_label(one) for one in label or [])
+    with Client() as client:
+        found = first(limit, client.tasks.list(status, labels))
+    output.give(found, lambda: tasks_table(found) if found else "no tasks yet")
+
+
+def jobs(task: TaskId, json: Json = False) -> None:
+    """A task's configurations: steps, exits with their reasons, losses."""
+    output = Output(json)
+    with Client() as client:
+        found = client.tasks.get(resolve(client, task))
+        view = View(found, client.tasks.jobs(found.id))
+    output.give(list(view.jobs), lambda: jobs_table(view))
+    output.say(f"\n{found.id} {outcome(found)}")
+
+
+def watch(task: TaskId, json: Json = False) -> None:
+    """Progress and loss curves, live, until the task ends. With --json, a line of JSON at each change."""
+    output = Output(json)
+    with Client() as client:
+        follow(client, resolve(client, task), output)
+
+
+def follow(client: Client, task_id: str, output: Output) -> None:
+    """Watch the task to its end, and exit this process with the matching code."""
+    try:
+        ended = _lines(client, task_id, output) if output.as_json else watch_task(client, task_id, output.narrator).task
+    except KeyboardInterrupt:
+        output.say(f"the task goes on; {invocation.command()} watch {task_id} shows it again")
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+    finish(ended, output)
+
+
+def finish(ended: Task, output: Output) -> None:
+    """Say how the task ended, and exit with the matching code."""
+    output.say(outcome(ended))
+    if ended.winner is not None:
+        output.say(f"  {invocation.command()} download {ended.id} -o my-adapter")
+    if ended.status != TaskStatus.SUCCEEDED:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _lines(client: Client, task_id: str, output: Output) -> Task:
+    last = None
+    for last in client.tasks.follow(task_id, _SILENCE):
+        output.line(last, "")
+    assert last is not None
+    return last
+
+
+def events(
+    task: TaskId,
+    after: Annotated[int, typer.Option(min=0, help="Only those behind this number.")] = 0,
+    follow: Annotated[bool, typer.Option(help="Go on until the task has ended.")] = True,
+    json: Json = False,
+) -> None:
+    """Everything that happens to a task, numbered, as it happens."""
+    output = Output(json)
+    with Client() as client:
+        for event in client.tasks.events(resolve(client, task), after, follow):
+            output.line(event, f"{event.number:>5} {line_of(event)}")
+
+
+def logs(
+    task: TaskId,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the task has ended.")] = False,
+    json: Json = False,
+) -> None:
+    """What happened to a task, in sentences: its states, exits, losses of nodes; without the points of its curves."""
+    output = Output(json)
+    with Client() as client:
+        for event in client.tasks.events(resolve(client, task), follow=follow):
+            if worth_telling(event):
+                output.line(event, line_of(event))
+
+
+def compare(
+    task: TaskId,
+    other: Annotated[str, typer.Argument(metavar="OTHER", help="Another task's id.")],
+    json: Json = False,
+) -> None:
+    """Two tasks side by side: what differs in their specs, their best losses, what they took."""
+    output = Output(json)
+    with Client() as client:
+        pair = [client.tasks.get(resolve(client, one)) for one in (task, other)]
+    output.give({"tasks": pair}, lambda: comparison(*pair))
+
+
+def pause(task: TaskId, json: Json = False) -> None:
+    """Take a task off its node, once its jobs are safe, until it is resumed."""
+    output = Output(json)
+    with Client() as client:
+        found = client.tasks.pause(resolve(client, task))
+    paused = found.status == TaskStatus.PAUSED
+    output.give(found, lambda: f"{found.id} is paused" if paused else f"{found.id} pauses once its jobs are safe")
+
+
+def resume(task: TaskId, json: Json = False) -> None:
+    """Put a paused task back into the queue; it goes on where it stood."""
+    output = Output(json)
+    with Client() as client:
+        found = client.tasks.resume(resolve(client, task))
+    output.give(found, lambda: f"{found.id} is {found.status.value}")
+
+
+def cancel(task: TaskId, json: Json = False) -> None:
+    """Stop a task for good; adapters committed so far stay."""
+    output = Output(json)
+    with Client() as client:
+        found = client.tasks.cancel(resolve(client, task))
+    output.give(found, lambda: f"{found.id} is cancelled")
+
+
+def download(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="A task (its winner), an adapter's id, or `last`.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to make.")],
+    json: Json = False,
+) -> None:
+    """Fetch the winner's adapter as a PEFT folder, checked by sha256."""
+    output = Output(json)
+    with Client() as client:
+        adapter_id = task
+        if not task.startswith("adapter_"):
+            found = client.tasks.get(resolve(client, task))
+            if found.winner is None:
+                why = f": {found.error}" if found.error else ""
+                raise MotetError(f"{found.id} has no winner{'' if found.ended else ' yet'}: it is {found.status}{why}")
+            adapter_id = found.winner.adapter_id
+        with output.narrator.doing(f"downloading {adapter_id}"):
+            folder = client.adapters.download(adapter_id, out)
+    output.give({"adapter_id": adapter_id, "folder": str(folder)}, lambda: f"{adapter_id} is in {folder}")
+
+
+def delete(
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Tasks, files or adapters by id, or `last` for a task.")],
+    json: Json = False,
+) -> None:
+    """Delete ended tasks with their adapters, or uploads, or single adapters, for good."""
+    output, deleted = Output(json), []
+    with Client() as client:
+        deletes = {"file": client.files.delete, "adapter": client.adapters.delete}
+        for id in ids:
+            whole = resolve(client, id)
+            deletes.get(whole.partition("_")[0], client.tasks.delete)(whole)
+            deleted.append(whole)
+    output.give({"deleted": deleted}, lambda: "\n".join(f"{id} is deleted" for id in deleted))
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise SpecError(f"--label {text}: a label is KEY=VALUE")
+    return name, value

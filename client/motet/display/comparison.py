@@ -1,0 +1,66 @@
+"""Two tasks side by side: where their specs differ, and what came of them. Values in, a table out."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from contract.config_labels import label
+from motet.api.resources import Task
+from motet.display.columns import Column, Columns
+from motet.display.durations import span
+
+
+def comparison(one: Task, other: Task) -> RenderableType:
+    """Results first, then every field of the specs that differs."""
+    columns = (Column(""), Column(one.name or one.id, folds=True), Column(other.name or other.id, folds=True))
+    results = [(name, *(tell(task) for task in (one, other))) for name, tell in _RESULTS.items()]
+    specs = [dict(_fields(task.spec)) for task in (one, other)]
+    names = dict.fromkeys((*specs[0], *specs[1]))
+    differing = [
+        (name, *(str(spec.get(name, "")) for spec in specs)) for name in names if specs[0].get(name) != specs[1].get(name)
+    ]
+    head = Columns(columns, results)
+    if not differing:
+        return Group(head, Text(), Text("Their specs are the same."))
+    return Group(head, Text(), Text("What differs in their specs:", style="dim"), Columns(columns, differing))
+
+
+def _fields(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every field with its path; fields that say nothing are left out."""
+    for name, inner in value.items():
+        if isinstance(inner, Mapping):
+            yield from _fields(inner, f"{path}{name}.")
+        elif inner is not None:
+            yield f"{path}{name}", inner
+
+
+def _loss(value: float | None) -> str:
+    return f"{value:.4f}" if value is not None else ""
+
+
+def _took(task: Task) -> str:
+    if task.started_at is None or task.ended_at is None:
+        return ""
+    return span((task.ended_at - task.started_at).total_seconds())
+
+
+def _saved(task: Task) -> str:
+    return f"{task.samples.saved_fraction:.0%}" if task.samples.saved_fraction is not None else ""
+
+
+_NAMED = ("learning_rate", "rank", "batch_size")  # of a winner's configuration
+_RESULTS = {
+    "id": lambda task: task.id,
+    "status": lambda task: task.status.value,
+    "best val loss": lambda task: _loss(task.winner.val_loss if task.winner is not None else None),
+    "base val loss": lambda task: _loss(task.base_val_loss),
+    "winner": lambda task: (
+        label(task.winner.config, ["learning_rate", "rank", "batch_size"]) if task.winner is not None else ""
+    ),
+    "jobs": lambda task: str(sum(task.jobs.values())),
+    "samples trained": lambda task: f"{task.samples.trained:,}",
+    "samples saved": _saved,
+    "took": _took,
+}

@@ -1,0 +1,48 @@
+"""What a task would take, and its jobs. Values in, tables out."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from contract.config_labels import label, varying
+from contract.search_space import JobConfig
+from motet.api.resources import Estimate
+from motet.display.columns import Column, Columns
+from motet.display.durations import span, until
+
+_SHOWN = 40  # jobs
+
+
+def estimate_table(estimate: Estimate, jobs: Sequence[JobConfig]) -> RenderableType:
+    """The numbers of the estimate, what is wrong with rows, and the first jobs."""
+    saved = 1 - estimate.tokens / estimate.full_tokens if estimate.full_tokens else 0.0
+    seconds = estimate.gpu_seconds
+    facts = [
+        ("jobs", f"{estimate.jobs:,}"),
+        ("tokens", f"{estimate.tokens:,.0f} of {estimate.full_tokens:,.0f}, {saved:.0%} saved by early exit"),
+        ("GPU time", f"{span(seconds.expected)} (between {span(seconds.low)} and {span(seconds.high)})"),
+        ("on", f"{estimate.gpus} x {estimate.device_type or 'a device that no node has yet'}"),
+        ("starts", _moment(estimate.expected_start, estimate.expected_start_interval)),
+        ("ends", _moment(estimate.expected_end, estimate.expected_end_interval)),
+        ("waits", estimate.waiting or ""),
+    ]
+    facts += [
+        (f"on {width.gpus} GPUs", f"ends {span(width.seconds.expected)} after its start") for width in estimate.widths[1:]
+    ]
+    parts: list[RenderableType] = [Columns((Column("estimate"), Column("", folds=True)), [fact for fact in facts if fact[1]])]
+    parts += [Text(f"{f'line {one.line}: ' if one.line else ''}{one.message}") for one in estimate.problems]
+    axes = varying(jobs)
+    shown = [(str(at), label(config, axes)) for at, config in enumerate(jobs[:_SHOWN])]
+    parts += [Text(), Columns((Column("job", right=True), Column("configuration", folds=True)), shown)]
+    if len(jobs) > _SHOWN:
+        parts.append(Text(f"and {len(jobs) - _SHOWN} more; --json lists all", style="dim"))
+    return Group(*parts)
+
+
+def _moment(expected: datetime | None, interval: Sequence[datetime] | None) -> str:
+    if expected is None:
+        return "when a node joins that has room for it"
+    said = list(map(until, interval or ()))
+    return until(expected) + (f" (between {' and '.join(said)})" if len(set(said)) > 1 else "")

@@ -1,0 +1,55 @@
+"""A task's events as lines that a person reads. Values in, text out."""
+
+from typing import Any
+
+from motet.api.resources import Event, Exit
+from motet.display.task_view import why
+
+_POINTS = "curves"
+
+
+def worth_telling(event: Event) -> bool:
+    """Whether the event is more than new points of a curve."""
+    return event.type != _POINTS
+
+
+def line_of(event: Event) -> str:
+    return f"{event.created_at:%Y-%m-%d %H:%M:%S} {_said(event.type, event.data)}"
+
+
+def _said(kind: str, data: dict[str, Any]) -> str:
+    match kind:
+        case "status":
+            more = [str(data[name]) for name in ("reason", "detail", "error") if data.get(name)]
+            return f"the task is {data.get('status')}" + (f": {', '.join(more)}" if more else "")
+        case "base":
+            return f"the base alone has validation loss {_loss(data.get('val_loss'))}"
+        case "activations":
+            return str(data.get("reason", kind))
+        case "job":
+            return f"job {data.get('job')} is {data.get('status')} at step {data.get('step')}" + _ending(data)
+        case "adapter":
+            loss = _loss(data.get("val_loss"))
+            return f"job {data.get('job')} stored {data.get('adapter_id')} of step {data.get('step')}, validation loss {loss}"
+        case "rewind":
+            return f"job {data.get('job')} goes back to step {data.get('step')}"
+        case "curves":
+            ends = (f"job {c.get('job')} {c.get('series')} {_loss(c.get('last'))} at {c.get('to_step')}" for c in _curves(data))
+            return "; ".join(ends)
+    return f"{kind} {data}"  # of a newer service
+
+
+def _ending(data: dict[str, Any]) -> str:
+    if isinstance(found := data.get("exit"), dict):
+        exit = Exit.model_validate(found)
+        return f", {exit.reason.value}: {why(exit)}"
+    return f": {data['error']}" if data.get("error") else ""
+
+
+def _curves(data: dict[str, Any]) -> list[dict[str, Any]]:
+    found = data.get("curves")
+    return found if isinstance(found, list) else []
+
+
+def _loss(value: object) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else "not finite"

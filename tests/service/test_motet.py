@@ -1,0 +1,227 @@
+"""The `motet` command line against a real service: what it prints, as text and as JSON, what it keeps, and how it exits."""
+
+import io
+import json
+import os
+import signal
+import stat
+import sys
+
+import pytest
+import yaml
+from motet.api import keyring
+from motet.cli import main
+
+from service.tenants.api_keys import Scope
+from tests.service.api import PAIR, jsonl
+from tests.service.live_server import Server
+
+SPEC = {
+    "name": "a search",
+    "base_model": "small",
+    "dataset": {"file": "rows.jsonl"},
+    "search_space": {"learning_rate": [1e-4, 1e-3], "rank": 8},
+    "labels": {"team": "speech"},
+}
+
+
+class Ended:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self):
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def caller(new_tenant):
+    return new_tenant(*Scope)
+
+
+@pytest.fixture
+def home(monkeypatch, tmp_path):
+    """Nothing in the environment, no keyring, no stack."""
+    for name in ("MOTET_API_URL", "MOTET_API_KEY", "MOTET_ADMIN_KEY", "MOTET_SERVICE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MOTET_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (tmp_path / "rows.jsonl").write_bytes(jsonl(*(PAIR | {"prompt": str(n)} for n in range(20))))
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(SPEC))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def motet(home, monkeypatch, capsys):
+    """Run the command line with these words."""
+
+    def run(*words: str, stdin: str = "") -> Ended:
+        monkeypatch.setattr(sys, "argv", ["motet", *words])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        before = signal.getsignal(signal.SIGTERM)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        signal.signal(signal.SIGTERM, before)
+        os.environ.pop("MOTET_SERVICE", None)
+        said = capsys.readouterr()
+        return Ended(int(ended.value.code or 0), said.out, said.err)
+
+    return run
+
+
+@pytest.fixture
+def known(motet, server: Server, caller, monkeypatch):
+    """The same, with the service and its keys in the environment."""
+    monkeypatch.setenv("MOTET_API_URL", server.url)
+    monkeypatch.setenv("MOTET_API_KEY", caller.key)
+    monkeypatch.setenv("MOTET_ADMIN_KEY", caller.key)
+    return motet
+
+
+def test_login_keeps_several_services_in_a_file_for_its_owner_alone(motet, server: Server, caller, home):
+    assert motet("login", "http://127.0.0.1:1", stdin="mk_1\n").code == 3, "a service that does not answer is not kept"
+    refused = motet("login", server.url, stdin="mk_wrong\n")
+    assert (refused.code, refused.err.count("\n")) == (3, 1)
+    assert motet("login", server.url).code == 2, "nothing on standard input"
+    assert not keyring.keyring_file().exists()
+
+    assert motet("login", server.url, "--name", "prod", "--admin", stdin=f"{caller.key}\n{caller.key}\n").code == 0
+    assert motet("login", f"{server.url}/", "--name", "test", stdin=f" {caller.key} \n").code == 0
+    assert stat.S_IMODE(keyring.keyring_file().stat().st_mode) == 0o600
+    assert [(one["name"], one["in_use"]) for one in motet("services", "--json").json] == [("prod", False), ("test", True)]
+    assert motet("tasks", "--json").json == []
+    assert motet("nodes").code == 3, "this one has no admin key"
+    assert motet("--service", "prod", "nodes").code == 0
+    assert motet("use", "prod").code == 0
+    assert motet("admin", "tenants").code == 0
+    assert motet("logout").code == 0
+    nobody = motet("tasks")
+    assert (nobody.code, nobody.err.count("\n")) == (3, 1)
+    assert "motet login" in nobody.err
+    for words, says in (
+        (("use", "gone"), "motet login URL --name gone"),
+        (("--service", "gone", "tasks"), "known are test, local"),
+    ):
+        assert says in motet(*words).err
+
+
+def test_a_keyring_that_others_may_read_or_is_damaged_is_not_used(motet):
+    path = keyring.keyring_file()
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    path.chmod(0o644)
+    assert "chmod 600" in motet("tasks").err
+    path.chmod(0o600)
+    assert "is damaged" in motet("services").err
+
+
+def test_a_dry_run_estimates_and_leaves_nothing(known):
+    said = known("submit", "spec.yaml", "--dry-run", "--json")
+    assert (said.code, said.json["estimate"]["jobs"], len(said.json["jobs"])) == (0, 2, 2)
+    assert said.json["jobs"][0]["rank"] == 8
+    told = known("estimate", "spec.yaml")
+    assert "lr 0.001" in told.out
+    assert "when a node joins" in told.out
+    assert (known("files", "--json").json, known("tasks", "--json").json) == ([], [])
+
+
+def test_a_task_from_its_submission_to_its_deletion(known):
+    task = known("submit", "spec.yaml", "--json")
+    assert "uploaded rows.jsonl: 20 rows" in task.err, "progress stays off standard output"
+    id = task.json["id"]
+    assert [one["id"] for one in known("tasks", "--json", "--label", "team=speech").json] == [id]
+    assert known("tasks", "--json", "--label", "team=vision").json == []
+    assert id in known("tasks").out
+    assert [job["index"] for job in known("jobs", "last", "--json").json] == [0, 1]
+    assert known("delete", id).code == 1
+    assert known("pause", "last").code == 0
+    assert known("cancel", "last", "--json").json["status"] == "cancelled"
+    assert "already cancelled" in known("resume", id).err
+    watched = known("watch", id, "--json")
+    assert (watched.code, json.loads(watched.out.splitlines()[-1])["status"]) == (1, "cancelled"), "it did not succeed"
+    events = [json.loads(line) for line in known("events", id, "--json").out.splitlines()]
+    assert [event["number"] for event in events] == list(range(1, len(events) + 1))
+    assert "the task is cancelled" in known("logs", id).out
+    other = known("submit", "spec.yaml", "--json").json["id"]
+    compared = known("compare", id, other)
+    assert "dataset.file_id" in compared.out
+    assert "search_space.rank" not in compared.out
+    assert "has no winner yet: it is" in known("download", other, "-o", "x").err
+    known("cancel", other)
+    assert "has no winner: it is cancelled" in known("download", other, "-o", "x").err
+    assert known("delete", id, other, "--json").json == {"deleted": [id, other]}
+    assert known("files", "--unused", "--delete").code == 0
+    assert known("files", "--json").json == []
+    assert known("files", "--delete").code == 2
+    assert [one["rows"] for one in known("files", "--upload", "rows.jsonl", "--json").json] == [20]
+    assert known("adapters", "--json").json == []
+
+
+def test_what_was_used_and_who_did_what(known):
+    known("submit", "spec.yaml")
+    used = known("usage", "--json").json
+    assert used["usage"]["total"]["trained_tokens"] == 0
+    assert used["quotas"]["queued_tasks"]["used"] == 1
+    assert "queued tasks" in known("usage").out
+    assert known("usage", "--month", "2026-13").code == 1
+    assert [one["action"] for one in known("admin", "audit", "--json", "--action", "create_task", "-n", "1").json] == [
+        "create_task"
+    ]
+
+
+def test_an_admin_makes_tenants_and_keys_and_drains_nodes(known):
+    made = known("admin", "tenant", "a-team", "--queued-tasks", "7", "--json").json
+    assert (made["quotas"]["queued_tasks"], made["weight"]) == (7, 1.0)
+    changed = known("admin", "tenant", "a-team", "--weight", "2", "--running-gpus", "3", "--json").json
+    assert (changed["id"], changed["weight"]) == (made["id"], 2.0)
+    assert (changed["quotas"]["queued_tasks"], changed["quotas"]["running_gpus"]) == (7, 3), "what is not named stays"
+    key = known("admin", "key", "a-team", "ci", "--scope", "read", "--json").json
+    assert key["scopes"] == ["read"]
+    assert key["secret"]
+    assert [one["id"] for one in known("admin", "keys", "a-team", "--json").json] == [key["id"]]
+    assert known("admin", "revoke", key["id"], "--json").json["revoked_at"]
+    assert known("admin", "join-token", "gpu-7", "--json").json["node_name"] == "gpu-7"
+    assert "`motet nodes` lists them" in known("admin", "drain", "nobody").err
+    assert "`motet admin tenants` lists them" in known("admin", "keys", "nobody").err
+
+
+def test_the_fleet_is_drawn(known):
+    assert known("cluster").code == 0
+    assert known("schedule", "--json").json["nodes"] == []
+    assert [one["name"] for one in known("models", "--json").json] == ["small"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("nothing",), 2, "No such command 'nothing'"),
+        (("tasks", "--nope"), 2, "`motet tasks --help`"),
+        (("delete",), 2, "Missing argument"),
+        (("tasks", "--limit", "0"), 2, "--limit"),
+        (("tasks", "--label", "x"), 2, "KEY=VALUE"),
+        (("submit", "nowhere.yaml"), 2, "there is no file nowhere.yaml"),
+        (("watch", "task_x"), 1, "There is no task 'task_x'"),
+        (("watch", "last"), 2, "there is no task yet"),
+    ],
+)
+def test_a_mistake_is_one_line_with_what_to_do(known, words, code, says):
+    ended = known(*words)
+    assert (ended.code, ended.err.count("\n"), ended.out) == (code, 1, "")
+    assert ended.err.startswith("motet: ")
+    assert says in ended.err
+
+
+def test_a_refusal_is_json_for_a_program_that_asked_for_json(known):
+    ended = known("jobs", "task_x", "--json")
+    assert (ended.code, ended.out) == (1, "")
+    assert json.loads(ended.err)["error"]["code"] == "not_found"
+
+
+def test_a_shell_completes_commands_and_tasks(known, monkeypatch):
+    id = known("submit", "spec.yaml", "--json").json["id"]
+    monkeypatch.setenv("_MOTET_COMPLETE", "complete_bash")
+    for typed, offered in (("motet ev", "events"), ("motet admin dr", "drain"), (f"motet watch {id[:-1]}", id)):
+        monkeypatch.setenv("COMP_WORDS", typed)
+        monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
+        assert offered in known().out.split()
