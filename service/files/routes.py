@@ -49,7 +49,7 @@ def create_file(
     writer: Writer, upload: Received, db: Db, request: Request, idempotency_key: IdempotencyKey = None
 ) -> FileResource:
     data = upload.intake.finish()
-    with once_received(request, writer, db, idempotency_key, data.stored.sha256, upload.name) as claim, db.begin() as session:
+    with once_received(request, writer, idempotency_key, data.stored.sha256, upload.name) as claim, db.begin() as session:
         resource = FileResource.of(actions.keep(session, writer, upload.name, data))
         claim.keep(session, 201, resource, {})
     return resource

@@ -16,6 +16,7 @@ from service.database.engine import Database, clock
 from service.fleet import model_catalog, models
 from service.fleet.node_health import node_drain
 from service.fleet.node_health.quarantine import Trouble, trouble_of
+from service.http.idempotency import AdminOnce
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.problems import NotFound, shown
 from service.http.response_schemas import problems
@@ -136,10 +137,12 @@ def get_model(name: str, reader: Reader, db: Db) -> ModelResource:
     description="Reads and pins the folder's weights. Again for the same name: brings the entry up to date.",
     responses=problems(409),
 )
-def allow_model(new: NewModel, db: AdminDb) -> ModelResource:
+def allow_model(new: NewModel, db: AdminDb, claim: AdminOnce) -> ModelResource:
     found = model_catalog.read_folder(new.name, new.source)
     with db.begin() as session:
-        return ModelResource.of(model_catalog.allow(session, found))
+        allowed = ModelResource.of(model_catalog.allow(session, found))
+        claim.keep(session, 201, allowed, {})
+    return allowed
 
 
 @router.post(

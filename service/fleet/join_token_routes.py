@@ -11,6 +11,7 @@ from contract.strict import Strict
 from contract.wire import NodeName
 from service.fleet import join_tokens
 from service.fleet.models import JoinToken
+from service.http.idempotency import AdminOnce, AnswerBox
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.problems import NotFound, shown
 from service.http.response_schemas import problems
@@ -60,11 +61,14 @@ class JoinTokenResource(BaseModel):
         "The answer holds the token in `secret`, which works once and for a node of this name alone. A node that has joined "
         "registers again with a credential of its own; one that has lost it needs a new token. Making one disturbs no node."
     ),
+    responses=problems(409),
 )
-def create_join_token(new: NewJoinToken, db: AdminDb) -> JoinTokenResource:
+def create_join_token(new: NewJoinToken, db: AdminDb, claim: AdminOnce, answers: AnswerBox) -> JoinTokenResource:
     with db.begin() as session:
         token, secret = join_tokens.mint(session, new.node_name, timedelta(seconds=new.expires_in_seconds))
-    return JoinTokenResource.of(token, secret)
+        made = JoinTokenResource.of(token, secret)
+        claim.keep(session, 201, made, {}, box=answers)
+    return made
 
 
 @router.get("/join-tokens", operation_id="list_join_tokens", summary="List join tokens, the newest first")

@@ -5,18 +5,19 @@ A refused request stores nothing, so the client may send it again under the same
 
 import hashlib
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Annotated
 
 from fastapi import Depends, FastAPI, Header, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 
-from service.database.engine import Database
+from service.app_state import Config, state_of
 from service.http import idempotency_store
 from service.http.idempotency_store import Replayed
+from service.secret_box import SecretBox
 from service.tenants.api_keys import Principal
-from service.tenants.authentication import Db, Writer
+from service.tenants.authentication import Admin, Writer
 
 Key = Annotated[
     str | None,
@@ -35,21 +36,42 @@ def install(app: FastAPI) -> None:
 
 
 def _again(request: Request, replayed: Replayed) -> Response:
-    return JSONResponse(replayed.body, replayed.status, {**replayed.headers, "Idempotency-Replayed": "true"})
+    body = idempotency_store.opened(replayed.body, _box(state_of(request).settings))
+    return JSONResponse(body, replayed.status, {**replayed.headers, "Idempotency-Replayed": "true"})
 
 
-async def once(request: Request, writer: Writer, db: Db, idempotency_key: Key = None) -> AsyncIterator[idempotency_store.Claim]:
+def _box(settings: Config) -> SecretBox:
+    """Encrypts stored answers that hold a credential."""
+    earlier = [key.get_secret_value() for key in settings.secret_keys_before]
+    return SecretBox(settings.secret_key.get_secret_value(), "answer under an Idempotency-Key", earlier)
+
+
+AnswerBox = Annotated[SecretBox, Depends(_box)]
+
+
+async def once(request: Request, writer: Writer, idempotency_key: Key = None) -> AsyncIterator[idempotency_store.Claim]:
     """Claim the request's key for its duration. Raises Replayed, KeyReused or StillInHand if the key is taken."""
-    if idempotency_key is None:
-        yield idempotency_store.Claim(writer.tenant_id, None, "")
+    async with _claimed(request, writer, idempotency_key) as claim:
+        yield claim
+
+
+async def admin_once(request: Request, admin: Admin, idempotency_key: Key = None) -> AsyncIterator[idempotency_store.Claim]:
+    """As `once`, on routes that need the scope admin. The key is of the caller's tenant."""
+    async with _claimed(request, admin, idempotency_key) as claim:
+        yield claim
+
+
+@asynccontextmanager
+async def _claimed(request: Request, caller: Principal, key: str | None) -> AsyncIterator[idempotency_store.Claim]:
+    if key is None:
+        yield idempotency_store.Claim(caller.tenant_id, None, "")
         return
-    fingerprint = _fingerprint(request, await request.body())
-    found = await run_in_threadpool(idempotency_store.claim, db, writer, idempotency_key, fingerprint)
+    claiming = _claiming(request, caller, key, await request.body())
+    claim = await run_in_threadpool(claiming.__enter__)
     try:
-        yield found
+        yield claim
     finally:
-        if not found.kept:
-            await run_in_threadpool(found.let_go, db)
+        await run_in_threadpool(claiming.__exit__, None, None, None)
 
 
 async def keyed(request: Request, key: str | None) -> idempotency_store.Keyed | None:
@@ -58,14 +80,20 @@ async def keyed(request: Request, key: str | None) -> idempotency_store.Keyed | 
 
 
 @contextmanager
-def once_received(
-    request: Request, writer: Principal, db: Database, key: str | None, *said: str
-) -> Iterator[idempotency_store.Claim]:
+def once_received(request: Request, writer: Principal, key: str | None, *said: str) -> Iterator[idempotency_store.Claim]:
     """As `once`, for a body too large for memory that has been received; `said` (its sha256, its name) identifies it."""
+    with _claiming(request, writer, key, "\0".join(said).encode()) as claim:
+        yield claim
+
+
+@contextmanager
+def _claiming(request: Request, caller: Principal, key: str | None, body: bytes) -> Iterator[idempotency_store.Claim]:
+    """Claims in transactions of their own, of which the audit log has no entry."""
     if key is None:
-        yield idempotency_store.Claim(writer.tenant_id, None, "")
+        yield idempotency_store.Claim(caller.tenant_id, None, "")
         return
-    found = idempotency_store.claim(db, writer, key, _fingerprint(request, "\0".join(said).encode()))
+    db = state_of(request).db.of(caller.tenant_id)
+    found = idempotency_store.claim(db, caller, key, _fingerprint(request, body))
     try:
         yield found
     finally:
@@ -78,3 +106,4 @@ def _fingerprint(request: Request, body: bytes) -> bytes:
 
 
 Once = Annotated[idempotency_store.Claim, Depends(once)]
+AdminOnce = Annotated[idempotency_store.Claim, Depends(admin_once)]

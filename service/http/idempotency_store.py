@@ -3,6 +3,7 @@
 Knows no HTTP.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,10 +16,12 @@ from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from service.database.engine import Base, Database, Now, new_id
 from service.http.problems import Conflict, Invalid
+from service.secret_box import SecretBox
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import scoped
 
 KEPT = timedelta(hours=24)
+_SEALED = "sealed"  # the only field of a stored body that is encrypted
 _ABANDONED = timedelta(seconds=60)  # no request runs that long, so the process of an older claim died
 
 
@@ -66,11 +69,19 @@ class Claim:
     token: str
     kept: bool = False
 
-    def keep(self, session: Session, status: int, body: BaseModel, headers: Mapping[str, str]) -> None:
-        """Store the answer in the transaction that makes the change. Raises StillInHand if another request took over."""
+    def keep(
+        self, session: Session, status: int, body: BaseModel, headers: Mapping[str, str], box: SecretBox | None = None
+    ) -> None:
+        """Store the answer in the transaction that makes the change. Raises StillInHand if another request took over.
+
+        `box` encrypts a body that holds a credential, which is otherwise stored as a hash.
+        """
         if self.key is None:
             return
-        answer = {"status": status, "body": body.model_dump(mode="json"), "headers": dict(headers)}
+        said = body.model_dump(mode="json")
+        if box is not None:
+            said = {_SEALED: box.seal(json.dumps(said)).decode()}
+        answer = {"status": status, "body": said, "headers": dict(headers)}
         if session.execute(self._own(update(Answer)).values(**answer).returning(Answer.key)).one_or_none() is None:
             raise StillInHand
         self.kept = True
@@ -85,6 +96,14 @@ class Claim:
 
     def _own(self, statement: Any) -> Any:
         return statement.where(Answer.tenant_id == self.tenant_id, Answer.key == self.key, Answer.token == self.token)
+
+
+def opened(body: dict[str, Any] | None, box: SecretBox) -> dict[str, Any] | None:
+    """A stored body, decrypted. Raises Unsealable."""
+    if body is not None and body.keys() == {_SEALED}:
+        whole: dict[str, Any] = json.loads(box.open(body[_SEALED].encode()))
+        return whole
+    return body
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from service.files import actions
 from service.files.models import File
 from service.files.multipart_upload import Upload, receiving
 from service.http.downloads import attachment, send_object
+from service.http.idempotency import Key as IdempotencyKey
+from service.http.idempotency import once_received
 from service.http.problems import invalid_field
 from service.openai import result_files
 from service.openai.error_objects import PREFIX
@@ -29,15 +31,18 @@ _MEDIA = {"metrics": "text/csv", "jobs": "application/jsonl"}
 
 
 @router.post("")
-def create_file(writer: Writer, upload: Form, db: Db) -> FileObject:
+def create_file(writer: Writer, upload: Form, db: Db, request: Request, idempotency_key: IdempotencyKey = None) -> FileObject:
     purpose = upload.texts.get("purpose", "")
     if purpose != "fine-tune":
         raise invalid_field("purpose", "invalid_purpose", f"must be 'fine-tune', got {purpose!r}")
     lasts = _expires_after(upload)
     data = upload.intake.finish()
-    with db.begin() as session:
+    said = (data.stored.sha256, upload.name, str(lasts))
+    with once_received(request, writer, idempotency_key, *said) as claim, db.begin() as session:
         expires_at = clock(session) + lasts if lasts else None
-        return file_object(actions.keep(session, writer, upload.name, data, expires_at))
+        made = file_object(actions.keep(session, writer, upload.name, data, expires_at))
+        claim.keep(session, 200, made, {})
+    return made
 
 
 def _expires_after(upload: Form) -> timedelta | None:

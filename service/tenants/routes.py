@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from contract.strict import Strict
 from service.app_state import Service, Wakes
 from service.database.engine import new_id
+from service.http.idempotency import AdminOnce, AnswerBox
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.problems import Conflict, NotFound, invalid_field
 from service.http.response_schemas import problems
@@ -115,7 +116,7 @@ class KeyResource(BaseModel):
 
 
 @router.post("/tenants", status_code=201, operation_id="create_tenant", summary="Make a tenant", responses=problems(409))
-def create_tenant(new: NewTenant, db: AdminDb) -> TenantResource:
+def create_tenant(new: NewTenant, db: AdminDb, claim: AdminOnce) -> TenantResource:
     tenant = Tenant(id=new_id("tenant"), name=new.name, weight=new.weight)
     new.quotas.give(tenant)
     try:
@@ -123,9 +124,11 @@ def create_tenant(new: NewTenant, db: AdminDb) -> TenantResource:
             session.add(tenant)
             session.flush()
             session.refresh(tenant)
+            made = TenantResource.of(tenant)
+            claim.keep(session, 201, made, {})
     except IntegrityError:
         raise NameTaken(f"There is already a tenant called {new.name!r}.") from None
-    return TenantResource.of(tenant)
+    return made
 
 
 @router.get("/tenants", operation_id="list_tenants", summary="List tenants, the newest first")
@@ -158,15 +161,17 @@ def change_tenant(tenant_id: str, change: TenantChange, db: AdminDb, queue: Wake
     operation_id="create_key",
     summary="Give a tenant a key",
     description="The answer holds the key in `secret`. It is not stored and cannot be shown again.",
-    responses=problems(404),
+    responses=problems(404, 409),
 )
-def create_key(tenant_id: str, new: NewKey, db: AdminDb) -> KeyResource:
+def create_key(tenant_id: str, new: NewKey, db: AdminDb, claim: AdminOnce, answers: AnswerBox) -> KeyResource:
     with db.begin() as session:
         _tenant(session, tenant_id)
         if new.expires_at is not None and new.expires_at <= session.scalars(select(func.clock_timestamp())).one():
             raise invalid_field("expires_at", "in_the_past", "lies in the past")
         key, secret = mint_key(session, tenant_id, new.name, tuple(new.scopes), new.expires_at, new.requests_per_minute)
-    return KeyResource.of(key, secret)
+        made = KeyResource.of(key, secret)
+        claim.keep(session, 201, made, {}, box=answers)
+    return made
 
 
 @router.get(

@@ -9,6 +9,7 @@ from sqlalchemy import select
 
 from contract.strict import STORABLE, Strict
 from service.app_state import Config, Wakes
+from service.http.idempotency import AnswerBox, Once
 from service.http.outbound import MAX_URL, Outbound
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.response_schemas import problems
@@ -108,13 +109,17 @@ Out = Annotated[Outbound, Depends(_outbound)]
         "Messages are signed by Standard Webhooks under `secret`, which is shown in this answer alone. A message that is not "
         "answered with 2xx is tried again for three days; an answer of 410 disables the webhook."
     ),
-    responses=problems(400, 422),
+    responses=problems(400, 409, 422),
 )
-def create_webhook(new: NewWebhook, writer: Writer, db: Db, box: Box, outbound: Out) -> WebhookResource:
+def create_webhook(
+    new: NewWebhook, writer: Writer, db: Db, box: Box, outbound: Out, claim: Once, answers: AnswerBox
+) -> WebhookResource:
     actions.check_url(outbound, new.url)
     with db.begin() as session:
         webhook, secret = actions.create(session, box, writer, new.url, new.events, new.description)
-    return WebhookResource.of(webhook, secret)
+        made = WebhookResource.of(webhook, secret)
+        claim.keep(session, 201, made, {}, box=answers)
+    return made
 
 
 @router.get("", operation_id="list_webhooks", summary="List webhooks, the newest first", responses=problems(422))
@@ -164,12 +169,14 @@ def delete_webhook(webhook_id: str, writer: Writer, db: Db) -> None:
     operation_id="rotate_webhook",
     summary="Give a webhook a new secret",
     description="For 24 hours messages are signed under both secrets. The new one is shown in this answer alone.",
-    responses=problems(404),
+    responses=problems(404, 409, 422),
 )
-def rotate_webhook(webhook_id: str, writer: Writer, db: Db, box: Box) -> WebhookResource:
+def rotate_webhook(webhook_id: str, writer: Writer, db: Db, box: Box, claim: Once, answers: AnswerBox) -> WebhookResource:
     with db.begin() as session:
         webhook = actions.find_webhook(session, writer, webhook_id, lock=True)
-        return WebhookResource.of(webhook, actions.rotate(session, box, webhook))
+        changed = WebhookResource.of(webhook, actions.rotate(session, box, webhook))
+        claim.keep(session, 200, changed, {}, box=answers)
+    return changed
 
 
 @router.post(
@@ -177,12 +184,14 @@ def rotate_webhook(webhook_id: str, writer: Writer, db: Db, box: Box) -> Webhook
     status_code=202,
     operation_id="test_webhook",
     summary="Send a webhook a message of type webhook.test",
-    responses=problems(404),
+    responses=problems(404, 409, 422),
 )
-def test_webhook(webhook_id: str, writer: Writer, db: Db, queue: Wakes) -> DeliveryResource:
+def test_webhook(webhook_id: str, writer: Writer, db: Db, queue: Wakes, claim: Once) -> DeliveryResource:
     with db.begin() as session:
         webhook = actions.find_webhook(session, writer, webhook_id)
-        return DeliveryResource.of(actions.test(session, queue, webhook))
+        sent = DeliveryResource.of(actions.test(session, queue, webhook))
+        claim.keep(session, 202, sent, {})
+    return sent
 
 
 @router.get(
@@ -205,9 +214,11 @@ def list_deliveries(
     status_code=202,
     operation_id="replay_delivery",
     summary="Send a message once more",
-    responses=problems(404),
+    responses=problems(404, 409, 422),
 )
-def replay_delivery(webhook_id: str, delivery_id: str, writer: Writer, db: Db, queue: Wakes) -> DeliveryResource:
+def replay_delivery(webhook_id: str, delivery_id: str, writer: Writer, db: Db, queue: Wakes, claim: Once) -> DeliveryResource:
     with db.begin() as session:
         actions.find_webhook(session, writer, webhook_id)
-        return DeliveryResource.of(actions.replay(session, queue, writer, webhook_id, delivery_id))
+        sent = DeliveryResource.of(actions.replay(session, queue, writer, webhook_id, delivery_id))
+        claim.keep(session, 202, sent, {})
+    return sent

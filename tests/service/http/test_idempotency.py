@@ -8,14 +8,17 @@ from datetime import timedelta
 
 import httpx
 import pytest
+import yaml
 from sqlalchemy import select, update
 
+from service.audit.models import AuditEntry
 from service.background.retention import delete_in_batches
 from service.database.engine import clock
 from service.http.health import Health
 from service.http.idempotency_store import KEPT, Answer, Claim, StillInHand, claim
 from service.tasks.models import Task
-from service.tenants.api_keys import Principal
+from service.tenants.api_keys import Principal, Scope
+from tests.service.api import PAIR, Caller, jsonl
 from tests.service.live_server import PATIENCE, Server
 
 
@@ -124,3 +127,69 @@ def test_answers_are_forgotten_after_a_day(tenant, database, key):
     delete_in_batches(database, Answer, Answer.claimed_at <= old)
     with database.begin() as session:
         assert session.scalar(select(Answer.key).where(Answer.tenant_id == tenant.tenant_id)) is None
+
+
+def webhook(admin: Caller) -> str:
+    return admin.post("/v1/webhooks", json=WEBHOOK).json()["id"]
+
+
+def delivery(admin: Caller) -> str:
+    parent = f"/v1/webhooks/{webhook(admin)}"
+    return f"{parent}/deliveries/{admin.post(f'{parent}/test').json()['id']}/replay"
+
+
+WEBHOOK = {"url": "https://1.1.1.1/hook", "events": ["task.succeeded"]}
+FILE = {"files": {"file": ("train.jsonl", jsonl(*[PAIR] * 3))}}
+MAKES = {  # beside tasks: the path, made ready by an admin, and the request's body; what is the last one's own is rotated away
+    "files": (lambda admin: "/v1/files", FILE),
+    "openai_files": (lambda admin: "/openai/v1/files", FILE | {"data": {"purpose": "fine-tune"}}),
+    "webhooks": (lambda admin: "/v1/webhooks", {"json": WEBHOOK}),
+    "secrets": (lambda admin: f"/v1/webhooks/{webhook(admin)}/rotate", {}),
+    "tests": (lambda admin: f"/v1/webhooks/{webhook(admin)}/test", {}),
+    "replays": (delivery, {}),
+    "tenants": (lambda admin: "/v1/admin/tenants", {"json": {"name": "twice"}}),
+    "keys": (lambda admin: f"/v1/admin/tenants/{admin.tenant_id}/keys", {"json": {"name": "ci"}}),
+    "join_tokens": (lambda admin: "/v1/admin/join-tokens", {"json": {"node_name": "gpu-7"}}),
+}
+
+
+@pytest.mark.parametrize("made", MAKES)
+def test_a_retry_of_any_post_that_makes_something_makes_it_once(admin, database, key, made):
+    place, body = MAKES[made]
+    path = place(admin)
+    first, again = (admin.post(path, headers=key, **body) for _ in range(2))
+    assert first.status_code in (200, 201, 202), first.text
+    assert (again.status_code, again.json()) == (first.status_code, first.json())
+    assert again.headers.get("idempotency-replayed") == "true"
+    with database.begin() as session:
+        kept = session.scalars(select(Answer).where(Answer.key == key["idempotency-key"])).one()
+        assert kept.tenant_id == admin.tenant_id
+        secret = first.json().get("secret")
+        assert (secret is None) or secret not in json.dumps(kept.body), "a secret that is stored as a hash elsewhere"
+        entries = session.scalars(select(AuditEntry).where(AuditEntry.tenant_id == admin.tenant_id)).all()
+        assert len([one for one in entries if one.request_id == first.headers["x-request-id"]]) == 1
+    other = admin.post(
+        path, headers=key, **(body | {"json": {"name": "x", "node_name": "x"}} if "json" in body else {"json": 1})
+    )
+    assert other.status_code in (400, 422), other.text
+
+
+def test_every_post_that_makes_something_takes_a_key(client):
+    """By the document: 201 and 202 are what makes something."""
+    document = yaml.safe_load(client.get("/openapi.json").text)
+    without = [
+        path
+        for path, methods in document["paths"].items()
+        if (operation := methods.get("post")) is not None
+        and {"201", "202"} & operation["responses"].keys()
+        and "idempotency-key" not in [parameter["name"].lower() for parameter in operation.get("parameters", [])]
+    ]
+    assert without == []
+
+
+def test_a_key_of_a_scope_that_may_not_claims_nothing(new_tenant, database, key):
+    reader = new_tenant(Scope.READ)
+    assert reader.post("/v1/webhooks", json=WEBHOOK, headers=key).status_code == 403
+    assert reader.post("/v1/admin/tenants", json={"name": "no"}, headers=key).status_code == 403
+    with database.begin() as session:
+        assert session.scalar(select(Answer).where(Answer.key == key["idempotency-key"])) is None
