@@ -26,9 +26,12 @@ from deploy.devstack.stack import postgres_of
 from deploy.devstack.stack_errors import StackError, died
 from deploy.devstack.state_folder import State, default_folder
 from service.database import roles
+from service.database.engine import CONNECT
 
 _DUMP = "database.dump"
 _READY_SECONDS = 120.0
+_CONNECT_SECONDS, _LOCK_SECONDS = 5, 60
+_STALL_SECONDS = 300.0  # a dump that grows no further for this long has lost its server
 
 
 def back_up(state: State, target: Path) -> None:
@@ -37,7 +40,8 @@ def back_up(state: State, target: Path) -> None:
         raise StackError("nothing runs there", "start it with `motet up`, or copy the whole folder of a stack that is stopped")
     private_folder(target)
     draft = target / f"{_DUMP}.new"
-    _tool(postgres_of(state, choose_account()), "pg_dump", "--format=custom", f"--file={draft}")
+    postgres, words = postgres_of(state, choose_account()), ("--format=custom", f"--lock-wait-timeout={_LOCK_SECONDS}s")
+    _tool(postgres, "pg_dump", *words, f"--file={draft}", grows=draft)
     draft.replace(target / _DUMP)
     shutil.copy2(state.folder / "secrets.json", target / "secrets.json")
     for path in sorted((state.folder / "storage" / "objects").glob("??/*")):
@@ -58,17 +62,29 @@ def restore(state: State, source: Path) -> None:
     shutil.copy2(source / "secrets.json", state.folder / "secrets.json")
     with _running(postgres_of(state, choose_account())) as postgres:
         postgres.create_database()
-        with create_engine(postgres.url()).begin() as connection:
+        with create_engine(postgres.url(), connect_args=CONNECT).begin() as connection:
             roles.ensure(connection)  # the dump grants rights to roles but does not create them
         _tool(postgres, "pg_restore", "--dbname=motet", "--exit-on-error", "--no-owner", str(source / _DUMP))
 
 
-def _tool(postgres: Postgres, name: str, *words: str) -> None:
-    """Run one of PostgreSQL's own programs against this server, as its owner."""
+def _tool(postgres: Postgres, name: str, *words: str, grows: Path | None = None) -> None:
+    """Run one of PostgreSQL's own programs against this server, as its owner. It is killed once the file that `grows` has not
+    grown for _STALL_SECONDS: a server that hangs enforces no timeout."""
     command = [str(installed() / "bin" / name), *words]
-    done = subprocess.run(command, env=os.environ | postgres.environment(), capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise StackError(f"{name} failed: {done.stderr.strip()}", "see what it says; nothing was changed in the stack")
+    environment = os.environ | postgres.environment() | {"PGCONNECT_TIMEOUT": str(_CONNECT_SECONDS)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as tool:
+        said, size = None, -1
+        while said is None:
+            try:
+                _, said = tool.communicate(timeout=_STALL_SECONDS)
+            except subprocess.TimeoutExpired:
+                before, size = size, grows.stat().st_size if grows is not None and grows.exists() else 0
+                if grows is not None and size <= before:
+                    tool.kill()
+                    why = f"{name} got nothing from Postgres for {_STALL_SECONDS:g} s"
+                    raise StackError(why, "is Postgres running?") from None
+    if tool.returncode != 0:
+        raise StackError(f"{name} failed: {said.strip()}", "see what it says; nothing was changed in the stack")
 
 
 @contextmanager

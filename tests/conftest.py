@@ -132,13 +132,18 @@ class TestStack:
 
 @contextlib.contextmanager
 def _stopped(pids: list[int]) -> Iterator[None]:
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+    """Some may have ended since they were listed."""
+
+    def tell(number: signal.Signals) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
     try:
+        tell(signal.SIGSTOP)
         yield
     finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
+        tell(signal.SIGCONT)
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,10 @@ It resolves a name once, checks every address, and connects to a checked address
 """
 
 import ipaddress
+import queue
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 MAX_URL = 2048
 _KEPT_BYTES = 1024  # of an answer's body
+_RESOLVE_SECONDS = 5.0  # the resolver's own limit depends on the machine's settings, and may be minutes
+_RESOLVING = threading.BoundedSemaphore(32)  # threads that wait for a resolver, hung ones included
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
@@ -37,7 +41,7 @@ class Answer:
 
 
 class Outbound:
-    """POSTs to a URL, within `seconds` after its name is resolved. `allowed`: networks it may reach though not public."""
+    """POSTs to a URL, within `seconds`, its name's resolution included. `allowed`: networks it may reach though not public."""
 
     def __init__(self, allowed: Sequence[IPNetwork] = (), seconds: float = 15.0) -> None:
         self._allowed, self._seconds = tuple(allowed), seconds
@@ -128,11 +132,26 @@ def _host_header(parts: SplitResult) -> str:
 
 
 def _resolve(host: str, port: int) -> list[IPAddress]:
-    """Every address of the name, in the resolver's order. Raises Failed if there is none."""
+    """Every address of the name, in the resolver's order. Raises Failed if there is none, or none in _RESOLVE_SECONDS."""
+    answer: queue.SimpleQueue[list[Any] | Exception] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answer.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError) as error:
+            answer.put(error)
+        finally:
+            _RESOLVING.release()
+
+    if not _RESOLVING.acquire(blocking=False):
+        raise Failed(f"{host} cannot be resolved: the resolver does not answer for other names")
+    threading.Thread(target=ask, name="resolver", daemon=True).start()  # getaddrinfo takes no timeout
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        raise Failed(f"{host} cannot be resolved: {error}") from None
+        found = answer.get(timeout=_RESOLVE_SECONDS)
+    except queue.Empty:
+        raise Failed(f"{host} cannot be resolved: no answer within {_RESOLVE_SECONDS:g} s") from None
+    if isinstance(found, Exception):
+        raise Failed(f"{host} cannot be resolved: {found}")
     return list(dict.fromkeys(ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in found))
 
 

@@ -1,18 +1,23 @@
 """A server that is stopped, not dead, costs a request a bounded time: Postgres then a 503, Valkey nothing but its hints."""
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
 import redis
+import yaml
 
 from service.background.queue import Queue, QueueJob
 from service.background.wakeups import Hints, connect
+from service.fleet.credentials import placement_token
 from service.tenants.rate_limits import RateLimitExceeded, Rates
 from tests.service.api import CHAT, jsonl
 from tests.service.live_server import PATIENCE, live
+from tests.service.upgrade.fleet import BASE_MODEL
 
 SHORT = {"statement_timeout_seconds": 0.5, "lock_timeout_seconds": 0.3}
 
@@ -69,6 +74,93 @@ def test_a_hung_postgres_is_a_503_that_says_when_to_come_again(stack, calls, ten
     until_served(calls, f"/v1/tasks/{task}")
     until_served(calls, "/v1/tasks")
     until_served(calls, "/readyz")
+
+
+WEBHOOK = {"url": "https://1.1.1.1/hook", "events": ["task.succeeded"]}
+
+
+def every_call(document: dict[str, Any], spec: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+    """Each public operation that reads or writes the database, and each internal one, with a body that passes its checks."""
+    bodies: dict[tuple[str, str], dict[str, Any]] = {
+        ("post", "/v1/tasks"): {"json": spec},
+        ("post", "/v1/files"): {"files": {"file": ("rows.jsonl", jsonl(CHAT))}},
+        ("post", "/v1/files/preview"): {"json": {"file_id": "file_x", "base_model": "small"}},
+        ("post", "/v1/tasks/estimate"): {"json": spec},
+        ("post", "/v1/webhooks"): {"json": WEBHOOK},
+        ("patch", "/v1/webhooks/{webhook_id}"): {"json": {"enabled": False}},
+        ("post", "/v1/admin/models"): {"json": {"name": "base", "source": str(BASE_MODEL)}},
+        ("post", "/v1/admin/join-tokens"): {"json": {"node_name": "gpu-7"}},
+        ("post", "/v1/admin/tenants"): {"json": {"name": "hung"}},
+        ("patch", "/v1/admin/tenants/{tenant_id}"): {"json": {"weight": 2}},
+        ("post", "/v1/admin/tenants/{tenant_id}/keys"): {"json": {"name": "ci"}},
+    }
+    public = [
+        (method, re.sub(r"\{[^}]*\}", "x_01", path), bodies.get((method, path), {}))
+        for path, methods in document["paths"].items()
+        for method in methods
+        if path != "/livez"
+    ]
+    openai = [
+        ("post", "files", {"files": {"file": ("rows.jsonl", jsonl(CHAT))}, "data": {"purpose": "fine-tune"}}),
+        ("get", "files", {}),
+        ("get", "files/file_x", {}),
+        ("get", "files/file_x/content", {}),
+        ("delete", "files/file_x", {}),
+        ("post", "fine_tuning/jobs", {"json": {"model": "small", "training_file": "file_x"}}),
+        ("get", "fine_tuning/jobs", {}),
+        ("get", "fine_tuning/jobs/task_x", {}),
+        ("post", "fine_tuning/jobs/task_x/cancel", {}),
+        ("get", "fine_tuning/jobs/task_x/events", {}),
+        ("get", "fine_tuning/jobs/task_x/checkpoints", {}),
+        ("get", "models", {}),
+    ]
+    report = {"fence": 1, "seq": 1, "events": [{"kind": "detached"}]}
+    node = {"name": "n", "boot_id": "12345678", "devices": [{"index": 0, "type": "cpu", "memory_bytes": 1}]}
+    internal = [
+        ("post", "nodes", {"json": node}),
+        ("post", "nodes/node_x/heartbeats", {"json": {"boot_id": "12345678"}}),
+        ("get", "nodes/node_x/desired", {}),
+        ("post", "nodes/node_x/lost", {"json": {"reason": "node_lost", "fences": {}}}),
+        ("post", "nodes/node_x/cached-files", {"json": {"files": []}}),
+        ("post", "placements/PLACEMENT/reports", {"json": report}),
+        ("get", "placements/PLACEMENT/files/file_x", {}),
+        ("get", "placements/PLACEMENT/objects/" + "a" * 64, {}),
+        ("post", "placements/PLACEMENT/uploads", {"json": {"fence": 1, "sha256": "a" * 64, "bytes": 1}}),
+    ]
+    return (
+        public
+        + [(method, f"/openai/v1/{path}", body) for method, path, body in openai]
+        + [(method, f"/internal/v1/{path}", body) for method, path, body in internal]
+    )
+
+
+def test_every_route_is_a_503_while_postgres_hangs(stack, impatient, calls, admin, tenant):
+    """Public, OpenAI's and internal; what needs no database is answered. Each costs a bounded time."""
+    spec = tenant.spec(tenant.file())
+    document = yaml.safe_load(calls.get("/openapi.json").text)
+    token = {"Authorization": f"Bearer {placement_token(impatient, 'placement_x', 1)}"}
+    keys = {"Authorization": f"Bearer {admin.key}"}
+    asked = [
+        (method, path.replace("PLACEMENT", "placement_x"), body | {"headers": token if "PLACEMENT" in path else keys})
+        for method, path, body in every_call(document, spec)
+    ]
+    assert calls.get("/v1/tasks", headers=keys).status_code == 200  # the key is remembered
+
+    def ask(method: str, path: str, how: dict[str, Any]) -> Callable[[], httpx.Response]:
+        return lambda: calls.request(method, path, **how)
+
+    with stack.hung_postgres():
+        answers = [
+            answer for at in range(0, len(asked), 16) for answer in all_at_once([ask(*one) for one in asked[at : at + 16]])
+        ]
+    assert len(answers) == len(asked)
+    wrong = [
+        (method, path, answer.status_code, answer.text[:200])
+        for (method, path, _), answer in zip(asked, answers, strict=True)
+        if answer.status_code != 503 or int(answer.headers.get("retry-after", 0)) < 1
+    ]
+    assert wrong == []
+    until_served(calls, "/v1/tasks")
 
 
 def until_served(calls: httpx.Client, path: str) -> None:

@@ -210,3 +210,29 @@ def test_an_answer_that_drips_ends_when_the_time_is_up(receive):
 def test_nobody_there(free_port):
     with pytest.raises(Failed):
         Outbound(LOOPBACK).post(f"http://127.0.0.1:{free_port()}/", b"", {})
+
+
+def test_a_resolver_that_hangs_holds_a_call_for_a_bounded_time_and_few_threads(monkeypatch):
+    """getaddrinfo takes no timeout, and how long a resolver may take is a matter of the machine's settings."""
+    hangs, asked = threading.Event(), []
+
+    def never(host: str, *rest: object, **more: object) -> None:
+        asked.append(host)
+        hangs.wait()
+        raise OSError("too late")
+
+    monkeypatch.setattr(socket, "getaddrinfo", never)
+    monkeypatch.setattr(outbound, "_RESOLVE_SECONDS", 0.01)
+    try:
+        with pytest.raises(Failed, match=r"no answer within 0\.01 s"):
+            Outbound().post("https://hangs.example/", b"", {})
+        for _ in range(60):
+            Outbound().check("https://hangs.example/")  # what cannot be resolved may be later
+        assert len(asked) == 32
+        with pytest.raises(Failed, match="does not answer for other names"):
+            Outbound().post("https://hangs.example/", b"", {})
+    finally:
+        hangs.set()
+    for _ in range(32):
+        assert outbound._RESOLVING.acquire(timeout=30), "each gives its place back"
+    outbound._RESOLVING.release(32)

@@ -1,0 +1,33 @@
+"""A backup of a Postgres that hangs ends in words: at once where it takes no connection, and when the dump grows no further."""
+
+import psycopg
+import pytest
+
+from deploy import backup
+from deploy.devstack.stack_errors import StackError
+
+
+def test_a_postgres_that_takes_no_connection_is_no_wait_for_ever(stack, tmp_path, monkeypatch):
+    monkeypatch.setattr(backup, "_CONNECT_SECONDS", 2)  # the least that libpq takes
+    dump = tmp_path / "database.dump"
+    with stack.hung_postgres(), pytest.raises(StackError, match=r"pg_dump failed: .*timeout expired"):
+        backup._tool(stack.postgres, "pg_dump", "--format=custom", f"--file={dump}", grows=dump)
+
+
+def test_a_dump_that_grows_no_further_is_given_up(stack, tmp_path, monkeypatch):
+    """A table is locked by somebody: the dump waits for it, as it would for a server that stopped."""
+    monkeypatch.setattr(backup, "_STALL_SECONDS", 1.0)
+    dump = tmp_path / "database.dump"
+    with psycopg.connect(stack.database_url.replace("+psycopg", "")) as held:
+        held.execute("CREATE TABLE held (x int)")
+        held.commit()
+        held.execute("LOCK TABLE held")
+        with pytest.raises(StackError, match="got nothing from Postgres for 1 s"):
+            backup._tool(stack.postgres, "pg_dump", "--format=custom", f"--file={dump}", grows=dump)
+        held.rollback()
+        held.execute("DROP TABLE held")
+
+
+def test_a_dump_says_what_is_wrong(stack, tmp_path):
+    with pytest.raises(StackError, match="pg_dump failed"):
+        backup._tool(stack.postgres, "pg_dump", f"--file={tmp_path / 'no' / 'folder'}")
