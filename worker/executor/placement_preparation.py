@@ -114,7 +114,8 @@ class Preparation:
         start = self._start(base)
         clock.note("checkpoints")
         profiles = self._profiles(base, data.longest)
-        capacities = tuple(capacity_of(profiles, each.trainer, self._settings, len(bases)) for each in bases)
+        widest = max((job.config.rank for job in self._unfinished), default=0)
+        capacities = tuple(capacity_of(profiles, each.trainer, self._settings, len(bases), widest) for each in bases)
         rows = [rows_for(job.config.rank) for job in self._unfinished]
         activations = chosen(capacities[0], data.longest, rows, self._settings.worker_recompute)
         clock.note("memory profile")

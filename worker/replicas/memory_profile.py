@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from grouped_lora.work_table import rank_class
 
 from contract.wire import BaseModelRef
 from worker.data.disk_full import DiskFull
@@ -119,9 +120,9 @@ def measured(trainer: Trainer, row_tokens: int, recompute: bool = False) -> Prof
             log.warning("no memory to measure a pass of %d tokens; all are halved, from %d on", error.tokens, least)
 
 
-def capacity_of(profiles: Profiles, trainer: Trainer, settings: Settings, replicas: int = 1) -> Capacity:
-    """The capacity of one of `replicas` replicas, from what its trainer holds and may use now. All replicas share
-    `park_bytes`."""
+def capacity_of(profiles: Profiles, trainer: Trainer, settings: Settings, replicas: int = 1, rank: int = 0) -> Capacity:
+    """The capacity of one of `replicas` replicas, from what its trainer holds and may use now, for adapters of up to `rank`.
+    All replicas share `park_bytes`."""
     device, arena = trainer.backbone.device, trainer.arena
     if device.type == "cuda":
         fixed = held_bytes(trainer)
@@ -136,13 +137,29 @@ def capacity_of(profiles: Profiles, trainer: Trainer, settings: Settings, replic
         per_row = arena.bytes_per_row + _HOST_COPIES * arena.layout.width
     graph_tokens = trainer.graph_tokens if isinstance(trainer, DeviceTrainer) else 0
 
-    def model(profile: Profile) -> MemoryModel:
+    def model(profile: Profile, recompute: bool) -> MemoryModel:
         constant = fixed + profile.constant + profile.residual
-        return MemoryModel(constant, profile.per_token, per_row, captured=profile.per_token * graph_tokens)
+        per_token = profile.per_token + shrunk_bytes(trainer, rank, recompute)
+        return MemoryModel(constant, per_token, per_row, captured=per_token * graph_tokens)
 
     tokens = settings.worker_step_tokens or _STEP_TOKENS[device.type]
-    has = Capacity(model(profiles.kept), memory, tokens, park_bytes=parked)
-    return replace(has, recomputed=model(profiles.recomputed))
+    has = Capacity(model(profiles.kept, False), memory, tokens, park_bytes=parked)
+    return replace(has, recomputed=model(profiles.recomputed, True))
+
+
+def shrunk_bytes(trainer: Trainer, rank: int, recompute: bool) -> int:
+    """Bytes per token of S = X A^T and dS in a pass whose widest adapter has `rank`, beyond those of the profile's own passes.
+
+    S of every matrix is kept for backward, or with `recompute` that of one layer. On a GPU dS of two layers is alive beside it,
+    all tokens of a pass take the class of the widest rank, and the profile's passes had a small adapter.
+    """
+    layers, targets = len(trainer.arena.layout.layers), len(trainer.arena.layout.targets)
+    held = 1 if recompute else layers
+    if trainer.backbone.device.type == "cuda":
+        width, size, held = rank_class(rank) - rank_class(ROW_MULTIPLE), 2, held + 2
+    else:
+        width, size = rank, 4
+    return max(0, width) * held * (targets // layers) * size
 
 
 def held_bytes(trainer: Trainer) -> int:

@@ -10,6 +10,8 @@ import torch
 from tests.worker.fleet import JOIN_TOKEN
 from worker.data.object_cache import ObjectCache
 from worker.main_memory import available_memory
+from worker.model.peak_memory import peak_bytes
+from worker.model.plain.trainer import probe
 from worker.node.device_discovery import find_devices
 from worker.replicas.base_loader import load_base
 from worker.replicas.memory_profile import Profile, Profiles, capacity_of, measured, profiles_of
@@ -114,6 +116,20 @@ def test_the_memory_model_is_measured_and_a_line(tiny_base):
     assert profiles.recomputed.per_token < profiles.kept.per_token, "each layer's input alone is kept"
     assert measured(trainer, 250).per_token > profiles.kept.per_token, "attention costs a token more in a longer row"
     assert capacity_of(profiles, trainer, settings(worker_park_bytes=7)).park_bytes == 7
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("rank", [8, 64, 256])
+def test_the_memory_model_holds_what_wide_adapters_keep(tiny_base, rank, recompute):
+    """S of every matrix, as wide as the rank: as large as the base's own activations at a high one."""
+    trainer = load_base(tiny_base, torch.device("cpu")).trainer
+    profiles = Profiles(measured(trainer, 64), measured(trainer, 64, recompute=True))
+    model = capacity_of(profiles, trainer, settings(worker_memory_bytes=2**31), rank=rank).of(recompute)
+    trainer.arena.grow(rank)
+    slot = trainer.arena.attach(rank, 1.0)
+    known = [trainer.arena.master, trainer.arena.grad, *trainer.backbone.tensors()]
+    few, many = (peak_bytes(lambda n=n: trainer.train(probe(n, 64, slot), recompute), known) for n in (256, 1024))
+    assert many - few == pytest.approx(model.predict(1024, 0) - model.predict(256, 0), rel=0.15)
 
 
 def test_a_profile_says_how_far_it_misses_and_is_never_negative():
