@@ -58,10 +58,11 @@ Command = Annotated[Attach | Renew | Detach | Stop, Field(discriminator="kind")]
 
 
 class Progress(Message):
-    """Phases of the executor's placements, and when it last made progress."""
+    """Phases of the executor's placements, what some of them wait for, and when it last made progress."""
 
     kind: Literal["progress"] = "progress"
     phases: dict[str, Phase]
+    waits: dict[str, str] = Field(default={})
     at: float
 
 
@@ -91,12 +92,13 @@ class Identity(Message):
 
 
 class Beating(Message):
-    """A placement to report: its phase, and when its executor last made progress."""
+    """A placement to report: its phase, when its executor last made progress, and what it waits for."""
 
     placement_id: str
     fence: int
     phase: Phase
     progress_at: float
+    waits_for: str | None = None
 
 
 class Pulses(Message):

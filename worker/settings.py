@@ -48,6 +48,7 @@ class Settings(BaseSettings):
     worker_step_tokens: Count | None = None  # of one micro-batch; left out, 4,096 on a CPU and 16,384 on a GPU
     worker_cache_bytes: Count | None = None  # of files and their tokens kept for later; left out, a tenth of the disk
     worker_checkpoint_seconds: Seconds = 30
+    worker_stop_seconds: Seconds = 30  # after SIGTERM, for a last checkpoint of all jobs
     worker_moments: Literal["fp32", "8bit"] = "fp32"  # AdamW's: 8 bits take a quarter of the memory
     worker_recompute: bool = False  # always recompute activations in backward; else only where keeping does not fit
 

@@ -21,7 +21,8 @@ from worker.host_name import host_name
 DEFAULT_PORT = 8321
 _ELSEWHERE = Path("/var/lib/motet")
 _SERVER_SECONDS, _API_SECONDS = 120.0, 120.0
-_WORKER_PATIENCE = 20.0
+_WORKER_PATIENCE = 10.0  # beyond the time that it may take for a last checkpoint
+_STOP_SECONDS = "MOTET_WORKER_STOP_SECONDS", "30"  # the worker's variable and default
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,8 @@ class Stack:
             env["MOTET_WORKER_SLOTS"] = str(self._options.slots)
         if self._options.device is not None:
             env["MOTET_WORKER_DEVICE"] = self._options.device
-        return Module(name, ["worker"], self._state.logs / f"{name}.log", env, self._mark, patience=_WORKER_PATIENCE)
+        patience = _WORKER_PATIENCE + float(os.environ.get(*_STOP_SECONDS))
+        return Module(name, ["worker"], self._state.logs / f"{name}.log", env, self._mark, patience=patience)
 
 
 def _program_name(number: int) -> str:

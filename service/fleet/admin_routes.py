@@ -67,7 +67,8 @@ class NodeResource(BaseModel):
     status: str = Field(
         description=(
             "ready; lost after it missed its heartbeats; quarantined after it lost three placements in a row; resting for a "
-            "moment after a loss; not_applying where its heartbeats come but it does not act upon what it should run"
+            "moment after a loss; disk_full while what runs there waits for room; not_applying where its heartbeats come but "
+            "it does not act upon what it should run"
         )
     )
     trouble: str | None = Field(description="Why it is not ready, or what it lost lately, in a sentence")
@@ -76,6 +77,9 @@ class NodeResource(BaseModel):
     protocol: int = Field(description="Of the internal API, as it speaks it")
     capabilities: list[str] | None = Field(description="Fields and choices of specs that it understands; null: as of 0.1.0")
     losses: int = Field(description="Placements lost here in a row, since one last brought something to safety")
+    device_losses: dict[int, int] = Field(
+        description="By device index: executors lost on it since one there last brought something to safety; it is taken last"
+    )
     rests_until: datetime | None = Field(description="It takes nothing before")
     quarantined_at: datetime | None
     tokens_per_second: dict[str, float] = Field(description="Trained on each device, by base model, as measured")
@@ -211,6 +215,7 @@ def _node(node: models.Node, running: list[RunningTask], trouble: Trouble | None
         protocol=node.protocol,
         capabilities=node.capabilities,
         losses=len(node.losing),
+        device_losses={int(index): lost for index, lost in node.device_losses.items()},
         rests_until=node.rests_until,
         quarantined_at=node.quarantined_at,
         tokens_per_second=node.tokens_per_second,

@@ -48,6 +48,10 @@ class Node(Base):
     rests_until: Mapped[At | None]  # takes no placements before then
     quarantined_at: Mapped[At | None]
     quarantine_reason: Mapped[str | None] = mapped_column(Text)
+    # by device index: executors lost on it since a placement there last saved a checkpoint or ended a job
+    device_losses: Mapped[dict[str, int]] = mapped_column(JSONB, default=dict, server_default=text("'{}'"))
+    waits_for: Mapped[str | None] = mapped_column(Text)  # room on its disk, as its last heartbeat says in a sentence,
+    waits_since: Mapped[At | None]  # and since when
 
 
 class JoinToken(Base):
@@ -82,6 +86,7 @@ class Placement(Base):
     created_at: Mapped[Now]
     acknowledged_at: Mapped[At | None]
     heartbeat_at: Mapped[At | None]
+    waits_for: Mapped[str | None] = mapped_column(Text)  # room on the node's disk, as the last heartbeat says in a sentence
     lease_until: Mapped[At]
     expected_seconds: Mapped[float | None]  # of remaining work, as the plan estimated it
     leaving: Mapped[str | None] = mapped_column(String(16))  # a RequeueReason: it was asked to save its jobs and leave

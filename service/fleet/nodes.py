@@ -18,10 +18,11 @@ from service.fleet.credentials import check_node, hash_of, mint_credential, plac
 from service.fleet.errors import NodeUnknown, ProtocolUnsupported
 from service.fleet.lease_clock import lease_until
 from service.fleet.models import Node, Placement
-from service.fleet.node_health.quarantine import Loss, note_applied, trouble_of
+from service.fleet.node_health.quarantine import Loss, note_applied, note_waits, trouble_of
 from service.fleet.placements import lock_placement, release
 from service.scheduler.state.plan_requests import request_plan
 from service.settings import Settings
+from service.tasks.lifecycle.change_notices import touch
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ def _live(session: Session, node_id: str) -> list[str]:
 def _welcome(session: Session, node: Node, said: NodeRegistration, credential_hash: bytes) -> None:
     node.boot_id, node.status, node.versions = said.boot_id, "ready", said.versions
     node.protocol, node.capabilities = said.protocol, said.capabilities
-    node.applied_version = node.applied_at = node.behind_since = None
+    node.applied_version = node.applied_at = node.behind_since = node.waits_for = node.waits_since = None
     node.devices = [device.model_dump(mode="json") for device in said.devices]
     node.credential_hash = credential_hash
     node.desired_version += 1
@@ -108,7 +109,7 @@ def heartbeat(parts: Dependencies, node_id: str, bearer: str | None, said: Heart
         node = check_node(session, node_id, bearer)
         if node.boot_id != said.boot_id:
             raise NodeUnknown(f"Node {node.name} has booted again since; end all executors and register.")
-        stalled, leases = [], []
+        stalled, leases, waiting = [], [], dict[str, str | None]()
         now = clock(session)
         for placement, pulse in _pulsing(session, node_id, said.pulses):
             if _stalls(parts.settings, placement, pulse):
@@ -119,10 +120,14 @@ def heartbeat(parts: Dependencies, node_id: str, bearer: str | None, said: Heart
                 if placement.leaving is None:
                     placement.lease_until = lease_until(now, parts.settings)
                 leases.append(_grant(parts.settings, placement, now))
+                if placement.waits_for != pulse.waits_for:
+                    waiting[placement.id] = pulse.waits_for
         session.flush()
         version = _beat(parts, session, node, said, now)
     for placement_id, detail in stalled:
         lose(parts, placement_id, RequeueReason.EXECUTOR_LOST, detail, Loss.EXECUTOR)
+    for placement_id, waits_for in waiting.items():
+        _note_wait(parts, placement_id, waits_for)
     return HeartbeatAnswer(leases=leases, desired_version=version)
 
 
@@ -138,6 +143,17 @@ def _stalls(settings: Settings, placement: Placement, pulse: Pulse) -> bool:
     """Whether the executor made no progress for longer than the limit and than 20 of its own steps. Loading has no limit."""
     per_step = placement.train_seconds / placement.steps if placement.steps else 0.0
     return pulse.phase != "loading" and pulse.progress_age > max(settings.stall_seconds, _STALL_STEPS * per_step)
+
+
+def _note_wait(parts: Dependencies, placement_id: str, waits_for: str | None) -> None:
+    """Record what a live placement waits for, where its task's readers see it. A transaction of its own, since the task is
+    locked before its placement."""
+    with parts.db.begin() as session:
+        found = lock_placement(session, placement_id)
+        if found is not None and found[1].ended_at is None:
+            task, placement = found
+            placement.waits_for = waits_for
+            touch(session, task)
 
 
 def _grant(settings: Settings, placement: Placement, now: datetime) -> LeaseGrant:
@@ -157,9 +173,13 @@ def _beat(parts: Dependencies, session: Session, node: Node, said: Heartbeat, no
         raise NodeUnknown(f"Node {node.name} was given up just now; end all executors and register.")
     before = trouble_of(node, now, parts.settings)
     note_applied(node, said.applied_version, said.applied_age, now)
+    note_waits(node, [pulse.waits_for for pulse in said.pulses], now)
     node.heartbeat_at = now
-    if before is not None and before.status == "not_applying" and trouble_of(node, now, parts.settings) is None:
-        request_plan(session, parts.queue, "node_applies")
+    after = trouble_of(node, now, parts.settings)
+    if before is not None and before.status in ("not_applying", "disk_full") and after is None:
+        request_plan(session, parts.queue, "node_applies" if before.status == "not_applying" else "node_has_room")
+    elif before is None and after is not None and after.status == "disk_full":
+        request_plan(session, parts.queue, "node_disk_full")  # those that wait are told
     return node.desired_version
 
 

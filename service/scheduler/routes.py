@@ -43,7 +43,7 @@ router = APIRouter(prefix="/v1", responses=problems(401, 403))
 )
 def get_schedule(reader: Reader, parts: Works, cursor: Cursor = None, limit: Limit = MAX_LIMIT) -> Schedule:
     with parts.db.begin() as session:
-        return schedule(session, reader.tenant_id, cursor, limit)
+        return schedule(session, parts.settings, reader.tenant_id, cursor, limit)
 
 
 @router.get(

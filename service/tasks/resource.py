@@ -64,6 +64,7 @@ class PlacementResource(BaseModel):
     gpus: int = Field(description="That it holds; with max_gpus, it may be more than the task's own")
     since: datetime
     acknowledged_at: datetime | None = Field(description="When the node said that it has the task")
+    waits_for: str | None = Field(description="What it cannot go on without, in a sentence: room on the node's disk")
     ended_at: datetime | None
     end_reason: str | None
     tokens_per_second: float | None
@@ -161,6 +162,7 @@ _PLACEMENTS = (  # columns as PlacementResource names them
         func.cardinality(Placement.device_indexes).label("gpus"),
         Placement.created_at.label("since"),
         Placement.acknowledged_at,
+        case((Placement.ended_at.is_(None), Placement.waits_for)).label("waits_for"),
         Placement.ended_at,
         Placement.end_reason,
         (Placement.tokens / func.nullif(Placement.train_seconds, 0.0, type_=Double)).label("tokens_per_second"),

@@ -59,9 +59,15 @@ def test_a_service_without_machines(server: Server, new_tenant, database):
         ({"losing": ["t"] * 2}, "is ready, but lost 2 placements in a row"),
         ({"losing": ["t"] * 2, "rests_until": func.now() + timedelta(hours=1)}, "is resting: it lost 2 placements in a row"),
         ({"behind_since": func.now() - timedelta(hours=1)}, "is not_applying: it has not acted upon what it should run"),
+        (
+            {"waits_for": "a download waits", "waits_since": func.now()},
+            "is disk_full: it has waited for room on its disk since",
+        ),
     ):
         with database.begin() as session:
-            clean = dict.fromkeys(("quarantined_at", "quarantine_reason", "rests_until", "behind_since")) | {"losing": []}
+            clean = dict.fromkeys(
+                ("quarantined_at", "quarantine_reason", "rests_until", "behind_since", "waits_for", "waits_since")
+            ) | {"losing": []}
             session.execute(update(Node).where(Node.id == node.id).values(clean | columns))
         (found,) = [one for one in examine(lambda: Client(server.url, admin.key, admin.key)) if "node ailing" in one.what]
         assert not found.well

@@ -20,6 +20,7 @@ class Inside:
     def __init__(self, fleet: Fleet, folder: Path, **settings: Any) -> None:
         self.fleet = fleet
         self.news: list[Progress | Ended] = []
+        self.on_news: Callable[[Progress | Ended], None] = lambda news: None
         self.settings = Settings(
             api_url=fleet.url,
             join_token=JOIN_TOKEN,
@@ -54,6 +55,7 @@ class Inside:
 
         def tell(news: Progress | Ended) -> None:
             self.news.append(news)
+            self.on_news(news)
             if isinstance(news, Ended):
                 left.discard(news.placement_id)
                 if not left:

@@ -10,8 +10,6 @@ from worker.pipe_messages import COMMANDS, Stop, Writer, take_stdout
 from worker.settings import Settings
 from worker.stderr_logging import log_to_stderr
 
-_TERMINATION_SECONDS = 5.0
-
 
 def main() -> None:
     log_to_stderr()
@@ -21,7 +19,7 @@ def main() -> None:
     with PlacementLink(settings.api_url) as link:
         executor = Executor(settings, link, writer.write)
         exit_with_parent(COMMANDS, executor.obey)
-        signal.signal(signal.SIGTERM, lambda *_: executor.obey(Stop(seconds=_TERMINATION_SECONDS)))
+        signal.signal(signal.SIGTERM, lambda *_: executor.obey(Stop(seconds=settings.worker_stop_seconds)))
         executor.run()
 
 

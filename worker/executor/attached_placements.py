@@ -202,7 +202,8 @@ class AttachedPlacements:
             at = boot_now()
             if now or at - self._told_at >= _TELL_SECONDS:
                 self._told_at = at
-                self._tell(Progress(phases={task.key: _phase(task) for task in self._tasks.values()}, at=at))
+                waits = {task.key: why for task in self.tasks if (why := task.lease.waits_for) is not None}
+                self._tell(Progress(phases={task.key: _phase(task) for task in self.tasks}, waits=waits, at=at))
 
 
 def _needs(placement: Placement) -> tuple[BaseModelRef, frozenset[int]]:

@@ -20,6 +20,19 @@ class Lease:
         self._token, self._deadline = token, deadline
         self._changed = threading.Condition()
         self._ended = False
+        self._waits: dict[str, str] = {}
+
+    @property
+    def waits_for(self) -> str | None:
+        """What the placement's work waits for, in a sentence: room on the disk."""
+        return next(iter(list(self._waits.values())), None)
+
+    def note_wait(self, what: str, sentence: str | None) -> None:
+        """Record what `what` waits for; None once it waits no more."""
+        if sentence is None:
+            self._waits.pop(what, None)
+        else:
+            self._waits[what] = sentence
 
     @property
     def token(self) -> str:

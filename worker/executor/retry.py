@@ -17,14 +17,22 @@ _FIRST_SECONDS, _LONGEST_SECONDS = 0.2, 3.0
 def persist(lease: Lease, what: str, attempt: Callable[[], T]) -> T:
     """Call `attempt` until the service is reachable and the disk has room; returns its result.
 
-    Raises LeaseOver, and every other error of `attempt`.
+    Meanwhile the lease says that it waits for the disk. Raises LeaseOver, and every other error of `attempt`.
     """
+    try:
+        return _persist(lease, what, attempt)
+    finally:
+        lease.note_wait(what, None)
+
+
+def _persist(lease: Lease, what: str, attempt: Callable[[], T]) -> T:
     pause, failures = _FIRST_SECONDS, 0
     while True:
         lease.check()
         try:
             done = attempt()
         except (Unreachable, DiskFull) as error:
+            lease.note_wait(what, f"{what} waits: {error}" if isinstance(error, DiskFull) else None)
             failures += 1
             if failures == 1:
                 log.warning("%s of placement %s has to wait: %s", what, lease.placement_id, error)

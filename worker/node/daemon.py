@@ -21,14 +21,13 @@ from worker.node.device_discovery import find_devices
 from worker.node.executor_pool import ExecutorPool, ExecutorProcess
 from worker.node.node_credential import NodeCredential
 from worker.node.node_registration import NodeMembership, join
-from worker.pipe_messages import Attach, Beat, Beating, Detach, Ended, Progress, Pulses, Renew, Unknown
+from worker.pipe_messages import Attach, Beat, Detach, Ended, Progress, Pulses, Renew, Unknown
 from worker.settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)
 
 _DETACH_SECONDS = 10.0  # an executor that holds the placement for longer is killed (DESIGN 3)
-_STOP_SECONDS = 5.0  # for a last checkpoint
-_STOP_GRACE = 2.0  # after that, executors are killed
+_STOP_GRACE = 2.0  # after the settings' stop seconds, executors are killed
 
 _STOP = object()
 
@@ -146,7 +145,7 @@ class Daemon:
             return
         for placement_id, phase in progress.phases.items():
             if (held := hand.held.get(placement_id)) is not None:
-                held.progress_at = progress.at
+                held.progress_at, held.waits_for = progress.at, progress.waits.get(placement_id)
                 if held.detaching_since is None:
                     held.phase = phase
         self._pulse(member, now=False)
@@ -256,22 +255,20 @@ class Daemon:
         return True
 
     def _pulse(self, member: NodeMembership, now: bool = True) -> None:
-        beating = [
-            Beating(placement_id=key, fence=held.placement.fence, phase=held.phase, progress_at=held.progress_at)
-            for key, held in self._crew.held.items()
-        ]
+        beating = [held.beating() for held in self._crew.held.values()]
         version, at = self._applied or (None, 0.0)
         member.pulse(Pulses(placements=beating, now=now, applied_version=version, applied_at=at))
 
     # ---- stopping ------------------------------------------------------------------------------------------------
 
     def _stop(self, member: NodeMembership) -> None:
-        """Have executors checkpoint their jobs, give the placements back, end the children."""
+        """Drain: have executors checkpoint their jobs within the settings' stop seconds, give the placements back, end the
+        children."""
         log.info("stopping")
         lost = [held.placement for held in self._crew.held.values() if held.detaching_since is None]
         for hand in self._crew.hands:
-            self._crew.stop(hand, _STOP_SECONDS)
-        deadline = boot_now() + _STOP_SECONDS + _STOP_GRACE
+            self._crew.stop(hand, self._settings.worker_stop_seconds)
+        deadline = boot_now() + self._settings.worker_stop_seconds + _STOP_GRACE
         while self._crew.hands and (left := deadline - boot_now()) > 0:
             event = self._next(left)
             if event is _STOP:

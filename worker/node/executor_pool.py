@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from contract.wire import BaseModelRef, Device, Placement
 from worker.node.child_process import Child, ChildEnded, News
-from worker.pipe_messages import EXECUTOR_NEWS, Phase, Stop
+from worker.pipe_messages import EXECUTOR_NEWS, Beating, Phase, Stop
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,17 @@ class Held:
     phase: Phase = "loading"
     detaching_since: float | None = None
     leaving: bool = False  # asked to checkpoint its jobs and leave
+    waits_for: str | None = None  # what it cannot go on without, in a sentence
+
+    def beating(self) -> Beating:
+        """Its part of the next heartbeat."""
+        return Beating(
+            placement_id=self.placement.placement_id,
+            fence=self.placement.fence,
+            phase=self.phase,
+            progress_at=self.progress_at,
+            waits_for=self.waits_for,
+        )
 
 
 @dataclass(eq=False)

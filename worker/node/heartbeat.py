@@ -53,7 +53,13 @@ class HeartbeatState:
         with self._changed:
             said = self._pulses
         pulses = [
-            Pulse(placement_id=p.placement_id, fence=p.fence, phase=p.phase, progress_age=max(0.0, now - p.progress_at))
+            Pulse(
+                placement_id=p.placement_id,
+                fence=p.fence,
+                phase=p.phase,
+                progress_age=max(0.0, now - p.progress_at),
+                waits_for=None if p.waits_for is None else p.waits_for[:1000],
+            )
             for p in said.placements
         ]
         age = None if said.applied_version is None else max(0.0, now - said.applied_at)

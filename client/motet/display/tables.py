@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from motet.api.resources import Adapter, File, Job, Model, Node, Schedule, Task
+from motet.api.resources import Adapter, File, Job, Model, Node, Schedule, ScheduledNode, Task
 from motet.display.columns import Column, Columns
 from motet.display.durations import ago, starts, until
 from motet.display.task_view import View, why
@@ -44,10 +44,18 @@ def tasks_table(tasks: Iterable[Task]) -> RenderableType:
 
 def waiting_words(task: Task) -> str:
     """Why a task waits and when it starts; empty if it does not wait."""
+    if task.placement is not None and task.placement.waits_for and not task.ended:
+        return task.placement.waits_for
     if task.waiting is None or task.ended:
         return ""
     start = starts(task.waiting)
     return f"{task.waiting.sentence} ({start})" if start else task.waiting.sentence
+
+
+def _named(node: ScheduledNode) -> str:
+    """The node's name, and why it takes nothing: `motet doctor` has the sentence."""
+    why = [*(["drained"] if node.drained else []), *([node.status] if node.status != "ready" else [])]
+    return f"{node.name} ({', '.join(why)})" if why else node.name
 
 
 def running_table(schedule: Schedule) -> RenderableType:
@@ -61,7 +69,7 @@ def running_table(schedule: Schedule) -> RenderableType:
     )
     rows = [
         (
-            f"{node.name} (drained)" if node.drained else node.name,
+            _named(node),
             f"{node.gpus} x {node.device_type}",
             str(node.free),
             "\n".join(f"{one.task_id or OTHERS} on {one.gpus}{' (leaving)' if one.leaving else ''}" for one in node.running),

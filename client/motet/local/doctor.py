@@ -9,6 +9,7 @@ from motet.api.client import Client
 from motet.api.errors import ApiError, NoCredentials, Unreachable
 from motet.api.resources import Node, Task
 
+_LOSES = 3  # executors lost in a row before a device is named
 _LOOKED_AT = 50  # tasks per status, at most
 
 _TROUBLES = {  # of nodes that send heartbeats, and how to fix them
@@ -17,6 +18,7 @@ _TROUBLES = {  # of nodes that send heartbeats, and how to fix them
         "with POST /v1/admin/nodes/{id}/undrain; a task that goes well there mends it too"
     ),
     "resting": "if it goes on losing executors it will be quarantined; its worker's log tells how they ended",
+    "disk_full": "make room on its disk: what waits goes on by itself, and nothing of it is lost",
     "not_applying": "its worker hangs: restart it; its log tells more",
 }
 
@@ -82,12 +84,20 @@ def _nodes(client: Client) -> Iterator[Finding]:
         elif node.status == "ready":
             yield Finding(True, f"node {node.name} is ready, has {len(node.devices)} devices and {runs}")
             yield from _numerics(node)
+            yield from _devices(node)
         elif node.status in _TROUBLES:
             yield Finding(False, f"node {node.name} is {node.status}: {node.trouble}", _TROUBLES[node.status])
         else:
             seen = f"{node.heartbeat_at:%Y-%m-%d %H:%M} UTC" if node.heartbeat_at is not None else "never"
             mend = "start its worker again; what it ran is already queued elsewhere"
             yield Finding(False, f"node {node.name} is {node.status}, last heard of {seen}", mend)
+
+
+def _devices(node: Node) -> Iterator[Finding]:
+    for index, lost in node.device_losses.items():
+        if lost >= _LOSES and len(node.devices) > 1:
+            what = f"device {index} of node {node.name} lost {lost} executors in a row, and is taken last"
+            yield Finding(False, what, "its worker's log tells how they ended; a task that goes well there mends it")
 
 
 def _numerics(node: Node) -> Iterator[Finding]:

@@ -25,6 +25,7 @@ class Fault(BaseModel):
     losses: int = 0  # executors lost
     missed: int = 0  # placements that the node never took up
     first_at: datetime | None = None  # of these losses
+    devices: tuple[tuple[int, ...], ...] = ()  # the different sets of devices on which they happened
     rest_until: datetime | None = None  # the node is not given the task before
     refused_by: str | None = None  # the boot id of the node that could not read the task,
     refusal: str = ""  # and what it said
@@ -32,10 +33,12 @@ class Fault(BaseModel):
 
 @dataclass(frozen=True)
 class Witness:
-    """A node's record. `losing` are the tasks lost there in a row, `proved_at` when a placement there last saved something."""
+    """A node's record. `losing` are the tasks lost there in a row, `proved_at` when a placement there last saved something,
+    `devices` how many it has."""
 
     losing: tuple[str, ...]
     proved_at: datetime | None
+    devices: int = 1
 
     def believed_about(self, task: str) -> bool:
         """Whether its losses are evidence against this task: since its last progress the node lost no other task."""
@@ -55,10 +58,10 @@ def at_fault(task: str, faults: Mapping[str, Fault], witnesses: Mapping[str, Wit
 
     True on losses on two nodes, each more than once, which lose nothing else; or on one node that trained other tasks between
     them. If that node trained nothing else in between, more losses are needed; a node that never trained anything is no
-    evidence.
+    evidence. Neither is a single set of devices of a node with several: one of them may be broken.
     """
     told = [
-        (fault.losses, fault.first_at, witnesses[node].proved_at)
+        (fault.losses, fault.first_at, None if _one_place(fault, witnesses[node]) else witnesses[node].proved_at)
         for node, fault in faults.items()
         if fault.losses and node in witnesses and witnesses[node].believed_about(task)
     ]
@@ -69,6 +72,10 @@ def at_fault(task: str, faults: Mapping[str, Fault], witnesses: Mapping[str, Wit
         if (losses >= MAX_LOSSES and between) or (losses >= MAX_LOSSES_ALONE and proved_at is not None):
             return True
     return False
+
+
+def _one_place(fault: Fault, witness: Witness) -> bool:
+    return len(fault.devices) == 1 and len(fault.devices[0]) < witness.devices
 
 
 def node_rest(in_a_row: int, quarantine_seconds: float) -> float:

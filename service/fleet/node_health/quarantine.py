@@ -6,6 +6,7 @@ locks of `lock_placement`; the node's row is locked after them.
 """
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
@@ -48,6 +49,10 @@ def note_loss(session: Session, parts: Dependencies, task: Task, placement: Plac
     fault = _after(faults.get(node.id, Fault()), loss, node, now, detail)
     if loss is Loss.EXECUTOR:
         task.losses += 1
+        places = {*fault.devices, tuple(sorted(placement.device_indexes))}
+        fault = fault.model_copy(update={"devices": tuple(sorted(places))})
+        counts = {str(index): node.device_losses.get(str(index), 0) + 1 for index in placement.device_indexes}
+        node.device_losses = node.device_losses | counts
     if loss is Loss.UNTAKEN or fault.losses:
         fault = fault.model_copy(update={"rest_until": now + timedelta(seconds=task_rest(fault, unit))})
     faults[node.id] = fault
@@ -89,7 +94,14 @@ def _witnesses(session: Session, faults: dict[str, Fault]) -> dict[str, Witness]
 
 
 def witness_of(node: Node) -> Witness:
-    return Witness(tuple(node.losing), node.proved_at)
+    return Witness(tuple(node.losing), node.proved_at, len(node.devices))
+
+
+def by_trust(node: Node, devices: Iterable[int], task: Task) -> list[int]:
+    """The devices, best first: those that lost this task, and then those that lost others lately, come last."""
+    fault = faults_of(task).get(node.id, Fault())
+    lost = {index for indexes in fault.devices for index in indexes}
+    return sorted(devices, key=lambda index: (index in lost, node.device_losses.get(str(index), 0), index))
 
 
 def _count(node: Node, task_id: str, now: datetime, unit: float, detail: str) -> None:
@@ -108,6 +120,8 @@ def note_progress(session: Session, parts: Dependencies, task: Task, placement: 
     task.retry_at = None
     node = _locked(session, placement.node_id)
     node.proved_at = clock(session)
+    sound = {str(index) for index in placement.device_indexes}
+    node.device_losses = {index: lost for index, lost in node.device_losses.items() if index not in sound}
     if mend(node):
         log.info("node %s trains again, and its losses are forgotten", node.name)
         request_plan(session, parts.queue, "node_mended")
@@ -130,7 +144,7 @@ class Trouble:
     probing: bool = False
 
 
-TROUBLES = ("quarantined", "not_applying", "resting")  # every status that `trouble_of` gives
+TROUBLES = ("quarantined", "not_applying", "disk_full", "resting")  # every status that `trouble_of` gives
 
 
 def trouble_of(node: Node, now: datetime, settings: Settings) -> Trouble | None:
@@ -143,10 +157,20 @@ def trouble_of(node: Node, now: datetime, settings: Settings) -> Trouble | None:
     if _behind(node, now, settings):
         said = f"it has not acted upon what it should run since {node.behind_since:%H:%M:%S} UTC, although its heartbeats come"
         return Trouble("not_applying", said)
+    if node.waits_for is not None and node.waits_since is not None:
+        return Trouble(
+            "disk_full", f"it has waited for room on its disk since {node.waits_since:%H:%M:%S} UTC: {node.waits_for}"
+        )
     if resting:
         said = f"it lost {len(node.losing)} placements in a row, and takes the next at {node.rests_until:%H:%M:%S} UTC"
         return Trouble("resting", said)
     return None
+
+
+def note_waits(node: Node, waits: Iterable[str | None], now: datetime) -> None:
+    """Record what a heartbeat says that the node's placements wait for; workers of 0.1.0 say nothing."""
+    node.waits_for = next((wait for wait in waits if wait is not None), None)
+    node.waits_since = None if node.waits_for is None else node.waits_since or now
 
 
 def _behind(node: Node, now: datetime, settings: Settings) -> bool:

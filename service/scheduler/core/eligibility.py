@@ -1,7 +1,8 @@
 """Which waiting tasks may not be placed on which nodes, and why, apart from size. Values only: knows no rows and no plan.
 
-A node that is quarantined, rests or does not apply its desired state gets no task; one on probation gets one task. A task is
-not placed on a node whose capabilities do not cover its spec, that could not read it, or that lost it just now.
+A node that is quarantined, rests, has no room on its disk or does not apply its desired state gets no task; one on probation
+gets one task. A task is not placed on a node whose capabilities do not cover its spec, that could not read it, or that lost it
+just now.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ class Bar(StrEnum):
     """Why a node is barred, most hopeful first: a task that is barred everywhere is shown its first."""
 
     RESTING = "resting"  # the node, or the task on it, for a short time after a loss
+    DISK_FULL = "disk_full"  # what runs there waits for room
     QUARANTINED = "quarantined"
     NOT_APPLYING = "not_applying"
     REFUSED = "refused"  # the node could not read the task

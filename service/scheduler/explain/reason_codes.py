@@ -22,6 +22,7 @@ class Code(StrEnum):
     NO_NODE_FITS = "no_node_fits"
     NO_NODE_UNDERSTANDS = "no_node_understands"
     NODE_QUARANTINED = "node_quarantined"
+    NODE_DISK_FULL = "node_disk_full"
     BACKING_OFF = "backing_off"
     PAUSED = "paused"
     WAITING_FOR_VERSION = "waiting_for_version"  # without numbers: no plan of this version includes the task
@@ -30,6 +31,7 @@ class Code(StrEnum):
 _HOPE = tuple(Bar)
 _BARRED = {
     Bar.RESTING: Code.BACKING_OFF,
+    Bar.DISK_FULL: Code.NODE_DISK_FULL,
     Bar.QUARANTINED: Code.NODE_QUARANTINED,
     Bar.NOT_APPLYING: Code.NODE_QUARANTINED,
     Bar.REFUSED: Code.NO_NODE_UNDERSTANDS,
@@ -52,8 +54,9 @@ class Reason:
     - no_node_fits: `largest`, GPUs of the largest node, `nodes` in the fleet, and `wide_enough`, nodes with enough GPUs (whose
       memory is then too small)
 
-    - no_node_understands, node_quarantined, backing_off: `nodes` that it fits but may not run on, and `node`, the most hopeful;
-      with the first code none can train its spec, with the others it waits for a node to recover or to end its rest
+    - no_node_understands, node_quarantined, node_disk_full, backing_off: `nodes` that it fits but may not run on, and
+      `node`, the most hopeful; with the first code none can train its spec, with the others it waits for a node to recover or
+      to end its rest
 
     `place` counts from 1 in order of expected start; `start` and `end` are seconds from now, None without a plan.
     """

@@ -13,11 +13,14 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session, load_only
 
 from contract.states import TaskStatus
+from service.database.engine import clock
 from service.fleet.models import Node, Placement
+from service.fleet.node_health.quarantine import Trouble, trouble_of
 from service.http.pagination import cursor_unknown, pack_cursor, unpack_cursor
 from service.scheduler.models import Plan
 from service.scheduler.state import queue_status
 from service.scheduler.state.usage_shares import kind_of
+from service.settings import Settings
 from service.tasks.models import Task
 
 Interval = Field(description="Earliest and latest; the true moment lies between them most of the time")
@@ -41,6 +44,8 @@ class ScheduledNode(BaseModel):
     gpus: int
     free: int
     drained: bool
+    status: str = Field(description="ready, or why it takes nothing: quarantined, resting, disk_full, not_applying")
+    trouble: str | None = Field(description="The same in a sentence")
     running: list[Running]
 
 
@@ -71,7 +76,7 @@ class Schedule(BaseModel):
     next_cursor: str | None = Field(description="Where the next page begins; null on the last one")
 
 
-def schedule(session: Session, tenant_id: str, cursor: str | None, limit: int) -> Schedule:
+def schedule(session: Session, settings: Settings, tenant_id: str, cursor: str | None, limit: int) -> Schedule:
     """A page of `limit` nodes and waiting tasks for this tenant. The session must see all tenants' rows. Raises Invalid."""
     after = _After.read(cursor)
     nodes = _nodes(session, after.node, limit + 1) if after.place is None else []
@@ -82,7 +87,7 @@ def schedule(session: Session, tenant_id: str, cursor: str | None, limit: int) -
         .where(Placement.ended_at.is_(None), Placement.node_id.in_([node.id for node in nodes]))
         .order_by(Placement.expected_end, Placement.id)
     ).all()
-    total, left = _queued(session), limit - len(nodes)
+    total, left, now = _queued(session), limit - len(nodes), clock(session)
     waiting: Sequence[_Waiter] = ()
     if not more and total:
         behind = _behind(_queue(session), after)
@@ -92,7 +97,13 @@ def schedule(session: Session, tenant_id: str, cursor: str | None, limit: int) -
     return Schedule(
         planned_at=session.scalar(select(Plan.created_at).order_by(Plan.id.desc()).limit(1)),
         nodes=[
-            _node(node, [(placed, task) for placed, task in live if placed.node_id == node.id], tenant_id) for node in nodes
+            _node(
+                node,
+                trouble_of(node, now, settings),
+                [(placed, task) for placed, task in live if placed.node_id == node.id],
+                tenant_id,
+            )
+            for node in nodes
         ],
         waiting=[_waiting(one.task, one.said, one.task.tenant_id == tenant_id) for one in waiting],
         waiting_total=total,
@@ -169,13 +180,15 @@ def _behind(queued: Sequence[_Waiter], after: _After) -> Sequence[_Waiter]:
     return queued[at + 1 :] if at is not None else [one for one in queued if one.place >= after.place]
 
 
-def _node(node: Node, live: list[tuple[Placement, Task]], tenant_id: str) -> ScheduledNode:
+def _node(node: Node, trouble: Trouble | None, live: list[tuple[Placement, Task]], tenant_id: str) -> ScheduledNode:
     return ScheduledNode(
         name=node.name,
         device_type=kind_of(node),
         gpus=len(node.devices),
         free=max(0, len(node.devices) - sum(len(placed.device_indexes) for placed, _ in live)),
         drained=node.drained_at is not None,
+        status="ready" if trouble is None else trouble.status,
+        trouble=None if trouble is None else trouble.sentence,
         running=[_running(placed, task, task.tenant_id == tenant_id) for placed, task in live],
     )
 

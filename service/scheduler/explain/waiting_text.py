@@ -180,6 +180,13 @@ def _quarantined(reason: Reason, scene: Scene) -> str:
     return f"{which} {takes}: {scene.offers[best].name}: {scene.offers[best].trouble or 'another task is tried there first'}."
 
 
+def _disk_full(reason: Reason, scene: Scene) -> str:
+    nodes, best = _numbers(reason, "nodes", "node")
+    which = "The one node that it fits" if nodes == 1 else f"None of the {nodes} nodes that it fits"
+    takes = "takes no task" if nodes == 1 else "takes a task now"
+    return f"{which} {takes}: {scene.offers[best].name}: {scene.offers[best].trouble}."
+
+
 def _backing_off(reason: Reason, scene: Scene) -> str:
     nodes, best = _numbers(reason, "nodes", "node")
     why = scene.offers[best].trouble or "its executor was lost there more than once"
@@ -200,6 +207,7 @@ _SENTENCES = {
     Code.NO_NODE_FITS: _unfit,
     Code.NO_NODE_UNDERSTANDS: _not_understood,
     Code.NODE_QUARANTINED: _quarantined,
+    Code.NODE_DISK_FULL: _disk_full,
     Code.BACKING_OFF: _backing_off,
     Code.PAUSED: _paused,
 }

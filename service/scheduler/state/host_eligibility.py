@@ -14,7 +14,12 @@ from service.scheduler.core.problem import Width
 from service.settings import Settings
 from service.tasks.models import Task
 
-_BARS = {"quarantined": Bar.QUARANTINED, "not_applying": Bar.NOT_APPLYING, "resting": Bar.RESTING}
+_BARS = {
+    "quarantined": Bar.QUARANTINED,
+    "not_applying": Bar.NOT_APPLYING,
+    "resting": Bar.RESTING,
+    "disk_full": Bar.DISK_FULL,
+}
 
 
 @dataclass(frozen=True)

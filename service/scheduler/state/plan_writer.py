@@ -14,7 +14,7 @@ from service.background.dependencies import Dependencies
 from service.database.engine import clock, new_id
 from service.fleet.lease_clock import lease_until
 from service.fleet.models import Node, Placement
-from service.fleet.node_health.quarantine import trouble_of
+from service.fleet.node_health.quarantine import by_trust, trouble_of
 from service.fleet.placements import touch_nodes
 from service.scheduler.core.decision import Decision
 from service.scheduler.core.problem import Start
@@ -60,10 +60,11 @@ def place(session: Session, parts: Dependencies, seen: Snapshot, decision: Decis
     with session.no_autoflush:  # flush all rows at once
         for task in same:
             start = starts[task.id]
-            free = _free(nodes[start.node], busy[start.node], now, parts.settings)
+            node = nodes[start.node]
+            free = by_trust(node, _free(node, busy[start.node], now, parts.settings), task)
             if len(free) >= start.gpus:
                 busy[start.node] |= set(free[: start.gpus])
-                _place(session, parts, task, nodes[start.node], free[: start.gpus], start, between.get(task.id), now)
+                _place(session, parts, task, node, sorted(free[: start.gpus]), start, between.get(task.id), now)
                 started.append(task)
         touch(session, *started)
     touch_nodes(session, parts.hints, *sorted({starts[task.id].node for task in started}))
@@ -156,14 +157,14 @@ def _busy(session: Session, nodes: Iterable[str]) -> dict[str, set[int]]:
     return found
 
 
-def _free(node: Node, busy: set[int], now: datetime, settings: Settings) -> list[int]:
-    """Free devices, lowest first; none if the node has changed too much."""
+def _free(node: Node, busy: set[int], now: datetime, settings: Settings) -> set[int]:
+    """Free devices; none if the node has changed too much."""
     if node.status != "ready" or node.drained_at is not None:
-        return []
+        return set()
     trouble = trouble_of(node, now, settings)
     if trouble is not None and (not trouble.probing or busy):
-        return []
-    return sorted({int(str(device["index"])) for device in node.devices} - busy)
+        return set()
+    return {int(str(device["index"])) for device in node.devices} - busy
 
 
 def _place(

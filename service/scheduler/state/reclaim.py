@@ -36,7 +36,6 @@ def due(seen: Snapshot, bound: float) -> Preemption | None:
     """The preemption that is due now, if any."""
     if sum(share.active for share in seen.shares) < 2:
         return None
-    gpus = sum(node.gpus * node.worth for node in seen.problem.nodes if not node.drained)
     held = _held(seen)
     known = {one.task for one in held}
     taken = Counter[str]()  # by leaving tasks and by reservations
@@ -44,11 +43,11 @@ def due(seen: Snapshot, bound: float) -> Preemption | None:
         if run.id not in known:
             taken[run.node] += run.gpus
     nodes = [replace(node, gpus=max(0, node.gpus - taken[node.id])) for node in seen.problem.nodes]
-    return preemption(_claims(seen), held, nodes, owed(seen.shares, gpus), bound)
+    return preemption(_claims(seen), held, nodes, owed(seen.shares, seen.capacity), bound)
 
 
 def _held(seen: Snapshot) -> list[Held]:
-    open_ = [node for node in seen.nodes.values() if node.drained_at is None]
+    open_ = [node for node in seen.nodes.values() if node.id not in seen.closed]
     return [
         Held(
             task_id,
@@ -105,8 +104,7 @@ def told_victim(seen: Snapshot, found: Preemption, victim: Held) -> str:
     if claim.tenant == victim.tenant:
         return f"It makes room for {claim.task}, which needs {claim.gpus} GPUs of one node; it goes on from its checkpoint."
     worth = {node.id: node.worth for node in seen.problem.nodes}
-    gpus = sum(node.gpus * node.worth for node in seen.problem.nodes if not node.drained)
-    rights, holds = owed(seen.shares, gpus), defaultdict[str, float](float)
+    rights, holds = owed(seen.shares, seen.capacity), defaultdict[str, float](float)
     for one in _held(seen):
         holds[one.tenant] += one.gpus * worth[one.node]
     counted = " (of the fastest type; others count by what they can do)" if set(worth.values()) != {1.0} else ""

@@ -3,7 +3,7 @@
 Decides nothing. The plan writer compares the fences read here, and drops every task that changed since.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,7 +16,7 @@ from service.background.dependencies import Dependencies
 from service.fleet.models import Node, Placement
 from service.scheduler.core import problem as p
 from service.scheduler.core.eligibility import Bar, Bars
-from service.scheduler.core.fair_share import Ask, Share, standing, weights, worth
+from service.scheduler.core.fair_share import Ask, Share, standing, total, weights, worth
 from service.scheduler.estimate.prediction_intervals import Between, Spread, intervals
 from service.scheduler.estimate.task_duration import Estimate
 from service.scheduler.estimate.task_workload import Shapes, Workload
@@ -69,6 +69,8 @@ class Snapshot:
     awaited: dict[str, GpuReservation] = field(default_factory=dict)  # reservations whose GPUs are still held
     troubles: dict[str, str] = field(default_factory=dict)  # nodes that get no tasks, or one at a time, and why
     lacking: dict[str, str] = field(default_factory=dict)  # tasks that no node understands, and what it would take
+    closed: frozenset[str] = frozenset()  # nodes that are drained or in trouble
+    capacity: float = 0.0  # GPUs that tenants share, in GPUs of the fastest type
 
     def between(self, starts: Sequence[p.Start] = ()) -> dict[str, Between]:
         """The prediction intervals of running tasks and of `starts`, each at its own width."""
@@ -144,7 +146,13 @@ class _Seen:
         self._barred: Bars = {}
 
     def snapshot(self, requests: tuple[int, ...], oldest: datetime | None) -> Snapshot:
-        gpus = capacity(self._nodes.values())
+        closed = frozenset(
+            node.id for node in self._nodes.values() if node.drained_at is not None or node.id in self._hosts.troubles
+        )
+        busy = Counter[str]()
+        for placed, _ in self._live:
+            busy[placed.node_id] += len(placed.device_indexes)
+        gpus = capacity(self._nodes.values(), closed, busy)
         worths = worth(gpus)
         self._worth = {node.id: worths[kind_of(node)] for node in self._nodes.values()}
         fleet = tuple(
@@ -177,6 +185,8 @@ class _Seen:
             awaited=given.awaited,
             troubles={id: trouble.sentence for id, trouble in self._hosts.troubles.items()},
             lacking=self._lacking,
+            closed=closed,
+            capacity=total(gpus, worths),
         )
 
     def _running(self, placed: Placement, task: Task) -> p.Running:

@@ -4,7 +4,7 @@ The sums equal those of `fair_share.decayed` and `fair_share.entered` applied pl
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 
 from sqlalchemy import ColumnElement, Double, cast, extract, func, literal, or_, select
@@ -25,11 +25,12 @@ def kind_of(node: Node) -> str:
     return str(node.devices[0]["type"])
 
 
-def capacity(nodes: Iterable[Node]) -> dict[str, int]:
-    """GPUs of the fleet by type."""
+def capacity(nodes: Iterable[Node], closed: Collection[str], busy: Mapping[str, int]) -> dict[str, int]:
+    """GPUs by type that tenants share: all of the open nodes, and of `closed` ones, which take nothing new, those that tasks
+    hold (`busy`, by node). A type without any is listed with 0."""
     found: Counter[str] = Counter()
     for node in nodes:
-        found[kind_of(node)] += len(node.devices)
+        found[kind_of(node)] += busy.get(node.id, 0) if node.id in closed else len(node.devices)
     return dict(found)
 
 

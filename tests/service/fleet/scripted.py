@@ -111,8 +111,8 @@ class ScriptedPlacement:
     def call(self, method: str, path: str, said: Any = None) -> Any:
         return self.node.call(method, f"placements/{self.id}/{path}", self.given.token, said)
 
-    def pulse(self, phase: str = "training", age: float = 0.0) -> dict[str, Any]:
-        return {"placement_id": self.id, "fence": self.given.fence, "phase": phase, "progress_age": age}
+    def pulse(self, phase: str = "training", age: float = 0.0, **more: Any) -> dict[str, Any]:
+        return {"placement_id": self.id, "fence": self.given.fence, "phase": phase, "progress_age": age} | more
 
     def body(self, *events: dict[str, Any], seq: int | None = None, fence: int | None = None) -> dict[str, Any]:
         fence = self.given.fence if fence is None else fence

@@ -55,3 +55,14 @@ def test_rests_grow_and_are_bounded() -> None:
     assert node_rest(10_000, 60) == 3600
     assert [task_rest(lost(losses), 60) for losses in range(5)] == [0, 0, 5, 10, 20]
     assert task_rest(lost(10_000), 60) == 600
+
+
+@pytest.mark.parametrize(
+    ("devices", "fails"),
+    [(((3,),), False), (((3,), (4,)), True), (((0, 1, 2, 3),), True)],
+    ids=["one broken device", "two devices", "all of them"],
+)
+def test_what_one_device_of_several_loses_is_no_evidence(devices, fails) -> None:
+    """Of a node whose other devices train."""
+    fault = lost(20).model_copy(update={"devices": devices})
+    assert at_fault("t", {"n": fault}, {"n": Witness(("t",), AFTER, devices=4)}) == fails

@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import func, update
 
 from contract.compatibility.capabilities import understood
 from contract.wire import PROTOCOL
@@ -146,3 +146,56 @@ class TestApplying:
         node.beat()
         self.ages(database, 5000)
         assert admin.get("/v1/admin/nodes").json()["data"][0]["status"] == "ready"
+
+
+FULL = "a download waits: the disk of /scratch is full; make room there, and the work goes on by itself"
+
+
+def test_a_node_without_room_says_so_everywhere_and_is_given_nothing_until_it_has_room(admin, tenant, new_node, plan):
+    node, task = new_node("full", slots=2), tenant.task()
+    plan()
+    placement = node.take(task["id"])
+    node.leases(placement.pulse("loading"))
+    before = tenant.get(f"/v1/tasks/{task['id']}").json()
+    assert before["placement"]["waits_for"] is None
+    node.leases(placement.pulse("loading", waits_for=FULL))
+    told = tenant.get(f"/v1/tasks/{task['id']}").json()
+    assert told["placement"]["waits_for"] == FULL
+    assert told["version"] > before["version"], "pollers hear of it"
+    (shown,) = admin.get("/v1/admin/nodes").json()["data"]
+    assert shown["status"] == "disk_full"
+    assert FULL in shown["trouble"]
+    (scheduled,) = tenant.get("/v1/schedule").json()["nodes"]
+    assert (scheduled["status"], scheduled["trouble"]) == (shown["status"], shown["trouble"])
+    other = tenant.task()
+    plan()
+    assert given(node) == {task["id"]}
+    code, sentence = waiting(tenant, other)
+    assert code == "node_disk_full"
+    assert sentence.startswith("The one node that it fits takes no task: full: it has waited for room on its disk since")
+    node.leases(placement.pulse("training"))
+    assert tenant.get(f"/v1/tasks/{task['id']}").json()["placement"]["waits_for"] is None
+    assert tenant.get("/v1/schedule").json()["nodes"][0]["status"] == "ready"
+    plan()
+    assert given(node) == {task["id"], other["id"]}
+
+
+def test_a_node_with_room_is_chosen_before_one_without(tenant, new_node, plan):
+    full, task = new_node("full", slots=2), tenant.task()
+    plan()
+    full.leases(full.take(task["id"]).pulse(waits_for=FULL))
+    roomy, other = new_node("roomy"), tenant.task()
+    plan()
+    assert given(roomy) == {other["id"]}
+
+
+@pytest.mark.parametrize(
+    "ailing", [{"waits_for": FULL, "waits_since": func.now()}, {"quarantined_at": func.now(), "quarantine_reason": "lost 3"}]
+)
+def test_the_schedule_says_what_is_wrong_with_a_node(database, tenant, new_node, ailing):
+    node = new_node("ailing")
+    with database.begin() as session:
+        session.execute(update(Node).where(Node.id == node.id).values(**ailing))
+    (shown,) = tenant.get("/v1/schedule").json()["nodes"]
+    assert shown["status"] == ("disk_full" if "waits_for" in ailing else "quarantined")
+    assert shown["trouble"]

@@ -204,3 +204,28 @@ def test_placements_that_are_never_taken_up_count_for_the_node_alone(database, p
     assert "the node never took the placement up" in shown["trouble"]
     with database.begin() as session:
         assert session.get_one(Task, task["id"]).losses == 0
+
+
+def test_a_broken_device_beside_sound_ones_fails_nobody_and_is_taken_last(admin, tenant, new_node, plan, rested, nodes_of):
+    """Device 0 kills whatever it gets, while the others train: the node as a whole looks well."""
+    node, task = new_node("mixed", slots=3), tenant.task()
+    plan()
+    placement = node.take(task["id"])
+    assert placement.given.device_indexes == [0]
+    lose(node, task)
+    rested()
+    assert node.take(task["id"]).given.device_indexes == [1], "not where it was lost"
+    beside, third = tenant.task(), tenant.task()
+    plan()
+    assert [node.take(one["id"]).given.device_indexes for one in (beside, third)] == [[2], [0]], "the one that loses comes last"
+    lose(node, third)
+    assert nodes_of()["mixed"]["device_losses"] == {"0": 2}
+    train(node, task)
+    assert nodes_of()["mixed"]["device_losses"] == {"0": 2}, "what others train says nothing about it"
+    rested()
+    assert node.take(third["id"]).given.device_indexes == [1]
+    fourth = tenant.task()
+    plan()
+    assert node.take(fourth["id"]).given.device_indexes == [0]
+    train(node, fourth)
+    assert nodes_of()["mixed"]["device_losses"] == {}

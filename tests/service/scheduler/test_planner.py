@@ -8,7 +8,7 @@ from sqlalchemy import select, update
 from contract.states import TaskStatus
 from service.background.reconciler import plan_what_time_has_changed
 from service.database.engine import clock
-from service.fleet.models import Placement
+from service.fleet.models import Node, Placement
 from service.scheduler.core.fair_share import decayed, entered
 from service.scheduler.models import Plan, PlanRequest, SurvivalRow, ThroughputProfile
 from service.scheduler.planner import replan
@@ -151,6 +151,22 @@ def test_a_tenant_under_its_share_takes_gpus_back_from_the_biggest_borrower(
     assert "your tenant held 4 GPUs of the 2 it is owed" in victim["requeue_detail"]
     assert claim not in str(victim)
     assert third not in {placement.task_id for placement in node.desired().placements}
+
+
+@pytest.mark.parametrize("why", ["quarantined", "disk_full", "drained"])
+def test_gpus_that_nobody_can_have_are_in_no_share(borrowed, new_node, set_rows, again, ago, why):
+    """Four more that take nothing: what the borrower holds is all there is, and half of it is owed."""
+    node, _, _, _, claim, tasks = borrowed
+    other = new_node("ailing", slots=4)
+    columns = {
+        "quarantined": {"quarantined_at": ago(10), "rests_until": ago(-1000), "quarantine_reason": "it loses them"},
+        "disk_full": {"waits_for": "a download waits", "waits_since": ago(10)},
+        "drained": {"drained_at": ago(10)},
+    }
+    set_rows(Node, other.id, **columns[why])
+    set_rows(Task, claim, queued_at=ago(10_000))
+    again()
+    assert {placement.task_id for placement in node.desired().placements if placement.leave} == {tasks[1], tasks[3]}
 
 
 def test_a_borrower_that_says_nothing_loses_its_gpus_with_its_lease(borrowed, set_rows, again, rested, ago, parts):

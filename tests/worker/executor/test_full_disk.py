@@ -11,9 +11,13 @@ import pytest
 from contract import wire
 from tests.worker.corpus import jsonl, rows
 from tests.worker.inside import Inside
+from worker.boot_clock import boot_now
 from worker.data.disk_full import DiskFull
 from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
+from worker.executor.placement_lease import Lease
+from worker.executor.retry import persist
+from worker.pipe_messages import Ended, Progress
 
 SPACE = {"learning_rate": [1e-2], "rank": [4], "batch_size": [4]}
 SHORT = {"max_steps": 12}
@@ -47,6 +51,10 @@ def freeing(disk, waits) -> threading.Thread:
     return thread
 
 
+def waits_for_disk(news: Progress | Ended) -> bool:
+    return isinstance(news, Progress) and any(" waits: the disk of " in why for why in news.waits.values())
+
+
 def ends(reported) -> dict[str, object]:
     """What a task leaves: its curves and its adapter's bytes."""
     adapter = {file.path: file.sha256 for file in reported.manifests[0].files}
@@ -63,13 +71,28 @@ def test_a_task_on_a_full_disk_ends_as_it_does_elsewhere(fleet, placing, tmp_pat
         fleet.on_report = lambda reported, report: (
             small_disk.fill() if any(isinstance(event, kind) for event in report.events) and not waits.is_set() else None
         )
-    thread = freeing(small_disk, waits)
+    told = threading.Event()  # the daemon, which tells the service
+    thread = freeing(small_disk, told)
     inside = Inside(fleet, small_disk.folder, worker_checkpoint_seconds=0.05 if moment == "in training" else 3600)
+    inside.on_news = lambda news: told.set() if waits_for_disk(news) else None
     (reported,) = inside.run(placing(SPACE, training=SHORT))
     thread.join()
     assert waits.is_set(), "the disk was full, and somebody noticed"
     assert ends(reported) == ends(elsewhere)
     assert [ended.lost for ended in inside.ended] == [False]
+
+
+def test_what_waits_for_room_says_so_until_it_has_some():
+    lease, said = Lease("p1", 1, "token", boot_now() + 60), []
+
+    def attempt() -> None:
+        said.append(lease.waits_for)
+        if len(said) < 3:
+            raise DiskFull("the disk of /here is full")
+
+    persist(lease, "a download", attempt)
+    assert said == [None, *["a download waits: the disk of /here is full"] * 2]
+    assert lease.waits_for is None
 
 
 def test_caches_give_their_room_before_anything_waits(small_disk):

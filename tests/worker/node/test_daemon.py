@@ -257,6 +257,33 @@ class TestOneNode:
         assert checkpointed.jobs[0].step == reported.step[0]
 
 
+def test_asked_to_stop_it_waits_for_a_service_that_is_slow(tiny_base, tmp_path):
+    """Longer than any step and any request take under load."""
+    with house(tiny_base, tmp_path) as (fleet, placing), running(fleet, tmp_path) as node:
+        reported = fleet.place(placing(SPACE, **LONG))
+        fleet.until(trains(reported))
+        fleet.down = True
+        node.process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            node.process.wait(timeout=9)
+        fleet.down = False
+        assert node.process.wait(timeout=60) == 0
+        (checkpointed,) = reported.of(wire.Checkpointed)
+        assert checkpointed.jobs[0].step == reported.step[0]
+
+
+def test_asked_to_stop_it_ends_within_its_bound(tiny_base, tmp_path):
+    with house(tiny_base, tmp_path) as (fleet, placing), running(fleet, tmp_path, MOTET_WORKER_STOP_SECONDS="1") as node:
+        reported = fleet.place(placing(SPACE, **LONG))
+        fleet.until(trains(reported))
+        family = node.family()
+        fleet.down = True
+        node.process.send_signal(signal.SIGTERM)
+        assert node.process.wait(timeout=60) == 0
+        assert all(gone(pid) for pid in family)
+        assert not reported.of(wire.Checkpointed)
+
+
 def test_hints_bring_what_no_heartbeat_would_and_survive_redis(tiny_base, tmp_path, stack):
     with (
         house(tiny_base, tmp_path, heartbeat_seconds=3600.0) as (fleet, placing),

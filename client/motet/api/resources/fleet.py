@@ -40,6 +40,7 @@ class Node(Message):
     status: str
     trouble: str | None = None  # why it is not ready, as a sentence
     losses: int = 0  # consecutive placements lost there
+    device_losses: dict[int, int] = Field(default={})  # by device index, since one there last went well
     devices: list[Device] = Field(default=[])
     versions: dict[str, str] = Field(default={})
     tokens_per_second: dict[str, float] = Field(default={})
@@ -68,6 +69,8 @@ class ScheduledNode(Message):
     gpus: int
     free: int
     drained: bool = False
+    status: str = "ready"
+    trouble: str | None = None  # why it takes nothing, as a sentence
     running: list[ScheduledTask] = Field(default=[])
 
 

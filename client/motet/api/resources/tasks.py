@@ -58,6 +58,7 @@ class Placement(Message):
     steps: int = 0
     micro_batches: int = 0
     forwards: int = 0
+    waits_for: str | None = None  # what it cannot go on without: room on the node's disk
 
     @property
     def where(self) -> str:
