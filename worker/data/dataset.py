@@ -137,7 +137,8 @@ def split(spec: TaskSpec, train: TokenStream, held: TokenStream | None) -> DataS
         truncated, skipped = train.truncated, train.skipped
     for name, kept in (("training", trained), ("validation", validation)):
         if not len(kept):
-            raise DataError(_why_none(name, skipped, len(trained) + len(validation), spec.training.max_seq_len))
+            others = len(trained) + len(validation) if held is not None else train.rows
+            raise DataError(_why_none(name, skipped, others, spec.training.max_seq_len))
     rows = _rows(train, trained)
     size = _affordable(spec, rows, _rows(source, validation))
     read = validation[_lowest(source.hashes[validation], size)]
