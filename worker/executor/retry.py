@@ -32,7 +32,8 @@ def _persist(lease: Lease, what: str, attempt: Callable[[], T]) -> T:
         try:
             done = attempt()
         except (Unreachable, DiskFull) as error:
-            lease.note_wait(what, f"{what} waits: {error}" if isinstance(error, DiskFull) else None)
+            full = isinstance(error, DiskFull)  # told to other tenants too: no folder, whose name holds a tenant and a file
+            lease.note_wait(what, f"{what} waits for room in MOTET_WORKER_DIR" if full else None)
             failures += 1
             if failures == 1:
                 log.warning("%s of placement %s has to wait: %s", what, lease.placement_id, error)

@@ -54,11 +54,11 @@ class Timeline:
 
     def _groups(self) -> Iterator[tuple[str, str, list[_Bar]]]:
         for node in self._schedule.nodes:
-            drained = ", drained" if node.drained else ""
+            closed = (", drained" if node.drained else "") + (f", {node.status}" if node.status != "ready" else "")
             running = [
                 _Bar(one.name or one.task_id or OTHERS, one.gpus, one.since, one.expected_end, True) for one in node.running
             ]
-            yield f"{node.name}: {node.gpus} x {node.device_type}, {node.free} free{drained}", "bold", running
+            yield f"{node.name}: {node.gpus} x {node.device_type}, {node.free} free{closed}", "bold", running
         waiting = [
             _Bar(one.name or one.task_id or OTHERS, one.gpus, one.expected_start, one.expected_end, False)
             for one in self._schedule.waiting

@@ -148,7 +148,7 @@ class TestApplying:
         assert admin.get("/v1/admin/nodes").json()["data"][0]["status"] == "ready"
 
 
-FULL = "a download waits: the disk of /scratch is full; make room there, and the work goes on by itself"
+FULL = "a download waits for room in MOTET_WORKER_DIR"
 
 
 def test_a_node_without_room_says_so_everywhere_and_is_given_nothing_until_it_has_room(admin, tenant, new_node, plan):

@@ -52,7 +52,7 @@ def freeing(disk, waits) -> threading.Thread:
 
 
 def waits_for_disk(news: Progress | Ended) -> bool:
-    return isinstance(news, Progress) and any(" waits: the disk of " in why for why in news.waits.values())
+    return isinstance(news, Progress) and any("waits for room in MOTET_WORKER_DIR" in why for why in news.waits.values())
 
 
 def ends(reported) -> dict[str, object]:
@@ -88,10 +88,10 @@ def test_what_waits_for_room_says_so_until_it_has_some():
     def attempt() -> None:
         said.append(lease.waits_for)
         if len(said) < 3:
-            raise DiskFull("the disk of /here is full")
+            raise DiskFull("the disk of /here/tenants/somebody is full")
 
     persist(lease, "a download", attempt)
-    assert said == [None, *["a download waits: the disk of /here is full"] * 2]
+    assert said == [None, *["a download waits for room in MOTET_WORKER_DIR"] * 2]
     assert lease.waits_for is None
 
 
