@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.real_arrivals.parts import real, week
+from benchmarks.real_arrivals.parts import real, solver, week
 from benchmarks.simulator.experiments import Experiments
 
 RESULT = Path(__file__).parent / "results" / "scheduler-cpu.json"
@@ -26,6 +26,7 @@ PARTS: dict[str, Callable[[Experiments], None]] = {
     "timing": Experiments.timing, "eleven": Experiments.eleven, "gaps": Experiments.gaps, "figure12": Experiments.figure_12,
     "eta": Experiments.eta,
     "rolling": Experiments.rolling, "widths": Experiments.widths, "real": real, "week": week,
+    "solver": solver,
 }  # fmt: skip
 
 
@@ -42,6 +43,7 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="the real part in about a minute: one window a trace, one load")
     parser.add_argument("--kept", type=Path, default=KEPT, help="finished runs of the parts real and week, to resume from")
     parser.add_argument("--workers", type=int, default=2, help="simulated runs side by side")
+    parser.add_argument("--nice", type=int, default=19, help="priority of those parts' workers: 19 gives way to all else")
     parser.add_argument("--plot", type=Path, help="folder for a picture of each run")
     parser.add_argument("--export", type=Path, help="folder for every problem and plan, as JSON lines")
     parser.add_argument("--out", type=Path, default=RESULT)

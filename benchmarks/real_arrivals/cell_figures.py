@@ -8,16 +8,17 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.real_arrivals.cell_runs import Results
-from benchmarks.real_arrivals.cells import ALONE, WEEK, Cell
+from benchmarks.real_arrivals.cells import ALONE, VARIANTS, WEEK, Cell
 from benchmarks.real_arrivals.windows import LOADS, REAL, SOURCES, chooses
 
 BASELINE = "easy_wsap"
 POLICIES = ("fcfs", "easy", "sjf", BASELINE, "rules", "ours")
 FAIR = ("fcfs", "sjf", BASELINE, "ours")  # compared under fair share too
+SOLVED = ("philly", "muri")  # traces of the solver's problems
 TENANTED = ("philly", "muri")  # traces with several tenants
 _MEANS = (
     "completion_mean", "completion_weighted", "slowdown_p99", "utilisation", "churn", "replans_per_hour", "preempted_per_hour",
-    "plan_ms_p50", "plan_ms_p99",
+    "plan_ms_p50", "plan_ms_p99", "deadlines_missed",
 )  # fmt: skip
 _ALL_WAIT_SECONDS = 3600  # Jain's index says something only if all tenants waited at once for this long
 
@@ -38,17 +39,39 @@ def week_cells() -> list[Cell]:
     return [Cell(WEEK, 0.0, 0, policy, fair=True) for policy in reversed(FAIR)] + [Cell(WEEK, 0.0, 0, ALONE)]
 
 
+def solver_cells() -> list[Cell]:
+    """Where the solver may earn its place: deadlines, mixed GPU types and drains on each trace at load 1.5."""
+    return [
+        Cell(source, 1.5, at, policy, variant=variant)
+        for variant in VARIANTS
+        for source in SOLVED
+        for at in range(SOURCES[source].count)
+        for policy in ("ours", "rules", BASELINE)
+    ]
+
+
+def solver_figures(found: Results) -> dict[str, float]:
+    """What the solver saves over the rules alone: deadlines missed, weighted completion. Means over all windows."""
+
+    def mean(variant: str, policy: str, key: str) -> float:
+        return fmean(result[key] for cell, result in found.items() if (cell.variant, cell.policy) == (variant, policy))
+
+    key = "completion_weighted"
+    figures = {f"solver_saves_{v}": 1 - mean(v, "ours", key) / mean(v, "rules", key) for v in VARIANTS}
+    missed = {policy: mean("deadlines", policy, "deadlines_missed") for policy in ("ours", "rules", BASELINE)}
+    return figures | {f"deadlines_missed_{policy}": value for policy, value in missed.items()}
+
+
 def rows_of(found: Results) -> list[dict[str, Any]]:
     """One row per trace, load, half, policy and fairness: means over windows, and the saving against EASY-WSAP beside it."""
     rows = []
-    for source, load, fair in sorted({(c.source, c.load, c.fair) for c in found if c.policy != ALONE}):
+    for source, load, fair, variant in sorted({(c.source, c.load, c.fair, c.variant) for c in found if c.policy != ALONE}):
         for half in ("all",) if source == WEEK else ("all", "chose", "held out"):
             for policy in FAIR if fair else POLICIES:
-                mine = list(_group(found, source, load, fair, policy, half))
-                theirs = list(_group(found, source, load, fair, BASELINE, half))
+                mine, theirs = (list(_group(found, (source, load, fair, variant, p), half)) for p in (policy, BASELINE))
                 if mine and theirs:
                     rows.append({
-                        "part": source, "load": load, "windows": half, "policy": policy, "fair": fair,
+                        "part": f"{source} {variant}".strip(), "load": load, "windows": half, "policy": policy, "fair": fair,
                         **_means(found, mine), **_saved(found, mine, theirs),
                     })  # fmt: skip
     return rows
@@ -59,10 +82,10 @@ def figures_of(found: Results) -> dict[str, float]:
     figures: dict[str, float] = {}
     for half, ending in (("all", ""), ("held out", "_held_out")):
         cells = [
-            _saved(found, list(_group(found, source, load, False, "ours", half)), theirs)
+            _saved(found, list(_group(found, (source, load, False, "", "ours"), half)), theirs)
             for source in REAL
             for load in LOADS
-            if (theirs := list(_group(found, source, load, False, BASELINE, half)))
+            if (theirs := list(_group(found, (source, load, False, "", BASELINE), half)))
         ]
         if cells:
             figures[f"wct_vs_easy_wsap_real_min{ending}"] = min(cell["completion_saved"] for cell in cells)
@@ -86,9 +109,10 @@ def week_figures(found: Results) -> dict[str, float]:
     }
 
 
-def _group(found: Results, source: str, load: float, fair: bool, policy: str, half: str) -> Iterator[Cell]:
+def _group(found: Results, which: tuple[str, float, bool, str, str], half: str) -> Iterator[Cell]:
+    """The cells of one (source, load, fair, variant, policy)."""
     for cell in found:
-        alike = (cell.source, cell.load, cell.fair, cell.policy) == (source, load, fair, policy)
+        alike = (cell.source, cell.load, cell.fair, cell.variant, cell.policy) == which
         if alike and (half == "all" or chooses(cell.window) == (half == "chose")):
             yield cell
 

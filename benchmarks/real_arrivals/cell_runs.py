@@ -1,6 +1,6 @@
 """Runs cells in parallel and resumes: each result is one JSON line, kept under a fingerprint of the code that made it.
 
-Knows no figures. Workers run at the lowest priority, so plan times on a shared machine are upper bounds.
+Knows no figures. Workers give way to other work by `niceness`; plan times on a shared machine are upper bounds.
 """
 
 import hashlib
@@ -32,14 +32,14 @@ def fingerprint() -> str:
     return digest.hexdigest()[:16]
 
 
-def run_cells(cells: Sequence[Cell], kept: Path, workers: int) -> Results:
+def run_cells(cells: Sequence[Cell], kept: Path, workers: int, niceness: int = 0) -> Results:
     """The result of each cell: read from `kept` where the same code made it, otherwise run now and appended there."""
     code, wanted = fingerprint(), set(cells)
     kept.parent.mkdir(parents=True, exist_ok=True)
     _drop_cut_line(kept)
     found = {cell: result for cell, result in _read(kept, code) if cell in wanted}
     todo = [cell for cell in cells if cell not in found]
-    with ProcessPoolExecutor(workers, initializer=_yield_cores) as pool, kept.open("a") as lines:
+    with ProcessPoolExecutor(workers, initializer=os.nice, initargs=(niceness,)) as pool, kept.open("a") as lines:
         running = {pool.submit(run_cell, cell): cell for cell in todo}
         for done in as_completed(running):
             cell = running[done]
@@ -61,7 +61,3 @@ def _drop_cut_line(kept: Path) -> None:
     """Remove a last line without its end: its writer was stopped in the middle."""
     if kept.exists() and not (text := kept.read_text()).endswith("\n"):
         kept.write_text(text[: text.rfind("\n") + 1])
-
-
-def _yield_cores() -> None:
-    os.nice(19)

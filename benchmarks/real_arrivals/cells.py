@@ -5,6 +5,7 @@ A tenant's slowdown is its mean completion in the shared run over that of its ow
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from random import Random
 from statistics import fmean
 from typing import Any
 
@@ -19,29 +20,46 @@ ALONE = "alone"  # not a policy: each tenant's isolated run
 WEEK = "philly week"
 WEEK_GPUS = 128
 BOUND = 3600.0  # longest wait in seconds of a task within its tenant's share
+VARIANTS = ("deadlines", "mixed", "drains")  # problems in which the rules see little
+MIXED = (1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.3, 0.3)  # speeds of three GPU types, by node
+DRAINS = tuple(  # two of eight nodes at a time, for half a day
+    (moment, node, drained)
+    for half_day in range(8)
+    for node in (half_day, (half_day + 4) % 8)
+    for moment, drained in ((half_day * 43_200, True), ((half_day + 1) * 43_200, False))
+)
 PRIOR = 0.3  # expected duration over the worst case; true ones are 0.2 to 0.4 of it
 
 
 @dataclass(frozen=True)
 class Cell:
-    """`source` is a key of SOURCES or WEEK, which has one window and no load."""
+    """`source` is a key of SOURCES or WEEK, which has one window and no load; `variant` one of VARIANTS, or empty."""
 
     source: str
     load: float
     window: int
     policy: str
     fair: bool = False
+    variant: str = ""
 
     @property
     def name(self) -> str:
         place = self.source if self.source == WEEK else f"{self.source}-{self.load:g}-{self.window}"
-        return f"{place}-{self.policy}{'-fair' if self.fair else ''}"
+        return f"{place}-{self.policy}{'-fair' if self.fair else ''}{self.variant and '-' + self.variant}"
 
 
 def tasks_of(cell: Cell) -> list[Arrival]:
     if cell.source == WEEK:
         return largest_tenants(trace(TRACES / f"{SOURCES['philly'].file}.csv.gz", seed=0, scale=3.0), 5)
-    return window_of(cell.source, cell.load, cell.window)
+    tasks = window_of(cell.source, cell.load, cell.window)
+    return with_deadlines(tasks, cell.window) if cell.variant == "deadlines" else tasks
+
+
+def with_deadlines(tasks: list[Arrival], seed: int) -> list[Arrival]:
+    """Every third task is due 1.5 to 4 times its expected duration after it arrives."""
+    draw = Random(seed)
+    due = [task.at + round(task.worst * PRIOR * draw.uniform(1.5, 4)) for task in tasks]
+    return [replace(task, deadline=due[at]) if at % 3 == 0 else task for at, task in enumerate(tasks)]
 
 
 def setup_of(cell: Cell) -> Setup:
@@ -49,6 +67,10 @@ def setup_of(cell: Cell) -> Setup:
     week = cell.source == WEEK
     gpus = WEEK_GPUS if week else GPUS
     setup = Setup(gpus // NODE_GPUS, prior=PRIOR, coalesce=300 if week else 60)
+    if cell.variant == "mixed":
+        setup = replace(setup, speeds=MIXED)
+    elif cell.variant == "drains":
+        setup = replace(setup, drains=DRAINS)
     return replace(setup, fair=True, bound=BOUND) if cell.fair else setup
 
 

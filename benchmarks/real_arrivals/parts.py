@@ -2,7 +2,15 @@
 
 from pathlib import Path
 
-from benchmarks.real_arrivals.cell_figures import cells_of, figures_of, rows_of, week_cells, week_figures
+from benchmarks.real_arrivals.cell_figures import (
+    cells_of,
+    figures_of,
+    rows_of,
+    solver_cells,
+    solver_figures,
+    week_cells,
+    week_figures,
+)
 from benchmarks.real_arrivals.cell_plot import draw_cells
 from benchmarks.real_arrivals.cell_runs import Results, run_cells
 from benchmarks.real_arrivals.cells import BOUND, WEEK, Cell
@@ -19,6 +27,11 @@ def real(bench: Experiments) -> None:
         draw_cells(source, bench.rows, Path(o.out).with_name(f"scheduler-{source}.svg"))
 
 
+def solver(bench: Experiments) -> None:
+    """The solver beside the rules alone where they see little: deadlines, mixed GPU types, drains."""
+    bench.figures |= solver_figures(_run(bench, solver_cells()))
+
+
 def week(bench: Experiments) -> None:
     """A week of Philly at three times its pace on 128 GPUs: the five largest virtual clusters, fair share, preemption."""
     found = _run(bench, week_cells())
@@ -28,7 +41,7 @@ def week(bench: Experiments) -> None:
 
 
 def _run(bench: Experiments, cells: list[Cell]) -> Results:
-    found = run_cells(cells, bench.options.kept, bench.options.workers)
+    found = run_cells(cells, bench.options.kept, bench.options.workers, bench.options.nice)
     bench.checked += sum(result.get("checked", 0) for result in found.values())
     bench.rows += rows_of(found)
     return found

@@ -5,6 +5,7 @@ Knows no policy's internals. The independent judge checks every plan before the 
 
 import heapq
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,8 +15,9 @@ from benchmarks.simulator.policies import Policy
 from benchmarks.simulator.run_record import Outcome, Ran, Setup
 from benchmarks.simulator.tenant_shares import Tenancy, Waiting
 from service.scheduler.core.decision import Decision
+from service.scheduler.core.foresight import RECENT
 from service.scheduler.core.preemption import Held
-from service.scheduler.core.problem import Node, Problem, Queued, Running, Start, Width
+from service.scheduler.core.problem import Arrived, Node, Problem, Queued, Running, Start, Width
 
 RELOAD_SECONDS = 60  # a preempted task's loss: its current step, and reloading
 _END, _ARRIVAL, _DRAIN, _TIMER = range(4)  # order of events at the same moment
@@ -47,6 +49,7 @@ class _Run:
         self._ran = {task.id: Ran(task, float(task.true), queued_at=task.at) for task in tasks}
         tenants = sorted({task.tenant for task in tasks})
         self._tenancy = Tenancy(tenants, setup.nodes * setup.node_gpus, setup.half_life)
+        self._arrivals = sorted(tasks, key=lambda task: task.at)
         self._waiting: dict[str, Arrival] = {}
         self._live: dict[str, _Live] = {}
         self._planned: dict[str, str] = {}
@@ -147,7 +150,17 @@ class _Run:
             Running(name, live.node, live.gpus, self._remaining(live), self._ran[name].task.tenant)
             for name, live in self._live.items()
         )
-        return Problem(tuple(self._nodes), running, tuple(self._queued(each, weights[each.task.id]) for each in waiting))
+        queued = tuple(self._queued(each, weights[each.task.id]) for each in waiting)
+        return Problem(tuple(self._nodes), running, queued, recent=self._recent())
+
+    def _recent(self) -> tuple[Arrived, ...]:
+        """The latest arrivals, oldest first, with the durations expected of them then."""
+        seen = bisect_right(self._arrivals, self._now, key=lambda task: task.at)
+        prior = self._setup.prior
+        return tuple(
+            Arrived(self._now - task.at, task.gpus, max(1, round(task.worst * prior)))
+            for task in self._arrivals[max(0, seen - RECENT) : seen]
+        )
 
     def _queued(self, each: Waiting, weight: int) -> Queued:
         task = each.task
@@ -157,7 +170,8 @@ class _Run:
         widths = [Width(gpus, self._durations(each, gpus)) for gpus in wide]
         deadline = None if task.deadline is None else task.deadline - self._now
         planned = self._planned.get(task.id)
-        return Queued(task.id, task.gpus, weight, widths[0].seconds, planned, task.tenant, deadline, tuple(widths[1:]))
+        wider, waited = tuple(widths[1:]), round(each.waited)
+        return Queued(task.id, task.gpus, weight, widths[0].seconds, planned, task.tenant, deadline, wider, waited=waited)
 
     def _durations(self, each: Waiting, gpus: int) -> tuple[int, ...]:
         """Expected seconds, by node."""

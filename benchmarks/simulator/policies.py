@@ -9,7 +9,7 @@ from ortools.sat.python import cp_model
 
 from service.scheduler.core.decision import Decision
 from service.scheduler.core.problem import Problem, Queued, Start
-from service.scheduler.core.rules import backfill, start_all
+from service.scheduler.core.rules import backfill, by_rule
 from service.scheduler.core.solve import BUDGET, solve
 from service.scheduler.core.timeline import Timeline
 
@@ -83,7 +83,8 @@ def big_m(problem: Problem, seconds: float = 5.0) -> Decision:
 
 def rules(problem: Problem) -> Decision:
     """The planner without its solver."""
-    return Decision(start_all(problem) or backfill(problem), "rules", 0)
+    starts, held = by_rule(problem)
+    return Decision(starts, "rules", 0, held=held)
 
 
 def ours(problem: Problem) -> Decision:

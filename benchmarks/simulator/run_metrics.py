@@ -34,6 +34,7 @@ def metrics(outcome: Outcome) -> dict[str, float]:
         "wait_max": max((r.started or 0) - r.task.at for r in ran),
         "utilisation": busy / (makespan * outcome.setup.nodes * outcome.setup.node_gpus),
         "churn": outcome.moves / planned if planned else 0.0,
+        "deadlines_missed": _missed(ran),
         "jain": jain(outcome.record.together.values()),
         "together_seconds": outcome.record.together_seconds,
         "covered_wait_max": outcome.record.covered_wait,
@@ -43,6 +44,12 @@ def metrics(outcome: Outcome) -> dict[str, float]:
         "plan_ms_p99": float(1000 * np.percentile(outcome.wall, 99)),
         "plan_cpu_ms_p50": 1000 * median(outcome.cpu),
     }
+
+
+def _missed(ran: Sequence[Ran]) -> float:
+    """Fraction of the deadlines that were missed; 0 without any."""
+    due = [(r.ended, r.task.deadline) for r in ran if r.task.deadline is not None]
+    return sum(ended is None or ended > deadline for ended, deadline in due) / max(1, len(due))
 
 
 def _weighted(ran: Sequence[Ran]) -> float:

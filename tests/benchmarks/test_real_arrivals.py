@@ -45,9 +45,17 @@ def test_a_figure_stands_beside_its_baseline_and_the_held_out_half(tmp_path: Pat
     found = {}
     for cell in cells_of(None, fair=False):
         worse = {"ours": 0.9, "easy_wsap": 1.0}.get(cell.policy, 1.2) if chooses(cell.window) else 1.0
-        means = {"utilisation": 0.5, "churn": 0.1, "replans_per_hour": 9, "preempted_per_hour": 0, "plan_ms_p50": 5}
+        means = {
+            "utilisation": 0.5,
+            "churn": 0.1,
+            "replans_per_hour": 9,
+            "preempted_per_hour": 0,
+            "plan_ms_p50": 5,
+            "deadlines_missed": 0.0,
+        }
         found[cell] = means | {
             "completion_mean": 100 * worse, "completion_weighted": 100 * worse, "slowdown_p99": 10 / worse, "plan_ms_p99": 50.0,
+            "deadlines_missed": 0.0,
             "jain": 1.0, "together_seconds": 0.0, "tenants": {"a": 100.0 * worse},
         }  # fmt: skip
     figures = figures_of(found)

@@ -11,6 +11,8 @@ class Decision:
 
     `objective` and `bound` cover the tasks that the solver saw, at their narrowest (for method `start`: all, as they start);
     for a closed batch they are makespans. `status` is CP-SAT's status. `late` lists the deadlines that this plan will miss.
+    Who decided what: `held` tasks would fit now and are held back for foreseen arrivals, the starts of `solved` are the
+    solver's, all others the rules'.
     """
 
     starts: tuple[Start, ...]
@@ -20,3 +22,5 @@ class Decision:
     bound: float | None = None
     note: str | None = None
     late: tuple[Missed, ...] = ()
+    held: tuple[str, ...] = ()
+    solved: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,13 +72,21 @@ class Width:
     seconds: tuple[int | None, ...]
 
 
+class Arrived(NamedTuple):
+    """A task that arrived `ago` seconds before the snapshot, on `gpus` GPUs for an expected `seconds`; its state is any."""
+
+    ago: int
+    gpus: int
+    seconds: int
+
+
 @dataclass(frozen=True)
 class Queued:
     """A waiting task. `gpus` and `seconds` are its narrowest width, `wider` the others it could run at.
 
     `weight` > 0 is the cost of a second of its completion; `planned` is its node in the previous plan; `deadline` may lie in
-    the past. `barred` maps nodes that it would fit but may not run on to the reason (eligibility.Bar); its seconds there are
-    None.
+    the past; `waited` is its seconds in the queue. `barred` maps nodes that it would fit but may not run on to the reason
+    (eligibility.Bar); its seconds there are None.
     """
 
     id: str
@@ -90,6 +98,7 @@ class Queued:
     deadline: int | None = None
     wider: tuple[Width, ...] = ()
     barred: tuple[tuple[str, str], ...] = ()
+    waited: int = 0
 
     @cached_property
     def shortest(self) -> int | None:
@@ -115,13 +124,17 @@ class Start:
 
 @dataclass(frozen=True)
 class Problem:
-    """`queued` is in order of arrival, which breaks ties. `closed`: no more tasks will arrive; plans minimize makespan."""
+    """`queued` is in order of arrival, which breaks ties. `closed`: no more tasks will arrive; plans minimize makespan.
+
+    `recent` are the latest arrivals, oldest first, from which those to come are foreseen.
+    """
 
     nodes: tuple[Node, ...]
     running: tuple[Running, ...]
     queued: tuple[Queued, ...]
     limits: tuple[Limit, ...] = ()
     closed: bool = False
+    recent: tuple[Arrived, ...] = ()
 
     @cached_property
     def seconds(self) -> NDArray[np.int64]:
@@ -184,6 +197,7 @@ class Problem:
             "queued": [_said(task) for task in self.queued],
             "limits": [asdict(limit) for limit in self.limits],
             "closed": self.closed,
+            "recent": [list(arrived) for arrived in self.recent],
         }
 
     @classmethod
@@ -194,6 +208,7 @@ class Problem:
             queued=tuple(_queued(task, len(said["nodes"])) for task in said["queued"]),
             limits=tuple(Limit(**limit) for limit in said.get("limits", ())),
             closed=said.get("closed", False),
+            recent=tuple(Arrived(*arrived) for arrived in said.get("recent", ())),
         )
 
 
@@ -244,6 +259,12 @@ def objective(problem: Problem, starts: Iterable[Start]) -> int:
     """The sum of `cost` over `starts`."""
     tasks = {task.id: task for task in problem.queued}
     return sum(cost(tasks[start.task], start, problem.churn) for start in starts)
+
+
+def slowdown(problem: Problem, starts: Iterable[Start]) -> float:
+    """The sum of (waited + end) / duration over `starts`: the expected slowdown, each task's on its fastest node."""
+    tasks = {task.id: task for task in problem.queued}
+    return sum((tasks[start.task].waited + start.end) / (tasks[start.task].shortest or 1) for start in starts)
 
 
 def makespan(problem: Problem, starts: Iterable[Start]) -> int:

@@ -4,12 +4,13 @@ The order is ascending seconds x root of GPUs / weight.
 """
 
 from collections.abc import Sequence
-from math import sqrt
 
+from service.scheduler.core.foresight import Foresight, size
 from service.scheduler.core.problem import LATE_FACTOR, Problem, Queued, Start
 from service.scheduler.core.timeline import Timeline
 
 RESERVED = 20  # waiting tasks with reserved GPUs; with only one, later arrivals would push back all others
+_Later = tuple[Queued, int]  # a task, and the second before which it is held back
 EXACT = 24  # waiting tasks that are fitted into holes; those behind them are appended at the ends
 
 
@@ -21,18 +22,30 @@ def ranked(problem: Problem) -> list[Queued]:
     ranks = {}
     for task, shortest in zip(problem.queued, problem.shortest.tolist(), strict=True):
         urgent = task.deadline is not None and task.deadline < 2 * shortest
-        ranks[task.id] = shortest * sqrt(task.gpus) / (task.weight * (1 + LATE_FACTOR if urgent else 1))
+        ranks[task.id] = size(task.gpus, shortest) / (task.weight * (1 + LATE_FACTOR if urgent else 1))
     return sorted(problem.placeable, key=lambda task: ranks[task.id])
 
 
-def start_all(problem: Problem) -> tuple[Start, ...] | None:
-    """A start at 0 for every placeable task, widest first, then widened onto free GPUs; None if they do not all fit."""
+def by_rule(problem: Problem) -> tuple[tuple[Start, ...], tuple[str, ...]]:
+    """The plan without the solver, and the tasks that it holds back for arrivals."""
+    order = ranked(problem)
+    foresight = Foresight(problem, order)
+    starts = start_all(problem, foresight)
+    if starts is None:
+        starts = backfill(problem, order, foresight=foresight)
+        starts = starts if foresight.held else widened(problem, starts)
+    return starts, tuple(foresight.held)
+
+
+def start_all(problem: Problem, foresight: Foresight | None = None) -> tuple[Start, ...] | None:
+    """A start at 0 for every placeable task, widest first, then widened onto free GPUs; None if they do not all fit, or if
+    `foresight` holds one back."""
     if sum(task.gpus for task in problem.placeable) > sum(node.gpus for node in problem.nodes):
         return None
     board, starts = Timeline(problem), []
     for task in sorted(problem.placeable, key=lambda task: -task.gpus):
         start = board.now(task)
-        if start is None:
+        if start is None or (foresight is not None and foresight.until(task, start, board)):
             return None
         starts.append(board.put(start))
     return widened(problem, starts)
@@ -44,14 +57,18 @@ def backfill(
     board: Timeline | None = None,
     planned: Sequence[Start] = (),
     reserved: int = RESERVED,
+    foresight: Foresight | None = None,
 ) -> tuple[Start, ...]:
-    """`planned`, unchanged, then every other task of `order`: at 0 if that delays no reservation.
+    """`planned`, unchanged, then every other task of `order`: at 0 if that delays no reservation, and if `foresight` does not
+    hold it back for arrivals.
 
     The first `reserved` tasks that cannot start at 0 get a reservation where they end first; later starts of `planned` count
     among them. All others are placed in the same order where they would start next: their expected starts. `board` is the
     problem's empty timeline; the call consumes it.
     """
-    board, later = board or Timeline(problem), []
+    board, later = board or Timeline(problem), list[_Later]()
+    if foresight is not None:
+        foresight.held.clear()
     starts = [board.put(start) for start in planned]
     placed = {start.task for start in starts}
     reserved -= sum(start.start > 0 for start in starts)
@@ -59,10 +76,13 @@ def backfill(
         if task.id in placed:
             continue
         start = board.now(task) if board.most_free >= task.gpus else None
+        if start is not None and foresight is not None and (until := foresight.until(task, start, board)):
+            later.append((task, until))
+            continue
         if start is None and reserved > 0:
             start, reserved = board.best(task), reserved - 1
         if start is None:
-            later.append(task)
+            later.append((task, 0))
         else:
             starts.append(board.put(start))
     return tuple(starts) + _in_turn(board, later)
@@ -71,7 +91,7 @@ def backfill(
 def lpt(problem: Problem) -> tuple[Start, ...]:
     """Longest processing time first, ties wider first, each where it ends first: a short makespan for a closed batch."""
     order = sorted(problem.placeable, key=lambda task: (-(task.shortest or 0) * task.gpus, -task.gpus))
-    return _in_turn(Timeline(problem), order)
+    return _in_turn(Timeline(problem), [(task, 0) for task in order])
 
 
 def widened(problem: Problem, starts: Sequence[Start]) -> tuple[Start, ...]:
@@ -90,12 +110,12 @@ def widened(problem: Problem, starts: Sequence[Start]) -> tuple[Start, ...]:
     return tuple(wide[start.task] for start in starts)
 
 
-def _in_turn(board: Timeline, tasks: Sequence[Queued]) -> tuple[Start, ...]:
+def _in_turn(board: Timeline, tasks: Sequence[_Later]) -> tuple[Start, ...]:
     found: list[Start | None] = []
-    for task in tasks[:EXACT]:
-        start = board.best(task)
+    for task, after in tasks[:EXACT]:
+        start = board.best(task, after)
         found.append(board.put(start) if start is not None else None)
     if len(tasks) > EXACT:
         tails = board.tails()
-        found += [tails.put(task) for task in tasks[EXACT:]]
+        found += [tails.put(task, after) for task, after in tasks[EXACT:]]
     return tuple(start for start in found if start is not None)

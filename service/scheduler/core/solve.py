@@ -1,4 +1,7 @@
-"""Computes a plan: start everything if it fits; else the better of rule-based backfill and CP-SAT over a window of the queue.
+"""Computes a plan: start everything if it fits; else rule-based backfill with foresight, improved by CP-SAT over a window.
+
+CP-SAT's plan is taken where it is no worse by weighted completion and by expected slowdown, and delays nothing that the rules
+start now, unless that saves a deadline.
 
 A closed batch instead gets the shortest makespan of the rules, multifit and, if it is small, CP-SAT. Deterministic: one solver
 thread, a budget in CP-SAT's deterministic time, and a wall-clock guard that falls back to the rules and notes it. Knows no
@@ -9,9 +12,10 @@ from dataclasses import replace
 
 from service.scheduler.core.cp_sat import Budget, Found, polish, search
 from service.scheduler.core.decision import Decision
+from service.scheduler.core.foresight import Foresight
 from service.scheduler.core.multifit import pack
 from service.scheduler.core.plan_checks import violations
-from service.scheduler.core.problem import Problem, Queued, Start, makespan, missed, objective
+from service.scheduler.core.problem import Problem, Queued, Start, makespan, missed, objective, slowdown
 from service.scheduler.core.problem_checks import malformed
 from service.scheduler.core.rules import backfill, lpt, ranked, start_all, widened
 from service.scheduler.core.timeline import Timeline
@@ -28,31 +32,78 @@ def solve(problem: Problem, budget: Budget = BUDGET) -> Decision:
     wrong = malformed(problem)
     if wrong:
         raise MalformedProblem("; ".join(wrong))
-    at_once = start_all(problem)
+    order = ranked(problem)
+    foresight = Foresight(problem, order)
+    at_once = start_all(problem, foresight)
     if at_once is not None:
         return Decision(at_once, "start", objective(problem, at_once), late=missed(problem, at_once))
-    return _closed(problem, budget) if problem.closed else _rolling(problem, budget)
+    return _closed(problem, budget) if problem.closed else _rolling(problem, order, foresight, budget)
 
 
-def _rolling(problem: Problem, budget: Budget) -> Decision:
-    order, board = ranked(problem), Timeline(problem)
-    fallback = backfill(problem, order, board.copy())
-    window = [replace(task, wider=()) for task in order[: budget.window]]
+def _rolling(problem: Problem, order: list[Queued], foresight: Foresight, budget: Budget) -> Decision:
+    board = Timeline(problem)
+    fallback = backfill(problem, order, board.copy(), foresight=foresight)
+    held = tuple(foresight.held)
+    window = _window(order, foresight, board, fallback, budget.window)
     seen = _of(fallback, window)
-    found = search(problem, window, seen, budget)
+    found = (
+        search(problem, window, seen, budget) if window else Found("UNKNOWN", note="every task that could start is held back")
+    )
 
     def decided(starts: tuple[Start, ...], method: str, note: str | None) -> Decision:
-        value, wide = objective(problem, _of(starts, window)), widened(problem, starts)
-        return Decision(wide, method, value, found.status, found.bound, note, missed(problem, wide))
+        value, before = objective(problem, _of(starts, window)), set(fallback)
+        solved = tuple(start.task for start in _of(starts, window) if start not in before)
+        wide = starts if held else widened(problem, starts)
+        return Decision(wide, method, value, found.status, found.bound, note, missed(problem, wide), held, solved)
 
     if found.starts is None:
         return decided(fallback, "greedy", found.note)
-    planned = backfill(problem, order, board, found.starts)
-    wrong = violations(problem, planned)
-    if wrong or objective(problem, planned) > objective(problem, fallback):
-        note = "; ".join(wrong) or "the solver's window leaves less for the rest of the queue than the rules do"
-        return decided(fallback, "greedy", note)
+    if set(found.starts) == set(seen):
+        return decided(fallback, "cpsat", None)
+    planned = backfill(problem, order, board.copy(), found.starts, foresight=foresight)
+    why = _worse(problem, planned, fallback) or _unforeseen(problem, found.starts, fallback, foresight, board)
+    if why:
+        return decided(fallback, "greedy", why)
     return decided(planned, "cpsat", None)
+
+
+def _window(order: list[Queued], foresight: Foresight, board: Timeline, fallback: tuple[Start, ...], most: int) -> list[Queued]:
+    """The tasks for the solver, none of them held back: half are those whose deadlines the rules miss and the first of the
+    queue, half those that free GPUs have room for, by rank."""
+    late = {miss.task for miss in missed(board.problem, fallback)}
+    able = sorted((task for task in order if task.id not in foresight.held), key=lambda task: task.id not in late)
+    first, others = able[: most // 2], able[most // 2 :]
+    chosen = [*first, *sorted(others, key=lambda task: task.gpus > board.most_free)][:most]
+    return [replace(task, wider=()) for task in chosen]
+
+
+def _worse(problem: Problem, planned: tuple[Start, ...], fallback: tuple[Start, ...]) -> str | None:
+    """Why the solver's plan is not taken: it breaks a rule, is worse by weighted completion or expected slowdown, or delays
+    what the rules would start now and saves no deadline by it."""
+    if wrong := violations(problem, planned):
+        return "; ".join(wrong)
+    if objective(problem, planned) > objective(problem, fallback):
+        return "the solver's window leaves less for the rest of the queue than the rules do"
+    if len(missed(problem, planned)) < len(missed(problem, fallback)):
+        return None
+    if slowdown(problem, planned) > slowdown(problem, fallback):
+        return "the solver's plan has a higher expected slowdown than the rules'"
+    now = {start.task for start in planned if start.start == 0}
+    if any(start.start == 0 and start.task not in now for start in fallback):
+        return "the solver's plan delays tasks that the rules start now"
+    return None
+
+
+def _unforeseen(
+    problem: Problem, starts: tuple[Start, ...], fallback: tuple[Start, ...], foresight: Foresight, board: Timeline
+) -> str | None:
+    """Why the solver's starts now are not taken: one that the rules do not make would block foreseen arrivals."""
+    tasks, by_rule = {task.id: task for task in problem.queued}, {start.task for start in fallback if start.start == 0}
+    for start in sorted(starts, key=lambda start: start.task not in by_rule):
+        if start.start == 0 and start.task not in by_rule and foresight.until(tasks[start.task], start, board):
+            return "the solver's plan blocks arrivals that are foreseen"
+        board.put(start)
+    return None
 
 
 def _closed(problem: Problem, budget: Budget) -> Decision:

@@ -100,6 +100,7 @@ class Timeline:
         self._tenants = {task.id: task.tenant for task in problem.queued}
         self._limits = {limit.tenant: Profile(limit.units) for limit in problem.limits}
         self._units = [node.units for node in problem.nodes]
+        self._sizes = np.array([node.gpus for node in problem.nodes], np.int64)
         self._planned = np.zeros(len(problem.nodes), bool)  # nodes with a later start: they may have holes
         for task in problem.running:
             self._profiles[self._places[task.node]].take(0, task.remaining, task.gpus)
@@ -136,16 +137,32 @@ class Timeline:
                 return self._start(task, place)
         return None
 
-    def best(self, task: Queued) -> Start | None:
-        """Where the task would end first at its narrowest width, holes included; its planned node if a move costs more."""
+    def blocked(self, task: Queued, start: Start, gpus: int) -> int:
+        """How long, once `start` is made, no node that the task fits has this many GPUs free; 0 if one has, or has none now."""
+        fits = self.problem.table[self.problem.row[task.id]] < NEVER
+        free = fits & (self._now >= gpus)
+        home = self._places[start.node]
+        if not free.any() or free.sum() > free[home] or self._now[home] - start.gpus >= gpus:
+            return 0
+        self._take(start, 1)
+        least = NEVER
+        for at in np.flatnonzero(fits & (self._sizes >= gpus)).tolist():
+            if self._soonest[at, gpus - 1] < least:
+                least = min(least, self._profiles[at].earliest(gpus, 1))
+        self._take(start, -1)
+        return least if least < NEVER else 0
+
+    def best(self, task: Queued, after: int = 0) -> Start | None:
+        """Where the task would end first at its narrowest width, not starting before `after`, holes included; its planned node
+        if a move costs more."""
         seconds = self.problem.table[self.problem.row[task.id]]
-        ends = self._soonest[:, task.gpus - 1] + seconds  # beside running tasks alone: a lower bound of its end
+        ends = np.maximum(self._soonest[:, task.gpus - 1], after) + seconds  # a lower bound: beside running tasks alone
         limit = self._limits.get(task.tenant)
         found: _Place | None = None
         for at in ends.argsort(kind="stable"):
             if ends[at] >= NEVER or (found is not None and ends[at] > found.end):
                 break
-            begin = self._earliest(int(at), limit, task.gpus, int(seconds[at]))
+            begin = self._earliest(int(at), limit, task.gpus, int(seconds[at]), after)
             if begin < NEVER and (found is None or begin + seconds[at] <= found.end):
                 place = self._place(task, int(at), begin, int(seconds[at]), task.gpus)
                 found = place if found is None else min(found, place)
@@ -153,7 +170,7 @@ class Timeline:
             return None
         home = self._places.get(task.planned) if found.elsewhere and task.planned else None
         if home is not None and seconds[home] < NEVER:
-            begin = self._earliest(home, limit, task.gpus, int(seconds[home]))
+            begin = self._earliest(home, limit, task.gpus, int(seconds[home]), after)
             if task.weight * (begin + int(seconds[home]) - found.end) <= self.problem.churn:
                 found = self._place(task, home, begin, int(seconds[home]), task.gpus)
         return self._start(task, found)
@@ -224,9 +241,10 @@ class Tails:
         self._names = [node.id for node in problem.nodes]
         self._places = {name: at for at, name in enumerate(self._names)}
 
-    def put(self, task: Queued) -> Start | None:
-        """Append the task behind all others at its narrowest: where it ends first, or its planned node if a move costs more."""
-        gpus, begins = task.gpus, self._since[task.gpus - 1]
+    def put(self, task: Queued, after: int = 0) -> Start | None:
+        """Append the task behind all others at its narrowest, not before `after`: where it ends first, or its planned node if a
+        move costs more."""
+        gpus, begins = task.gpus, np.maximum(self._since[task.gpus - 1], after)
         ends = begins + self._problem.table[self._problem.row[task.id]]
         at = int(ends.argmin())
         if ends[at] >= NEVER:

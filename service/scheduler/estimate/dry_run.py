@@ -17,7 +17,7 @@ from service.background.dependencies import Dependencies
 from service.database.engine import new_id
 from service.http.problems import FieldError
 from service.scheduler.core.problem import Start
-from service.scheduler.core.rules import backfill, start_all, widened
+from service.scheduler.core.rules import by_rule
 from service.scheduler.estimate.task_duration import BYTES_PER_TOKEN, Estimate
 from service.scheduler.explain import waiting_text
 from service.scheduler.explain.plan_announcements import scene
@@ -74,7 +74,7 @@ def dry_run(session: Session, parts: Dependencies, tenant_id: str, spec: TaskSpe
     """The estimate for a spec that has passed preflight. The session's transaction must be new and see all tenants' rows."""
     asked = _task(tenant_id, spec, pinned)
     seen = snapshot.read(session, parts, asked=asked)
-    starts = start_all(seen.problem) or widened(seen.problem, backfill(seen.problem))
+    starts, held = by_rule(seen.problem)
     id = asked.task.id
     start = next((start for start in starts if start.task == id), None)
     kinds = {kind_of(node): node for node in seen.nodes.values() if seen.work.fits(asked.task, node)}
@@ -93,7 +93,7 @@ def dry_run(session: Session, parts: Dependencies, tenant_id: str, spec: TaskSpe
         widths=widths,
         device_type=kind or None,
         **_moments(seen, starts, start),
-        waiting=_why(seen, starts, start, id),
+        waiting=_why(seen, starts, held, start, id),
         problems=[*_idle(spec), *_rows(parts, spec, pinned)],
     )
 
@@ -136,12 +136,12 @@ def _moments(seen: Snapshot, starts: tuple[Start, ...], start: Start | None) -> 
     return dict(zip(names, told, strict=True))
 
 
-def _why(seen: Snapshot, starts: tuple[Start, ...], start: Start | None, id: str) -> str | None:
+def _why(seen: Snapshot, starts: tuple[Start, ...], held: tuple[str, ...], start: Start | None, id: str) -> str | None:
     if id in seen.later:
         return str(waiting_text.not_before(seen.later[id])["sentence"])
     if start is not None and start.start == 0:
         return None
-    found = {reason.task: reason for reason in reasons(seen.problem, starts, seen.standing or None)}
+    found = {reason.task: reason for reason in reasons(seen.problem, starts, seen.standing or None, held)}
     return str(waiting_text.tell(found[id], scene(seen, starts), seen.at)["sentence"])
 
 

@@ -19,7 +19,7 @@ def reasons_of(seen: Snapshot, decision: Decision, between: Mapping[str, Between
     late = {miss.task: float(miss.end - miss.deadline) for miss in decision.late}
     found = {
         reason.task: waiting_text.tell(reason, shown, seen.at, between.get(reason.task), late.get(reason.task))
-        for reason in reasons(seen.problem, decision.starts, seen.standing or None)
+        for reason in reasons(seen.problem, decision.starts, seen.standing or None, decision.held)
     }
     for id, promise in seen.awaited.items():
         room = f"GPUs of {seen.nodes[promise.node].name} are being given back for it; it starts once the tasks there are safe."

@@ -4,7 +4,7 @@ The code names what must change for the task to start: room, a quota, another te
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -18,6 +18,7 @@ class Code(StrEnum):
     WAITING_FOR_QUOTA = "waiting_for_quota"
     FAIR_SHARE = "fair_share"
     LARGER_TASK_RESERVED = "larger_task_reserved"
+    SHORTER_TASKS_EXPECTED = "shorter_tasks_expected"
     NODE_DRAINED = "node_drained"
     NO_NODE_FITS = "no_node_fits"
     NO_NODE_UNDERSTANDS = "no_node_understands"
@@ -50,6 +51,7 @@ class Reason:
     - fair_share: `standing` of its tenant (1 is at its share, 2 has used twice that) and `other_standing` of the tenant whose
       `other_task` goes first although it came later
     - larger_task_reserved: `free` GPUs now, `reserved_task`, its `reserved_gpus` and `reserved_start` in seconds
+    - shorter_tasks_expected: `free` GPUs now, kept for shorter tasks that are about to arrive
     - node_drained: `nodes` that it would fit but that are drained, and `free` GPUs of the freest one
     - no_node_fits: `largest`, GPUs of the largest node, `nodes` in the fleet, and `wide_enough`, nodes with enough GPUs (whose
       memory is then too small)
@@ -78,12 +80,13 @@ def reasons(
     problem: Problem,
     starts: Sequence[Start],
     standing: Mapping[str, float] | None = None,
+    held: Collection[str] = (),
 ) -> tuple[Reason, ...]:
     """One reason for every queued task that does not start at 0, in queue order.
 
-    `standing` is `fair_share.standing` by tenant (None: there is one tenant).
+    `standing` is `fair_share.standing` by tenant (None: there is one tenant), `held` the tasks held back for arrivals.
     """
-    seen = _Seen(problem, starts, standing or {})
+    seen = _Seen(problem, starts, standing or {}, held)
     found = []
     for at, task in enumerate(problem.queued):
         start = seen.planned.get(task.id)
@@ -101,8 +104,8 @@ Numbers = dict[str, int | float | str]
 class _Seen:
     """A problem and its plan, with the sums that several tasks' reasons need."""
 
-    def __init__(self, problem: Problem, starts: Sequence[Start], standing: Mapping[str, float]) -> None:
-        self._problem, self._standing = problem, standing
+    def __init__(self, problem: Problem, starts: Sequence[Start], standing: Mapping[str, float], held: Collection[str]) -> None:
+        self._problem, self._standing, self._back = problem, standing, held
         self.planned = {start.task: start for start in starts}
         self._tasks = {task.id: (at, task) for at, task in enumerate(problem.queued)}
         self._later = sorted((s for s in starts if s.start > 0), key=lambda s: (s.start, s.end))
@@ -127,6 +130,8 @@ class _Seen:
         drained = [self._free[node.id] for node in fitting if node.drained]
         if not takes or (free < task.gpus <= max(drained, default=0)):
             return Code.NODE_DRAINED, {"nodes": len(drained), "free": max(drained)}
+        if free >= task.gpus and task.id in self._back:
+            return Code.SHORTER_TASKS_EXPECTED, {"free": free}
         if free >= task.gpus:
             return Code.LARGER_TASK_RESERVED, {"free": free} | self._reserved(task, takes)
         ahead = self._before(at, task, start, {node.id for node in takes})

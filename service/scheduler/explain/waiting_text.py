@@ -149,6 +149,15 @@ def _reserved(reason: Reason, scene: Scene) -> str:
     )
 
 
+def _expected(reason: Reason, scene: Scene) -> str:
+    asked, free = _numbers(reason, "asked", "free")
+    return (
+        f"{_gpus(free)} stand free for its {asked}, but they are kept for shorter tasks: at the rate of recent arrivals, "
+        "starting it would delay those by more than waiting delays this task and the queue. Once it has waited for as long as "
+        "it will run, it is no longer held back."
+    )
+
+
 def _drained(reason: Reason, scene: Scene) -> str:
     asked, nodes, free = _numbers(reason, "asked", "nodes", "free")
     which = _count(nodes, "node that has room for it is", "nodes that have room for it are")
@@ -203,6 +212,7 @@ _SENTENCES = {
     Code.WAITING_FOR_QUOTA: _quota,
     Code.FAIR_SHARE: _fair_share,
     Code.LARGER_TASK_RESERVED: _reserved,
+    Code.SHORTER_TASKS_EXPECTED: _expected,
     Code.NODE_DRAINED: _drained,
     Code.NO_NODE_FITS: _unfit,
     Code.NO_NODE_UNDERSTANDS: _not_understood,

@@ -216,6 +216,7 @@ def _placed(placement: Placement, node: Node) -> dict[str, Any]:
 
 def _plan(session: Session, seen: Snapshot, decision: Decision, seconds: float, placed: Placed) -> Plan:
     late = [asdict(miss) for miss in decision.late]
+    decided = {"held": decision.held, "solved": decision.solved}
     return Plan(
         id=new_id("plan"),
         requests=len(seen.requests),
@@ -226,6 +227,6 @@ def _plan(session: Session, seen: Snapshot, decision: Decision, seconds: float, 
         seconds=seconds,
         latency_seconds=(clock(session) - seen.oldest).total_seconds() if seen.oldest is not None else None,
         problem=seen.problem.to_json(),
-        decision={"starts": [asdict(start) for start in decision.starts], "late": late, **asdict(placed)},
+        decision={"starts": [asdict(start) for start in decision.starts], "late": late, **decided, **asdict(placed)},
         note=decision.note,
     )

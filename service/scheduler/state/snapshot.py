@@ -24,6 +24,7 @@ from service.scheduler.models import PlanRequest
 from service.scheduler.state import queue_status
 from service.scheduler.state.gpu_reservations import GpuReservation, kept, reservations_of
 from service.scheduler.state.host_eligibility import Hosts
+from service.scheduler.state.recent_arrivals import recent_arrivals
 from service.scheduler.state.usage_shares import capacity, kind_of, limits, shares
 from service.tasks.models import Job, Task
 from service.tasks.stored_specs import needs_version, newer_fields
@@ -169,7 +170,7 @@ class _Seen:
             at=self._now,
             requests=requests,
             oldest=oldest,
-            problem=p.Problem(fleet, given.running, given.queued, quotas),
+            problem=p.Problem(fleet, given.running, given.queued, quotas, recent=self._recent(widths)),
             tasks={task.id: task for task in [*self._all_queued, *(task for _, task in self._live)]},
             nodes=self._nodes,
             placements={task.id: placed for placed, task in self._live if task.id in self._work.specs},
@@ -257,7 +258,14 @@ class _Seen:
             deadline=None if deadline is None else round((deadline - self._now).total_seconds()),
             wider=tuple(wider),
             barred=tuple((node, bar.value) for node, bar in barred.items()),
+            waited=round(self._waited[task.id]),
         )
+
+    def _recent(self, widths: Widths) -> tuple[p.Arrived, ...]:
+        waiting = {
+            task.id: (task.created_at or self._now, task.gpus, self._fastest(widths[task.id])[0]) for task in self._queued
+        }
+        return recent_arrivals(self._session, self._now, waiting)
 
     def _shares(self, widths: Widths) -> Sequence[Share]:
         held: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
