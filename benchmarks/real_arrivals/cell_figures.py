@@ -18,7 +18,7 @@ SOLVED = ("philly", "muri")  # traces of the solver's problems
 TENANTED = ("philly", "muri")  # traces with several tenants
 _MEANS = (
     "completion_mean", "completion_weighted", "slowdown_p99", "utilisation", "churn", "replans_per_hour", "preempted_per_hour",
-    "plan_ms_p50", "plan_ms_p99", "deadlines_missed",
+    "plan_ms_p50", "plan_ms_p99", "plan_cpu_ms_p50", "plan_cpu_ms_p99", "deadlines_missed",
 )  # fmt: skip
 _ALL_WAIT_SECONDS = 3600  # Jain's index says something only if all tenants waited at once for this long
 
@@ -91,8 +91,18 @@ def figures_of(found: Results) -> dict[str, float]:
             figures[f"wct_vs_easy_wsap_real_min{ending}"] = min(cell["completion_saved"] for cell in cells)
             figures[f"wct_vs_easy_wsap_real_mean{ending}"] = fmean(cell["completion_saved"] for cell in cells)
             figures[f"p99_vs_easy_wsap_real_worst{ending}"] = min(cell["p99_saved"] for cell in cells)
-    plans = [result["plan_ms_p99"] for cell, result in found.items() if cell.policy == "ours"]
-    return figures | ({"replan_p99_ms": max(plans)} if plans else {})
+    return figures | replan_figures(found)
+
+
+def replan_figures(found: Results) -> dict[str, float]:
+    """The highest p99 of a replan over traces and loads, means over windows. `replan_p99_ms` is CPU time: a plan is one thread,
+    and the wall clock of a shared machine counts its neighbours."""
+    ours = [list(_group(found, (s, load, False, "", "ours"), "all")) for s in SOURCES for load in LOADS]
+    times = {
+        key: max((fmean(found[cell][key] for cell in cells) for cells in ours if cells), default=0.0)
+        for key in ("plan_cpu_ms_p99", "plan_ms_p99")
+    }
+    return {"replan_p99_ms": times["plan_cpu_ms_p99"], "replan_wall_p99_ms": times["plan_ms_p99"]}
 
 
 def week_figures(found: Results) -> dict[str, float]:

@@ -39,15 +39,24 @@ def run_cells(cells: Sequence[Cell], kept: Path, workers: int, niceness: int = 0
     _drop_cut_line(kept)
     found = {cell: result for cell, result in _read(kept, code) if cell in wanted}
     todo = [cell for cell in cells if cell not in found]
-    with ProcessPoolExecutor(workers, initializer=os.nice, initargs=(niceness,)) as pool, kept.open("a") as lines:
-        running = {pool.submit(run_cell, cell): cell for cell in todo}
-        for done in as_completed(running):
-            cell = running[done]
-            found[cell] = done.result()
-            lines.write(json.dumps({"code": code, "cell": vars(cell), "result": found[cell]}) + "\n")
+    with kept.open("a") as lines:
+        for cell, result in _run(todo, workers, niceness):
+            found[cell] = result
+            lines.write(json.dumps({"code": code, "cell": vars(cell), "result": result}) + "\n")
             lines.flush()
             print(f"{cell.name} ended, {len(found)}/{len(cells)}", file=sys.stderr, flush=True)
     return found
+
+
+def _run(cells: Sequence[Cell], workers: int, niceness: int) -> Iterator[tuple[Cell, dict[str, Any]]]:
+    """Each result when it is there; a single worker is this process."""
+    if workers <= 1:
+        yield from ((cell, run_cell(cell)) for cell in cells)
+        return
+    with ProcessPoolExecutor(workers, initializer=os.nice, initargs=(niceness,)) as pool:
+        running = {pool.submit(run_cell, cell): cell for cell in cells}
+        for done in as_completed(running):
+            yield running[done], done.result()
 
 
 def _read(kept: Path, code: str) -> Iterator[tuple[Cell, dict[str, Any]]]:

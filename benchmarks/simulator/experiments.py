@@ -104,9 +104,10 @@ class Experiments:
             self.figures[figure] = 1 - half / none
 
     def timing(self) -> None:
-        """1,000 queued on 1,024 busy GPUs; wall clock and CPU time of each plan, after one warmup."""
-        plans: list[float] = []
-        rules: list[float] = []
+        """1,000 queued on 1,024 busy GPUs; CPU time and wall clock of each plan, after one warmup. A plan is one thread: on a
+        shared machine its CPU time is what the plan costs, and the wall clock counts the neighbours too."""
+        plans: list[tuple[float, float]] = []
+        rules: list[tuple[float, float]] = []
         solve(busy_fleet(99))
         for seed in range(15):
             problem = busy_fleet(seed).to_json()
@@ -116,11 +117,13 @@ class Experiments:
                 decision = act(fresh)
                 wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
                 self._judged(fresh, decision)
-                found.append(1000 * wall)
+                found.append((1000 * cpu, 1000 * wall))
                 self.rows.append(
                     {"part": "1000/1024", "kind": kind, "seed": seed, "wall_ms": 1000 * wall, "cpu_ms": 1000 * cpu}
                 )
-        self.figures |= {"replan_1000_ms": median(plans), "fallback_ms_1000": median(rules)}
+        for name, found in (("replan_1000", plans), ("fallback_1000", rules)):
+            self.figures[f"{name}_ms"] = median(cpu for cpu, _ in found)
+            self.figures[f"{name}_wall_ms"] = median(wall for _, wall in found)
 
     def figure_12(self) -> None:
         """ALTO's ablation: batching in arrival order; early exit; the scheduler; both. Makespans over ten seeds."""

@@ -43,6 +43,7 @@ def metrics(outcome: Outcome) -> dict[str, float]:
         "plan_ms_p50": 1000 * median(outcome.wall),
         "plan_ms_p99": float(1000 * np.percentile(outcome.wall, 99)),
         "plan_cpu_ms_p50": 1000 * median(outcome.cpu),
+        "plan_cpu_ms_p99": float(1000 * np.percentile(outcome.cpu, 99)),
     }
 
 

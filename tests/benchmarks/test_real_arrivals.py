@@ -51,10 +51,14 @@ def test_a_figure_stands_beside_its_baseline_and_the_held_out_half(tmp_path: Pat
             "replans_per_hour": 9,
             "preempted_per_hour": 0,
             "plan_ms_p50": 5,
+            "plan_cpu_ms_p50": 5.0,
+            "plan_cpu_ms_p99": 20.0,
             "deadlines_missed": 0.0,
         }
         found[cell] = means | {
             "completion_mean": 100 * worse, "completion_weighted": 100 * worse, "slowdown_p99": 10 / worse, "plan_ms_p99": 50.0,
+            "plan_cpu_ms_p50": 5.0,
+            "plan_cpu_ms_p99": 20.0,
             "deadlines_missed": 0.0,
             "jain": 1.0, "together_seconds": 0.0, "tenants": {"a": 100.0 * worse},
         }  # fmt: skip
