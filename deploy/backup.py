@@ -25,8 +25,8 @@ from deploy.devstack.private_folders import private_folder
 from deploy.devstack.stack import postgres_of
 from deploy.devstack.stack_errors import StackError, died
 from deploy.devstack.state_folder import State, default_folder
-from service.database import roles
 from service.database.engine import CONNECT
+from service.schema import roles
 
 _DUMP = "database.dump"
 _READY_SECONDS = 120.0

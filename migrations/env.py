@@ -2,7 +2,7 @@
 
 With one transaction per migration, a migration can leave it to build an index concurrently (`autocommit_block`) and holds no
 locks while others run. A statement that waits for a lock blocks every statement queued behind it, so it gives up after
-LOCK_TIMEOUT, and `service.database.schema` tries again.
+LOCK_TIMEOUT, and `service.schema.schema_upgrade` tries again.
 """
 
 import os
@@ -12,7 +12,7 @@ from dataclasses import replace
 from alembic import context
 from sqlalchemy import NullPool, create_engine, text
 
-from service.database.schema import MIGRATION, metadata
+from service.schema.schema_upgrade import MIGRATION, metadata
 
 _LOCK = 0x6D6F746574  # "motet"; the key of an advisory lock of this database
 _POLL_SECONDS = 0.2

@@ -11,13 +11,13 @@ from psycopg import OperationalError as ConnectionFailed
 from sqlalchemy.exc import OperationalError
 
 from service import json_logging
-from service.database import schema
+from service.schema import schema_upgrade
 from service.settings import Settings, SettingsError, complain
 from service.thread_excepthook import end_process_with_its_threads
 
 # each function takes the settings and returns when its work is done
 _COMMANDS = {
-    "migrate": "service.database.schema:migrate",
+    "migrate": "service.schema.schema_upgrade:migrate",
     "bootstrap": "service.bootstrap:run",
     "api": "service.server:run",
     "queue": "service.background.queue_worker:run_worker",
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
         json_logging.configure(settings.secrets)
         end_process_with_its_threads()
         _run(arguments[0], settings)
-    except (SettingsError, schema.SchemaBehind) as error:
+    except (SettingsError, schema_upgrade.SchemaBehind) as error:
         complain(str(error))
         return 1
     except (OperationalError, ConnectionFailed) as error:
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
 
 def _run(command: str, settings: Settings) -> None:
     if command in _NEED_TABLES:
-        schema.require(settings)
+        schema_upgrade.require(settings)
     run = pkgutil.resolve_name(_COMMANDS[command])
     gc.freeze()  # modules are never garbage: scanning them in each collection would pause the process for 0.1 s
     run(settings)

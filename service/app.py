@@ -24,12 +24,15 @@ import service.tenants.routes
 import service.usage.routes
 import service.webhooks.routes
 from contract.compatibility.version import VERSION
+from service import idempotency
 from service.app_state import State
 from service.database.engine import pool_of
-from service.http import health, idempotency, openapi, problem_handlers
+from service.http import openapi, problem_handlers
 from service.http.middleware import BodyLimit, RequestLog
 from service.internal_port import InternalPort
+from service.metrics import health_routes
 from service.metrics.api_metrics import ApiMetrics
+from service.openai import error_objects
 from service.settings import Settings
 
 _ROUTERS = (
@@ -49,7 +52,7 @@ _ROUTERS = (
     service.openai.file_routes.router,
     service.openai.job_routes.router,
     service.openai.model_routes.router,
-    health.router,
+    health_routes.router,
 )
 
 
@@ -79,7 +82,7 @@ def routes(metrics: ApiMetrics | None = None, internal_port: int | None = None) 
     app.add_middleware(InternalPort, port=internal_port)
     app.add_middleware(BodyLimit)
     app.add_middleware(RequestLog, metrics=metrics or ApiMetrics())
-    problem_handlers.install(app)
+    problem_handlers.install(app, {error_objects.PREFIX: error_objects.respond})
     idempotency.install(app)
     for router in _ROUTERS:
         # not include_router: FastAPI would match each router in turn, and the right one twice, which takes milliseconds

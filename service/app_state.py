@@ -7,15 +7,17 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Request
 
-from service.background.dependencies import Dependencies
-from service.background.queue import Queue
-from service.background.wakeups import Hints
 from service.database.async_reader import AsyncReader
 from service.database.engine import Database, pool_of
+from service.dependencies import Dependencies
 from service.files.folder_tokenizer import Tokenizers
+from service.fleet.learning_protocol import Learning
 from service.http import concurrency_limits
+from service.lru_cache import LruCache
+from service.messaging.queue import Queue
+from service.messaging.wakeups import Hints
 from service.metrics.api_metrics import ApiMetrics
-from service.scheduler.estimate.estimate_cache import Memo
+from service.scheduler.state.report_learning import ReportLearning
 from service.settings import Settings
 from service.storage.object_store import LocalStorage, Storage
 from service.storage.upload_grants import UploadGrants
@@ -49,7 +51,8 @@ class State:
     rates: Rates
     metrics: ApiMetrics
     tokenizers: Tokenizers
-    memo: Memo  # cache of estimates; the limit of one estimate at a time leaves it to a single thread
+    learning: Learning
+    memo: LruCache  # cache of estimates; the limit of one estimate at a time leaves it to a single thread
 
     @classmethod
     def of(cls, settings: Settings, metrics: ApiMetrics) -> "State":
@@ -78,7 +81,8 @@ class State:
             rates=Rates(settings.redis_url),
             metrics=metrics,
             tokenizers=Tokenizers(),
-            memo=Memo(),
+            learning=ReportLearning(),
+            memo=LruCache(),
         )
 
     def measure(self) -> None:
@@ -125,6 +129,10 @@ async def _parts(request: Request) -> Dependencies:
     return Dependencies(state.settings, state.system, state.storage, state.queue, state.hints, state.memo)
 
 
+async def _learning(request: Request) -> Learning:
+    return state_of(request).learning
+
+
 async def _polls(request: Request) -> PollCache:
     return state_of(request).polls
 
@@ -146,6 +154,7 @@ NodeHints = Annotated[Hints, Depends(_hints)]
 Store = Annotated[Storage, Depends(_storage)]
 Grants = Annotated[UploadGrants, Depends(_grants)]
 Works = Annotated[Dependencies, Depends(_parts)]
+FromReports = Annotated[Learning, Depends(_learning)]
 Polled = Annotated[PollCache, Depends(_polls)]
 BaseTokenizers = Annotated[Tokenizers, Depends(_tokenizers)]
 Events = Annotated[Feed, Depends(_feed)]

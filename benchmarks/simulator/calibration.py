@@ -12,7 +12,7 @@ from random import Random
 from benchmarks.simulator.job_outcomes import draw_lives, draw_nature, progress, walk
 from contract.states import JobStatus
 from contract.task_spec import EarlyExitPolicy
-from service.scheduler.estimate.gpu_types import hardware
+from service.scheduler.core.gpu_types import hardware
 from service.scheduler.estimate.survival import NOTHING, Lives, learned, lived
 from service.scheduler.estimate.task_duration import LOADING_SECONDS, Estimate, Work, estimate
 from service.scheduler.estimate.throughput import Key, Model, Profile, key_of, measured

@@ -1,12 +1,13 @@
 """Adapter actions: find and delete. Both our API and the OpenAI-compatible one call them. Knows no HTTP."""
 
-from sqlalchemy import Select, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from contract.states import TASK_TERMINAL, TaskStatus
 from service.adapters.models import Adapter
 from service.database.engine import clock
 from service.http.problems import Conflict, NotFound
+from service.tasks.adapter_queries import undeleted_tasks_adapters
 from service.tasks.lifecycle.change_notices import touch
 from service.tasks.models import Task
 from service.tenants.api_keys import Principal
@@ -34,14 +35,9 @@ class AdapterDeleted(NotFound):
         return cls(f"Adapter {adapter.id} was deleted on {when}; what it weighed is gone.", deleted_at=stamp)
 
 
-def adapters_of(principal: Principal) -> Select[Adapter]:
-    """The caller's adapters, without deleted ones and those of deleted tasks."""
-    return _kept(principal).where(Adapter.deleted_at.is_(None))
-
-
 def find_adapter(session: Session, principal: Principal, adapter_id: str) -> Adapter:
     """The caller's adapter. Raises NotFound, or AdapterDeleted if the caller's tenant deleted it."""
-    adapter = session.scalar(_kept(principal).where(Adapter.id == adapter_id))
+    adapter = session.scalar(undeleted_tasks_adapters(principal).where(Adapter.id == adapter_id))
     if adapter is None:
         raise missing("adapter", adapter_id)
     if adapter.deleted_at is not None:
@@ -62,7 +58,7 @@ def delete(session: Session, principal: Principal, adapter_id: str) -> None:
 
     Idempotent. Raises NotFound, or AdapterInUse while its own task or one that starts from it is open.
     """
-    adapter = session.scalar(_kept(principal).where(Adapter.id == adapter_id).with_for_update(of=Adapter))
+    adapter = session.scalar(undeleted_tasks_adapters(principal).where(Adapter.id == adapter_id).with_for_update(of=Adapter))
     if adapter is None:
         raise missing("adapter", adapter_id)
     if adapter.deleted_at is not None:
@@ -86,8 +82,3 @@ def _must_be_free(session: Session, principal: Principal, adapter: Adapter) -> N
         more = f" and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""
         detail = f"{', '.join(tasks[:_NAMED])}{more} start from the adapter; cancel them or wait for their end."
         raise AdapterInUse(detail, tasks=tasks[:_NAMED])
-
-
-def _kept(principal: Principal) -> Select[Adapter]:
-    there = select(Adapter).join(Task, Task.id == Adapter.task_id).where(Task.deleted_at.is_(None))
-    return scoped(there, Adapter, principal)

@@ -17,16 +17,17 @@ from service.adapters.adapter_readme import NAME, readme
 from service.adapters.models import Adapter
 from service.adapters.resource import AdapterResource
 from service.app_state import Store
-from service.http.downloads import ObjectLost, attachment, matches, send_object
+from service.authentication import Db, NotedDb, Reader, Writer
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.problems import Conflict, NotFound
 from service.http.response_schemas import bytes_of, problems
+from service.storage.downloads import ObjectLost, attachment, matches, send_object
 from service.storage.object_store import ObjectMissing, Storage
+from service.tasks.adapter_queries import adapters_of
 from service.tasks.curves.curve_reader import MAX_RESOLUTION, Window, coarse_curves
 from service.tasks.job_resource import jobs_of_task
 from service.tasks.models import Task
 from service.tenants.api_keys import Principal
-from service.tenants.authentication import Db, NotedDb, Reader, Writer
 from service.tenants.tenant_scope import find
 
 router = APIRouter(prefix="/v1", tags=["adapters"], responses=problems(401, 403))
@@ -55,7 +56,7 @@ def list_adapters(
     limit: Limit = 20,
 ) -> Page[AdapterResource]:
     with db.begin() as session:
-        adapters = actions.adapters_of(reader)
+        adapters = adapters_of(reader)
         if task_id is not None:
             adapters = adapters.where(Adapter.task_id == task_id)
         return page(session, adapters, Adapter, cursor, limit, lambda rows: [AdapterResource.of(a) for a in rows])

@@ -8,9 +8,9 @@ from pydantic import BaseModel, Field
 from sqlalchemy import select
 
 from service.audit.models import AuditEntry
+from service.authentication import AdminDb, Db, Reader
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.response_schemas import problems
-from service.tenants.authentication import AdminDb, Db, Reader
 from service.tenants.tenant_scope import scoped
 
 router = APIRouter(prefix="/v1", responses=problems(401, 403, 422))

@@ -15,11 +15,11 @@ from rq.serializers import JSONSerializer
 from rq.timeouts import JobTimeoutException
 from sqlalchemy.exc import SQLAlchemyError
 
-from service.background.dependencies import Dependencies
 from service.background.garbage_collection import sweep
-from service.background.queue import LIMIT_SECONDS, QUEUE_NAME, NamedQueueJob, QueueJob, asked
 from service.background.retention import Retention
-from service.background.wakeups import connect
+from service.dependencies import Dependencies
+from service.messaging.queue import LIMIT_SECONDS, QUEUE_NAME, NamedQueueJob, QueueJob, asked
+from service.messaging.wakeups import connect
 from service.scheduler.planner import replan
 from service.scheduler.replan_pacing import Pace
 from service.settings import Settings

@@ -16,25 +16,25 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from contract.states import TASK_TERMINAL, RequeueReason, TaskStatus
-from service.background.dependencies import Dependencies
-from service.background.queue import QueueJob
 from service.background.retention import forget_surplus_plans
 from service.database.engine import clock
+from service.dependencies import Dependencies
 from service.fleet.models import Node, Placement
-from service.fleet.node_health.quarantine import Loss
+from service.fleet.node_health.quarantine import Loss, release_lost
 from service.fleet.nodes import lose
-from service.fleet.placements import FINISHED, end_placement, live_placement, lock_placement, release
+from service.messaging.plan_requests import request_plan
+from service.messaging.queue import QueueJob
 from service.scheduler.explain.reason_codes import Code
-from service.scheduler.explain.waiting_text import NOT_BEFORE
 from service.scheduler.models import Plan, PlanRequest, QueueStatus
 from service.scheduler.planner import replan
-from service.scheduler.state.plan_requests import request_plan
 from service.settings import Settings
 from service.tasks.lifecycle.change_notices import touch
+from service.tasks.lifecycle.placements import FINISHED, end_placement, live_placement, lock_placement
 from service.tasks.lifecycle.rewind import rewind
 from service.tasks.models import Task
 from service.tasks.stored_specs import understood
 from service.tasks.submission.data_validation import validate_due
+from service.tasks.waiting.waiting_status import NOT_BEFORE
 from service.webhooks.courier import Courier
 from service.webhooks.factories import box_of, outbound_of
 
@@ -105,7 +105,8 @@ def end_expired_leases(parts: Dependencies) -> None:
             reason = RequeueReason.NODE_LOST if silent else RequeueReason.EXECUTOR_LOST
             detail = "the node never took the placement up" if silent else "the executor's lease ran out"
             log.warning("task %s leaves node %s: %s", task.id, placement.node_id, detail)
-            release(session, parts, task, placement, reason, detail, Loss.UNTAKEN if silent else Loss.EXECUTOR)
+            loss = Loss.UNTAKEN if silent else Loss.EXECUTOR
+            release_lost(session, parts, task, placement, reason, detail, loss)
 
 
 def requeue_running_without_placement(parts: Dependencies) -> None:

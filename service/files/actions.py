@@ -13,8 +13,8 @@ from service.files.models import File
 from service.http.problems import Conflict
 from service.tasks.models import Task
 from service.tenants.api_keys import Principal
-from service.tenants.quotas import admit_bytes
 from service.tenants.tenant_scope import missing, scoped, scoped_when_asked, whose
+from service.usage.quotas import admit_bytes
 
 _OPEN = [status for status in TaskStatus if status not in TASK_TERMINAL]
 _NAMED = 10  # tasks that a refusal lists

@@ -13,14 +13,14 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.concurrency import run_in_threadpool
 
 from service.app_state import Config, Store
+from service.authentication import Db, Writer
 from service.database.engine import Database
 from service.files.dataset_intake import FileTooLarge, Intake, Limits
-from service.http import idempotency_store
 from service.http.problems import BadRequest, invalid_field, shown
 from service.http.request_bodies import blocks
+from service.tenants import idempotency_store
 from service.tenants.api_keys import Principal
-from service.tenants.authentication import Db, Writer
-from service.tenants.quotas import admit_bytes
+from service.usage.quotas import admit_bytes
 
 MAX_NAME = 255
 _MAX_HEADER = 8192  # bytes of one header of a part

@@ -5,17 +5,18 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from service.app_state import BaseTokenizers, Store
+from service.authentication import Db, Reader, Writer
 from service.files import actions
 from service.files.models import File
 from service.files.multipart_upload import Received
 from service.files.resource import FileResource
-from service.files.row_preview import PreviewRequest, PreviewResource, find, preview
-from service.http.downloads import send_object
-from service.http.idempotency import Key as IdempotencyKey
-from service.http.idempotency import once_received
+from service.files.row_preview import PreviewRequest, PreviewResource, preview
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.response_schemas import bytes_of, problems
-from service.tenants.authentication import Db, Reader, Writer
+from service.idempotency import Key as IdempotencyKey
+from service.idempotency import once_received
+from service.storage.downloads import send_object
+from service.tasks.submission import spec_checks
 
 router = APIRouter(prefix="/v1/files", tags=["files"], responses=problems(401, 403))
 
@@ -74,7 +75,10 @@ def list_files(reader: Reader, db: Db, unused: Unused = None, cursor: Cursor = N
 )
 def preview_file(asked: PreviewRequest, reader: Reader, db: Db, storage: Store, tokenizers: BaseTokenizers) -> PreviewResource:
     with db.begin() as session:
-        file, source, revision = find(session, reader, asked)
+        file, model = spec_checks.for_preview(
+            session, reader, asked.file_id, asked.base_model, asked.objective, asked.max_seq_len
+        )
+        source, revision = model.source, model.revision
     return preview(storage, tokenizers, asked, file, source, revision)
 
 

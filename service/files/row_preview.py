@@ -11,18 +11,15 @@ from itertools import islice
 from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, Field
-from sqlalchemy.orm import Session
 
 from contract.row_encoding import RowError, TemplateError, TokenizerError, Tokens, cut, learns
 from contract.strict import Strict
 from contract.task_spec import Name, Objective, Training
 from service.files.folder_tokenizer import Loaded, Tokenizers
 from service.files.models import File
-from service.http.downloads import ObjectLost
 from service.http.problems import FieldError, invalid_field
+from service.storage.downloads import ObjectLost
 from service.storage.object_store import ObjectMissing, Storage
-from service.tasks.submission import spec_checks
-from service.tenants.api_keys import Principal
 
 MAX_ROWS = 20
 SHOWN_TOKENS = 4096  # per sequence
@@ -76,14 +73,6 @@ class PreviewResource(BaseModel):
     rows: list[PreviewRow]
     truncated: int = Field(description="How many of these rows are cut")
     skipped: int = Field(description="How many of them have nothing left to learn, and are left out of training")
-
-
-def find(session: Session, principal: Principal, asked: PreviewRequest) -> tuple[File, str, str]:
-    """The caller's file, and the model's folder and revision. Raises SpecRefused with all mistakes."""
-    file, model = spec_checks.for_preview(
-        session, principal, asked.file_id, asked.base_model, asked.objective, asked.max_seq_len
-    )
-    return file, model.source, model.revision
 
 
 def preview(

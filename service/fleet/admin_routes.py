@@ -12,17 +12,17 @@ from sqlalchemy.orm import Session
 from contract.strict import Strict
 from contract.wire import Device
 from service.app_state import Works
+from service.authentication import AdminDb, Db, Reader
 from service.database.engine import Database, clock
 from service.fleet import model_catalog, models
 from service.fleet.node_health import node_drain
 from service.fleet.node_health.quarantine import Trouble, trouble_of
-from service.http.idempotency import AdminOnce
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.problems import NotFound, shown
 from service.http.response_schemas import problems
+from service.idempotency import AdminOnce
 from service.scheduler.models import Plan
 from service.settings import Settings
-from service.tenants.authentication import AdminDb, Db, Reader
 
 router = APIRouter(prefix="/v1", responses=problems(401, 403, 422))
 

@@ -12,8 +12,8 @@ from contract.task_spec import Schedule, TaskSpec
 from service.adapters.models import Adapter
 from service.database.engine import clock
 from service.files.models import File
-from service.fleet.credentials import placement_token
 from service.fleet.models import BaseModel, Node, Placement
+from service.fleet.worker_authentication import placement_token
 from service.settings import Settings
 from service.tasks.curves.curve_writer import values_at
 from service.tasks.models import Job, Task

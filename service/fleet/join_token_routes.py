@@ -9,13 +9,13 @@ from sqlalchemy import select
 
 from contract.strict import Strict
 from contract.wire import NodeName
+from service.authentication import AdminDb
 from service.fleet import join_tokens
 from service.fleet.models import JoinToken
-from service.http.idempotency import AdminOnce, AnswerBox
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.problems import NotFound, shown
 from service.http.response_schemas import problems
-from service.tenants.authentication import AdminDb
+from service.idempotency import AdminOnce, AnswerBox
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], responses=problems(401, 403, 422))
 

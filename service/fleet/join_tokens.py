@@ -11,9 +11,9 @@ from sqlalchemy import Select, delete, select
 from sqlalchemy.orm import Session
 
 from service.database.engine import clock, new_id
-from service.fleet.credentials import hash_of
 from service.fleet.errors import JoinRefused
 from service.fleet.models import JoinToken, Node
+from service.fleet.worker_authentication import hash_of
 from service.http.problems import shown
 
 _WAY_OUT = "an admin makes a new one: POST /v1/admin/join-tokens"

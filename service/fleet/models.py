@@ -53,6 +53,11 @@ class Node(Base):
     waits_for: Mapped[str | None] = mapped_column(Text)  # room on its disk, as its last heartbeat says in a sentence,
     waits_since: Mapped[At | None]  # and since when
 
+    @property
+    def device_type(self) -> str:
+        """The type of its devices, which are all of one."""
+        return str(self.devices[0]["type"])
+
 
 class JoinToken(Base):
     """Lets a node of this name register, once. Stored only as its SHA-256."""

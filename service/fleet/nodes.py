@@ -10,19 +10,19 @@ from sqlalchemy.orm import Session
 from contract.compatibility.protocol import refusal
 from contract.states import RequeueReason
 from contract.wire import PROTOCOL, Heartbeat, HeartbeatAnswer, LeaseGrant, NodeRegistration, NodeWelcome, PlacementsLost, Pulse
-from service.background.dependencies import Dependencies
-from service.background.wakeups import stream_of
 from service.database.engine import clock, new_id
+from service.dependencies import Dependencies
 from service.fleet import join_tokens
-from service.fleet.credentials import check_node, hash_of, mint_credential, placement_token
 from service.fleet.errors import NodeUnknown, ProtocolUnsupported
 from service.fleet.lease_clock import lease_until
 from service.fleet.models import Node, Placement
-from service.fleet.node_health.quarantine import Loss, note_applied, note_waits, trouble_of
-from service.fleet.placements import lock_placement, release
-from service.scheduler.state.plan_requests import request_plan
+from service.fleet.node_health.quarantine import Loss, note_applied, note_waits, release_lost, trouble_of
+from service.fleet.worker_authentication import check_node, hash_of, mint_credential, placement_token
+from service.messaging.plan_requests import request_plan
+from service.messaging.wakeups import stream_of
 from service.settings import Settings
 from service.tasks.lifecycle.change_notices import touch
+from service.tasks.lifecycle.placements import lock_placement
 
 log = logging.getLogger(__name__)
 
@@ -203,5 +203,5 @@ def lose(parts: Dependencies, placement_id: str, reason: RequeueReason, detail: 
             return False
         task, placement = found
         log.warning("task %s leaves node %s as %s: %s", task.id, placement.node_id, reason, detail or "no detail")
-        release(session, parts, task, placement, reason, detail, loss)
+        release_lost(session, parts, task, placement, reason, detail, loss)
         return True

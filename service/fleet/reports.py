@@ -1,6 +1,5 @@
 """Applies a placement's reports: each once, in order, in full or not at all. Knows no HTTP."""
 
-import logging
 from collections.abc import Sequence
 
 from sqlalchemy import select
@@ -8,36 +7,28 @@ from sqlalchemy.orm import Session
 
 from contract import wire
 from contract.states import TASK_TERMINAL, RequeueReason
-from service.background.dependencies import Dependencies
 from service.database.engine import clock
-from service.fleet.credentials import check_placement, token_refused
+from service.dependencies import Dependencies
 from service.fleet.errors import FenceStale, ReportRefused, SeqGap
+from service.fleet.learning_protocol import Learning
 from service.fleet.models import Node, Placement
 from service.fleet.node_health.quarantine import note_progress
 from service.fleet.nodes import check_protocol
-from service.fleet.placements import FINISHED, end_placement, lock_placement, release
+from service.fleet.worker_authentication import check_placement, token_refused
 from service.http.problems import FieldError
-from service.scheduler.estimate.drift import end_moved
-from service.scheduler.estimate.survival import shape_class
-from service.scheduler.estimate.task_duration import measured_rate
-from service.scheduler.estimate.task_workload import progress_of
-from service.scheduler.state import learned_profiles
-from service.scheduler.state.plan_requests import request_plan
-from service.scheduler.state.usage_shares import kind_of
+from service.messaging.plan_requests import request_plan
 from service.settings import Settings
 from service.tasks.lifecycle.change_notices import touch
+from service.tasks.lifecycle.placements import FINISHED, end_placement, lock_placement, release
 from service.tasks.lifecycle.report_reducer import EventRefused, Record
 from service.tasks.models import Task
-from service.tasks.stored_specs import spec_of
 from service.usage.usage_ledger import book
-
-log = logging.getLogger(__name__)
 
 _ENDS = (wire.JobCompleted, wire.JobExited, wire.JobFailed)
 _SAFE = (wire.Checkpointed, wire.JobCompleted, wire.JobExited)  # events that prove that the node trains
 
 
-def accept(parts: Dependencies, placement_id: str, bearer: str | None, said: wire.Report) -> wire.ReportAck:
+def accept(parts: Dependencies, learning: Learning, placement_id: str, bearer: str | None, said: wire.Report) -> wire.ReportAck:
     """Apply a report in one transaction. Raises FenceStale, SeqGap or ReportRefused, and has then changed nothing.
 
     A repeated report gets the same answer as before.
@@ -62,7 +53,7 @@ def accept(parts: Dependencies, placement_id: str, bearer: str | None, said: wir
         placement.last_seq = said.seq
         touch(session, task)
         session.flush()
-        _applied(session, parts, task, placement, said.events)
+        _applied(session, parts, learning, task, placement, said.events)
         return wire.ReportAck(seq=said.seq)
 
 
@@ -93,10 +84,12 @@ def _may_come_late(said: wire.Report) -> bool:
     return all(isinstance(event, wire.Throughput | wire.Detached) for event in said.events)
 
 
-def _applied(session: Session, parts: Dependencies, task: Task, placement: Placement, events: list[wire.Event]) -> None:
+def _applied(
+    session: Session, parts: Dependencies, learning: Learning, task: Task, placement: Placement, events: list[wire.Event]
+) -> None:
     """Update the placement's sums, the learned speeds and lifetimes, and the plan requests from a report's events."""
     done = [event for event in events if isinstance(event, wire.Throughput)]
-    measured = [_count(session, task, placement, event) for event in done]
+    measured = [_count(session, learning, task, placement, event) for event in done]
     if any(isinstance(event, _SAFE) for event in events):
         note_progress(session, parts, task, placement)
     _book(session, task, placement, done)
@@ -105,10 +98,10 @@ def _applied(session: Session, parts: Dependencies, task: Task, placement: Place
         if placement.ended_at is None:
             end_placement(session, parts.hints, placement, FINISHED)
             request_plan(session, parts.queue, "task_ended")
-            _learn(session, task)
+            learning.note_ended(session, task)
     elif placement.leaving is not None and any(isinstance(event, wire.Detached) for event in events):
         release(session, parts, task, placement, RequeueReason(placement.leaving))
-    elif told and end_moved(session, task, placement):
+    elif told and learning.end_moved(session, task, placement):
         request_plan(session, parts.queue, "end_moved")
 
 
@@ -118,20 +111,8 @@ def _book(session: Session, task: Task, placement: Placement, done: Sequence[wir
         book(session, task, placement, tokens, evaluated, sum(one.own_seconds for one in done))
 
 
-def _learn(session: Session, task: Task) -> None:
-    """Learn from an ended task how long such jobs live; skipped if only another version can read the task."""
-    known = [job for job in task.jobs if job.total_steps is not None and job.warmup_steps is not None]
-    try:
-        spec = spec_of(task)
-        lived = [progress_of(spec, job, 1) for job in known]
-    except ValueError as error:
-        log.warning("nothing is learned from task %s, which this version cannot read: %s", task.id, error)
-    else:
-        learned_profiles.note_ended(session, shape_class(spec), lived)
-
-
-def _count(session: Session, task: Task, placement: Placement, done: wire.Throughput) -> int:
-    """Add to the placement's sums and to the node's measured speed with this base. Returns the number of measurements."""
+def _count(session: Session, learning: Learning, task: Task, placement: Placement, done: wire.Throughput) -> int:
+    """Add to the placement's sums and to the learned speeds. Returns the number of measurements."""
     placement.steps += done.steps
     placement.tokens += done.tokens
     placement.train_seconds += done.seconds
@@ -142,8 +123,4 @@ def _count(session: Session, task: Task, placement: Placement, done: wire.Throug
     placement.gpu_seconds += done.own_seconds
     session.flush()
     node = session.scalars(select(Node).where(Node.id == placement.node_id).with_for_update()).one()
-    before, gpus = node.tokens_per_second.get(task.base_model), len(placement.device_indexes)
-    rate = measured_rate(before, done.tokens, done.seconds + done.evaluation_seconds, gpus)
-    if rate is not None:
-        node.tokens_per_second = node.tokens_per_second | {task.base_model: rate}
-    return learned_profiles.note_steps(session, task.base_model, task.precision, kind_of(node), gpus, done)
+    return learning.note_steps(session, task, node, len(placement.device_indexes), done)

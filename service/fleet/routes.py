@@ -8,17 +8,17 @@ from starlette.concurrency import run_in_threadpool
 
 from contract import wire
 from contract.cached_file_list import CachedFiles
-from service.app_state import Service, State, Works
+from service.app_state import FromReports, Service, State, Works
 from service.files.models import File
 from service.fleet import nodes, reports
 from service.fleet.cached_files import unwanted
-from service.fleet.credentials import check_node
 from service.fleet.desired_state import desired_state, warm_start
 from service.fleet.errors import ObjectUnknown
+from service.fleet.worker_authentication import check_node
 from service.http.concurrency_limits import Reporting
-from service.http.downloads import send_object
 from service.http.problems import invalid_field
 from service.http.request_bodies import Whole, pour, read_json
+from service.storage.downloads import send_object
 from service.storage.object_store import ObjectMismatch
 from service.tenants.auth_throttle import address_of
 
@@ -81,8 +81,10 @@ def cached_files(node_id: str, said: CachedFiles, bearer: Bearer, parts: Works) 
 
 
 @router.post("/placements/{placement_id}/reports")
-def report(placement_id: str, said: Whole, bearer: Bearer, parts: Works, seat: Reporting) -> wire.ReportAck:
-    return reports.accept(parts, placement_id, bearer, read_json(wire.Report, said))
+def report(
+    placement_id: str, said: Whole, bearer: Bearer, parts: Works, learning: FromReports, seat: Reporting
+) -> wire.ReportAck:
+    return reports.accept(parts, learning, placement_id, bearer, read_json(wire.Report, said))
 
 
 @router.get("/placements/{placement_id}/files/{file_id}")

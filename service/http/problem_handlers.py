@@ -2,7 +2,7 @@
 
 import errno
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_args, get_type_hints
 
 import psycopg
@@ -21,7 +21,6 @@ from starlette.routing import Match, Route
 from contract import field_mistakes
 from service.http.middleware import request_id
 from service.http.problems import MEDIA_TYPE, BadRequest, FieldError, Invalid, Problem, Unavailable, shown, summary
-from service.openai import error_objects as openai
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +49,12 @@ class Unstorable(Invalid):
     code = "unstorable"
 
 
-def install(app: FastAPI) -> None:
-    """Add the exception handlers to the app."""
+ErrorFormats = Mapping[str, Callable[[Problem, dict[str, str]], JSONResponse]]  # by path prefix: a problem with its headers
+
+
+def install(app: FastAPI, formats: ErrorFormats) -> None:
+    """Add the exception handlers to the app. Paths with a prefix in `formats` answer errors in another API's format."""
+    app.state.error_formats = formats
     app.add_exception_handler(Problem, _problem)  # type: ignore[arg-type]
     app.add_exception_handler(RequestValidationError, _invalid)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, _http)  # type: ignore[arg-type]
@@ -65,11 +68,13 @@ def install(app: FastAPI) -> None:
 
 
 def respond(request: Request, problem: Problem) -> JSONResponse:
-    """The problem as a response, in the error format of the called API: OpenAI's or ours."""
+    """The problem as a response, in the error format of the called API."""
     id = request_id(request.scope)
     headers = problem.headers | {"x-request-id": id}
-    if request.url.path.startswith(openai.PREFIX):
-        return openai.respond(problem, headers)
+    formats: ErrorFormats = request.app.state.error_formats
+    for prefix, formatted in formats.items():
+        if request.url.path.startswith(prefix):
+            return formatted(problem, headers)
     return JSONResponse(problem.body(id), problem.status, headers, media_type=MEDIA_TYPE)
 
 

@@ -1,3 +1,3 @@
-"""Prometheus metrics: the API processes' own, and those of queue, scheduler and fleet from rows.
+"""Prometheus metrics: the API processes' own, and those of queue, scheduler and fleet from rows. Also the health probes.
 
 Enters: a scrape. Leaves: text. Never names tenants."""

@@ -8,10 +8,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_1_0_0 as TEXT
 
 from service.app_state import Service, SystemDb
+from service.authentication import Bearer, authenticate, must_have
 from service.http.response_schemas import problems
 from service.metrics.fleet_metrics import FleetMetrics
 from service.tenants.api_keys import Scope
-from service.tenants.authentication import Bearer, authenticate, must_have
 
 router = APIRouter(tags=["health"])
 

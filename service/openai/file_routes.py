@@ -8,19 +8,19 @@ from sqlalchemy import false
 
 from service.adapters.routes import carried, send_archive
 from service.app_state import Store
+from service.authentication import Db, Reader, Writer
 from service.database.engine import clock
 from service.files import actions
 from service.files.models import File
 from service.files.multipart_upload import Upload, receiving
-from service.http.downloads import attachment, send_object
-from service.http.idempotency import Key as IdempotencyKey
-from service.http.idempotency import once_received
 from service.http.problems import invalid_field
+from service.idempotency import Key as IdempotencyKey
+from service.idempotency import once_received
 from service.openai import result_files
 from service.openai.error_objects import PREFIX
 from service.openai.list_envelope import After, ListOf, listed
 from service.openai.resource_objects import FileDeleted, FileObject, file_object
-from service.tenants.authentication import Db, Reader, Writer
+from service.storage.downloads import attachment, send_object
 
 router = APIRouter(prefix=f"{PREFIX}/files", include_in_schema=False)
 

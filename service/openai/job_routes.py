@@ -8,9 +8,10 @@ from sqlalchemy.orm import Session
 
 from service.adapters.models import Adapter
 from service.app_state import NodeHints, Wakes, Works
+from service.authentication import Db, Reader, Writer
 from service.http.concurrency_limits import Submitting
-from service.http.idempotency import Once
 from service.http.problems import invalid_field
+from service.idempotency import Once
 from service.openai.error_objects import PREFIX
 from service.openai.event_objects import EventObject, events_page
 from service.openai.job_requests import JobRequest
@@ -19,7 +20,6 @@ from service.openai.resource_objects import CheckpointObject, JobObject, checkpo
 from service.tasks import actions
 from service.tasks.models import Task
 from service.tasks.resource import render
-from service.tenants.authentication import Db, Reader, Writer
 from service.tenants.tenant_scope import find, scoped
 from service.usage.models import TaskUsage
 

@@ -4,12 +4,12 @@ from fastapi import APIRouter
 from sqlalchemy import select
 
 from service.adapters.models import Adapter
+from service.authentication import Db, Reader
 from service.fleet.models import BaseModel
 from service.openai.error_objects import PREFIX
 from service.openai.list_envelope import ListOf, list_of
 from service.openai.resource_objects import ModelObject, model_object, tuned, tuned_object
 from service.tasks.models import Task
-from service.tenants.authentication import Db, Reader
 from service.tenants.tenant_scope import missing, scoped
 
 router = APIRouter(prefix=f"{PREFIX}/models", include_in_schema=False)

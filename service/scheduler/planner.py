@@ -9,13 +9,13 @@ import time
 from collections.abc import Sequence
 from enum import Enum
 
-from service.background.dependencies import Dependencies
-from service.background.queue import QueueJob
+from service.dependencies import Dependencies
+from service.messaging.queue import QueueJob
 from service.scheduler.core.solve import solve
+from service.scheduler.pending_requests import asked_for
 from service.scheduler.replan_pacing import Pace
 from service.scheduler.state import planner_lease, snapshot
 from service.scheduler.state.gpu_reservations import GpuReservation
-from service.scheduler.state.plan_requests import asked_for
 from service.scheduler.state.plan_writer import Placed, note_ends, place, starting, tell
 from service.scheduler.state.planner_lease import LeaseLost
 from service.scheduler.state.reclaim import reclaim

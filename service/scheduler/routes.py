@@ -7,16 +7,16 @@ from sqlalchemy import select
 
 from contract.task_spec import TaskSpec
 from service.app_state import Works, state_of
+from service.authentication import Db, Reader
 from service.http.concurrency_limits import Estimating
 from service.http.pagination import MAX_LIMIT, Cursor, Limit, Page, page
 from service.http.response_schemas import problems
-from service.scheduler.estimate.dry_run import EstimateResource, dry_run
-from service.scheduler.explain.plan_history import PlanChangeResource
+from service.scheduler.dry_run import EstimateResource, dry_run
 from service.scheduler.explain.schedule_view import Schedule, schedule
 from service.scheduler.models import PlanChange
 from service.tasks.models import Task
 from service.tasks.submission.spec_checks import Preflight
-from service.tenants.authentication import Db, Reader
+from service.tasks.waiting.plan_history import PlanChangeResource
 from service.tenants.tenant_scope import find, scoped
 
 

@@ -1,3 +1,3 @@
-"""Content-addressed object storage: objects named by their sha256, and signed grants for workers' uploads.
+"""Content-addressed object storage: objects named by their sha256, signed grants for uploads, downloads.
 
-Enters: bytes. Leaves: bytes whose hash was verified. Knows no tenants, tasks or HTTP."""
+Enters: bytes. Leaves: bytes whose hash was verified. Knows no tenants or tasks."""

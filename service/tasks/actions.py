@@ -12,21 +12,21 @@ from contract.compatibility.version import VERSION
 from contract.states import TASK_TERMINAL, RequeueReason, TaskStatus
 from contract.task_spec import TaskSpec
 from service.audit.audit_trail import note_made
-from service.background.dependencies import Dependencies
-from service.background.queue import Queue, QueueJob
-from service.background.wakeups import Hints
 from service.database.engine import after_commit, clock
-from service.fleet.placements import ask_to_leave, end_placement, live_placement
+from service.dependencies import Dependencies
 from service.http.problems import Conflict, Problem
-from service.scheduler.state.plan_requests import request_plan
+from service.messaging.plan_requests import request_plan
+from service.messaging.queue import Queue, QueueJob
+from service.messaging.wakeups import Hints
 from service.tasks import stored_specs
 from service.tasks.lifecycle import transitions
 from service.tasks.lifecycle.change_notices import touch
+from service.tasks.lifecycle.placements import ask_to_leave, end_placement, live_placement
 from service.tasks.models import Task
 from service.tasks.submission.spec_checks import Pinned, Preflight
 from service.tenants.api_keys import Principal
-from service.tenants.quotas import Room
 from service.tenants.tenant_scope import find, scoped
+from service.usage.quotas import Room
 
 
 class TaskOpen(Conflict):

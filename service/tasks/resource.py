@@ -7,8 +7,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
-from sqlalchemy import ARRAY, BigInteger, Double, String, any_, case, func, literal, select
-from sqlalchemy import cast as sql_cast
+from sqlalchemy import ARRAY, Double, String, any_, case, func, literal, select
 from sqlalchemy.orm import Session, aliased
 
 from contract.compatibility.lenient_documents import ShownConfig
@@ -16,9 +15,10 @@ from contract.states import JOB_TERMINAL, TASK_TERMINAL, JobStatus, RequeueReaso
 from service.adapters.models import Adapter
 from service.database.engine import among_ids
 from service.fleet.models import Node, Placement
-from service.scheduler.state import queue_status
 from service.tasks.models import Job, Task
 from service.tasks.stored_specs import effective
+from service.tasks.waiting import queue_status
+from service.usage.trained_rows import rows_in
 
 
 class Rows(BaseModel):
@@ -104,23 +104,6 @@ class TaskResource(BaseModel):
     requeue_reason: RequeueReason | None = Field(description="Why it was last taken off a node")
     requeue_detail: str | None = Field(description="The same in words")
     placement: PlacementResource | None
-
-
-batch_size = sql_cast(Job.config["batch_size"].astext, BigInteger)
-_steps_per_epoch = (Task.train_rows + batch_size - 1) // batch_size
-
-
-def rows_in(steps: Any) -> Any:
-    """Training rows of `steps` steps, in SQL; the last step of an epoch may be short."""
-    return (steps // _steps_per_epoch) * Task.train_rows + func.least((steps % _steps_per_epoch) * batch_size, Task.train_rows)
-
-
-def rows_trained(steps: int, batch: int, train_rows: int) -> int:
-    """`rows_in` on Python numbers."""
-    if not train_rows:
-        return 0
-    epochs, rest = divmod(steps, -(-train_rows // batch))
-    return epochs * train_rows + min(rest * batch, train_rows)
 
 
 _ended = Job.status == any_(literal(sorted(JOB_TERMINAL), ARRAY(String)))  # `in_` is recompiled at each use

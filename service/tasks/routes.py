@@ -10,16 +10,16 @@ from pydantic import Field
 
 from contract.states import TaskStatus
 from service.app_state import Events, NodeHints, Polled, Wakes, Works, state_of
-from service.http.downloads import matches
+from service.authentication import Db, Reader, Writer, admit
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.response_schemas import problems
+from service.storage.downloads import matches
 from service.tasks import actions
 from service.tasks.curves.curve_reader import MAX_RESOLUTION, Metrics, Series, Window, coarse_curves, curves
 from service.tasks.job_resource import JobResource, find_job, jobs_of_task
 from service.tasks.models import Task
 from service.tasks.resource import TaskResource, render
 from service.tenants.api_keys import Scope
-from service.tenants.authentication import Db, Reader, Writer, admit
 from service.tenants.tenant_scope import find
 
 MAX_WAIT = 60.0

@@ -12,9 +12,9 @@ from limits.storage import MemoryStorage, RedisStorage
 from limits.strategies import SlidingWindowCounterRateLimiter
 from starlette.concurrency import run_in_threadpool
 
-from service.background.circuit_breaker import CircuitBreaker
-from service.background.wakeups import connect
 from service.http.problems import Problem
+from service.messaging.circuit_breaker import CircuitBreaker
+from service.messaging.wakeups import connect
 
 log = logging.getLogger(__name__)
 

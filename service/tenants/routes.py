@@ -11,14 +11,14 @@ from sqlalchemy.orm import Session
 
 from contract.strict import Strict
 from service.app_state import Service, Wakes
+from service.authentication import AdminDb
 from service.database.engine import new_id
-from service.http.idempotency import AdminOnce, AnswerBox
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.problems import Conflict, NotFound, invalid_field
 from service.http.response_schemas import problems
-from service.scheduler.state.plan_requests import request_plan
+from service.idempotency import AdminOnce, AnswerBox
+from service.messaging.plan_requests import request_plan
 from service.tenants.api_keys import Scope, mint_key
-from service.tenants.authentication import AdminDb
 from service.tenants.models import QUEUED_TASKS, ApiKey, Tenant
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], responses=problems(401, 403, 422))

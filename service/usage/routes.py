@@ -7,11 +7,12 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 from sqlalchemy import Row, desc, func, select, tuple_
 
+from service.authentication import Db, Reader
 from service.http.pagination import Cursor, Limit, read_cursor, write_cursor
 from service.http.response_schemas import problems
-from service.tenants import quotas
-from service.tenants.authentication import Db, Reader
+from service.scheduler.state import usage_shares
 from service.tenants.models import Tenant
+from service.usage import quotas
 from service.usage.usage_queries import Period, month_of, trained_tokens, usage_of
 
 router = APIRouter(prefix="/v1", tags=["usage"], responses=problems(401, 403))
@@ -83,7 +84,7 @@ def get_quotas(reader: Reader, db: Db) -> Quotas:
     with db.begin() as session:
         tenant = session.get_one(Tenant, reader.tenant_id)
         return Quotas(
-            running_gpus=Quota(limit=tenant.running_gpus_quota, used=quotas.running_gpus(session, reader)),
+            running_gpus=Quota(limit=tenant.running_gpus_quota, used=usage_shares.running_gpus(session, reader)),
             queued_tasks=Quota(limit=tenant.queued_tasks_quota, used=quotas.queued_tasks(session, reader)),
             stored_bytes=Quota(limit=tenant.stored_bytes_quota, used=quotas.stored_bytes(session, reader)),
             month_tokens=Quota(limit=tenant.month_tokens_quota, used=trained_tokens(session, reader, month_of(session))),

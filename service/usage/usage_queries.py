@@ -15,10 +15,10 @@ from sqlalchemy.orm import Session, aliased
 from contract.states import JobStatus
 from service.database.engine import clock
 from service.tasks.models import Job, Task
-from service.tasks.resource import rows_in
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import scoped
 from service.usage.models import TaskUsage
+from service.usage.trained_rows import rows_in
 from service.usage.usage_ledger import month_at, trained_in
 
 

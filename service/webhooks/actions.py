@@ -6,10 +6,10 @@ from datetime import timedelta
 from sqlalchemy import Select, func, select, update
 from sqlalchemy.orm import Session
 
-from service.background.queue import Queue, QueueJob
 from service.database.engine import after_commit, clock, new_id
 from service.http.outbound import Outbound, Refused
 from service.http.problems import Invalid, invalid_field
+from service.messaging.queue import Queue, QueueJob
 from service.secret_box import SecretBox
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import find, missing, scoped

@@ -9,12 +9,12 @@ from sqlalchemy import select
 
 from contract.strict import STORABLE, Strict
 from service.app_state import Config, Wakes
-from service.http.idempotency import AnswerBox, Once
+from service.authentication import Db, Reader, Writer
 from service.http.outbound import MAX_URL, Outbound
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.response_schemas import problems
+from service.idempotency import AnswerBox, Once
 from service.secret_box import SecretBox
-from service.tenants.authentication import Db, Reader, Writer
 from service.tenants.tenant_scope import scoped
 from service.webhooks import actions
 from service.webhooks.factories import box_of, outbound_of

@@ -15,9 +15,9 @@ from pydantic import SecretStr
 from starlette.testclient import TestClient
 
 from service.app import create_app
-from service.database import roles, schema
 from service.database.engine import Database
 from service.fleet.models import BaseModel
+from service.schema import roles, schema_upgrade
 from service.settings import Settings
 from service.storage.object_store import Storage
 from service.tenants.api_keys import Scope, mint_key
@@ -32,7 +32,7 @@ _numbers = itertools.count(1)
 def template(stack) -> str:
     """The name of a database at the newest revision, with no rows. Nobody may keep it open."""
     url = stack.new_database()
-    schema.upgrade(url)
+    schema_upgrade.upgrade(url)
     for role in (roles.APP, roles.SYSTEM):
         roles.admit(url, role, stack.postgres.url(role=role))
     return name_of(url)

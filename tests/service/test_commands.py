@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from service.bootstrap import FILE_NAME
-from service.database import schema
+from service.schema import schema_upgrade
 from service.settings import Settings
 from tests.service.api import chat_rows, jsonl
 from tests.service.processes import Api, serving
@@ -96,7 +96,7 @@ def test_an_unknown_command_shows_those_there_are(run):
 
 
 def test_migrating_says_where_it_came_to(run):
-    assert f"revision {schema.head()}" in run("migrate").stdout
+    assert f"revision {schema_upgrade.head()}" in run("migrate").stdout
 
 
 def test_the_first_keys_are_made_once_and_work(run, settings, api):

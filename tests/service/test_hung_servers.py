@@ -11,9 +11,9 @@ import pytest
 import redis
 import yaml
 
-from service.background.queue import Queue, QueueJob
-from service.background.wakeups import Hints, connect
-from service.fleet.credentials import placement_token
+from service.fleet.worker_authentication import placement_token
+from service.messaging.queue import Queue, QueueJob
+from service.messaging.wakeups import Hints, connect
 from service.tenants.rate_limits import RateLimitExceeded, Rates
 from tests.service.api import CHAT, jsonl
 from tests.service.live_server import PATIENCE, live

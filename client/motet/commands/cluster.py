@@ -5,8 +5,8 @@ from rich.text import Text
 
 from motet.api.client import Client
 from motet.commands.common import Json, Output
+from motet.display.plan_timeline import Timeline
 from motet.display.tables import models_table, nodes_table, running_table, waiting_table
-from motet.display.timeline import Timeline
 
 
 def cluster(json: Json = False) -> None:

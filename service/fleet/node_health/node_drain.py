@@ -4,13 +4,13 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from contract.states import RequeueReason
-from service.background.dependencies import Dependencies
 from service.database.engine import clock
+from service.dependencies import Dependencies
 from service.fleet.models import Node, Placement
 from service.fleet.node_health.quarantine import mend
-from service.fleet.placements import ask_to_leave, lock_placement
 from service.http.problems import NotFound, shown
-from service.scheduler.state.plan_requests import request_plan
+from service.messaging.plan_requests import request_plan
+from service.tasks.lifecycle.placements import ask_to_leave, lock_placement
 
 
 def drain(parts: Dependencies, node_id: str, evict: bool) -> None:

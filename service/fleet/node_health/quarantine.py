@@ -14,12 +14,14 @@ from enum import Enum
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.background.dependencies import Dependencies
+from contract.states import RequeueReason
 from service.database.engine import clock
+from service.dependencies import Dependencies
 from service.fleet.models import Node, Placement
 from service.fleet.node_health.blame import IN_A_ROW, Fault, Witness, at_fault, node_rest, suspect, task_rest
-from service.scheduler.state.plan_requests import request_plan
+from service.messaging.plan_requests import request_plan
 from service.settings import Settings
+from service.tasks.lifecycle.placements import release
 from service.tasks.models import Task
 
 _REMEMBERED = 50  # losses in a row
@@ -39,6 +41,24 @@ class Loss(Enum):
 def faults_of(task: Task) -> dict[str, Fault]:
     """The task's faults, by node id."""
     return {node: Fault.model_validate(said) for node, said in (task.faults or {}).items()}
+
+
+def release_lost(
+    session: Session,
+    parts: Dependencies,
+    task: Task,
+    placement: Placement,
+    reason: RequeueReason,
+    detail: str,
+    loss: Loss | None,
+) -> None:
+    """Take a running task off a node that lost its placement (`release`), and count the loss against node or task.
+
+    A placement that was asked to leave counts no loss.
+    """
+    counts = loss if placement.leaving is None else None
+    hopeless = note_loss(session, parts, task, placement, counts, detail) if counts is not None else None
+    release(session, parts, task, placement, reason, detail, hopeless)
 
 
 def note_loss(session: Session, parts: Dependencies, task: Task, placement: Placement, loss: Loss, detail: str) -> str | None:

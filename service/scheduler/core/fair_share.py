@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from service.scheduler.estimate.gpu_types import hardware
+from service.scheduler.core.gpu_types import hardware
 
 WEIGHT = 1000  # of a task of priority 1 on arrival, whose tenant is at its share; weights are integers
 AGING_SECONDS = 6 * 3600  # a task that has waited this long weighs twice

@@ -1,4 +1,4 @@
-"""How long tasks take: throughput, survival under early exit, GPU types, prediction intervals, and the dry run of a task.
+"""How long tasks take: throughput, survival under early exit, prediction intervals, learned profiles.
 
-Enters: shapes of tasks, and measurements. Leaves: seconds with their spread. The arithmetic is pure; only `dry_run` and
-`task_workload` read rows."""
+Enters: shapes of tasks, and measurements. Leaves: seconds with their spread. The arithmetic is pure; only
+`task_workload`, `drift` and `learned_profiles` read rows."""

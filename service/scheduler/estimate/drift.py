@@ -4,9 +4,8 @@ from sqlalchemy.orm import Session
 
 from service.database.engine import clock
 from service.fleet.models import Node, Placement
-from service.scheduler.estimate.estimate_cache import Memo
+from service.lru_cache import LruCache
 from service.scheduler.estimate.task_workload import Workload
-from service.scheduler.state.usage_shares import kind_of
 from service.tasks.models import Task
 
 _PART = 0.1  # of the remaining time
@@ -17,10 +16,10 @@ def end_moved(session: Session, task: Task, placement: Placement) -> bool:
     """Whether the task's expected end, from its current jobs and speeds, has moved by over 10 % of its remaining time."""
     if placement.expected_end is None:
         return True
-    work = Workload(session, [task], Memo())
+    work = Workload(session, [task], LruCache())
     if task.id in work.unread:
         return False
     node = session.get_one(Node, placement.node_id)
-    seconds = work.estimate(task, kind_of(node), len(placement.device_indexes)).seconds
+    seconds = work.estimate(task, node.device_type, len(placement.device_indexes)).seconds
     believed = (placement.expected_end - clock(session)).total_seconds()
     return abs(seconds - believed) > max(_LEAST_SECONDS, _PART * max(seconds, believed))

@@ -15,14 +15,13 @@ from contract.states import JOB_TERMINAL, ExitReason, JobStatus, TaskStatus
 from contract.task_spec import Precision, Schedule, TaskSpec
 from service.files.models import File
 from service.fleet.models import BaseModel, Node
+from service.lru_cache import LruCache
+from service.scheduler.core.gpu_types import hardware
 from service.scheduler.core.problem import Seconds, Width
-from service.scheduler.estimate.estimate_cache import Memo
-from service.scheduler.estimate.gpu_types import hardware
+from service.scheduler.estimate import learned_profiles
 from service.scheduler.estimate.survival import JobProgress, shape_class
 from service.scheduler.estimate.task_duration import Estimate, Work, estimate, tokens_per_row
 from service.scheduler.estimate.throughput import Model, relevant
-from service.scheduler.state import learned_profiles
-from service.scheduler.state.usage_shares import kind_of
 from service.tasks.models import Job, Task
 from service.tasks.stored_specs import SpecUnreadable, config_of, spec_of
 
@@ -44,7 +43,7 @@ class Shapes:
     """The nodes that tasks may run on, by shape."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
-        self._of = tuple(Shape(kind_of(node), len(node.devices), memory_of(node)) for node in nodes)
+        self._of = tuple(Shape(node.device_type, len(node.devices), memory_of(node)) for node in nodes)
         self.distinct = tuple(dict.fromkeys(self._of))
 
     def each(self, seconds: Mapping[Shape, int | None]) -> Seconds:
@@ -61,7 +60,7 @@ class Workload:
     """
 
     def __init__(
-        self, session: Session, tasks: Iterable[Task], memo: Memo, unsaved: Mapping[str, Sequence[Job]] | None = None
+        self, session: Session, tasks: Iterable[Task], memo: LruCache, unsaved: Mapping[str, Sequence[Job]] | None = None
     ) -> None:
         self._memo = memo
         self.unread: dict[str, str] = {}  # reason, by task

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from service.scheduler.estimate.gpu_types import Hardware
+from service.scheduler.core.gpu_types import Hardware
 
 FLOPS_PER_WEIGHT = 4.0  # per token and weight: forward, and backward through a frozen base
 READS_PER_STEP = 2.0  # of each weight byte: forward and backward

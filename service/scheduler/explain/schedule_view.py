@@ -18,10 +18,9 @@ from service.fleet.models import Node, Placement
 from service.fleet.node_health.quarantine import Trouble, trouble_of
 from service.http.pagination import cursor_unknown, pack_cursor, unpack_cursor
 from service.scheduler.models import Plan
-from service.scheduler.state import queue_status
-from service.scheduler.state.usage_shares import kind_of
 from service.settings import Settings
 from service.tasks.models import Task
+from service.tasks.waiting import queue_status
 
 Interval = Field(description="Earliest and latest; the true moment lies between them most of the time")
 
@@ -183,7 +182,7 @@ def _behind(queued: Sequence[_Waiter], after: _After) -> Sequence[_Waiter]:
 def _node(node: Node, trouble: Trouble | None, live: list[tuple[Placement, Task]], tenant_id: str) -> ScheduledNode:
     return ScheduledNode(
         name=node.name,
-        device_type=kind_of(node),
+        device_type=node.device_type,
         gpus=len(node.devices),
         free=max(0, len(node.devices) - sum(len(placed.device_indexes) for placed, _ in live)),
         drained=node.drained_at is not None,

@@ -10,25 +10,25 @@ from sqlalchemy import bindparam, delete, select, update
 from sqlalchemy.orm import Session
 
 from contract.states import TaskStatus
-from service.background.dependencies import Dependencies
 from service.database.engine import clock, new_id
+from service.dependencies import Dependencies
 from service.fleet.lease_clock import lease_until
 from service.fleet.models import Node, Placement
 from service.fleet.node_health.quarantine import by_trust, trouble_of
-from service.fleet.placements import touch_nodes
 from service.scheduler.core.decision import Decision
 from service.scheduler.core.problem import Start
 from service.scheduler.estimate.prediction_intervals import Between
 from service.scheduler.explain import plan_news
-from service.scheduler.explain.plan_announcements import reasons_of
-from service.scheduler.explain.plan_history import note
 from service.scheduler.models import Plan, PlanRequest
-from service.scheduler.state import queue_status
+from service.scheduler.state.plan_announcements import reasons_of
 from service.scheduler.state.snapshot import Snapshot
 from service.settings import Settings
 from service.tasks.lifecycle.change_notices import touch
+from service.tasks.lifecycle.placements import touch_nodes
 from service.tasks.lifecycle.transitions import enter
 from service.tasks.models import Task
+from service.tasks.waiting import queue_status
+from service.tasks.waiting.plan_history import note
 
 log = logging.getLogger(__name__)
 

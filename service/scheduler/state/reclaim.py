@@ -8,14 +8,14 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 
 from contract.states import RequeueReason
-from service.background.dependencies import Dependencies
-from service.fleet.placements import ask_to_leave, lock_placement
+from service.dependencies import Dependencies
 from service.scheduler.core.fair_share import owed
 from service.scheduler.core.preemption import Claim, Held, Preemption, preemption
 from service.scheduler.core.problem import NEVER
 from service.scheduler.state import planner_lease
 from service.scheduler.state.gpu_reservations import GpuReservation
 from service.scheduler.state.snapshot import Snapshot
+from service.tasks.lifecycle.placements import ask_to_leave, lock_placement
 
 log = logging.getLogger(__name__)
 

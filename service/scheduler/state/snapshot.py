@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from contract.states import TaskStatus
-from service.background.dependencies import Dependencies
+from service.dependencies import Dependencies
 from service.fleet.models import Node, Placement
 from service.scheduler.core import problem as p
 from service.scheduler.core.eligibility import Bar, Bars
@@ -21,13 +21,13 @@ from service.scheduler.estimate.prediction_intervals import Between, Spread, int
 from service.scheduler.estimate.task_duration import Estimate
 from service.scheduler.estimate.task_workload import Shapes, Workload
 from service.scheduler.models import PlanRequest
-from service.scheduler.state import queue_status
 from service.scheduler.state.gpu_reservations import GpuReservation, kept, reservations_of
 from service.scheduler.state.host_eligibility import Hosts
 from service.scheduler.state.recent_arrivals import recent_arrivals
-from service.scheduler.state.usage_shares import capacity, kind_of, limits, shares
+from service.scheduler.state.usage_shares import capacity, limits, shares
 from service.tasks.models import Job, Task
 from service.tasks.stored_specs import needs_version, newer_fields
+from service.tasks.waiting import queue_status
 
 Widths = Mapping[str, Sequence[p.Width]]  # by task, each narrowest first
 LEAVING_SECONDS = 10  # expected time until a task that was asked to leave has left
@@ -79,7 +79,7 @@ class Snapshot:
         return intervals(self.problem.running, starts, self.spreads | wide)
 
     def _spread_of(self, start: p.Start) -> Spread:
-        return spread(self.work.estimate(self.tasks[start.task], kind_of(self.nodes[start.node]), start.gpus))
+        return spread(self.work.estimate(self.tasks[start.task], self.nodes[start.node].device_type, start.gpus))
 
 
 def spread(found: Estimate) -> Spread:
@@ -155,7 +155,7 @@ class _Seen:
             busy[placed.node_id] += len(placed.device_indexes)
         gpus = capacity(self._nodes.values(), closed, busy)
         worths = worth(gpus)
-        self._worth = {node.id: worths[kind_of(node)] for node in self._nodes.values()}
+        self._worth = {node.id: worths[node.device_type] for node in self._nodes.values()}
         fleet = tuple(
             p.Node(node.id, len(node.devices), node.drained_at is not None, self._worth[node.id])
             for node in self._nodes.values()
@@ -198,7 +198,7 @@ class _Seen:
             left = (placed.expected_end - self._now).total_seconds() if placed.expected_end is not None else 0.0
             seconds = max(_UNREAD_SECONDS, round(left))
         else:
-            found = self._work.estimate(task, kind_of(node), gpus)
+            found = self._work.estimate(task, node.device_type, gpus)
             self._spreads[task.id] = spread(found)
             seconds = max(1, round(found.seconds))
         return p.Running(task.id, node.id, gpus, seconds, task.tenant_id)
@@ -244,7 +244,7 @@ class _Seen:
     ) -> p.Queued:
         narrow, *wider = widths
         pairs = zip(self._nodes.values(), narrow.seconds, strict=True)
-        kind = next((kind_of(node) for node, seconds in pairs if seconds is not None), None)
+        kind = next((node.device_type for node, seconds in pairs if seconds is not None), None)
         if kind is not None:
             self._spreads[task.id] = spread(self._work.estimate(task, kind, task.gpus))
         deadline = self._work.specs[task.id].deadline
@@ -271,7 +271,7 @@ class _Seen:
         held: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
         wanted: dict[str, float] = defaultdict(float)
         for placed, task in self._live:
-            held[task.tenant_id][kind_of(self._nodes[placed.node_id])] += len(placed.device_indexes)
+            held[task.tenant_id][self._nodes[placed.node_id].device_type] += len(placed.device_indexes)
             wanted[task.tenant_id] += task.gpus * self._worth[placed.node_id]
         for task in self._queued:
             wanted[task.tenant_id] += task.gpus * self._fastest(widths[task.id])[1]

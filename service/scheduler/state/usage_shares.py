@@ -3,6 +3,7 @@
 The sums equal those of `fair_share.decayed` and `fair_share.entered` applied placement by placement.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
@@ -11,18 +12,15 @@ from sqlalchemy import ColumnElement, Double, cast, extract, func, literal, or_,
 from sqlalchemy.orm import Session
 
 from service.fleet.models import Node, Placement
-from service.scheduler.core.fair_share import Share
-from service.scheduler.core.problem import Limit
+from service.scheduler.core.fair_share import Share, worth
+from service.scheduler.core.problem import UNITS, Limit, in_units
 from service.tasks.models import Task
+from service.tenants.api_keys import Principal
 from service.tenants.models import Tenant
+from service.tenants.tenant_scope import scoped
 
 ENTRY_SECONDS = 300.0  # seconds that a start adds at once (the entry penalty)
 HALVES = 12  # half-lives after which use counts nothing
-
-
-def kind_of(node: Node) -> str:
-    """The type of the node's devices."""
-    return str(node.devices[0]["type"])
 
 
 def capacity(nodes: Iterable[Node], closed: Collection[str], busy: Mapping[str, int]) -> dict[str, int]:
@@ -30,7 +28,7 @@ def capacity(nodes: Iterable[Node], closed: Collection[str], busy: Mapping[str, 
     hold (`busy`, by node). A type without any is listed with 0."""
     found: Counter[str] = Counter()
     for node in nodes:
-        found[kind_of(node)] += busy.get(node.id, 0) if node.id in closed else len(node.devices)
+        found[node.device_type] += busy.get(node.id, 0) if node.id in closed else len(node.devices)
     return dict(found)
 
 
@@ -73,7 +71,7 @@ def _use(session: Session, now: datetime, half_life: float) -> dict[str, dict[st
         .group_by(Task.tenant_id, Placement.node_id)
     ).all()
     nodes = session.scalars(select(Node).where(Node.id.in_({node for _, node, _ in rows})))
-    kinds = {node.id: kind_of(node) for node in nodes if node.devices}
+    kinds = {node.id: node.device_type for node in nodes if node.devices}
     found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for tenant, node, used in rows:
         if node in kinds:
@@ -85,3 +83,17 @@ def limits(session: Session, tenants: Iterable[str]) -> tuple[Limit, ...]:
     """The quotas of running GPUs of those tenants that have one."""
     rows = session.execute(select(Tenant.id, Tenant.running_gpus_quota).where(Tenant.id.in_(list(tenants))).order_by(Tenant.id))
     return tuple(Limit(tenant, gpus) for tenant, gpus in rows if gpus is not None)
+
+
+def running_gpus(session: Session, principal: Principal) -> int:
+    """GPUs that the tenant's tasks hold now, weighted by speed as devices of the fleet's fastest type, rounded up."""
+    devices = select(Placement.node_id, func.sum(func.cardinality(Placement.device_indexes)))
+    held = devices.join(Task, Task.id == Placement.task_id).where(Placement.ended_at.is_(None)).group_by(Placement.node_id)
+    numbers = {node: int(number) for node, number in session.execute(scoped(held, Task, principal))}
+    if not numbers:
+        return 0
+    nodes = session.scalars(select(Node).where(or_(Node.status == "ready", Node.id.in_(numbers))))
+    kinds = {node.id: node.device_type for node in nodes if node.devices}
+    worths = worth(kinds.values())
+    units = sum(number * in_units(worths[kinds[node]] if node in kinds else 1.0) for node, number in numbers.items())
+    return math.ceil(units / UNITS)

@@ -14,8 +14,8 @@ from service.tasks.lifecycle.conclusion import conclude, fail_unfinished
 from service.tasks.lifecycle.event_log import Kind, record
 from service.tasks.lifecycle.transitions import enter, rewind_job
 from service.tasks.models import Job, Task
-from service.tasks.resource import rows_trained
 from service.tasks.stored_specs import part
+from service.usage.trained_rows import rows_trained
 from service.usage.usage_ledger import take_back
 
 

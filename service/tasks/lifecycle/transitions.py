@@ -27,10 +27,10 @@ from contract.states import (
 )
 from service.database.engine import new_id
 from service.database.prepared_statements import PreparedStatement
-from service.scheduler.explain import waiting_text
 from service.tasks.lifecycle.change_notices import CHANNEL, TOLD_TOGETHER
 from service.tasks.lifecycle.event_log import STATUS_FIELDS, Kind
 from service.tasks.models import Job, Task
+from service.tasks.waiting import waiting_status
 from service.webhooks.webhook_messages import types_of
 
 
@@ -45,8 +45,8 @@ Entered = Mapping[str, Any]  # what a row gets, by column: At, None, or a value
 
 _ENDED: Entered = {"ended_at": At.NOW, "waiting": None, "desired_status": None}
 TASK_ENTERS: Mapping[TaskStatus, Entered] = {
-    TaskStatus.QUEUED: {"queued_at": At.NOW, "waiting": waiting_text.not_planned(), "desired_status": None},
-    TaskStatus.PAUSED: {"waiting": waiting_text.paused(), "desired_status": None},
+    TaskStatus.QUEUED: {"queued_at": At.NOW, "waiting": waiting_status.not_planned(), "desired_status": None},
+    TaskStatus.PAUSED: {"waiting": waiting_status.paused(), "desired_status": None},
     TaskStatus.RUNNING: {"started_at": At.FIRST, "waiting": None},
     **dict.fromkeys(TASK_TERMINAL, _ENDED),
 }

@@ -17,14 +17,14 @@ from contract.states import TASK_TERMINAL
 from service.database.async_reader import AsyncReader
 from service.database.engine import Database, among_ids
 from service.database.prepared_statements import PreparedStatement
-from service.http.downloads import matches
-from service.http.request_coalescer import RequestCoalescer
 from service.scheduler.models import QueueStatus
-from service.scheduler.state.queue_status import NONE, Entries, Entry, entry_of, unpack
+from service.storage.downloads import matches
 from service.tasks.models import Task
 from service.tasks.polling.task_watcher import Watcher
 from service.tasks.resource import BESIDE, QUEUE, Beside, TaskResource
+from service.tasks.waiting.queue_status import NONE, Entries, Entry, entry_of, unpack
 from service.tenants.api_keys import Principal
+from service.tenants.request_coalescer import RequestCoalescer
 from service.tenants.tenant_scope import missing, scoped_when_asked, whose
 
 _KEPT_BYTES = 16 * 2**20  # of cached answers

@@ -14,16 +14,16 @@ from starlette.concurrency import run_in_threadpool
 
 from contract.task_spec import TaskSpec
 from service.audit.audit_trail import Note, add_entries
-from service.background.queue import Queue
 from service.database.engine import Database
-from service.http.idempotency_store import Claim, Keyed, Replayed, claim_in
 from service.http.problems import Problem
-from service.http.request_coalescer import RequestCoalescer, in_thread
+from service.messaging.queue import Queue
 from service.tasks import actions
 from service.tasks.models import Task
 from service.tasks.polling.poll_cache import etag_of
 from service.tasks.resource import render_new
 from service.tenants.api_keys import Principal
+from service.tenants.idempotency_store import Claim, Keyed, Replayed, claim_in
+from service.tenants.request_coalescer import RequestCoalescer, in_thread
 
 log = logging.getLogger(__name__)
 

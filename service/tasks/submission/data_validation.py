@@ -12,10 +12,10 @@ from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
 from contract.states import TaskStatus
-from service.background.queue import Queue
 from service.database.engine import Database, clock
 from service.files.models import File
-from service.scheduler.state.plan_requests import ARRIVED, request_plan
+from service.messaging.plan_requests import ARRIVED, request_plan
+from service.messaging.queue import Queue
 from service.storage.object_store import BLOCK, ObjectMissing, Storage
 from service.tasks.lifecycle import transitions
 from service.tasks.lifecycle.change_notices import touch

@@ -4,11 +4,11 @@ from fastapi import APIRouter, Request, Response
 
 from contract.task_spec import TaskSpec
 from service.app_state import state_of
-from service.http.idempotency import Key, keyed
+from service.authentication import Db, Writer, WriterFirst, note_of
 from service.http.response_schemas import problems
+from service.idempotency import Key, keyed
 from service.tasks.resource import TaskResource
 from service.tasks.submission.batched_submission import Submission
-from service.tenants.authentication import Db, Writer, WriterFirst, note_of
 
 router = APIRouter(prefix="/v1", tags=["tasks"], responses=problems(401, 403), route_class=WriterFirst)
 

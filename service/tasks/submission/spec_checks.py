@@ -12,7 +12,6 @@ from sqlalchemy.orm import Session
 
 from contract.adapter_manifest import AdapterManifest
 from contract.task_spec import Objective, TaskSpec
-from service.adapters.actions import adapters_of
 from service.adapters.models import Adapter
 from service.database.prepared_statements import PreparedStatement
 from service.files import actions as files
@@ -20,6 +19,7 @@ from service.files.models import File
 from service.files.row_checks import Format
 from service.fleet.models import BaseModel
 from service.http.problems import FieldError, Invalid
+from service.tasks.adapter_queries import adapters_of
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import whose
 

@@ -20,9 +20,9 @@ from rq.serializers import DefaultSerializer, JSONSerializer
 from rq.webhook import Webhook
 from sqlalchemy import func, select
 
-from service.background.queue import QUEUE_NAME, asked
+from service.messaging.plan_requests import request_plan
+from service.messaging.queue import QUEUE_NAME, asked
 from service.scheduler.models import PlanRequest
-from service.scheduler.state.plan_requests import request_plan
 
 
 def until(true: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -7,8 +7,8 @@ import httpx
 import pytest
 import redis
 
-from service.background.wakeups import stream_of
 from service.database.engine import Database
+from service.messaging.wakeups import stream_of
 from service.tenants.api_keys import Scope, mint_key
 from service.tenants.models import Tenant
 from tests.service.api import Caller

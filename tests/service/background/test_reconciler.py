@@ -8,8 +8,8 @@ from sqlalchemy import select, update
 
 from contract.states import RequeueReason
 from service.background import reconciler
-from service.background.dependencies import Dependencies
 from service.database.engine import clock
+from service.dependencies import Dependencies
 from service.fleet.models import Node, Placement
 from service.scheduler.models import PlanRequest
 from service.tasks.models import Task

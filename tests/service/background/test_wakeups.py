@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 
 import redis
 
-from service.background.queue import QUEUE_NAME, NamedQueueJob, Queue, QueueJob, asked
-from service.background.wakeups import Hints
+from service.messaging.queue import QUEUE_NAME, NamedQueueJob, Queue, QueueJob, asked
+from service.messaging.wakeups import Hints
 
 
 def test_what_only_hints_never_raises_and_never_waits_long(stack):

@@ -34,12 +34,12 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.types import NullType
 
-from service.database import roles, row_level_security, schema
 from service.database.engine import Database
+from service.schema import roles, row_level_security, schema_upgrade
 from service.settings import Settings
 
-OWNED = [schema.metadata.tables[name] for name in row_level_security.tenant_tables(schema.metadata)]
-NOBODYS = {table.name for table in schema.metadata.sorted_tables} - {table.name for table in OWNED}
+OWNED = [schema_upgrade.metadata.tables[name] for name in row_level_security.tenant_tables(schema_upgrade.metadata)]
+NOBODYS = {table.name for table in schema_upgrade.metadata.sorted_tables} - {table.name for table in OWNED}
 TENANTS = ("tenant_a", "tenant_b")
 
 _numbers = itertools.count(1)
@@ -126,7 +126,7 @@ def test_which_tables_are_nobodys():
 
 
 def readable(table: Table) -> bool:
-    return row_level_security.rights_of_app(table, schema.metadata) is not None
+    return row_level_security.rights_of_app(table, schema_upgrade.metadata) is not None
 
 
 @pytest.mark.parametrize("table", OWNED, ids=lambda table: table.name)
@@ -158,7 +158,7 @@ def test_a_tenant_sees_its_own_row_alone(table, app_role):
 
 
 def writable(table: Table) -> bool:
-    return "UPDATE" in (row_level_security.rights_of_app(table, schema.metadata) or "")
+    return "UPDATE" in (row_level_security.rights_of_app(table, schema_upgrade.metadata) or "")
 
 
 @pytest.mark.parametrize("table", [table for table in OWNED if writable(table)], ids=lambda table: table.name)
@@ -178,7 +178,7 @@ def test_another_tenants_row_is_neither_changed_nor_taken_nor_given(table, app_r
 
 def test_the_tenant_is_forgotten_with_its_transaction(app_role):
     one = Database(str(app_role.engine.url.render_as_string(hide_password=False)), pool_size=1)
-    files = schema.metadata.tables["files"]
+    files = schema_upgrade.metadata.tables["files"]
     with one.of(TENANTS[0]).begin() as session:
         assert len(session.execute(select(files)).all()) == 1
     with one.begin() as session:  # the same connection
@@ -213,7 +213,7 @@ def test_protecting_again_changes_nothing(full):
     policies = text("SELECT oid, polname, pg_get_expr(polqual, polrelid) FROM pg_policy ORDER BY oid")
     with engine.connect() as connection:
         before = connection.execute(policies).all()
-    schema.upgrade(full)
+    schema_upgrade.upgrade(full)
     with engine.connect() as connection:
         assert connection.execute(policies).all() == before
     engine.dispose()
@@ -221,13 +221,13 @@ def test_protecting_again_changes_nothing(full):
 
 def test_a_table_left_open_is_found_and_mended(new_database_url, settings_for, tmp_path):
     engine, settings = create_engine(new_database_url), settings_for(new_database_url, tmp_path)
-    schema.require(settings)
+    schema_upgrade.require(settings)
     with engine.begin() as connection:
         connection.execute(text("ALTER TABLE files NO FORCE ROW LEVEL SECURITY"))
-    with pytest.raises(schema.SchemaBehind, match=r"does not guard files; run: python -m service migrate"):
-        schema.require(settings)
-    schema.migrate(settings)
-    schema.require(settings)
+    with pytest.raises(schema_upgrade.SchemaBehind, match=r"does not guard files; run: python -m service migrate"):
+        schema_upgrade.require(settings)
+    schema_upgrade.migrate(settings)
+    schema_upgrade.require(settings)
     engine.dispose()
 
 
@@ -239,13 +239,13 @@ def test_a_role_that_may_too_much_is_refused(stack, new_database_url, settings_f
         ({"database_url": new_database_url}, "must be motet_system"),
     ):
         with pytest.raises(roles.RoleUnfit, match=why):
-            schema.require(settings.model_copy(update=changes))
+            schema_upgrade.require(settings.model_copy(update=changes))
     engine = create_engine(new_database_url)
     try:
         with engine.begin() as connection:
             connection.execute(text(f"ALTER ROLE {roles.APP} BYPASSRLS"))
         with pytest.raises(roles.RoleUnfit, match="may bypass row-level security: ALTER ROLE motet_app"):
-            schema.require(settings)
+            schema_upgrade.require(settings)
     finally:
         with engine.begin() as connection:
             connection.execute(text(f"ALTER ROLE {roles.APP} NOBYPASSRLS"))

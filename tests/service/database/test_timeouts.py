@@ -13,13 +13,13 @@ from starlette.testclient import TestClient
 
 from service.app import create_app
 from service.app_state import State
-from service.background.circuit_breaker import CircuitBreaker
-from service.background.dependencies import Dependencies
-from service.database import schema
 from service.database.async_reader import AsyncReader
 from service.database.engine import Database
 from service.database.prepared_statements import PreparedStatement
 from service.database.timeouts import Timeouts
+from service.dependencies import Dependencies
+from service.messaging.circuit_breaker import CircuitBreaker
+from service.schema import schema_upgrade
 
 NAMES = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
 SHOWN = text("SELECT " + ", ".join(f"current_setting('{name}') AS {name}" for name in NAMES))
@@ -127,8 +127,8 @@ def test_a_migration_waits_for_a_table_no_longer_than_it_may(new_database_url):
         connection.execute(text("COMMENT ON TABLE alembic_version IS 'an older protection'"))
     with engine.begin() as holder:
         holder.execute(text("LOCK TABLE tasks IN ACCESS SHARE MODE"))
-        with pytest.raises(schema.SchemaBusy, match="lock timeout"):
-            schema.upgrade(new_database_url, quick)
+        with pytest.raises(schema_upgrade.SchemaBusy, match="lock timeout"):
+            schema_upgrade.upgrade(new_database_url, quick)
     engine.dispose()
 
 
@@ -137,7 +137,7 @@ def test_one_migration_waits_for_another_however_short_a_lock_may_take(new_datab
     ended = threading.Event()
 
     def upgrade() -> None:
-        schema.upgrade(new_database_url, quick)
+        schema_upgrade.upgrade(new_database_url, quick)
         ended.set()
 
     with engine.begin() as other:

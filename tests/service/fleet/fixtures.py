@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import select, text, update
 
-from service.background.dependencies import Dependencies
 from service.background.reconciler import plan_what_time_has_changed
 from service.database.engine import Database, clock
+from service.dependencies import Dependencies
 from service.fleet import join_tokens
 from service.fleet.models import Node
 from service.fleet.node_health.quarantine import faults_of

@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import create_engine, text
 
-from service.database import schema
 from service.http.middleware import MAX_BODY_BYTES
+from service.schema import schema_upgrade
 from tests.service.api import Caller
 
 
@@ -148,7 +148,7 @@ def test_what_nobody_foresaw_tells_nothing_but_its_number(settings, serve):
 def test_a_database_that_is_away(stack, settings_for, tmp_path, serve):
     url = stack.new_database()
     name = url.rpartition("/")[2].partition("?")[0]
-    schema.upgrade(url)
+    schema_upgrade.upgrade(url)
     caller = serve(settings_for(url, tmp_path))
     assert caller.get("/v1/tasks").status_code == 200
     with stack.postgres.connect() as connection:
@@ -168,7 +168,7 @@ def test_a_database_that_was_restarted_is_noticed_before_a_request_meets_a_dead_
 ):
     url = stack.new_database()
     name = url.rpartition("/")[2].partition("?")[0]
-    schema.upgrade(url)
+    schema_upgrade.upgrade(url)
     caller = serve(settings_for(url, tmp_path))
     asked = [f"/v1/{what}" for what in ("tasks", "files", "adapters", "usage")] * 5
     with ThreadPoolExecutor(8) as threads:

@@ -8,8 +8,8 @@ import pytest
 from structlog.contextvars import bound_contextvars, get_contextvars
 
 from service.database.engine import Database
-from service.http.request_coalescer import LONGEST_REST, RequestCoalescer, in_thread
 from service.tenants.api_keys import Principal
+from service.tenants.request_coalescer import LONGEST_REST, RequestCoalescer, in_thread
 from tests.service.live_server import PATIENCE
 
 NO_DB = cast(Database, None)

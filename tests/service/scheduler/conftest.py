@@ -2,7 +2,7 @@
 
 import pytest
 
-from service.scheduler.state.plan_requests import request_plan
+from service.messaging.plan_requests import request_plan
 from tests.service.fleet.fixtures import new_node, nothing_left, parts, plan, rested
 
 __all__ = ["new_node", "nothing_left", "parts", "plan", "rested"]

@@ -2,7 +2,8 @@
 
 import pytest
 
-from service.scheduler.estimate import dry_run, task_workload
+from service.scheduler import dry_run
+from service.scheduler.estimate import task_workload
 from tests.service.api import Caller
 from tests.service.live_server import until
 

@@ -11,12 +11,13 @@ import pytest
 from sqlalchemy import func, select, update
 
 from contract.states import TaskStatus
-from service.background.dependencies import Dependencies
-from service.background.queue import Queue, QueueJob
 from service.background.reconciler import plan_the_forgotten
-from service.background.wakeups import Hints, stream_of
 from service.database.engine import Database
+from service.dependencies import Dependencies
 from service.fleet.models import Node, Placement
+from service.messaging.plan_requests import request_plan
+from service.messaging.queue import Queue, QueueJob
+from service.messaging.wakeups import Hints, stream_of
 from service.scheduler import planner
 from service.scheduler.core.problem import Problem, objective
 from service.scheduler.core.rules import backfill
@@ -24,7 +25,6 @@ from service.scheduler.models import Plan, PlannerLease, PlanRequest, Throughput
 from service.scheduler.planner import plan_once, replan
 from service.scheduler.replan_pacing import Asked, Pace
 from service.scheduler.state import planner_lease
-from service.scheduler.state.plan_requests import request_plan
 from service.scheduler.state.planner_lease import LeaseLost
 from service.tasks.models import Task
 from service.tasks.submission.data_validation import validate_due
@@ -285,8 +285,8 @@ def test_planners_at_once_place_every_task_once_and_no_device_twice(parts, setti
 PLANNER = """
 import os, signal
 from dataclasses import replace
-from service.background.wakeups import Hints
-from service.background.dependencies import Dependencies
+from service.messaging.wakeups import Hints
+from service.dependencies import Dependencies
 from service.scheduler import planner
 from service.settings import Settings
 

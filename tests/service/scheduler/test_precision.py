@@ -3,7 +3,7 @@
 from sqlalchemy import select
 
 from service.fleet.models import BaseModel
-from service.scheduler.estimate.estimate_cache import Memo
+from service.lru_cache import LruCache
 from service.scheduler.estimate.task_workload import Workload
 from service.scheduler.models import ThroughputProfile
 from service.tasks.models import Task
@@ -23,7 +23,7 @@ def test_a_base_in_nf4_counts_its_own_bytes_and_its_own_speeds(tenant, new_node,
         assert profile.precision == "nf4_double"
         parameters = session.scalars(select(BaseModel)).one().parameters
         rows = {precision: session.get_one(Task, task) for precision, task in tasks.items()}
-        work = Workload(session, rows.values(), Memo())
+        work = Workload(session, rows.values(), LruCache())
         assert work.bytes_per_gpu(rows["bf16"]) == 2 * parameters
         assert work.bytes_per_gpu(rows["nf4"]) == int(0.5625 * parameters)
         assert 0.51 * parameters < work.bytes_per_gpu(rows["nf4_double"]) < 0.52 * parameters

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from contract.states import ExitReason, JobStatus
 from contract.task_spec import EarlyExitPolicy
-from service.scheduler.estimate.gpu_types import hardware
+from service.scheduler.core.gpu_types import hardware
 from service.scheduler.estimate.survival import JobProgress, Lives
 from service.scheduler.estimate.task_duration import SHORTEST_SECONDS, Work, estimate, tokens_per_row
 from service.scheduler.estimate.throughput import Model, key_of, measured

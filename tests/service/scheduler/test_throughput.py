@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from service.scheduler.estimate.gpu_types import hardware
+from service.scheduler.core.gpu_types import hardware
 from service.scheduler.estimate.throughput import Key, Model, Profile, key_of, measured, relevant, roofline, speed
 
 MODEL = Model(8_000_000_000, 16_000_000_000, hardware("NVIDIA H100 80GB HBM3"))

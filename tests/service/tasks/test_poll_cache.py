@@ -6,9 +6,9 @@ from typing import Any
 import httpx
 import pytest
 
-from service.http.request_coalescer import RequestCoalescer
 from service.tasks.lifecycle.change_notices import touch
 from service.tasks.models import Task
+from service.tenants.request_coalescer import RequestCoalescer
 from tests.service.live_server import PATIENCE, until
 from tests.service.sample_tasks import adapter, change, jobs_of, placement
 

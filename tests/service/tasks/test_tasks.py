@@ -5,10 +5,10 @@ from sqlalchemy import func, select, update
 
 from contract.states import JobStatus, TaskStatus
 from contract.task_spec import TaskSpec
-from service.background.queue import Queue
 from service.database.engine import Database
 from service.files.models import File
 from service.fleet.models import BaseModel, Node, Placement
+from service.messaging.queue import Queue
 from service.scheduler.models import PlanRequest
 from service.tasks import actions
 from service.tasks.models import Job, Task, TaskEvent

@@ -20,8 +20,8 @@ SERVICE = Path(transitions.__file__).parents[2]
 WRITER = Path(transitions.__file__)
 GUARDED = {"status", "fence"}
 OTHERS = {"node", "delivery"}  # rows of other tables that have a `status` of their own
-ANSWERS = {"http/idempotency_store.py"}  # an answer's status is HTTP's
-UNSTORED = {"scheduler/estimate/dry_run.py"}  # describes a task that nobody submits, for an estimate
+ANSWERS = {"tenants/idempotency_store.py"}  # an answer's status is HTTP's
+UNSTORED = {"scheduler/dry_run.py"}  # describes a task that nobody submits, for an estimate
 SQL = re.compile(r"\b(?:UPDATE|INSERT\s+INTO)\s+(?:tasks|jobs)\b(.*)", re.DOTALL)
 
 

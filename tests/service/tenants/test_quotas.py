@@ -11,8 +11,8 @@ from service.fleet.models import Node, Placement
 from service.settings import Settings
 from service.tasks.models import Task
 from service.tasks.submission import batched_submission
-from service.tenants import quotas
 from service.tenants.models import Tenant
+from service.usage import quotas
 from service.usage.models import TaskUsage, TenantUsage
 from tests.service.api import chat_rows, jsonl
 from tests.service.sample_tasks import adapter, jobs_of, placement

@@ -13,22 +13,22 @@ from sqlalchemy.orm import Session
 
 from contract.states import JobStatus, TaskStatus
 from contract.task_spec import TaskSpec
-from service.background.dependencies import Dependencies
 from service.database.engine import new_id
+from service.dependencies import Dependencies
 from service.http.problems import FieldError
 from service.scheduler.core.problem import Start
 from service.scheduler.core.rules import by_rule
 from service.scheduler.estimate.task_duration import BYTES_PER_TOKEN, Estimate
 from service.scheduler.explain import waiting_text
-from service.scheduler.explain.plan_announcements import scene
 from service.scheduler.explain.reason_codes import reasons
 from service.scheduler.state import snapshot
+from service.scheduler.state.plan_announcements import scene
 from service.scheduler.state.snapshot import Asked, Snapshot
-from service.scheduler.state.usage_shares import kind_of
 from service.storage.object_store import Storage
 from service.tasks.models import Job, Task
 from service.tasks.stored_specs import stored
 from service.tasks.submission.spec_checks import Pinned
+from service.tasks.waiting import waiting_status
 
 _ANY = "an accelerator"  # a GPU type that no node has yet
 _LISTED = 50  # most rows listed
@@ -77,7 +77,7 @@ def dry_run(session: Session, parts: Dependencies, tenant_id: str, spec: TaskSpe
     starts, held = by_rule(seen.problem)
     id = asked.task.id
     start = next((start for start in starts if start.task == id), None)
-    kinds = {kind_of(node): node for node in seen.nodes.values() if seen.work.fits(asked.task, node)}
+    kinds = {node.device_type: node for node in seen.nodes.values() if seen.work.fits(asked.task, node)}
     found = {kind: seen.work.estimate(asked.task, kind, spec.gpus) for kind in kinds} or {
         "": seen.work.estimate(asked.task, _ANY, spec.gpus)
     }
@@ -138,7 +138,7 @@ def _moments(seen: Snapshot, starts: tuple[Start, ...], start: Start | None) -> 
 
 def _why(seen: Snapshot, starts: tuple[Start, ...], held: tuple[str, ...], start: Start | None, id: str) -> str | None:
     if id in seen.later:
-        return str(waiting_text.not_before(seen.later[id])["sentence"])
+        return str(waiting_status.not_before(seen.later[id])["sentence"])
     if start is not None and start.start == 0:
         return None
     found = {reason.task: reason for reason in reasons(seen.problem, starts, seen.standing or None, held)}

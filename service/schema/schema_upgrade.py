@@ -21,15 +21,15 @@ import service.adapters.models
 import service.audit.models
 import service.files.models
 import service.fleet.models
-import service.http.idempotency_store
 import service.scheduler.models
 import service.tasks.models
+import service.tenants.idempotency_store
 import service.tenants.models
 import service.usage.models
 import service.webhooks.models  # noqa: F401  (these ten declare the tables)
-from service.database import roles, row_level_security
 from service.database.engine import Base, Database
 from service.database.timeouts import Timeouts
+from service.schema import roles, row_level_security
 from service.settings import Settings, SettingsError, say
 
 log = logging.getLogger(__name__)

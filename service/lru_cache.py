@@ -8,7 +8,7 @@ V = TypeVar("V")
 _MOST = 50_000  # cached values
 
 
-class Memo:
+class LruCache:
     """An LRU cache keyed by all that a value depends on. Not thread-safe."""
 
     def __init__(self) -> None:

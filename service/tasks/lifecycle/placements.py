@@ -4,16 +4,15 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from contract.states import TASK_TERMINAL, RequeueReason, TaskStatus
-from service.background.dependencies import Dependencies
-from service.background.wakeups import Hints
 from service.database.engine import after_commit, clock
+from service.dependencies import Dependencies
 from service.fleet.models import Node, Placement
-from service.fleet.node_health.quarantine import Loss, note_loss
-from service.scheduler.explain.plan_history import note
-from service.scheduler.state.plan_requests import request_plan
+from service.messaging.plan_requests import request_plan
+from service.messaging.wakeups import Hints
 from service.tasks.lifecycle.change_notices import touch
 from service.tasks.lifecycle.rewind import rewind
 from service.tasks.models import Task
+from service.tasks.waiting.plan_history import note
 
 FINISHED = "finished"  # end reason of a placement whose task ended there
 
@@ -83,17 +82,16 @@ def release(
     placement: Placement,
     reason: RequeueReason,
     detail: str = "",
-    loss: Loss | None = None,
+    hopeless: str | None = None,
 ) -> None:
-    """Take a running task off its node, in one transaction: fence, placement, jobs, curves, queue, plan request. A `loss` is
-    counted against node or task.
+    """Take a running task off its node, in one transaction: fence, placement, jobs, curves, queue, plan request. With
+    `hopeless`, the task fails for that reason (see `rewind`).
 
-    A placement that was asked to leave ends for that reason, and no loss is counted. The caller holds the locks of
-    `lock_placement` and has checked that the placement is live.
+    A placement that was asked to leave ends for that reason. The caller holds the locks of `lock_placement` and has checked
+    that the placement is live.
     """
     if placement.leaving is not None:
-        reason, detail, loss = RequeueReason(placement.leaving), placement.leave_detail or "", None
-    hopeless = note_loss(session, parts, task, placement, loss, detail) if loss is not None else None
+        reason, detail = RequeueReason(placement.leaving), placement.leave_detail or ""
     end_placement(session, parts.hints, placement, reason)  # locked before the usage counter, as everywhere
     rewind(session, task, reason, detail, hopeless)
     note(session, task, "left", {"reason": reason, "detail": detail or None, "status": task.status})

@@ -13,11 +13,11 @@ from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 
 from service.app_state import Config, state_of
-from service.http import idempotency_store
-from service.http.idempotency_store import Replayed
+from service.authentication import Admin, Writer
 from service.secret_box import SecretBox
+from service.tenants import idempotency_store
 from service.tenants.api_keys import Principal
-from service.tenants.authentication import Admin, Writer
+from service.tenants.idempotency_store import Replayed
 
 Key = Annotated[
     str | None,

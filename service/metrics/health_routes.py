@@ -7,8 +7,8 @@ from pydantic import BaseModel
 from sqlalchemy.exc import OperationalError
 
 from service.app_state import SystemDb
-from service.database import schema
 from service.http.problems import ProblemBody, Unavailable
+from service.schema import schema_upgrade
 
 router = APIRouter(tags=["health"])
 
@@ -34,9 +34,9 @@ def livez() -> Health:
 )
 def readyz(db: SystemDb) -> Health:
     try:
-        schema.check(db.engine)
+        schema_upgrade.check(db.engine)
     except OperationalError:
         raise NotReady("The database does not answer.") from None
-    except schema.SchemaBehind as error:
+    except schema_upgrade.SchemaBehind as error:
         raise NotReady(f"Not to be served: {error}.") from None
     return Health()

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 
 import service.tenants.models  # noqa: F401  (other tables refer to it)
-from service.background.queue import Queue
-from service.background.wakeups import Hints
 from service.database.engine import Database
-from service.scheduler.estimate.estimate_cache import Memo
+from service.lru_cache import LruCache
+from service.messaging.queue import Queue
+from service.messaging.wakeups import Hints
 from service.settings import Settings
 from service.storage.object_store import LocalStorage, Storage
 from service.storage.upload_grants import UploadGrants
@@ -21,7 +21,7 @@ class Dependencies:
     storage: Storage
     queue: Queue
     hints: Hints
-    memo: Memo = field(default_factory=Memo)
+    memo: LruCache = field(default_factory=LruCache)
 
     @classmethod
     def of(cls, settings: Settings) -> "Dependencies":

@@ -19,9 +19,9 @@ from sqlalchemy.orm import Session
 
 from contract.states import TaskStatus
 from service.database.engine import among_ids
-from service.scheduler.explain.waiting_text import shows
 from service.scheduler.models import QueueStatus
 from service.tasks.models import Task
+from service.tasks.waiting.waiting_status import shows
 
 _FAST = 1  # zlib's level: packs a plan of 1,000 waiting tasks to a twentieth in a few milliseconds
 _UNPACKED = 16  # rows that a process caches unpacked

@@ -1,24 +1,15 @@
-"""Requests a replan: a row in the caller's own transaction, and a wake-up after it commits. Knows no plans."""
+"""Reads why plans are requested now: what changed, and whether an arrival may fit. Its writer is messaging/plan_requests.py."""
 
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
 from contract.states import TaskStatus
-from service.background.queue import Queue, QueueJob
-from service.database.engine import after_commit
 from service.fleet.models import Node, Placement
-from service.scheduler.explain.waiting_text import NOT_PLANNED
+from service.messaging.plan_requests import ARRIVED
 from service.scheduler.models import PlanRequest
 from service.scheduler.replan_pacing import Asked
 from service.tasks.models import Task
-
-ARRIVED = "task_arrived"  # the only reason that frees no GPUs and changes no tenant's due
-
-
-def request_plan(session: Session, queue: Queue, reason: str) -> None:
-    """Record a change that requires a new plan (`reason`: up to 64 characters, for the log of plans)."""
-    session.add(PlanRequest(reason=reason))
-    after_commit(session, lambda: queue.wake(QueueJob.REPLAN))
+from service.tasks.waiting.waiting_status import NOT_PLANNED
 
 
 def asked_for(session: Session) -> Asked:

@@ -11,6 +11,7 @@ from service.scheduler.estimate.task_workload import memory_of
 from service.scheduler.explain import waiting_text
 from service.scheduler.explain.reason_codes import Code, reasons
 from service.scheduler.state.snapshot import LEAVING_SECONDS, Snapshot
+from service.tasks.waiting import waiting_status
 
 
 def reasons_of(seen: Snapshot, decision: Decision, between: Mapping[str, Between]) -> dict[str, dict[str, Any]]:
@@ -24,9 +25,9 @@ def reasons_of(seen: Snapshot, decision: Decision, between: Mapping[str, Between
     for id, promise in seen.awaited.items():
         room = f"GPUs of {seen.nodes[promise.node].name} are being given back for it; it starts once the tasks there are safe."
         soon = (seen.at + timedelta(seconds=LEAVING_SECONDS)).isoformat()
-        found[id] = waiting_text.plain(Code.WAITING_FOR_CAPACITY, room) | {"expected_start": soon}
-    found |= {id: waiting_text.plain(Code.WAITING_FOR_VERSION, why) for id, why in seen.unread.items()}
-    return found | {id: waiting_text.not_before(moment) for id, moment in seen.later.items()}
+        found[id] = waiting_status.plain(Code.WAITING_FOR_CAPACITY, room) | {"expected_start": soon}
+    found |= {id: waiting_status.plain(Code.WAITING_FOR_VERSION, why) for id, why in seen.unread.items()}
+    return found | {id: waiting_status.not_before(moment) for id, moment in seen.later.items()}
 
 
 def scene(seen: Snapshot, starts: Sequence[Start]) -> waiting_text.Scene:

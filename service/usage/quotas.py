@@ -3,20 +3,14 @@
 The tenant's row holds the limits; null means no limit. The planner enforces the GPU quota: a task beyond it waits.
 """
 
-import math
-
-from sqlalchemy import BigInteger, bindparam, func, literal_column, or_, select, text
+from sqlalchemy import BigInteger, bindparam, func, literal_column, select, text
 from sqlalchemy.orm import Session
 
 from contract.states import TaskStatus
 from service.adapters.models import Adapter
 from service.database.prepared_statements import PreparedStatement
 from service.files.models import File
-from service.fleet.models import Node, Placement
 from service.http.problems import Forbidden
-from service.scheduler.core.fair_share import worth
-from service.scheduler.core.problem import UNITS, in_units
-from service.scheduler.state.usage_shares import kind_of
 from service.tasks.models import Job, Task
 from service.tenants.api_keys import Principal
 from service.tenants.models import Tenant
@@ -89,20 +83,6 @@ def admit_bytes(session: Session, principal: Principal, more: int) -> None:
     used = stored_bytes(session, principal)
     if used + more > limit:
         raise QuotaExceeded.of("stored_bytes", limit, used, _FEWER_BYTES)
-
-
-def running_gpus(session: Session, principal: Principal) -> int:
-    """GPUs that the tenant's tasks hold now, weighted by speed as devices of the fleet's fastest type, rounded up."""
-    devices = select(Placement.node_id, func.sum(func.cardinality(Placement.device_indexes)))
-    held = devices.join(Task, Task.id == Placement.task_id).where(Placement.ended_at.is_(None)).group_by(Placement.node_id)
-    numbers = {node: int(number) for node, number in session.execute(scoped(held, Task, principal))}
-    if not numbers:
-        return 0
-    nodes = session.scalars(select(Node).where(or_(Node.status == "ready", Node.id.in_(numbers))))
-    kinds = {node.id: kind_of(node) for node in nodes if node.devices}
-    worths = worth(kinds.values())
-    units = sum(number * in_units(worths[kinds[node]] if node in kinds else 1.0) for node, number in numbers.items())
-    return math.ceil(units / UNITS)
 
 
 def queued_tasks(session: Session, principal: Principal) -> int:

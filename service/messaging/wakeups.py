@@ -9,7 +9,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from service.background.circuit_breaker import CircuitBreaker
+from service.messaging.circuit_breaker import CircuitBreaker
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from sqlalchemy import Connection, MetaData, Table, text
 
-from service.database.roles import APP, SYSTEM
+from service.schema.roles import APP, SYSTEM
 
 _TENANT = "(SELECT current_setting('motet.tenant', true))"
 # the app role's rights on tables without a tenant; on others without a tenant it has none

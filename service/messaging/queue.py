@@ -17,8 +17,8 @@ from rq.exceptions import DeserializationError, NoSuchJobError
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-from service.background.circuit_breaker import CircuitBreaker
-from service.background.wakeups import connect
+from service.messaging.circuit_breaker import CircuitBreaker
+from service.messaging.wakeups import connect
 
 log = logging.getLogger(__name__)
 

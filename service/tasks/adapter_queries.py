@@ -1,0 +1,19 @@
+"""Which adapters of its tasks a caller may see and start from."""
+
+from sqlalchemy import Select, select
+
+from service.adapters.models import Adapter
+from service.tasks.models import Task
+from service.tenants.api_keys import Principal
+from service.tenants.tenant_scope import scoped
+
+
+def adapters_of(principal: Principal) -> Select[Adapter]:
+    """The caller's adapters, without deleted ones and those of deleted tasks."""
+    return undeleted_tasks_adapters(principal).where(Adapter.deleted_at.is_(None))
+
+
+def undeleted_tasks_adapters(principal: Principal) -> Select[Adapter]:
+    """The caller's adapters, deleted ones too, without those of deleted tasks."""
+    there = select(Adapter).join(Task, Task.id == Adapter.task_id).where(Task.deleted_at.is_(None))
+    return scoped(there, Adapter, principal)
