@@ -13,30 +13,37 @@ LOADS = (0.9, 1.5, 2.5)
 
 @dataclass(frozen=True)
 class Source:
-    """A trace file and how it is cut: `count` windows, evenly spread over the trace, of at most `length` tasks each."""
+    """A trace file and how it is cut: `parts` windows, evenly spread over the trace, of at most `length` tasks each, and each
+    of them `seeds` times, with other draws of what the estimates miss the truth by."""
 
     file: str | None  # None: the synthetic load, one seed per window
-    count: int
+    parts: int
     length: int
+    seeds: int = 1
+
+    @property
+    def count(self) -> int:
+        return self.parts * self.seeds
 
 
 SOURCES = {
-    "philly": Source("philly_week", 8, 300),
-    "muri": Source("muri_philly_vc3", 6, 160),
-    "acme": Source("acme_kalos", 4, 79),
-    "synthetic": Source(None, 6, 300),
+    "philly": Source("philly_week", 6, 300),
+    "muri": Source("muri_philly_vc3", 4, 160),
+    "acme": Source("acme_kalos", 4, 79, seeds=3),
+    "synthetic": Source(None, 4, 300),
 }
 REAL = ("philly", "muri", "acme")
 
 
 def window_of(source: str, load: float, at: int) -> list[Arrival]:
-    """Window number `at`. `load` is the true GPU seconds that arrive per second, divided by the fleet's GPUs."""
+    """Window number `at` of `SOURCES[source].count`. `load`: true GPU seconds that arrive per second, over the fleet's GPUs."""
     cut = SOURCES[source]
     if cut.file is None:
         return rolling(cut.length, GPUS, load, 400 + at)
     tasks = trace(TRACES / f"{cut.file}.csv.gz", seed=at)
-    first = at * len(tasks) // cut.count
-    last = min(first + cut.length, (at + 1) * len(tasks) // cut.count)
+    part = at % cut.parts
+    first = part * len(tasks) // cut.parts
+    last = min(first + cut.length, (part + 1) * len(tasks) // cut.parts)
     return loaded(tasks[first:last], load)
 
 

@@ -23,9 +23,12 @@ def test_a_window_arrives_at_the_load_that_was_asked_for(source: str) -> None:
 
 def test_windows_share_no_task_and_half_of_them_choose() -> None:
     for source in REAL:
-        windows = [{task.id for task in window_of(source, 1.5, at)} for at in range(SOURCES[source].count)]
+        windows = [{task.id for task in window_of(source, 1.5, at)} for at in range(SOURCES[source].parts)]
         assert len(set.union(*windows)) == sum(map(len, windows))
         assert sum(map(chooses, range(len(windows)))) * 2 == len(windows)
+        for at in range(len(windows), SOURCES[source].count):
+            assert {task.id for task in window_of(source, 1.5, at)} == windows[at % len(windows)], "another seed of it"
+            assert chooses(at) == chooses(at % len(windows))
 
 
 def test_finished_runs_are_kept_and_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
