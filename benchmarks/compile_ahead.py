@@ -2,9 +2,9 @@
 
     python -m benchmarks.compile_ahead [--chip 80] [--limit-kb 163] [--processes N]
 
-Llama-3.2-1B's shape in bf16, with launch_configs.py's table for that chip, in three rank classes (none, 64, 256) and with
-dropout. Launches nothing. Exits with 1 if a kernel does not fit: a program may use 163 KB on an A100 (80), 99 KB on other
-Ampere and Ada chips (86, 89), 227 KB on a Hopper.
+Llama-3.2-1B's shape in bf16, with launch_configs.py's table for that chip, in three rank classes (none, 64, 256), with dropout,
+and on a base in fp8. Launches nothing. Exits with 1 if a kernel does not fit: a program may use 163 KB on an A100 (80), 99 KB
+on other Ampere and Ada chips (86, 89), 227 KB on a Hopper.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import torch
 import triton
 from grouped_lora import launch_configs
 from grouped_lora.adapter_spans import Span
+from grouped_lora.base.fp8_quantise import quantise_on_device, transposed
 from grouped_lora.block.cross_entropy import cross_entropy
 from grouped_lora.block.packed_attention import attention
 from grouped_lora.block.packed_attention_backward import Incoming, attention_backward
@@ -38,9 +39,23 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}
+TYPES = {
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.uint8: "*u8",
+    torch.float8_e4m3fn: "*fp8e4nv",
+}
 OPTIONS = ("num_warps", "num_stages", "maxnreg")
-CLASSES = {"no adapter": (0, False), "rank 64": (64, False), "rank 64, dropout": (64, True), "rank 256": (256, False)}
+FP8 = "fp8"  # from compute capability 8.9 on
+CLASSES = {
+    "no adapter": (0, False),
+    "rank 64": (64, False),
+    "rank 64, dropout": (64, True),
+    "rank 256": (256, False),
+    FP8: (0, False),
+}
 T, D, F, KV = 192, 2048, 8192, 512
 
 
@@ -91,6 +106,18 @@ def kernels(rank: int, drop: bool) -> dict[str, Callable[[], object]]:
     }
 
 
+def coded_kernels() -> dict[str, Callable[[], object]]:
+    """One call of each kernel for a base in fp8."""
+    return {
+        "quantise": lambda: quantise_on_device(torch.empty(T, 2 * F, dtype=torch.bfloat16), torch.empty(2 * F)),
+        "transpose": lambda: transposed(torch.empty(2 * F, D, dtype=torch.float8_e4m3fn)),
+    }
+
+
+def calls(name: str) -> dict[str, Callable[[], object]]:
+    return coded_kernels() if name == FP8 else kernels(*CLASSES[name])
+
+
 def compiled(chip: int, function: JITFunction, *args: Any, **named: Any) -> dict[str, Any]:
     """The compiler's report on one launch: {kernel, shared_kb, registers, spilled bytes}."""
     options = {key: named.pop(key) for key in OPTIONS if named.get(key) is not None}
@@ -132,7 +159,7 @@ def one(chip: int, case: tuple[str, str]) -> list[dict[str, Any]]:
         found.append(compiled(chip, function, *args, **named))
 
     JITFunction.run = run
-    kernels(*CLASSES[case[0]])[case[1]]()
+    calls(case[0])[case[1]]()
     return [{"class": case[0], "call": case[1], **row} for row in found]
 
 
@@ -143,7 +170,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     options = parser.parse_args()
     limit = options.limit_kb or {80: 163, 87: 163, 90: 227}.get(options.chip, 99)
-    cases = [(name, call) for name, numbers in CLASSES.items() for call in kernels(*numbers)]
+    cases = [(name, call) for name in CLASSES if name != FP8 or options.chip >= 89 for call in calls(name)]
     worst = 0.0
     with ProcessPoolExecutor(options.processes) as pool:
         for rows in pool.map(partial(one, options.chip), cases):

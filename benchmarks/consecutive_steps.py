@@ -17,7 +17,8 @@ from contract.task_spec import Schedule, TaskSpec
 from worker.data import dataset as sets
 from worker.model.arena import Slot
 from worker.model.cuda.device_arena import DeviceArena
-from worker.model.cuda.device_batch import token_bucket
+from worker.model.cuda.device_batch import FINE, token_bucket
+from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.plain.trainer import Trainer
 from worker.policy.job_record import JobKey
 from worker.replicas.packed_step import step
@@ -64,10 +65,15 @@ def _attached(trainer: Trainer, job: TrainingJob) -> Slot:
     return slot
 
 
-def consecutive_steps(trainer: Trainer, rows: Rows, batch: int, adapters: int, steps: int = STEPS) -> dict[str, Any]:
-    """Optimizer steps of all jobs, one after another; midway one adapter leaves and another takes its place."""
+def consecutive_steps(
+    trainer: Trainer, rows: Rows, batch: int, adapters: int, steps: int = STEPS, warmup: int = 4
+) -> dict[str, Any]:
+    """Optimizer steps of all jobs, one after another; midway one adapter leaves and another takes its place.
+
+    warmup: steps before the measured ones. Where passes are captured, as many as it takes to see the common buckets often.
+    """
     due = job_steps(trainer, rows, batch, adapters)
-    for _ in range(4):
+    for _ in range(warmup):
         due = _once(trainer, due)
     _settle()
     compiled.clear()
@@ -82,14 +88,15 @@ def consecutive_steps(trainer: Trainer, rows: Rows, batch: int, adapters: int, s
         times.append((time.perf_counter() - began) * 1e3)
         own = sum(example.length for example in picked)
         tokens, labels = tokens + own, labels + sum(example.labels for example in picked)
-        tail += token_bucket(own) - own
+        tail += token_bucket(own, trainer.grain(own) if isinstance(trainer, DeviceTrainer) else FINE) - own
     _settle()
     each = sorted(times)
     return {
         "what": "the executor's step, consecutive batches", "batch": batch, "adapters": adapters, "steps": steps,
-        "step_ms": each[steps // 2], "least_ms": each[0], "most_ms": each[-1], "tokens_per_step": tokens / steps,
-        "epochs": steps * batch / len(due[0].job.data.train), "label_fraction": labels / tokens, "tail_fraction": tail / tokens,
-        "compilations": len(compiled), "tokens_per_s": tokens / float(np.sum(times)) * 1e3,
+        "warmup": warmup, "step_ms": each[steps // 2], "least_ms": each[0], "most_ms": each[-1],
+        "tokens_per_step": tokens / steps, "epochs": steps * batch / len(due[0].job.data.train),
+        "label_fraction": labels / tokens, "tail_fraction": tail / tokens, "compilations": len(compiled),
+        "tokens_per_s": tokens / float(np.sum(times)) * 1e3,
         "peak_gb": torch.cuda.max_memory_allocated() / 1e9,
     }  # fmt: skip
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from grouped_lora.base.fp8 import Fp8Weight
 from torch import Tensor
 
-from benchmarks.llama_shapes import LlamaShape, Rows, attach, feed, random_backbone
+from benchmarks.llama_shapes import LlamaShape, Rows, attach, feed, in_fp8, random_backbone
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
 from worker.model.cuda.device_arena import DeviceArena
@@ -26,6 +27,8 @@ def converted(backbone: Backbone, dtype: torch.dtype) -> Backbone:
     """The same backbone in another precision."""
 
     def turn(value: Any) -> Any:
+        if isinstance(value, Fp8Weight):  # in float64 the numbers of its codes, else as it is
+            return value.dense().double() if dtype == torch.float64 else value
         return value.to(dtype) if isinstance(value, Tensor) else value
 
     layers = tuple(replace(w, **{f.name: turn(getattr(w, f.name)) for f in fields(w)}) for w in backbone.layers)
@@ -36,13 +39,14 @@ def converted(backbone: Backbone, dtype: torch.dtype) -> Backbone:
     )  # fmt: skip
 
 
-def run_gate(longest: int = 0) -> dict[str, Any]:
+def run_gate(longest: int = 0, fp8: bool = False) -> dict[str, Any]:
     """{tolerance, worst_error, compared, passed}: errors are ours divided by plain bf16's, both against float64.
 
     longest: tokens of one extra row, first on the axis; with it activations are recomputed. The errors of that many labels
     nearly cancel in their sum, by chance in one of the two results: so the loss error is divided by at least FLOOR.
     """
     backbone = replace(random_backbone(SMALL), max_positions=max(4096, longest))
+    backbone = in_fp8(backbone) if fp8 else backbone
     ours = DeviceTrainer(backbone, DeviceArena(backbone.targets, 256, "cuda", torch.bfloat16))
     segments = feed(attach(ours, 6), Rows(SMALL.vocabulary), 2)
     if longest:

@@ -1,11 +1,12 @@
 """Llama-shaped backbones with random weights, and batches of GSM8K rows for them. Knows no kernels and measures nothing."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from grouped_lora.base.fp8 import Fp8Weight
 from torch import Tensor
 
 from worker.model.arena_layout import GROUPS, Target
@@ -74,6 +75,15 @@ def random_backbone(shape: LlamaShape, seed: int = 0, device: str = "cuda") -> B
         shape=BlockShape(shape.heads, shape.kv_heads, shape.head_size, 1e-5, shape.head_size**-0.5),
         rotaries=(RotaryTable(frequencies, 1.0, torch.bfloat16),), max_positions=4096, targets=tuple(targets),
     )  # fmt: skip
+
+
+def in_fp8(backbone: Backbone) -> Backbone:
+    """The same base, its linear maps held in fp8."""
+    layers = tuple(
+        replace(w, **{name: Fp8Weight.of([getattr(w, name)]) for name in ("w_qkv", "w_o", "w_gate_up", "w_down")})
+        for w in backbone.layers
+    )
+    return replace(backbone, layers=layers)
 
 
 class Rows:

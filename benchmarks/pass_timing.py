@@ -22,6 +22,7 @@ from worker.model.cuda.fused_pass import FusedPass
 from worker.model.flat_batch import FlatBatch, Segment
 
 OURS, BASE, GROUPED, LOOP = "ours", "base alone", "torch grouped_mm, padded", "PyTorch loop"
+OURS_FP8, BASE_FP8 = "ours, base in fp8", "base alone in fp8"
 
 
 def new_trainer(backbone: Backbone, rows: int, coded: bool = False) -> DeviceTrainer:
@@ -44,21 +45,22 @@ def base_segments(fed: Sequence[Segment]) -> list[Segment]:
 
 
 def cell(
-    trainer: DeviceTrainer, shape: LlamaShape, model: str, fed: list[Segment], batch: int, loop: bool
+    trainer: DeviceTrainer, shape: LlamaShape, model: str, fed: list[Segment], batch: int, loop: bool, peers: bool = True
 ) -> list[dict[str, Any]]:
-    """One row per contestant; `ms` are medians of blocks in rotation, each measured after its own warmup."""
+    """One row per contestant; `ms` are medians of blocks in rotation, each measured after its own warmup. Without `peers` ours
+    and the base alone."""
     base = base_segments(fed)
     contestants: dict[str, Callable[[], object]] = {
         OURS: lambda: afresh(trainer, fed),
         BASE: lambda: trainer.train(base),
     }
     peaks = {name: _peak_gb(run) for name, run in contestants.items()}  # before the peers allocate tensors
-    peers, difference = _peers(trainer, fed)
-    contestants[GROUPED] = peers[GROUPED]
+    others, difference = _peers(trainer, fed) if peers else ({}, 0.0)
+    contestants |= {GROUPED: others[GROUPED]} if peers else {}
     times = in_turns(contestants)
-    if loop:
-        times[LOOP] = median_ms(peers[LOOP], 3, 1)
-    peaks |= {name: _peak_gb(peers[name]) for name in times if name not in peaks}
+    if peers and loop:
+        times[LOOP] = median_ms(others[LOOP], 3, 1)
+    peaks |= {name: _peak_gb(others[name]) for name in times if name not in peaks}
     ranks = [segment.slot.rank for segment in fed if segment.slot is not None]
     tokens = sum(e.length for s in fed for e in s.examples)
     labels = sum(e.labels for s in fed for e in s.examples)
@@ -75,6 +77,22 @@ def cell(
             row["gradient_difference"] = difference
         rows.append(row)
     return rows
+
+
+def fp8_cell(trainer: DeviceTrainer, plain: DeviceTrainer, fed: list[Segment], batch: int) -> list[dict[str, Any]]:
+    """Ours on the base in fp8 (`trainer`, whose adapters `fed` names) beside the base alone, in fp8 and in bf16 (`plain`)."""
+    base = base_segments(fed)
+    contestants: dict[str, Callable[[], object]] = {
+        OURS_FP8: lambda: afresh(trainer, fed),
+        BASE: lambda: plain.train(base),
+        BASE_FP8: lambda: trainer.train(base),
+    }
+    peaks = {name: _peak_gb(run) for name, run in contestants.items()}
+    return [
+        {"what": f"fp8: forward + backward, {name}", "model": "1B", "batch": batch, "adapters": len(fed), "ms": median,
+         "least_ms": least, "most_ms": most, "tokens": sum(e.length for s in fed for e in s.examples), "peak_gb": peaks[name]}
+        for name, (median, least, most) in in_turns(contestants).items()
+    ]  # fmt: skip
 
 
 def _peak_gb(run: Callable[[], object]) -> float:

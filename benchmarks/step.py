@@ -1,6 +1,6 @@
 """A whole training step on one GPU: ours, the frozen base alone, and other implementations, on the same GSM8K batches.
 
-    python -m benchmarks.step [--commit HASH] [--skip sequential,compiled,eight_b]
+    python -m benchmarks.step [--commit HASH] [--skip peers,sequential,compiled,eight_b]
 
 Ours is the executor's step with everything it does in service. 32 adapters of ranks 16, 32, 64 on Llama-3.2-1B's shape is also
 the setting of ALTO's Table 2. The gate runs first; figures that miss their target are written all the same.
@@ -8,15 +8,17 @@ the setting of ALTO's Table 2. The gate runs first; figures that miss their targ
 
 import argparse
 import gc
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import triton
+from grouped_lora.base.fp8 import CAPABILITY
 
 from benchmarks.consecutive_steps import consecutive_steps, count_compilations
 from benchmarks.gate import run_gate
-from benchmarks.llama_shapes import LLAMA_1B, LLAMA_8B, RANKS, Rows, attach, feed, random_backbone
-from benchmarks.pass_timing import BASE, GROUPED, LOOP, OURS, cell, new_trainer, small_cells
+from benchmarks.llama_shapes import LLAMA_1B, LLAMA_8B, RANKS, Rows, attach, feed, in_fp8, random_backbone
+from benchmarks.pass_timing import BASE, GROUPED, LOOP, OURS, OURS_FP8, cell, fp8_cell, new_trainer, small_cells
 from benchmarks.result_file import median_ms, write_result
 from benchmarks.sequential_peft import COMPILED, SEQUENTIAL, sequential_ms
 from worker.model.backbone import Backbone
@@ -26,6 +28,7 @@ from worker.model.row_optimizer import RowUpdate
 PEAK_FLOPS = 989e12  # H100 SXM, dense bf16, the vendor's datasheet
 ROWS_32 = 1168 + 128  # arena rows for 32 adapters of 16, 32, 64 in turn, and room to attach more
 STEP = "the executor's step, consecutive batches"
+FP8 = "fp8: "  # how rows of a base in fp8 begin
 
 
 def updates(segments: list[Segment], step: int) -> list[RowUpdate]:
@@ -52,6 +55,20 @@ def optimizer_rows(backbone: Backbone) -> list[dict[str, Any]]:
         )
         del trainer
     return found
+
+
+def base_in_fp8(backbone: Backbone, reader: Rows) -> Iterator[dict[str, Any]]:
+    """Steps and passes of 32 adapters on the same base held in fp8. Nothing on a GPU that does not multiply it."""
+    if torch.cuda.get_device_capability() < CAPABILITY:
+        return
+    coded = in_fp8(backbone)
+    for batch in (1, 4):
+        trainer = new_trainer(coded, ROWS_32)
+        yield consecutive_steps(trainer, reader, batch, 32, warmup=96) | {"what": FP8 + STEP}
+        del trainer
+        trainer = new_trainer(coded, ROWS_32)
+        yield from fp8_cell(trainer, new_trainer(backbone, 64), feed(attach(trainer, 32), reader, batch), batch)
+        del trainer
 
 
 def eight_billion() -> list[dict[str, Any]]:
@@ -101,14 +118,22 @@ def figures(rows: list[dict[str, Any]]) -> dict[str, float]:
     found = {
         **{f"step_ms_bs{batch}": steps[batch]["step_ms"] for batch in (1, 2, 4)},
         **{f"lora_tax_bs{batch}": ms(OURS, batch) / ms(BASE, batch) - 1 for batch in (1, 2, 4)},
-        "base_ms_bs1": ms(BASE, 1), "base_ms_bs4": ms(BASE, 4), "x_loop_bs1": ms(LOOP, 1) / ms(OURS, 1),
+        "base_ms_bs1": ms(BASE, 1), "base_ms_bs4": ms(BASE, 4),
         **{f"ms_{n}x1": few[n] for n in (1, 4, 12)},
         "label_fraction": steps[1]["label_fraction"], "tail_fraction": steps[1]["tail_fraction"],
-        "x_grouped_mm_min": min(worst), "mfu_bs4": flops / (large["ms"] / 1e3) / PEAK_FLOPS,
+        "mfu_bs4": flops / (large["ms"] / 1e3) / PEAK_FLOPS,
         "optimizer_ms_fp32": first(rows, "optimizer, fp32 moments")["ms"],
         "optimizer_ms_8bit": first(rows, "optimizer, 8-bit moments")["ms"],
         "tokens_per_s_bs1": steps[1]["tokens_per_s"],
     }  # fmt: skip
+    if worst:
+        found |= {"x_grouped_mm_min": min(worst), "x_loop_bs1": ms(LOOP, 1) / ms(OURS, 1)}
+    for row in rows:
+        if row["what"] == FP8 + STEP:
+            found[f"step_ms_fp8_bs{row['batch']}"] = row["step_ms"]
+        if row["what"] == f"{FP8}forward + backward, {OURS_FP8}":
+            base = first(rows, f"{FP8}forward + backward, {BASE}", batch=row["batch"])["ms"]
+            found[f"fp8_over_bf16_base_bs{row['batch']}"] = row["ms"] / base
     for name, what in (("", SEQUENTIAL), ("_compiled", COMPILED)):
         for row in rows:
             if row["what"] == what:
@@ -125,12 +150,16 @@ def figures(rows: list[dict[str, Any]]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--commit", help="the commit measured, where the tree is not a checkout")
-    parser.add_argument("--skip", default="", help="comma-separated: sequential, compiled, eight_b")
+    parser.add_argument("--skip", default="", help="comma-separated: peers, sequential, compiled, eight_b")
     options = parser.parse_args()
     skip = set(options.skip.split(","))
     triton.knobs.runtime.jit_post_compile_hook = count_compilations
     gate = run_gate()
     print("gate", gate["passed"], round(gate["worst_error"], 3), flush=True)
+    if torch.cuda.get_device_capability() >= CAPABILITY:
+        coded = run_gate(fp8=True)
+        print("gate in fp8", coded["passed"], round(coded["worst_error"], 3), flush=True)
+        gate |= {"fp8": coded, "passed": gate["passed"] and coded["passed"]}
     rows: list[dict[str, Any]] = []
 
     def note(*found: dict[str, Any]) -> None:
@@ -144,8 +173,14 @@ def main() -> None:
         note(consecutive_steps(trainer, reader, batch, 32))
         del trainer
         trainer = new_trainer(backbone, ROWS_32)
-        note(*cell(trainer, LLAMA_1B, "1B", feed(attach(trainer, 32), reader, batch), batch, loop=True))
+        note(
+            *cell(
+                trainer, LLAMA_1B, "1B", feed(attach(trainer, 32), reader, batch), batch, loop=True, peers="peers" not in skip
+            )
+        )
         del trainer
+    for row in base_in_fp8(backbone, reader):
+        note(row)
     note(*small_cells(backbone, reader))
     note(*optimizer_rows(backbone))
     del backbone

@@ -17,7 +17,7 @@ MAX_STEPS = 10_000_000  # per job
 _LAST_YEAR = 2199  # latest year of a timestamp: later ones overflow a plan's seconds
 DPO_BETA = 0.1  # default of a search space (Rafailov et al. 2023, section 6)
 
-Precision = Literal["bf16", "nf4", "nf4_double"]  # of the frozen base
+Precision = Literal["bf16", "nf4", "nf4_double", "fp8"]  # of the frozen base
 
 Name = Annotated[str, Field(min_length=1, max_length=128), STORABLE]
 
@@ -135,7 +135,8 @@ class TaskSpec(Strict):
         default="bf16",
         description=(
             "Of the frozen base; on a CPU float32 stands for bf16. nf4 keeps its linear layers in 4 bits (QLoRA), a scale for "
-            "each 64 numbers; nf4_double keeps the scales in 8 bits too."
+            "each 64 numbers; nf4_double keeps the scales in 8 bits too. fp8 multiplies them in 8-bit floating point (e4m3, "
+            "a scale for each row, activations quantised token by token), on a GPU of compute capability 8.9 or later."
         ),
     )
     warm_start: WarmStart | None = None

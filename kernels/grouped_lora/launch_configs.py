@@ -29,7 +29,7 @@ HOPPER = {
     "outer_wide": Config(64, 8, 2),
     "expand": Config(256, 4, 1),
     "expand_wide": Config(64, 8, 1),
-    "norm": Config(256, 4, 4, 16),
+    "norm": Config(128, 8, 3, 16),
     "norm_wide": Config(64, 4, 2, 16),
     "norm_backward": Config(128, 4, 2, 16),
     "norm_backward_wide": Config(32, 4, 2, 16),
@@ -47,6 +47,7 @@ HOPPER = {
     "cross_entropy": Config(16384, 32, 1),
     "adamw": Config(2048, 4, 1),
     "nf4": Config(4096, 8, 1),
+    "transpose": Config(128, 8, 1),
 }
 # 164 KB of shared memory instead of 227: fewer stages or narrower tiles where a stage is large.
 AMPERE = HOPPER | {

@@ -72,21 +72,42 @@ def by_rank(body: tl.constexpr, operands, share, sizes, RMAX: tl.constexpr, BARE
             if share.rank == 0:
                 body(operands, share, sizes, 0)
             else:
-                _adapter_by_rank(body, operands, share, sizes, RMAX)
+                _from_16(body, operands, share, sizes, RMAX)
         else:
-            _adapter_by_rank(body, operands, share, sizes, RMAX)
+            _from_16(body, operands, share, sizes, RMAX)
 
 
 @triton.jit
-def _adapter_by_rank(body: tl.constexpr, operands, share, sizes, RMAX: tl.constexpr):
-    if share.rank <= 16:
+def _from_16(body: tl.constexpr, operands, share, sizes, RMAX: tl.constexpr):
+    if RMAX <= 16:
         body(operands, share, sizes, 16)
-    elif (share.rank <= 32) | (RMAX <= 32):
+    else:
+        if share.rank <= 16:
+            body(operands, share, sizes, 16)
+        else:
+            _from_32(body, operands, share, sizes, RMAX)
+
+
+@triton.jit
+def _from_32(body: tl.constexpr, operands, share, sizes, RMAX: tl.constexpr):
+    if RMAX <= 32:
         body(operands, share, sizes, 32)
-    elif (share.rank <= 64) | (RMAX <= 64):
+    else:
+        if share.rank <= 32:
+            body(operands, share, sizes, 32)
+        else:
+            _from_64(body, operands, share, sizes, RMAX)
+
+
+@triton.jit
+def _from_64(body: tl.constexpr, operands, share, sizes, RMAX: tl.constexpr):
+    if RMAX <= 64:
         body(operands, share, sizes, 64)
     else:
-        body(operands, share, sizes, RMAX)
+        if share.rank <= 64:
+            body(operands, share, sizes, 64)
+        else:
+            body(operands, share, sizes, RMAX)
 
 
 @triton.jit

@@ -21,6 +21,7 @@ _HELD: Mapping[Precision, str] = {
     "bf16": "bf16",
     "nf4": "NF4, 4 bits a number (QLoRA); the adapter itself is plain LoRA in float32",
     "nf4_double": "NF4 with scales in 8 bits (QLoRA, double quantisation); the adapter itself is plain LoRA in float32",
+    "fp8": "fp8, e4m3 with a scale a row; the adapter itself is plain LoRA in float32, for the base as it is",
 }
 
 
@@ -48,7 +49,7 @@ def readme(task: Task, adapter: Adapter, jobs: Sequence[JobResource], validation
 
 
 def _loading(base: str, folder: str, rank: int, precision: Precision) -> str:
-    if precision == "bf16":
+    if precision in ("bf16", "fp8"):
         imports, load = "AutoModelForCausalLM", "AutoModelForCausalLM.from_pretrained(BASE)"
     else:
         imports, double = "AutoModelForCausalLM, BitsAndBytesConfig", precision == "nf4_double"

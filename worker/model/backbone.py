@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 from grouped_lora import Adapters
+from grouped_lora.base.fp8 import Fp8Weight
 from grouped_lora.base.frozen_product import Frozen
 from grouped_lora.base.nf4 import Nf4Weight
 from torch import Tensor
@@ -108,7 +109,7 @@ class Backbone:
             for value in vars(weights).values():
                 if isinstance(value, Tensor):
                     yield value
-                elif isinstance(value, Nf4Weight):
+                elif isinstance(value, Nf4Weight | Fp8Weight):
                     yield from value.tensors()
 
     def embed(self, batch: FlatBatch) -> Tensor:
@@ -165,8 +166,14 @@ def _joined(
 ) -> tuple[Frozen, Tensor | None]:
     """Weights stacked along their rows, and biases likewise (all have one or none has)."""
     parts = weights.below(prefix, "weight", kinds)
-    weight = torch.cat(parts) if precision == "bf16" else Nf4Weight.of(parts, double=precision == "nf4_double")
-    return weight, torch.cat(weights.below(prefix, "bias", kinds)) if kinds[0] in biased else None
+    return _held(parts, precision), torch.cat(weights.below(prefix, "bias", kinds)) if kinds[0] in biased else None
+
+
+def _held(parts: Sequence[Tensor], precision: Precision) -> Frozen:
+    """Weights stacked along their rows, as tasks of this precision hold them."""
+    if precision == "bf16":
+        return torch.cat(list(parts))
+    return Fp8Weight.of(parts) if precision == "fp8" else Nf4Weight.of(parts, double=precision == "nf4_double")
 
 
 def _block(weights: Weights, family: Family, config: PreTrainedConfig, layer: int, precision: Precision) -> BlockWeights:

@@ -31,7 +31,8 @@ PATHS = {kind: f"self_attn.{kind}" for kind in ("q_proj", "k_proj", "v_proj", "o
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 _DERIVED = ".rotary_emb.inv_freq"  # in older folders; the configuration determines it
 _DTYPES = ("F64", "F32", "F16", "BF16")
-_CODED_BYTES = {"nf4": 0.5 + 4 / 64, "nf4_double": 0.5 + 1 / 64}  # of a number: its code, and its part of a block's scale
+# Of a number: its code, and its part of a block's scale (fp8's scales are per row).
+_CODED_BYTES = {"nf4": 0.5 + 4 / 64, "nf4_double": 0.5 + 1 / 64, "fp8": 1.0}
 _SAID = 8  # names of tensors that an error lists
 
 
@@ -92,9 +93,14 @@ def weight_bytes(source: Path, dtype: torch.dtype, precision: Precision) -> int:
     """Bytes that a model folder's weights take on a device, from its configuration alone. Raises UnsupportedModelError."""
     config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     shapes = shapes_of(family_of(config), config)
-    linear = {name for name, shape in shapes.items() if len(shape) == 2 and name not in (EMBEDDING, HEAD)}
     coded = _CODED_BYTES.get(precision, dtype.itemsize)
-    return round(sum(math.prod(shape) * (coded if name in linear else dtype.itemsize) for name, shape in shapes.items()))
+
+    def held(name: str, shape: tuple[int, ...]) -> float:
+        if len(shape) != 2 or name in (EMBEDDING, HEAD):
+            return math.prod(shape) * dtype.itemsize
+        return math.prod(shape) * coded + (4 * shape[0] if precision == "fp8" else 0)
+
+    return round(sum(held(name, shape) for name, shape in shapes.items()))
 
 
 def matrices_of(config: PreTrainedConfig) -> dict[str, tuple[int, int]]:

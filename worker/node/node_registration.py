@@ -16,6 +16,7 @@ from worker.data.node_cache import NodeCache
 from worker.node.cache_upkeep import CacheUpkeep
 from worker.node.child_process import Child
 from worker.node.desired_state_poller import DesiredStates
+from worker.node.device_discovery import beyond_hardware
 from worker.node.node_credential import NodeCredential
 from worker.node.wakeup_listener import Hints
 from worker.pipe_messages import HEARTBEAT_NEWS, Identity, Pulses
@@ -51,7 +52,7 @@ def join(
             boot_id=secrets.token_hex(16),
             devices=devices,
             versions={name: version(name) for name in _VERSIONS} | _numerics(),
-            capabilities=sorted(understood()),
+            capabilities=sorted(understood() - beyond_hardware(devices)),
             credential=credential.propose(),
         )
         while True:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from grouped_lora.base.fp8 import CAPABILITY
 from transformers import AutoTokenizer
 
 from contract.model_revision import NoWeights, revision_of
@@ -70,6 +71,11 @@ def load_bases(
     memory: bytes that a copy may take at most; a larger base is not loaded.
     """
     source = Path(ref.source)
+    if ref.precision == "fp8" and (lacking := _without_fp8(devices)) is not None:
+        raise BaseError(
+            f"base model {ref.name}: precision fp8 takes a GPU of compute capability {CAPABILITY[0]}.{CAPABILITY[1]} or later, "
+            f"and {lacking} is none; take precision bf16, or nf4 for less memory"
+        )
     try:
         found = revision_of(source)
     except (NoWeights, OSError) as error:
@@ -99,6 +105,16 @@ def load_bases(
         raise BaseError(f"base model {ref.name}: {error}") from None
     fingerprint, dated = fingerprint_of(tokenizer), reads_date(tokenizer)
     return tuple(Base(ref, trainer, reader, fingerprint, dated) for trainer in trainers)
+
+
+def _without_fp8(devices: Sequence[torch.device]) -> str | None:
+    """The first device whose matrix unit does not multiply e4m3, in words."""
+    for device in devices:
+        if device.type != "cuda":
+            return "a CPU"
+        if (found := torch.cuda.get_device_capability(device)) < CAPABILITY:
+            return f"{torch.cuda.get_device_name(device)} ({found[0]}.{found[1]})"
+    return None
 
 
 def _tried(load: Callable[[], list[Trainer]]) -> list[Trainer] | None:

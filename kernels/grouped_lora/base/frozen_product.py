@@ -6,6 +6,7 @@ the inner dimension itself, by its size alone, and callers pad to `whole_rows` r
 bits also depend on where operands lie in memory, unless the process was started with MKL_CBWR=AUTO,STRICT.
 """
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import torch
@@ -27,6 +28,18 @@ class Coded(Protocol):
         ...
 
 
+class OwnProducts(ABC):
+    """A coded weight [N, K] whose products do not read it as a dense matrix."""
+
+    @abstractmethod
+    def linear(self, x_TK: Tensor, residual_TN: Tensor | None, bias_N: Tensor | None) -> Tensor:
+        """x Wᵀ (+ bias, + residual): [T, N]."""
+
+    @abstractmethod
+    def linear_backward(self, dy_TN: Tensor) -> Tensor:
+        """dX = dY W: [T, K]."""
+
+
 Frozen = Tensor | Coded
 
 
@@ -34,6 +47,18 @@ def dense(weight: Frozen) -> Tensor:
     """The weight as products read it. A quantised weight is decoded at each call: once per pass and direction, for all
     adapters."""
     return weight if isinstance(weight, Tensor) else weight.dense()
+
+
+def linear(x_TK: Tensor, weight: Frozen, residual_TN: Tensor | None = None, bias_N: Tensor | None = None) -> Tensor:
+    """x Wᵀ (+ residual, + bias): [T, N]."""
+    if isinstance(weight, OwnProducts):
+        return weight.linear(x_TK, residual_TN, bias_N)
+    return product(x_TK, dense(weight).t(), residual_TN, bias_N)
+
+
+def linear_backward(dy_TN: Tensor, weight: Frozen) -> Tensor:
+    """dX = dY W: [T, K]."""
+    return weight.linear_backward(dy_TN) if isinstance(weight, OwnProducts) else product(dy_TN, dense(weight))
 
 
 def whole_rows(rows: int) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from grouped_lora.adapter_spans import Group, Span
-from grouped_lora.base.frozen_product import Frozen, dense, product
+from grouped_lora.base.frozen_product import Frozen, linear, linear_backward
 from grouped_lora.products import reference
 
 
@@ -45,7 +45,7 @@ class _GroupedLinear(torch.autograd.Function):
         adapters: Adapters,
         group: Group,
     ) -> Tensor:
-        y_TN = product(x_TK, dense(w_NK).t(), residual_TN, bias_N)
+        y_TN = linear(x_TK, w_NK, residual_TN, bias_N)
         saved = reference.forward_(y_TN, x_TK, adapters.weights_RC, group, adapters.spans, adapters.keys_T)
         ctx.adapters, ctx.group, ctx.weight = adapters, group, w_NK  # the weight is frozen: nothing writes it before backward
         ctx.save_for_backward(x_TK, *saved)
@@ -58,7 +58,7 @@ class _GroupedLinear(torch.autograd.Function):
         adapters: Adapters = ctx.adapters
         if adapters.grad_RC is None:
             raise RuntimeError("backward through adapters that were given no gradient buffer")
-        dx_TK = product(dy_TN, dense(ctx.weight)) if ctx.needs_input_grad[0] else None
+        dx_TK = linear_backward(dy_TN, ctx.weight) if ctx.needs_input_grad[0] else None
         reference.backward_(
             adapters.grad_RC, dx_TK, dy_TN, x_TK, saved, adapters.weights_RC, ctx.group, adapters.spans, adapters.keys_T
         )

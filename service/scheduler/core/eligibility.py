@@ -12,6 +12,8 @@ from enum import StrEnum
 
 from service.fleet.node_health.blame import Fault
 
+FP8 = "precision=fp8"  # the one capability that a node's hardware may lack
+
 
 class Bar(StrEnum):
     """Why a node is barred, most hopeful first: a task that is barred everywhere is shown its first."""
@@ -101,6 +103,11 @@ def burden(host: Host, asker: Asker) -> int:
 def capability_words(missing: Collection[str], service: str, known: Collection[str], workers: Mapping[str, str]) -> str:
     """Message: which workers could train a task that no node understands. `known` is what this version of the service
     understands, `workers` the versions of the nodes by name."""
+    if set(missing) == {FP8} and FP8 in known:
+        return (
+            "No node computes in fp8: that takes GPUs of compute capability 8.9 or later (Ada, Hopper, Blackwell) and a worker "
+            f"of motet {service} or newer on them; take precision bf16, or nf4 for less memory, or wait until one joins."
+        )
     fields = sorted({name for name in missing if not any(other.startswith(name + "=") for other in missing)})
     which = ", ".join(fields[:3]) + (f" and {len(fields) - 3} more" if len(fields) > 3 else "")
     version = f"{service} or newer" if set(missing) <= set(known) else f"a version after {service}, this service's"

@@ -28,7 +28,12 @@ from service.tasks.stored_specs import SpecUnreadable, config_of, spec_of
 PAYS = 0.1  # least part of the time that a doubling of the GPUs must save
 
 # Lower bound per parameter: embeddings, norms and the head stay in bf16.
-BYTES_PER_WEIGHT: Mapping[Precision, float] = {"bf16": 2, "nf4": 1 / 2 + 4 / 64, "nf4_double": 1 / 2 + 1 / 64 + 4 / 64 / 256}
+BYTES_PER_WEIGHT: Mapping[Precision, float] = {
+    "bf16": 2,
+    "nf4": 1 / 2 + 4 / 64,
+    "nf4_double": 1 / 2 + 1 / 64 + 4 / 64 / 256,
+    "fp8": 1,
+}
 
 
 class Shape(NamedTuple):
@@ -151,7 +156,9 @@ class Workload:
             parameters = self._bases[base].parameters
             known = relevant(self._profiles, base, precision, kind)
             moved = BYTES_PER_WEIGHT[precision]
-            if precision != "bf16":  # decoded at each pass: the decoded weight is written and read once more
+            if precision == "fp8":  # transposed at each pass: written and read once more
+                moved += 2 * BYTES_PER_WEIGHT["fp8"]
+            elif precision != "bf16":  # decoded at each pass: the decoded weight is written and read once more
                 moved += 2 * BYTES_PER_WEIGHT["bf16"]
             self._models[base, precision, kind] = Model(parameters, round(parameters * moved), hardware(kind), known)
         return self._models[base, precision, kind]

@@ -126,7 +126,11 @@ def test_an_object_that_storage_lost_is_our_fault_and_said_before_the_first_byte
 
 @pytest.mark.parametrize(
     ("precision", "says"),
-    [("bf16", "from_pretrained(BASE), "), ("nf4_double", 'bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True')],
+    [
+        ("bf16", "from_pretrained(BASE), "),
+        ("fp8", "from_pretrained(BASE), "),
+        ("nf4_double", 'bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True'),
+    ],
 )
 def test_an_archive_carries_a_readme_once_the_task_has_ended(tenant, database, storage, precision, says):
     task_id = tenant.task(precision=precision)["id"]

@@ -65,6 +65,18 @@ class TestCapabilities:
         plan()
         assert given(node) == {task["id"]}
 
+    def test_a_task_in_fp8_waits_for_gpus_that_compute_in_it(self, tenant, new_node, plan):
+        new_node("old-gpus", said={"capabilities": sorted(understood() - {"precision=fp8"})})
+        task = tenant.task(precision="fp8")
+        plan()
+        code, sentence = waiting(tenant, task)
+        assert code == "no_node_understands"
+        assert "compute capability 8.9 or later" in sentence
+        assert "take precision bf16, or nf4" in sentence
+        node = new_node("hopper", said={"capabilities": sorted(understood())})
+        plan()
+        assert given(node) == {task["id"]}
+
     def test_a_family_that_no_worker_knows(self, database, tenant, new_node, plan, small_model):
         node = new_node(slots=2)
         try:

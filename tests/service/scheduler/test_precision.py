@@ -12,7 +12,7 @@ from tests.service.fleet.scripted import moved, throughput
 
 def test_a_base_in_nf4_counts_its_own_bytes_and_its_own_speeds(tenant, new_node, plan, database):
     node = new_node(slots=3)
-    tasks = {precision: tenant.task(precision=precision)["id"] for precision in ("nf4_double", "nf4", "bf16")}
+    tasks = {precision: tenant.task(precision=precision)["id"] for precision in ("nf4_double", "nf4", "fp8", "bf16")}
     plan()
     placement = node.take(tasks["nf4_double"])
     assert placement.given.base.precision == placement.given.spec.precision == "nf4_double"
@@ -26,6 +26,7 @@ def test_a_base_in_nf4_counts_its_own_bytes_and_its_own_speeds(tenant, new_node,
         work = Workload(session, rows.values(), LruCache())
         assert work.bytes_per_gpu(rows["bf16"]) == 2 * parameters
         assert work.bytes_per_gpu(rows["nf4"]) == int(0.5625 * parameters)
+        assert work.bytes_per_gpu(rows["fp8"]) == parameters
         assert 0.51 * parameters < work.bytes_per_gpu(rows["nf4_double"]) < 0.52 * parameters
         slow, fast = (work.estimate(rows[precision], "cpu", 1).seconds for precision in ("nf4_double", "nf4"))
         assert slow > 10 * fast, "a speed measured in one precision says nothing of another"

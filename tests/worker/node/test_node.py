@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from contract.wire import Device
 from tests.worker.fleet import JOIN_TOKEN
 from worker.data.object_cache import ObjectCache
 from worker.main_memory import available_memory
 from worker.model.peak_memory import peak_bytes
 from worker.model.plain.trainer import probe
-from worker.node.device_discovery import find_devices
-from worker.replicas.base_loader import load_base
+from worker.node.device_discovery import beyond_hardware, find_devices
+from worker.replicas.base_loader import BaseError, load_base
 from worker.replicas.memory_profile import Profile, Profiles, capacity_of, measured, profiles_of
 from worker.settings import Settings, SettingsError
 
@@ -97,6 +98,28 @@ def test_without_visible_gpus_a_node_has_slots_unless_gpus_were_asked_for(smi):
     assert [device.type for device in find_devices(settings(worker_device="auto"))] == ["cpu"]
     with pytest.raises(SettingsError, match="lists no GPU"):
         find_devices(settings(worker_device="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("printed", "lacks"),
+    [("8.9", False), ("9.0", False), ("12.0", False), ("8.6", True), ("7.5", True), ("[N/A]", True)],
+)
+def test_a_node_understands_fp8_where_all_its_gpus_compute_in_it(tmp_path, monkeypatch, printed, lacks):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\nprintf '0, GPU-a, 9.0\\n1, GPU-b, {printed}\\n'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    gpus = [Device(index=index, type="NVIDIA X", memory_bytes=1) for index in (0, 1)]
+    assert beyond_hardware(gpus) == ({"precision=fp8"} if lacks else set())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert beyond_hardware(gpus[:1]) == set()
+    assert beyond_hardware([Device(index=0, type="cpu", memory_bytes=1)]) == {"precision=fp8"}
+
+
+def test_a_base_in_fp8_is_refused_on_a_cpu_with_what_to_take_instead(tiny_base):
+    with pytest.raises(BaseError, match=r"compute capability 8\.9 or later, and a CPU is none; take precision bf16, or nf4"):
+        load_base(tiny_base.model_copy(update={"precision": "fp8"}), torch.device("cpu"))
 
 
 def test_the_memory_model_is_measured_and_a_line(tiny_base):

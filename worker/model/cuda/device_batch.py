@@ -28,20 +28,27 @@ def bucket(count: int, steps: int, least: int) -> int:
     return -(-max(count, 1) // step) * step
 
 
-_STEPS = 32  # token buckets an octave: a tail of 1/64 on average of the octave's upper half, less below
+@dataclass(frozen=True)
+class Grain:
+    """How fine buckets are. steps: of tokens and labels, an octave; spans, blocks: steps in which work tables grow."""
+
+    steps: int
+    spans: int
+    blocks: int
 
 
-def token_bucket(tokens: int) -> int:
+FINE = Grain(32, 4, 16)  # a tail of 1/64 on average of an octave's upper half, less below
+COARSE = Grain(8, 8, 64)  # four times the tail, in far fewer buckets, which repeat
+
+
+def token_bucket(tokens: int, grain: Grain = FINE) -> int:
     """Length of the axis for a batch of `tokens` tokens, padding included."""
-    return bucket(tokens, _STEPS, 32)
+    return bucket(tokens, grain.steps, 32)
 
 
-_SPANS, _BLOCKS = 4, 16  # steps in which work tables grow
-
-
-def tables(batch: FlatBatch, spans: tuple[Span, ...], accumulate: tuple[bool, ...]) -> HostTable:
+def tables(batch: FlatBatch, spans: tuple[Span, ...], accumulate: tuple[bool, ...], grain: Grain = FINE) -> HostTable:
     """The work table of a batch on its bucket of tokens. accumulate[i]: span i's gradient adds to what is there."""
-    return host_table(spans, token_bucket(batch.size), accumulate, _SPANS, _BLOCKS)
+    return host_table(spans, token_bucket(batch.size, grain), accumulate, grain.spans, grain.blocks)
 
 
 @dataclass(frozen=True)
@@ -58,11 +65,11 @@ class BatchShape:
     drops: bool = False
 
     @classmethod
-    def of(cls, batch: FlatBatch, table: HostTable) -> "BatchShape":
-        """The bucket of a batch: tokens and labels in 32 sizes an octave, segments and sequences in powers of two."""
+    def of(cls, batch: FlatBatch, table: HostTable, grain: Grain = FINE) -> "BatchShape":
+        """The bucket of a batch: tokens and labels by `grain`, segments and sequences in powers of two."""
         return cls(
-            tokens=token_bucket(batch.size),
-            labels=bucket(batch.label_bounds[-1], _STEPS, 64),
+            tokens=token_bucket(batch.size, grain),
+            labels=bucket(batch.label_bounds[-1], grain.steps, 64),
             segments=_power(len(batch.ranges)),
             sequences=_power(len(batch.bounds)),
             spans=table.spans.shape[0],

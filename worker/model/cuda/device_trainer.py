@@ -12,13 +12,14 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from grouped_lora import Span
+from grouped_lora.base.fp8 import Fp8Weight
 from grouped_lora.optimizer.adamw import RowTable, adamw
 from torch import Tensor
 
 from worker.model.arena import ROW_MULTIPLE, Slot
 from worker.model.backbone import Backbone
 from worker.model.cuda.device_arena import DeviceArena
-from worker.model.cuda.device_batch import BatchShape, fill, tables, unpack
+from worker.model.cuda.device_batch import COARSE, FINE, BatchShape, Grain, fill, tables, unpack
 from worker.model.cuda.fused_pass import FusedPass, PassResult
 from worker.model.flat_batch import FlatBatch, Segment
 from worker.model.peak_memory import found_no_memory
@@ -26,6 +27,9 @@ from worker.model.plain.trainer import LossSum, Trainer
 from worker.model.row_optimizer import BETAS, EPS, RowUpdate
 
 GRAPH_TOKENS = 4096  # passes of more tokens keep the chip busy while the host launches
+# On a base in fp8 the chip takes less time and the host more (cuBLASLt chooses an algorithm at each product): this many, for
+# layers of as many parameters as Llama-3.2-1B's, fewer for larger ones. They are captured in coarse buckets.
+GRAPH_TOKENS_FP8, LAYER_PARAMETERS = 8192, 61e6
 MAX_GRAPHS = 64
 Kind = Literal["kept", "recomputed", "forward"]  # of a pass: a training one keeps its activations or recomputes them
 KEPT, RECOMPUTED, FORWARD = get_args(Kind)
@@ -45,7 +49,7 @@ class DeviceTrainer(Trainer):
     def __init__(self, backbone: Backbone, arena: DeviceArena) -> None:
         super().__init__(backbone, arena)
         self._fused = FusedPass(backbone, arena.layout, backbone.max_positions)
-        self.graph_tokens = GRAPH_TOKENS
+        self.graph_tokens = _graph_tokens(backbone)
         self._graphs: OrderedDict[tuple[BatchShape, Kind], _Graph] = OrderedDict()
         self._seen = Counter[tuple[BatchShape, Kind]]()  # buckets that are not captured
         self._pool: Any = None  # memory of all graphs: one runs at a time, so their activations share it
@@ -123,8 +127,9 @@ class DeviceTrainer(Trainer):
         spans, owners = spans_of(batch.segments, batch.ranges)
         self.arena.refresh(owners)
         adds = tuple(slot in self.arena.written for slot in owners)
-        table = tables(batch, spans, adds)
-        shape = BatchShape.of(batch, table)
+        grain = self.grain(batch.size)
+        table = tables(batch, spans, adds, grain)
+        shape = BatchShape.of(batch, table, grain)
         host = torch.from_numpy(fill(shape, batch, table)).pin_memory()
         if shape.tokens <= self.graph_tokens:
             result = self._replay(shape, host, kind)
@@ -137,6 +142,10 @@ class DeviceTrainer(Trainer):
             place: LossSum(sums[at], batch.label_bounds[at + 1] - batch.label_bounds[at]) for at, place in enumerate(order)
         }
         return [found[place] for place in range(len(segments))]
+
+    def grain(self, tokens: int) -> Grain:
+        """How fine the bucket of a pass of `tokens` tokens is."""
+        return COARSE if GRAPH_TOKENS < tokens <= self.graph_tokens else FINE
 
     def _launch(self, shape: BatchShape, flat: Tensor, kind: Kind) -> PassResult:
         batch, labels = unpack(shape, flat)
@@ -187,6 +196,14 @@ class DeviceTrainer(Trainer):
         with torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"):
             result = run()
         return _Graph(graph, inputs, result)
+
+
+def _graph_tokens(backbone: Backbone) -> int:
+    weights = [weight for weight in vars(backbone.layers[0]).values() if isinstance(weight, Fp8Weight)]
+    if not weights:
+        return GRAPH_TOKENS
+    share = LAYER_PARAMETERS / sum(weight.shape.numel() for weight in weights)
+    return min(GRAPH_TOKENS_FP8, max(GRAPH_TOKENS, int(GRAPH_TOKENS_FP8 * share)))
 
 
 def _owner(slot: Slot | None) -> int:

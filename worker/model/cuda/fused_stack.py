@@ -8,8 +8,6 @@ no jobs, losses or optimizers. Legend: T tokens, D hidden, F ffn; C one layer's 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from grouped_lora.base.frozen_product import Frozen, dense
 from grouped_lora.block.packed_attention import attention
 from grouped_lora.block.packed_attention_backward import Incoming, attention_backward
 from grouped_lora.block.qkv_rotary import rotary, rotary_backward
@@ -19,6 +17,7 @@ from grouped_lora.block.swiglu import SwigluColumns, swiglu, swiglu_backward
 from grouped_lora.work_table import WorkTable
 from torch import Tensor
 
+from worker.model.cuda.base_products import linear, linear_backward
 from worker.model.cuda.side_streams import Gradient, SideStreams
 from worker.model.plain.decoder_block import BlockWeights
 
@@ -103,10 +102,6 @@ class Pending:
     s: Tensor | None = None
 
 
-def _linear(x: Tensor, weight: Frozen, bias: Tensor | None) -> Tensor:
-    return torch.mm(x, dense(weight).t()) if bias is None else torch.addmm(bias, x, dense(weight).t())
-
-
 class FusedStack:
     """The layers of one backbone over the arena's compute copy [L, rows, C] and gradient [L, rows, C] (views, any strides)."""
 
@@ -151,7 +146,7 @@ class FusedStack:
 
         x, h, rstd = self._arrive(p, adapters, index - 1, w.norm_attention, table)
         s_qkv = shrunk(h, "q_proj", "k_proj", "v_proj")
-        qkv = _linear(h, w.w_qkv, w.b_qkv)
+        qkv = linear(h, w.w_qkv, w.b_qkv)
         b_qkv = (sh.columns["q_proj"][1], sh.columns["k_proj"][1], sh.columns["v_proj"][1])
         self._aside.join()
         raw = rotary(
@@ -159,16 +154,16 @@ class FusedStack:
         )
         attended, lse = attention(qkv, batch.sequences, (sh.heads, sh.kv_heads), self.scale, w.window)
         s_o = shrunk(attended, "o_proj")
-        y = _linear(attended, w.w_o, w.b_o)
+        y = linear(attended, w.w_o, w.b_o)
         self._aside.join()
         x_mid, h_mid, rstd_mid = residual_norm(x, y, s_o, own, sh.columns["o_proj"][1], w.norm_mlp, sh.eps, table)
         s_gu = shrunk(h_mid, "gate_proj", "up_proj")
-        gate_up = _linear(h_mid, w.w_gate_up, w.b_gate_up)
+        gate_up = linear(h_mid, w.w_gate_up, w.b_gate_up)
         self._aside.join()
         act, s_down = swiglu(gate_up, s_gu, own, sh.swiglu(index), table)
         s = {"qkv": s_qkv, "o": s_o, "gate_up": s_gu, "down": s_down}
         trace = Trace(x, Kept(rstd, h, qkv, raw, attended, lse, x_mid, rstd_mid, h_mid, gate_up, s))
-        return Pending(x_mid, _linear(act, w.w_down, w.b_down), s_down), trace
+        return Pending(x_mid, linear(act, w.w_down, w.b_down), s_down), trace
 
     def abandon(self) -> None:
         """Drop a pass that ended in an error. The device is idle."""
@@ -201,14 +196,14 @@ class FusedStack:
             assert t.s["down"] is not None
             ds_down = self._aside.shrink(dx, own, table, sh.b("down_proj"), (sh.hidden,))
             gradients.append(Gradient(t.s["down"], dx, sh.b("down_proj"), (sh.hidden,)))
-        dact = torch.mm(dx, dense(w.w_down))
+        dact = linear_backward(dx, w.w_down)
         self._aside.join()
         dgu = swiglu_backward(t.gate_up, dact, t.s["gate_up"], ds_down, own, grad, sh.swiglu(index), table)
         del dact
         if lora:
             ds_gu = self._aside.shrink(dgu, own, table, sh.b(*kinds), (sh.ffn, sh.ffn), x_columns=(0, sh.ffn))
             gradients.append(Gradient(ds_gu, t.h_mid, sh.a(*kinds), (sh.hidden,) * 2, matrix=matrix))
-        dh = torch.mm(dgu, dense(w.w_gate_up))
+        dh = linear_backward(dgu, w.w_gate_up)
         s_gu = t.s["gate_up"]
         self._aside.join()
         return norm_backward(dh, ds_gu, s_gu, own, sh.a(*kinds), t.x_mid, t.rstd_mid, w.norm_mlp, dx, table, matrix)
@@ -225,7 +220,7 @@ class FusedStack:
             gradients.append(Gradient(t.s["o"], dx, sh.b("o_proj"), (sh.hidden,)))
             gradients.append(Gradient(ds_o, t.attended, sh.a("o_proj"), (sh.q_width,), matrix=matrix))
             incoming = Incoming(ds_o, own, sh.columns["o_proj"][0], table, matrix)
-        dout = torch.mm(dx, dense(w.w_o))
+        dout = linear_backward(dx, w.w_o)
         self._aside.join()
         heads = (sh.heads, sh.kv_heads)
         dqkv = attention_backward(dout, t.qkv, t.attended, t.lse, batch.sequences, heads, self.scale, w.window, incoming)
@@ -239,7 +234,7 @@ class FusedStack:
             gradients.append(Gradient(ds_qkv, t.h, sh.a(*kinds), (sh.hidden,) * 3, matrix=sh.matrix(index, "q_proj")))
         if index == 0:
             return dx  # nothing below the first layer learns
-        dh = torch.mm(dqkv, dense(w.w_qkv))
+        dh = linear_backward(dqkv, w.w_qkv)
         self._aside.join()
         matrix = sh.matrix(index, "q_proj")
         return norm_backward(dh, ds_qkv, t.s["qkv"], own, sh.a(*kinds), x, t.rstd, w.norm_attention, dx, table, matrix)
