@@ -1,5 +1,7 @@
 """Protocol compatibility: adjacent versions of the wire protocol may talk to each other. Knows no message."""
 
+PROTOCOL = 1  # the version spoken; a peer of PROTOCOL - 1 still works
+
 
 def refusal(ours: int, theirs: int, they: str) -> str | None:
     """Why this side refuses a peer of protocol `theirs`, as a sentence; None if it does not. `they` names the peer in the

@@ -34,6 +34,7 @@ class AdapterManifest(Message):
     step: int  # the optimizer step after which it was saved; 0 is before the first
     val_loss: float  # mean nats per completion token over the validation rows
     lineage: Lineage
+    arena_rows: tuple[int, int] | None = None  # [first, stop) on its executor, in which it trained; older workers leave it out
 
     @field_validator("files")
     @classmethod

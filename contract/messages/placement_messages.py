@@ -1,0 +1,99 @@
+"""Messages that say what a node should run: its desired state, placements, and what each job starts from."""
+
+from typing import Annotated
+
+from pydantic import AwareDatetime, Field
+
+from contract.compatibility.lenient_documents import SentConfig, SentSpec
+from contract.messages.adapter_manifest import AdapterFile
+from contract.states import ExitReason, JobStatus
+from contract.strict import Message, Sha256
+from contract.task_spec import Precision
+
+
+class BaseModelRef(Message):
+    """The frozen base. `revision` is the sha256 over its safetensors files, checked by the worker before it trains."""
+
+    name: str
+    source: str
+    revision: Sha256
+    precision: Precision = "bf16"  # on a CPU float32 stands for bf16
+
+
+class FileRef(Message):
+    """An immutable JSONL file, served by the fleet API to the placement's token."""
+
+    file_id: str
+    sha256: Sha256
+    rows: int
+
+
+class CheckpointRef(Message):
+    """One job's resume state: an object of storage, taken after `step` optimizer steps."""
+
+    step: int
+    sha256: Sha256
+    bytes: int
+
+
+class WarmStartRef(Message):
+    """The adapter that all jobs start from: the files of a PEFT folder, objects of storage."""
+
+    adapter_id: str
+    files: list[AdapterFile]
+
+
+class JobAssignment(Message):
+    """A job as Postgres knows it. An ended job comes along because its losses at the rungs still count in the ranking."""
+
+    job_id: str
+    index: int
+    config: SentConfig
+    status: JobStatus
+    exit_reason: ExitReason | None = None
+    warmup_val_loss: float | None = None  # set once the job finished warmup, which is its first rung
+    rung_losses: list[float] = Field(default=[])  # of an ended job under asha: validation losses at the rungs it reached
+    promoted: bool = False  # passed the warmup boundary; never ranked again
+    checkpoint: CheckpointRef | None = None
+
+
+class Placement(Message):
+    """One task on one executor, under one lease and fence."""
+
+    placement_id: str
+    fence: int
+    token: str
+    lease_seconds: float  # counted from when the request that fetched this was sent
+    task_id: str
+    device_indexes: list[int]
+    base: BaseModelRef
+    train_file: FileRef
+    validation_file: FileRef | None
+    spec: SentSpec  # as sent, completed with the defaults of the task's creation time; fields of a newer version preserved
+    jobs: list[JobAssignment]
+    base_val_loss: float | None = None  # None until a placement has measured it
+    leave: bool = False  # to be detached: a last checkpoint of all jobs, then Detached; no more training
+    warm_start: WarmStartRef | None = None
+    next_seq: int = 1  # the next report that the service expects
+    request_id: str | None = None  # of the API call that created the task, for logs
+    tenant_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,64}$")] = (
+        ""  # the tenant that owns the data; an older service omits it
+    )
+    created_at: AwareDatetime | None = None  # of the task: the date that a chat template renders
+    weight: Annotated[float, Field(gt=0)] = 1.0  # of its tenant, whose tasks on an executor share it
+    max_slowdown: Annotated[float, Field(ge=1)] | None = None  # beside others, as a multiple of the time alone
+
+
+class Unchanged(Message):
+    """A placement that this service cannot describe, since a newer version made its task. Its node goes on with what it has."""
+
+    placement_id: str
+    leave: bool = False
+
+
+class DesiredState(Message):
+    """Everything the node should run, and nothing else: what is in neither list is to be detached."""
+
+    version: int
+    placements: list[Placement]
+    unchanged: list[Unchanged] = Field(default=[])

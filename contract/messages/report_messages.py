@@ -1,0 +1,200 @@
+"""Messages that a placement reports: numbered reports of events in the order they happened.
+
+A non-finite loss is sent as null.
+"""
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from contract.compatibility.protocol import PROTOCOL
+from contract.messages.adapter_manifest import AdapterManifest
+from contract.messages.placement_messages import CheckpointRef
+from contract.states import ExitReason, JobStatus
+from contract.strict import Message
+
+
+def _finite_or_none(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _finite_or_none_each(values: list[float | None]) -> list[float | None]:
+    known = [value for value in values if value is not None]
+    if all(map(math.isfinite, known)):
+        return values  # the common case: a call for each value took as long as everything else about a report
+    return [None if value is None or not math.isfinite(value) else value for value in values]
+
+
+Loss = Annotated[float | None, BeforeValidator(_finite_or_none)]  # None: the loss was not finite
+
+
+Losses = Annotated[list[float | None], AfterValidator(_finite_or_none_each)]
+
+
+class Attached(Message):
+    """The executor took the placement and knows its rows. `total_steps` by job index."""
+
+    kind: Literal["attached"] = "attached"
+    train_rows: Annotated[int, Field(ge=1)]
+    validation_rows: int
+    truncated_rows: int  # longer than max_seq_len, truncated
+    skipped_rows: int  # skipped: no label left after truncation
+    unused_validation_rows: int = 0  # held out, but left out of evaluations by early_exit.max_evaluation_share
+    total_steps: dict[int, int]
+    warmup_steps: dict[int, int]
+
+
+class ActivationsChosen(Message):
+    """How the task's training passes hold their activations from now on: all kept, or computed again in backward, and why."""
+
+    kind: Literal["activations_chosen"] = "activations_chosen"
+    recompute: bool
+    reason: Annotated[str, Field(max_length=2000)]
+
+
+class BaseEvaluated(Message):
+    kind: Literal["base_evaluated"] = "base_evaluated"
+    val_loss: Loss
+
+
+class JobMoved(Message):
+    """A job entered warmup, was parked at its boundary, or was promoted past it."""
+
+    kind: Literal["job_moved"] = "job_moved"
+    job: int
+    status: Literal[JobStatus.WARMUP, JobStatus.PARKED, JobStatus.TRAINING]
+    step: int
+    warmup_val_loss: Loss = None  # with status parked, and with training if it was never parked
+
+
+# Under dpo, besides the losses: the share of pairs whose chosen answer has the higher reward, and the mean difference.
+Series = Literal["train_loss", "val_loss", "train_accuracy", "train_margin", "val_accuracy", "val_margin"]
+
+
+class Points(Message):
+    """Points of one series of one job; `steps` ascend strictly, and no step of a series is ever reported twice."""
+
+    kind: Literal["points"] = "points"
+    job: int
+    series: Series
+    steps: Annotated[list[int], Field(min_length=1, max_length=256)]
+    values: Annotated[Losses, Field(min_length=1, max_length=256)]
+
+
+class Throughput(Message):
+    """Work done since the last record. `forwards` counts backbone training forwards, `micro_batches` what was packed, `rows`
+    the adapter rows that were trained, summed over the steps.
+
+    `seconds` are those of every step that the placement had a part in; `share_seconds` are its part of them, by tokens. They
+    differ where tasks share steps. A worker that does not know shares leaves them out.
+
+    Where a placement's devices step at once, `device_steps` counts the steps of each, and `device_seconds` are what each took
+    until its own was done: so they say how fast one device is. A worker that trains on one leaves them out, or says the same.
+    """
+
+    kind: Literal["throughput"] = "throughput"
+    steps: int
+    tokens: int
+    seconds: float
+    micro_batches: int
+    forwards: int
+    rows: int = 0
+    evaluation_tokens: int = 0
+    evaluation_seconds: float = 0.0
+    share_seconds: float | None = None
+    device_steps: int | None = None
+    device_seconds: float | None = None
+
+    @property
+    def own_seconds(self) -> float:
+        """Device seconds spent for this placement alone, per device."""
+        return (self.seconds if self.share_seconds is None else self.share_seconds) + self.evaluation_seconds
+
+
+class Checkpointed(Message):
+    """All unfinished jobs at one common moment, uploaded. Jobs not named keep the checkpoint they had."""
+
+    kind: Literal["checkpointed"] = "checkpointed"
+    jobs: dict[int, CheckpointRef]
+
+
+class AdapterKept(Message):
+    """The job's best adapter, uploaded and ready to commit; sent before the event that ends the job."""
+
+    kind: Literal["adapter_kept"] = "adapter_kept"
+    job: int
+    manifest: AdapterManifest
+
+
+class JobCompleted(Message):
+    kind: Literal["job_completed"] = "job_completed"
+    job: int
+    step: int
+    best_step: int | None
+    best_val_loss: Loss
+
+
+class JobExited(Message):
+    """Early exit ended the job; `evidence` is what decided it (the windows of losses, slopes, ranks, thresholds)."""
+
+    kind: Literal["job_exited"] = "job_exited"
+    job: int
+    step: int
+    reason: ExitReason
+    evidence: dict[str, float | int | str | list[Loss] | None]
+    best_step: int | None
+    best_val_loss: Loss
+
+
+class JobFailed(Message):
+    kind: Literal["job_failed"] = "job_failed"
+    job: int
+    step: int
+    error: Annotated[str, Field(max_length=2000)]
+
+
+class PlacementFailed(Message):
+    """The placement cannot go on for a reason that another try would meet again (bad dataset, unknown architecture)."""
+
+    kind: Literal["placement_failed"] = "placement_failed"
+    error: Annotated[str, Field(max_length=2000)]
+
+
+class Detached(Message):
+    """The executor let the task go, after its last checkpoint was committed."""
+
+    kind: Literal["detached"] = "detached"
+
+
+Event = Annotated[
+    Attached
+    | ActivationsChosen
+    | BaseEvaluated
+    | JobMoved
+    | Points
+    | Throughput
+    | Checkpointed
+    | AdapterKept
+    | JobCompleted
+    | JobExited
+    | JobFailed
+    | PlacementFailed
+    | Detached,
+    Field(discriminator="kind"),
+]
+
+
+class Report(Message):
+    """Events in the order they happened. `seq` counts a placement's reports from 1 without gaps."""
+
+    protocol: int = PROTOCOL
+    fence: int
+    seq: Annotated[int, Field(ge=1)]
+    events: Annotated[list[Event], Field(min_length=1, max_length=512)]
+
+
+class ReportAck(Message):
+    """`seq` is the highest report applied; a repeated report changes nothing and gets the same answer."""
+
+    seq: int
