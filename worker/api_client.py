@@ -13,21 +13,12 @@ from urllib.parse import urljoin
 import httpx
 from pydantic import ValidationError
 
-from contract.cached_file_list import CachedFiles
+from contract.messages.cached_file_list import CachedFiles
+from contract.messages.node_messages import Heartbeat, HeartbeatAnswer, NodeRegistration, NodeWelcome, PlacementsLost
+from contract.messages.placement_messages import DesiredState, Placement
+from contract.messages.report_messages import Report, ReportAck
+from contract.messages.upload_messages import UploadGrant, UploadRequest
 from contract.strict import Message
-from contract.wire import (
-    DesiredState,
-    Heartbeat,
-    HeartbeatAnswer,
-    NodeRegistration,
-    NodeWelcome,
-    Placement,
-    PlacementsLost,
-    Report,
-    ReportAck,
-    UploadGrant,
-    UploadRequest,
-)
 
 _TIMEOUT = httpx.Timeout(10, connect=3)
 _SAYS = 400  # characters of an error's body that go into the message

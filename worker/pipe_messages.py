@@ -11,8 +11,9 @@ from typing import IO, Annotated, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter
 
+from contract.messages.node_messages import HeartbeatAnswer
+from contract.messages.placement_messages import Placement
 from contract.strict import Message
-from contract.wire import HeartbeatAnswer, Placement
 
 T = TypeVar("T")
 _BLOCK = 2**16

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from contract import wire
+from contract.messages.placement_messages import BaseModelRef, Placement
 from contract.model_revision import revision_of
 from tests.worker.corpus import EXAMPLE_BASE
 from tests.worker.fleet import Fleet, placer
@@ -18,7 +18,7 @@ hypothesis.settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")
-def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> wire.BaseModelRef:
+def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> BaseModelRef:
     """A Llama of two narrow layers with random weights, under the tokenizer and template of the example's base."""
     folder = tmp_path_factory.mktemp("bases") / "tiny"
     folder.mkdir()
@@ -37,7 +37,7 @@ def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> wire.BaseModelRef:
         tie_word_embeddings=True,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
-    return wire.BaseModelRef(name="tiny", source=str(folder), revision=revision_of(folder))
+    return BaseModelRef(name="tiny", source=str(folder), revision=revision_of(folder))
 
 
 @pytest.fixture
@@ -48,9 +48,9 @@ def fleet() -> Iterator[Fleet]:
     assert it.refused == []
 
 
-Placing = Callable[..., wire.Placement]
+Placing = Callable[..., Placement]
 
 
 @pytest.fixture
-def placing(fleet: Fleet, tiny_base: wire.BaseModelRef) -> Placing:
+def placing(fleet: Fleet, tiny_base: BaseModelRef) -> Placing:
     return placer(fleet, tiny_base)

@@ -10,8 +10,30 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
-from contract import wire
-from contract.cached_file_list import CachedFiles
+from contract.messages.cached_file_list import CachedFiles
+from contract.messages.node_messages import (
+    Heartbeat,
+    HeartbeatAnswer,
+    LeaseGrant,
+    NodeRegistration,
+    NodeWelcome,
+    PlacementsLost,
+)
+from contract.messages.placement_messages import BaseModelRef, FileRef, JobAssignment, Placement
+from contract.messages.report_messages import (
+    AdapterKept,
+    Checkpointed,
+    Detached,
+    Event,
+    JobCompleted,
+    JobExited,
+    JobFailed,
+    JobMoved,
+    Points,
+    Report,
+    ReportAck,
+)
+from contract.messages.upload_messages import UploadGrant, UploadRequest
 from contract.states import JOB_TERMINAL, JobStatus, check_job
 from contract.task_spec import TaskSpec
 from tests.worker.corpus import jsonl, rows
@@ -22,11 +44,11 @@ JOIN_TOKEN = "join-" + "x" * 32
 class Reported:
     """What one placement reported, checked event by event."""
 
-    def __init__(self, placement: wire.Placement) -> None:
+    def __init__(self, placement: Placement) -> None:
         self.placement = placement
         self.last_seq = placement.next_seq - 1
         self.live = True
-        self.events: list[wire.Event] = []
+        self.events: list[Event] = []
         self.status = {job.index: job.status for job in placement.jobs}
         self.step = {job.index: job.checkpoint.step if job.checkpoint else 0 for job in placement.jobs}
         self.curves: dict[tuple[int, str], dict[int, float | None]] = defaultdict(dict)
@@ -41,38 +63,38 @@ class Reported:
     @property
     def ended(self) -> dict[int, Any]:
         """The event that ended each job."""
-        return {e.job: e for e in self.events if isinstance(e, wire.JobCompleted | wire.JobExited | wire.JobFailed)}
+        return {e.job: e for e in self.events if isinstance(e, JobCompleted | JobExited | JobFailed)}
 
-    def apply(self, event: wire.Event, objects: dict[str, bytes]) -> None:
+    def apply(self, event: Event, objects: dict[str, bytes]) -> None:
         job = getattr(event, "job", None)
         if job is not None and self.status[job] in JOB_TERMINAL:
             raise ValueError(f"job {job} is {self.status[job]}, and now: {event}")
         match event:
-            case wire.Points():
+            case Points():
                 curve = self.curves[job, event.series]
                 assert event.steps[0] > max([*curve, self.first_step(job)]), f"{event} after step {max(curve, default=None)}"
                 curve.update(zip(event.steps, event.values, strict=True))
                 self.step[job] = max(self.step[job], event.steps[-1])
-            case wire.JobMoved():
+            case JobMoved():
                 self.status[job] = check_job(self.status[job], event.status)
                 if event.warmup_val_loss is not None:
                     self.warmup_losses[job] = event.warmup_val_loss
                 if event.status == JobStatus.TRAINING:
                     self.promoted.add(job)
-            case wire.Checkpointed():
+            case Checkpointed():
                 for index, ref in event.jobs.items():
                     assert self.status[index] not in (JobStatus.PENDING, *JOB_TERMINAL), self.status[index]
                     assert len(objects[ref.sha256]) == ref.bytes
                     assert ref.step <= self.step[index]
                     self.checkpoints[index] = ref
-            case wire.AdapterKept():
+            case AdapterKept():
                 assert all(len(objects[file.sha256]) == file.bytes for file in event.manifest.files)
                 self.manifests[job] = event.manifest
-            case wire.JobCompleted():
+            case JobCompleted():
                 self.status[job] = check_job(self.status[job], JobStatus.COMPLETED)
-            case wire.JobExited():
+            case JobExited():
                 self.status[job] = check_job(self.status[job], JobStatus.EXITED)
-            case wire.JobFailed():
+            case JobFailed():
                 self.status[job] = check_job(self.status[job], JobStatus.FAILED)
         self.events.append(event)
 
@@ -90,22 +112,22 @@ class Fleet:
         self.files: dict[str, bytes] = {}
         self.objects: dict[str, bytes] = {}
         self.reported: dict[str, Reported] = {}
-        self.desired: list[wire.Placement] = []
+        self.desired: list[Placement] = []
         self.newer: list[dict[str, Any]] = []  # placements as only a newer worker reads them
         self.unchanged = False  # whether the service can describe no placement
         self.version = 0
-        self.registrations: list[wire.NodeRegistration] = []
+        self.registrations: list[NodeRegistration] = []
         self.credential = ""
         self.joins_left = 1000  # times that the join token works
-        self.heartbeats: list[wire.Heartbeat] = []
-        self.lost: list[wire.PlacementsLost] = []
+        self.heartbeats: list[Heartbeat] = []
+        self.lost: list[PlacementsLost] = []
         self.refused: list[str] = []
         self.requests: list[tuple[str, str, int]] = []
         self.down = False
         self.welcomes: dict[str, Any] = {}  # what a welcome says besides
         self.strange: dict[str, dict[str, Any]] = {}  # fields of a newer service in the specs of these placements
         self.deleted: set[str] = set()  # sha256 of files
-        self.on_report: Callable[[Reported, wire.Report], None] = lambda reported, report: None
+        self.on_report: Callable[[Reported, Report], None] = lambda reported, report: None
         fleet = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -147,11 +169,11 @@ class Fleet:
 
     # ---- what tests do ---------------------------------------------------------------------------------------------
 
-    def add_file(self, file_id: str, content: bytes) -> wire.FileRef:
+    def add_file(self, file_id: str, content: bytes) -> FileRef:
         self.files[file_id] = content
-        return wire.FileRef(file_id=file_id, sha256=hashlib.sha256(content).hexdigest(), rows=content.count(b"\n"))
+        return FileRef(file_id=file_id, sha256=hashlib.sha256(content).hexdigest(), rows=content.count(b"\n"))
 
-    def place(self, placement: wire.Placement) -> Reported:
+    def place(self, placement: Placement) -> Reported:
         with self.lock:
             self.desired = [*self.desired, placement]
             self.version += 1
@@ -198,13 +220,13 @@ class Fleet:
         if not (bearer == self.credential or (bearer == JOIN_TOKEN and self.joins_left)):
             return 401, b'{"code": "join_refused", "detail": "the join token is wrong"}'
         self.joins_left -= bearer == JOIN_TOKEN
-        self.registrations.append(wire.NodeRegistration.model_validate_json(body))
+        self.registrations.append(NodeRegistration.model_validate_json(body))
         self.credential = self.registrations[-1].credential or f"credential-{len(self.registrations)}"
         for placement in self.desired:
             self.reported[placement.placement_id].live = False
         self.desired = []
         self.version += 1
-        welcome = wire.NodeWelcome(
+        welcome = NodeWelcome(
             node_id="node_1",
             credential=self.credential,
             stream="motet:node:node_1",
@@ -216,17 +238,15 @@ class Fleet:
     def _heartbeat(self, bearer: str, body: bytes) -> tuple[int, bytes]:
         if bearer != self.credential:
             return 401, b'{"code": "node_unknown"}'
-        said = wire.Heartbeat.model_validate_json(body)
+        said = Heartbeat.model_validate_json(body)
         self.heartbeats.append(said)
         live = {p.placement_id: p for p in self.desired}
         leases = [
-            wire.LeaseGrant(
-                placement_id=p.placement_id, fence=p.fence, seconds=self.lease_seconds, token=f"token-{p.placement_id}"
-            )
+            LeaseGrant(placement_id=p.placement_id, fence=p.fence, seconds=self.lease_seconds, token=f"token-{p.placement_id}")
             for p in said.pulses
             if p.placement_id in live
         ]
-        return 200, wire.HeartbeatAnswer(leases=leases, desired_version=self.version).model_dump_json().encode()
+        return 200, HeartbeatAnswer(leases=leases, desired_version=self.version).model_dump_json().encode()
 
     def _desired(self, bearer: str, body: bytes) -> tuple[int, bytes]:
         if bearer != self.credential:
@@ -246,7 +266,7 @@ class Fleet:
         return 200, gone.model_dump_json().encode()
 
     def _lost(self, bearer: str, body: bytes) -> tuple[int, bytes]:
-        said = wire.PlacementsLost.model_validate_json(body)
+        said = PlacementsLost.model_validate_json(body)
         self.lost.append(said)
         self.desired = [p for p in self.desired if p.placement_id not in said.fences]
         for placement_id in said.fences:
@@ -257,7 +277,7 @@ class Fleet:
         return 204, b""
 
     def _report(self, bearer: str, body: bytes, placement_id: str) -> tuple[int, bytes]:
-        reported, report = self.reported[placement_id], wire.Report.model_validate_json(body)
+        reported, report = self.reported[placement_id], Report.model_validate_json(body)
         if bearer != f"token-{placement_id}":
             return 401, b'{"code": "placement_token_refused"}'
         if not reported.live or report.fence != reported.placement.fence:
@@ -268,11 +288,11 @@ class Fleet:
             for event in report.events:
                 reported.apply(event, self.objects)
             reported.last_seq = report.seq
-            if all(status in JOB_TERMINAL for status in reported.status.values()) or reported.of(wire.Detached):
+            if all(status in JOB_TERMINAL for status in reported.status.values()) or reported.of(Detached):
                 self.desired = [p for p in self.desired if p.placement_id != placement_id]
                 self.version += 1
             self.on_report(reported, report)
-        return 200, wire.ReportAck(seq=reported.last_seq).model_dump_json().encode()
+        return 200, ReportAck(seq=reported.last_seq).model_dump_json().encode()
 
     def _file(self, bearer: str, body: bytes, placement_id: str, file_id: str) -> tuple[int, bytes]:
         return 200, self.files[file_id]
@@ -281,12 +301,12 @@ class Fleet:
         return 200, self.objects[sha256]
 
     def _grant(self, bearer: str, body: bytes, placement_id: str) -> tuple[int, bytes]:
-        request = wire.UploadRequest.model_validate_json(body)
+        request = UploadRequest.model_validate_json(body)
         if not self.reported[placement_id].live:
             return 409, b'{"code": "fence_stale"}'
         exists = request.sha256 in self.objects
         url = None if exists else f"/internal/v1/objects/{request.sha256}.{request.bytes}"
-        return 200, wire.UploadGrant(exists=exists, url=url).model_dump_json().encode()
+        return 200, UploadGrant(exists=exists, url=url).model_dump_json().encode()
 
     def _put(self, bearer: str, body: bytes, sha256: str, size: str) -> tuple[int, bytes]:
         assert hashlib.sha256(body).hexdigest() == sha256
@@ -308,17 +328,17 @@ class Fleet:
     }
 
 
-def placer(fleet: Fleet, base: wire.BaseModelRef) -> Callable[..., wire.Placement]:
+def placer(fleet: Fleet, base: BaseModelRef) -> Callable[..., Placement]:
     """Makes placements of tasks: `(space, rows, **more of the spec)`. Their files are on the fleet at once."""
     numbers = itertools.count(1)
 
-    def place(space: dict[str, Any], data: list[dict[str, Any]] | None = None, **spec: Any) -> wire.Placement:
+    def place(space: dict[str, Any], data: list[dict[str, Any]] | None = None, **spec: Any) -> Placement:
         number = next(numbers)
         file = fleet.add_file(f"file_{number}", jsonl(data if data is not None else rows(40)))
         dataset = {"file_id": file.file_id, **spec.pop("dataset", {})}
         made = TaskSpec.model_validate({"base_model": "tiny", "dataset": dataset, "search_space": space, **spec})
         key = f"p{number}"
-        return wire.Placement(
+        return Placement(
             placement_id=key,
             fence=1,
             token=f"token-{key}",
@@ -330,7 +350,7 @@ def placer(fleet: Fleet, base: wire.BaseModelRef) -> Callable[..., wire.Placemen
             validation_file=None,
             spec=made,
             jobs=[
-                wire.JobAssignment(job_id=f"job_{number}_{index}", index=index, config=config, status=JobStatus.PENDING)
+                JobAssignment(job_id=f"job_{number}_{index}", index=index, config=config, status=JobStatus.PENDING)
                 for index, config in enumerate(made.jobs())
             ],
         )

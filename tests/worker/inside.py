@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from contract import wire
+from contract.messages.placement_messages import Placement
+from contract.messages.report_messages import Attached, Report
 from contract.states import JOB_TERMINAL, JobStatus
 from tests.worker.fleet import JOIN_TOKEN, Fleet, Reported
 from worker.api_client import PlacementLink
@@ -31,9 +32,9 @@ class Inside:
 
     def run(
         self,
-        *placements: wire.Placement,
+        *placements: Placement,
         prepare: Callable[[Executor], None] = lambda executor: None,
-        joining: Sequence[wire.Placement] = (),
+        joining: Sequence[Placement] = (),
         after: int = 2,
     ) -> list[Reported]:
         """Attach them all to one executor and run until every one has ended. joining: these come once any of the others has
@@ -42,12 +43,12 @@ class Inside:
         left = {placement.placement_id for placement in (*placements, *joining)}
         late, watch = list(joining), self.fleet.on_report
 
-        def join(told: Reported, report: wire.Report) -> None:
+        def join(told: Reported, report: Report) -> None:
             watch(told, report)
             while late and max(told.step.values()) >= after:
                 attach(late.pop(0))
 
-        def attach(placement: wire.Placement) -> None:
+        def attach(placement: Placement) -> None:
             executor.obey(Attach(placement=placement, deadline=boot_now() + placement.lease_seconds))
 
         if joining:
@@ -76,9 +77,9 @@ class Inside:
         return [news for news in self.news if isinstance(news, Ended)]
 
 
-def resumed(reported: Reported, key: str, base_val_loss: float | None = None) -> wire.Placement:
+def resumed(reported: Reported, key: str, base_val_loss: float | None = None) -> Placement:
     """The task placed anew after its placement was lost: what the service makes of what it was told."""
-    warmup = reported.of(wire.Attached)
+    warmup = reported.of(Attached)
     jobs = []
     for job in reported.placement.jobs:
         checkpoint = reported.checkpoints.get(job.index)

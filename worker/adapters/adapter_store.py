@@ -63,6 +63,11 @@ class AdapterStore:
         at = self.rows(key)
         return at.best if at is not None else None
 
+    def trained_in(self, key: JobKey) -> tuple[int, int] | None:
+        """The arena rows, [first, stop), of a job that trains."""
+        at = self.rows(key)
+        return (at.slot.row, at.slot.row + at.slot.rank) if at is not None else None
+
     def tensors(self, key: JobKey) -> Tensors:
         """A host copy of the job's adapter as it is now, wherever it lies."""
         match self._locations[key]:
@@ -188,7 +193,7 @@ class AdapterStore:
             return waiting is not None
 
         fit = self._fits[replica]
-        tokens = max(fit.capacity.step_tokens, fit.longest)
+        tokens = max(fit.capacity.pass_budget, fit.longest)
         make_room(self._trainers[replica], rank, wanted, rows_cap(fit.capacity, tokens, fit.recomputes), evict)
 
     def _stored(self, tensors: Tensors) -> PinnedHost | OnDisk:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from worker.model.plain.trainer import OutOfMemory
 from worker.policy.activations import Need, chosen, step_tokens, turned
-from worker.policy.admission import Capacity, refitted, regrown
+from worker.policy.admission import Capacity, refitted, regrown, room
 from worker.policy.job_record import JobKey
 
 log = logging.getLogger(__name__)
@@ -25,6 +25,7 @@ class MemoryFit:
         self._most_tokens = capacity.step_tokens  # the same, for the current tasks
         self._learned: dict[bool, float] = {}  # bytes a token of failed passes, by whether they recomputed
         self._quiet = 0  # steps since the last failure
+        self._cuts: dict[str, int] = {}  # tokens of a piece of each task's batches, by its own needs and failures alone
 
     @property
     def longest(self) -> int:
@@ -40,6 +41,7 @@ class MemoryFit:
         """Add a task. It recomputes activations if passes that failed since it was measured show that keeping them does not
         fit."""
         self._needs[group] = need
+        self._cuts[group] = self._own_cut(need)
         self._fit()
         if not need.activations.recompute:
             need.activations.turn(chosen(self.capacity, need.longest, need.rows))
@@ -52,8 +54,17 @@ class MemoryFit:
             *(kept.per_row / mib, self.capacity.usable_bytes // mib, self.capacity.step_tokens),
         )
 
+    def cut(self, group: str) -> int:
+        """Tokens of a piece of the task's batches. A neighbour's failures make passes shorter, but cut no other task's batches,
+        since the bits of its sums depend on where they are cut."""
+        return self._cuts.get(group, self.capacity.step_tokens)
+
+    def _own_cut(self, need: Need) -> int:
+        return step_tokens([need], need.capacity, self._asked)
+
     def narrow(self, group: str) -> bool:
         """Remove a task, and the limits that it alone caused. Whether it was here."""
+        self._cuts.pop(group, None)
         if self._needs.pop(group, None) is None:
             return False
         self._fit()
@@ -70,6 +81,9 @@ class MemoryFit:
         Returns the jobs that cannot run, and why: they have a sequence of that length, and cannot switch to recomputing.
         """
         self._quiet = 0
+        own = self._needs.get(error.alone) if error.alone is not None else None
+        if error.alone is not None and own is not None and error.tokens > own.longest:
+            self._cuts[error.alone] = max(1, error.tokens // 2)
         long = {group: need for group, need in self._needs.items() if need.longest >= error.tokens}
         here = {key.placement for key in jobs} & long.keys()
         may = self.capacity.recomputed is not None and not error.recompute
@@ -100,7 +114,21 @@ class MemoryFit:
             step_tokens(self._needs.values(), self.capacity, self._most_tokens, shared=False),
         )
         self.capacity = regrown(self.capacity, most, rows, self.recomputes)
+        for group, need in self._needs.items():
+            self._cuts[group] = max(self._cuts[group], min(self._own_cut(need), self.capacity.step_tokens))
         return self.capacity.step_tokens > before
+
+    def lengthen(self, tokens: int, rows: int) -> bool:
+        """Let micro-batches hold up to `tokens` tokens, as far as memory allows beside `rows` arena rows. Whether they grew by
+        a quarter or more."""
+        before = self.capacity.pass_budget
+        fitting = step_tokens(self._needs.values(), self.capacity, min(tokens, self.capacity.most_pass_tokens))
+        fitting = min(fitting, room(self.capacity, rows, self.recomputes, fitting))
+        if fitting < 1.25 * before:
+            return False
+        self.capacity = replace(self.capacity, pass_tokens=fitting)
+        log.info("micro-batches have up to %d tokens from now on, which makes them faster a token", fitting)
+        return True
 
     def _fit(self) -> None:
         """Compute the capacity anew: from the highest memory model of the current tasks, corrected by failed passes."""
@@ -111,7 +139,9 @@ class MemoryFit:
             model = has.of(recompute)
             has = has.having(recompute, replace(model, per_token=max(model.per_token, per_token)))
         tokens = min(tokens, self._most_tokens) if lowered else self._most_tokens
-        self.capacity = replace(has, step_tokens=step_tokens(needs, has, tokens, shared=False), most_rows=None)
+        longer = step_tokens(needs, has, self.capacity.pass_tokens) if self.capacity.pass_tokens else 0
+        tokens = step_tokens(needs, has, tokens, shared=False)
+        self.capacity = replace(has, step_tokens=tokens, pass_tokens=longer, most_rows=None)
 
     def _hopeless(self, need: Need, tokens: int) -> str:
         form = "with activations computed again in backward" if need.activations.recompute else "with its activations kept"

@@ -14,8 +14,9 @@ from tempfile import TemporaryDirectory
 
 from torch import Tensor
 
-from contract.adapter_manifest import AdapterFile, AdapterManifest, Lineage
-from contract.wire import CheckpointRef, UploadRequest
+from contract.messages.adapter_manifest import AdapterFile, AdapterManifest, Lineage
+from contract.messages.placement_messages import CheckpointRef
+from contract.messages.upload_messages import UploadRequest
 from worker.adapters.job_checkpoint import Tensors, save
 from worker.adapters.peft_export import export_peft
 from worker.api_client import FenceStale, PlacementLink, Refused
@@ -59,10 +60,16 @@ class ArtifactUploader:
         self._bench = BackgroundWorker("keeper")
 
     def keep_adapter(
-        self, task: TaskRun, run: JobRun, base: Base, weights: Tensor, then: Callable[[AdapterManifest], None]
+        self,
+        task: TaskRun,
+        run: JobRun,
+        base: Base,
+        weights: Tensor,
+        rows: tuple[int, int] | None,
+        then: Callable[[AdapterManifest], None],
     ) -> None:
-        """Export and upload the best adapter of a job that ends."""
-        self._bench.give(partial(self._guarded, task, lambda: self._export(task, run, base, weights, then)))
+        """Export and upload the best adapter of a job that ends. rows: of the arena, in which it trained."""
+        self._bench.give(partial(self._guarded, task, lambda: self._export(task, run, base, weights, rows, then)))
 
     def keep_checkpoint(
         self, task: TaskRun, snapshots: list[Snapshot], then: Callable[[dict[int, CheckpointRef]], None]
@@ -80,7 +87,15 @@ class ArtifactUploader:
         except Refused as error:
             self._hand_over(partial(self._over, task, True, f"storage refused an upload: {error}"))
 
-    def _export(self, task: TaskRun, run: JobRun, base: Base, weights: Tensor, then: Callable[[AdapterManifest], None]) -> None:
+    def _export(
+        self,
+        task: TaskRun,
+        run: JobRun,
+        base: Base,
+        weights: Tensor,
+        rows: tuple[int, int] | None,
+        then: Callable[[AdapterManifest], None],
+    ) -> None:
         assert run.best is not None
         layout, config = base.trainer.arena.layout, run.job.config
         scratch = self._cache.objects(task.placement.tenant_id)
@@ -103,6 +118,7 @@ class ArtifactUploader:
             files=[AdapterFile(path=name, sha256=file.sha256, bytes=file.bytes) for name, file in kept.items()],
             step=run.best.step,
             val_loss=run.best.val_loss,
+            arena_rows=rows,
             lineage=Lineage(
                 task_id=task.placement.task_id,
                 job_id=run.job_id,

@@ -12,7 +12,8 @@ from functools import partial
 
 import torch
 
-from contract.wire import BaseModelRef, Placement, PlacementFailed
+from contract.messages.placement_messages import BaseModelRef, Placement
+from contract.messages.report_messages import PlacementFailed
 from worker.adapters.job_checkpoint import CheckpointError
 from worker.api_client import FenceStale, PlacementLink, Refused
 from worker.boot_clock import boot_now

@@ -4,7 +4,8 @@ under DPO the reference log-probabilities, without which its jobs cannot step.""
 import math
 from collections.abc import Callable, Generator
 
-from contract.wire import BaseEvaluated, Placement
+from contract.messages.placement_messages import Placement
+from contract.messages.report_messages import BaseEvaluated
 from worker.adapters.arena_growth import NoRows
 from worker.data.node_cache import NodeCache
 from worker.executor.placement_preparation import Prepared
@@ -95,7 +96,9 @@ class _Baseline:
             if task.base_val_loss is None:
                 task.record(BaseEvaluated(val_loss=math.log(2)))  # the loss of any model against itself
         elif task.base_val_loss is None:
-            subjects = {task.key: ValidationSubject(None, self._prepared.data.validation)}
+            subjects = {
+                task.key: ValidationSubject(None, self._prepared.data.validation, cut=replica.fit.cut(task.key), owner=task.key)
+            }
             found = yield from evaluating(replica.base.trainer, subjects, replica.capacity.step_tokens, self._tick)
             task.record(BaseEvaluated(val_loss=found[task.key].loss))
 

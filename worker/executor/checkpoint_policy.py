@@ -4,7 +4,8 @@ does the rest in the background."""
 from collections.abc import Iterable
 from functools import partial
 
-from contract.wire import Checkpointed, CheckpointRef
+from contract.messages.placement_messages import CheckpointRef
+from contract.messages.report_messages import Checkpointed
 from worker.adapters.adapter_store import AdapterStore
 from worker.boot_clock import boot_now
 from worker.data.node_cache import NodeCache

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from contract.messages.placement_messages import CheckpointRef, JobAssignment
 from contract.task_spec import Schedule, TaskSpec
-from contract.wire import CheckpointRef, JobAssignment
 from worker.data.dataset import DataSet
 from worker.model.arena import rows_for
 from worker.policy.activations import Activations

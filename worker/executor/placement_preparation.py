@@ -9,8 +9,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from contract.messages.placement_messages import FileRef, JobAssignment, Placement
 from contract.states import JOB_TERMINAL
-from contract.wire import FileRef, JobAssignment, Placement
 from worker.adapters.adapter_location import AdapterSpec
 from worker.adapters.job_checkpoint import load_progress
 from worker.adapters.warm_start import WarmStart, WarmStartError, read_peft

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from contract.wire import Event, Points, Report, Series, Throughput
+from contract.messages.report_messages import Event, Points, Report, Series, Throughput
 from worker.api_client import FenceStale, PlacementLink, Refused, SeqGap
 from worker.executor.placement_lease import Lease, LeaseOver
 from worker.executor.retry import persist

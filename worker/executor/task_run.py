@@ -6,9 +6,11 @@ Each change of a job's state happens here, together with the event that reports 
 import logging
 import math
 
-from contract.states import JOB_TERMINAL, ExitReason, JobStatus
-from contract.wire import (
+from contract.messages.adapter_manifest import AdapterManifest
+from contract.messages.placement_messages import Placement
+from contract.messages.report_messages import (
     ActivationsChosen,
+    AdapterKept,
     Attached,
     Detached,
     Event,
@@ -16,9 +18,9 @@ from contract.wire import (
     JobExited,
     JobFailed,
     JobMoved,
-    Placement,
     Throughput,
 )
+from contract.states import JOB_TERMINAL, ExitReason, JobStatus
 from worker.boot_clock import boot_now
 from worker.data.dataset import DataSet
 from worker.executor.job_run import JobRun
@@ -148,6 +150,10 @@ class TaskRun:
         run.apply(Ended())
         self.flush_throughput()
         self.record(*events)
+
+    def kept(self, run: JobRun, closing: JobCompleted | JobExited, manifest: AdapterManifest) -> None:
+        """The best adapter of a job that ends is stored."""
+        self.ended(run, AdapterKept(job=run.index, manifest=manifest), closing)
 
     def failed(self, run: JobRun, error: str) -> None:
         self.ended(run, JobFailed(job=run.index, step=run.step, error=error))

@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from contract.adapter_manifest import AdapterManifest
-from contract.wire import AdapterKept, JobCompleted, JobExited, Placement
+from contract.messages.placement_messages import Placement
 from worker.adapters.adapter_location import AdapterSpec
 from worker.api_client import PlacementLink
 from worker.boot_clock import boot_now
@@ -27,6 +26,7 @@ from worker.executor.checkpoint_policy import CheckpointPolicy
 from worker.executor.job_run import JobRun
 from worker.executor.placement_lease import Lease
 from worker.executor.placement_preparation import Prepared
+from worker.executor.step_chooser import StepChooser
 from worker.executor.task_run import TaskRun, keeps_adapter
 from worker.pipe_messages import Attach, Detach, Ended, Progress, Renew, Stop
 from worker.policy.job_record import RungReached, Stage
@@ -55,6 +55,7 @@ class Executor:
         self._checkpoint_policy = CheckpointPolicy(self._uploader, self._cache, settings.worker_checkpoint_seconds)
         self._baselines = Baselines(self._cache, self._attached.progress)
         self._replicas: Replicas | None = None  # of the base that is loaded
+        self._chooser = StepChooser()
         self._vacant = False  # whether waiting jobs may find room now
         self._unsettled: dict[str, TaskRun] = {}  # tasks whose standings at the boundary have changed
         self._stopping = False
@@ -170,8 +171,11 @@ class Executor:
     # ---- do --------------------------------------------------------------------------------------------------------
 
     def _step(self, replicas: Replicas, runs: list[JobRun]) -> Stepped:
-        """Step these jobs; those that cannot be stepped fail."""
-        stepped, hopeless = replicas.step([(run.job, run.step) for run in runs], self._attached.progress)
+        """Step the jobs of the tasks whose turn it is; those that cannot be stepped fail."""
+        placements = {run.key.placement: self._attached[run.key.placement].placement for run in runs}
+        runs, slices = self._chooser.choose(replicas, placements, runs)
+        stepped, hopeless = replicas.step([(run.job, run.step) for run in runs], slices, self._attached.progress)
+        self._chooser.took(stepped.seconds)
         self._vacant |= replicas.stepped(run.key for run in runs)
         self._give_up(replicas, hopeless)
         return stepped
@@ -258,18 +262,16 @@ class Executor:
     def _end(self, replicas: Replicas, run: JobRun, verdict: Verdict | None) -> None:
         """The job is decided (None: it completed). Frees its slot at once; records its end once its adapter is stored."""
         task, weights = self._attached[run.key.placement], replicas.store.best(run.key)
+        rows = replicas.store.trained_in(run.key)
         closing = task.completion(run) if verdict is None else task.exit(run, verdict)
         self._forget(replicas, task, run)
         self._vacant = True
         self._unsettled[task.key] = task
         if keeps_adapter(verdict, run.best) and weights is not None:
             task.ending(run)
-            self._uploader.keep_adapter(task, run, replicas.bases[0], weights, partial(self._kept, task, run, closing))
+            self._uploader.keep_adapter(task, run, replicas.bases[0], weights, rows, partial(task.kept, run, closing))
         else:
             task.ended(run, closing)
-
-    def _kept(self, task: TaskRun, run: JobRun, closing: JobCompleted | JobExited, manifest: AdapterManifest) -> None:
-        task.ended(run, AdapterKept(job=run.index, manifest=manifest), closing)
 
     def _release(self) -> None:
         """Detach placements whose jobs are all over, or all stored where the placement was asked to leave."""

@@ -22,16 +22,21 @@ class ArenaFullError(Exception):
     """No run of free rows is long enough; the caller may grow the arena or wait."""
 
 
+class RowsMixedUpError(RuntimeError):
+    """A slot's rows are not those that it was given. Nothing may be read from them or written to them on its behalf."""
+
+
 @dataclass(eq=False)
 class Slot:
     """An adapter's place: `rows` arena rows from `row`, of which the first `rank` are its own. `scale` is alpha / rank.
 
-    The arena alone changes `row`, when it compacts."""
+    The arena alone changes `row`, when it compacts. ticket: a number that the rows carry too, wherever they move."""
 
     row: int
     rows: int
     rank: int
     scale: float
+    ticket: int = 0
 
     @property
     def used(self) -> slice:
@@ -106,6 +111,8 @@ class Arena:
         self.moments: Moments = (
             CodedMoments(rows, layers, width // layers, device) if coded else PlainMoments(rows, width, device, dtype)
         )
+        self.owners = torch.zeros(rows, 1, dtype=torch.int64)  # on the host: the ticket of each row's slot; 0 where it is free
+        self._tickets = 0  # given so far
         self._slots: list[Slot] = []  # in row order
 
     @property
@@ -134,7 +141,9 @@ class Arena:
         for place, slot in enumerate([*self._slots, None]):
             end = slot.row if slot is not None else self.rows
             if end - start >= rows:
-                taken = Slot(start, rows, rank, alpha / rank)
+                self._tickets += 1
+                taken = Slot(start, rows, rank, alpha / rank, self._tickets)
+                self.owners[taken.stored] = taken.ticket
                 self._slots.insert(place, taken)
                 return taken
             start = slot.row + slot.rows if slot is not None else end
@@ -154,6 +163,7 @@ class Arena:
         for buffer in (self.master, self.grad):
             buffer[slot.stored].zero_()
         self.moments.zero(slot.stored)
+        self.owners[slot.stored].zero_()
         self._slots.remove(slot)
 
     def grow(self, rows: int) -> None:
@@ -201,6 +211,7 @@ class Arena:
         """Replace each buffer by `change(buffer)`, one after another, so that only one exists twice at a time."""
         for name in self._names:
             setattr(self, name, change(getattr(self, name)))
+        self.owners = change(self.owners)
         buffers = self.moments.buffers
         for place, buffer in enumerate(buffers):
             buffers[place] = change(buffer)
@@ -235,3 +246,5 @@ class Arena:
     def _own(self, slot: Slot) -> None:
         if slot not in self._slots:
             raise ValueError(f"the slot at row {slot.row} is not attached to this arena")
+        if not (self.owners[slot.stored] == slot.ticket).all():
+            raise RowsMixedUpError(f"rows {slot.row} to {slot.row + slot.rows - 1} of the arena are not all of one slot")

@@ -9,8 +9,8 @@ import logging
 import threading
 from collections.abc import Iterator
 
-from contract.cached_file_list import CachedFile, CachedFiles
-from contract.wire import NodeWelcome
+from contract.messages.cached_file_list import CachedFile, CachedFiles
+from contract.messages.node_messages import NodeWelcome
 from worker.api_client import LinkError, NodeLink
 from worker.data.node_cache import NodeCache
 

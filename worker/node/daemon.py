@@ -11,8 +11,9 @@ from importlib.metadata import PackageNotFoundError
 from typing import Any
 
 from contract.compatibility.lenient_documents import unknown_fields
+from contract.messages.node_messages import PlacementsLost
+from contract.messages.placement_messages import DesiredState, Placement
 from contract.states import RequeueReason
-from contract.wire import DesiredState, Placement, PlacementsLost
 from worker.api_client import NodeLink
 from worker.boot_clock import boot_now
 from worker.node.child_process import Child, ChildEnded, News

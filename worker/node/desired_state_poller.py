@@ -9,8 +9,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from contract.messages.node_messages import NodeWelcome, PlacementsLost
+from contract.messages.placement_messages import DesiredState
 from contract.states import RequeueReason
-from contract.wire import DesiredState, NodeWelcome, PlacementsLost
 from worker.api_client import LinkError, NodeLink, NodeUnknown, Refused, Unreachable, UnreadPlacement
 from worker.boot_clock import boot_now
 

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
-from contract.wire import Device
+from contract.messages.node_messages import Device
 from worker.main_memory import available_memory
 from worker.settings import Settings, SettingsError
 

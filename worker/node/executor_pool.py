@@ -7,7 +7,8 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from contract.wire import BaseModelRef, Device, Placement
+from contract.messages.node_messages import Device
+from contract.messages.placement_messages import BaseModelRef, Placement
 from worker.node.child_process import Child, ChildEnded, News
 from worker.pipe_messages import EXECUTOR_NEWS, Beating, Phase, Stop
 

@@ -7,7 +7,7 @@ time of its request. It ends when the daemon's pipe closes.
 import logging
 import threading
 
-from contract.wire import Heartbeat, Pulse
+from contract.messages.node_messages import Heartbeat, Pulse
 from worker.api_client import LinkError, NodeLink, NodeUnknown
 from worker.boot_clock import boot_now
 from worker.parent_watchdog import exit_with_parent

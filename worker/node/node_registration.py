@@ -9,8 +9,8 @@ from typing import Any
 
 from contract import reproducibility
 from contract.compatibility.capabilities import understood
-from contract.compatibility.protocol import refusal
-from contract.wire import PROTOCOL, Device, NodeRegistration, NodeWelcome
+from contract.compatibility.protocol import PROTOCOL, refusal
+from contract.messages.node_messages import Device, NodeRegistration, NodeWelcome
 from worker.api_client import JoinRefused, NodeLink, Refused, Unreachable
 from worker.data.node_cache import NodeCache
 from worker.node.cache_upkeep import CacheUpkeep

@@ -33,6 +33,13 @@ class Capacity:
     park_bytes: int = 0  # host memory for parked adapters
     recomputed: MemoryModel | None = None  # of passes that recompute them in backward; None if not measured
     most_rows: int | None = None  # arena rows beyond which the device had no memory
+    pass_tokens: int = 0  # of a micro-batch where longer ones pay; batches are cut by step_tokens all the same
+    most_pass_tokens: int = 0  # up to which they may be made longer; 0 where an operator chose their length
+
+    @property
+    def pass_budget(self) -> int:
+        """Tokens of a micro-batch."""
+        return max(self.step_tokens, self.pass_tokens)
 
     @property
     def usable_bytes(self) -> int:
@@ -66,10 +73,13 @@ class Demand:
 
 def refitted(capacity: Capacity, tokens: int, rows: int, recompute: bool = False) -> Capacity:
     """The capacity after a pass of `tokens` tokens over `rows` adapter rows ran out of memory: raises per_token until the model
-    predicts that failure, and halves the tokens of micro-batches."""
+    predicts that failure, and halves the tokens of micro-batches; where these had been made longer, undoes only that."""
     model = capacity.of(recompute)
     seen = (capacity.memory_bytes - model.predict(0, rows)) / tokens
     capacity = capacity.having(recompute, replace(model, per_token=max(model.per_token, seen)))
+    if capacity.step_tokens < tokens <= capacity.pass_tokens:
+        return replace(capacity, pass_tokens=0)
+    capacity = replace(capacity, pass_tokens=0)
     return replace(capacity, step_tokens=max(1, min(capacity.step_tokens, tokens) // 2))
 
 
@@ -83,7 +93,7 @@ def peak(demands: Sequence[Demand], capacity: Capacity) -> int:
     for recompute, parts in passes:
         model = capacity.of(recompute)
         longest = max(d.longest for d in parts if d.recompute is recompute)
-        tokens = max(longest, min(sum(d.batch_size * d.longest for d in parts), capacity.step_tokens))
+        tokens = max(longest, min(sum(d.batch_size * d.longest for d in parts), capacity.pass_budget))
         worst = max(worst, model.fixed + model.per_token * tokens)
         captured = max(captured, model.captured)
     return round(worst + captured + capacity.model.per_row * sum(d.rows for d in demands))
@@ -150,7 +160,7 @@ def fits(demand: Demand, running: Sequence[Demand], capacity: Capacity) -> bool:
     if peak(together, capacity) > capacity.usable_bytes:
         return False
     alone = all(d.group != demand.group for d in running)
-    return alone or sum(d.tokens for d in together) <= capacity.step_tokens
+    return alone or sum(d.tokens for d in together) <= capacity.pass_budget
 
 
 def _preference(demand: Demand, shares: Counter[Hashable], sizes: set[int]) -> tuple[int, int, bool, int]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
+from contract.messages.placement_messages import CheckpointRef, JobAssignment
 from contract.states import JobStatus
-from contract.wire import CheckpointRef, JobAssignment
 from worker.policy.verdict import History, smooth
 
 

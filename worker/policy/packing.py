@@ -35,16 +35,25 @@ def cut(lengths: Sequence[int], budget: int) -> list[tuple[int, int]]:
     return runs
 
 
-def pack(batches: Mapping[Key, Sequence[int]], budget: int) -> list[list[Chunk[Key]]]:
-    """Lay every job's batch into micro-batches of at most `budget` tokens (a single longer sequence excepted).
+def pieces_of(job: Key, lengths: Sequence[int], budget: int) -> list[Chunk[Key]]:
+    """A job's batch as pieces of at most `budget` tokens, in order."""
+    return [Chunk(job, first, last, sum(lengths[first:last])) for first, last in cut(lengths, budget)]
 
-    `batches` maps each job to its sequences' lengths; its order is the order on the axis. A job's pieces lie in strictly
-    ascending micro-batches, so its gradient is summed in the order of its own batch. First fit, longest piece first.
+
+def pack(batches: Mapping[Key, Sequence[int]], budget: int) -> list[list[Chunk[Key]]]:
+    """Cut every job's batch into pieces of at most `budget` tokens, and lay them into micro-batches of as many: see `lay`.
+
+    `batches` maps each job to its sequences' lengths.
     """
-    pieces = [
-        [Chunk(job, first, last, sum(lengths[first:last])) for first, last in cut(lengths, budget)]
-        for job, lengths in batches.items()
-    ]
+    return lay([pieces_of(job, lengths, budget) for job, lengths in batches.items()], budget)
+
+
+def lay(pieces: Sequence[Sequence[Chunk[Key]]], budget: int) -> list[list[Chunk[Key]]]:
+    """Lay every job's pieces into micro-batches of at most `budget` tokens (a single longer piece excepted).
+
+    The order of the jobs is their order on the axis. A job's pieces lie in strictly ascending micro-batches, so its gradient is
+    summed in the order of its own batch. First fit, longest piece first.
+    """
     bins: list[list[tuple[int, Chunk[Key]]]] = []
     filled: list[int] = []
     reached = [-1] * len(pieces)  # the micro-batch that holds each job's last piece so far

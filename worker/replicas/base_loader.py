@@ -10,10 +10,10 @@ import torch
 from grouped_lora.base.fp8 import CAPABILITY
 from transformers import AutoTokenizer
 
+from contract.messages.placement_messages import BaseModelRef
 from contract.model_revision import NoWeights, revision_of
 from contract.row_encoding import RowReader, TokenizerError
 from contract.task_spec import Precision
-from contract.wire import BaseModelRef
 from worker.data.row_reader import fingerprint_of, reader_of, reads_date
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from contract.wire import BaseModelRef
+from contract.messages.placement_messages import BaseModelRef
 from worker.data.dataset import DataSet, Rows
 from worker.data.disk_full import DiskFull
 from worker.data.object_cache import ObjectCache

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from grouped_lora.work_table import rank_class
 
-from contract.wire import BaseModelRef
+from contract.messages.placement_messages import BaseModelRef
 from worker.data.disk_full import DiskFull
 from worker.data.object_cache import ObjectCache
 from worker.main_memory import available_memory
@@ -41,6 +41,7 @@ _LEAST_ROW = 64  # tokens; rows are measured in powers of two from here on
 _MOST_ROW = 1024  # tokens; a line through single rows from this length on bounds what longer rows take
 _HOST_COPIES = 5 * 4  # bytes a column of one row: best weights, and the weights, moments and best of a checkpoint under way
 _PARK_SHARE = {"cpu": 8, "cuda": 4}  # one part in so many of a CPU executor's memory, or of the main memory that is free
+_MOST_LONGER = 4  # times as long a micro-batch may become where that is measured to pay
 _STEP_TOKENS = {"cpu": 4096, "cuda": 16384}
 
 
@@ -143,7 +144,8 @@ def capacity_of(profiles: Profiles, trainer: Trainer, settings: Settings, replic
         return MemoryModel(constant, per_token, per_row, captured=per_token * graph_tokens)
 
     tokens = settings.worker_step_tokens or _STEP_TOKENS[device.type]
-    has = Capacity(model(profiles.kept, False), memory, tokens, park_bytes=parked)
+    most = 0 if settings.worker_step_tokens else _MOST_LONGER * tokens
+    has = Capacity(model(profiles.kept, False), memory, tokens, park_bytes=parked, most_pass_tokens=most)
     return replace(has, recomputed=model(profiles.recomputed, True))
 
 

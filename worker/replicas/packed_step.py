@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from worker.model.flat_batch import Dropout
-from worker.model.plain.trainer import LossSum, Trainer
+from worker.model.plain.trainer import LossSum, OutOfMemory, Trainer
 from worker.model.row_optimizer import RowUpdate
 from worker.policy.job_record import JobKey
-from worker.policy.packing import pack
+from worker.policy.packing import Chunk, lay
+from worker.policy.step_time import StepLoad
 from worker.replicas.dpo_loss import Preference, judge
+from worker.replicas.step_round import StepRound
 from worker.replicas.training_job import JobStep
 from worker.replicas.validation_pass import Sequences, log_probabilities, segments_of
 
@@ -48,72 +49,102 @@ class Stepped:
     seconds: float
     work: dict[str, Work] = field(default_factory=lambda: defaultdict(Work))
     preferences: dict[JobKey, Preference] = field(default_factory=dict)
+    passes: int = 0  # training passes of the base
+
+    @property
+    def load(self) -> StepLoad:
+        """What the step's time is learned by."""
+        tokens, rows = (sum(getattr(work, name) for work in self.work.values()) for name in ("tokens", "rows"))
+        return StepLoad(self.passes, tokens, rows, len(self.losses))
 
 
 def step(trainer: Trainer, steps: Sequence[JobStep], budget: int, tick: Callable[[], None]) -> Stepped:
-    """Train these jobs by one optimizer step each, in micro-batches of `budget` tokens. Calls `tick` after each micro-batch.
+    """Train these jobs by one whole optimizer step each, in micro-batches of `budget` tokens: see `advance`."""
+    return advance(trainer, {StepRound(steps, budget): None}, budget, tick)
 
-    Raises OutOfMemory where a pass finds no memory; then no job was updated, and the caller must void the gradients.
+
+def advance(trainer: Trainer, rounds: Mapping[StepRound, int | None], budget: int, tick: Callable[[], None]) -> Stepped:
+    """Run the next so many slices of each round (None: all that is left of it) in micro-batches of `budget` tokens, and update
+    the jobs whose batches are through. Calls `tick` after each micro-batch.
+
+    Raises OutOfMemory where a pass finds no memory; then no job was updated, all these rounds are void, and the caller must
+    void their gradients.
     """
     began = time.monotonic()
-    jobs = {one.job.key: one.job for one in steps}
-    places = {one.job.key: one.job.data.train.places(one.job.order.batch(one.step)) for one in steps}
-    batches = {one.job.key: _sequences(one, places[one.job.key]) for one in steps}
-    stepped = Stepped({}, 0.0)
-    stepped.preferences = _judged(trainer, steps, batches, places, budget, tick)
-    ruined = {key for key, said in stepped.preferences.items() if not math.isfinite(said.loss)}
-    weights = {key: _weights(batch, stepped.preferences.get(key)) for key, batch in batches.items()}
-    sums: list[tuple[JobKey, LossSum]] = []
-    for held in pack({key: batch.lengths for key, batch in batches.items() if key not in ruined}, budget):
-        before, segments, owners = trainer.forwards, [], []
-        for chunk in held:
-            key = chunk.job
-            for part in segments_of(batches[key], chunk.first, chunk.last, key in stepped.preferences, weights[key]):
-                segments.append(part)
-                owners.append(key)
-            stepped.work[key.placement].tokens += chunk.tokens
-            stepped.work[key.placement].rows += jobs[key].config.rank if chunk.first == 0 else 0
-        recompute = any(jobs[chunk.job].activations.recompute for chunk in held)
-        sums.extend(zip(owners, trainer.train(segments, recompute), strict=True))
-        for group in {chunk.job.placement for chunk in held}:
-            stepped.work[group].micro_batches += 1
-            stepped.work[group].forwards += trainer.forwards - before
+    _judge(trainer, [one for one in rounds if one.preferences is None], budget, tick)
+    stepped, owner, weights, taken = Stepped({}, 0.0), dict[JobKey, StepRound](), dict[JobKey, list[float]](), []
+    for one, slices in rounds.items():
+        for key, chunks in one.take(slices).items():
+            said = one.preference(key)
+            owner[key], weights[key] = one, _weights(one.batches[key], said)
+            if said is None or math.isfinite(said.loss):
+                taken.append(chunks)
+    first = trainer.forwards
+    for held in lay(taken, budget):
+        _run(trainer, held, owner, weights, stepped)
         tick()
+    done = [(one, left) for one in rounds for left in one.finished()]
+    for one, left in done:
+        said = one.preference(left.job.key)
+        if said is not None:
+            stepped.preferences[left.job.key] = said
     preferred = {key: said.loss for key, said in stepped.preferences.items()}
-    found = {**_means([(key, loss) for key, loss in sums if key not in preferred]), **preferred}
-    stepped.losses = {key: found[key] for key in jobs}
-    trainer.update([_update(one) for one in steps if math.isfinite(stepped.losses[one.job.key])])
+    sums = [(left.job.key, loss) for one, left in done if left.job.key not in preferred for loss in one.sums[left.job.key]]
+    found = {**_means(sums), **preferred}
+    stepped.losses = {left.job.key: found[left.job.key] for _, left in done}
+    trainer.update([_update(left) for _, left in done if math.isfinite(stepped.losses[left.job.key])])
     stepped.seconds = time.monotonic() - began
     for work in stepped.work.values():
         work.device_steps, work.device_seconds = 1, stepped.seconds
+    stepped.passes = trainer.forwards - first
     return stepped
 
 
-def _sequences(one: JobStep, places: list[int]) -> Sequences:
-    rows, config = one.job.data.train, one.job.config
-    dropout = Dropout(config.dropout, config.seed, one.step) if config.dropout else None
-    examples, lengths = [rows.sequences[place] for place in places], [rows.lengths[place] for place in places]
-    return Sequences(one.slot, examples, lengths, dropout)
-
-
-def _judged(
+def _run(
     trainer: Trainer,
-    steps: Sequence[JobStep],
-    batches: Mapping[JobKey, Sequences],
-    places: Mapping[JobKey, list[int]],
-    budget: int,
-    tick: Callable[[], None],
-) -> dict[JobKey, Preference]:
-    """The dpo results of the jobs' pairs before the step: a separate forward, since an answer's gradient weight depends on both
-    answers. It applies the step's own dropout."""
-    jobs = {one.job.key: one.job for one in steps if one.job.reference is not None}
-    said = {}
-    for key, log_p in log_probabilities(trainer, {key: batches[key] for key in jobs}, budget, tick).items():
-        reference, beta = jobs[key].reference, jobs[key].config.beta
-        assert reference is not None, "only jobs with a reference are under dpo"
-        assert beta is not None, "the spec gives every job under dpo a beta"
-        said[key] = judge(beta, log_p, [reference.train[place] for place in places[key]])
-    return said
+    held: Sequence[Chunk[JobKey]],
+    owner: Mapping[JobKey, StepRound],
+    weights: Mapping[JobKey, list[float]],
+    stepped: Stepped,
+) -> None:
+    """One micro-batch."""
+    before, segments, owners, recompute = trainer.forwards, [], [], False
+    for chunk in held:
+        key, one = chunk.job, owner[chunk.job]
+        job = one.steps[key].job
+        apart = one.preference(key) is not None
+        for part in segments_of(one.batches[key], chunk.first, chunk.last, apart, weights[key]):
+            segments.append(part)
+            owners.append(key)
+        stepped.work[key.placement].tokens += chunk.tokens
+        stepped.work[key.placement].rows += job.config.rank if chunk.first == 0 else 0
+        recompute |= job.activations.recompute
+    try:
+        losses = trainer.train(segments, recompute)
+    except OutOfMemory as error:
+        error.alone = held[0].job.placement if len(held) == 1 else None
+        raise
+    for key, loss in zip(owners, losses, strict=True):
+        owner[key].sums[key].append(loss)
+    for group in {chunk.job.placement for chunk in held}:
+        stepped.work[group].micro_batches += 1
+        stepped.work[group].forwards += trainer.forwards - before
+
+
+def _judge(trainer: Trainer, rounds: Sequence[StepRound], budget: int, tick: Callable[[], None]) -> None:
+    """Judge the pairs of jobs under dpo before their steps: a separate forward, since an answer's gradient weight depends on
+    both answers. It applies the step's own dropout."""
+    pairs = {key: one for one in rounds for key, its in one.steps.items() if its.job.reference is not None}
+    read = log_probabilities(trainer, {key: one.batches[key] for key, one in pairs.items()}, budget, tick)
+    for one in rounds:
+        one.preferences = {}
+    for key, one in pairs.items():
+        job = one.steps[key].job
+        assert job.reference is not None, "only jobs with a reference are under dpo"
+        assert job.config.beta is not None, "the spec gives every job under dpo a beta"
+        reference = [job.reference.train[place] for place in one.places[key]]
+        assert one.preferences is not None
+        one.preferences[key] = judge(job.config.beta, read[key], reference)
 
 
 def _weights(batch: Sequences, said: Preference | None) -> list[float]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import wait
 from typing import TypeVar
 
-from contract.wire import BaseModelRef
+from contract.messages.placement_messages import BaseModelRef
 from worker.adapters.adapter_store import AdapterStore
 from worker.adapters.memory_fit import MemoryFit
 from worker.data.node_cache import NodeCache
@@ -20,6 +20,7 @@ from worker.policy.activations import Need
 from worker.policy.admission import Capacity, Demand, refusal
 from worker.policy.job_record import JobKey
 from worker.policy.replica_assignment import Load, deal, takeover
+from worker.policy.step_selection import SliceCost
 from worker.replicas.base_loader import Base
 from worker.replicas.device_replica import Hopeless, Replica, Tick
 from worker.replicas.packed_step import Stepped
@@ -112,21 +113,49 @@ class Replicas:
 
     # ---- all at once -----------------------------------------------------------------------------------------------
 
-    def step(self, jobs: Sequence[tuple[TrainingJob, int]], tick: Tick) -> tuple[Stepped, Hopeless]:
-        """One optimizer step, of this number, of each of these jobs, without those lacking memory. `seconds`: until the last
-        replica was done."""
+    def offers(self, jobs: Sequence[tuple[TrainingJob, int]]) -> dict[str, SliceCost]:
+        """What the next slice of each task's step takes on the replica where it takes longest. The step of a job is of this
+        number."""
+        costs: dict[str, SliceCost] = {}
+        for replica, own in self._shares(self._next(jobs)).items():
+            for group, load in replica.offers(list(own.values())).items():
+                known, seconds = costs.get(group, SliceCost(0.0, 0)), replica.model.seconds(load)
+                costs[group] = SliceCost(max(known.seconds, seconds), max(known.tokens, round(load.tokens)))
+        return costs
+
+    @property
+    def pass_budget(self) -> int:
+        """Tokens of a micro-batch, on the replica that has the least memory for it."""
+        return min(replica.capacity.pass_budget for replica in self._all)
+
+    def step(self, jobs: Sequence[tuple[TrainingJob, int]], slices: int | None, tick: Tick) -> tuple[Stepped, Hopeless]:
+        """Run the next so many slices (None: all) of these tasks' steps, on all replicas at once. The step of a job is of this
+        number; jobs that lack memory are left out. `seconds`: until the last replica was done."""
         began = time.monotonic()
-        wanted = {job.key: (job, number) for job, number in jobs}
+        wanted = self._next(jobs)
         whole, hopeless = Stepped({}, 0.0), Hopeless()
-        for stepped, lost in self._together(lambda replica, own: replica.step(list(own.values()), tick), wanted):
+        for stepped, lost in self._together(lambda replica, own: replica.step(list(own.values()), slices, tick), wanted):
             whole.losses |= stepped.losses
             whole.preferences |= stepped.preferences
+            whole.passes += stepped.passes
             hopeless |= lost
             for group, work in stepped.work.items():
                 whole.work[group].add(work)
         whole.losses = {key: whole.losses[key] for key in wanted if key in whole.losses}
         whole.seconds = time.monotonic() - began
         return whole, hopeless
+
+    def _next(self, jobs: Sequence[tuple[TrainingJob, int]]) -> dict[JobKey, tuple[TrainingJob, int]]:
+        """The jobs that step now: while a replica is in the midst of a task's step, its jobs elsewhere wait for it."""
+        placed = {job.key: (job, number) for job, number in jobs}
+        groups = {key.placement for key in placed}
+        busy = {replica: {group for group in groups if replica.under_way(group)} for replica in self._all}
+        anywhere = set[str]().union(*busy.values())
+        if not anywhere or len(self._all) == 1:
+            return placed
+        shares = self._shares(placed)
+        waits = {key for replica, own in shares.items() for key in own if key.placement in anywhere - busy[replica]}
+        return {key: pair for key, pair in placed.items() if key not in waits}
 
     def examine(
         self, subjects: Mapping[JobKey, ValidationSubject], tick: Tick

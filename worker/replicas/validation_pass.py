@@ -9,8 +9,8 @@ import torch
 from worker.data.dataset import Rows
 from worker.model.arena import Slot
 from worker.model.flat_batch import Dropout, Example, Segment
-from worker.model.plain.trainer import LossSum, Trainer
-from worker.policy.packing import cut, pack
+from worker.model.plain.trainer import LossSum, OutOfMemory, Trainer
+from worker.policy.packing import lay, pieces_of
 from worker.replicas.dpo_loss import judge
 
 Key = TypeVar("Key", bound=Hashable)
@@ -25,6 +25,8 @@ class ValidationSubject:
     rows: Rows
     beta: float | None = None
     reference: Sequence[float] = ()
+    cut: int | None = None  # as of Sequences
+    owner: str | None = None
 
 
 @dataclass(frozen=True)
@@ -39,19 +41,22 @@ class ValidationResult:
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequences to run with an adapter. lengths: tokens of each on the axis. dropout: of the first sequence;
-    None: no dropout."""
+    """Sequences to run with an adapter. lengths: tokens of each on the axis. dropout: of the first sequence; None: no dropout.
+    cut: tokens of a piece of them, where passes of several tasks may be shorter or longer; None: of a pass. owner: their
+    task."""
 
     slot: Slot | None
     examples: Sequence[Example]
     lengths: Sequence[int]
     dropout: Dropout | None = None
+    cut: int | None = None
+    owner: str | None = None
 
 
 def evaluate(
     trainer: Trainer, examinees: Mapping[Key, ValidationSubject], budget: int, tick: Callable[[], None]
 ) -> Iterator[tuple[Key, ValidationResult]]:
-    """Yield each subject's result as soon as it is known. How its rows are cut depends on its data and `budget` alone."""
+    """Yield each subject's result as soon as it is known. How a subject is cut depends on it and `budget` alone."""
     for known in _evaluated(trainer, examinees, budget, tick):
         if known is not None:
             yield known
@@ -99,7 +104,10 @@ def log_probability_passes(
 def _evaluated(
     trainer: Trainer, examinees: Mapping[Key, ValidationSubject], budget: int, tick: Callable[[], None]
 ) -> Iterator[tuple[Key, ValidationResult] | None]:
-    wanted = {key: Sequences(who.slot, who.rows.sequences, who.rows.lengths) for key, who in examinees.items()}
+    wanted = {
+        key: Sequences(who.slot, who.rows.sequences, who.rows.lengths, cut=who.cut, owner=who.owner)
+        for key, who in examinees.items()
+    }
     apart = {key for key, who in examinees.items() if who.beta is not None}
     for known in _read(trainer, wanted, apart, budget, tick):
         yield known if known is None else (known[0], _result(examinees[known[0]], known[1]))
@@ -111,9 +119,10 @@ def _read(
     """Each key's loss sums in the order of its sequences: one for each piece, or for keys in `apart` one for each sequence.
     None after each pass."""
     keys = list(wanted)
-    due = {place: len(cut(wanted[key].lengths, budget)) for place, key in enumerate(keys)}
+    pieces = [pieces_of(place, wanted[key].lengths, wanted[key].cut or budget) for place, key in enumerate(keys)]
+    due = {place: len(own) for place, own in enumerate(pieces)}
     known: dict[int, dict[int, list[LossSum]]] = {place: {} for place in due}
-    passes = pack({place: wanted[key].lengths for place, key in enumerate(keys)}, budget)
+    passes = lay(pieces, budget)
     for held in sorted(passes, key=lambda held: (held[0].job, held[0].first)):  # job by job, so that each completes early
         segments, owners = [], []
         for chunk in held:
@@ -121,13 +130,18 @@ def _read(
             for part in segments_of(wanted[key], chunk.first, chunk.last, key in apart):
                 segments.append(part)
                 owners.append((chunk.job, chunk.first))
-        for (place, first), loss in zip(owners, trainer.evaluate(segments), strict=True):
+        try:
+            losses = trainer.evaluate(segments)
+        except OutOfMemory as error:
+            error.alone = wanted[keys[held[0].job]].owner if len(held) == 1 else None
+            raise
+        for (place, first), loss in zip(owners, losses, strict=True):
             known[place].setdefault(first, []).append(loss)
         tick()
         for place in [chunk.job for chunk in held]:
             if len(known[place]) == due[place]:
-                pieces = known.pop(place)
-                yield keys[place], [loss for first in sorted(pieces) for loss in pieces[first]]
+                sums = known.pop(place)
+                yield keys[place], [loss for first in sorted(sums) for loss in sums[first]]
         yield None
 
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from contract import wire
-from contract.adapter_manifest import AdapterFile
+from contract.messages.adapter_manifest import AdapterFile
+from contract.messages.placement_messages import Placement, WarmStartRef
+from contract.messages.report_messages import BaseEvaluated, PlacementFailed
 from contract.search_space import JobConfig
 from tests.worker.inside import Inside
 from tests.worker.model import tiny
@@ -119,9 +120,9 @@ def test_a_pickle_is_never_read(arena, folder):
         read_peft(folder | {"adapter_model.safetensors": folder["adapter_config.json"]}, arena.layout)
 
 
-def started_from(fleet, placement: wire.Placement, files: list[AdapterFile]) -> wire.Placement:
+def started_from(fleet, placement: Placement, files: list[AdapterFile]) -> Placement:
     assert all(file.sha256 in fleet.objects for file in files)
-    return placement.model_copy(update={"warm_start": wire.WarmStartRef(adapter_id="adapter_x", files=files)})
+    return placement.model_copy(update={"warm_start": WarmStartRef(adapter_id="adapter_x", files=files)})
 
 
 def test_a_job_goes_on_where_another_ended(fleet, placing, tmp_path):
@@ -133,7 +134,7 @@ def test_a_job_goes_on_where_another_ended(fleet, placing, tmp_path):
     for job in (0, 1):
         vals = second.curves[job, "val_loss"]
         assert vals[3] == pytest.approx(best, abs=1e-5), "what was learned is there, whatever the scale"
-    (base,) = second.of(wire.BaseEvaluated)
+    (base,) = second.of(BaseEvaluated)
     assert base.val_loss > best + 0.1
 
 
@@ -141,5 +142,5 @@ def test_an_adapter_that_does_not_fit_the_jobs_fails_with_a_reason(fleet, placin
     (first,) = Inside(fleet, tmp_path / "first").run(placing(SPACE, early_exit=CALM))
     placement = placing(SPACE | {"rank": [8]}, early_exit=CALM, warm_start=START)
     (refused,) = Inside(fleet, tmp_path / "second").run(started_from(fleet, placement, first.manifests[0].files))
-    (failed,) = refused.of(wire.PlacementFailed)
+    (failed,) = refused.of(PlacementFailed)
     assert failed.error.startswith("warm_start.adapter_id adapter_x: has rank 4, but a job asks for rank 8")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from contract import wire
+from contract.messages.node_messages import NodeWelcome
+from contract.messages.report_messages import Attached
 from contract.model_revision import revision_of
 from tests.worker.corpus import jsonl, rows
 from tests.worker.fleet import placer
@@ -40,7 +41,7 @@ def test_a_task_that_comes_back_downloads_and_tokenises_nothing(fleet, placing, 
     (again,) = Inside(fleet, tmp_path).run(back)
     assert len(downloads(fleet)) == 1
     assert again.curves == one.curves
-    assert again.of(wire.Attached) == one.of(wire.Attached)
+    assert again.of(Attached) == one.of(Attached)
 
 
 def test_tenants_share_nothing_of_equal_files(fleet, placing, tmp_path):
@@ -98,7 +99,7 @@ def test_a_node_asks_again_and_again_and_outlives_refusals(fleet, tmp_path):
     cache = NodeCache(tmp_path)
     for sha256 in ("a" * 64, "b" * 64):
         cache.file("t1", sha256).content.keep(lambda path: path.write_bytes(jsonl(rows(3))), name=sha256)
-    welcome = wire.NodeWelcome(node_id="node_1", credential="c", stream="s", heartbeat_seconds=1.0, lease_seconds=2.0)
+    welcome = NodeWelcome(node_id="node_1", credential="c", stream="s", heartbeat_seconds=1.0, lease_seconds=2.0)
     with NodeLink(fleet.url) as link:
         fleet.down = True
         upkeep = CacheUpkeep(link, welcome, cache, seconds=0.02)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from contract import wire
+from contract.messages.placement_messages import Placement
+from contract.messages.report_messages import BaseEvaluated
 from contract.task_spec import Objective
 from tests.worker.inside import Inside
 from tests.worker.model import tiny
@@ -32,7 +33,7 @@ PAIRS = [
 ]
 
 
-def dpo(placing: Callable[..., wire.Placement], space: dict, **more: object) -> wire.Placement:
+def dpo(placing: Callable[..., Placement], space: dict, **more: object) -> Placement:
     return placing(space, PAIRS, objective=DPO, early_exit=CALM, **more)
 
 
@@ -51,7 +52,7 @@ def test_a_search_under_dpo_learns_what_is_preferred(fleet, placing, tmp_path, m
         assert reported.curves[job, "val_accuracy"][max(val)] == 1
         assert reported.curves[job, "val_margin"][max(val)] > 0.5
         assert list(val) == list(reported.curves[job, "val_margin"]) == list(reported.curves[job, "val_accuracy"])
-    (base,) = reported.of(wire.BaseEvaluated)
+    (base,) = reported.of(BaseEvaluated)
     assert base.val_loss == pytest.approx(math.log(2))
     assert len(computed) == 2, "once for both jobs: the training rows and the validation rows"
 

@@ -6,7 +6,15 @@ import threading
 
 import pytest
 
-from contract import wire
+from contract.messages.report_messages import (
+    Attached,
+    BaseEvaluated,
+    Checkpointed,
+    Detached,
+    JobMoved,
+    PlacementFailed,
+    Throughput,
+)
 from contract.states import ExitReason, JobStatus
 from contract.task_spec import Schedule
 from tests.worker.corpus import rows
@@ -32,8 +40,8 @@ def test_a_search_from_its_first_step_to_its_adapters(fleet, placing, tmp_path):
     inside = Inside(fleet, tmp_path)
     (reported,) = inside.run(placement)
     attached, detached = reported.events[0], reported.events[-1]
-    assert isinstance(attached, wire.Attached)
-    assert isinstance(detached, wire.Detached)
+    assert isinstance(attached, Attached)
+    assert isinstance(detached, Detached)
     assert (attached.train_rows, attached.validation_rows) == (36, 4)
     assert attached.total_steps == dict.fromkeys(range(4), 27)
     assert [(e.placement_id, e.lost) for e in inside.ended] == [("p1", False)]
@@ -50,7 +58,7 @@ def test_a_search_from_its_first_step_to_its_adapters(fleet, placing, tmp_path):
             assert (manifest.step, manifest.val_loss) == (event.best_step, event.best_val_loss)
             assert manifest.lineage.config == placement.jobs[job].config
     assert set(reported.manifests) == {job for job, fate in fates(reported).items() if fate == "job_completed"}
-    (base,) = reported.of(wire.BaseEvaluated)
+    (base,) = reported.of(BaseEvaluated)
     assert min(event.best_val_loss for event in reported.ended.values()) < base.val_loss
     ranked = sorted(reported.warmup_losses, key=reported.warmup_losses.get)
     assert {j for j, fate in fates(reported).items() if fate == "job_completed"} == set(ranked[:2])
@@ -73,7 +81,7 @@ def test_asha_stops_jobs_at_their_rungs(fleet, placing, tmp_path):
 def test_a_forward_is_for_a_micro_batch_and_not_for_a_job(fleet, placing, tmp_path):
     placement = placing(SPACE, early_exit=CALM, training={"epochs": 1})
     (reported,) = Inside(fleet, tmp_path).run(placement)
-    work = reported.of(wire.Throughput)
+    work = reported.of(Throughput)
     steps = sum(w.steps for w in work)
     assert steps == 9
     assert sum(w.forwards for w in work) == sum(w.micro_batches for w in work) == 9  # four jobs in each
@@ -81,7 +89,7 @@ def test_a_forward_is_for_a_micro_batch_and_not_for_a_job(fleet, placing, tmp_pa
 
     tight = placing(SPACE, early_exit=CALM, training={"epochs": 1})
     (reported,) = Inside(fleet, tmp_path, worker_step_tokens=60).run(tight)
-    work = reported.of(wire.Throughput)
+    work = reported.of(Throughput)
     assert sum(w.forwards for w in work) == sum(w.micro_batches for w in work) > 4 * 9, "batches are cut"
 
 
@@ -92,7 +100,7 @@ def test_candidates_rotate_through_few_slots(fleet, placing, tmp_path):
     (all_at_once,) = Inside(fleet, tmp_path, worker_step_tokens=300).run(
         placement.model_copy(update={"placement_id": "wide", "token": "token-wide"})
     )
-    moves = [(e.job, e.status) for e in reported.of(wire.JobMoved)]
+    moves = [(e.job, e.status) for e in reported.of(JobMoved)]
     first_park = moves.index(next(m for m in moves if m[1] is JobStatus.PARKED))
     assert any(m[1] is JobStatus.WARMUP for m in moves[first_park:]), "some began only when others had parked"
     assert sorted(fates(reported).values()) == [*["job_completed"] * 2, *[ExitReason.UNDERPERFORMING] * 4]
@@ -108,7 +116,7 @@ def test_parked_jobs_that_do_not_fit_in_memory_come_back_from_disk_the_same(flee
     (on_disk,) = Inside(fleet, tmp_path, worker_step_tokens=150, worker_park_bytes=1).run(
         placement.model_copy(update={"placement_id": "disk", "token": "token-disk"})
     )
-    assert any(e.status is JobStatus.PARKED for e in on_disk.of(wire.JobMoved))
+    assert any(e.status is JobStatus.PARKED for e in on_disk.of(JobMoved))
     assert on_disk.curves == in_memory.curves
     assert adapter(on_disk, next(iter(on_disk.manifests))) == adapter(in_memory, next(iter(in_memory.manifests)))
 
@@ -122,7 +130,7 @@ def test_packed_equals_solo_bit_for_bit(fleet, placing, tmp_path):
     neighbours = job | {"learning_rate": [3e-3, 1e-2, 1e-4, 0.3], "dropout": [0.2, 0.0]}
     strangers = {"learning_rate": [1e-3], "rank": [3, 40], "batch_size": [1, 16]}
     packed, stranger = Inside(fleet, tmp_path).run(placing(neighbours, data, **spec), placing(strangers, other_data, **spec))
-    assert sum(w.micro_batches for w in packed.of(wire.Throughput)) < 4 * len(solo.curves[0, "train_loss"])
+    assert sum(w.micro_batches for w in packed.of(Throughput)) < 4 * len(solo.curves[0, "train_loss"])
     assert len(stranger.ended) == 4
     assert packed.curves[0, "train_loss"] != packed.curves[1, "train_loss"], "dropout does something"
     assert packed.curves[0, "train_loss"] == solo.curves[0, "train_loss"]
@@ -208,7 +216,7 @@ def test_told_to_stop_it_leaves_checkpoints_of_all_jobs(fleet, placing, tmp_path
 
     (reported,) = inside.run(placement, prepare=stop_soon)
     assert inside.ended == [], "the daemon gives the placements back itself"
-    (checkpointed,) = reported.of(wire.Checkpointed)
+    (checkpointed,) = reported.of(Checkpointed)
     steps = {ref.step for ref in checkpointed.jobs.values()}
     assert set(checkpointed.jobs) == {0, 1, 2, 3}
     assert steps == {reported.step[0]}, "one moment for all, and nothing after it"
@@ -252,7 +260,7 @@ def test_asked_to_leave_it_loses_no_step_and_goes_on_elsewhere_bit_for_bit(fleet
 
         (left,) = leaving.run(placement, prepare=leave_soon)
         assert [(e.placement_id, e.lost) for e in leaving.ended] == [(key, False)]
-        assert isinstance(left.events[-1], wire.Detached)
+        assert isinstance(left.events[-1], Detached)
         unfinished = {job for job in left.status if job not in left.ended}
         assert unfinished, "it left before its end"
         kept = {job: ref.step for job, ref in left.checkpoints.items() if job in unfinished}
@@ -310,7 +318,7 @@ def test_what_cannot_be_trained_fails_with_a_reason(fleet, placing, tmp_path):
     for placement, says in ((broken, "no training rows are left"), (moved, "revision")):
         inside = Inside(fleet, tmp_path)
         (reported,) = inside.run(placement)
-        (failed,) = reported.of(wire.PlacementFailed)
+        (failed,) = reported.of(PlacementFailed)
         assert says in failed.error
         assert [e.lost for e in inside.ended] == [False]
 

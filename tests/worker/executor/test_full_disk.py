@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from contract import wire
+from contract.messages.report_messages import BaseEvaluated, Points
 from tests.worker.corpus import jsonl, rows
 from tests.worker.inside import Inside
 from worker.boot_clock import boot_now
@@ -67,7 +67,7 @@ def test_a_task_on_a_full_disk_ends_as_it_does_elsewhere(fleet, placing, tmp_pat
     if moment == "before":
         small_disk.fill()
     else:
-        kind = wire.BaseEvaluated if moment == "in training" else wire.Points
+        kind = BaseEvaluated if moment == "in training" else Points
         fleet.on_report = lambda reported, report: (
             small_disk.fill() if any(isinstance(event, kind) for event in report.events) and not waits.is_set() else None
         )

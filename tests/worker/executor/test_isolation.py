@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from contract import wire
+from contract.messages.placement_messages import BaseModelRef, CheckpointRef, Placement
+from contract.messages.report_messages import PlacementFailed
 from contract.model_revision import revision_of
 from contract.states import ExitReason, JobStatus
 from tests.worker.corpus import rows
@@ -54,7 +55,7 @@ def test_an_adapter_of_nan(fleet, placing, tmp_path, tiny_base, healthy):
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     fleet.objects[digest] = path.read_bytes()
     placement = placing(PAIR, **SPEC)
-    ref = wire.CheckpointRef(step=1, sha256=digest, bytes=path.stat().st_size)
+    ref = CheckpointRef(step=1, sha256=digest, bytes=path.stat().st_size)
     ruined = placement.jobs[1].model_copy(update={"status": JobStatus.TRAINING, "promoted": True, "checkpoint": ref})
     (mixed,) = Inside(fleet, tmp_path / "mixed").run(placement.model_copy(update={"jobs": [placement.jobs[0], ruined]}))
     assert mixed.ended[1].reason is ExitReason.DIVERGING
@@ -76,13 +77,13 @@ def test_rows_truncated_to_nothing(fleet, placing, tmp_path, healthy):
     hopeless = [{"prompt": "long " * 40 + str(n), "completion": " never seen"} for n in range(8)]
     spec = SPEC | {"training": {"epochs": 2, "max_seq_len": 16}}
     good, bad = Inside(fleet, tmp_path).run(placing(PAIR, **SPEC), placing(JOB, hopeless, **spec))
-    (failed,) = bad.of(wire.PlacementFailed)
+    (failed,) = bad.of(PlacementFailed)
     assert "8 had nothing to learn within max_seq_len 16" in failed.error
     assert same(good, healthy)
 
 
 @pytest.fixture(scope="module")
-def roomy_base(tiny_base, tmp_path_factory) -> wire.BaseModelRef:
+def roomy_base(tiny_base, tmp_path_factory) -> BaseModelRef:
     """The tiny base with room for long rows."""
     source, folder = Path(tiny_base.source), tmp_path_factory.mktemp("bases") / "roomy"
     folder.mkdir()
@@ -93,13 +94,13 @@ def roomy_base(tiny_base, tmp_path_factory) -> wire.BaseModelRef:
     config.max_position_embeddings = 16384
     torch.manual_seed(0)
     LlamaForCausalLM(config).save_pretrained(folder)
-    return wire.BaseModelRef(name="roomy", source=str(folder), revision=revision_of(folder))
+    return BaseModelRef(name="roomy", source=str(folder), revision=revision_of(folder))
 
 
 @pytest.mark.parametrize("tokens", [1000, pytest.param(8000, marks=pytest.mark.slow)])
-def test_very_long_rows(fleet: Fleet, roomy_base: wire.BaseModelRef, tmp_path: Path, tokens: int):
+def test_very_long_rows(fleet: Fleet, roomy_base: BaseModelRef, tmp_path: Path, tokens: int):
     """The long rows' own limit is a clear one, and the short rows' job does not notice them."""
-    place: Callable[..., wire.Placement] = placer(fleet, roomy_base)
+    place: Callable[..., Placement] = placer(fleet, roomy_base)
     long = [{"prompt": f"{n}", "completion": " sheep" * tokens} for n in range(4)]
     spec = SPEC | {"training": {"epochs": 1, "max_seq_len": 8192}}
     (solo,) = Inside(fleet, tmp_path / "solo").run(place(JOB, rows(16), **SPEC))

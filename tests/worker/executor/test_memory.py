@@ -3,7 +3,7 @@ from places, not from the way a step is cut."""
 
 import pytest
 
-from contract import wire
+from contract.messages.report_messages import JobFailed
 from tests.worker.corpus import rows
 from tests.worker.inside import Inside
 from worker.model.plain.trainer import OutOfMemory, Trainer
@@ -52,12 +52,12 @@ def test_a_job_whose_rows_never_fit_fails_with_its_numbers_and_its_neighbour_goe
     spec = {"early_exit": CALM, "training": {"max_steps": 3, "max_seq_len": 200}}
     long = [{"prompt": f"{n}", "completion": " sheep" * 150} for n in range(6)]
     (alone,) = Inside(fleet, tmp_path / "alone").run(placing(SPACE, long, **spec))
-    assert "had no memory for a pass of" in alone.of(wire.JobFailed)[0].error
+    assert "had no memory for a pass of" in alone.of(JobFailed)[0].error
     short, other = Inside(fleet, tmp_path / "beside").run(placing(SPACE, rows(16), **spec), placing(SPACE, long, **spec))
     assert {event.kind for event in short.ended.values()} == {"job_completed"}
     for reported in (alone, other):
         assert {event.kind for event in reported.ended.values()} == {"job_failed"}
-        assert "up to 199 tokens" in reported.of(wire.JobFailed)[0].error
+        assert "up to 199 tokens" in reported.of(JobFailed)[0].error
 
 
 def test_dropout_changes_a_job_and_is_the_same_alone_and_packed(fleet, placing, tmp_path):

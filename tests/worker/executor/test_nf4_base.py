@@ -2,7 +2,7 @@
 
 import torch
 
-from contract import wire
+from contract.messages.report_messages import BaseEvaluated
 from tests.worker.inside import Inside
 from worker.replicas.base_loader import load_base
 
@@ -18,7 +18,7 @@ def test_a_task_trains_on_a_base_in_nf4(fleet, placing, tmp_path):
         (reported,) = Inside(fleet, tmp_path / precision).run(placement)
         assert [event.kind for event in reported.ended.values()] == ["job_completed"]
         curve = reported.curves[0, "val_loss"]
-        starts[precision] = reported.of(wire.BaseEvaluated)[0].val_loss
+        starts[precision] = reported.of(BaseEvaluated)[0].val_loss
         assert curve[max(curve)] < starts[precision]
     assert 0 < abs(starts["nf4_double"] - starts["bf16"]) < 0.05
 

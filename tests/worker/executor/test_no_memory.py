@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from contract import wire
+from contract.messages.report_messages import ActivationsChosen, PlacementFailed
 from tests.worker.corpus import rows
 from tests.worker.inside import Inside
 from worker.model import arena as arenas
@@ -86,7 +86,7 @@ def test_a_base_that_leaves_no_memory_for_any_pass_fails_the_task_once_with_its_
     limits[False] = limits[True] = 20
     inside = Inside(fleet, tmp_path)
     (reported,) = inside.run(placing({**JOB, "learning_rate": [1e-2]}))
-    (failed,) = reported.of(wire.PlacementFailed)
+    (failed,) = reported.of(PlacementFailed)
     assert "leaves no memory for a pass of" in failed.error
     assert "MiB" in failed.error
     assert [ended.lost for ended in inside.ended] == [False]
@@ -113,7 +113,7 @@ def test_a_load_without_memory_is_tried_again_then_left_to_others(fleet, placing
         assert fates(reported) == {0: "job_completed"}
     else:
         assert not reported.ended
-        assert not reported.of(wire.PlacementFailed), "the task is not to blame"
+        assert not reported.of(PlacementFailed), "the task is not to blame"
         assert [(ended.lost, "something else has it" in ended.detail) for ended in inside.ended] == [(True, True)]
 
 
@@ -121,7 +121,7 @@ def test_a_base_larger_than_the_memory_is_not_even_tried(fleet, placing, tmp_pat
     monkeypatch.setattr(Backbone, "load", lambda *args: pytest.fail("it was tried"))
     inside = Inside(fleet, tmp_path, worker_memory_bytes=2**17)
     (reported,) = inside.run(placing({**JOB, "learning_rate": [1e-2]}))
-    (failed,) = reported.of(wire.PlacementFailed)
+    (failed,) = reported.of(PlacementFailed)
     assert "its weights alone take" in failed.error
     assert "this worker may use 0 MiB" in failed.error
     assert "nf4" in failed.error
@@ -185,8 +185,8 @@ def test_a_task_recomputes_once_its_longest_row_found_no_memory(fleet, placing, 
     limits.update({False: 150, "profiles": False})
     (reported,) = Inside(fleet, tmp_path / "small").run(again(placement))
     assert (199, False) in limits["refused"]
-    assert [event.recompute for event in reported.of(wire.ActivationsChosen)] == [False, True]
-    assert "a sequence of 199 tokens found no memory while they were kept" in reported.of(wire.ActivationsChosen)[1].reason
+    assert [event.recompute for event in reported.of(ActivationsChosen)] == [False, True]
+    assert "a sequence of 199 tokens found no memory while they were kept" in reported.of(ActivationsChosen)[1].reason
     assert set(fates(reported).values()) == {"job_completed"}
     same_curves(wanted, reported, rel=1e-4)
 
@@ -198,8 +198,8 @@ def test_what_one_task_met_is_known_of_the_next(fleet, placing, tmp_path, limits
     wanted = Inside(fleet, tmp_path / "large").run(short, long)
     limits.update({False: 150, "profiles": False})
     found = Inside(fleet, tmp_path / "small").run(again(short, "p3"), again(long, "p4"))
-    assert [event.recompute for event in found[0].of(wire.ActivationsChosen)] == [False], "its rows are short"
-    assert found[1].of(wire.ActivationsChosen)[-1].recompute
+    assert [event.recompute for event in found[0].of(ActivationsChosen)] == [False], "its rows are short"
+    assert found[1].of(ActivationsChosen)[-1].recompute
     for reported, same in zip(found, wanted, strict=True):
         assert set(fates(reported).values()) == {"job_completed"}
         same_curves(same, reported, rel=1e-4)
@@ -210,14 +210,14 @@ def test_recomputing_is_chosen_where_it_is_what_fits(fleet, placing, tmp_path, m
     monkeypatch.setattr("worker.replicas.memory_profile._resident", lambda: 0)
     placement = placing({**JOB, "learning_rate": [1e-2]}, LONG, early_exit=CALM, training={"max_steps": 2, "max_seq_len": 200})
     (wanted,) = Inside(fleet, tmp_path, worker_memory_bytes=2**30).run(placement)
-    (chosen,) = wanted.of(wire.ActivationsChosen)
+    (chosen,) = wanted.of(ActivationsChosen)
     assert not chosen.recompute
     need = int(chosen.reason.split(" takes ")[1].split(" MiB")[0])
     assert need > 0
     # A little less than what the row takes with its activations kept, under the margin and beside the share for parked jobs.
     memory = int(need * 2**20 * 0.95 / 0.9 * 8 / 7)
     (reported,) = Inside(fleet, tmp_path, worker_memory_bytes=memory).run(again(placement))
-    (chosen,) = reported.of(wire.ActivationsChosen)
+    (chosen,) = reported.of(ActivationsChosen)
     assert chosen.recompute
     assert f"takes {need} MiB if they are kept" in chosen.reason
     assert fates(reported) == {0: "job_completed"}

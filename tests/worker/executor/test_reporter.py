@@ -5,7 +5,8 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract import wire
+from contract.messages.placement_messages import Placement
+from contract.messages.report_messages import Attached, Checkpointed, Event, JobMoved, Points, Report, Throughput
 from contract.states import JobStatus
 from tests.worker.fleet import Fleet
 from worker.api_client import PlacementLink
@@ -14,12 +15,12 @@ from worker.executor.placement_lease import Lease
 from worker.executor.reporter import Reporter, assemble
 
 
-def point(job: int, step: int, series: str = "train_loss") -> wire.Points:
-    return wire.Points(job=job, series=series, steps=[step], values=[step / 8])
+def point(job: int, step: int, series: str = "train_loss") -> Points:
+    return Points(job=job, series=series, steps=[step], values=[step / 8])
 
 
-MOVED = wire.JobMoved(job=0, status=JobStatus.WARMUP, step=0)
-WORK = wire.Throughput(steps=1, tokens=1, seconds=1.0, micro_batches=1, forwards=1)
+MOVED = JobMoved(job=0, status=JobStatus.WARMUP, step=0)
+WORK = Throughput(steps=1, tokens=1, seconds=1.0, micro_batches=1, forwards=1)
 
 EVENTS = st.lists(
     st.one_of(
@@ -32,9 +33,9 @@ EVENTS = st.lists(
 )
 
 
-def told(kinds: list[tuple]) -> list[wire.Event]:
+def told(kinds: list[tuple]) -> list[Event]:
     steps: dict[tuple, int] = {}
-    events: list[wire.Event] = []
+    events: list[Event] = []
     for kind in kinds:
         if kind[0] == "point":
             steps[kind] = steps.get(kind, 0) + 1
@@ -42,40 +43,40 @@ def told(kinds: list[tuple]) -> list[wire.Event]:
         elif kind[0] == "moved":
             events.append(MOVED.model_copy(update={"job": kind[1]}))
         else:
-            events.append(WORK if kind[0] == "work" else wire.Checkpointed(jobs={}))
+            events.append(WORK if kind[0] == "work" else Checkpointed(jobs={}))
     return events
 
 
 @given(EVENTS)
 def test_joining_loses_nothing_and_keeps_the_order_that_matters(kinds):
     waiting = told(kinds)
-    sent: list[wire.Event] = []
+    sent: list[Event] = []
     left = waiting
     while left:
         events, used = assemble(left)
         assert 0 < used <= len(left)
-        wire.Report(fence=1, seq=1, events=events)  # within the limits of a report and of its points
+        Report(fence=1, seq=1, events=events)  # within the limits of a report and of its points
         sent.extend(events)
         left = left[used:]
 
-    def flat(events: list[wire.Event]) -> dict[object, list]:
+    def flat(events: list[Event]) -> dict[object, list]:
         """What is said about each job, in order, points one by one; and what is said of none, with the points before it."""
         about: dict[object, list] = {}
         for event in events:
-            if isinstance(event, wire.Points):
+            if isinstance(event, Points):
                 entries = [(event.series, step) for step in event.steps]
                 about.setdefault((event.job, event.series), []).extend(entries)
-            elif isinstance(event, wire.JobMoved):
+            elif isinstance(event, JobMoved):
                 for series in ("train_loss", "val_loss"):
                     about.setdefault((event.job, series), []).append("moved")
-            elif isinstance(event, wire.Checkpointed):
+            elif isinstance(event, Checkpointed):
                 for job in range(4):
                     for series in ("train_loss", "val_loss"):
                         about.setdefault((job, series), []).append("checkpointed")
         return about
 
     assert flat(sent) == flat(waiting)
-    assert sum(isinstance(e, wire.Throughput) for e in sent) == sum(isinstance(e, wire.Throughput) for e in waiting)
+    assert sum(isinstance(e, Throughput) for e in sent) == sum(isinstance(e, Throughput) for e in waiting)
 
 
 def test_a_steady_curve_takes_few_events():
@@ -87,7 +88,7 @@ def test_a_steady_curve_takes_few_events():
 class Spoken:
     """A reporter of one placement against a fleet."""
 
-    def __init__(self, fleet: Fleet, placement: wire.Placement, seconds: float = 60.0) -> None:
+    def __init__(self, fleet: Fleet, placement: Placement, seconds: float = 60.0) -> None:
         self.reported = fleet.place(placement)
         self.lease = Lease(placement.placement_id, placement.fence, placement.token, boot_now() + seconds)
         self.over: list[tuple[bool, str]] = []
@@ -100,10 +101,8 @@ class Spoken:
         self.ended.set()
 
 
-def attached() -> wire.Attached:
-    return wire.Attached(
-        train_rows=1, validation_rows=1, truncated_rows=0, skipped_rows=0, total_steps={0: 1}, warmup_steps={0: 1}
-    )
+def attached() -> Attached:
+    return Attached(train_rows=1, validation_rows=1, truncated_rows=0, skipped_rows=0, total_steps={0: 1}, warmup_steps={0: 1})
 
 
 def test_an_outage_only_makes_it_later(fleet, placing):
@@ -138,7 +137,7 @@ def test_an_answer_that_was_lost_is_asked_for_again_and_nothing_is_told_twice(fl
     spoken.reporter.point(0, "train_loss", 2, 1.0)
     assert spoken.reporter.drain(10)
     assert spoken.reported.curves[0, "train_loss"] == {1: 1.0, 2: 1.0}
-    assert len(spoken.reported.of(wire.Attached)) == 1
+    assert len(spoken.reported.of(Attached)) == 1
 
 
 def test_a_stale_fence_ends_it_quietly(fleet, placing):
@@ -167,7 +166,7 @@ def test_reports_that_the_service_forgot_are_said_again(fleet, placing):
 
 def test_a_refused_report_gives_the_placement_back(fleet, placing):
     spoken = Spoken(fleet, placing({"learning_rate": [1e-3]}))
-    spoken.reporter.record(wire.JobMoved(job=0, status=JobStatus.PARKED, step=1))  # from pending: no such way
+    spoken.reporter.record(JobMoved(job=0, status=JobStatus.PARKED, step=1))  # from pending: no such way
     assert spoken.ended.wait(10)
     assert spoken.over[0][0]
     assert fleet.refused.pop().startswith("POST")

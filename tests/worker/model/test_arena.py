@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.model.arena import AdapterState, Arena, ArenaFullError, Slot, rows_for
-from worker.model.arena_layout import ALIGN, Layout, Target
+from worker.model.arena import AdapterState, Arena, ArenaFullError, RowsMixedUpError, Slot, rows_for
+from worker.model.arena_layout import ALIGN, KINDS, Layout, Target
 from worker.model.row_optimizer import RowUpdate, update_rows
 
 SIZES = {"q_proj": (20, 36), "k_proj": (20, 18), "v_proj": (20, 18), "o_proj": (36, 20)}
@@ -202,3 +202,29 @@ def test_a_compacted_arena_keeps_contents_and_gives_back_the_rest(ranks: list[in
         assert torch.equal(now.exp_avg_sq, state.exp_avg_sq)
         assert not arena.master[slot.row + slot.rank : slot.row + slot.rows].any()
     assert arena.shrink() == 0
+
+
+def test_rows_that_are_shuffled_under_a_slot_are_refused():
+    """Whether its bookkeeping or the rows themselves were moved: nothing is read or written for it."""
+    arena = Arena([Target(f"layers.0.{kind}", 0, kind, 20, 20) for kind in KINDS], 24)
+    one, other = arena.attach(8, 8), arena.attach(4, 4)
+    before = arena.snapshot(one)
+    one.row, other.row = other.row, one.row
+    for act in (arena.snapshot, arena.weights, arena.detach, lambda slot: arena.restore(slot, before)):
+        with pytest.raises(RowsMixedUpError, match="rows 8 to 15 of the arena are not all of one slot"):
+            act(one)
+    one.row, other.row = other.row, one.row
+    assert torch.equal(arena.snapshot(one).weights, before.weights)
+    places = [*range(8, 16), *range(8), *range(16, 24)]
+    arena._replace(lambda buffer: buffer[places])
+    for slot in (one, other):
+        with pytest.raises(RowsMixedUpError):
+            arena.snapshot(slot)
+    arena._replace(lambda buffer: buffer[places])
+    arena.detach(one)
+    arena.compact()
+    arena.shrink()
+    arena.grow(32)
+    assert arena.snapshot(other).weights.shape[0] == 4, "what the arena moves itself stays its own"
+    third = arena.attach(8, 8)
+    assert third.ticket not in (one.ticket, other.ticket)

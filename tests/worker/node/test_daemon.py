@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 import redis
 
-from contract import wire
+from contract.messages.placement_messages import BaseModelRef, Placement
+from contract.messages.report_messages import Checkpointed, Detached, JobCompleted
 from contract.states import RequeueReason
 from tests.worker.fleet import JOIN_TOKEN, Fleet, Reported, placer
 from tests.worker.processes import command, environment, gone, parent, processes
 
-Placing = Callable[..., wire.Placement]
+Placing = Callable[..., Placement]
 
 LONG = {"early_exit": {"policy": "none", "eval_every": 50}, "training": {"epochs": 100}}
 SHORT = {"early_exit": {"policy": "none"}, "training": {"epochs": 1}}
@@ -64,7 +65,7 @@ class Node:
 
 
 @contextmanager
-def house(base: wire.BaseModelRef, folder: Path, **fleet_options: float) -> Iterator[tuple[Fleet, Placing]]:
+def house(base: BaseModelRef, folder: Path, **fleet_options: float) -> Iterator[tuple[Fleet, Placing]]:
     fleet = Fleet(**fleet_options)
     try:
         yield fleet, placer(fleet, base)
@@ -90,7 +91,7 @@ def trains(reported: Reported) -> Callable[[], bool]:
 
 
 @pytest.fixture(scope="class")
-def placed(tiny_base: wire.BaseModelRef, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, Placing]]:
+def placed(tiny_base: BaseModelRef, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, Placing]]:
     with house(tiny_base, tmp_path_factory.mktemp("f")) as made:
         yield made
 
@@ -195,7 +196,7 @@ class TestOneNode:
         reported, stays = fleet.place(placing(SPACE, **LONG)), fleet.place(placing(SPACE, **LONG))
         fleet.until(lambda: trains(reported)() and trains(stays)())
         fleet.ask_to_leave(reported.placement.placement_id)
-        fleet.until(lambda: reported.of(wire.Detached))
+        fleet.until(lambda: reported.of(Detached))
         assert reported.checkpoints[0].step == reported.step[0]
         step = stays.step[0]
         fleet.until(lambda: stays.step[0] > step)
@@ -214,7 +215,7 @@ class TestOneNode:
         fleet.until(lambda: reported.step[0] > step + 2)
         assert node.child("worker.executor") == executor
         fleet.ask_to_leave(reported.placement.placement_id)
-        fleet.until(lambda: reported.of(wire.Detached))
+        fleet.until(lambda: reported.of(Detached))
         assert reported.checkpoints[0].step == reported.step[0]
         assert fleet.lost == []
         with fleet.lock:
@@ -228,8 +229,8 @@ class TestOneNode:
         sound = placing(SPACE, **SHORT)
         known = sound.model_dump(mode="json") | {"of_tomorrow": 1}
         known["spec"]["of_tomorrow"] = known["jobs"][0]["config"]["of_tomorrow"] = 1
-        reported = fleet.place(wire.Placement.model_validate(known))
-        fleet.until(lambda: reported.of(wire.JobCompleted))
+        reported = fleet.place(Placement.model_validate(known))
+        fleet.until(lambda: reported.of(JobCompleted))
         assert all(pulse.placement_id != newer["placement_id"] for beat in fleet.heartbeats for pulse in beat.pulses)
         (refused,) = [lost for lost in fleet.lost if lost.refused]
         assert list(refused.fences) == [newer["placement_id"]]
@@ -253,7 +254,7 @@ class TestOneNode:
         assert all(gone(pid) for pid in family)
         (lost,) = fleet.lost
         assert lost.reason is RequeueReason.NODE_LOST
-        (checkpointed,) = reported.of(wire.Checkpointed)
+        (checkpointed,) = reported.of(Checkpointed)
         assert checkpointed.jobs[0].step == reported.step[0]
 
 
@@ -268,7 +269,7 @@ def test_asked_to_stop_it_waits_for_a_service_that_is_slow(tiny_base, tmp_path):
             node.process.wait(timeout=9)
         fleet.down = False
         assert node.process.wait(timeout=60) == 0
-        (checkpointed,) = reported.of(wire.Checkpointed)
+        (checkpointed,) = reported.of(Checkpointed)
         assert checkpointed.jobs[0].step == reported.step[0]
 
 
@@ -281,7 +282,7 @@ def test_asked_to_stop_it_ends_within_its_bound(tiny_base, tmp_path):
         node.process.send_signal(signal.SIGTERM)
         assert node.process.wait(timeout=60) == 0
         assert all(gone(pid) for pid in family)
-        assert not reported.of(wire.Checkpointed)
+        assert not reported.of(Checkpointed)
 
 
 def test_hints_bring_what_no_heartbeat_would_and_survive_redis(tiny_base, tmp_path, stack):

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from contract.compatibility.capabilities import understood
+from contract.compatibility.protocol import PROTOCOL
 from contract.states import RequeueReason
-from contract.wire import PROTOCOL
 from tests.worker.node.test_daemon import LONG, SHORT, SPACE, house, refused, running, trains
 
 HANGS_AND_DIES = "heartbeats go on while this thread is dead"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from contract.wire import Device
+from contract.messages.node_messages import Device
 from tests.worker.fleet import JOIN_TOKEN
 from worker.data.object_cache import ObjectCache
 from worker.main_memory import available_memory

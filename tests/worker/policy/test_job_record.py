@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contract.messages.placement_messages import CheckpointRef, JobAssignment
 from contract.search_space import JobConfig
 from contract.states import JobStatus
-from contract.wire import CheckpointRef, JobAssignment
 from worker.policy.job_record import (
     Best,
     CheckpointKnown,

@@ -5,7 +5,8 @@ import threading
 import pytest
 import torch
 
-from contract import wire
+from contract.messages.placement_messages import Placement
+from contract.messages.report_messages import Checkpointed, JobMoved, Throughput
 from contract.states import ExitReason, JobStatus
 from tests.worker.inside import Inside, resumed
 from worker.api_client import PlacementLink
@@ -19,7 +20,7 @@ CALM = {"policy": "none", "eval_every": 4}
 JOB = {"rank": [8], "batch_size": [4]}
 
 
-def wide(placement: wire.Placement, key: str = "wide", devices: int = 2) -> wire.Placement:
+def wide(placement: Placement, key: str = "wide", devices: int = 2) -> Placement:
     """The same task on so many devices."""
     update = {"placement_id": key, "token": f"token-{key}", "device_indexes": list(range(devices))}
     return placement.model_copy(update=update)
@@ -31,7 +32,7 @@ def adapters(reported) -> dict[int, list]:
 
 def device_steps(reported) -> tuple[int, int]:
     """Steps that were taken, and those of single devices."""
-    work = reported.of(wire.Throughput)
+    work = reported.of(Throughput)
     return sum(w.steps for w in work), sum(w.device_steps or 0 for w in work)
 
 
@@ -48,7 +49,7 @@ def test_five_jobs_on_two_replicas_are_those_of_one(fleet, placing, tmp_path):
     placement = placing(space, early_exit=early_exit, training={"epochs": 1})
     (narrow,) = Inside(fleet, tmp_path / "narrow", worker_step_tokens=300).run(placement)
     (reported,) = Inside(fleet, tmp_path / "wide", worker_step_tokens=300).run(wide(placement))
-    assert any(e.status is JobStatus.PARKED for e in reported.of(wire.JobMoved))
+    assert any(e.status is JobStatus.PARKED for e in reported.of(JobMoved))
     assert reported.curves == narrow.curves
     assert adapters(reported) == adapters(narrow) != {}
     assert {job: (e.kind, e.step) for job, e in reported.ended.items()} == {
@@ -56,7 +57,7 @@ def test_five_jobs_on_two_replicas_are_those_of_one(fleet, placing, tmp_path):
     }
     steps, single = device_steps(reported)
     assert single > 1.5 * steps
-    work = reported.of(wire.Throughput)
+    work = reported.of(Throughput)
     assert 0 < sum(w.device_seconds or 0 for w in work) <= 2 * sum(w.seconds for w in work)
     assert len(set(device_steps(narrow))) == 1
 
@@ -98,7 +99,7 @@ def test_killed_on_one_width_it_goes_on_on_another(fleet, placing, tmp_path):
         for (job, series), points in reported.curves.items():
             done = float("inf") if job in reported.ended else kept.get(job, 0)
             curves.setdefault((job, series), {}).update({step: v for step, v in points.items() if step <= done})
-        for checkpointed in reported.of(wire.Checkpointed):
+        for checkpointed in reported.of(Checkpointed):
             training = {ref.step for job, ref in checkpointed.jobs.items() if job in reported.promoted}
             assert len(training) <= 1, "one moment for all"
         found |= {job: files for job, files in adapters(reported).items() if job in reported.ended}

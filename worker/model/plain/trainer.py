@@ -33,11 +33,13 @@ class LossSum:
 
 class OutOfMemory(RuntimeError):
     """The device had no memory for a pass. Its results and all gradients of its step are void: the caller may repeat the step
-    in smaller micro-batches, or with activations recomputed. recompute: the failed pass recomputed them already."""
+    in smaller micro-batches, or with activations recomputed. recompute: the failed pass recomputed them already. alone: the
+    task of the one piece that it held, if it held one."""
 
     def __init__(self, tokens: int, recompute: bool = False) -> None:
         super().__init__(f"the device has no memory for a pass of {tokens} tokens")
         self.tokens, self.recompute = tokens, recompute
+        self.alone: str | None = None
 
 
 class Trainer:

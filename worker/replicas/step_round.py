@@ -1,0 +1,96 @@
+"""The optimizer step that one task's jobs are taking on a replica: what is left of their batches, and their losses so far.
+
+A task that shares an executor runs its step in slices, each of at most one micro-batch, between which others step. A job's
+pieces run in the order of its batch, so its gradient is the same sum whatever runs in between. Runs nothing, chooses nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from worker.model.arena import Slot
+from worker.model.flat_batch import Dropout
+from worker.model.plain.trainer import LossSum
+from worker.policy.job_record import JobKey
+from worker.policy.packing import Chunk, pack, pieces_of
+from worker.policy.step_time import StepLoad
+from worker.replicas.dpo_loss import Preference
+from worker.replicas.training_job import JobStep
+from worker.replicas.validation_pass import Sequences
+
+
+class StepRound:
+    """steps: those under way, by job. sums: the losses of each job's pieces so far. preferences: under dpo, once judged."""
+
+    def __init__(self, steps: Sequence[JobStep], budget: int) -> None:
+        """budget: tokens of a piece; how a batch is cut depends on it and on the batch alone."""
+        self.steps = {one.job.key: one for one in steps}
+        self.budget, self.begun = budget, False
+        self.places = {key: one.job.data.train.places(one.job.order.batch(one.step)) for key, one in self.steps.items()}
+        self.batches = {key: _sequences(one, self.places[key], budget) for key, one in self.steps.items()}
+        self.sums: dict[JobKey, list[LossSum]] = {key: [] for key in self.steps}
+        self.preferences: dict[JobKey, Preference] | None = None
+        self._pieces = {key: pieces_of(key, batch.lengths, budget) for key, batch in self.batches.items()}
+        self._slices: list[list[Chunk[JobKey]]] | None = None  # what is left, where the step is cut
+
+    @property
+    def over(self) -> bool:
+        """Whether all its jobs have taken their steps."""
+        return not self.steps
+
+    def preference(self, key: JobKey) -> Preference | None:
+        """The job's results under dpo."""
+        return self.preferences.get(key) if self.preferences is not None else None
+
+    def goes_on(self, steps: Mapping[JobKey, JobStep], budget: int) -> bool:
+        """Whether these steps are under way, in the same rows, cut alike. A job that is missing has ended: it is dropped."""
+        for key in [key for key in self.steps if key not in steps]:
+            self._drop(key)
+        same = all(steps[key].step == one.step and steps[key].slot is one.slot for key, one in self.steps.items())
+        return same and not self.over and budget == self.budget
+
+    @property
+    def slots(self) -> list[Slot]:
+        """The rows with gradients that the round may have begun."""
+        return [one.slot for one in self.steps.values()] if self.begun else []
+
+    def next_slice(self) -> StepLoad:
+        """What the next slice takes."""
+        chunks = self._cut()[0]
+        rows = sum(self.steps[chunk.job].job.config.rank for chunk in chunks)
+        return StepLoad(1, sum(chunk.tokens for chunk in chunks), rows, len(chunks))
+
+    def take(self, slices: int | None) -> dict[JobKey, list[Chunk[JobKey]]]:
+        """Each job's pieces in the next so many slices, or in all: they run now."""
+        self.begun = True
+        if slices is None and self._slices is None:
+            return self._pieces
+        left = self._cut()
+        count = len(left) if slices is None else slices
+        taken: dict[JobKey, list[Chunk[JobKey]]] = {key: [] for key in self.steps}
+        for chunk in (chunk for held in left[:count] for chunk in held):
+            taken[chunk.job].append(chunk)
+        del left[:count]
+        return {key: chunks for key, chunks in taken.items() if chunks}
+
+    def finished(self) -> list[JobStep]:
+        """The steps whose pieces have all run; they leave the round."""
+        left = {chunk.job for held in self._slices or () for chunk in held}
+        done = [key for key in self.steps if key not in left]
+        return [self.steps.pop(key) for key in done]
+
+    def _cut(self) -> list[list[Chunk[JobKey]]]:
+        if self._slices is None:
+            self._slices = pack({key: batch.lengths for key, batch in self.batches.items() if key in self.steps}, self.budget)
+        return self._slices
+
+    def _drop(self, key: JobKey) -> None:
+        del self.steps[key], self._pieces[key]
+        if self._slices is not None:
+            kept = ([chunk for chunk in held if chunk.job != key] for held in self._slices)
+            self._slices = [held for held in kept if held]
+
+
+def _sequences(one: JobStep, places: list[int], budget: int) -> Sequences:
+    rows, config = one.job.data.train, one.job.config
+    dropout = Dropout(config.dropout, config.seed, one.step) if config.dropout else None
+    examples, lengths = [rows.sequences[place] for place in places], [rows.lengths[place] for place in places]
+    return Sequences(one.slot, examples, lengths, dropout, budget, one.job.key.placement)
