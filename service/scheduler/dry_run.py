@@ -6,6 +6,7 @@ tasks come from the memo. Not thread-safe.
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, Field
@@ -16,11 +17,12 @@ from contract.task_spec import TaskSpec
 from service.database.engine import new_id
 from service.dependencies import Dependencies
 from service.http.problems import FieldError
+from service.scheduler.core.batch_arrangement import without_solver
 from service.scheduler.core.problem import Start
-from service.scheduler.core.rules import by_rule
+from service.scheduler.estimate.prediction_intervals import Between as Interval
 from service.scheduler.estimate.task_duration import BYTES_PER_TOKEN, Estimate
 from service.scheduler.explain import waiting_text
-from service.scheduler.explain.reason_codes import reasons
+from service.scheduler.explain.reason_codes import Reason, reasons
 from service.scheduler.state import snapshot
 from service.scheduler.state.plan_announcements import scene
 from service.scheduler.state.snapshot import Asked, Snapshot
@@ -72,33 +74,76 @@ class EstimateResource(BaseModel):
 
 def dry_run(session: Session, parts: Dependencies, tenant_id: str, spec: TaskSpec, pinned: Pinned) -> EstimateResource:
     """The estimate for a spec that has passed preflight. The session's transaction must be new and see all tenants' rows."""
-    asked = _task(tenant_id, spec, pinned)
-    seen = snapshot.read(session, parts, asked=asked)
-    starts, held = by_rule(seen.problem)
-    id = asked.task.id
-    start = next((start for start in starts if start.task == id), None)
-    kinds = {node.device_type: node for node in seen.nodes.values() if seen.work.fits(asked.task, node)}
-    found = {kind: seen.work.estimate(asked.task, kind, spec.gpus) for kind in kinds} or {
-        "": seen.work.estimate(asked.task, _ANY, spec.gpus)
-    }
-    kind, best = min(found.items(), key=lambda item: item[1].seconds)
-    widths = [_width(seen.work.estimate(asked.task, kind or _ANY, gpus), gpus) for gpus in spec.widths]
-    taken = next(width for width in widths if start is None or width.gpus == start.gpus)
-    return EstimateResource(
-        jobs=spec.search_space.size,
-        tokens=best.tokens,
-        full_tokens=seen.work.full_tokens(asked.task),
-        gpus=taken.gpus,
-        gpu_seconds=taken.gpu_seconds,
-        widths=widths,
-        device_type=kind or None,
-        **_moments(seen, starts, start),
-        waiting=_why(seen, starts, held, start, id),
-        problems=[*_idle(spec), *_rows(parts, spec, pinned)],
-    )
+    asked = asked_of(tenant_id, spec, pinned)
+    seen = snapshot.read(session, parts, asked=[asked])
+    return Draft(seen, *without_solver(seen.problem)).estimate(parts, asked.task, spec, pinned)
 
 
-def _task(tenant_id: str, spec: TaskSpec, pinned: Pinned) -> Asked:
+class Draft:
+    """A snapshot that holds tasks without rows, and a plan of it; what it says of all tasks is worked out once."""
+
+    def __init__(self, seen: Snapshot, starts: tuple[Start, ...], held: tuple[str, ...]) -> None:
+        self._seen, self._starts, self._held = seen, starts, held
+        self._by_task = {start.task: start for start in starts}
+
+    @cached_property
+    def _between(self) -> dict[str, Interval]:
+        return self._seen.between(self._starts)
+
+    @cached_property
+    def _scene(self) -> waiting_text.Scene:
+        return scene(self._seen, self._starts)
+
+    @cached_property
+    def _reasons(self) -> dict[str, Reason]:
+        found = reasons(self._seen.problem, self._starts, self._seen.standing or None, self._held)
+        return {one.task: one for one in found}
+
+    def estimate(self, parts: Dependencies, task: Task, spec: TaskSpec, pinned: Pinned) -> EstimateResource:
+        """The estimate of one of the tasks."""
+        seen, start = self._seen, self._by_task.get(task.id)
+        kinds = {node.device_type: node for node in seen.nodes.values() if seen.work.fits(task, node)}
+        found = {kind: seen.work.estimate(task, kind, spec.gpus) for kind in kinds} or {
+            "": seen.work.estimate(task, _ANY, spec.gpus)
+        }
+        kind, best = min(found.items(), key=lambda item: item[1].seconds)
+        widths = [_width(seen.work.estimate(task, kind or _ANY, gpus), gpus) for gpus in spec.widths]
+        taken = next(width for width in widths if start is None or width.gpus == start.gpus)
+        return EstimateResource(
+            jobs=spec.search_space.size,
+            tokens=best.tokens,
+            full_tokens=seen.work.full_tokens(task),
+            gpus=taken.gpus,
+            gpu_seconds=taken.gpu_seconds,
+            widths=widths,
+            device_type=kind or None,
+            **self._moments(start),
+            waiting=self._why(start, task.id),
+            problems=[*_idle(spec), *_rows(parts, spec, pinned)],
+        )
+
+    def _moments(self, start: Start | None) -> dict[str, datetime | list[datetime] | None]:
+        names = ("expected_start", "expected_end", "expected_start_interval", "expected_end_interval")
+        if start is None:
+            return dict.fromkeys(names)
+        between = self._between[start.task]
+
+        def moment(seconds: float) -> datetime:
+            return self._seen.at + timedelta(seconds=seconds)
+
+        told = (moment(start.start), moment(start.end), [*map(moment, between.start)], [*map(moment, between.end)])
+        return dict(zip(names, told, strict=True))
+
+    def _why(self, start: Start | None, id: str) -> str | None:
+        if id in self._seen.later:
+            return str(waiting_status.not_before(self._seen.later[id])["sentence"])
+        if start is not None and start.start == 0:
+            return None
+        return str(waiting_text.tell(self._reasons[id], self._scene, self._seen.at)["sentence"])
+
+
+def asked_of(tenant_id: str, spec: TaskSpec, pinned: Pinned, batch_id: str | None = None) -> Asked:
+    """A task that a snapshot can hold, and that is never stored."""
     task = Task(
         id=new_id("asked"),  # a unique id, so that the memo cannot confuse it with another task
         tenant_id=tenant_id,
@@ -110,6 +155,7 @@ def _task(tenant_id: str, spec: TaskSpec, pinned: Pinned) -> Asked:
         validation_file_id=pinned.validation.id if pinned.validation else None,
         gpus=spec.gpus,
         priority=spec.priority,
+        batch_id=batch_id,
     )
     jobs = [
         Job(status=JobStatus.PENDING, step=0, config=config.model_dump(mode="json"), promoted=False) for config in spec.jobs()
@@ -121,28 +167,6 @@ def _width(found: Estimate, gpus: int) -> WidthEstimate:
     seconds = {"expected": found.seconds, "low": found.low, "high": found.high}
     each = {name: gpus * value for name, value in seconds.items()}
     return WidthEstimate(gpus=gpus, seconds=Between(**seconds), gpu_seconds=Between(**each))
-
-
-def _moments(seen: Snapshot, starts: tuple[Start, ...], start: Start | None) -> dict[str, datetime | list[datetime] | None]:
-    names = ("expected_start", "expected_end", "expected_start_interval", "expected_end_interval")
-    if start is None:
-        return dict.fromkeys(names)
-    between = seen.between(starts)[start.task]
-
-    def moment(seconds: float) -> datetime:
-        return seen.at + timedelta(seconds=seconds)
-
-    told = (moment(start.start), moment(start.end), [*map(moment, between.start)], [*map(moment, between.end)])
-    return dict(zip(names, told, strict=True))
-
-
-def _why(seen: Snapshot, starts: tuple[Start, ...], held: tuple[str, ...], start: Start | None, id: str) -> str | None:
-    if id in seen.later:
-        return str(waiting_status.not_before(seen.later[id])["sentence"])
-    if start is not None and start.start == 0:
-        return None
-    found = {reason.task: reason for reason in reasons(seen.problem, starts, seen.standing or None, held)}
-    return str(waiting_text.tell(found[id], scene(seen, starts), seen.at)["sentence"])
 
 
 def _idle(spec: TaskSpec) -> Iterator[FieldError]:

@@ -3,7 +3,7 @@
 Takes tasks and a plan of them as a hint, returns what the solver found. Knows no rules and no tasks beyond the window.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil
@@ -52,9 +52,11 @@ def search(problem: Problem, window: list[Queued], hint: tuple[Start, ...], budg
     return model.solve(budget.deterministic, quick=True)
 
 
-def polish(problem: Problem, tasks: list[Queued], hint: tuple[Start, ...], budget: Budget) -> Found:
-    """Minimize the makespan on all nodes of `problem`."""
-    model = _Model(problem, tasks, hint, budget)
+def polish(
+    problem: Problem, tasks: list[Queued], hint: tuple[Start, ...], budget: Budget, fixed: Sequence[Start] = ()
+) -> Found:
+    """Minimize the makespan of `tasks`, of a closed batch on all nodes of `problem`, beside starts that are `fixed`."""
+    model = _Model(problem, tasks, hint, budget, fixed)
     model.minimize_makespan()
     return model.solve(budget.polish, quick=False)  # without the LP relaxation 11 tasks on 8 GPUs are proven 10 times sooner
 
@@ -73,8 +75,11 @@ class _Option:
 class _Model:
     """Start and option variables of the window's tasks beside the running tasks; the caller adds the objective."""
 
-    def __init__(self, problem: Problem, window: list[Queued], hint: tuple[Start, ...], budget: Budget) -> None:
-        self._problem, self._window, self._budget = problem, window, budget
+    def __init__(
+        self, problem: Problem, window: list[Queued], hint: tuple[Start, ...], budget: Budget, fixed: Sequence[Start] = ()
+    ) -> None:
+        self._problem, self._window, self._budget, self._fixed = problem, window, budget, fixed
+        self._tenants = {task.id: task.tenant for task in problem.queued}
         self._model = cp_model.CpModel()
         nodes = len(problem.nodes) if problem.closed else budget.nodes
         self._nodes = nearest(problem, window, hint, nodes)
@@ -82,7 +87,7 @@ class _Model:
         self._hints = {start.task: start for start in hint}
         running = max((task.remaining for task in problem.running), default=0)
         alone = sum(max(s for s in task.seconds if s is not None) for task in window)
-        self._horizon = max(running + alone, max((start.end for start in hint), default=0))
+        self._horizon = max(running, *(start.end for start in fixed), *(start.end for start in hint), 0) + alone
         self._starts: list[cp_model.IntVar] = []
         self._options: list[list[_Option]] = []
         for task in window:
@@ -98,9 +103,10 @@ class _Model:
 
     def minimize_makespan(self) -> None:
         """Minimize the makespan; its lower bound is the longest running task, and all work divided by all GPUs."""
-        area = sum(task.gpus * task.remaining for task in self._problem.running)
+        area = 0 if self._fixed else sum(task.gpus * task.remaining for task in self._problem.running)
         area += sum(min(option.seconds * option.gpus for option in options) for options in self._options)
-        least = max([-(-area // sum(node.gpus for node in self._nodes)), *(t.remaining for t in self._problem.running)])
+        others = [] if self._fixed else [task.remaining for task in self._problem.running]
+        least = max([-(-area // sum(node.gpus for node in self._nodes)), *others])
         most = max(least, *(start.end for start in self._hints.values()))
         span = self._model.new_int_var(least, most, "makespan")
         self._model.add_hint(span, most)
@@ -150,7 +156,8 @@ class _Model:
 
     def _hold_node(self, node: Node) -> None:
         options = [option for options in self._options for option in options if option.node == node]
-        self._hold(options, [task for task in self._problem.running if task.node == node.id], node.gpus)
+        fixed = [start for start in self._fixed if start.node == node.id]
+        self._hold(options, [task for task in self._problem.running if task.node == node.id], fixed, node.gpus)
 
     def _hold_limits(self) -> None:
         for limit in self._problem.limits:
@@ -158,9 +165,17 @@ class _Model:
             options = [option for task, options in tasks if task.tenant == limit.tenant for option in options]
             if options:
                 theirs = [task for task in self._problem.running if task.tenant == limit.tenant]
-                self._hold(options, theirs, limit.units, self._problem.units)
+                fixed = [start for start in self._fixed if self._tenants[start.task] == limit.tenant]
+                self._hold(options, theirs, fixed, limit.units, self._problem.units)
 
-    def _hold(self, options: list[_Option], running: list[Running], most: int, units: Mapping[str, int] | None = None) -> None:
+    def _hold(
+        self,
+        options: list[_Option],
+        running: list[Running],
+        fixed: list[Start],
+        most: int,
+        units: Mapping[str, int] | None = None,
+    ) -> None:
         """Cumulative constraint: at most `most` GPUs at once, or limit units if `units` gives each node's units per GPU."""
 
         def counts(gpus: int, node: str) -> int:
@@ -169,12 +184,14 @@ class _Model:
         taken = held([replace(task, gpus=counts(task.gpus, task.node)) for task in running], most)
         intervals = [option.interval for option in options]
         intervals += [self._model.new_fixed_size_interval_var(0, seconds, "running") for seconds, _ in taken]
-        self._model.add_cumulative(
-            intervals, [counts(option.gpus, option.node.id) for option in options] + [part for _, part in taken], most
-        )
+        intervals += [self._model.new_fixed_size_interval_var(s.start, s.end - s.start, "fixed") for s in fixed]
+        demands = [counts(option.gpus, option.node.id) for option in options] + [part for _, part in taken]
+        self._model.add_cumulative(intervals, demands + [counts(s.gpus, s.node) for s in fixed], most)
 
     def _hold_all(self) -> None:
         """Adds a redundant cumulative over all nodes, if every task has one width and the same duration on every node."""
+        if self._fixed:
+            return
         taken = []
         for node in self._nodes:
             taken += held([task for task in self._problem.running if task.node == node.id], node.gpus)
@@ -190,6 +207,7 @@ class _Model:
     def _break_symmetry(self) -> None:
         """Symmetry breaking: interchangeable empty nodes are used in order."""
         busy = {task.node for task in self._problem.running} | {task.planned for task in self._window}
+        busy |= {start.node for start in self._fixed}
         alike: dict[tuple[object, ...], list[str]] = {}
         for at, node in enumerate(self._problem.nodes):
             if node.id in self._names and node.id not in busy:

@@ -6,6 +6,17 @@ from service.scheduler.core.problem import Missed, Start
 
 
 @dataclass(frozen=True)
+class BatchPlan:
+    """How one batch's waiting tasks were arranged: seconds until the last one ends, the method, CP-SAT's status and bound."""
+
+    batch: str
+    makespan: int
+    method: str  # start, rules, longest_first, greedy, batch or cpsat
+    status: str | None = None
+    bound: float | None = None
+
+
+@dataclass(frozen=True)
 class Decision:
     """A start for every placeable task, and how the plan was found.
 
@@ -24,3 +35,4 @@ class Decision:
     late: tuple[Missed, ...] = ()
     held: tuple[str, ...] = ()
     solved: tuple[str, ...] = ()
+    batches: tuple[BatchPlan, ...] = ()

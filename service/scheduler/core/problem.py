@@ -86,7 +86,7 @@ class Queued:
 
     `weight` > 0 is the cost of a second of its completion; `planned` is its node in the previous plan; `deadline` may lie in
     the past; `waited` is its seconds in the queue. `barred` maps nodes that it would fit but may not run on to the reason
-    (eligibility.Bar); its seconds there are None.
+    (eligibility.Bar); its seconds there are None. `batch` is the batch whose makespan it counts for.
     """
 
     id: str
@@ -99,6 +99,7 @@ class Queued:
     wider: tuple[Width, ...] = ()
     barred: tuple[tuple[str, str], ...] = ()
     waited: int = 0
+    batch: str | None = None
 
     @cached_property
     def shortest(self) -> int | None:
@@ -239,6 +240,8 @@ def _said(task: Queued) -> dict[str, Any]:
     """As `asdict`, without its deep copy of every number."""
     said = {field.name: getattr(task, field.name) for field in fields(task)}
     wider = [{"gpus": width.gpus, "seconds": _told(width.seconds)} for width in task.wider]
+    if task.batch is None:
+        del said["batch"]  # a version that knows no batches can read what holds none
     return said | {"seconds": _told(task.seconds), "wider": wider}
 
 

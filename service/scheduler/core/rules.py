@@ -90,8 +90,13 @@ def backfill(
 
 def lpt(problem: Problem) -> tuple[Start, ...]:
     """Longest processing time first, ties wider first, each where it ends first: a short makespan for a closed batch."""
-    order = sorted(problem.placeable, key=lambda task: (-(task.shortest or 0) * task.gpus, -task.gpus))
-    return _in_turn(Timeline(problem), [(task, 0) for task in order])
+    return longest_first(Timeline(problem), problem.placeable)
+
+
+def longest_first(board: Timeline, tasks: Sequence[Queued]) -> tuple[Start, ...]:
+    """As `lpt`, for some of the tasks, beside what `board` holds already."""
+    order = sorted(tasks, key=lambda task: (-(task.shortest or 0) * task.gpus, -task.gpus))
+    return _in_turn(board, [(task, 0) for task in order])
 
 
 def widened(problem: Problem, starts: Sequence[Start]) -> tuple[Start, ...]:

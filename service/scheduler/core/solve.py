@@ -8,19 +8,21 @@ thread, a budget in CP-SAT's deterministic time, and a wall-clock guard that fal
 database and no clock.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from service.scheduler.core.batch_arrangement import alone, arrange, in_units, shortest
 from service.scheduler.core.cp_sat import Budget, Found, polish, search
-from service.scheduler.core.decision import Decision
+from service.scheduler.core.decision import BatchPlan, Decision
 from service.scheduler.core.foresight import Foresight
-from service.scheduler.core.multifit import pack
 from service.scheduler.core.plan_checks import violations
 from service.scheduler.core.problem import Problem, Queued, Start, makespan, missed, objective, slowdown
 from service.scheduler.core.problem_checks import malformed
-from service.scheduler.core.rules import backfill, lpt, ranked, start_all, widened
+from service.scheduler.core.rules import backfill, ranked, start_all, widened
 from service.scheduler.core.timeline import Timeline
 
 BUDGET = Budget()
+BESIDE = 0.05  # deterministic CP-SAT budget of a batch beside others, which is planned anew with every arrival
 
 
 class MalformedProblem(ValueError):
@@ -32,12 +34,47 @@ def solve(problem: Problem, budget: Budget = BUDGET) -> Decision:
     wrong = malformed(problem)
     if wrong:
         raise MalformedProblem("; ".join(wrong))
+    batch = None if problem.closed else alone(problem)
+    problem = replace(problem, closed=True) if batch is not None else problem
     order = ranked(problem)
     foresight = Foresight(problem, order)
     at_once = start_all(problem, foresight)
     if at_once is not None:
-        return Decision(at_once, "start", objective(problem, at_once), late=missed(problem, at_once))
-    return _closed(problem, budget) if problem.closed else _rolling(problem, order, foresight, budget)
+        told = _at_once(problem, at_once)
+        return Decision(at_once, "start", objective(problem, at_once), late=missed(problem, at_once), batches=told)
+    if batch is not None:
+        found = _closed(problem, budget)
+        return replace(found, batches=(BatchPlan(batch, _last(found.starts), found.method, found.status, found.bound),))
+    if problem.closed:
+        return _closed(problem, budget)
+    beside = replace(budget, polish=min(BESIDE, budget.polish))
+
+    def around(problem: Problem, tasks: list[Queued], hint: tuple[Start, ...], fixed: Sequence[Start]) -> Found:
+        return _polished(problem, tasks, hint, beside, fixed)
+
+    return arrange(problem, _rolling(problem, order, foresight, budget), around, budget.batch)
+
+
+def _at_once(problem: Problem, starts: Sequence[Start]) -> tuple[BatchPlan, ...]:
+    ends: dict[str, int] = {}
+    by_id = {task.id: task.batch for task in problem.queued}
+    for start in starts:
+        if (batch := by_id[start.task]) is not None:
+            ends[batch] = max(ends.get(batch, 0), start.end)
+    return tuple(BatchPlan(batch, end, "start") for batch, end in ends.items())
+
+
+def _last(starts: Sequence[Start]) -> int:
+    return max((start.end for start in starts), default=0)
+
+
+def _polished(
+    problem: Problem, tasks: list[Queued], hint: tuple[Start, ...], budget: Budget, fixed: Sequence[Start] = ()
+) -> Found:
+    def search_(problem: Problem, tasks: list[Queued], hint: tuple[Start, ...], fixed: Sequence[Start]) -> Found:
+        return polish(problem, tasks, hint, budget, fixed)
+
+    return in_units(search_, problem, tasks, hint, fixed)
 
 
 def _rolling(problem: Problem, order: list[Queued], foresight: Foresight, budget: Budget) -> Decision:
@@ -108,15 +145,11 @@ def _unforeseen(
 
 def _closed(problem: Problem, budget: Budget) -> Decision:
     """The shortest makespan of all methods tried; ties by the least weighted completion."""
-    tried = {"greedy": backfill(problem), "batch": lpt(problem)}
-    packed = pack(problem)
-    if packed is not None:
-        tried["batch"] = min(tried["batch"], packed, key=lambda starts: _worth(problem, starts))
-    method = min(tried, key=lambda name: _worth(problem, tried[name]))
-    best, found = tried[method], Found("UNKNOWN")
+    method, best = shortest(problem)
+    found = Found("UNKNOWN")
     tasks = list(problem.placeable)
     if len(tasks) <= budget.batch:
-        found = polish(problem, tasks, best, budget)
+        found = _polished(problem, tasks, best, budget)
         if found.starts is not None and _worth(problem, found.starts) < _worth(problem, best):
             method, best = "cpsat", found.starts
     best = widened(problem, best)

@@ -195,6 +195,14 @@ class Timeline:
                     found = place
         return self.put(self._start(task, found))
 
+    def earlier(self, start: Start) -> Start:
+        """The same task on the same node at the same width, as early as possible. It is not on the timeline."""
+        task, at = self.problem.queued[self.problem.row[start.task]], self._places[start.node]
+        seconds = next(width.seconds[at] for width in task.widths if width.gpus == start.gpus)
+        assert seconds is not None  # it was planned there
+        begin = self._earliest(at, self._limits.get(task.tenant), start.gpus, seconds)
+        return Start(start.task, start.node, begin, begin + seconds, start.gpus)
+
     def tails(self) -> "Tails":
         """The ends of everything placed so far. Consumes the timeline: the tails share its limits."""
         since = [profile.forever(node.gpus) for profile, node in zip(self._profiles, self.problem.nodes, strict=True)]

@@ -7,7 +7,7 @@ from sqlalchemy import select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from contract.wire import Throughput
+from contract.messages.report_messages import Throughput
 from service.scheduler.estimate import survival, throughput
 from service.scheduler.estimate.survival import NOTHING, JobProgress, Lives
 from service.scheduler.estimate.throughput import Key, Profile

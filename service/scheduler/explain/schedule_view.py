@@ -75,8 +75,9 @@ class Schedule(BaseModel):
     next_cursor: str | None = Field(description="Where the next page begins; null on the last one")
 
 
-def schedule(session: Session, settings: Settings, tenant_id: str, cursor: str | None, limit: int) -> Schedule:
-    """A page of `limit` nodes and waiting tasks for this tenant. The session must see all tenants' rows. Raises Invalid."""
+def schedule(session: Session, settings: Settings, tenant_id: str | None, cursor: str | None, limit: int) -> Schedule:
+    """A page of `limit` nodes and waiting tasks for this tenant, or with every task named (None, for admins). The session must
+    see all tenants' rows. Raises Invalid."""
     after = _After.read(cursor)
     nodes = _nodes(session, after.node, limit + 1) if after.place is None else []
     more, nodes = len(nodes) > limit, nodes[:limit]
@@ -104,7 +105,7 @@ def schedule(session: Session, settings: Settings, tenant_id: str, cursor: str |
             )
             for node in nodes
         ],
-        waiting=[_waiting(one.task, one.said, one.task.tenant_id == tenant_id) for one in waiting],
+        waiting=[_waiting(one.task, one.said, tenant_id in (None, one.task.tenant_id)) for one in waiting],
         waiting_total=total,
         next_cursor=next_.write() if more else None,
     )
@@ -179,7 +180,7 @@ def _behind(queued: Sequence[_Waiter], after: _After) -> Sequence[_Waiter]:
     return queued[at + 1 :] if at is not None else [one for one in queued if one.place >= after.place]
 
 
-def _node(node: Node, trouble: Trouble | None, live: list[tuple[Placement, Task]], tenant_id: str) -> ScheduledNode:
+def _node(node: Node, trouble: Trouble | None, live: list[tuple[Placement, Task]], tenant_id: str | None) -> ScheduledNode:
     return ScheduledNode(
         name=node.name,
         device_type=node.device_type,
@@ -188,7 +189,7 @@ def _node(node: Node, trouble: Trouble | None, live: list[tuple[Placement, Task]
         drained=node.drained_at is not None,
         status="ready" if trouble is None else trouble.status,
         trouble=None if trouble is None else trouble.sentence,
-        running=[_running(placed, task, task.tenant_id == tenant_id) for placed, task in live],
+        running=[_running(placed, task, tenant_id in (None, task.tenant_id)) for placed, task in live],
     )
 
 

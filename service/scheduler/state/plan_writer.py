@@ -20,6 +20,7 @@ from service.scheduler.core.problem import Start
 from service.scheduler.estimate.prediction_intervals import Between
 from service.scheduler.explain import plan_news
 from service.scheduler.models import Plan, PlanRequest
+from service.scheduler.state.batch_rows import note_plans
 from service.scheduler.state.plan_announcements import reasons_of
 from service.scheduler.state.snapshot import Snapshot
 from service.settings import Settings
@@ -90,6 +91,7 @@ def tell(session: Session, seen: Snapshot, decision: Decision, placed: Placed, s
                 note(session, task, "waits", found.told[task.id])
             touch(session, *same)
     session.execute(delete(PlanRequest).where(PlanRequest.id.in_(seen.requests)))
+    note_plans(session, seen.at, decision.batches)
     if seen.problem.queued or seen.promised:
         session.add(_plan(session, seen, decision, seconds, placed))
         waits = len(seen.problem.queued) + len(seen.promised) - len(placed.started)

@@ -1,9 +1,9 @@
 """The latest arrivals, from rows: those placed lately and those that wait, each with the duration expected of it then.
 
-Input of foresight. Foresees nothing itself.
+Input of foresight. Foresees nothing itself. Also: how long those that came back had waited before.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from sqlalchemy import func, select
@@ -34,3 +34,12 @@ def recent_arrivals(session: Session, now: datetime, waiting: Mapping[str, Asked
     placed: Mapping[str, Asked] = {id: (created, gpus, round(seconds)) for id, created, gpus, seconds in rows}
     newest = sorted({**waiting, **placed}.values())[-RECENT:]
     return tuple(Arrived(max(0, round((now - at).total_seconds())), gpus, max(1, seconds)) for at, gpus, seconds in newest)
+
+
+def waited_before(session: Session, tasks: Iterable[Task]) -> dict[str, float]:
+    """Seconds that requeued tasks waited before they were last queued."""
+    came_back = [task.id for task in tasks if task.requeue_reason is not None]
+    if not came_back:
+        return {}
+    sums = select(Placement.task_id, func.sum(Placement.waited_seconds)).where(Placement.task_id.in_(came_back))
+    return {task: float(seconds or 0.0) for task, seconds in session.execute(sums.group_by(Placement.task_id))}

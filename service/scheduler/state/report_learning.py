@@ -7,7 +7,7 @@ import logging
 
 from sqlalchemy.orm import Session
 
-from contract.wire import Throughput
+from contract.messages.report_messages import Throughput
 from service.fleet.models import Node, Placement
 from service.scheduler.estimate import drift, learned_profiles
 from service.scheduler.estimate.survival import shape_class

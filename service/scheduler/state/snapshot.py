@@ -4,7 +4,7 @@ Decides nothing. The plan writer compares the fences read here, and drops every 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -21,11 +21,12 @@ from service.scheduler.estimate.prediction_intervals import Between, Spread, int
 from service.scheduler.estimate.task_duration import Estimate
 from service.scheduler.estimate.task_workload import Shapes, Workload
 from service.scheduler.models import PlanRequest
+from service.scheduler.state.batch_rows import Batches
 from service.scheduler.state.gpu_reservations import GpuReservation, kept, reservations_of
 from service.scheduler.state.host_eligibility import Hosts
-from service.scheduler.state.recent_arrivals import recent_arrivals
+from service.scheduler.state.recent_arrivals import recent_arrivals, waited_before
 from service.scheduler.state.usage_shares import capacity, limits, shares
-from service.tasks.models import Job, Task
+from service.tasks.models import Batch, Job, Task
 from service.tasks.stored_specs import needs_version, newer_fields
 from service.tasks.waiting import queue_status
 
@@ -88,9 +89,13 @@ def spread(found: Estimate) -> Spread:
 
 
 def read(
-    session: Session, parts: Dependencies, promised: Sequence[GpuReservation] = (), asked: Asked | None = None
+    session: Session,
+    parts: Dependencies,
+    promised: Sequence[GpuReservation] = (),
+    asked: Sequence[Asked] = (),
+    batch: Batch | None = None,
 ) -> Snapshot:
-    """Read the present moment, with reservations (`promised`), and optionally with a task that has no row (`asked`).
+    """Read the present moment, with reservations (`promised`), and with tasks that have no rows (`asked`, of `batch`, if any).
 
     The session's transaction must be repeatable read and new.
     """
@@ -105,13 +110,14 @@ def read(
         .order_by(Placement.id)
     ).all()
     queued = list(session.scalars(select(Task).where(Task.status == TaskStatus.QUEUED).order_by(Task.queued_at, Task.id)))
-    unsaved = {}
-    if asked is not None:
-        asked.task.queued_at = now
-        queued.append(asked.task)
-        unsaved[asked.task.id] = asked.jobs
+    batches = Batches.of(session, queued, batch)
+    queued = [task for task in queued if not batches.gathers(task)]
+    for one in asked:
+        one.task.queued_at = now
+        queued.append(one.task)
+    unsaved = {one.task.id: one.jobs for one in asked}
     work = Workload(session, [task for _, task in live] + queued, parts.memo, unsaved)
-    seen = _Seen(session, parts, now, nodes, [(placed, task) for placed, task in live], queued, work, promised)
+    seen = _Seen(session, parts, now, nodes, [(placed, task) for placed, task in live], queued, work, promised, batches)
     return seen.snapshot(tuple(requests or ()), oldest)
 
 
@@ -128,8 +134,9 @@ class _Seen:
         queued: list[Task],
         work: Workload,
         promised: Sequence[GpuReservation],
+        batches: Batches,
     ) -> None:
-        self._promised = promised
+        self._promised, self._batches = promised, batches
         self._session, self._parts, self._now, self._work = session, parts, now, work
         self._nodes = {node.id: node for node in nodes}
         self._live = live
@@ -223,7 +230,7 @@ class _Seen:
         return min(((seconds, worth) for seconds, worth in found if seconds is not None), default=(1, 1.0))
 
     def _waiting(self, shared: Sequence[Share], gpus: Mapping[str, int], widths: Widths) -> list[p.Queued]:
-        before, named = _waited_before(self._session, self._queued), {node.name: node.id for node in self._nodes.values()}
+        before, named = waited_before(self._session, self._queued), {node.name: node.id for node in self._nodes.values()}
         asks = []
         for task in self._queued:
             waited = (self._now - (task.queued_at or task.created_at)).total_seconds() + before.get(task.id, 0.0)
@@ -247,7 +254,7 @@ class _Seen:
         kind = next((node.device_type for node, seconds in pairs if seconds is not None), None)
         if kind is not None:
             self._spreads[task.id] = spread(self._work.estimate(task, kind, task.gpus))
-        deadline = self._work.specs[task.id].deadline
+        deadline = self._batches.deadline(task, self._work.specs[task.id].deadline)
         return p.Queued(
             id=task.id,
             gpus=task.gpus,
@@ -259,6 +266,7 @@ class _Seen:
             wider=tuple(wider),
             barred=tuple((node, bar.value) for node, bar in barred.items()),
             waited=round(self._waited[task.id]),
+            batch=self._batches.arranged(task),
         )
 
     def _recent(self, widths: Widths) -> tuple[p.Arrived, ...]:
@@ -286,12 +294,3 @@ def _left_alone(work: Workload, task: Task) -> str | None:
     if newer := newer_fields(task, work.specs[task.id]):
         return needs_version(task, f"it does not know {', '.join(newer)}")
     return None
-
-
-def _waited_before(session: Session, tasks: Iterable[Task]) -> dict[str, float]:
-    """Seconds that requeued tasks waited before they were last queued."""
-    came_back = [task.id for task in tasks if task.requeue_reason is not None]
-    if not came_back:
-        return {}
-    sums = select(Placement.task_id, func.sum(Placement.waited_seconds)).where(Placement.task_id.in_(came_back))
-    return {task: float(seconds or 0.0) for task, seconds in session.execute(sums.group_by(Placement.task_id))}

@@ -1,0 +1,87 @@
+"""What tenants do with batches: create, list, cancel. The API's routes call it. Knows no HTTP."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import Select, select
+from sqlalchemy.orm import Session
+from structlog.contextvars import get_contextvars
+
+from contract.batch_spec import BatchSpec
+from contract.states import TASK_TERMINAL
+from service.database.engine import new_id
+from service.http.problems import FieldError, Problem
+from service.messaging.queue import Queue
+from service.messaging.wakeups import Hints
+from service.tasks import actions as tasks
+from service.tasks.models import Batch, Task
+from service.tasks.submission.spec_checks import Pinned, Preflight, SpecRefused
+from service.tenants.api_keys import Principal
+from service.tenants.tenant_scope import find, scoped
+
+
+def create(session: Session, queue: Queue, principal: Principal, spec: BatchSpec) -> Batch:
+    """Create the batch with all its tasks, or nothing. Raises SpecRefused, which names tasks[i], and QuotaExceeded."""
+    batch = Batch(
+        id=new_id("batch"),
+        tenant_id=principal.tenant_id,
+        name=spec.name,
+        objective=spec.objective,
+        deadline=spec.deadline,
+        labels=dict(spec.labels),
+    )
+    request_id = get_contextvars().get("request_id")
+    wanted = [tasks.Wanted(one, request_id, batch.id) for one in spec.tasks]
+    made = tasks.create_all(session, queue, principal, wanted)
+    _refuse([one if isinstance(one, Problem) else None for one in made])
+    batch.task_ids = [one.id for one in made if isinstance(one, Task)]
+    session.add(batch)
+    session.flush()
+    return batch
+
+
+def _refuse(problems: Sequence[Problem | None]) -> None:
+    """Raise SpecRefused with the mistakes of all tasks, or the first other refusal, if any task was refused."""
+    errors: list[FieldError] = []
+    for index, refused in enumerate(problems):
+        if isinstance(refused, SpecRefused):
+            errors += [error.model_copy(update={"field": f"tasks[{index}].{error.field}"}) for error in refused.errors]
+        elif refused is not None:
+            raise refused
+    if errors:
+        raise SpecRefused(errors)
+
+
+def checked(preflight: Preflight, spec: BatchSpec) -> list[Pinned]:
+    """What the tasks refer to. Raises SpecRefused, which names tasks[i]."""
+    found: list[Pinned] = []
+    refused: list[Problem | None] = [None] * len(spec.tasks)
+    for index, one in enumerate(spec.tasks):
+        try:
+            found.append(preflight.check(one))
+        except SpecRefused as mistake:
+            refused[index] = mistake
+    _refuse(refused)
+    return found
+
+
+def batches_of(principal: Principal) -> Select[Batch]:
+    """Query of the caller's batches."""
+    return scoped(select(Batch), Batch, principal)
+
+
+def tasks_of(session: Session, batch: Batch) -> list[Task]:
+    """The batch's tasks in the order in which they were posted, without deleted ones."""
+    found = select(Task).where(Task.id.in_(batch.task_ids), Task.tenant_id == batch.tenant_id, Task.deleted_at.is_(None))
+    by_id = {task.id: task for task in session.scalars(found.execution_options(populate_existing=True))}
+    return [by_id[id] for id in batch.task_ids if id in by_id]
+
+
+def cancel(session: Session, queue: Queue, hints: Hints, principal: Principal, batch_id: str) -> Batch:
+    """Cancel every task of the batch that has not ended, all in one transaction. Idempotent. Raises NotFound."""
+    batch = find(session, Batch, batch_id, principal, "batch")
+    for task in sorted(tasks_of(session, batch), key=lambda task: task.id):  # in order: two such requests must not deadlock
+        locked = find(session, Task, task.id, principal, "task", lock=True)
+        session.refresh(locked)
+        if locked.status not in TASK_TERMINAL:
+            tasks.cancel(session, queue, hints, principal, task.id)
+    return batch

@@ -1,0 +1,61 @@
+"""Estimates a batch without creating it: when each of its tasks would start and end, planned together.
+
+Stores nothing. Plans by the rules alone (scheduler/core/rules.py, multifit.py), since a request must not wait for a solver.
+"""
+
+from datetime import datetime, timedelta
+from typing import Literal
+
+from pydantic import BaseModel, Field
+from sqlalchemy.orm import Session
+
+from contract.batch_spec import BatchSpec
+from service.database.engine import new_id
+from service.dependencies import Dependencies
+from service.scheduler.core.batch_arrangement import without_solver
+from service.scheduler.core.problem import Start
+from service.scheduler.dry_run import Draft, EstimateResource, asked_of
+from service.scheduler.state import snapshot
+from service.scheduler.state.snapshot import Snapshot
+from service.tasks.models import Batch
+from service.tasks.submission.spec_checks import Pinned
+
+
+class BatchEstimateResource(BaseModel):
+    """What the batch would take if it were posted now."""
+
+    object: Literal["batch_estimate"] = "batch_estimate"
+    objective: str
+    gpu_seconds: float = Field(description="Expected, of all tasks")
+    makespan_seconds: float | None = Field(description="From now until the last task ends; null where one fits no node")
+    expected_end: datetime | None
+    late: bool = Field(description="Whether the deadline would be missed")
+    tasks: list[EstimateResource] = Field(description="In the order in which they were given")
+
+
+def batch_dry_run(
+    session: Session, parts: Dependencies, tenant_id: str, spec: BatchSpec, pinned: list[Pinned]
+) -> BatchEstimateResource:
+    """The estimate for a batch that has passed preflight. The session's transaction must be new and see all tenants' rows."""
+    batch = Batch(id=new_id("asked"), tenant_id=tenant_id, objective=spec.objective, deadline=spec.deadline, task_ids=[])
+    asked = [asked_of(tenant_id, one, files, batch.id) for one, files in zip(spec.tasks, pinned, strict=True)]
+    seen = snapshot.read(session, parts, asked=asked, batch=batch)
+    starts, held = without_solver(seen.problem)
+    draft = Draft(seen, starts, held)
+    tasks = [draft.estimate(parts, one.task, spec.tasks[at], pinned[at]) for at, one in enumerate(asked)]
+    last = _last(seen, starts, {one.task.id for one in asked}, len(asked))
+    end = None if last is None else seen.at + timedelta(seconds=last)
+    return BatchEstimateResource(
+        objective=spec.objective,
+        gpu_seconds=sum(task.gpu_seconds.expected for task in tasks),
+        makespan_seconds=last,
+        expected_end=end,
+        late=end is not None and spec.deadline is not None and end > spec.deadline,
+        tasks=tasks,
+    )
+
+
+def _last(seen: Snapshot, starts: tuple[Start, ...], ids: set[str], count: int) -> int | None:
+    """Seconds until the last of them ends; None if not all are planned."""
+    ends = [start.end for start in starts if start.task in ids]
+    return max(ends) if len(ends) == count else None

@@ -1,0 +1,133 @@
+"""A batch as the API shows it: how its tasks stand, and when the last of them is expected to end."""
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from contract.states import TASK_TERMINAL, TaskStatus
+from service.batches.actions import tasks_of
+from service.fleet.models import Node, Placement
+from service.tasks.models import Batch, Task
+from service.tasks.waiting import queue_status
+
+BatchStatus = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+_WAITS = (TaskStatus.VALIDATING, TaskStatus.QUEUED)
+
+
+class BatchTask(BaseModel):
+    """One task of the batch. Expected times are null while nothing is known of them."""
+
+    id: str
+    name: str | None
+    status: TaskStatus
+    gpus: int
+    node: str | None = Field(description="Where it runs, or is planned to run")
+    expected_start: datetime | None
+    expected_end: datetime | None
+
+
+class BatchPlanResource(BaseModel):
+    """How the newest plan arranged the tasks that wait."""
+
+    at: datetime
+    makespan_seconds: int = Field(description="From then until the last of them was to end")
+    method: str = Field(
+        description="start: all fit at once. batch, longest_first: by rules. cpsat: by the solver. rules: as alone"
+    )
+    solver_status: str | None = Field(description="OPTIMAL: no plan of the waiting tasks ends sooner")
+    bound_seconds: int | None = Field(description="No plan ends sooner than this, by the solver")
+
+
+class BatchResource(BaseModel):
+    """A batch. It has ended once all its tasks have."""
+
+    object: Literal["batch"] = "batch"
+    id: str
+    name: str | None
+    objective: str
+    deadline: datetime | None
+    labels: dict[str, str]
+    status: BatchStatus = Field(description="failed: a task failed; cancelled: none failed, but one was cancelled")
+    created_at: datetime
+    started_at: datetime | None = Field(description="Of its first task")
+    ended_at: datetime | None = Field(description="Of its last task, once all have ended")
+    expected_end: datetime | None = Field(description="Of its last task; null while a task's is unknown")
+    late: bool = Field(description="Whether the deadline is missed, or expected to be")
+    counts: dict[TaskStatus, int] = Field(description="How many tasks stand at each status")
+    tasks: list[BatchTask] = Field(description="In the order in which they were posted")
+    plan: BatchPlanResource | None
+
+
+def render(session: Session, batches: Sequence[Batch]) -> list[BatchResource]:
+    """The batches' resources, in the same order."""
+    return [_render(session, batch) for batch in batches]
+
+
+def _render(session: Session, batch: Batch) -> BatchResource:
+    tasks = tasks_of(session, batch)
+    ids = [task.id for task in tasks]
+    packed = session.execute(queue_status.OF_TASKS, {"ids": ids}).all()
+    entries = queue_status.entries_of(packed)
+    placed = _placements(session, ids)
+    shown = [_task(task, placed.get(task.id), queue_status.waiting_of(task, entries)) for task in tasks]
+    status, ended = _status(tasks), _last([task.ended_at for task in tasks])
+    expected = None if ended is not None else _last([one.expected_end for one in shown if one.status not in TASK_TERMINAL])
+    end = ended or expected
+    counts = Counter(task.status for task in tasks)
+    return BatchResource(
+        id=batch.id,
+        name=batch.name,
+        objective=batch.objective,
+        deadline=batch.deadline,
+        labels=batch.labels,
+        status=status,
+        created_at=batch.created_at,
+        started_at=min((task.started_at for task in tasks if task.started_at is not None), default=None),
+        ended_at=ended,
+        expected_end=expected,
+        late=batch.deadline is not None and end is not None and end > batch.deadline,
+        counts={one: counts[one] for one in TaskStatus},
+        tasks=shown,
+        plan=BatchPlanResource.model_validate(batch.plan) if batch.plan is not None else None,
+    )
+
+
+def _placements(session: Session, task_ids: Sequence[str]) -> dict[str, tuple[Placement, str]]:
+    """The live placements with their nodes' names, by task."""
+    live = select(Placement, Node.name).join(Node, Node.id == Placement.node_id)
+    live = live.where(Placement.task_id.in_(task_ids), Placement.ended_at.is_(None))
+    found: dict[str, tuple[Placement, str]] = {}
+    for placement, node in session.execute(live).all():
+        found[placement.task_id] = (placement, node)
+    return found
+
+
+def _task(task: Task, placed: tuple[Placement, str] | None, waiting: dict[str, Any] | None) -> BatchTask:
+    said: dict[str, Any] = waiting or {}
+    node, start, end = (said.get(name) for name in ("node", "expected_start", "expected_end"))
+    if placed is not None:
+        node, start, end = placed[1], placed[0].created_at, placed[0].expected_end
+    status = TaskStatus(task.status)
+    return BatchTask(
+        id=task.id, name=task.name, status=status, gpus=task.gpus, node=node, expected_start=start, expected_end=end
+    )
+
+
+def _status(tasks: Sequence[Task]) -> BatchStatus:
+    held = {TaskStatus(task.status) for task in tasks}
+    if not held <= TASK_TERMINAL:
+        return "queued" if held <= set(_WAITS) else "running"
+    if TaskStatus.FAILED in held:
+        return "failed"
+    return "cancelled" if TaskStatus.CANCELLED in held else "succeeded"
+
+
+def _last(moments: Sequence[datetime | None]) -> datetime | None:
+    """The latest of them; None if any is unknown, or there are none."""
+    known = [moment for moment in moments if moment is not None]
+    return max(known) if known and len(known) == len(moments) else None
