@@ -1,10 +1,11 @@
 """API load test on one machine, all loads at once: pollers, a storm of submissions, event streams, and a worker's loss points.
 
 `python -m benchmarks.api_load [--seconds 20] [--api-processes 2] [--without-100m]` starts a Motet of its own without a trainer,
-loads it from this process, restarts the API under open streams, then inserts a hundred million points and queries them.
+loads it from this process, restarts the API under open streams, lets 200 tenants poll and submit under keys of their own
+(tenant_load.py), then inserts a hundred million points and queries them.
 
-The gate: every acknowledged point is stored once, every stream got every event once and in order, across the restart too, and
-every request got the expected answer.
+The gate: every acknowledged point is stored once, every stream got every event once and in order, across the restart too, every
+acknowledged submission is there once, and every request got the expected answer.
 """
 
 import argparse
@@ -37,8 +38,9 @@ from benchmarks.load_generators import (
     quantile,
     spread,
 )
-from benchmarks.process_usage import Spent, family, memory_mb
+from benchmarks.process_usage import Spent, family, memory_mb, stolen_seconds
 from benchmarks.result_file import write_result
+from benchmarks.tenant_load import TENANTS, WAIT_SECONDS, TenantLoad, callers_of, lost
 from service.database.engine import driver_url
 from tests.service.fleet.scripted import ScriptedNode, moved
 
@@ -52,6 +54,7 @@ class Running:
     events: Iterator[Event]
     http: httpx.Client
     key: str
+    admin_key: str
     pid: int
     programs: dict[str, int]
     database_url: str
@@ -77,7 +80,7 @@ class Running:
         environment = dict(line.split("=", 1) for line in lines if "=" in line)
         url = environment["MOTET_DATABASE_URL"]
         spec = {"base_model": "base", "dataset": {"file_id": file_id}}
-        return cls(events, http, keys["demo_key"], pid, pids, url, token["secret"], spec)
+        return cls(events, http, keys["demo_key"], keys["admin_key"], pid, pids, url, token["secret"], spec)
 
     def sized(self, jobs: int) -> dict[str, Any]:
         """A task's spec with this many jobs."""
@@ -140,10 +143,12 @@ async def put(load: Load, running: Running, placed: Placed, polled: list[str], s
     work += [load.submit(spec, waiting) for _ in range(SUBMITTERS)]
     reporting = load.report_with_all(placed, load.bodies(placed, int(seconds / REPORT_SECONDS)))
     at_once, spent, api = asyncio.gather(reporting, *work), Spent(running.programs), family(running.pid)
+    stolen = stolen_seconds()
     while not at_once.done():
         memory.append(memory_mb(api))
         await asyncio.wait([at_once], timeout=0.5)
-    in_time = {"report_seconds": at_once.result()[0], "points_in_time": load.points, "cpu": spent.seconds()}
+    used = spent.seconds() | {"stolen": round(stolen_seconds() - stolen, 2)}
+    in_time = {"report_seconds": at_once.result()[0], "points_in_time": load.points, "cpu": used}
     stopped = await asyncio.to_thread(running.restart)
     await load.report(placed, load.bodies(placed, 2))
     last = running.stored(placed.task_id)["last_event"]
@@ -157,16 +162,32 @@ async def put(load: Load, running: Running, placed: Placed, polled: list[str], s
     return in_time | {"shutdown_seconds": stopped, "memory_mb": memory}
 
 
-def judge(load: Load, stored: dict[str, float]) -> dict[str, Any]:
+def many_tenants(running: Running, seconds: float) -> tuple[TenantLoad, int, dict[str, Any]]:
+    """The load of 200 tenants; how many of their submissions were lost, and the CPU time that it took."""
+    rows = ROOT / "examples" / "gsm8k" / "validation.jsonl"
+    load = TenantLoad(str(running.http.base_url), callers_of(running.http, running.admin_key, rows, "base"))
+    spent, stolen = Spent(running.programs | {"api": running.pid}), stolen_seconds()
+    uvloop.run(load.run(seconds))
+    used = spent.seconds() | {"stolen": round(stolen_seconds() - stolen, 2)}
+    return load, lost(load, running.http), used
+
+
+def judge(load: Load, stored: dict[str, float], tenants: TenantLoad, missing: int) -> dict[str, Any]:
     """Check the gate."""
     whole = list(range(1, int(stored["last_event"]) + 1))
     compared = {
         "points lost": load.points - stored["points"],
         "streams with a gap or a repetition": sum(seen != whole for seen in load.streams),
-        "wrong answers": len(load.wrong),
+        "wrong answers": len(load.wrong) + len(tenants.wrong),
+        "submissions of 200 tenants lost or made twice": missing,
     }
     worst = max(abs(value) for value in compared.values())
-    return {"tolerance": 0, "worst_error": worst, "compared": compared | {"of": load.wrong[:5]}, "passed": worst == 0}
+    return {
+        "tolerance": 0,
+        "worst_error": worst,
+        "compared": compared | {"of": (load.wrong + tenants.wrong)[:5]},
+        "passed": worst == 0,
+    }
 
 
 def measure(seconds: float, with_100m: bool, processes: int) -> None:
@@ -177,7 +198,9 @@ def measure(seconds: float, with_100m: bool, processes: int) -> None:
         met = uvloop.run(put(load, running, placed, polled, seconds))
         print(f"{len(load.polled)} polls, {len(load.submits)} submissions, {len(load.reports)} reports", flush=True)
         stored = running.stored(placed.task_id)
-        gate = judge(load, stored)
+        tenants, missing, used = many_tenants(running, seconds)
+        print(f"{TENANTS} tenants: {len(tenants.polls)} polls, {len(tenants.submits)} submissions", flush=True)
+        gate = judge(load, stored, tenants, missing)
         memory, polls = met.pop("memory_mb"), [taken for kind in load.polls.values() for taken in kind]
         early = max(memory[: max(1, len(memory) // 2)])
         figures = {
@@ -189,6 +212,8 @@ def measure(seconds: float, with_100m: bool, processes: int) -> None:
             "rss_growth_mb": memory[-1] - early,
             "bytes_per_point": stored["table_bytes"] / stored["points"],
             "shutdown_s": met["shutdown_seconds"],
+            "poll_p99_200_tenants_ms": quantile(tenants.polls, 0.99),
+            "submit_p99_200_tenants_ms": quantile(tenants.submits, 0.99),
         }
         rows: list[dict[str, Any]] = [{"of": f"polls, {kind}"} | spread(taken) for kind, taken in load.polls.items()]
         rows += [{"of": "submissions"} | spread(load.submits), {"of": "reports of 10,000 points"} | spread(load.reports)]
@@ -196,6 +221,10 @@ def measure(seconds: float, with_100m: bool, processes: int) -> None:
         rows += [{"of": "machine", "cores": os.cpu_count(), "api_processes": processes, "load": beside}]
         rows += [{"of": "memory of the API, MiB", "samples": [round(one, 1) for one in memory]}, {"of": "stored"} | stored]
         rows += [{"of": "CPU seconds while the load lasted"} | met["cpu"]]
+        rows += [{"of": f"polls of {TENANTS} tenants, from when each was due"} | spread(tenants.polls)]
+        rows += [{"of": f"submissions of {TENANTS} tenants under Idempotency-Keys, likewise"} | spread(tenants.submits)]
+        rows += [{"of": f"long polls, beyond the {WAIT_SECONDS} s that they asked for"} | spread(tenants.long_polls)]
+        rows += [{"of": f"CPU seconds while {TENANTS} tenants asked; stolen ones over all cores"} | used]
         if with_100m:
             many, answers = _hundred_million(running)
             rows += [{"of": "100 million points"} | many, *answers]

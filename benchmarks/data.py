@@ -27,7 +27,8 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from benchmarks.result_file import write_result
-from contract import wire
+from contract.messages.placement_messages import BaseModelRef, JobAssignment, Placement
+from contract.messages.report_messages import Attached, Report
 from contract.model_revision import revision_of
 from contract.row_encoding import cut
 from contract.states import JobStatus
@@ -145,12 +146,12 @@ def executor(fleet: Fleet, folder: Path) -> Iterator[tuple[subprocess.Popen[byte
         process.wait()
 
 
-def place(fleet: Fleet, folder: Path, placement: wire.Placement) -> Placed:
+def place(fleet: Fleet, folder: Path, placement: Placement) -> Placed:
     """Run the placement to its end on its own executor."""
     attached: list[float] = []
 
-    def heard(reported: Reported, report: wire.Report) -> None:
-        if any(isinstance(event, wire.Attached) for event in report.events):
+    def heard(reported: Reported, report: Report) -> None:
+        if any(isinstance(event, Attached) for event in report.events):
             attached.append(time.monotonic())
 
     reported, fleet.on_report = fleet.place(placement), heard
@@ -194,7 +195,7 @@ def intake(path: Path, folder: Path) -> dict[str, float]:
 def measure(count: int, chat: bool) -> dict[str, Any]:
     """Measure both placements of `count` rows, and the service's check of the file."""
     spec = TaskSpec.model_validate({**_SPEC, "dataset": {"file_id": "file_1"}})
-    base = wire.BaseModelRef(name="example-7m", source=str(EXAMPLE_BASE), revision=revision_of(EXAMPLE_BASE))
+    base = BaseModelRef(name="example-7m", source=str(EXAMPLE_BASE), revision=revision_of(EXAMPLE_BASE))
     fleet = Fleet()
     with tempfile.TemporaryDirectory(prefix="motet-data-") as name:
         folder, path = Path(name), Path(name) / "rows.jsonl"
@@ -203,7 +204,7 @@ def measure(count: int, chat: bool) -> dict[str, Any]:
         file = fleet.add_file("file_1", path.read_bytes())
         config = spec.jobs()[0]
         placements = [
-            wire.Placement(
+            Placement(
                 placement_id=key,
                 fence=fence,
                 token=f"token-{key}",
@@ -215,7 +216,7 @@ def measure(count: int, chat: bool) -> dict[str, Any]:
                 train_file=file,
                 validation_file=None,
                 spec=spec,
-                jobs=[wire.JobAssignment(job_id="job_1", index=0, config=config, status=JobStatus.PENDING)],
+                jobs=[JobAssignment(job_id="job_1", index=0, config=config, status=JobStatus.PENDING)],
             )
             for fence, key in enumerate(("first", "again"), 1)
         ]

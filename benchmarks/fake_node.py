@@ -13,8 +13,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from contract import wire
-from contract.adapter_manifest import AdapterFile, AdapterManifest, Lineage
+from contract.messages.adapter_manifest import AdapterFile, AdapterManifest, Lineage
+from contract.messages.node_messages import Device, Heartbeat, NodeRegistration, Pulse
+from contract.messages.placement_messages import JobAssignment, Placement
+from contract.messages.report_messages import AdapterKept, Attached, Event, JobCompleted, JobMoved, Points, Report, Throughput
+from contract.messages.upload_messages import UploadRequest
 from contract.states import JobStatus
 from worker.api_client import NodeLink, PlacementLink
 from worker.node.desired_state_poller import Desired, DesiredStates, NodeForgotten
@@ -42,11 +45,11 @@ class FakeNode:
     ) -> None:
         self._seconds, self._taken, self._holds, self._due = seconds, taken, held, 0
         self._link, self._placement_link = NodeLink(api_url), PlacementLink(api_url)
-        devices = [wire.Device(index=at, type="cpu", memory_bytes=8 * _GIB) for at in range(slots)]
+        devices = [Device(index=at, type="cpu", memory_bytes=8 * _GIB) for at in range(slots)]
         self._boot_id = secrets.token_hex(8)
-        said = wire.NodeRegistration(name=name, boot_id=self._boot_id, devices=devices)
+        said = NodeRegistration(name=name, boot_id=self._boot_id, devices=devices)
         self.welcome = self._link.register(join_token, said)
-        self._held: dict[str, wire.Placement] = {}
+        self._held: dict[str, Placement] = {}
         self._over: set[str] = set()
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._desired = DesiredStates(self._link, self.welcome, lambda news: self._inbox.put(partial(self._heed, news)))
@@ -80,10 +83,9 @@ class FakeNode:
 
     def _beat(self) -> None:
         pulses = [
-            wire.Pulse(placement_id=key, fence=held.fence, phase="training", progress_age=0.0)
-            for key, held in self._held.items()
+            Pulse(placement_id=key, fence=held.fence, phase="training", progress_age=0.0) for key, held in self._held.items()
         ]
-        said = wire.Heartbeat(boot_id=self._boot_id, pulses=pulses)
+        said = Heartbeat(boot_id=self._boot_id, pulses=pulses)
         self._link.heartbeat(self.welcome.node_id, self.welcome.credential, said)
 
     def _heed(self, news: Desired | NodeForgotten) -> None:
@@ -106,31 +108,31 @@ class FakeNode:
             self._due -= 1
             self._finish(next(iter(self._held.values())))
 
-    def _finish(self, placement: wire.Placement) -> None:
+    def _finish(self, placement: Placement) -> None:
         jobs = [job.index for job in placement.jobs]
-        started: list[wire.Event] = [
-            wire.Attached(
+        started: list[Event] = [
+            Attached(
                 train_rows=18, validation_rows=2, truncated_rows=0, skipped_rows=0,
                 total_steps=dict.fromkeys(jobs, 5), warmup_steps=dict.fromkeys(jobs, 5),
             )
         ]  # fmt: skip
         for job in jobs:
-            started.append(wire.JobMoved(job=job, status=JobStatus.WARMUP, step=0))
-            started.append(wire.JobMoved(job=job, status=JobStatus.TRAINING, step=0))
-            started.append(wire.Points(job=job, series="train_loss", steps=[1, 2, 3, 4, 5], values=[2.0, 1.8, 1.6, 1.5, 1.4]))
-            started.append(wire.Points(job=job, series="val_loss", steps=[5], values=[1.5]))
+            started.append(JobMoved(job=job, status=JobStatus.WARMUP, step=0))
+            started.append(JobMoved(job=job, status=JobStatus.TRAINING, step=0))
+            started.append(Points(job=job, series="train_loss", steps=[1, 2, 3, 4, 5], values=[2.0, 1.8, 1.6, 1.5, 1.4]))
+            started.append(Points(job=job, series="val_loss", steps=[5], values=[1.5]))
         tokens = TOKENS * len(jobs)
-        started.append(wire.Throughput(steps=5, tokens=tokens, seconds=self._seconds, micro_batches=5, forwards=5))
-        ended: list[wire.Event] = []
+        started.append(Throughput(steps=5, tokens=tokens, seconds=self._seconds, micro_batches=5, forwards=5))
+        ended: list[Event] = []
         for job in placement.jobs:
-            ended.append(wire.AdapterKept(job=job.index, manifest=self._manifest(placement, job)))
-            ended.append(wire.JobCompleted(job=job.index, step=5, best_step=5, best_val_loss=1.5))
+            ended.append(AdapterKept(job=job.index, manifest=self._manifest(placement, job)))
+            ended.append(JobCompleted(job=job.index, step=5, best_step=5, best_val_loss=1.5))
         self._over.add(placement.placement_id)
         del self._held[placement.placement_id]
-        report = wire.Report(fence=placement.fence, seq=1, events=[*started, *ended])
+        report = Report(fence=placement.fence, seq=1, events=[*started, *ended])
         self._placement_link.report(placement.placement_id, placement.token, report)
 
-    def _manifest(self, placement: wire.Placement, job: wire.JobAssignment) -> AdapterManifest:
+    def _manifest(self, placement: Placement, job: JobAssignment) -> AdapterManifest:
         files = [self._upload(placement, path, content) for path, content in _FILES.items()]
         lineage = Lineage(
             task_id=placement.task_id, job_id=job.job_id, base_model=placement.base.name,
@@ -138,9 +140,9 @@ class FakeNode:
         )  # fmt: skip
         return AdapterManifest(files=files, step=5, val_loss=1.5, lineage=lineage)
 
-    def _upload(self, placement: wire.Placement, path: str, content: bytes) -> AdapterFile:
+    def _upload(self, placement: Placement, path: str, content: bytes) -> AdapterFile:
         sha256 = hashlib.sha256(content).hexdigest()
-        request = wire.UploadRequest(fence=placement.fence, sha256=sha256, bytes=len(content))
+        request = UploadRequest(fence=placement.fence, sha256=sha256, bytes=len(content))
         grant = self._placement_link.grant(placement.placement_id, placement.token, request)
         if not grant.exists:
             with tempfile.NamedTemporaryFile() as file:

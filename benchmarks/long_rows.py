@@ -28,7 +28,8 @@ from benchmarks.gate import run_gate
 from benchmarks.llama_shapes import LLAMA_8B, LlamaShape, random_backbone
 from benchmarks.result_file import write_result
 from benchmarks.sweep.random_base import TOKENIZER
-from contract import wire
+from contract.messages.placement_messages import BaseModelRef
+from contract.messages.report_messages import ActivationsChosen, Attached, JobFailed, Report, Throughput
 from tests.worker.corpus import WORDS
 from tests.worker.fleet import Fleet, Reported, placer
 from tests.worker.inside import Inside
@@ -56,7 +57,7 @@ class Drawn:
         self._shape, self._device = shape, device
 
     def __call__(
-        self, ref: wire.BaseModelRef, devices: Sequence[torch.device], coded: bool = False, memory: int | None = None
+        self, ref: BaseModelRef, devices: Sequence[torch.device], coded: bool = False, memory: int | None = None
     ) -> tuple[Base, ...]:
         backbone = replace(random_backbone(self._shape, device=self._device), max_positions=POSITIONS)
         reader = reader_of(AutoTokenizer.from_pretrained(TOKENIZER, local_files_only=True))
@@ -80,7 +81,7 @@ def run(
     """Run a task with rows of this length on its own executor; returns its reports and the seconds until all jobs had ended.
     `attached` is called once the executor has profiled its memory."""
     fleet = Fleet()
-    base = wire.BaseModelRef(name="random", source=str(folder), revision="0" * 64)
+    base = BaseModelRef(name="random", source=str(folder), revision="0" * 64)
     try:
         placement = placer(fleet, base)(
             {"learning_rate": [1e-4], "rank": ranks, "batch_size": [1]},
@@ -104,10 +105,10 @@ def run(
             torch.cuda.empty_cache()
 
 
-def told(report: wire.Report, attached: Callable[[], None]) -> None:
+def told(report: Report, attached: Callable[[], None]) -> None:
     """Progress, as the service receives it."""
     for event in report.events:
-        if isinstance(event, wire.Attached):
+        if isinstance(event, Attached):
             attached()
         logging.getLogger("benchmarks.long_rows").info("%s", str(event)[:600])
 
@@ -116,7 +117,7 @@ def refusal(tokens: int, folder: Path, **settings: Any) -> dict[str, Any]:
     """A task that is too large. Raises RuntimeError if the executor does not refuse it."""
     reported, seconds = run(tokens, TOO_HIGH, folder, **settings)
     (failed,) = reported.ended.values()
-    if not isinstance(failed, wire.JobFailed) or "needs" not in failed.error or reported.of(wire.Throughput):
+    if not isinstance(failed, JobFailed) or "needs" not in failed.error or reported.of(Throughput):
         raise RuntimeError(f"a task of rows of {tokens} tokens was to be refused before its first step: {failed}")
     return {"what": f"a task of rows of {tokens} tokens", "seconds": seconds, "said": failed.error}
 
@@ -124,13 +125,13 @@ def refusal(tokens: int, folder: Path, **settings: Any) -> dict[str, Any]:
 def training(tokens: int, folder: Path, attached: Callable[[], None] = lambda: None, **settings: Any) -> dict[str, Any]:
     """A task that fits. Raises RuntimeError if a job fails, or if the executor does not choose to recompute."""
     reported, seconds = run(tokens, RANKS, folder, attached, **settings)
-    failed = reported.of(wire.JobFailed)
+    failed = reported.of(JobFailed)
     curves = {f"{series} of job {job}": list(curve.values()) for (job, series), curve in reported.curves.items()}
     broken = [name for name, values in curves.items() if not all(v is not None and math.isfinite(v) for v in values)]
-    chosen = reported.of(wire.ActivationsChosen)
+    chosen = reported.of(ActivationsChosen)
     if failed or broken or not chosen[-1].recompute:
         raise RuntimeError(f"the task did not train as it should: {failed} {broken} {chosen}")
-    steps = reported.of(wire.Throughput)
+    steps = reported.of(Throughput)
     steady = [done for done in steps[1:] if done.steps] or steps  # the first step compiles
     return {
         "what": f"rows of {tokens} tokens, batch 1, ranks {RANKS}", "seconds": seconds,

@@ -27,6 +27,11 @@ class Spent:
         return sums | {"load": time.process_time()}
 
 
+def stolen_seconds() -> float:
+    """Seconds that the hypervisor gave to others while this machine's cores had work, over all cores, since boot."""
+    return int(Path("/proc/stat").read_text().split("\n", 1)[0].split()[8]) / _TICK
+
+
 def family(pid: int) -> list[int]:
     """A program and all its descendants."""
     return _family(pid, _processes()[0])

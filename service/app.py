@@ -9,6 +9,7 @@ from fastapi import FastAPI
 
 import service.adapters.routes
 import service.audit.routes
+import service.batches.routes
 import service.files.routes
 import service.fleet.admin_routes
 import service.fleet.join_token_routes
@@ -20,8 +21,10 @@ import service.openai.model_routes
 import service.scheduler.routes
 import service.tasks.routes
 import service.tasks.submission.routes
+import service.tenants.own_key_routes
 import service.tenants.routes
 import service.usage.routes
+import service.web.routes
 import service.webhooks.routes
 from contract.compatibility.version import VERSION
 from service import idempotency
@@ -38,6 +41,7 @@ from service.settings import Settings
 _ROUTERS = (
     service.tasks.submission.routes.router,
     service.tasks.routes.router,
+    service.batches.routes.router,
     service.files.routes.router,
     service.scheduler.routes.router,
     service.adapters.routes.router,
@@ -45,6 +49,7 @@ _ROUTERS = (
     service.fleet.admin_routes.router,
     service.fleet.join_token_routes.router,
     service.tenants.routes.router,
+    service.tenants.own_key_routes.router,
     service.usage.routes.router,
     service.audit.routes.router,
     service.fleet.routes.router,
@@ -53,6 +58,7 @@ _ROUTERS = (
     service.openai.job_routes.router,
     service.openai.model_routes.router,
     health_routes.router,
+    *service.web.routes.ROUTERS,
 )
 
 

@@ -1,6 +1,11 @@
-"""Authentication dependencies: turn the Authorization header into a Principal with the scope that the route needs, and into a
-database session limited to the tenant's rows."""
+"""Authentication dependencies: turn the Authorization header, or a browser session's cookie, into a Principal with the scope
+that the route needs, and into a database session limited to the tenant's rows.
 
+Browsers send the cookie by themselves, so a request that changes something needs the session's CSRF token too, in a header.
+"""
+
+import hashlib
+import hmac
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Annotated, Any, cast
 
@@ -15,17 +20,22 @@ from service.http.middleware import answer_with, request_id
 from service.http.problems import Forbidden, Unauthorized
 from service.tenants.api_keys import Principal, Scope
 from service.tenants.auth_throttle import address_of
+from service.tenants.browser_sessions import is_session
 
 _bearer = HTTPBearer(scheme_name="ApiKey", description="An API key, `mk_...`", auto_error=False)
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 _READS = ("GET", "HEAD")
 _CALLER = "caller"  # key of the Principal in the request's state
+CSRF_CHECKED = "csrf_checked"  # key that a page's form sets there once it has compared the form's own token
 
 _FIXES = {
     "unknown": "The API key is not known here; check that it is whole and belongs to this service.",
     "revoked": "The API key was revoked; ask an admin for a new one.",
     "expired": "The API key has expired; ask an admin for a new one.",
+    "session_over": "The session has ended; sign in again with an API key.",
 }
+SESSION_COOKIE = "motet_session"
+CSRF_HEADER = "x-csrf-token"
 
 
 class KeyMissing(Unauthorized):
@@ -40,6 +50,22 @@ class ScopeMissing(Forbidden):
     code = "scope_missing"
 
 
+class CsrfRefused(Forbidden):
+    code = "csrf_refused"
+
+
+def csrf_token(secret_key: str, session_secret: str) -> str:
+    """The token that a page of this session sends back with whatever it changes; it needs no storage."""
+    return hmac.new(secret_key.encode(), f"csrf {session_secret}".encode(), hashlib.sha256).hexdigest()
+
+
+def check_csrf(request: Request, session_secret: str, given: str | None) -> None:
+    """Raise CsrfRefused unless `given` is this session's token."""
+    expected = csrf_token(state_of(request).settings.secret_key.get_secret_value(), session_secret)
+    if given is None or not hmac.compare_digest(expected.encode(), given.encode(errors="replace")):
+        raise CsrfRefused(f"A change under a session's cookie needs the page's own token in {CSRF_HEADER}; reload the page.")
+
+
 async def authenticate(request: Request, bearer: Bearer) -> Principal:
     """The request's Principal, cached in its state, so that the rate limit counts a request once. Raises KeyMissing,
     KeyRefused, TooManyFailures or RateLimitExceeded."""
@@ -50,18 +76,30 @@ async def authenticate(request: Request, bearer: Bearer) -> Principal:
 
 
 async def _authenticate(request: Request, bearer: HTTPAuthorizationCredentials | None) -> Principal:
-    state = state_of(request)
-    if bearer is None:
-        raise KeyMissing("This needs an API key: send the header `Authorization: Bearer mk_...`.")
-    principal = state.keys.remembered(bearer.credentials)
+    state, secret = state_of(request), _credential(request, bearer)
+    principal = state.keys.remembered(secret)
     if principal is None:
-        check = await state.keys.ask(bearer.credentials, address_of(request))
+        check = await state.keys.ask(secret, address_of(request))
         if check.principal is None:
             raise KeyRefused(_FIXES[check.reason], reason=check.reason)
         principal = check.principal
     per_minute = principal.requests_per_minute or state.settings.requests_per_minute
     answer_with(request.scope, (await state.rates.take(principal.key_id, per_minute)).headers)
     return principal
+
+
+def _credential(request: Request, bearer: HTTPAuthorizationCredentials | None) -> str:
+    """The request's key or session secret. Raises KeyMissing, KeyRefused or CsrfRefused."""
+    if bearer is not None:
+        if is_session(bearer.credentials):  # it would need no CSRF token here
+            raise KeyRefused(_FIXES["unknown"], reason="unknown")
+        return bearer.credentials
+    secret = request.cookies.get(SESSION_COOKIE, "")
+    if not is_session(secret):
+        raise KeyMissing("This needs an API key: send the header `Authorization: Bearer mk_...`.")
+    if request.method not in _READS and not request.scope["state"].get(CSRF_CHECKED):
+        check_csrf(request, secret, request.headers.get(CSRF_HEADER))
+    return secret
 
 
 _Caller = Annotated[Principal, Depends(authenticate)]

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 
 from service.app_state import Config, state_of
-from service.authentication import Admin, Writer
+from service.authentication import Admin, Reader, Writer
 from service.secret_box import SecretBox
 from service.tenants import idempotency_store
 from service.tenants.api_keys import Principal
@@ -58,6 +58,12 @@ async def once(request: Request, writer: Writer, idempotency_key: Key = None) ->
 async def admin_once(request: Request, admin: Admin, idempotency_key: Key = None) -> AsyncIterator[idempotency_store.Claim]:
     """As `once`, on routes that need the scope admin. The key is of the caller's tenant."""
     async with _claimed(request, admin, idempotency_key) as claim:
+        yield claim
+
+
+async def reader_once(request: Request, reader: Reader, idempotency_key: Key = None) -> AsyncIterator[idempotency_store.Claim]:
+    """As `once`, on a route that needs the scope read alone."""
+    async with _claimed(request, reader, idempotency_key) as claim:
         yield claim
 
 
@@ -106,4 +112,5 @@ def _fingerprint(request: Request, body: bytes) -> bytes:
 
 
 Once = Annotated[idempotency_store.Claim, Depends(once)]
+ReaderOnce = Annotated[idempotency_store.Claim, Depends(reader_once)]
 AdminOnce = Annotated[idempotency_store.Claim, Depends(admin_once)]

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from contract.wire import NodeName
+from contract.messages.node_messages import NodeName
 from service.database.timeouts import Timeouts
 
 MIN_SECRET = 32  # characters; 256 bits as base64 or hex are longer
@@ -102,6 +102,10 @@ class Settings(BaseSettings):
     work_statement_timeout_seconds: Wait = 300  # of the queue worker and the reconciler, which also plan and delete
     migration_statement_timeout_seconds: Wait = 3600
     migration_lock_timeout_seconds: Wait = 3  # a waiting migration blocks every later query on the table
+
+    session_hours: Annotated[float, Field(gt=0, le=24 * 30)] = 12  # of a signed-in browser; its key may end it before
+    gpu_hour_price: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None  # that estimates and usage show
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = "USD"
 
     heartbeat_seconds: Seconds = 10
     lease_seconds: Seconds = 90

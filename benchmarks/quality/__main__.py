@@ -20,9 +20,9 @@ from benchmarks.quality.gate import run_gate
 from benchmarks.quality.recorded_sweep import Curve, OutOfTime, Sweep, split, train
 from benchmarks.quality.replay import watch_steps
 from benchmarks.quality.report import report
+from contract.messages.placement_messages import BaseModelRef
 from contract.model_revision import revision_of
 from contract.task_spec import Schedule
-from contract.wire import BaseModelRef
 from worker.data.dataset import load
 from worker.replicas.base_loader import Base, load_base
 

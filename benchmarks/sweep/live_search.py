@@ -8,8 +8,9 @@ from typing import Any
 
 from benchmarks.quality.base_set_pairs import BATCH_SIZES, RANKS, RATES
 from benchmarks.sweep.stopwatch import Stopwatch
+from contract.messages.placement_messages import BaseModelRef
+from contract.messages.report_messages import JobFailed, Throughput
 from contract.states import ExitReason
-from contract.wire import BaseModelRef, JobFailed, Throughput
 from tests.worker.fleet import Fleet, Reported, placer
 from tests.worker.inside import Inside
 

@@ -7,8 +7,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.llama_shapes import LlamaShape
+from contract.messages.placement_messages import BaseModelRef
 from contract.model_revision import revision_of
-from contract.wire import BaseModelRef
 
 TOKENIZER = Path(__file__).parents[2] / "examples" / "base-model"
 

@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 
-from contract.adapter_manifest import AdapterFile
+from contract.messages.adapter_manifest import AdapterFile
 from service.storage.object_store import BLOCK, Storage
 
 _GZIP = 16 + zlib.MAX_WBITS

@@ -5,8 +5,8 @@ Rendered from rows on request, and only for a task that has ended, so it never c
 
 from collections.abc import Mapping, Sequence
 
-from contract.adapter_manifest import AdapterManifest
 from contract.config_labels import HEADINGS, label, varying
+from contract.messages.adapter_manifest import AdapterManifest
 from contract.states import JobStatus
 from contract.task_spec import Precision
 from service.adapters.models import Adapter

@@ -15,7 +15,7 @@ class Adapter(Base):
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), unique=True)
     step: Mapped[int]
     val_loss: Mapped[float] = mapped_column(Double)
-    manifest: Mapped[Json]  # a contract.adapter_manifest.AdapterManifest
+    manifest: Mapped[Json]  # a contract.messages.adapter_manifest.AdapterManifest
     bytes: Mapped[int] = mapped_column(BigInteger)  # of its files; counts towards the stored-bytes quota
     created_at: Mapped[Now]
     deleted_at: Mapped[At | None]  # afterwards it uses no quota, and garbage collection deletes its objects

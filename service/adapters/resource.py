@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from contract.adapter_manifest import AdapterFile, AdapterManifest, Lineage
+from contract.messages.adapter_manifest import AdapterFile, AdapterManifest, Lineage
 from service.adapters.models import Adapter
 
 

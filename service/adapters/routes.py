@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from sqlalchemy.orm import Session
 
-from contract.adapter_manifest import AdapterManifest
+from contract.messages.adapter_manifest import AdapterManifest
 from contract.states import TASK_TERMINAL, TaskStatus
 from service.adapters import actions
 from service.adapters.adapter_archive import tar_gz

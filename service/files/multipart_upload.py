@@ -146,7 +146,7 @@ def receiving(*known: str) -> Callable[..., AsyncIterator[Upload]]:
                 raise invalid_field("file", "missing", "is required: the data set, as a part called file")
             texts = parts.texts()
             name = texts.get("name", parts.filename or "data.jsonl")
-            yield Upload(parts.intake, _sane(name), texts)
+            yield Upload(parts.intake, sane_name(name), texts)
         finally:
             await run_in_threadpool(parts.intake.abandon)
 
@@ -181,7 +181,8 @@ def _decoded(part: str, held: bytes) -> str:
         raise invalid_field(part, "not_utf8", "is not UTF-8") from None
 
 
-def _sane(name: str) -> str:
+def sane_name(name: str) -> str:
+    """The uploaded file's own name, without folders. Raises Invalid."""
     name = name.replace("\\", "/").rpartition("/")[2].strip()  # old browsers send the whole path
     if name in ("", ".", "..") or len(name) > MAX_NAME or not name.isprintable():
         raise invalid_field("name", "bad_name", f"must have 1 to {MAX_NAME} printable characters beside its folders")

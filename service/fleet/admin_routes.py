@@ -9,8 +9,8 @@ from pydantic import BaseModel, Field
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from contract.messages.node_messages import Device
 from contract.strict import Strict
-from contract.wire import Device
 from service.app_state import Works
 from service.authentication import AdminDb, Db, Reader
 from service.database.engine import Database, clock

@@ -6,7 +6,7 @@ The node sends all that it caches, so a deletion that it missed while offline is
 from sqlalchemy import func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
-from contract.cached_file_list import CachedFiles
+from contract.messages.cached_file_list import CachedFiles
 from contract.states import TASK_TERMINAL
 from service.files.models import File
 from service.tasks.models import Task

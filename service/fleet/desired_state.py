@@ -5,8 +5,17 @@ import logging
 from sqlalchemy import select
 from sqlalchemy.orm import Session, selectinload
 
-from contract import wire
-from contract.adapter_manifest import AdapterManifest
+from contract.messages.adapter_manifest import AdapterManifest
+from contract.messages.placement_messages import (
+    BaseModelRef,
+    CheckpointRef,
+    DesiredState,
+    FileRef,
+    JobAssignment,
+    Unchanged,
+    WarmStartRef,
+)
+from contract.messages.placement_messages import Placement as PlacementMessage
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus
 from contract.task_spec import Schedule, TaskSpec
 from service.adapters.models import Adapter
@@ -22,7 +31,7 @@ from service.tasks.stored_specs import config_of, part, spec_of
 log = logging.getLogger(__name__)
 
 
-def desired_state(session: Session, settings: Settings, node: Node) -> wire.DesiredState:
+def desired_state(session: Session, settings: Settings, node: Node) -> DesiredState:
     """The node's live placements, with all that their executors need. The session's transaction should be repeatable read.
 
     A placement that this version cannot describe is listed for the node to leave as it is.
@@ -40,22 +49,22 @@ def desired_state(session: Session, settings: Settings, node: Node) -> wire.Desi
             placements.append(_placement(session, settings, placement, task))
         except ValueError as error:  # SpecUnreadable, or a status of a newer version
             log.warning("task %s goes on as its node has it, since this version cannot read it: %s", task.id, error)
-            unchanged.append(wire.Unchanged(placement_id=placement.id, leave=placement.leaving is not None))
-    return wire.DesiredState(version=node.desired_version, placements=placements, unchanged=unchanged)
+            unchanged.append(Unchanged(placement_id=placement.id, leave=placement.leaving is not None))
+    return DesiredState(version=node.desired_version, placements=placements, unchanged=unchanged)
 
 
-def _placement(session: Session, settings: Settings, placement: Placement, task: Task) -> wire.Placement:
+def _placement(session: Session, settings: Settings, placement: Placement, task: Task) -> PlacementMessage:
     spec = spec_of(task)
     base = session.get_one(BaseModel, task.base_model)
     left = (placement.lease_until - clock(session)).total_seconds()
-    return wire.Placement(
+    return PlacementMessage(
         placement_id=placement.id,
         fence=placement.fence,
         token=placement_token(settings, placement.id, placement.fence),
         lease_seconds=max(0.0, left),
         task_id=task.id,
         device_indexes=placement.device_indexes,
-        base=wire.BaseModelRef(name=base.name, source=base.source, revision=task.base_revision, precision=spec.precision),
+        base=BaseModelRef(name=base.name, source=base.source, revision=task.base_revision, precision=spec.precision),
         train_file=_file(session, task.train_file_id),
         validation_file=_file(session, task.validation_file_id) if task.validation_file_id else None,
         spec=spec,
@@ -70,27 +79,27 @@ def _placement(session: Session, settings: Settings, placement: Placement, task:
     )
 
 
-def warm_start(session: Session, task: Task) -> wire.WarmStartRef | None:
+def warm_start(session: Session, task: Task) -> WarmStartRef | None:
     """The adapter that the task starts from, which must belong to the task's tenant; None also if it no longer exists."""
     wanted = part(task, "warm_start").get("adapter_id")
     adapter = session.get(Adapter, wanted) if wanted is not None else None
     if adapter is None or adapter.tenant_id != task.tenant_id:
         return None
     files = AdapterManifest.model_validate(adapter.manifest).files
-    return wire.WarmStartRef(adapter_id=adapter.id, files=files)
+    return WarmStartRef(adapter_id=adapter.id, files=files)
 
 
-def _file(session: Session, file_id: str) -> wire.FileRef:
+def _file(session: Session, file_id: str) -> FileRef:
     file = session.get_one(File, file_id)
-    return wire.FileRef(file_id=file.id, sha256=file.sha256, rows=file.rows)
+    return FileRef(file_id=file.id, sha256=file.sha256, rows=file.rows)
 
 
-def _job(session: Session, spec: TaskSpec, task: Task, job: Job) -> wire.JobAssignment:
+def _job(session: Session, spec: TaskSpec, task: Task, job: Job) -> JobAssignment:
     ended, config = job.status in JOB_TERMINAL, config_of(job.config)
     rungs: list[float] = []
     if ended and spec.early_exit.policy == "asha" and task.train_rows:
         rungs = values_at(session, job.id, "val_loss", Schedule.of(spec, config, task.train_rows).rungs)
-    return wire.JobAssignment(
+    return JobAssignment(
         job_id=job.id,
         index=job.index,
         config=config,
@@ -99,5 +108,5 @@ def _job(session: Session, spec: TaskSpec, task: Task, job: Job) -> wire.JobAssi
         warmup_val_loss=job.warmup_val_loss,
         rung_losses=rungs,
         promoted=job.promoted,
-        checkpoint=wire.CheckpointRef.model_validate(job.checkpoint) if job.checkpoint and not ended else None,
+        checkpoint=CheckpointRef.model_validate(job.checkpoint) if job.checkpoint and not ended else None,
     )

@@ -7,8 +7,8 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from sqlalchemy import select
 
+from contract.messages.node_messages import NodeName
 from contract.strict import Strict
-from contract.wire import NodeName
 from service.authentication import AdminDb
 from service.fleet import join_tokens
 from service.fleet.models import JoinToken

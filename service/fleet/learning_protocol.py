@@ -4,7 +4,7 @@ from typing import Protocol
 
 from sqlalchemy.orm import Session
 
-from contract.wire import Throughput
+from contract.messages.report_messages import Throughput
 from service.fleet.models import Node, Placement
 from service.tasks.models import Task
 

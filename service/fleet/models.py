@@ -30,7 +30,7 @@ class Node(Base):
     name: Mapped[str] = mapped_column(String(63), unique=True)
     boot_id: Mapped[str] = mapped_column(String(64))
     status: Mapped[str] = mapped_column(String(16))  # ready or lost
-    devices: Mapped[list[dict[str, object]]] = mapped_column(JSONB)  # contract.wire.Device each
+    devices: Mapped[list[dict[str, object]]] = mapped_column(JSONB)  # a Device message each
     versions: Mapped[Json]
     credential_hash: Mapped[bytes] = mapped_column(LargeBinary)
     desired_version: Mapped[Big] = mapped_column(default=0)

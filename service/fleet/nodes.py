@@ -7,9 +7,17 @@ from sqlalchemy import Select, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from contract.compatibility.protocol import refusal
+from contract.compatibility.protocol import PROTOCOL, refusal
+from contract.messages.node_messages import (
+    Heartbeat,
+    HeartbeatAnswer,
+    LeaseGrant,
+    NodeRegistration,
+    NodeWelcome,
+    PlacementsLost,
+    Pulse,
+)
 from contract.states import RequeueReason
-from contract.wire import PROTOCOL, Heartbeat, HeartbeatAnswer, LeaseGrant, NodeRegistration, NodeWelcome, PlacementsLost, Pulse
 from service.database.engine import clock, new_id
 from service.dependencies import Dependencies
 from service.fleet import join_tokens

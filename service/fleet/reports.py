@@ -5,7 +5,17 @@ from collections.abc import Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from contract import wire
+from contract.messages.report_messages import (
+    Checkpointed,
+    Detached,
+    Event,
+    JobCompleted,
+    JobExited,
+    JobFailed,
+    Report,
+    ReportAck,
+    Throughput,
+)
 from contract.states import TASK_TERMINAL, RequeueReason
 from service.database.engine import clock
 from service.dependencies import Dependencies
@@ -24,11 +34,11 @@ from service.tasks.lifecycle.report_reducer import EventRefused, Record
 from service.tasks.models import Task
 from service.usage.usage_ledger import book
 
-_ENDS = (wire.JobCompleted, wire.JobExited, wire.JobFailed)
-_SAFE = (wire.Checkpointed, wire.JobCompleted, wire.JobExited)  # events that prove that the node trains
+_ENDS = (JobCompleted, JobExited, JobFailed)
+_SAFE = (Checkpointed, JobCompleted, JobExited)  # events that prove that the node trains
 
 
-def accept(parts: Dependencies, learning: Learning, placement_id: str, bearer: str | None, said: wire.Report) -> wire.ReportAck:
+def accept(parts: Dependencies, learning: Learning, placement_id: str, bearer: str | None, said: Report) -> ReportAck:
     """Apply a report in one transaction. Raises FenceStale, SeqGap or ReportRefused, and has then changed nothing.
 
     A repeated report gets the same answer as before.
@@ -39,7 +49,7 @@ def accept(parts: Dependencies, learning: Learning, placement_id: str, bearer: s
         if said.fence != placement.fence:
             raise stale(placement)
         if said.seq <= placement.last_seq:
-            return wire.ReportAck(seq=placement.last_seq)
+            return ReportAck(seq=placement.last_seq)
         if placement.ended_at is not None and not _may_come_late(said):
             raise stale(placement)
         if said.seq > placement.last_seq + 1:
@@ -54,7 +64,7 @@ def accept(parts: Dependencies, learning: Learning, placement_id: str, bearer: s
         touch(session, task)
         session.flush()
         _applied(session, parts, learning, task, placement, said.events)
-        return wire.ReportAck(seq=said.seq)
+        return ReportAck(seq=said.seq)
 
 
 def own_placement(
@@ -79,16 +89,16 @@ def stale(placement: Placement, why: str = "its fence is old") -> FenceStale:
     return FenceStale(f"Placement {placement.id} is over ({placement.end_reason or why}); nothing was changed.")
 
 
-def _may_come_late(said: wire.Report) -> bool:
+def _may_come_late(said: Report) -> bool:
     """Whether an executor may send this after its last job has ended: what it trained, and that it has reported everything."""
-    return all(isinstance(event, wire.Throughput | wire.Detached) for event in said.events)
+    return all(isinstance(event, Throughput | Detached) for event in said.events)
 
 
 def _applied(
-    session: Session, parts: Dependencies, learning: Learning, task: Task, placement: Placement, events: list[wire.Event]
+    session: Session, parts: Dependencies, learning: Learning, task: Task, placement: Placement, events: list[Event]
 ) -> None:
     """Update the placement's sums, the learned speeds and lifetimes, and the plan requests from a report's events."""
-    done = [event for event in events if isinstance(event, wire.Throughput)]
+    done = [event for event in events if isinstance(event, Throughput)]
     measured = [_count(session, learning, task, placement, event) for event in done]
     if any(isinstance(event, _SAFE) for event in events):
         note_progress(session, parts, task, placement)
@@ -99,19 +109,19 @@ def _applied(
             end_placement(session, parts.hints, placement, FINISHED)
             request_plan(session, parts.queue, "task_ended")
             learning.note_ended(session, task)
-    elif placement.leaving is not None and any(isinstance(event, wire.Detached) for event in events):
+    elif placement.leaving is not None and any(isinstance(event, Detached) for event in events):
         release(session, parts, task, placement, RequeueReason(placement.leaving))
     elif told and learning.end_moved(session, task, placement):
         request_plan(session, parts.queue, "end_moved")
 
 
-def _book(session: Session, task: Task, placement: Placement, done: Sequence[wire.Throughput]) -> None:
+def _book(session: Session, task: Task, placement: Placement, done: Sequence[Throughput]) -> None:
     if done:
         tokens, evaluated = sum(one.tokens for one in done), sum(one.evaluation_tokens for one in done)
         book(session, task, placement, tokens, evaluated, sum(one.own_seconds for one in done))
 
 
-def _count(session: Session, learning: Learning, task: Task, placement: Placement, done: wire.Throughput) -> int:
+def _count(session: Session, learning: Learning, task: Task, placement: Placement, done: Throughput) -> int:
     """Add to the placement's sums and to the learned speeds. Returns the number of measurements."""
     placement.steps += done.steps
     placement.tokens += done.tokens

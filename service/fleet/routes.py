@@ -6,8 +6,11 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from contract import wire
-from contract.cached_file_list import CachedFiles
+from contract.messages.cached_file_list import CachedFiles
+from contract.messages.node_messages import Heartbeat, HeartbeatAnswer, NodeRegistration, NodeWelcome, PlacementsLost
+from contract.messages.placement_messages import DesiredState
+from contract.messages.report_messages import Report, ReportAck
+from contract.messages.upload_messages import UploadGrant, UploadRequest
 from service.app_state import FromReports, Service, State, Works
 from service.files.models import File
 from service.fleet import nodes, reports
@@ -47,28 +50,26 @@ OfPlacement = Annotated[str, Header(alias=_PLACEMENT)]
 
 
 @router.post("/nodes", status_code=201)
-def register(
-    said: wire.NodeRegistration, bearer: Bearer, parts: Works, state: Service, throttled: Throttled
-) -> wire.NodeWelcome:
+def register(said: NodeRegistration, bearer: Bearer, parts: Works, state: Service, throttled: Throttled) -> NodeWelcome:
     welcome = nodes.register(parts, said, bearer)
     state.throttle.trust(welcome.credential)
     return welcome
 
 
 @router.post("/nodes/{node_id}/heartbeats")
-def heartbeat(node_id: str, said: wire.Heartbeat, bearer: Bearer, parts: Works, throttled: Throttled) -> wire.HeartbeatAnswer:
+def heartbeat(node_id: str, said: Heartbeat, bearer: Bearer, parts: Works, throttled: Throttled) -> HeartbeatAnswer:
     return nodes.heartbeat(parts, node_id, bearer, said)
 
 
 @router.get("/nodes/{node_id}/desired")
-def desired(node_id: str, bearer: Bearer, parts: Works, throttled: Throttled) -> wire.DesiredState:
+def desired(node_id: str, bearer: Bearer, parts: Works, throttled: Throttled) -> DesiredState:
     with parts.db.begin() as session:
         session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
         return desired_state(session, parts.settings, check_node(session, node_id, bearer))
 
 
 @router.post("/nodes/{node_id}/lost", status_code=204)
-def lost(node_id: str, said: wire.PlacementsLost, bearer: Bearer, parts: Works, throttled: Throttled) -> None:
+def lost(node_id: str, said: PlacementsLost, bearer: Bearer, parts: Works, throttled: Throttled) -> None:
     nodes.report_lost(parts, node_id, bearer, said)
 
 
@@ -81,10 +82,8 @@ def cached_files(node_id: str, said: CachedFiles, bearer: Bearer, parts: Works) 
 
 
 @router.post("/placements/{placement_id}/reports")
-def report(
-    placement_id: str, said: Whole, bearer: Bearer, parts: Works, learning: FromReports, seat: Reporting
-) -> wire.ReportAck:
-    return reports.accept(parts, learning, placement_id, bearer, read_json(wire.Report, said))
+def report(placement_id: str, said: Whole, bearer: Bearer, parts: Works, learning: FromReports, seat: Reporting) -> ReportAck:
+    return reports.accept(parts, learning, placement_id, bearer, read_json(Report, said))
 
 
 @router.get("/placements/{placement_id}/files/{file_id}")
@@ -111,7 +110,7 @@ def checkpoint(placement_id: str, sha256: str, bearer: Bearer, parts: Works, req
 
 
 @router.post("/placements/{placement_id}/uploads")
-def upload(placement_id: str, said: wire.UploadRequest, bearer: Bearer, parts: Works) -> wire.UploadGrant:
+def upload(placement_id: str, said: UploadRequest, bearer: Bearer, parts: Works) -> UploadGrant:
     """Where the placement may put one object."""
     if said.bytes > MAX_OBJECT_BYTES:
         raise invalid_field("bytes", "too_large", f"an object may have {MAX_OBJECT_BYTES} bytes, not {said.bytes}")

@@ -3,7 +3,7 @@
 import errno
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, get_args, get_type_hints
+from typing import Any, cast, get_args, get_type_hints
 
 import psycopg
 from fastapi import FastAPI, Request
@@ -24,6 +24,7 @@ from service.http.problems import MEDIA_TYPE, BadRequest, FieldError, Invalid, P
 
 log = logging.getLogger(__name__)
 
+RENDERER = "problem_renderer"  # key in a request's state, where a route puts (request, problem, headers) -> Response
 _MAX_ERRORS = 100
 _HTTP_CODES = {404: "route_unknown", 405: "method_not_allowed", 413: "too_large"}
 _HTTP_TITLES = {404: "No such route", 405: "Not that way", 413: "The body is larger than the limit"}
@@ -67,10 +68,12 @@ def install(app: FastAPI, formats: ErrorFormats) -> None:
     app.add_exception_handler(Exception, _unforeseen)
 
 
-def respond(request: Request, problem: Problem) -> JSONResponse:
-    """The problem as a response, in the error format of the called API."""
+def respond(request: Request, problem: Problem) -> Response:
+    """The problem as a response, in the error format of the called API, or as the route itself renders problems."""
     id = request_id(request.scope)
     headers = problem.headers | {"x-request-id": id}
+    if (render := request.scope["state"].get(RENDERER)) is not None:
+        return cast(Response, render(request, problem, headers))
     formats: ErrorFormats = request.app.state.error_formats
     for prefix, formatted in formats.items():
         if request.url.path.startswith(prefix):

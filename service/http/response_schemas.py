@@ -33,6 +33,14 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: _problem(_MEANINGS[status]) for status in statuses}
 
 
+def event_stream_of(over: str) -> dict[int | str, dict[str, Any]]:
+    """The responses of a route of server-sent events; `over` says when there are no more."""
+    return {
+        200: {"description": "The events", "content": {"text/event-stream": {"schema": {"type": "string"}}}},
+        204: {"description": over},
+    }
+
+
 def bytes_of(media_type: str, description: str) -> dict[int | str, dict[str, Any]]:
     """A 200 response that is a byte stream, for a route's `responses`."""
     return {200: {"description": description, "content": {media_type: {"schema": {"type": "string", "format": "binary"}}}}}

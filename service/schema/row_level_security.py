@@ -17,7 +17,7 @@ _SHARED: Mapping[str, str] = {
 # the app role's rights on tenants' tables, where not _EVERYTHING
 _NARROWER: Mapping[str, str | None] = {
     "tenants": "SELECT",
-    "api_keys": None,
+    **dict.fromkeys(("api_keys", "browser_sessions", "sign_in_links"), None),
     "audit_entries": "SELECT, INSERT",
     **dict.fromkeys(("queue_status", "task_usage", "tenant_usage"), "SELECT"),
 }

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from contract.wire import UploadGrant
+from contract.messages.upload_messages import UploadGrant
 from service.storage.upload_grants import UploadGrants
 
 BLOCK = 2**20  # bytes copied at a time

@@ -43,10 +43,11 @@ class TaskEnded(Conflict):
 
 @dataclass(frozen=True)
 class Wanted:
-    """One task to create, and the id of the request that asks for it."""
+    """One task to create, the id of the request that asks for it, and of the batch that it is a part of."""
 
     spec: TaskSpec
     request_id: str | None
+    batch_id: str | None = None
 
 
 def create(session: Session, queue: Queue, principal: Principal, spec: TaskSpec) -> Task:
@@ -99,6 +100,7 @@ def _task(principal: Principal, wanted: Wanted, pinned: Pinned) -> Task:
         priority=spec.priority,
         labels=dict(spec.labels),
         request_id=wanted.request_id,
+        batch_id=wanted.batch_id,
     )
 
 
@@ -107,14 +109,21 @@ def tasks_of(
     statuses: Iterable[TaskStatus] = (),
     labels: Mapping[str, str] = MappingProxyType({}),
     archived: bool | None = None,
+    base_model: str | None = None,
+    text: str | None = None,
 ) -> Select[Task]:
-    """Query of the caller's tasks with any of these statuses (none: all) and all these labels; `archived` None: both kinds."""
+    """Query of the caller's tasks with any of these statuses (none: all), all these labels, this base model, and this text in
+    their name or id; `archived` None: both kinds."""
     wanted = list(statuses)
     tasks = scoped(select(Task).where(Task.deleted_at.is_(None)), Task, principal)
     if archived is not None:
         tasks = tasks.where(Task.archived_at.is_not(None) if archived else Task.archived_at.is_(None))
     if labels:
         tasks = tasks.where(Task.labels.contains(dict(labels)))
+    if base_model is not None:
+        tasks = tasks.where(Task.base_model == base_model)
+    if text:
+        tasks = tasks.where(Task.name.icontains(text, autoescape=True) | Task.id.contains(text, autoescape=True))
     return tasks.where(Task.status.in_(wanted)) if wanted else tasks
 
 

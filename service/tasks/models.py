@@ -36,6 +36,7 @@ class Task(Base):
     gpus: Mapped[int]
     priority: Mapped[int]
     labels: Mapped[Json] = mapped_column(default=dict)
+    batch_id: Mapped[str | None] = mapped_column(String(40))  # of the batch that it was posted in
     winner_job_id: Mapped[str | None] = mapped_column(String(40))
     base_val_loss: Mapped[float | None] = mapped_column(Double)
     train_rows: Mapped[int | None]
@@ -76,6 +77,24 @@ class Task(Base):
         return said
 
 
+class Batch(Base):
+    """Tasks that were posted together, to be planned for one objective. Its tasks change as any others do."""
+
+    __tablename__ = "batches"
+
+    id: Mapped[Id]
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    name: Mapped[str | None] = mapped_column(String(128))
+    objective: Mapped[str] = mapped_column(String(32))  # makespan or weighted_completion
+    deadline: Mapped[At | None]
+    labels: Mapped[Json] = mapped_column(default=dict)
+    task_ids: Mapped[list[str]] = mapped_column(ARRAY(String(40)))  # in the order in which they were posted
+    plan: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))  # how its waiting tasks were last arranged
+    created_at: Mapped[Now]
+
+    __table_args__ = (Index("ix_batches_tenant_id_created", "tenant_id", text("created_at DESC"), text("id DESC")),)
+
+
 class Job(Base):
     __tablename__ = "jobs"
 
@@ -95,7 +114,7 @@ class Job(Base):
     error: Mapped[str | None] = mapped_column(Text)
     best_step: Mapped[int | None]
     best_val_loss: Mapped[float | None] = mapped_column(Double)
-    checkpoint: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))  # a contract.wire.CheckpointRef
+    checkpoint: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))  # a CheckpointRef message
     started_at: Mapped[At | None]
     ended_at: Mapped[At | None]
 

@@ -85,6 +85,7 @@ class TaskResource(BaseModel):
     base_revision: str
     spec: dict[str, Any] = Field(description="As it was posted, with its defaults")
     labels: dict[str, str]
+    batch_id: str | None = Field(description="Of the batch that it was posted in")
     priority: int
     gpus: int
     version: int
@@ -214,6 +215,7 @@ def _render(task: Any, sums: Sequence[Any], winner: Any, placement: Any, waits: 
         base_revision=task.base_revision,
         spec=effective(task),
         labels=task.labels,
+        batch_id=task.batch_id,
         priority=task.priority,
         gpus=task.gpus,
         version=task.version,

@@ -12,7 +12,7 @@ from contract.states import TaskStatus
 from service.app_state import Events, NodeHints, Polled, Wakes, Works, state_of
 from service.authentication import Db, Reader, Writer, admit
 from service.http.pagination import Cursor, Limit, Page, page
-from service.http.response_schemas import problems
+from service.http.response_schemas import event_stream_of, problems
 from service.storage.downloads import matches
 from service.tasks import actions
 from service.tasks.curves.curve_reader import MAX_RESOLUTION, Metrics, Series, Window, coarse_curves, curves
@@ -30,12 +30,11 @@ router = APIRouter(prefix="/v1", tags=["tasks"], responses=problems(401, 403))
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT, description="Seconds to wait for a change, if there is none yet")]
 Step = Annotated[int, Query(ge=0, le=2**31 - 1)]
 Label = Annotated[str, Field(pattern=r"^[^=\x00]{1,128}=[^\x00]{0,512}$")]
+Text = Annotated[
+    str | None,
+    Query(max_length=128, pattern=r"^[^\x00]*$", description="Only those with this text in their name or id, in any case"),
+]
 Resolution = Annotated[int | None, Query(ge=1, le=MAX_RESOLUTION, description="About how many points a curve may have")]
-
-_EVENTS: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The events", "content": {"text/event-stream": {"schema": {"type": "string"}}}},
-    204: {"description": "The task has ended, and all its events were read"},
-}
 
 
 @router.get("/tasks", operation_id="list_tasks", summary="List tasks, the newest first", responses=problems(422))
@@ -45,12 +44,16 @@ def list_tasks(
     status: Annotated[list[TaskStatus], Query(description="Only these; may be repeated")] = [],  # noqa: B006  (FastAPI copies it)
     label: Annotated[list[Label], Query(description="Only those with `key=value`; may be repeated", max_length=16)] = [],  # noqa: B006
     archived: Annotated[bool | None, Query(description="Only archived ones, or (false) only others; left out, all")] = None,
+    base_model: Annotated[
+        str | None, Query(max_length=128, pattern=r"^[^\x00]*$", description="Only those on this base model")
+    ] = None,
+    text: Text = None,
     cursor: Cursor = None,
     limit: Limit = 20,
 ) -> Page[TaskResource]:
     labels = dict(one.split("=", 1) for one in label)
     with db.begin() as session:
-        tasks = actions.tasks_of(reader, status, labels, archived)
+        tasks = actions.tasks_of(reader, status, labels, archived, base_model, text)
         return page(session, tasks, Task, cursor, limit, lambda rows: render(session, rows))
 
 
@@ -219,7 +222,7 @@ def get_task_metrics(
         "`job` beyond `step` do not count any more). The stream ends with the task; asked for more, the answer is 204."
     ),
     response_class=Response,
-    responses=_EVENTS | problems(404, 422),
+    responses=event_stream_of("The task has ended, and all its events were read") | problems(404, 422),
 )
 async def stream_task_events(
     task_id: str,

@@ -36,7 +36,7 @@ class KeyCheck:
     """The result of a key's lookup. An unknown, revoked or expired key has no principal."""
 
     principal: Principal | None
-    reason: str = ""  # without a principal: unknown, revoked or expired
+    reason: str = ""  # without a principal: unknown, revoked, expired or session_over
     seconds_left: float | None = None  # until the key expires
 
 
@@ -71,10 +71,13 @@ def check_key(session: Session, secret: str) -> KeyCheck:
     found = session.execute(select(ApiKey, left).where(ApiKey.hash == hash_of(secret))).one_or_none()
     if found is None:
         return KeyCheck(None, "unknown")
-    key = found.ApiKey
+    return key_check(found.ApiKey, None if found.left is None else float(found.left))
+
+
+def key_check(key: ApiKey, left_seconds: float | None) -> KeyCheck:
+    """The check of a key that exists, with the seconds until it expires (None: never)."""
     if key.revoked_at is not None:
         return KeyCheck(None, "revoked")
-    left_seconds = None if found.left is None else float(found.left)
     if left_seconds is not None and left_seconds <= 0:
         return KeyCheck(None, "expired")
     scopes = frozenset(Scope(s) for s in key.scopes)

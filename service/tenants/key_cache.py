@@ -1,4 +1,5 @@
-"""Caches verified API keys for 3 s, so that a poller does not query the database with every request. Knows no HTTP.
+"""Caches verified API keys and browser sessions for 3 s, so that a poller does not query the database with every request.
+Knows no HTTP.
 
 A process refuses a revoked key at the latest when its cache entry expires.
 """
@@ -11,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from service.database.engine import Database
 from service.tenants.api_keys import KeyCheck, Principal, check_key, hash_of
 from service.tenants.auth_throttle import AuthThrottle
+from service.tenants.browser_sessions import check_session, is_session
 
 SECONDS = 3.0
 _MOST = 10_000  # keys cached; beyond it the cache is cleared
@@ -49,7 +51,7 @@ class KeyCache:
         """Look the key up in the database; caches a valid key, at most until it expires."""
         asked, known = time.monotonic(), self._known
         with self._db.begin() as session:
-            found = check_key(session, secret)
+            found = check_session(session, secret) if is_session(secret) else check_key(session, secret)
         if found.principal is not None:
             if len(known) >= _MOST:
                 known.clear()

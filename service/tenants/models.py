@@ -1,4 +1,4 @@
-"""Tables of tenants with their quotas, and of API keys. Of a key only its SHA-256 is stored."""
+"""Tables of tenants with their quotas, API keys, browser sessions and sign-in links. Of a secret only its SHA-256 is stored."""
 
 from sqlalchemy import BigInteger, ForeignKey, LargeBinary, String
 from sqlalchemy.dialects.postgresql import ARRAY
@@ -35,3 +35,27 @@ class ApiKey(Base):
     expires_at: Mapped[At | None]
     revoked_at: Mapped[At | None]
     requests_per_minute: Mapped[int | None]  # null: the settings' limit
+
+
+class BrowserSession(Base):
+    """A signed-in browser: it acts with the rights of the key that it was opened with, and ends with that key at the latest."""
+
+    __tablename__ = "browser_sessions"
+
+    hash: Mapped[bytes] = mapped_column(LargeBinary, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    key_id: Mapped[str] = mapped_column(ForeignKey("api_keys.id"))
+    created_at: Mapped[Now]
+    expires_at: Mapped[At] = mapped_column(index=True)
+
+
+class SignInLink(Base):
+    """A one-time secret that opens a browser session of this key."""
+
+    __tablename__ = "sign_in_links"
+
+    hash: Mapped[bytes] = mapped_column(LargeBinary, primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    key_id: Mapped[str] = mapped_column(ForeignKey("api_keys.id"))
+    created_at: Mapped[Now]
+    expires_at: Mapped[At] = mapped_column(index=True)

@@ -6,6 +6,7 @@ The tenant's row holds the limits; null means no limit. The planner enforces the
 from sqlalchemy import BigInteger, bindparam, func, literal_column, select, text
 from sqlalchemy.orm import Session
 
+from contract.batch_spec import MOST_TASKS
 from contract.states import TaskStatus
 from service.adapters.models import Adapter
 from service.database.prepared_statements import PreparedStatement
@@ -18,9 +19,8 @@ from service.tenants.tenant_scope import scoped, scoped_when_asked, whose
 from service.usage.usage_queries import month_of, trained_tokens
 
 _WAITING = (TaskStatus.VALIDATING, TaskStatus.QUEUED, TaskStatus.PAUSED)
-_NEAR = (
-    256  # tasks; as many as the most processes of an API ever make at once, 16 each (tasks/submission/batched_submission.py)
-)
+_SHARED = 16  # most tasks that a transaction creates without taking turns (tasks/submission/batched_submission.py)
+_NEAR = 16 * _SHARED + MOST_TASKS  # as many as the most processes of an API ever make at once, and the batch whose turn it is
 
 _OPEN = (*_WAITING, TaskStatus.RUNNING)
 _FEWER_BYTES = "delete files and adapters that nobody needs any more"
@@ -51,8 +51,8 @@ class Room:
 
     def __init__(self, session: Session, principal: Principal, wanted: int = 1) -> None:
         ((self._limit, tokens, stored, self._used),) = _LIMITS.run(session.connection(), whose(principal))
-        if self._limit is not None and self._used + wanted + _NEAR > self._limit:
-            _take_turn(session, principal)  # so close to the limit, concurrent transactions could exceed it together
+        if self._limit is not None and (wanted > _SHARED or self._used + wanted + _NEAR > self._limit):
+            _take_turn(session, principal)  # so many, or so close to the limit, that transactions could exceed it together
             self._used = queued_tasks(session, principal)
         self._full: QuotaExceeded | None = None
         if tokens is not None and (trained := trained_tokens(session, principal, month_of(session))) >= tokens:

@@ -1,19 +1,20 @@
 """Usage queries: tenants' use by task, from the ledger's totals (usage_ledger.py). Knows no HTTP.
 
 The worker measures a placement's tokens and device seconds; when tasks share a step, it divides the step's seconds among them
-by tokens before reporting. Work undone by rewinds is not billed. A placement counts in the month it began. Reads no placements
-or curves, since retention may have deleted them.
+by tokens before reporting. Work undone by rewinds is not billed. A placement counts in the month it began. Only `usage_by_day`
+reads placements, which retention deletes in time.
 """
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, Double, Select, case, cast, func, select, true
+from sqlalchemy import BigInteger, Date, Double, Select, case, cast, func, select, true
 from sqlalchemy.orm import Session, aliased
 
 from contract.states import JobStatus
 from service.database.engine import clock
+from service.fleet.models import Placement
 from service.tasks.models import Job, Task
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import scoped
@@ -44,6 +45,24 @@ def month_of(session: Session) -> Period:
 def trained_tokens(session: Session, principal: Principal, period: Period) -> int:
     """Tokens that count against the quota, equal to `trained_tokens` in the period's total."""
     return trained_in(session, principal.tenant_id, month_at(period.start))
+
+
+def gpu_seconds_of(session: Session, principal: Principal, task_id: str) -> float:
+    """Device seconds that the caller's task has been billed for, in all its time."""
+    billed = func.coalesce(func.sum(TaskUsage.gpu_seconds - TaskUsage.rewound_gpu_seconds), 0.0)
+    return float(session.scalars(scoped(select(billed).where(TaskUsage.task_id == task_id), TaskUsage, principal)).one())
+
+
+def usage_by_day(session: Session, principal: Principal, period: Period) -> dict[date, tuple[int, float]]:
+    """Billed tokens and device seconds of the caller's placements, by the day, in UTC, on which each began. Days whose
+    placements retention has removed are missing; the month's totals are not made of these."""
+    day = cast(func.date_trunc("day", Placement.created_at), Date)
+    tokens = func.sum(Placement.tokens - Placement.rewound_tokens)
+    # a placement counts the seconds of one device
+    seconds = func.sum((Placement.gpu_seconds - Placement.rewound_gpu_seconds) * func.cardinality(Placement.device_indexes))
+    within = (Placement.created_at >= period.start, Placement.created_at < period.end)
+    rows = select(day, tokens, seconds).join(Task, Task.id == Placement.task_id).where(*within).group_by(day)
+    return {when: (int(trained), float(used)) for when, trained, used in session.execute(scoped(rows, Task, principal))}
 
 
 def usage_of(principal: Principal, period: Period) -> Select[*tuple[Any, ...]]:

@@ -14,11 +14,11 @@ PATIENCE = 45.0  # seconds after which a test gives up; what it waits for takes 
 
 
 class Server(uvicorn.Server):
-    """An app in a thread of this process, on a free port."""
+    """An app in a thread of this process, on a free port (0) or this one."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, port: int = 0) -> None:
         app = create_app(settings)
-        super().__init__(uvicorn.Config(app, port=0, log_level="warning"))
+        super().__init__(uvicorn.Config(app, port=port, log_level="warning"))
         self.state: State = app.state.motet
 
     @property
@@ -27,9 +27,9 @@ class Server(uvicorn.Server):
 
 
 @contextmanager
-def live(settings: Settings) -> Iterator[Server]:
+def live(settings: Settings, port: int = 0) -> Iterator[Server]:
     """A server that answers and listens; on the way out it stops as on SIGTERM."""
-    made = Server(settings)
+    made = Server(settings, port)
     thread = threading.Thread(target=made.run)
     thread.start()
     try:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from contract.wire import Series
+from contract.messages.report_messages import Series
 from service.http.problems import Invalid
 from service.tasks.curves.downsampling import Bucket, Buckets, width_for
 from service.tasks.models import CurveSummary, Job, PointChunk
@@ -73,6 +73,16 @@ def curves(session: Session, principal: Principal, task_id: str, window: Window)
                 curve.steps.append(step)
                 curve.values.append(value if math.isfinite(value) else None)
     return Metrics(data=[curve for curve in found.values() if curve.steps])
+
+
+def val_losses(session: Session, principal: Principal, job_ids: Sequence[str]) -> dict[str, list[float]]:
+    """The finite validation losses of these jobs of the caller, in the order of their steps."""
+    columns = select(Job.id, PointChunk.values).join(PointChunk, PointChunk.job_id == Job.id)
+    chosen = columns.where(Job.id.in_(job_ids), PointChunk.series == "val_loss", PointChunk.hidden_by.is_(None))
+    found: dict[str, list[float]] = {}
+    for job_id, values in session.execute(scoped(chosen, Job, principal).order_by(Job.id, PointChunk.first_step)):
+        found.setdefault(job_id, []).extend(value for value in values if math.isfinite(value))
+    return found
 
 
 def coarse_curves(session: Session, principal: Principal, task_id: str, window: Window, resolution: int) -> Metrics:

@@ -1,4 +1,4 @@
-"""A task's event log: events numbered from 1 without gaps. Knows no readers.
+"""A task's event log: events numbered from 1 without gaps. Knows no streams.
 
 Callers hold the task's row lock, so event numbers ascend in commit order.
 """
@@ -8,10 +8,13 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from contract.states import JOB_TERMINAL, TaskStatus
 from service.tasks.models import Job, Task, TaskEvent
+from service.tenants.api_keys import Principal
+from service.tenants.tenant_scope import scoped
 from service.webhooks.webhook_messages import announce
 
 
@@ -51,6 +54,12 @@ def tell_status(session: Session, task: Task) -> None:
     record(session, task, Kind.STATUS, data)
     task.told_status = task.status
     announce(session, task)
+
+
+def newest(session: Session, principal: Principal, task_id: str, kinds: Sequence[Kind], most: int) -> list[TaskEvent]:
+    """The caller's task's newest events of these kinds, the newest first."""
+    events = select(TaskEvent).where(TaskEvent.task_id == task_id, TaskEvent.kind.in_(kinds))
+    return list(session.scalars(scoped(events, TaskEvent, principal).order_by(TaskEvent.number.desc()).limit(most)))
 
 
 class News:

@@ -12,8 +12,23 @@ from sqlalchemy import bindparam, select, text
 from sqlalchemy.orm import Session, defer
 from sqlalchemy.orm.attributes import set_committed_value
 
-from contract import wire
-from contract.adapter_manifest import AdapterManifest
+from contract.messages.adapter_manifest import AdapterManifest
+from contract.messages.report_messages import (
+    ActivationsChosen,
+    AdapterKept,
+    Attached,
+    BaseEvaluated,
+    Checkpointed,
+    Detached,
+    Event,
+    JobCompleted,
+    JobExited,
+    JobFailed,
+    JobMoved,
+    PlacementFailed,
+    Points,
+    Throughput,
+)
 from contract.states import JOB_TERMINAL, IllegalTransition, JobStatus
 from service.adapters.models import Adapter
 from service.database.engine import clock, new_id
@@ -47,9 +62,9 @@ class Record:
         self._ended: list[str] = []
         self._reached: dict[str, int] = {}  # steps by job id that only points report
 
-    def apply(self, events: Sequence[wire.Event]) -> None:
+    def apply(self, events: Sequence[Event]) -> None:
         """Apply all events. Raises EventRefused, which names the event; the caller rolls back."""
-        points = [event for event in events if isinstance(event, wire.Points) and event.job in self._jobs]
+        points = [event for event in events if isinstance(event, Points) and event.job in self._jobs]
         self._curves = Curves(self._session, ((self._jobs[event.job].id, event.series) for event in points))
         for at, event in enumerate(events):
             try:
@@ -73,34 +88,34 @@ class Record:
         task's first report changes all its jobs."""
         return clock(self._session)
 
-    def _apply(self, event: wire.Event) -> None:
+    def _apply(self, event: Event) -> None:
         match event:
-            case wire.Attached():
+            case Attached():
                 self._attached(event)
-            case wire.ActivationsChosen():
+            case ActivationsChosen():
                 self._news.add(Kind.ACTIVATIONS, {"recompute": event.recompute, "reason": event.reason})
-            case wire.BaseEvaluated():
+            case BaseEvaluated():
                 self._task.base_val_loss = event.val_loss
                 self._news.add(Kind.BASE, {"val_loss": event.val_loss})
-            case wire.JobMoved():
+            case JobMoved():
                 self._moved(event)
-            case wire.Points():
+            case Points():
                 self._points(event)
-            case wire.Checkpointed():
+            case Checkpointed():
                 self._checkpointed(event)
-            case wire.AdapterKept():
+            case AdapterKept():
                 self._adapter_kept(event.job, event.manifest)
-            case wire.JobCompleted():
+            case JobCompleted():
                 self._end(event, JobStatus.COMPLETED)
-            case wire.JobExited():
+            case JobExited():
                 self._unfinished(event.job).exit_reason = event.reason
                 self._end(event, JobStatus.EXITED).exit_evidence = dict(event.evidence)
-            case wire.JobFailed():
+            case JobFailed():
                 self._unfinished(event.job).error = event.error
                 self._end(event, JobStatus.FAILED)
-            case wire.PlacementFailed():
+            case PlacementFailed():
                 self._failure = event.error
-            case wire.Throughput() | wire.Detached():
+            case Throughput() | Detached():
                 pass  # about the placement, not the task
 
     def _job(self, index: int) -> Job:
@@ -114,7 +129,7 @@ class Record:
             raise EventRefused(f"job {index} has ended as {job.status}; nothing more can happen to it")
         return job
 
-    def _attached(self, event: wire.Attached) -> None:
+    def _attached(self, event: Attached) -> None:
         task = self._task
         task.train_rows, task.validation_rows = event.train_rows, event.validation_rows
         task.truncated_rows, task.skipped_rows = event.truncated_rows, event.skipped_rows
@@ -123,7 +138,7 @@ class Record:
             if job.status not in JOB_TERMINAL:
                 job.total_steps, job.warmup_steps = steps, event.warmup_steps.get(index)
 
-    def _moved(self, event: wire.JobMoved) -> None:
+    def _moved(self, event: JobMoved) -> None:
         job = self._unfinished(event.job)
         if job.status != event.status:
             enter_job(job, event.status, self._now)
@@ -132,7 +147,7 @@ class Record:
             job.warmup_val_loss = event.warmup_val_loss
         self._news.job(job)
 
-    def _points(self, event: wire.Points) -> None:
+    def _points(self, event: Points) -> None:
         if len(event.steps) != len(event.values):
             raise EventRefused(f"{len(event.steps)} steps, but {len(event.values)} values")
         job = self._unfinished(event.job)
@@ -147,7 +162,7 @@ class Record:
                 if math.isfinite(value) and (job.best_val_loss is None or value < job.best_val_loss):
                     job.best_step, job.best_val_loss = step, value
 
-    def _checkpointed(self, event: wire.Checkpointed) -> None:
+    def _checkpointed(self, event: Checkpointed) -> None:
         for index, checkpoint in event.jobs.items():
             job = self._unfinished(index)
             if job.status == JobStatus.PENDING:
@@ -184,11 +199,11 @@ class Record:
         self._news.add(Kind.ADAPTER, told)
         self._session.flush()
 
-    def _end(self, event: wire.JobCompleted | wire.JobExited | wire.JobFailed, status: JobStatus) -> Job:
+    def _end(self, event: JobCompleted | JobExited | JobFailed, status: JobStatus) -> Job:
         job = self._unfinished(event.job)
         enter_job(job, status, self._now)
         job.step = max(job.step, event.step)
-        if not isinstance(event, wire.JobFailed):
+        if not isinstance(event, JobFailed):
             job.best_step, job.best_val_loss = event.best_step, event.best_val_loss
         self._task.losses = 0
         self._ended.append(job.id)

@@ -181,7 +181,7 @@ QUEUE_VALIDATED = SetTransition(TaskStatus.VALIDATING, TaskStatus.QUEUED)
 
 _STORED = {
     **dict.fromkeys(("id", "tenant_id", "name", "status", "base_model", "base_revision", "train_file_id"), "varchar"),
-    **dict.fromkeys(("validation_file_id", "request_id", "made_by"), "varchar"),
+    **dict.fromkeys(("validation_file_id", "request_id", "made_by", "batch_id"), "varchar"),
     **dict.fromkeys(("gpus", "priority", "version"), "integer"),
     **dict.fromkeys(("spec", "spec_defaults", "labels"), "jsonb"),
 }  # columns of a new task, by type

@@ -19,8 +19,8 @@ from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import find, scoped
 
 _BATCH = 500  # events per read
-_PACE_SECONDS = 0.1  # between two reads of a stream; events that occur meanwhile are sent in one batch
-_SILENCE_SECONDS = 15.0  # after which a comment line keeps the connection alive
+PACE_SECONDS = 0.1  # between two reads of a stream; events that occur meanwhile are sent in one batch
+SILENCE_SECONDS = 15.0  # after which a comment line keeps the connection alive
 LONGEST_SECONDS = 900.0  # of one stream; its client reconnects with the last id, which checks its API key again
 
 
@@ -63,12 +63,13 @@ class Feed:
                 if batch.text:
                     yield batch.text
                 if not batch.full and not batch.over:
-                    if not await _set(changed, _SILENCE_SECONDS):
+                    if not await heard(changed, SILENCE_SECONDS):
                         yield ": still here\n\n"
-                    await asyncio.sleep(_PACE_SECONDS)
+                    await asyncio.sleep(PACE_SECONDS)
 
 
-async def _set(event: asyncio.Event, seconds: float) -> bool:
+async def heard(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for the event; whether it was set within so many seconds."""
     try:
         await asyncio.wait_for(event.wait(), seconds)
     except TimeoutError:

@@ -57,18 +57,20 @@ class Watcher:
         self._told.append(of)
 
     @contextmanager
-    def watch(self, task_id: str) -> Iterator[asyncio.Event]:
-        """An event that is set after each committed change of the task. Enter it before reading the task, to miss no change."""
+    def watch(self, *task_ids: str) -> Iterator[asyncio.Event]:
+        """An event that is set after each committed change of any of the tasks. Enter it before reading them, to miss none."""
         event = asyncio.Event()
-        self._events.setdefault(task_id, set()).add(event)
+        for task_id in task_ids:
+            self._events.setdefault(task_id, set()).add(event)
         if self._released.is_set():
             event.set()
         try:
             yield event
         finally:
-            self._events[task_id].discard(event)
-            if not self._events[task_id]:
-                del self._events[task_id]
+            for task_id in task_ids:
+                self._events[task_id].discard(event)
+                if not self._events[task_id]:
+                    del self._events[task_id]
 
     @property
     def released(self) -> bool:

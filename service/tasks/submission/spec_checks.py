@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
-from contract.adapter_manifest import AdapterManifest
+from contract.messages.adapter_manifest import AdapterManifest
 from contract.task_spec import Objective, TaskSpec
 from service.adapters.models import Adapter
 from service.database.prepared_statements import PreparedStatement

@@ -21,7 +21,18 @@ from tests.service.fleet.scripted import ScriptedNode
 _numbers = itertools.count(1)
 _TABLES = (
     *("queue_status", "task_usage", "tenant_usage", "swept_placements", "join_tokens"),
-    *("placements", "adapters", "point_chunks", "curve_summaries", "task_events", "jobs", "plan_changes", "tasks", "nodes"),
+    *(
+        "placements",
+        "adapters",
+        "point_chunks",
+        "curve_summaries",
+        "task_events",
+        "jobs",
+        "plan_changes",
+        "tasks",
+        "batches",
+        "nodes",
+    ),
     *("plans", "plan_requests", "planner_lease", "throughput_profiles", "survivals"),
 )
 

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from contract import wire
-from contract.adapter_manifest import AdapterFile, AdapterManifest, Lineage
+from contract.messages.adapter_manifest import AdapterFile, AdapterManifest, Lineage
+from contract.messages.node_messages import HeartbeatAnswer, NodeWelcome
+from contract.messages.placement_messages import DesiredState, Placement
+from contract.messages.report_messages import ReportAck
+from contract.messages.upload_messages import UploadGrant
 
 GIB = 2**30
 
@@ -28,7 +31,7 @@ class ScriptedNode:
     memory: int = 8 * GIB
     versions: dict[str, str] = field(default_factory=dict)
     boot_id: str = field(default_factory=lambda: secrets.token_hex(8))
-    welcome: wire.NodeWelcome | None = None
+    welcome: NodeWelcome | None = None
 
     said: dict[str, Any] = field(default_factory=dict)  # what it registers with besides
 
@@ -40,7 +43,7 @@ class ScriptedNode:
         """By the join token, and once it has joined by its credential."""
         response = self.try_to_register()
         assert response.status_code == 201, response.text
-        self.welcome = wire.NodeWelcome.model_validate(response.json())
+        self.welcome = NodeWelcome.model_validate(response.json())
         return self
 
     def ask_to_join(self, bearer: str, **more: Any) -> Any:
@@ -76,15 +79,15 @@ class ScriptedNode:
         said = {"boot_id": self.boot_id, "pulses": list(pulses)} | more
         return self.call("POST", f"nodes/{self.id}/heartbeats", self.credential, said)
 
-    def leases(self, *pulses: dict[str, Any]) -> wire.HeartbeatAnswer:
+    def leases(self, *pulses: dict[str, Any]) -> HeartbeatAnswer:
         response = self.beat(*pulses)
         assert response.status_code == 200, response.text
-        return wire.HeartbeatAnswer.model_validate(response.json())
+        return HeartbeatAnswer.model_validate(response.json())
 
-    def desired(self) -> wire.DesiredState:
+    def desired(self) -> DesiredState:
         response = self.call("GET", f"nodes/{self.id}/desired", self.credential)
         assert response.status_code == 200, response.text
-        return wire.DesiredState.model_validate(response.json())
+        return DesiredState.model_validate(response.json())
 
     def lost(self, *placements: "ScriptedPlacement", reason: str = "executor_lost", detail: str = "killed", **more: Any) -> Any:
         said = {"reason": reason, "fences": {one.id: one.given.fence for one in placements}, "detail": detail} | more
@@ -101,7 +104,7 @@ class ScriptedPlacement:
     """An executor's side of one placement: numbers its reports, uploads, fetches."""
 
     node: ScriptedNode
-    given: wire.Placement
+    given: Placement
     seq: int = 1
 
     @property
@@ -122,12 +125,12 @@ class ScriptedPlacement:
         """One report, whatever comes of it."""
         return self.call("POST", "reports", self.body(*events, **how))
 
-    def report(self, *events: dict[str, Any]) -> wire.ReportAck:
+    def report(self, *events: dict[str, Any]) -> ReportAck:
         """One report, which must be accepted."""
         response = self.send(*events)
         assert response.status_code == 200, response.text
         self.seq += 1
-        return wire.ReportAck.model_validate(response.json())
+        return ReportAck.model_validate(response.json())
 
     def upload(self, content: bytes) -> str:
         """Put an object where the service says; its sha256."""
@@ -135,7 +138,7 @@ class ScriptedPlacement:
         said = {"fence": self.given.fence, "sha256": sha256, "bytes": len(content)}
         response = self.call("POST", "uploads", said)
         assert response.status_code == 200, response.text
-        grant = wire.UploadGrant.model_validate(response.json())
+        grant = UploadGrant.model_validate(response.json())
         if not grant.exists:
             put = self.node.client.put(grant.url, headers=grant.headers, content=content)
             assert put.status_code == 204, put.text

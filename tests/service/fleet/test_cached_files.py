@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import text
 
-from contract.cached_file_list import CachedFile, CachedFiles
+from contract.messages.cached_file_list import CachedFile, CachedFiles
 from tests.service.api import chat_rows, jsonl
 
 

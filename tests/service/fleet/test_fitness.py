@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import func, update
 
 from contract.compatibility.capabilities import understood
-from contract.wire import PROTOCOL
+from contract.compatibility.protocol import PROTOCOL
 from service.fleet.models import BaseModel, Node
 from tests.service.fleet.fixtures import join_token
 from tests.service.fleet.scripted import ScriptedNode, points

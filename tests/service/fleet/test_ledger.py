@@ -107,7 +107,7 @@ def test_usage_is_the_same_before_and_after_every_sweep(parts, tenant, trained, 
 def executors(tenant):
     """What Prometheus is told of all placements that there ever were."""
     with tenant.client.app.state.motet.system.begin() as session:
-        families = FleetMetrics(session)._executors()
+        families = FleetMetrics(session, tenant.client.app.state.motet.settings)._executors()
         return {(f.name, *s.labels.values()): s.value for f in families for s in f.samples}
 
 

@@ -22,6 +22,7 @@ UNLIMITED = {"running_gpus": None, "queued_tasks": 1000, "stored_bytes": None, "
 
 def test_the_last_tasks_before_a_limit_are_as_many_as_all_processes_make_at_once():
     bounds = Settings.model_fields["api_processes"].metadata
+    assert batched_submission._MOST <= quotas._SHARED
     assert batched_submission._MOST * next(bound.le for bound in bounds if hasattr(bound, "le")) <= quotas._NEAR
 
 

@@ -1,0 +1,82 @@
+"""The route class of all pages: security headers, forms' origin and CSRF checks, and problems shown as pages."""
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import RedirectResponse
+from fastapi.routing import APIRoute
+
+from service.authentication import CSRF_CHECKED, SESSION_COOKIE, check_csrf
+from service.http.problem_handlers import RENDERER
+from service.http.problems import Forbidden, Problem, Unauthorized
+from service.tenants.browser_sessions import is_session
+from service.web.rendering import render
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "private, no-cache",
+}
+SIGN_IN = "/sign-in"
+
+
+class FormRefused(Forbidden):
+    code, title = "form_refused", "The form came from another place"
+
+
+class PageRoute(APIRoute):
+    """A page. A POST must be a form of this site, with the session's CSRF token where there is a session."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        usual = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            request.scope["state"][RENDERER] = problem_page
+            if request.method == "POST":
+                await _check_form(request)
+            response = await usual(request)
+            for name, value in HEADERS.items():
+                response.headers.setdefault(name, value)
+            return response
+
+        return handle
+
+
+def pages() -> APIRouter:
+    """A router for pages."""
+    return APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+def problem_page(request: Request, problem: Problem, headers: Mapping[str, str]) -> Response:
+    """The problem as a page; where nobody is signed in, the way to the sign-in page."""
+    if isinstance(problem, Unauthorized) and request.url.path != SIGN_IN:
+        reason = problem.extra.get("reason")
+        here = f"{request.url.path}?{request.url.query}".rstrip("?") if request.method == "GET" else "/tasks"
+        why = f"&why={reason}" if reason in ("revoked", "expired", "session_over") else ""
+        return RedirectResponse(
+            f"{SIGN_IN}?next={quote(here, safe='/')}{why}", 303, dict(headers) | {"Cache-Control": "no-store"}
+        )
+    answer = render(request, "problem.html", status=problem.status, problem=problem, request_id=headers["x-request-id"])
+    kept = {name: value for name, value in headers.items() if name.lower() in ("retry-after", "x-request-id", "allow")}
+    answer.headers.update(HEADERS | {"Cache-Control": "no-store"} | kept)
+    return answer
+
+
+async def _check_form(request: Request) -> None:
+    """Raises FormRefused for a form of another site, CsrfRefused without the session's token."""
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site not in (None, "same-origin", "none") or (origin is not None and urlsplit(origin).netloc != request.url.netloc):
+        raise FormRefused("This form came from another site. Open the page here and send it again.")
+    secret = request.cookies.get(SESSION_COOKIE, "")
+    if is_session(secret):
+        given = (await request.form()).get("csrf")
+        check_csrf(request, secret, given if isinstance(given, str) else None)
+        request.scope["state"][CSRF_CHECKED] = True

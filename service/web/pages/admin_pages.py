@@ -1,0 +1,148 @@
+"""For admins: tenants with quotas and keys, base models, join tokens, the audit log. Nodes are on the page Cluster."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+from fastapi import Request, Response
+from fastapi.responses import RedirectResponse
+from pydantic import BaseModel, ValidationError
+from sqlalchemy import select
+
+from service.app_state import Service, Wakes
+from service.audit import routes as audit
+from service.authentication import AdminDb
+from service.fleet import admin_routes, join_token_routes
+from service.fleet.models import BaseModel as Base
+from service.http.problem_handlers import field_error
+from service.http.problems import Invalid
+from service.idempotency import AdminOnce, AnswerBox
+from service.tenants import routes as tenants
+from service.web.forms import Form
+from service.web.page_route import pages
+from service.web.rendering import render
+from service.web.session.viewer import Looking
+
+router = pages()
+
+_SHOWN = 100
+Model = TypeVar("Model", bound=BaseModel)
+_QUOTAS = tuple(tenants.QuotaLimits.model_fields)
+
+
+@router.get("/admin")
+def show_admin(viewer: Looking, db: AdminDb, request: Request) -> Response:
+    return _page(request, db)
+
+
+def _page(request: Request, db: AdminDb, **made: Any) -> Response:
+    with db.begin() as session:
+        models = list(session.scalars(select(Base).order_by(Base.name)))
+    answer = render(
+        request,
+        "admin.html",
+        tenants=tenants.list_tenants(db, None, _SHOWN).data,
+        models=models,
+        tokens=join_token_routes.list_join_tokens(db, None, 20).data,
+        audit=audit.list_all_audit(db, None, None, None, 50).data,
+        quotas=_QUOTAS,
+        now=datetime.now(UTC),
+        **({"secret": None, "what": None} | made),
+    )
+    if made:
+        answer.headers["Cache-Control"] = "no-store"  # it holds a secret
+    return answer
+
+
+@router.post("/admin/tenants")
+def create_tenant(db: AdminDb, form: Form, claim: AdminOnce) -> Response:
+    new = _read(tenants.NewTenant, name=form.one("name"), weight=_number(form.one("weight")) or 1.0)
+    tenants.create_tenant(new, db, claim)
+    return _back()
+
+
+@router.get("/admin/tenants/{tenant_id}")
+def show_tenant(tenant_id: str, viewer: Looking, db: AdminDb, request: Request) -> Response:
+    return _tenant_page(request, db, tenant_id)
+
+
+def _tenant_page(request: Request, db: AdminDb, tenant_id: str, secret: str | None = None) -> Response:
+    keys = tenants.list_keys(tenant_id, db, None, _SHOWN).data
+    tenant = next(one for one in tenants.list_tenants(db, None, _SHOWN).data if one.id == tenant_id)
+    log = audit.list_all_audit(db, tenant_id, None, None, 50).data
+    answer = render(request, "admin_tenant.html", tenant=tenant, keys=keys, quotas=_QUOTAS, secret=secret, audit=log)
+    if secret is not None:
+        answer.headers["Cache-Control"] = "no-store"
+    return answer
+
+
+@router.post("/admin/tenants/{tenant_id}")
+def change_tenant(tenant_id: str, db: AdminDb, queue: Wakes, form: Form) -> Response:
+    quotas = {name: _number(form.one(name)) for name in _QUOTAS}
+    change = _read(tenants.TenantChange, weight=_number(form.one("weight")), quotas=quotas)
+    tenants.change_tenant(tenant_id, change, db, queue)
+    return RedirectResponse(f"/admin/tenants/{tenant_id}", 303)
+
+
+@router.post("/admin/tenants/{tenant_id}/keys")
+def create_key(
+    tenant_id: str, viewer: Looking, db: AdminDb, form: Form, request: Request, claim: AdminOnce, answers: AnswerBox
+) -> Response:
+    days = _number(form.one("days"))
+    expires_at = datetime.now(UTC) + timedelta(days=float(days)) if days else None
+    new = _read(tenants.NewKey, name=form.one("name") or "key", scopes=form.all("scope"), expires_at=expires_at)
+    return _tenant_page(request, db, tenant_id, tenants.create_key(tenant_id, new, db, claim, answers).secret)
+
+
+@router.post("/admin/keys/{key_id}/revoke")
+def revoke_key(key_id: str, db: AdminDb, service: Service) -> Response:
+    key = tenants.revoke_key(key_id, db, service)
+    return RedirectResponse(f"/admin/tenants/{key.tenant_id}", 303)
+
+
+@router.post("/admin/models")
+def allow_model(db: AdminDb, form: Form, claim: AdminOnce) -> Response:
+    admin_routes.allow_model(_read(admin_routes.NewModel, name=form.one("name"), source=form.one("source")), db, claim)
+    return _back()
+
+
+@router.post("/admin/join-tokens")
+def create_join_token(
+    viewer: Looking, db: AdminDb, form: Form, request: Request, claim: AdminOnce, answers: AnswerBox
+) -> Response:
+    new = _read(join_token_routes.NewJoinToken, node_name=form.one("node_name"))
+    made = join_token_routes.create_join_token(new, db, claim, answers)
+    return _page(request, db, secret=made.secret, what=f"The join token of {made.node_name}: its MOTET_JOIN_TOKEN")
+
+
+@router.post("/admin/join-tokens/{token_id}/revoke")
+def revoke_join_token(token_id: str, db: AdminDb) -> Response:
+    join_token_routes.delete_join_token(token_id, db)
+    return _back()
+
+
+def _back() -> Response:
+    return RedirectResponse("/admin", 303)
+
+
+def _read(model: Callable[..., Model], **fields: Any) -> Model:
+    """The form's fields as the API's model. Raises Invalid, which names the field."""
+    try:
+        return model(**fields)
+    except ValidationError as error:
+        raise Invalid([field_error({**one, "loc": ("body", *one["loc"])}, []) for one in error.errors()]) from None
+
+
+def _number(text: str) -> float | int | str | None:
+    """The number in a field, None for an empty one; other text stays, for the model to refuse."""
+    text = text.strip().replace(",", "")
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -1,0 +1,62 @@
+"""The cluster: what ran, runs and is planned on which GPU, the queue and its reasons, the nodes; admins drain them here."""
+
+from dataclasses import replace
+
+from fastapi import Request, Response
+from fastapi.responses import RedirectResponse
+
+from service.app_state import State, Works, state_of
+from service.authentication import AdminDb
+from service.database.engine import clock
+from service.fleet import admin_routes
+from service.fleet.node_health import node_drain
+from service.http.pagination import MAX_LIMIT
+from service.scheduler.explain.schedule_view import Schedule, schedule
+from service.web.forms import Form
+from service.web.page_route import pages
+from service.web.rendering import render
+from service.web.session.viewer import Looking
+from service.web.views.cluster_lanes import LEFT, WIDTH, timeline
+
+router = pages()
+
+_MOST_PAGES = 20
+
+
+@router.get("/cluster")
+def show_cluster(viewer: Looking, parts: Works, request: Request) -> Response:
+    named = None if viewer.is_admin else viewer.principal.tenant_id
+    with parts.db.begin() as session:
+        found = schedule(session, parts.settings, named, None, MAX_LIMIT)
+        for _ in range(_MOST_PAGES):
+            if found.next_cursor is None:
+                break
+            found = _joined(found, schedule(session, parts.settings, named, found.next_cursor, MAX_LIMIT))
+        drawn = timeline(session, named, found.waiting, clock(session))
+    return render(
+        request,
+        "cluster.html",
+        schedule=found,
+        drawn=drawn,
+        width=WIDTH,
+        left=LEFT,
+        nodes=_nodes(state_of(request), parts) if viewer.is_admin else None,
+    )
+
+
+def _joined(one: Schedule, next_: Schedule) -> Schedule:
+    rows = {"nodes": one.nodes + next_.nodes, "waiting": one.waiting + next_.waiting, "next_cursor": next_.next_cursor}
+    return one.model_copy(update=rows)
+
+
+def _nodes(state: State, parts: Works) -> list[admin_routes.NodeResource]:
+    return admin_routes.list_nodes(state.system.of(None), parts).data
+
+
+@router.post("/cluster/nodes/{node_id}/{act}")
+def drain_node(node_id: str, act: str, db: AdminDb, parts: Works, form: Form) -> Response:
+    if act == "drain":
+        node_drain.drain(replace(parts, db=db), node_id, evict=form.one("evict") == "1")
+    else:
+        node_drain.undrain(replace(parts, db=db), node_id)
+    return RedirectResponse("/cluster", 303)

@@ -1,0 +1,65 @@
+"""Several tasks beside each other: best against base, the best jobs' curves on the same axes, and how the specs differ."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Query, Request, Response
+
+from service.authentication import Db
+from service.http.problems import BadRequest
+from service.tasks import actions
+from service.tasks.job_resource import jobs_of_task
+from service.tasks.models import Task
+from service.tasks.resource import TaskResource
+from service.tasks.resource import render as resources_of
+from service.tenants.tenant_scope import find
+from service.usage.usage_queries import gpu_seconds_of
+from service.web.page_route import pages
+from service.web.rendering import render
+from service.web.session.viewer import Looking
+from service.web.views.job_rows import JobRow, job_table
+from service.web.views.spec_differences import differences
+
+router = pages()
+
+_MOST, _OFFERED = 8, 50
+
+
+@dataclass(frozen=True)
+class Compared:
+    task: TaskResource
+    best: JobRow | None
+    gpu_seconds: float
+    colour: int
+
+    @property
+    def line(self) -> dict[str, object] | None:
+        """What the plot draws of it."""
+        if self.best is None:
+            return None
+        name = f"{self.task.name or self.task.id}, job {self.best.job.index}"
+        return {"task": self.task.id, "job": self.best.job.index, "name": name, "colour": self.colour}
+
+
+@router.get("/compare")
+def compare(viewer: Looking, db: Db, request: Request, task: Annotated[list[str], Query()] = []) -> Response:  # noqa: B006
+    ids = list(dict.fromkeys(task))
+    if len(ids) > _MOST:
+        raise BadRequest(f"{len(ids)} tasks were chosen; {_MOST} can be compared at once.")
+    reader = viewer.principal
+    with db.begin() as session:
+        tasks = resources_of(session, [find(session, Task, id, reader, "task") for id in ids])
+        found = [
+            Compared(
+                one,
+                job_table(jobs_of_task(session, reader, one.id), "best").best,
+                gpu_seconds_of(session, reader, one.id),
+                at,
+            )
+            for at, one in enumerate(tasks)
+        ]
+        newest = actions.tasks_of(reader, archived=False).order_by(Task.created_at.desc()).limit(_OFFERED)
+        offered = [one for one in session.scalars(newest) if one.id not in ids]
+    lines = [one.line for one in found if one.line is not None]
+    specs = differences([one.task.spec for one in found]) if len(found) > 1 else []
+    return render(request, "compare.html", compared=found, lines=lines, differences=specs, offered=offered, most=_MOST)

@@ -1,0 +1,74 @@
+"""What the tenant keeps: its files, uploaded here, and its adapters."""
+
+from fastapi import Request, Response
+from fastapi.responses import RedirectResponse
+from sqlalchemy import func, select
+from starlette.datastructures import UploadFile
+
+from service.adapters import routes as adapter_routes
+from service.app_state import Config, Store
+from service.authentication import Db, Writer
+from service.files import actions as files
+from service.files import routes as file_routes
+from service.files.dataset_intake import Intake, Limits
+from service.files.multipart_upload import sane_name
+from service.http.problems import BadRequest
+from service.tasks.adapter_queries import adapters_of
+from service.web.forms import Form
+from service.web.page_route import pages
+from service.web.rendering import render
+from service.web.session.viewer import Looking
+
+router = pages()
+
+_PAGE = 50
+_BLOCK = 2**20
+
+
+@router.get("/files")
+def list_files(viewer: Looking, db: Db, request: Request, cursor: str | None = None) -> Response:
+    reader = viewer.principal
+    shown = file_routes.list_files(reader, db, cursor=cursor, limit=_PAGE)
+    with db.begin() as session:
+        total = session.scalars(select(func.count()).select_from(files.files_of(reader).subquery())).one()
+    return render(request, "files.html", files=shown.data, total=total, next_cursor=shown.next_cursor)
+
+
+@router.post("/files")
+def upload_file(writer: Writer, db: Db, settings: Config, storage: Store, form: Form) -> Response:
+    """For browsers without scripts: the file may have as many bytes as any other form. Scripts stream to /v1/files."""
+    upload = form.data.get("file")
+    if not isinstance(upload, UploadFile) or not upload.filename:
+        raise BadRequest("No file was chosen.")
+    name = sane_name(upload.filename)
+    intake = Intake(storage.receive(), Limits.of(settings))
+    try:
+        while block := upload.file.read(_BLOCK):
+            intake.feed(block)
+        data = intake.finish()
+    finally:
+        intake.abandon()
+    with db.begin() as session:
+        file = files.keep(session, writer, name, data)
+    return RedirectResponse(f"/tasks/new?file={file.id}", 303)
+
+
+@router.post("/files/{file_id}/delete")
+def delete_file(file_id: str, writer: Writer, db: Db) -> Response:
+    file_routes.delete_file(file_id, writer, db)
+    return RedirectResponse("/files", 303)
+
+
+@router.get("/adapters")
+def list_adapters(viewer: Looking, db: Db, request: Request, cursor: str | None = None) -> Response:
+    reader = viewer.principal
+    shown = adapter_routes.list_adapters(reader, db, None, cursor, _PAGE)
+    with db.begin() as session:
+        total = session.scalars(select(func.count()).select_from(adapters_of(reader).subquery())).one()
+    return render(request, "adapters.html", adapters=shown.data, total=total, next_cursor=shown.next_cursor)
+
+
+@router.post("/adapters/{adapter_id}/delete")
+def delete_adapter(adapter_id: str, writer: Writer, db: Db) -> Response:
+    adapter_routes.delete_adapter(adapter_id, writer, db)
+    return RedirectResponse("/adapters", 303)

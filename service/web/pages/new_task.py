@@ -1,0 +1,203 @@
+"""The new-task form: its estimate, its rows as training reads them, its copies as curl, Python and YAML, its submission."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+from fastapi import Request, Response
+from fastapi.responses import RedirectResponse
+from pydantic import ValidationError
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from contract.task_spec import TaskSpec
+from service.app_state import BaseTokenizers, Config, Store, Wakes, Works
+from service.authentication import Db, Writer
+from service.files import actions as files
+from service.files import row_preview
+from service.files.models import File
+from service.fleet.models import BaseModel
+from service.http.concurrency_limits import Estimating, Submitting
+from service.http.problem_handlers import field_error
+from service.http.problems import FieldError, Problem
+from service.scheduler.dry_run import EstimateResource, dry_run
+from service.scheduler.routes import Counted
+from service.tasks import actions
+from service.tasks.models import Task
+from service.tasks.stored_specs import effective
+from service.tasks.submission import spec_checks
+from service.tasks.submission.spec_checks import Preflight
+from service.tenants.api_keys import Principal
+from service.tenants.tenant_scope import find
+from service.web.forms import Form
+from service.web.page_route import pages
+from service.web.rendering import render
+from service.web.session.viewer import Looking
+from service.web.views import spec_form
+
+router = pages()
+
+_FILES = 200  # offered in the form
+_ROWS = 5
+
+
+@dataclass
+class Draft:
+    """The form as it was sent, and what it asks for. `errors` by field; those of no field of the form under an empty name."""
+
+    fields: dict[str, str]
+    schedules: list[str]
+    modules: list[str]
+    spec: dict[str, Any] = field(default_factory=dict)
+    checked: TaskSpec | None = None
+    errors: list[FieldError] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, form: Form) -> "Draft":
+        draft = cls({name: form.one(name) for name in form.data}, form.all("schedule"), form.all("modules"))
+        try:
+            draft.spec = spec_form.spec_of(draft.fields, draft.schedules, draft.modules)
+            draft.checked = TaskSpec.model_validate(draft.spec)
+        except spec_form.FieldUnreadable as error:
+            draft.errors.append(FieldError(field=error.field, code="unreadable", message=str(error)))
+        except ValidationError as error:
+            draft.errors += [field_error({**one, "loc": ("body", *one["loc"])}, [TaskSpec]) for one in error.errors()[:20]]
+        return draft
+
+    def refused(self, problem: Problem) -> None:
+        self.errors += problem.errors or [FieldError(code=problem.code, message=problem.detail)]
+
+    def error_of(self, name: str) -> str | None:
+        """What is wrong with a field, or with one of its list's values."""
+        said = [e.message for e in self.errors if e.field is not None and (e.field == name or e.field.startswith(name + "["))]
+        return "; ".join(said) or None
+
+    def unplaced(self, names: set[str]) -> list[FieldError]:
+        """Errors of no field of the form."""
+        return [one for one in self.errors if one.field is None or one.field.partition("[")[0] not in names]
+
+
+@router.get("/tasks/new")
+def new_task(viewer: Looking, writer: Writer, db: Db, settings: Config, request: Request, like: str = "") -> Response:
+    fields, chosen = dict(spec_form.DEFAULTS), (["constant"], ["all"])
+    if like:
+        with db.begin() as session:
+            spec = effective(find(session, Task, like, writer, "task"))
+        fields, chosen = spec_form.fields_of(spec), spec_form.choices_of(spec)
+    elif file_id := request.query_params.get("file"):
+        fields["dataset.file_id"] = file_id[:128]
+    return _page(request, db, writer, settings, Draft(fields, *chosen))
+
+
+@router.post("/tasks/new/estimate")
+def estimate(
+    viewer: Looking, writer: Writer, db: Db, parts: Works, form: Form, request: Request, counted: Counted, seat: Estimating
+) -> Response:
+    draft, found = Draft.read(form), None
+    if draft.checked is not None:
+        try:
+            with db.begin() as session:
+                pinned = Preflight(session, writer).check(draft.checked)
+            with parts.db.begin() as session:
+                found = dry_run(session, parts, writer.tenant_id, draft.checked, pinned)
+        except Problem as problem:
+            draft.refused(problem)
+    return _page(request, db, writer, parts.settings, draft, estimate=found)
+
+
+@router.post("/tasks/new/preview")
+def preview(
+    viewer: Looking,
+    writer: Writer,
+    db: Db,
+    settings: Config,
+    storage: Store,
+    known: BaseTokenizers,
+    form: Form,
+    request: Request,
+) -> Response:
+    draft, found = Draft.read(form), None
+    try:
+        asked = row_preview.PreviewRequest.model_validate(
+            {
+                "file_id": draft.fields.get("dataset.file_id", ""),
+                "base_model": draft.fields.get("base_model", ""),
+                "objective": draft.spec.get("objective", {}),
+                "max_seq_len": draft.spec.get("training", {}).get("max_seq_len", 1024),
+                "rows": _ROWS,
+            }
+        )
+        with db.begin() as session:
+            file, model = spec_checks.for_preview(
+                session, writer, asked.file_id, asked.base_model, asked.objective, asked.max_seq_len
+            )
+        found = row_preview.preview(storage, known, asked, file, model.source, model.revision)
+    except ValidationError:
+        draft.errors.append(FieldError(code="incomplete", message="A preview needs a file and a base model."))
+    except Problem as problem:
+        draft.refused(problem)
+    return _page(request, db, writer, settings, draft, shown=found)
+
+
+@router.post("/tasks/new")
+def submit(
+    viewer: Looking, writer: Writer, db: Db, settings: Config, queue: Wakes, form: Form, request: Request, seat: Submitting
+) -> Response:
+    draft = Draft.read(form)
+    if draft.checked is not None:
+        try:
+            with db.begin() as session:
+                made = actions.create(session, queue, writer, draft.checked)
+            return RedirectResponse(f"/tasks/{made.id}", 303)
+        except Problem as problem:
+            draft.refused(problem)
+    return _page(request, db, writer, settings, draft, status=422)
+
+
+def _page(
+    request: Request,
+    db: Db,
+    writer: Principal,
+    settings: Config,
+    draft: Draft,
+    *,
+    status: int = 200,
+    estimate: EstimateResource | None = None,
+    shown: row_preview.PreviewResource | None = None,
+) -> Response:
+    with db.begin() as session:
+        stored, models = _files(session, writer), _models(session)
+    api_url = str(request.base_url).rstrip("/")
+    spec = draft.spec
+    price = settings.gpu_hour_price
+    return render(
+        request,
+        "new_task.html",
+        status=status,
+        draft=draft,
+        files=stored,
+        models=models,
+        estimate=estimate,
+        price=None if price is None or estimate is None else estimate.gpu_seconds.expected / 3600 * price,
+        currency=settings.currency,
+        shown=shown,
+        jobs=draft.checked.search_space.size if draft.checked is not None else None,
+        copies={
+            "curl": spec_form.as_curl(spec, api_url),
+            "Python": spec_form.as_python(spec, api_url),
+            "YAML": yaml.safe_dump(spec, sort_keys=False, allow_unicode=True),
+        }
+        if draft.checked is not None
+        else {},
+        module_sets=list(spec_form.MODULE_SETS),
+        schedules=spec_form.SCHEDULES,
+        policies=spec_form.POLICIES,
+    )
+
+
+def _files(session: Session, writer: Principal) -> list[File]:
+    return list(session.scalars(files.files_of(writer).order_by(File.created_at.desc()).limit(_FILES)))
+
+
+def _models(session: Session) -> list[BaseModel]:
+    return list(session.scalars(select(BaseModel).where(BaseModel.enabled).order_by(BaseModel.name)))

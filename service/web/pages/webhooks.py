@@ -1,0 +1,87 @@
+"""Webhooks and what was sent to them."""
+
+from fastapi import Request, Response
+from fastapi.responses import RedirectResponse
+from pydantic import ValidationError
+
+from service.app_state import Wakes
+from service.authentication import Db, Writer
+from service.http.problem_handlers import field_error
+from service.http.problems import BadRequest, Invalid
+from service.idempotency import AnswerBox, Once
+from service.web.forms import Form
+from service.web.page_route import pages
+from service.web.rendering import render
+from service.web.session.viewer import Looking
+from service.webhooks import routes as webhooks
+from service.webhooks.routes import Box, NewWebhook, Out, WebhookChange, WebhookResource
+from service.webhooks.webhook_messages import WANTED
+
+router = pages()
+
+
+@router.get("/webhooks")
+def list_webhooks(viewer: Looking, db: Db, request: Request) -> Response:
+    return _page(request, viewer, db, None)
+
+
+@router.post("/webhooks")
+def create_webhook(
+    viewer: Looking,
+    writer: Writer,
+    db: Db,
+    box: Box,
+    out: Out,
+    form: Form,
+    request: Request,
+    claim: Once,
+    answers: AnswerBox,
+) -> Response:
+    try:
+        said = {"url": form.one("url").strip(), "events": form.all("event"), "description": form.one("description") or None}
+        new = NewWebhook.model_validate(said)
+    except ValidationError as error:
+        errors = [field_error({**one, "loc": ("body", *one["loc"])}, [NewWebhook]) for one in error.errors()]
+        raise Invalid(errors) from None
+    return _page(request, viewer, db, webhooks.create_webhook(new, writer, db, box, out, claim, answers))
+
+
+@router.get("/webhooks/{webhook_id}")
+def show_webhook(webhook_id: str, viewer: Looking, db: Db, request: Request, cursor: str | None = None) -> Response:
+    reader = viewer.principal
+    return render(
+        request,
+        "webhook.html",
+        webhook=webhooks.get_webhook(webhook_id, reader, db),
+        deliveries=webhooks.list_deliveries(webhook_id, reader, db, cursor, 50),
+    )
+
+
+@router.post("/webhooks/{webhook_id}/deliveries/{delivery_id}/replay")
+def replay_delivery(webhook_id: str, delivery_id: str, writer: Writer, db: Db, queue: Wakes, claim: Once) -> Response:
+    webhooks.replay_delivery(webhook_id, delivery_id, writer, db, queue, claim)
+    return RedirectResponse(f"/webhooks/{webhook_id}", 303)
+
+
+@router.post("/webhooks/{webhook_id}/{act}")
+def change_webhook(webhook_id: str, act: str, writer: Writer, db: Db, queue: Wakes, out: Out, claim: Once) -> Response:
+    match act:
+        case "test":
+            webhooks.test_webhook(webhook_id, writer, db, queue, claim)
+        case "enable" | "disable":
+            webhooks.change_webhook(webhook_id, WebhookChange(enabled=act == "enable"), writer, db, out)
+        case "delete":
+            webhooks.delete_webhook(webhook_id, writer, db)
+            return RedirectResponse("/webhooks", 303)
+        case _:
+            webhooks.get_webhook(webhook_id, writer, db)
+            raise BadRequest("A webhook can be tested, enabled, disabled or deleted.")
+    return RedirectResponse(f"/webhooks/{webhook_id}", 303)
+
+
+def _page(request: Request, viewer: Looking, db: Db, made: WebhookResource | None) -> Response:
+    found = webhooks.list_webhooks(viewer.principal, db, None, 100).data
+    answer = render(request, "webhooks.html", webhooks=found, made=made, events=WANTED)
+    if made is not None:
+        answer.headers["Cache-Control"] = "no-store"  # it holds a secret
+    return answer

@@ -1,0 +1,33 @@
+"""All pages' routers. A page of a fixed path comes before the one of a task with any id."""
+
+from service.web import static_files
+from service.web.pages import (
+    admin_pages,
+    cluster_page,
+    compare,
+    keys,
+    library,
+    new_task,
+    reference_page,
+    task,
+    tasks,
+    usage,
+    webhooks,
+)
+from service.web.session import sign_in
+
+ROUTERS = (
+    static_files.router,
+    sign_in.router,
+    tasks.router,
+    new_task.router,
+    task.router,
+    compare.router,
+    cluster_page.router,
+    library.router,
+    usage.router,
+    keys.router,
+    webhooks.router,
+    admin_pages.router,
+    reference_page.router,
+)

@@ -1,0 +1,98 @@
+// Patches the page in place from the server's own HTML: elements marked data-live, and rows of a data-live-rows body by their ids.
+
+const banner = document.getElementById("connection");
+let lost = false;
+
+export function say(words) {
+  banner.hidden = words === "";
+  if (banner.textContent !== words) banner.textContent = words;
+}
+
+export function connected(yes) {
+  if (yes === !lost) return;
+  lost = !yes;
+  say(lost ? "The service does not answer. This page shows what was last known, and goes on by itself." : "");
+}
+
+// Fetches this page anew and patches it. Returns whether the service answered.
+export async function refresh(address = location.href) {
+  let answer;
+  try {
+    answer = await fetch(address, { headers: { Accept: "text/html" }, cache: "no-store" });
+  } catch {
+    connected(false);
+    return false;
+  }
+  if (answer.redirected && new URL(answer.url).pathname === "/sign-in") {
+    say("The session has ended. Sign in again to go on.");
+    const link = Object.assign(document.createElement("a"), { href: answer.url, textContent: " Sign in" });
+    banner.append(link);
+    ended = true;
+    return false;
+  }
+  if (!answer.ok) {
+    connected(answer.status < 500 && answer.status !== 429);
+    return false;
+  }
+  const html = await answer.text();
+  connected(true);
+  patch(new DOMParser().parseFromString(html, "text/html"));
+  return true;
+}
+
+let ended = false;
+export const over = () => ended;
+
+export function patch(fresh, without = []) {
+  let changed = false;
+  for (const old of document.querySelectorAll("[data-live]")) {
+    const next = without.includes(old.id) ? null : fresh.getElementById(old.id);
+    if (next && !old.contains(document.activeElement) && old.innerHTML !== next.innerHTML) {
+      old.replaceChildren(...next.childNodes);
+      changed = true;
+    }
+  }
+  for (const old of document.querySelectorAll("[data-live-rows]")) {
+    const next = fresh.getElementById(old.id);
+    if (next) changed = patchRows(old, next) || changed;
+  }
+  if (changed) document.dispatchEvent(new CustomEvent("patched"));
+}
+
+function patchRows(old, next) {
+  let changed = false;
+  const wanted = new Set([...next.children].map((row) => row.id));
+  for (const row of [...old.children]) {
+    if (!wanted.has(row.id)) { row.remove(); changed = true; }
+  }
+  let place = old.firstElementChild;
+  for (const row of [...next.children]) {
+    const own = document.getElementById(row.id);
+    if (!own) {
+      old.insertBefore(row, place);
+      changed = true;
+      continue;
+    }
+    if (own === place) place = place.nextElementSibling;
+    else { old.insertBefore(own, place); changed = true; }
+    if (own.dataset.facts !== row.dataset.facts || text(own) !== text(row)) {
+      const ticked = own.querySelector("input[type=checkbox]")?.checked;
+      const focused = own.contains(document.activeElement) && own !== document.activeElement;
+      if (focused) continue;
+      own.replaceChildren(...row.childNodes);
+      for (const name of ["data-facts"]) if (row.hasAttribute(name)) own.setAttribute(name, row.getAttribute(name));
+      own.classList.toggle("best", row.classList.contains("best"));
+      const box = own.querySelector("input[type=checkbox]");
+      if (box && ticked) box.checked = true;
+      changed = true;
+    }
+  }
+  return changed;
+}
+
+// what a row says, but for relative times, which a script keeps right
+function text(row) {
+  const copy = row.cloneNode(true);
+  for (const time of copy.querySelectorAll("time")) time.textContent = "";
+  return copy.innerHTML;
+}

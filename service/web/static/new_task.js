@@ -1,0 +1,32 @@
+// The form's estimate follows every change; a preview and an upload stay on the page. Without scripts its buttons do the same.
+import { connected, patch } from "./live.js";
+import { uploader } from "./upload.js";
+
+const form = document.getElementById("new-task");
+let timer = null, running = null;
+
+async function ask(action) {
+  running?.abort();
+  running = new AbortController();
+  try {
+    const answer = await fetch(action, { method: "POST", body: new URLSearchParams(new FormData(form)), signal: running.signal });
+    if (answer.ok || answer.status === 422) patch(new DOMParser().parseFromString(await answer.text(), "text/html"), [action.endsWith("preview") ? "outcome" : "preview"]);
+    connected(true);
+  } catch (error) {
+    if (error.name !== "AbortError") connected(false);
+  }
+}
+
+form.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(() => ask("/tasks/new/estimate"), 400); });
+document.getElementById("preview-button").addEventListener("click", (event) => { event.preventDefault(); ask("/tasks/new/preview"); });
+document.getElementById("estimate-button").addEventListener("click", (event) => { event.preventDefault(); ask("/tasks/new/estimate"); });
+
+uploader(document.getElementById("upload"), (file) => {
+  for (const name of ["dataset.file_id", "dataset.validation_file_id"]) {
+    const option = Object.assign(document.createElement("option"), { value: file.id, textContent: `${file.name} (${file.rows} rows)` });
+    document.getElementById(`f-${name}`).append(option);
+  }
+  document.getElementById("f-dataset.file_id").value = file.id;
+  form.dispatchEvent(new Event("input"));
+});
+if (document.getElementById("f-dataset.file_id").value) ask("/tasks/new/estimate");

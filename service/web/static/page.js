@@ -1,0 +1,79 @@
+// What every page has: keys, relative times, copying, and lists that follow the service.
+import { over, refresh } from "./live.js";
+
+const UNITS = [[86400, "d"], [3600, "h"], [60, "min"]];
+
+function duration(seconds) {
+  if (seconds < 60) return `${Math.round(seconds)} s`;
+  const at = UNITS.findIndex(([unit]) => seconds >= unit);
+  const [unit, name] = UNITS[at];
+  const big = Math.floor(seconds / unit);
+  const next = UNITS[at + 1];
+  const small = next && big < 10 ? Math.floor((seconds - big * unit) / next[0]) : 0;
+  return `${big} ${name}${small ? ` ${small} ${next[1]}` : ""}`;
+}
+
+function tellTimes() {
+  const now = Date.now();
+  for (const time of document.querySelectorAll("time[datetime]")) {
+    const seconds = (Date.parse(time.dateTime) - now) / 1000;
+    const words = Math.abs(seconds) < 1 ? "now" : seconds > 0 ? `in ${duration(seconds)}` : `${duration(-seconds)} ago`;
+    if (time.textContent !== words) time.textContent = words;
+  }
+}
+setInterval(tellTimes, 1000);
+document.addEventListener("patched", tellTimes);
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-copy]");
+  if (!button) return;
+  await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
+  const words = button.textContent;
+  button.textContent = "Copied";
+  setTimeout(() => { button.textContent = words; }, 1500);
+});
+
+// keys
+let waitsForPlace = false;
+const rows = () => [...document.querySelectorAll("#rows > tr, #job-rows > tr")];
+
+function move(by) {
+  const all = rows();
+  if (!all.length) return;
+  const at = all.findIndex((row) => row.classList.contains("here"));
+  const next = all[Math.max(0, Math.min(all.length - 1, at + by))];
+  all[at]?.classList.remove("here");
+  next.classList.add("here");
+  (next.querySelector("a.row") ?? next).focus();
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input:not([type=checkbox]), textarea, select, dialog")) return;
+  const here = document.querySelector("tr.here");
+  if (waitsForPlace) {
+    waitsForPlace = false;
+    const place = { t: "/tasks", c: "/cluster", f: "/files", u: "/usage", a: "/adapters", k: "/keys", w: "/webhooks", d: "/docs" }[event.key];
+    if (place) location.assign(place);
+    return;
+  }
+  switch (event.key) {
+    case "/": document.getElementById("search")?.focus(); break;
+    case "n": location.assign("/tasks/new"); break;
+    case "j": move(1); break;
+    case "k": move(-1); break;
+    case "x": { const box = here?.querySelector("input[type=checkbox]"); if (box) box.checked = !box.checked; break; }
+    case "g": waitsForPlace = true; return;
+    case "?": document.getElementById("shortcuts").showModal(); break;
+    default: return;
+  }
+  event.preventDefault();
+});
+
+// lists follow the service; a task's page has its own stream of events, and the form asks when it is changed
+const SECONDS = 4;
+const follows = document.querySelector("[data-live], [data-live-rows]") && !document.querySelector("[data-task], #new-task");
+async function follow() {
+  if (!document.hidden) await refresh();
+  if (!over()) setTimeout(follow, SECONDS * 1000);
+}
+if (follows) setTimeout(follow, SECONDS * 1000);

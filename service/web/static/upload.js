@@ -1,0 +1,39 @@
+// Uploads a file to /v1/files with its progress; a refusal names the lines.
+
+export function uploader(place, done) {
+  const input = Object.assign(document.createElement("input"), { type: "file", accept: ".jsonl,.json,.ndjson", id: "upload-file" });
+  const label = Object.assign(document.createElement("label"), { htmlFor: "upload-file", textContent: "Upload a JSONL file: choose it, or drop it here " });
+  const progress = Object.assign(document.createElement("progress"), { max: 1, value: 0, hidden: true });
+  progress.setAttribute("aria-label", "upload");
+  const said = document.createElement("div");
+  said.setAttribute("role", "status");
+  place.replaceChildren(label, input, progress, said);
+  place.classList.add("drop");
+  const send = (file) => {
+    const form = new FormData();
+    form.append("name", file.name);
+    form.append("file", file);
+    const request = new XMLHttpRequest();
+    progress.hidden = false;
+    said.replaceChildren(`uploading ${file.name}`);
+    request.upload.onprogress = (event) => { progress.value = event.total ? event.loaded / event.total : 0; };
+    request.onerror = () => { progress.hidden = true; said.replaceChildren("The upload broke off. Choose the file again."); };
+    request.onload = () => {
+      progress.hidden = true;
+      let answer = {};
+      try { answer = JSON.parse(request.responseText); } catch { answer = { detail: "The service did not answer as expected." }; }
+      if (request.status === 201) { said.replaceChildren(`${answer.name}: ${answer.rows.toLocaleString("en")} rows`); done(answer); return; }
+      const list = document.createElement("ul");
+      for (const error of (answer.errors ?? []).slice(0, 20)) list.append(Object.assign(document.createElement("li"), { textContent: `${error.line ? `line ${error.line}: ` : ""}${error.field ? `${error.field} ` : ""}${error.message}` }));
+      const words = Object.assign(document.createElement("p"), { className: "error", textContent: answer.detail ?? "The file was refused." });
+      said.replaceChildren(words, list);
+    };
+    request.open("POST", "/v1/files");
+    request.setRequestHeader("X-CSRF-Token", document.querySelector("meta[name=csrf]").content);
+    request.send(form);
+  };
+  input.addEventListener("change", () => { if (input.files[0]) send(input.files[0]); });
+  place.addEventListener("dragover", (event) => { event.preventDefault(); place.classList.add("over"); });
+  place.addEventListener("dragleave", () => place.classList.remove("over"));
+  place.addEventListener("drop", (event) => { event.preventDefault(); place.classList.remove("over"); if (event.dataTransfer.files[0]) send(event.dataTransfer.files[0]); });
+}

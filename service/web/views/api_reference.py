@@ -1,0 +1,106 @@
+"""The OpenAPI document as a page shows it: operations by tag, their fields, and an example that runs. Pure."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+_EXAMPLES: dict[str, Any] = {
+    "create_task": {
+        "base_model": "example-7m",
+        "dataset": {"file_id": "file_…"},
+        "search_space": {"learning_rate": [1e-4, 1e-3], "rank": [8, 16]},
+    }
+}
+_EXAMPLES["estimate_task"] = _EXAMPLES["create_task"]
+_EXAMPLES["preview_file"] = {"file_id": "file_…", "base_model": "example-7m"}
+
+
+@dataclass(frozen=True)
+class Field:
+    name: str
+    kind: str
+    required: bool
+    words: str
+
+
+@dataclass(frozen=True)
+class Operation:
+    id: str
+    method: str
+    path: str
+    summary: str
+    words: str
+    parameters: list[Field]
+    body: str | None
+    fields: list[Field]
+    answers: list[tuple[str, str]]
+    example: str
+
+
+def operations(document: dict[str, Any], api_url: str) -> dict[str, list[Operation]]:
+    """The operations by tag, in the document's order."""
+    found: dict[str, list[Operation]] = {}
+    for path, of_path in document["paths"].items():
+        for method, said in of_path.items():
+            found.setdefault((said.get("tags") or ["other"])[0], []).append(_operation(document, api_url, path, method, said))
+    return found
+
+
+def _operation(document: dict[str, Any], api_url: str, path: str, method: str, said: dict[str, Any]) -> Operation:
+    body = said.get("requestBody", {}).get("content", {})
+    kind, schema = next(((kind, one.get("schema", {})) for kind, one in body.items()), (None, {}))
+    schema = _resolved(document, schema)
+    return Operation(
+        id=said["operationId"],
+        method=method.upper(),
+        path=path,
+        summary=said.get("summary", ""),
+        words=said.get("description", ""),
+        parameters=[
+            Field(
+                one["name"],
+                f"{one['in']}, {_kind(one.get('schema', {}))}",
+                one.get("required", False),
+                one.get("description", ""),
+            )
+            for one in said.get("parameters", [])
+        ],
+        body=kind,
+        fields=[
+            Field(name, _kind(one), name in schema.get("required", []), one.get("description", ""))
+            for name, one in schema.get("properties", {}).items()
+        ],
+        answers=[(status, answer.get("description", "")) for status, answer in said["responses"].items()],
+        example=_example(said["operationId"], api_url, path, method, kind),
+    )
+
+
+def _example(id: str, api_url: str, path: str, method: str, kind: str | None) -> str:
+    words = ["curl -sS --fail-with-body", '-H "Authorization: Bearer $MOTET_API_KEY"']
+    if method != "get":
+        words.append(f"-X {method.upper()}")
+    if kind == "multipart/form-data":
+        words.append("-F file=@train.jsonl")
+    elif kind == "application/json":
+        words.append(f"-H 'Content-Type: application/json' -d '{json.dumps(_EXAMPLES.get(id, {}), ensure_ascii=False)}'")
+    return " ".join([*words, f'"{api_url}{path}"'])
+
+
+def _resolved(document: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    for one in (schema, *schema.get("anyOf", []), *schema.get("allOf", [])):
+        if "$ref" in one:
+            found: dict[str, Any] = document["components"]["schemas"][one["$ref"].rpartition("/")[2]]
+            return found
+    return schema
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    if "$ref" in schema:
+        return str(schema["$ref"].rpartition("/")[2])
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(_kind(one) for one in schema["anyOf"]))
+    if "enum" in schema:
+        return " | ".join(map(str, schema["enum"]))
+    if schema.get("type") == "array":
+        return f"list of {_kind(schema.get('items', {}))}"
+    return str(schema.get("const", schema.get("type", "any")))

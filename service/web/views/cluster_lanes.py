@@ -1,0 +1,211 @@
+"""The fleet's timeline: a lane a GPU, what ran, runs and is planned there, in SVG coordinates. Others' tasks have no names.
+
+Past and running blocks come from placements, planned ones from what the plan says of waiting tasks.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from sqlalchemy import or_, select
+from sqlalchemy.orm import Session
+
+from service.fleet.models import Node, Placement
+from service.scheduler.explain.schedule_view import Waiting
+from service.tasks.models import Task
+from service.tenants.models import Tenant
+from service.web.views.formats import clock, duration
+
+WIDTH, LEFT, LANE, GAP, AXIS = 1000.0, 150.0, 20.0, 6.0, 24.0
+_PAST = timedelta(hours=1)
+_LEAST_AHEAD, _MOST_AHEAD = timedelta(minutes=20), timedelta(days=7)
+_COLOURS = 7
+_MOST = 2000  # blocks
+
+
+@dataclass(frozen=True)
+class Block:
+    """`task_id` and `name` are None for another tenant's task. `colour` is a class of the style sheet."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    colour: str
+    planned: bool
+    task_id: str | None
+    name: str | None
+    title: str
+
+
+@dataclass
+class Lane:
+    title: str
+    y: float
+    height: float
+    first: bool  # of its node
+
+
+@dataclass(frozen=True)
+class Tick:
+    x: float
+    words: str
+
+
+@dataclass
+class Timeline:
+    height: float = AXIS
+    now: float = 0.0
+    lanes: list[Lane] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
+    ticks: list[Tick] = field(default_factory=list)
+    tenants: dict[str, str] = field(default_factory=dict)  # colour by tenant's name, for the legend
+
+
+@dataclass(frozen=True)
+class _Run:
+    placement: Placement
+    task: Task
+    tenant: str
+
+
+def timeline(session: Session, viewer: str | None, waiting: Sequence[Waiting], now: datetime) -> Timeline:
+    """The timeline for a tenant, or with every task named (None). The session must see all tenants' rows."""
+    nodes = list(session.scalars(select(Node).where(Node.status != "left").order_by(Node.name)))
+    rows = session.execute(
+        select(Placement, Task, Tenant.name)
+        .join(Task, Task.id == Placement.task_id)
+        .join(Tenant, Tenant.id == Task.tenant_id)
+        .where(or_(Placement.ended_at.is_(None), Placement.ended_at > now - _PAST))
+        .order_by(Placement.created_at.desc())
+        .limit(_MOST)
+    )
+    runs: dict[str, list[_Run]] = defaultdict(list)
+    for placement, task, tenant in rows:
+        runs[placement.node_id].append(_Run(placement, task, tenant))
+    return _Drawing(viewer, waiting, now, nodes, runs).made
+
+
+class _Drawing:
+    def __init__(
+        self, viewer: str | None, waiting: Sequence[Waiting], now: datetime, nodes: list[Node], runs: Mapping[str, list[_Run]]
+    ) -> None:
+        self._viewer, self._now, self.made = viewer, now, Timeline()
+        every = [run for of_node in runs.values() for run in of_node]
+        self._colours = self._colour(every)
+        ends = [run.placement.expected_end for run in every if run.placement.ended_at is None and run.placement.expected_end]
+        ends += [one.expected_end for one in waiting if one.expected_end is not None]
+        ahead = max([end - now for end in ends], default=_LEAST_AHEAD)
+        self._from, self._to = now - _PAST, now + min(_MOST_AHEAD, max(_LEAST_AHEAD, ahead * 1.05))
+        planned: dict[str, list[Waiting]] = defaultdict(list)
+        for one in waiting:
+            if one.node is not None and one.expected_start is not None and one.expected_end is not None:
+                planned[one.node].append(one)
+        y = AXIS
+        for node in nodes:
+            y = self._node(node, runs.get(node.id, []), planned.get(node.name, []), y)
+        self.made.height, self.made.now = y + GAP, self._x(now)
+        self._ticks()
+
+    def _colour(self, runs: Sequence[_Run]) -> dict[str, str]:
+        """A colour for each tenant that may be told apart: all of them for an admin, one's own otherwise."""
+        if self._viewer is not None:
+            self.made.tenants = {"yours": "t0", "others'": "others"}
+            return {self._viewer: "t0"}
+        names = sorted({(run.task.tenant_id, run.tenant) for run in runs}, key=lambda one: one[1])
+        self.made.tenants = {name: f"t{at % _COLOURS}" for at, (_, name) in enumerate(names)}
+        return {id: f"t{at % _COLOURS}" for at, (id, _) in enumerate(names)}
+
+    def _node(self, node: Node, runs: Sequence[_Run], planned: Sequence[Waiting], y: float) -> float:
+        first = True
+        for device in range(len(node.devices)):
+            mine = sorted(
+                (run for run in runs if device in run.placement.device_indexes), key=lambda run: run.placement.created_at
+            )
+            rows = _stacked([(run.placement.created_at, run.placement.ended_at or self._to) for run in mine])
+            height = LANE * (1 + max(rows, default=0))
+            self.made.lanes.append(Lane(f"{node.name} · {device}" if len(node.devices) > 1 else node.name, y, height, first))
+            for run, row in zip(mine, rows, strict=True):
+                self._run(run, y + LANE * row)
+            y, first = y + height + 2, False
+        if planned:
+            rows = _stacked([(one.expected_start, one.expected_end) for one in planned])  # type: ignore[misc]
+            height = LANE * (1 + max(rows, default=0))
+            self.made.lanes.append(Lane("planned", y, height, False))
+            for one, row in zip(planned, rows, strict=True):
+                self._planned(one, y + LANE * row)
+            y += height + 2
+        return y + GAP
+
+    def _run(self, run: _Run, y: float) -> None:
+        placement, task = run.placement, run.task
+        named = self._viewer in (None, task.tenant_id)
+        end = placement.ended_at or placement.expected_end or self._now
+        words = [task.name or task.id if named else "another tenant's task", f"since {clock(placement.created_at)}"]
+        if self._viewer is None:
+            words.insert(1, f"of {run.tenant}")
+        words.append(f"ended: {placement.end_reason}" if placement.ended_at else f"ends {clock(placement.expected_end)}")
+        colour = self._colours.get(task.tenant_id, "others")
+        self._block(
+            placement.created_at,
+            max(end, self._now) if placement.ended_at is None else end,
+            y,
+            colour,
+            False,
+            task.id if named else None,
+            task.name if named else None,
+            words,
+        )
+
+    def _planned(self, one: Waiting, y: float) -> None:
+        assert one.expected_start is not None
+        assert one.expected_end is not None
+        words = [
+            one.name or one.task_id or "another tenant's task",
+            f"starts {clock(one.expected_start)}",
+            f"ends {clock(one.expected_end)}",
+        ]
+        if one.sentence:
+            words.append(one.sentence)
+        own = one.task_id is not None
+        colour = ("t0" if self._viewer is not None else "others") if own else "others"
+        self._block(one.expected_start, one.expected_end, y, colour, True, one.task_id, one.name, words)
+
+    def _block(
+        self,
+        start: datetime,
+        end: datetime,
+        y: float,
+        colour: str,
+        planned: bool,
+        task_id: str | None,
+        name: str | None,
+        words: Sequence[str],
+    ) -> None:
+        x = self._x(max(start, self._from))
+        width = max(2.0, self._x(min(end, self._to)) - x)
+        self.made.blocks.append(Block(x, y + 1, round(width, 1), LANE - 2, colour, planned, task_id, name, "\n".join(words)))
+
+    def _x(self, moment: datetime) -> float:
+        return round(LEFT + (WIDTH - LEFT) * ((moment - self._from) / (self._to - self._from)), 1)
+
+    def _ticks(self) -> None:
+        span = (self._to - self._from).total_seconds()
+        step = next((s for s in (300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400) if span / s <= 9), 172800)
+        at = -(_PAST.total_seconds() // step) * step
+        while self._x(self._now + timedelta(seconds=at)) < WIDTH - 30:
+            words = "now" if at == 0 else f"in {duration(at)}" if at > 0 else f"{duration(-at)} ago"
+            self.made.ticks.append(Tick(self._x(self._now + timedelta(seconds=at)), words))
+            at += step
+
+
+def _stacked(spans: Sequence[tuple[datetime, datetime]]) -> list[int]:
+    """A row for each span, in order of their starts, so that spans of one row do not overlap."""
+    ends: list[datetime] = []
+    found = []
+    for start, end in spans:
+        row = next((row for row, until in enumerate(ends) if until <= start), len(ends))
+        ends[row : row + 1] = [end]
+        found.append(row)
+    return found

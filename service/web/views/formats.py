@@ -1,0 +1,126 @@
+"""How numbers, durations, moments and labels are written. Every filter takes None and writes a dash."""
+
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from markupsafe import Markup, escape
+
+NONE = "\u2013"
+_UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
+
+
+def significant(value: float | None, digits: int = 3) -> str:
+    """Three significant digits, never in exponents between 1e-4 and 1e6."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    if value == 0:
+        return "0"
+    if not 1e-4 <= abs(value) < 1e6:
+        mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{decimals}f}"
+
+
+def count(value: float | None) -> str:
+    """A whole number with thousands' separators; millions and more shortened."""
+    if value is None:
+        return NONE
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if abs(value) >= size:
+            return f"{significant(value / size)} {unit}"
+    return f"{value:,.0f}"
+
+
+def loss(value: float | None) -> str:
+    return NONE if value is None or not math.isfinite(value) else f"{value:.4f}"
+
+
+def percent(value: float | None) -> str:
+    return NONE if value is None else f"{100 * value:.0f} %"
+
+
+def size(value: float | None) -> str:
+    """Bytes, in binary units."""
+    if value is None:
+        return NONE
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{significant(value)} {unit}"
+        value /= 1024
+    return f"{significant(value)} TiB"
+
+
+def duration(seconds: float | None) -> str:
+    """As people say it: 40 s, 12 min, 3 h 20 min, 2 d 4 h."""
+    if seconds is None:
+        return NONE
+    whole = max(0.0, seconds)
+    if whole < 60:
+        return f"{whole:.0f} s"
+    for at, (unit, name) in enumerate(_UNITS):
+        if whole >= unit:
+            big = int(whole // unit)
+            rest, smaller = whole - big * unit, _UNITS[at + 1 :]
+            small = int(rest // smaller[0][0]) if smaller and big < 10 else 0
+            return f"{big} {name}" + (f" {small} {smaller[0][1]}" if small else "")
+    raise AssertionError(seconds)
+
+
+def clock(moment: datetime | str | None) -> str:
+    """The absolute moment, in UTC."""
+    return NONE if moment is None else f"{_moment(moment):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def when(moment: datetime | str | None) -> str | Markup:
+    """A `time` element: relative words, the absolute moment on hover. A script keeps the words right."""
+    if moment is None:
+        return NONE
+    at = _moment(moment)
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(at.isoformat(), clock(at), relative(at, datetime.now(UTC)))
+
+
+def relative(at: datetime, now: datetime) -> str:
+    seconds = (at - now).total_seconds()
+    if abs(seconds) < 1:
+        return "now"
+    return f"in {duration(seconds)}" if seconds > 0 else f"{duration(-seconds)} ago"
+
+
+def value_of(value: Any) -> str:
+    """A hyperparameter's value."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return NONE if value is None else str(value)
+
+
+def exact(value: float | None, shown: Callable[[float | None], str] = significant) -> str | Markup:
+    """The number as `shown`, with its exact value on hover."""
+    if value is None:
+        return NONE
+    return Markup('<span title="{}">{}</span>').format(escape(repr(value)), shown(value))
+
+
+def _moment(moment: datetime | str) -> datetime:
+    return datetime.fromisoformat(moment) if isinstance(moment, str) else moment
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    "significant": significant,
+    "count": count,
+    "loss": loss,
+    "exact_loss": lambda value: exact(value, loss),
+    "exact": exact,
+    "percent": percent,
+    "size": size,
+    "duration": duration,
+    "clock": clock,
+    "when": when,
+    "value": value_of,
+}

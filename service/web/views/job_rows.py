@@ -1,0 +1,128 @@
+"""A task's jobs as a table, as the plot reads them, and what early exit saved. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from contract.config_labels import HEADINGS, cell, label, varying
+from contract.search_space import JobConfig
+from contract.states import JOB_TERMINAL, ExitReason, JobStatus
+from service.tasks.job_resource import JobResource
+from service.tasks.resource import TaskResource
+from service.usage.trained_rows import rows_trained
+from service.web.views.importance import Worth, worths
+
+EXIT_WORDS = {
+    ExitReason.DIVERGING: "its loss diverged",
+    ExitReason.OVERFITTING: "it overfitted",
+    ExitReason.UNDERPERFORMING: "others were better",
+}
+_FIXED = ("index", "status", "step", "best", "exit")
+
+
+@dataclass(frozen=True)
+class JobRow:
+    job: JobResource
+    label: str
+    cells: list[str]
+    facts: dict[str, Any]  # what the plots read
+
+    @property
+    def ended(self) -> bool:
+        return self.job.status in JOB_TERMINAL
+
+
+@dataclass(frozen=True)
+class JobTable:
+    """`names` are the hyperparameters that differ, `headings` their columns' titles."""
+
+    names: list[str]
+    headings: list[str]
+    rows: list[JobRow]
+    best: JobRow | None
+    sort: str
+
+    @property
+    def sorts(self) -> tuple[str, ...]:
+        return (*_FIXED, *self.names)
+
+
+def job_table(jobs: Sequence[JobResource], sort: str) -> JobTable:
+    """The jobs ordered by a column: a fixed one or a hyperparameter's; unknown columns mean the best first."""
+    names = varying([job.config for job in jobs]) if jobs else []
+    rows = [_row(job, names) for job in jobs]
+    scored = [row for row in rows if row.job.best_val_loss is not None]
+    best = min(scored, key=lambda row: (row.job.best_val_loss, row.job.index), default=None)
+    sort = sort if sort in (*_FIXED, *names) else "best"
+    return JobTable(names, [HEADINGS[name] for name in names], sorted(rows, key=lambda row: _key(row.job, sort)), best, sort)
+
+
+def _row(job: JobResource, names: Sequence[str]) -> JobRow:
+    config: JobConfig = job.config
+    facts = {
+        "job": job.index,
+        "label": label(config, names),
+        "status": job.status.value,
+        "step": job.step,
+        "total": job.total_steps,
+        "warmup": job.warmup_steps,
+        "warmup_loss": job.warmup_val_loss,
+        "promoted": job.promoted,
+        "exit": job.exit.reason.value if job.exit is not None else None,
+        "best": job.best_val_loss,
+        "best_step": job.best_step,
+        "config": {name: _plain(getattr(config, name), cell(config, name)) for name in names},
+    }
+    return JobRow(job, label(config, names), [cell(config, name) for name in names], facts)
+
+
+def _plain(value: Any, shown: str) -> float | str | None:
+    """A number to place on an axis, or the word that stands for it."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else shown or None
+
+
+def _key(job: JobResource, sort: str) -> tuple[Any, ...]:
+    last = float("inf")
+    match sort:
+        case "index":
+            return (job.index,)
+        case "status":
+            return (list(JobStatus).index(job.status), job.index)
+        case "step":
+            return (-job.step, job.index)
+        case "best":
+            return (job.best_val_loss if job.best_val_loss is not None else last, job.index)
+        case "exit":
+            return (job.exit is None, job.exit.reason.value if job.exit is not None else "", job.index)
+    value = getattr(job.config, sort)
+    number = isinstance(value, int | float)
+    return (value is None, not number, value if number else str(value), job.index)
+
+
+def importance(table: JobTable) -> list[Worth]:
+    configs = [{name: row.facts["config"][name] for name in table.names} for row in table.rows]
+    return worths(configs, [row.job.best_val_loss for row in table.rows], table.names)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What jobs that stopped for this reason would still have trained, as a part of the whole search."""
+
+    reason: str
+    words: str
+    jobs: int
+    part: float
+
+
+def saved_by_reason(task: TaskResource, jobs: Sequence[JobResource]) -> list[Saved]:
+    rows, found = task.rows.train or 0, []
+    for reason, words in EXIT_WORDS.items():
+        stopped = [job for job in jobs if job.exit is not None and job.exit.reason == reason]
+        spared = sum(
+            rows_trained(job.total_steps or job.step, job.config.batch_size, rows)
+            - rows_trained(job.step, job.config.batch_size, rows)
+            for job in stopped
+        )
+        if stopped:
+            found.append(Saved(reason.value, words, len(stopped), spared / task.samples.full if task.samples.full else 0.0))
+    return found

@@ -1,0 +1,171 @@
+"""The new-task form's fields and the spec that they make, both ways. Field names are paths in the spec. Pure."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from contract.search_space import MODULES
+
+Fields = Mapping[str, str]
+
+MODULE_SETS = {
+    "all": list(MODULES),
+    "attention": ["q_proj", "k_proj", "v_proj", "o_proj"],
+    "q and v": ["q_proj", "v_proj"],
+    "MLP": ["gate_proj", "up_proj", "down_proj"],
+}
+SCHEDULES = ("constant", "linear", "cosine")
+POLICIES = ("alto_guarded", "alto", "asha", "none")
+
+
+class FieldUnreadable(ValueError):
+    """A field's text is no value of its kind; `field` is its path in the spec."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+def _number(field: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise FieldUnreadable(field, f"{text!r} is no number; write it as 0.0003 or 3e-4") from None
+
+
+def _whole(field: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise FieldUnreadable(field, f"{text!r} is no whole number") from None
+
+
+def _text(field: str, text: str) -> str:
+    return text
+
+
+Read = Callable[[str, str], Any]
+_ONE: dict[str, Read] = {
+    "name": _text,
+    "base_model": _text,
+    "dataset.file_id": _text,
+    "dataset.validation_file_id": _text,
+    "dataset.validation_fraction": _number,
+    "objective.type": _text,
+    "precision": _text,
+    "search_space.method": _text,
+    "search_space.n": _whole,
+    "training.epochs": _whole,
+    "training.max_steps": _whole,
+    "training.max_seq_len": _whole,
+    "early_exit.policy": _text,
+    "early_exit.warmup_fraction": _number,
+    "early_exit.keep_fraction": _number,
+    "early_exit.eval_every": _whole,
+    "gpus": _whole,
+    "max_gpus": _whole,
+    "priority": _whole,
+    "deadline": _text,
+}
+_LISTS: dict[str, Read] = {
+    "search_space.learning_rate": _number,
+    "search_space.rank": _whole,
+    "search_space.alpha_ratio": _number,
+    "search_space.batch_size": _whole,
+    "search_space.dropout": _number,
+    "search_space.weight_decay": _number,
+    "search_space.lr_warmup_ratio": _number,
+    "search_space.seed": _whole,
+}
+DEFAULTS: Fields = {
+    "objective.type": "sft",
+    "precision": "bf16",
+    "search_space.method": "grid",
+    "search_space.learning_rate": "1e-4, 3e-4, 1e-3, 3e-3",
+    "search_space.rank": "8, 16",
+    "search_space.batch_size": "4, 8",
+    "training.epochs": "3",
+    "training.max_seq_len": "1024",
+    "early_exit.policy": "alto_guarded",
+    "early_exit.warmup_fraction": "0.05",
+    "early_exit.keep_fraction": "0.25",
+    "gpus": "1",
+    "priority": "1",
+    "modules": "all",
+    "schedule": "constant",
+}
+
+
+def spec_of(fields: Fields, schedules: list[str], modules: list[str]) -> dict[str, Any]:
+    """The spec that the form asks for, unchecked; empty fields are left out. Raises FieldUnreadable."""
+    spec: dict[str, Any] = {}
+    for path, read in _ONE.items():
+        if text := fields.get(path, "").strip():
+            if path == "search_space.n" and fields.get("search_space.method") != "random":
+                continue
+            _put(spec, path, read(path, text))
+    for path, read in _LISTS.items():
+        if words := fields.get(path, "").replace(",", " ").split():
+            _put(spec, path, [read(path, word) for word in words])
+    if schedules and schedules != ["constant"]:
+        _put(spec, "search_space.schedule", schedules)
+    if modules and modules != ["all"]:
+        _put(spec, "search_space.target_modules", [MODULE_SETS[name] for name in modules if name in MODULE_SETS])
+    labels = [line.partition("=") for line in fields.get("labels", "").splitlines() if line.strip()]
+    for key, equals, _ in labels:
+        if not equals:
+            raise FieldUnreadable("labels", f"{key!r} has no '='; write one key=value a line")
+    if labels:
+        spec["labels"] = {key.strip(): value.strip() for key, _, value in labels}
+    return spec
+
+
+def fields_of(spec: Mapping[str, Any]) -> dict[str, str]:
+    """A spec as the form's fields, as far as the form has them."""
+    found = {}
+    for path in (*_ONE, *_LISTS):
+        value: Any = spec
+        for part in path.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if isinstance(value, list):
+            found[path] = ", ".join(f"{one:g}" if isinstance(one, float) else str(one) for one in value)
+        elif value is not None:
+            found[path] = f"{value:g}" if isinstance(value, float) else str(value)
+    found["labels"] = "\n".join(f"{key}={value}" for key, value in spec.get("labels", {}).items())
+    return found
+
+
+def choices_of(spec: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """The schedules and module sets that a spec names."""
+    space = spec.get("search_space", {})
+    sets = [name for name, modules in MODULE_SETS.items() if modules in space.get("target_modules", [])]
+    return list(space.get("schedule", ["constant"])), sets or ["all"]
+
+
+def _put(spec: dict[str, Any], path: str, value: Any) -> None:
+    *above, name = path.split(".")
+    for part in above:
+        spec = spec.setdefault(part, {})
+    spec[name] = value
+
+
+def as_curl(spec: Mapping[str, Any], api_url: str) -> str:
+    """The submission as a command; a quote within the JSON is written so that the shell keeps it."""
+    body = json.dumps(spec, indent=2, ensure_ascii=False).replace("'", "'\\''")
+    return (
+        f'curl -sS --fail-with-body "{api_url}/v1/tasks" -H "Authorization: Bearer $MOTET_API_KEY" '
+        f"-H 'Content-Type: application/json' -d '{body}'"
+    )
+
+
+def as_python(spec: Mapping[str, Any], api_url: str) -> str:
+    lines = ["from motet import Client", "", f"client = Client({api_url!r})  # the key: MOTET_API_KEY"]
+    return "\n".join([*lines, f"task = client.tasks.create({_literal(spec)})", "task = client.tasks.wait(task.id)"])
+
+
+def _literal(value: Any, indent: int = 0) -> str:
+    """A Python literal over several lines."""
+    if isinstance(value, Mapping):
+        inner = "".join(f"{' ' * (indent + 4)}{key!r}: {_literal(one, indent + 4)},\n" for key, one in value.items())
+        return f"{{\n{inner}{' ' * indent}}}"
+    return repr(value)

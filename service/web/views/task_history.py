@@ -1,0 +1,68 @@
+"""What happened to a task, as sentences: its events, and what was planned for it. Pure."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from service.tasks.lifecycle.event_log import Kind
+from service.tasks.models import TaskEvent
+from service.tasks.waiting.plan_history import PlanChangeResource
+from service.web.views.formats import loss
+
+TOLD = (Kind.STATUS, Kind.BASE, Kind.JOB, Kind.REWIND, Kind.ACTIVATIONS)
+_MOST = 60
+
+
+@dataclass(frozen=True)
+class Happening:
+    at: datetime
+    mark: str  # the icon's state
+    words: str
+
+
+def happenings(events: Sequence[TaskEvent], plans: Sequence[PlanChangeResource]) -> list[Happening]:
+    """The newest first. Jobs are told of where they end."""
+    told = [*_events(events), *_plans(plans)]
+    return sorted(told, key=lambda one: one.at, reverse=True)[:_MOST]
+
+
+def _events(events: Sequence[TaskEvent]) -> Iterator[Happening]:
+    for event in events:
+        said = _words(event.kind, event.data)
+        if said is not None:
+            yield Happening(event.created_at, *said)
+
+
+def _words(kind: str, data: dict[str, Any]) -> tuple[str, str] | None:
+    job = f"job {data.get('job')}"
+    match kind:
+        case Kind.STATUS:
+            why = f": {data['error']}" if "error" in data else f" ({data['reason']})" if "reason" in data else ""
+            return data["status"], f"{data['status']}{why}"
+        case Kind.BASE:
+            return "completed", f"the base alone has a validation loss of {loss(data.get('val_loss'))}"
+        case Kind.REWIND:
+            return "paused", f"{job} went back to step {max(0, data.get('step', 0))}"
+        case Kind.ACTIVATIONS:
+            return "warmup", str(data.get("reason", ""))
+        case Kind.JOB if data.get("status") == "exited":
+            return "exited", f"{job} stopped early at step {data.get('step')}: {data.get('exit_reason')}"
+        case Kind.JOB if data.get("status") == "completed":
+            return "completed", f"{job} completed, best loss {loss(data.get('best_val_loss'))}"
+        case Kind.JOB if data.get("status") == "failed":
+            return "failed", f"{job} failed: {data.get('error', '')}"
+    return None
+
+
+def _plans(plans: Sequence[PlanChangeResource]) -> Iterator[Happening]:
+    for plan in plans:
+        match plan.kind:
+            case "waits":
+                yield Happening(plan.created_at, "queued", str(plan.said.get("sentence") or "waits"))
+            case "placed":
+                yield Happening(plan.created_at, "running", f"placed on {plan.said.get('node')}")
+            case "left":
+                yield Happening(
+                    plan.created_at, "paused", f"left its node: {plan.said.get('detail') or plan.said.get('reason')}"
+                )

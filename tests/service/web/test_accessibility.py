@@ -1,0 +1,107 @@
+"""axe (axe-core, from its wheel) finds nothing serious on any page, light and dark; nothing overflows a phone."""
+
+from pathlib import Path
+
+import pytest
+
+from service.tenants.api_keys import Scope
+from tests.service.sample_tasks import adapter, jobs_of
+from tests.service.web import sweeps
+from tests.service.web.test_other_pages import FOLDER, run_on
+from tests.service.web.test_task_pages import GRID, drawn
+
+try:
+    import axe_playwright_python
+except ImportError:  # then there is no browser either, and these tests say that they were not run
+    axe_playwright_python = None  # type: ignore[assignment]
+
+BAD = ("serious", "critical")
+
+
+@pytest.fixture
+def lived_in(visit, new_tenant, database, storage, node):
+    """An admin's browser, and the pages of a tenant that has one of everything."""
+    caller = new_tenant(*Scope)
+    task = caller.task(name="a sweep", search_space=GRID, labels={"team": "research"})["id"]
+    sweeps.begin(database, task)
+    waiting = caller.task(name="one that waits")["id"]
+    with database.begin() as session:
+        adapter(session, storage, jobs_of(session, task)[0], FOLDER)
+    run_on(database, node, task, [0])
+    visitor = visit()
+    visitor.sign_in(caller.key)
+    pages = [
+        *(
+            "/tasks",
+            f"/tasks/{task}",
+            f"/tasks/{task}/cancel",
+            "/tasks/new",
+            f"/compare?task={task}&task={waiting}",
+            "/cluster",
+        ),
+        *("/files", "/adapters", "/usage", "/keys", "/webhooks", "/admin", f"/admin/tenants/{caller.tenant_id}", "/docs"),
+    ]
+    return visitor, pages
+
+
+def violations(visitor) -> list[str]:
+    """axe's serious findings on the visitor's page. Its script comes by the debugger, past the page's policy, and what the
+    policy then says of that script counts for nothing."""
+    page = visitor.page
+    assert visitor.complaints == []
+    source = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
+    page.evaluate(source + "\n0")
+    found = page.evaluate("() => axe.run(document, {resultTypes: ['violations']}).then(found => found.violations)")
+    visitor.complaints[:] = [one for one in visitor.complaints if "Content Security Policy" not in one]
+    return [f"{one['id']}: {part['html'][:150]}" for one in found if one["impact"] in BAD for part in one["nodes"][:3]]
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+def test_axe_finds_nothing_serious(lived_in, colours):
+    visitor, pages = lived_in
+    visitor.page.emulate_media(color_scheme=colours)
+    found = {}
+    for path in pages:
+        page = visitor.open(path)
+        if path.startswith("/tasks/task_") and not path.endswith("cancel"):
+            drawn(page)
+        if bad := violations(visitor):
+            found[path] = bad
+    assert not found
+
+
+def test_axe_finds_what_is_wrong(lived_in):
+    visitor, _ = lived_in
+    page = visitor.open("/keys")
+    page.evaluate("document.querySelector('form [name=name]').closest('label').replaceWith(document.createElement('input'))")
+    assert any(one.startswith("label") for one in violations(visitor))
+
+
+def test_nothing_overflows_a_phone(lived_in):
+    visitor, pages = lived_in
+    visitor.page.set_viewport_size({"width": 390, "height": 800})
+    wide = {}
+    for path in pages:
+        page = visitor.open(path)
+        width = page.evaluate("document.documentElement.scrollWidth")
+        if width > 391:
+            wide[path] = width
+    assert not wide
+
+
+def test_everything_pressable_can_be_reached_and_seen_by_keyboard(lived_in):
+    visitor, _ = lived_in
+    page = visitor.open("/tasks")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    seen = set()
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        focused = page.evaluate(
+            "() => { const one = document.activeElement, style = getComputedStyle(one);"
+            " return [one.outerHTML.slice(0, 90), style.outlineStyle !== 'none' || one.matches('body, select, input')]; }"
+        )
+        seen.add(focused[0])
+        assert focused[1], f"the focus cannot be seen on {focused[0]}"
+    assert any("New task" in one or "/tasks/new" in one for one in seen)
+    assert any('name="act"' in one for one in seen)

@@ -1,0 +1,282 @@
+"""The task list and a task's page in a real browser: live, by keyboard, without scripts, under attack, cut off."""
+
+import re
+from datetime import UTC, datetime
+
+import pytest
+from sqlalchemy import update
+
+from service.tenants.api_keys import hash_of
+from service.tenants.models import ApiKey
+from tests.service.live_server import live
+from tests.service.sample_tasks import adapter, jobs_of
+from tests.service.web import sweeps
+from tests.service.web.waiting import eventually
+
+HOSTILE = """<script>window.hacked=1</script><img src=x onerror="window.hacked=2">'"{{7*7}}</textarea>"""
+GRID = {"learning_rate": [1e-4, 3e-4, 1e-3], "rank": [4, 8], "batch_size": [4]}
+FOLDER = {"adapter_model.safetensors": b"x" * 10, "adapter_config.json": b"{}"}
+
+
+def picture(page, id="plot"):
+    return page.evaluate(f"document.querySelector('#{id} canvas').toDataURL()")
+
+
+def drawn(page):
+    page.wait_for_selector("html[data-drawn]")
+    eventually(page, "document.querySelector('#plot canvas').width > 300")
+
+
+@pytest.fixture
+def sweep(tenant, database):
+    task = tenant.task(name="a sweep", search_space=GRID, labels={"team": "research"})
+    sweeps.begin(database, task["id"])
+    return task["id"]
+
+
+def test_signing_in_and_out(visit, tenant):
+    visitor = visit()
+    page = visitor.open("/tasks?status=running")
+    assert "/sign-in?next=" in page.url
+    page.fill("#key", "mk_wrong")
+    page.keyboard.press("Enter")
+    assert "not known here" in page.text_content("[role=alert]")
+    visitor.expected("401")
+    page.fill("#key", tenant.key)
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/tasks?status=running")
+    page.goto(visitor.url + "/tasks")
+    assert "Make the first task" in page.text_content(".empty")
+    page.click("text=Sign out")
+    page.wait_for_url("**/sign-in")
+    assert "/sign-in" in visitor.open("/tasks").url
+
+
+def test_a_one_time_link_signs_in(visit, server, tenant, http):
+    made = http.post("/v1/sign-in-links").json()["url"]
+    visitor = visit()
+    visitor.page.goto(made)
+    visitor.page.wait_for_url("**/tasks")
+    again = visit()
+    again.page.goto(made)
+    assert "used already" in again.page.text_content("[role=alert]")
+    again.expected("401")
+
+
+def test_the_list_filters_by_state_label_text_and_base(visitor, tenant, sweep):
+    tenant.task(name="another", labels={"team": "growth"})
+    page = visitor.open("/tasks")
+    assert page.text_content("#total") == "2"
+    for query, count in (
+        ("?status=running", 1),
+        ("?label=team%3Dgrowth", 1),
+        ("?text=SWEEP", 1),
+        ("?text=%25", 0),
+        ("?base=small", 2),
+        ("?base=large", 0),
+        ("?archived=1", 0),
+        (f"?text={sweep}", 1),
+    ):
+        assert page.goto(visitor.url + "/tasks" + query).status == 200
+        assert page.text_content("#total") == str(count), query
+    assert "No task fits" in page.goto(visitor.url + "/tasks?text=nothing").text()
+    page.goto(visitor.url + "/tasks")
+    page.fill("#search", "sweep")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/tasks?*text=sweep*")
+    page.go_back()
+    assert page.text_content("#total") == "2"
+
+
+def test_a_task_page_shows_its_jobs_and_moves_with_them(visitor, database, sweep):
+    page = visitor.open(f"/tasks/{sweep}")
+    drawn(page)
+    rows = page.locator("#job-rows tr")
+    assert rows.count() == 6
+    assert "best" in (rows.first.get_attribute("class") or "")
+    assert page.locator("#job-rows .r-diverging").count() == 1
+    assert "1 stopped early" in page.text_content("#facts")
+    assert page.locator(".worth tbody tr").count() == 2
+    before, parallel = picture(page), picture(page, "parallel")
+    kept = page.locator("#job-rows tr").nth(5).element_handle()
+    sweeps.go_on(database, sweep, 1, 41, 90)
+    moved = page.locator("#job-rows tr", has_text="90/100")
+    moved.wait_for()
+    eventually(page, "before => document.querySelector('#plot canvas').toDataURL() !== before", before)
+    assert picture(page, "parallel") != parallel
+    assert kept.evaluate("row => row.isConnected")  # what did not change was not made anew
+    sweeps.end(database, sweep)
+    eventually(page, "document.getElementById('task-state').textContent.includes('succeeded')")
+    page.wait_for_selector("#acts >> text=Delete…")
+
+
+def test_hovering_links_plot_and_table(visitor, sweep):
+    page = visitor.open(f"/tasks/{sweep}")
+    drawn(page)
+    before = picture(page)
+    page.locator("#job-rows tr").nth(2).hover()
+    eventually(page, "before => document.querySelector('#plot canvas').toDataURL() !== before", before)
+    page.locator("#plot canvas").scroll_into_view_if_needed()
+    box = page.locator("#plot canvas").bounding_box()
+    for height in range(40, 340, 6):
+        page.mouse.move(box["x"] + box["width"] * 0.2, box["y"] + height)
+        if page.locator("#plot .tip").is_visible():
+            break
+    assert re.search(r"job \d: lr .* step \d+ · (validation|training) \d", page.text_content("#plot .tip"))
+    assert page.locator("#job-rows tr.lit").count() == 1
+
+
+def test_brushing_an_axis_filters_the_plot_and_the_table(visitor, sweep):
+    page = visitor.open(f"/tasks/{sweep}")
+    drawn(page)
+    page.locator("#parallel").scroll_into_view_if_needed()
+    box, before = page.locator("#parallel canvas").bounding_box(), picture(page)
+    x = box["x"] + 60  # the first axis
+    page.mouse.move(x, box["y"] + 24)
+    page.mouse.down()
+    page.mouse.move(x, box["y"] + 70, steps=4)
+    page.mouse.up()
+    out = page.locator("#job-rows tr.out")
+    assert 0 < out.count() < 6
+    eventually(page, "before => document.querySelector('#plot canvas').toDataURL() !== before", before)
+    page.mouse.click(x, box["y"] + 150)
+    assert out.count() == 0
+
+
+def test_pausing_resuming_and_cancelling(visitor, tenant, database, storage):
+    task = tenant.task(name="one of many")["id"]
+    with database.begin() as session:
+        adapter(session, storage, jobs_of(session, task)[0], FOLDER)
+    page = visitor.open(f"/tasks/{task}")
+    page.click("#acts >> text=Pause")
+    page.wait_for_selector("#acts >> text=Resume")
+    page.click("#acts >> text=Resume")
+    page.wait_for_selector("#acts >> text=Pause")
+    page.click("#acts >> text=Cancel…")
+    assert "1 stored adapter." in page.text_content("main")
+    page.click("text=Cancel the task")
+    page.wait_for_selector("#task-state >> text=cancelled")
+    with page.expect_download() as download:
+        page.click("#adapters a[download]")
+    assert download.value.suggested_filename.endswith(".tar.gz")
+    page.click("#acts >> text=Delete…")
+    page.click("text=Delete the task")
+    assert "1 task deleted." in page.text_content("main")
+    assert tenant.get(f"/v1/tasks/{task}").status_code == 404
+
+
+def test_several_are_cancelled_at_once(visitor, tenant):
+    tasks = [tenant.task(name=f"task {number}")["id"] for number in range(3)]
+    page = visitor.open("/tasks")
+    for task in tasks[:2]:
+        page.check(f"input[value={task}]")
+    page.click("text=Cancel the chosen…")
+    assert "Cancel 2 tasks?" in page.text_content("h1")
+    page.click("text=Cancel them")
+    assert "2 tasks cancelled." in page.text_content("main")
+    assert [tenant.get(f"/v1/tasks/{task}").json()["status"] for task in tasks] == ["cancelled", "cancelled", "validating"]
+
+
+def test_another_tenants_task_does_not_exist(visitor, new_tenant, database):
+    other = new_tenant()
+    task = other.task(name="a secret name")["id"]
+    sweeps.begin(database, task)
+    page = visitor.open("/tasks")
+    csrf = page.get_attribute("meta[name=csrf]", "content")
+    for path in ("", "/curves", "/curves.svg", "/cancel", "/delete"):
+        answer = page.request.get(f"{visitor.url}/tasks/{task}{path}")
+        assert answer.status == 404, path
+        assert "secret" not in answer.text()
+    form = {"headers": {"Origin": visitor.url}, "max_redirects": 0}
+    for act in ("cancel", "pause", "resume", "archive", "delete"):
+        answer = page.request.post(f"{visitor.url}/tasks/{task}/{act}", form={"csrf": csrf}, **form)
+        assert answer.status == 404, act
+    for act in ("bulk", "bulk/cancel", "bulk/archive"):
+        answer = page.request.post(f"{visitor.url}/tasks/{act}", form={"csrf": csrf, "task": task, "act": "cancel"}, **form)
+        assert answer.status == 404, act
+    assert other.get(f"/v1/tasks/{task}").json()["status"] == "running"
+    assert "secret" not in page.content()
+
+
+def test_what_tenants_type_is_text(visitor, tenant, database):
+    task = tenant.task(name=HOSTILE[:128], search_space=GRID, labels={HOSTILE[:100]: HOSTILE})["id"]
+    sweeps.begin(database, task)
+    with database.begin() as session:
+        jobs_of(session, task)[1].error = HOSTILE
+    for path in ("/tasks", f"/tasks/{task}", f"/tasks/{task}/cancel", "/tasks?" + "text=" + "%3Cscript%3E"):
+        page = visitor.open(path)
+        page.wait_for_load_state("networkidle") if "task_" not in path else drawn(page) if path.endswith(task) else None
+        assert page.evaluate("window.hacked") is None
+        assert page.locator("main img[src=x]").count() == 0
+        if "?" not in path:
+            assert HOSTILE[:60] in page.text_content("main")
+    page = visitor.open(f"/tasks/{task}")
+    sweeps.go_on(database, task, 1, 41, 60)
+    page.wait_for_selector("#job-rows tr:has-text('60/100')")
+    assert page.evaluate("window.hacked") is None
+
+
+def test_without_scripts_everything_can_be_read_and_done(visit, tenant, sweep):
+    visitor = visit(java_script_enabled=False)
+    page = visitor.sign_in(tenant.key)
+    page.click("text=a sweep")
+    assert page.locator("#job-rows tr").count() == 6
+    with page.expect_response("**/curves.svg") as image:
+        page.reload()
+    assert image.value.status == 200
+    assert image.value.text().count("<polyline") == 6
+    page.click("#jobs th a:has-text('rank')")
+    assert "sort=rank" in page.url
+    page.click("#acts >> text=Cancel…")
+    page.click("text=Cancel the task")
+    assert "cancelled" in page.text_content("#task-state")
+    page.click(".theme button")
+    assert page.get_attribute("html", "data-theme") == "dark"
+
+
+def test_by_keyboard(visitor, tenant):
+    for name in ("first", "second"):
+        tenant.task(name=name)
+    page = visitor.open("/tasks")
+    page.keyboard.press("?")
+    assert page.locator("#shortcuts").is_visible()
+    page.keyboard.press("Escape")
+    page.locator("#shortcuts").wait_for(state="hidden")
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.id") == "search"
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("x")
+    assert page.locator("#rows tr").nth(1).locator("input").is_checked()
+    page.keyboard.press("k")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/tasks/task_*")
+    assert "second" in page.text_content("h1")
+
+
+def test_a_dead_service_is_told_of_and_comes_back(visit, settings, tenant, sweep, database):
+    with live(settings) as first:
+        url, port = first.url, int(first.url.rpartition(":")[2])
+        visitor = visit(url)
+        visitor.sign_in(tenant.key)
+        page = visitor.open(f"/tasks/{sweep}")
+        drawn(page)
+    page.wait_for_selector("#connection:not([hidden])")
+    assert "does not answer" in page.text_content("#connection")
+    with live(settings, port):
+        eventually(page, "document.getElementById('connection').hidden")
+        sweeps.go_on(database, sweep, 1, 41, 70)
+        page.wait_for_selector("#job-rows tr:has-text('70/100')")
+        page.close()
+    visitor.complaints[:] = [one for one in visitor.complaints if "ERR_" not in one]  # said or not, as timing has it
+
+
+def test_a_revoked_keys_page_says_so(visitor, tenant, database, server):
+    page = visitor.open("/tasks")
+    with database.begin() as session:
+        session.execute(update(ApiKey).where(ApiKey.hash == hash_of(tenant.key)).values(revoked_at=datetime.now(UTC)))
+    server.state.keys.forget()
+    page.wait_for_selector("#connection:has-text('session has ended')")
+    page.click("#connection a")
+    assert "was revoked" in page.text_content("main")
