@@ -8,18 +8,18 @@ from pathlib import Path
 
 from motet import Client
 
-GSM8K = Path(__file__).parent / "gsm8k"
+RESTAURANTS = Path(__file__).parent / "restaurants"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Search learning rates on GSM8K rows and download the best adapter.")
+    parser = argparse.ArgumentParser(description="Search learning rates on restaurants, and download the adapter.")
     parser.add_argument("--steps", type=int, default=20, help="optimizer steps of each job")
     parser.add_argument("--out", type=Path, default=Path("my-adapter"), help="folder for the adapter")
     arguments = parser.parse_args()
 
     with Client() as client:  # MOTET_API_URL and MOTET_API_KEY, else the stack on this machine
-        train = client.files.upload(GSM8K / "train.jsonl")
-        validation = client.files.upload(GSM8K / "validation.jsonl")
+        train = client.files.upload(RESTAURANTS / "train.jsonl")
+        validation = client.files.upload(RESTAURANTS / "validation.jsonl")
         submitted = client.tasks.create(
             {
                 "name": "sweep",

@@ -13,7 +13,7 @@ from typing import Self
 from motet.api import credentials
 from motet.api.async_transport import AsyncCall, AsyncEach, AsyncRoom, AsyncTransport
 from motet.api.errors import NoCredentials
-from motet.api.operations import account, adapters, files, fleet, tasks
+from motet.api.operations import account, adapters, batches, files, fleet, tasks
 from motet.api.resources import Schedule
 
 
@@ -44,6 +44,16 @@ class AsyncTasks(AsyncRoom):
     metrics = AsyncCall(tasks.metrics)
     events = AsyncEach(tasks.events)
     plan_history = AsyncEach(tasks.plan_history)
+
+
+class AsyncBatches(AsyncRoom):
+    """Several tasks posted together, planned for one objective."""
+
+    create = AsyncCall(batches.create)
+    estimate = AsyncCall(batches.estimate)
+    get = AsyncCall(batches.batch)
+    list = AsyncEach(batches.batches)
+    cancel = AsyncCall(batches.cancel)
 
 
 class AsyncAdapters(AsyncRoom):
@@ -110,6 +120,7 @@ class AsyncClient:
         self._admin = AsyncTransport(found.api_url, found.admin_key) if found.admin_key is not None else None
         self.files = AsyncFiles(self._transport)
         self.tasks = AsyncTasks(self._transport)
+        self.batches = AsyncBatches(self._transport)
         self.adapters = AsyncAdapters(self._transport)
         self.models = AsyncModels(self._transport)
         self.account = AsyncAccount(self._transport)

@@ -14,7 +14,7 @@ from typing import Self
 
 from motet.api import credentials
 from motet.api.errors import NoCredentials
-from motet.api.operations import account, adapters, files, fleet, tasks
+from motet.api.operations import account, adapters, batches, files, fleet, tasks
 from motet.api.resources import Schedule
 from motet.api.sync_transport import Call, Each, Room, Transport
 
@@ -46,6 +46,16 @@ class Tasks(Room):
     metrics = Call(tasks.metrics)
     events = Each(tasks.events)
     plan_history = Each(tasks.plan_history)
+
+
+class Batches(Room):
+    """Several tasks posted together, planned for one objective."""
+
+    create = Call(batches.create)
+    estimate = Call(batches.estimate)
+    get = Call(batches.batch)
+    list = Each(batches.batches)
+    cancel = Call(batches.cancel)
 
 
 class Adapters(Room):
@@ -112,6 +122,7 @@ class Client:
         self._admin = Transport(found.api_url, found.admin_key) if found.admin_key is not None else None
         self.files = Files(self._transport)
         self.tasks = Tasks(self._transport)
+        self.batches = Batches(self._transport)
         self.adapters = Adapters(self._transport)
         self.models = Models(self._transport)
         self.account = Account(self._transport)

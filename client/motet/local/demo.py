@@ -28,7 +28,9 @@ from motet.specs.spec_file import SpecFile, read
 from motet.specs.upload import submit
 
 TOLERANCE = 1e-3  # nats; between the reported validation loss and PEFT's
-_QUESTION = "Tom has 3 boxes of 4 apples. He eats 2 apples. How many apples are left?"
+_SHOWN = 3  # held-out questions that are answered before everybody's eyes,
+_WIDEST = 100  # characters shown of what the base says
+_ASKED = 8  # of those whose facts are counted
 
 
 class DemoFailed(MotetError):
@@ -37,20 +39,23 @@ class DemoFailed(MotetError):
 
 @dataclass(frozen=True)
 class SecondOpinion:
-    """PEFT's results on the base: the loss over the validation rows and the answer to a question, without and with the
-    adapter."""
+    """PEFT's results, without and with the adapter: the loss over the held-out rows, answers to some of their questions, and
+    the part of the questions' facts that the answers say."""
 
+    questions: list[str]
     base_loss: float
     adapter_loss: float
-    base_answer: str
-    adapter_answer: str
+    base_answers: list[str]
+    adapter_answers: list[str]
+    base_facts_said: float
+    adapter_facts_said: float
 
 
 def demo(narrator: Narrator, out: Path | None, arguments: list[str]) -> None:
     """Run the demo. Raises DemoFailed or another MotetError; a stack that was started here is stopped in any case."""
     spec = read(example_files.folder() / "spec.yaml")
     narrator.say(
-        Text("Motet's demo: sixteen LoRA configurations at once on one small base model, on rows of GSM8K.", style="bold")
+        Text("Motet's demo: sixteen LoRA configurations at once teach a small base to describe restaurants.", style="bold")
     )
     with Stack(arguments) as stack:
         ready = start(stack, narrator)
@@ -61,8 +66,13 @@ def demo(narrator: Narrator, out: Path | None, arguments: list[str]) -> None:
             _run(client, narrator, spec, out or ready.state_dir / "adapters", ready)
         if not ready.attached:
             stop(stack, narrator)
-    narrator.say(f"\nThe whole demo took {narrator.seconds:.0f} s. Next:")
-    narrator.say(f"  {'make up' if Path('Makefile').is_file() else command() + ' up'}     opens this run again")
+    narrator.say(f"\nThe whole demo took {narrator.seconds:.0f} s. To see this run, its curves and its exits in a browser:")
+    if ready.attached:
+        with Client(service="local") as client:
+            narrator.say(f"  {client.account.sign_in_link().url}  (once, within 15 minutes)")
+    else:
+        again = "make up" if Path("Makefile").is_file() else f"{command()} up"
+        narrator.say(f"  {again}, which prints the dashboard's address ({ready.api_url}/) with a link that signs you in")
 
 
 def _run(client: Client, narrator: Narrator, spec: SpecFile, folder: Path, ready: Ready) -> None:
@@ -105,7 +115,7 @@ def _results(narrator: Narrator, view: View, ready: Ready) -> Winner:
 def second_opinion(adapter: Path, rows: Path) -> SecondOpinion:
     """Recompute the losses in a process that imports PEFT and transformers but no Motet code. Raises DemoFailed if it fails."""
     script = example_files.folder() / "use_adapter.py"
-    words = [str(adapter), "--rows", str(rows), "--ask", _QUESTION, "--json"]
+    words = [str(adapter), "--rows", str(rows), "--show", str(_ASKED), "--json"]
     done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         said = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
@@ -121,9 +131,14 @@ def _judge(narrator: Narrator, task: Task, winner: Winner, opinion: SecondOpinio
         ("with the adapter", winner.val_loss, opinion.adapter_loss),
     ):
         narrator.say(f"  {name:24}{reported if reported is not None else float('nan'):>10.4f}{found:>10.4f}")
-    narrator.say(f"\nAsked: {_QUESTION}")
-    narrator.say(Text(f"  the base:     {' '.join(opinion.base_answer.split())[:100]}", style="dim"))
-    narrator.say(f"  the adapter:  {' '.join(opinion.adapter_answer.split())[:100]}")
+    facts = f"{opinion.base_facts_said:>10.0%}{opinion.adapter_facts_said:>10.0%}"
+    narrator.say(f"\n  {'of ' + str(_ASKED) + ' restaurants never seen':28}{'the base':>10}{'adapter':>10}")
+    narrator.say(f"  {'facts said, word for word':28}{facts}")
+    shown = zip(opinion.questions[:_SHOWN], opinion.base_answers, opinion.adapter_answers, strict=False)
+    for question, base, adapter in shown:
+        narrator.say(f"\n{', '.join(question.splitlines())}")
+        narrator.say(Text(f"  the base:     {' '.join(base.split())[:_WIDEST]}", style="dim"))
+        narrator.say(Text(f"  the adapter:  {' '.join(adapter.split())}", style="green"))
     off = abs(winner.val_loss - opinion.adapter_loss)
     if off > TOLERANCE:
         raise DemoFailed(f"PEFT finds another validation loss for the winner: {off:.2g} away, {TOLERANCE:g} is allowed")

@@ -62,9 +62,11 @@ def _introduce(narrator: Narrator, ready: Ready) -> None:
     """Print what runs where, and what to do next."""
     with Client(service="local") as client:
         base = _base(client)
+        link = client.account.sign_in_link().url
         kept = list(zip(range(100), client.tasks.list(), strict=False))
     facts = Table.grid(padding=(0, 2))
     for name, value in (
+        ("dashboard", f"{link}  (once, within 15 minutes)"),
         ("API", f"{ready.api_url}  (described at /openapi.json)"),
         ("keys", f"{credentials_file()}"),
         ("logs", f"{ready.state_dir / 'logs'}"),

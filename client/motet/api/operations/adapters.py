@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from contract.adapter_manifest import AdapterFile
+from contract.messages.adapter_manifest import AdapterFile
 from motet.api.errors import ApiError, DownloadDamaged, MotetError
 from motet.api.resources import Adapter
 from motet.api.steps import Listing, Operation, change, chunk, entries, get, one, opened

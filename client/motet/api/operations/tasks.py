@@ -5,9 +5,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from contract.messages.report_messages import Series
 from contract.states import TaskStatus
 from contract.task_spec import TaskSpec
-from contract.wire import Series
 from motet.api.errors import TaskNotDone, Unreachable
 from motet.api.resources import Curve, Estimate, Event, Job, PlanChange, Task
 from motet.api.steps import Emit, Listing, Operation, Sleep, ask, change, chunk, entries, gathered, get, make, one, opened

@@ -16,6 +16,7 @@ from motet.api.resources.account import (
     Usage,
 )
 from motet.api.resources.adapters import Adapter
+from motet.api.resources.batches import Batch, BatchEstimate, BatchTask
 from motet.api.resources.files import File, Preview, PreviewRow, PreviewSequence, RowProblem
 from motet.api.resources.fleet import Device, Model, Node, RunningTask, Schedule, ScheduledNode, ScheduledTask, WaitingTask
 from motet.api.resources.tasks import (
@@ -40,6 +41,9 @@ __all__ = [
     "Adapter",
     "Amounts",
     "AuditEntry",
+    "Batch",
+    "BatchEstimate",
+    "BatchTask",
     "Between",
     "Curve",
     "Device",

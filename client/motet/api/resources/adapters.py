@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from contract.adapter_manifest import AdapterFile, Lineage
+from contract.messages.adapter_manifest import AdapterFile, Lineage
 from contract.strict import Message
 
 
