@@ -50,6 +50,7 @@ _LONGEST = (  # they come first, in this order: short files fill the time beside
     "kernels/test_triton_pass.py",
 )
 _NO_MOUNT = pytest.StashKey[int]()
+NO_BROWSER = "no browser to test in"  # what such a test says when it is skipped
 _NOT_RUN = {"gpu": "tests that need a GPU: make test-gpu", "slow": "tests of the long form: make test-all"}
 
 
@@ -213,6 +214,9 @@ class NotRun:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if unmounted := terminalreporter.config.stash.get(_NO_MOUNT, 0):
             terminalreporter.write_line(f"NOT RUN: {unmounted} tests of a full disk: this account may not mount one")
+        skipped = terminalreporter.stats.get("skipped", [])
+        if unseen := sum(isinstance(one.longrepr, tuple) and NO_BROWSER in one.longrepr[2] for one in skipped):
+            terminalreporter.write_line(f"NOT RUN: {unseen} tests in a browser: docs/OPERATIONS.md, Dashboard, says how")
         for marker, count in self.counts.items():
             if count:
                 terminalreporter.write_line(f"NOT RUN: {count} {_NOT_RUN[marker]}")

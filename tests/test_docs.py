@@ -4,6 +4,8 @@ import ast
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -11,11 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from motet import Client
-from motet.cli import app
 from motet.local.example_files import register_base
 from motet.local.stack_process import Stack, ready_of
-from typer.testing import CliRunner
 
 from contract.states import JOB_TRANSITIONS, TASK_TRANSITIONS
 from tests.walk.house import ONE_THREAD
@@ -180,10 +181,82 @@ def test_a_spec_is_previewed(running: dict[str, str], folder: Path) -> None:
         assert not [file for file in client.files.list() if file.name == "train.jsonl"]
 
 
-def test_every_motet_command_is_there() -> None:
-    named = set(re.findall(r"^motet ([a-z]+)", "".join(blocks("text", "README.md")), re.MULTILINE))
-    assert len(named) == 19
-    for name in named:
-        said = CliRunner().invoke(app, [name, "--help"])
-        assert said.exit_code == 0, said.output
-        assert name in said.output
+@pytest.mark.timeout(600)  # some forty processes
+def test_every_motet_command_of_the_readme_runs_as_it_stands_there(running: dict[str, str], tmp_path: Path) -> None:
+    """In the README's order, on the example's files and a short spec; each changing command gets a task that it can change."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("base-model"))
+    spec = yaml.safe_load((tmp_path / "examples" / "spec.yaml").read_text())
+    short = {"search_space": {"learning_rate": [1e-3, 5e-3]}, "training": {"epochs": 1, "max_steps": 3, "max_seq_len": 160}}
+    (tmp_path / "examples" / "spec.yaml").write_text(yaml.safe_dump(spec | short))
+    long = spec | {"training": {"epochs": 50, "max_seq_len": 160}, "early_exit": {"policy": "none"}}
+    (tmp_path / "examples" / "long.yaml").write_text(yaml.safe_dump(long))
+    environment = running | {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+    stack = json.loads((Path(running["MOTET_STATE_DIR"]) / "credentials.json").read_text())
+
+    def motet(*words: str, stdin: str = "") -> str:
+        command = [sys.executable, "-c", "from motet.cli import main; main()", *words]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, input=stdin, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"motet {' '.join(words)}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    lines = re.findall(r"^motet (.+?)(?:   |$)", "".join(blocks("text", "README.md")), re.MULTILINE)
+    assert len(lines) == 19
+    first = None
+    for line in lines:
+        words, stdin = shlex.split(line), ""
+        if words[0] == "compare":
+            first = json.loads(motet("tasks", "--json"))[0]["id"]
+            words[-1] = first
+        elif words[0] == "pause":
+            motet("submit", "examples/long.yaml")
+        elif words[0] == "login":
+            words[1], stdin = stack["api_url"], stack["demo_key"]
+        elif words[0] == "doctor":
+            motet("use", "local")
+        said = motet(*words, stdin=stdin)
+        if words[0] == "download":
+            assert (tmp_path / words[-1] / "adapter_model.safetensors").is_file()
+        assert said.strip(), line
+    assert [task["id"] for task in json.loads(motet("tasks", "--json"))][:1] == [first], "the paused one was deleted"
+
+
+def test_the_example_with_curl(running: dict[str, str], folder: Path) -> None:
+    said = run(["bash", "examples/with_curl.sh"], folder, running)
+    (saved,) = folder.glob("task_*.tar.gz")
+    assert saved.name in said
+    assert '"status":"succeeded"' in said
+
+
+def test_the_example_with_the_openai_sdk(running: dict[str, str], folder: Path) -> None:
+    assert "succeeded ft:example-7m:" in run([sys.executable, "examples/with_openai_sdk.py"], folder, running)
+
+
+def test_the_example_in_python_and_its_adapter(running: dict[str, str], folder: Path) -> None:
+    swept = run([sys.executable, "examples/sweep.py", "--steps", "4"], folder, running)
+    assert "the winner's validation losses:" in swept
+    asked = ["examples/use_adapter.py", "my-adapter", "--rows", "examples/restaurants/validation.jsonl", "--show", "1"]
+    assert "adapter facts said: " in run([sys.executable, *asked], folder, running)
+
+
+def test_the_table_of_a_finished_task(running: dict[str, str], folder: Path) -> None:
+    pytest.importorskip("pandas", reason='NOT RUN: needs pandas: pip install "motet[examples]"')
+    finished(running)
+    said = run([sys.executable, "examples/metrics_table.py"], folder, running)
+    assert "best_valid" in said.splitlines()[0]
+
+
+def test_the_plot_of_a_finished_task(running: dict[str, str], folder: Path) -> None:
+    pytest.importorskip("matplotlib", reason='NOT RUN: needs matplotlib: pip install "motet[examples]"')
+    finished(running)
+    run([sys.executable, "examples/plot_task.py", "--out", "task.svg"], folder, running)
+    assert "validation loss" in (folder / "task.svg").read_text()
+
+
+def finished(running: dict[str, str]) -> None:
+    """There is a succeeded task."""
+    with Client() as client:
+        if next(client.tasks.list("succeeded"), None) is None:
+            file = client.files.upload(ROOT / "examples" / "restaurants" / "validation.jsonl")
+            spec = {"base_model": "example-7m", "dataset": {"file_id": file.id, "validation_fraction": 0.2}}
+            made = client.tasks.create(spec | {"search_space": {"learning_rate": 1e-3}, "training": {"max_steps": 3}})
+            assert client.tasks.wait(made.id, timeout=200).status == "succeeded"

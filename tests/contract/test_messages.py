@@ -1,4 +1,4 @@
-"""Wire messages: they survive the wire, a newer neighbour's fields do not hurt, a loss that is no number travels as null."""
+"""Messages: they survive the wire, a newer neighbour's fields do not hurt, a loss that is no number travels as null."""
 
 import json
 import math
@@ -9,9 +9,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from contract import wire
-from contract.adapter_manifest import AdapterManifest
 from contract.compatibility.lenient_documents import unknown_fields
+from contract.messages.adapter_manifest import AdapterManifest
+from contract.messages.node_messages import (
+    Device,
+    Heartbeat,
+    HeartbeatAnswer,
+    LeaseGrant,
+    NodeRegistration,
+    NodeWelcome,
+    PlacementsLost,
+    Pulse,
+)
+from contract.messages.placement_messages import BaseModelRef, CheckpointRef, DesiredState, FileRef, JobAssignment, Placement
+from contract.messages.report_messages import Event, Points, Report, ReportAck
+from contract.messages.upload_messages import UploadGrant, UploadRequest
 from contract.states import ExitReason, JobStatus, RequeueReason
 from contract.task_spec import TaskSpec
 
@@ -90,50 +102,50 @@ reports = st.fixed_dictionaries(
 
 
 def test_every_kind_of_event_is_tried():
-    kinds = {model.model_fields["kind"].default for model in wire.Event.__args__[0].__args__}
+    kinds = {model.model_fields["kind"].default for model in Event.__args__[0].__args__}
     assert kinds == set(EVENTS)
 
 
 @given(reports)
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=40)
 def test_a_report_survives_the_wire(said):
-    sent = wire.Report.model_validate(said)
+    sent = Report.model_validate(said)
     text = sent.model_dump_json()
     json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert wire.Report.model_validate_json(text) == sent
+    assert Report.model_validate_json(text) == sent
 
 
 OTHERS = [
-    wire.NodeRegistration(name="node-1", boot_id="b" * 8, devices=[wire.Device(index=0, type="cpu", memory_bytes=2**30)]),
-    wire.NodeWelcome(node_id="n", credential="c", stream="s", heartbeat_seconds=10, lease_seconds=90),
-    wire.Heartbeat(boot_id="b" * 8, pulses=[wire.Pulse(placement_id="p", fence=1, phase="training", progress_age=0.5)]),
-    wire.HeartbeatAnswer(leases=[wire.LeaseGrant(placement_id="p", fence=1, seconds=90, token="t")], desired_version=3),
-    wire.PlacementsLost(reason=RequeueReason.EXECUTOR_LOST, fences={"p": 1}),
-    wire.UploadRequest(fence=1, sha256=SHA, bytes=0),
-    wire.UploadGrant(exists=True),
-    wire.ReportAck(seq=1),
-    wire.DesiredState(
+    NodeRegistration(name="node-1", boot_id="b" * 8, devices=[Device(index=0, type="cpu", memory_bytes=2**30)]),
+    NodeWelcome(node_id="n", credential="c", stream="s", heartbeat_seconds=10, lease_seconds=90),
+    Heartbeat(boot_id="b" * 8, pulses=[Pulse(placement_id="p", fence=1, phase="training", progress_age=0.5)]),
+    HeartbeatAnswer(leases=[LeaseGrant(placement_id="p", fence=1, seconds=90, token="t")], desired_version=3),
+    PlacementsLost(reason=RequeueReason.EXECUTOR_LOST, fences={"p": 1}),
+    UploadRequest(fence=1, sha256=SHA, bytes=0),
+    UploadGrant(exists=True),
+    ReportAck(seq=1),
+    DesiredState(
         version=1,
         placements=[
-            wire.Placement(
+            Placement(
                 placement_id="p",
                 fence=1,
                 token="t",
                 lease_seconds=90,
                 task_id="t",
                 device_indexes=[0],
-                base=wire.BaseModelRef(name="m", source="/m", revision=SHA),
-                train_file=wire.FileRef(file_id="f", sha256=SHA, rows=2),
+                base=BaseModelRef(name="m", source="/m", revision=SHA),
+                train_file=FileRef(file_id="f", sha256=SHA, rows=2),
                 validation_file=None,
                 spec=TaskSpec.model_validate(SPEC),
                 jobs=[
-                    wire.JobAssignment(
+                    JobAssignment(
                         job_id="j",
                         index=0,
                         config=CONFIG,
                         status=JobStatus.PARKED,
                         warmup_val_loss=1.25,
-                        checkpoint=wire.CheckpointRef(step=3, sha256=SHA, bytes=9),
+                        checkpoint=CheckpointRef(step=3, sha256=SHA, bytes=9),
                     )
                 ],
             )
@@ -154,7 +166,7 @@ def test_a_field_of_a_newer_neighbour_is_ignored(message):
 
 
 def sent_placement() -> dict[str, Any]:
-    state = next(message for message in OTHERS if isinstance(message, wire.DesiredState))
+    state = next(message for message in OTHERS if isinstance(message, DesiredState))
     return json.loads(state.model_dump_json())["placements"][0]
 
 
@@ -163,9 +175,9 @@ def test_a_spec_is_sent_without_defaults_and_keeps_the_fields_of_a_newer_version
     assert said["spec"] == SPEC
     said["spec"] |= {"of_tomorrow": {"a": 1}, "training": {"epochs": 1, "smoothing": 0.1}}
     said["jobs"][0]["config"]["dora"] = True
-    read = wire.Placement.model_validate(said)
+    read = Placement.model_validate(said)
     assert unknown_fields(read.spec) == ["of_tomorrow", "training.smoothing"]
-    again = json.loads(wire.Placement.model_validate_json(read.model_dump_json()).model_dump_json())
+    again = json.loads(Placement.model_validate_json(read.model_dump_json()).model_dump_json())
     assert again["spec"] == said["spec"]
     assert again["jobs"][0]["config"] == said["jobs"][0]["config"]
 
@@ -179,13 +191,13 @@ def test_a_manifest_keeps_the_configuration_of_a_newer_version():
 
 
 def test_a_loss_that_is_no_number_is_null():
-    sent = wire.Points(job=0, series="train_loss", steps=[1, 2], values=[math.nan, -math.inf])
+    sent = Points(job=0, series="train_loss", steps=[1, 2], values=[math.nan, -math.inf])
     assert json.loads(sent.model_dump_json())["values"] == [None, None]
 
 
 def test_an_unknown_event_is_refused_by_its_kind():
     with pytest.raises(ValidationError, match="job_exploded"):
-        TypeAdapter(wire.Event).validate_python({"kind": "job_exploded"})
+        TypeAdapter(Event).validate_python({"kind": "job_exploded"})
 
 
 @pytest.mark.parametrize(
