@@ -86,6 +86,8 @@ def every_call(document: dict[str, Any], spec: dict[str, Any]) -> list[tuple[str
         ("post", "/v1/files"): {"files": {"file": ("rows.jsonl", jsonl(CHAT))}},
         ("post", "/v1/files/preview"): {"json": {"file_id": "file_x", "base_model": "small"}},
         ("post", "/v1/tasks/estimate"): {"json": spec},
+        ("post", "/v1/batches"): {"json": {"tasks": [spec]}},
+        ("post", "/v1/batches/estimate"): {"json": {"tasks": [spec]}},
         ("post", "/v1/webhooks"): {"json": WEBHOOK},
         ("patch", "/v1/webhooks/{webhook_id}"): {"json": {"enabled": False}},
         ("post", "/v1/admin/models"): {"json": {"name": "base", "source": str(BASE_MODEL)}},

@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import sqlalchemy
 
@@ -141,6 +142,7 @@ def test_a_task_takes_a_second_device_only_where_nobody_needs_it_and_trains_the_
     _believe_steps_to_be_long(motet)
     alone = motet.submit(max_gpus=2, **spec)
     wide = motet.ended(alone)
+    _believe_nothing(motet)
     assert wide["placement"]["gpus"] == 2
     assert wide["placement"]["steps"] == 3
     assert wide["placement"]["micro_batches"] == 6, "one of each replica a step"
@@ -152,12 +154,21 @@ def test_a_task_takes_a_second_device_only_where_nobody_needs_it_and_trains_the_
 
 def _believe_steps_to_be_long(motet: House) -> None:
     """A second a token on every device, as if it had been measured: a second device pays, however fast this machine is."""
+    columns = "base_model, precision, device_type, tokens, rows, width, measured, mean_tokens, log_seconds, variance"
+    first = f"INSERT INTO throughput_profiles ({columns}) VALUES ('base', 'bf16', 'cpu', 64, 8, 1, 8, 64, 0, 0)"
+    _execute(motet, f"{first} ON CONFLICT DO NOTHING")
+    _execute(motet, "UPDATE throughput_profiles SET log_seconds = ln(mean_tokens), variance = 0")
+
+
+def _believe_nothing(motet: House) -> None:
+    """No measured steps: those who train next are not expected to take hours."""
+    _execute(motet, "DELETE FROM throughput_profiles")
+
+
+def _execute(motet: House, statement: str) -> None:
     engine = sqlalchemy.create_engine(motet.database_url)
     with engine.begin() as connection:
-        columns = "base_model, precision, device_type, tokens, rows, width, measured, mean_tokens, log_seconds, variance"
-        first = f"INSERT INTO throughput_profiles ({columns}) VALUES ('base', 'bf16', 'cpu', 64, 8, 1, 8, 64, 0, 0)"
-        connection.execute(sqlalchemy.text(f"{first} ON CONFLICT DO NOTHING"))
-        connection.execute(sqlalchemy.text("UPDATE throughput_profiles SET log_seconds = ln(mean_tokens), variance = 0"))
+        connection.execute(sqlalchemy.text(statement))
     engine.dispose()
 
 
@@ -165,30 +176,33 @@ def test_two_tenants_train_at_once_and_cannot_see_each_other(motet: House) -> No
     other = motet.tenant(f"other-{random.getrandbits(40):x}")
     spec = {
         "search_space": {"method": "grid", "learning_rate": [1e-3], "rank": [8], "batch_size": [8]},
-        "training": {"epochs": 3, "max_seq_len": 64},
         "early_exit": {"policy": "none", "eval_every": 80},
     }
-    mine = motet.submit(dataset={"file_id": motet.upload(gsm8k(64))}, **spec)
-    theirs = motet.submit(other, dataset={"file_id": motet.upload(gsm8k(64), other)}, **spec)
 
+    def submitted(http: httpx.Client, epochs: int) -> str:
+        dataset = {"file_id": motet.upload(gsm8k(64), http)}
+        return motet.submit(http, dataset=dataset, training={"epochs": epochs, "max_seq_len": 64}, **spec)
+
+    mine, theirs = submitted(motet.http, 100), submitted(other, 10)
     with ThreadPoolExecutor(2) as pool:
         running = [
             pool.submit(motet.until, task_id, lambda task: task["progress"]["steps_done"] > 0, http=http)
             for task_id, http in ((mine, motet.http), (theirs, other))
         ]
         assert {future.result()["status"] for future in running} == {"running"}
-    assert motet.task(mine)["status"] == "running", "the first was still at work when the second had begun"
+    assert motet.task(mine)["status"] == "running", "the longer one was still at work when the other had begun"
 
     for http, foreign in ((motet.http, theirs), (other, mine)):
         for path in ("", "/jobs", "/metrics", "/adapter"):
             assert http.get(f"/v1/tasks/{foreign}{path}").status_code == 404
         assert http.post(f"/v1/tasks/{foreign}/cancel").status_code == 404
         assert foreign not in http.get("/v1/tasks").text
-    assert motet.ended(mine)["status"] == motet.ended(theirs, http=other)["status"] == "succeeded"
-    adapter = motet.task(mine)["winner"]["adapter_id"]
+    ended = motet.ended(theirs, http=other)
+    assert ended["status"] == "succeeded"
     for path in ("", "/archive", "/files/adapter_config.json"):
-        assert other.get(f"/v1/adapters/{adapter}{path}").status_code == 404
-        assert motet.http.get(f"/v1/adapters/{adapter}{path}").status_code == 200
+        assert motet.http.get(f"/v1/adapters/{ended['winner']['adapter_id']}{path}").status_code == 404
+        assert other.get(f"/v1/adapters/{ended['winner']['adapter_id']}{path}").status_code == 200
+    assert motet.http.post(f"/v1/tasks/{mine}/cancel").json()["status"] == "cancelled"
 
 
 def test_a_cancelled_task_lets_its_node_go(motet: House) -> None:

@@ -42,11 +42,15 @@ def lasting_rate(recent: Sequence[Arrived]) -> float:
 
 
 class Foresight:
-    """The arrivals to come while one plan is made. `order` is the queue by rank; without arrivals nothing is held back."""
+    """The arrivals to come while one plan is made. `order` is the queue by rank.
+
+    Nothing is held back without arrivals, nor while nothing runs: then those that came did not keep the fleet busy.
+    """
 
     def __init__(self, problem: Problem, order: Sequence[Queued]) -> None:
         self._problem = problem
-        self._rate = 0.0 if problem.closed or not order else lasting_rate(problem.recent)
+        blind = problem.closed or not problem.running or not order
+        self._rate = 0.0 if blind else lasting_rate(problem.recent)
         mix = problem.recent[-_MIX:]
         self._seconds: dict[int, Real] = {}  # by GPUs: expected seconds of recent arrivals, ascending
         found = defaultdict[int, list[int]](list)

@@ -59,6 +59,13 @@ def test_what_costs_more_to_hold_back_starts() -> None:
     assert solve(replace(held, closed=True)).held == (), "nothing arrives beside a closed batch"
 
 
+def test_a_fleet_on_which_nothing_runs_keeps_nobody_waiting() -> None:
+    pair = tuple(arrived._replace(gpus=2) for arrived in every(600))
+    one_of_two = Problem((Node("n", 3),), BUSY[:1], (LONG,), recent=pair)
+    assert not starts_now(one_of_two), "two GPUs are kept for those that want two"
+    assert starts_now(replace(one_of_two, nodes=(Node("n", 2),), running=()))
+
+
 def test_a_burst_does_not_last_and_a_lull_does() -> None:
     steady, burst = every(600, 300), tuple(Arrived(60, 1, 60) for _ in range(50))
     rate = lasting_rate(steady)
