@@ -17,8 +17,7 @@ from benchmarks.simulator.named_runs import Ended, Run, run_all
 from benchmarks.simulator.plan_judge import check
 from benchmarks.simulator.policies import big_m
 from benchmarks.simulator.run_record import Setup
-from service.scheduler.core.cp_sat import Budget
-from service.scheduler.core.decision import Decision
+from service.scheduler.core.decision import Decision, SearchBudget
 from service.scheduler.core.problem import Node, Problem, Queued, Running, makespan
 from service.scheduler.core.rules import backfill
 from service.scheduler.core.solve import solve
@@ -44,7 +43,7 @@ class Experiments:
         for seed in range(10):
             problem = batch_of(eleven(seed), 1, lambda task: task.worst)
             decision = self._judged(problem, solve(problem))
-            longer = decision if decision.status == "OPTIMAL" else solve(problem, Budget(polish=40.0, wall=300.0))
+            longer = decision if decision.status == "OPTIMAL" else solve(problem, SearchBudget(polish=40.0, wall=300.0))
             peer = big_m(problem, seconds=2.0)
             proven += decision.status == "OPTIMAL"
             optimal += longer.status == "OPTIMAL" and longer.objective == decision.objective

@@ -1,16 +1,13 @@
 """`AsyncClient`: the same calls as `Client`, carried out by asyncio, against a real socket that misbehaves on purpose."""
 
 import asyncio
-import inspect
 import json
 from collections.abc import Callable
 
 import pytest
 from motet import AsyncClient, Client, TaskNotDone, Unreachable
-from motet.api import async_client, client
-from motet.api.async_transport import AsyncRoom
+from motet.api.calls import Admin, Call, Calls, Each
 from motet.api.errors import DownloadDamaged
-from motet.api.sync_transport import Call, Each, Room
 
 from tests.client.scripted_server import ADAPTER, FILE, PAGE, TASK, Script, body
 
@@ -21,17 +18,19 @@ def beside(sync: Client) -> AsyncClient:
     return AsyncClient(sync.api_url, "mk_1")
 
 
-def test_both_clients_have_the_same_calls() -> None:
-    for name, room in inspect.getmembers(client, inspect.isclass):
-        if issubclass(room, Room) and room is not Room:
-            twin = getattr(async_client, f"Async{name}")
-            assert issubclass(twin, AsyncRoom)
-            calls = {name: call for name, call in vars(room).items() if isinstance(call, Call | Each)}
-            assert calls
-            assert calls.keys() == {name for name in vars(twin) if not name.startswith("_")}
-            for method, call in calls.items():
-                assert vars(twin)[method]._build is call._build
-                assert call.__doc__, f"{name}.{method}"
+def test_both_clients_have_the_same_calls_each_with_its_words() -> None:
+    async def attributes() -> dict[str, type]:
+        async with AsyncClient("http://127.0.0.1:9", "mk_1", "mk_2") as client:
+            return {name: type(value) for name, value in vars(client).items() if isinstance(value, Calls)}
+
+    with Client("http://127.0.0.1:9", "mk_1", "mk_2") as client:
+        groups = {name: type(value) for name, value in vars(client).items() if isinstance(value, Calls)}
+    assert groups == asyncio.run(attributes())
+    assert set(groups) == {"files", "tasks", "batches", "adapters", "models", "account"}
+    for group in {*groups.values(), Admin}:
+        calls = {name: call for name, call in vars(group).items() if isinstance(call, Call | Each)}
+        assert calls
+        assert all(call.__doc__ for call in calls.values())
     names = {name for name in vars(Client) if not name.startswith("_")}
     assert names == {name for name in vars(AsyncClient) if not name.startswith("_")}
 

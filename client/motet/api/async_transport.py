@@ -1,9 +1,9 @@
 """Carries out the steps of API calls with asyncio: `sync_transport`, awaited. Knows no resources."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from contextlib import AsyncExitStack
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import httpx
 
@@ -65,40 +65,3 @@ class AsyncTransport:
                             yield step.value
                 except httpx.TransportError as error:
                     answer = connection.unreachable(self.api_url, error)
-
-
-class AsyncRoom:
-    """Calls about one kind of resource."""
-
-    def __init__(self, transport: AsyncTransport) -> None:
-        self.transport = transport
-
-
-class AsyncCall(Generic[P, T]):
-    """A call with one answer, as a method of a room."""
-
-    def __init__(self, build: Callable[P, Operation[T]]) -> None:
-        self._build = build
-        self.__doc__ = build.__doc__
-
-    def __get__(self, room: AsyncRoom, owner: type[AsyncRoom]) -> Callable[P, Coroutine[Any, Any, T]]:
-        def call(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
-            return room.transport.run(self._build(*args, **kwargs))
-
-        call.__doc__ = self._build.__doc__
-        return call
-
-
-class AsyncEach(Generic[P, T]):
-    """A call with many answers, as a method of a room."""
-
-    def __init__(self, build: Callable[P, Listing[T]]) -> None:
-        self._build = build
-        self.__doc__ = build.__doc__
-
-    def __get__(self, room: AsyncRoom, owner: type[AsyncRoom]) -> Callable[P, AsyncIterator[T]]:
-        def call(*args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
-            return room.transport.each(self._build(*args, **kwargs))
-
-        call.__doc__ = self._build.__doc__
-        return call

@@ -6,101 +6,18 @@
     task = client.tasks.wait(task.id)
     client.adapters.download(task.winner.adapter_id, "my-adapter")
 
-Knows which calls there are; `operations` has what they do, motet.api.errors what they raise. Threads may share a Client.
+`calls` lists what can be called, motet.api.errors what is raised. Threads may share a Client.
 """
 
 from types import TracebackType
 from typing import Self
 
 from motet.api import credentials
+from motet.api.calls import Account, Adapters, Admin, Batches, Files, Models, Tasks
 from motet.api.errors import NoCredentials
-from motet.api.operations import account, adapters, batches, files, fleet, tasks
+from motet.api.operations import fleet
 from motet.api.resources import Schedule
-from motet.api.sync_transport import Call, Each, Room, Transport
-
-
-class Files(Room):
-    """Immutable JSONL data sets."""
-
-    upload = Call(files.upload)
-    get = Call(files.file)
-    list = Each(files.files)
-    preview = Call(files.preview)
-    delete = Call(files.delete_file)
-
-
-class Tasks(Room):
-    """Searches, their jobs, loss curves and events."""
-
-    create = Call(tasks.create)
-    estimate = Call(tasks.estimate)
-    get = Call(tasks.task)
-    list = Each(tasks.tasks)
-    cancel = Call(tasks.cancel)
-    pause = Call(tasks.pause)
-    resume = Call(tasks.resume)
-    delete = Call(tasks.delete_task)
-    follow = Each(tasks.follow)
-    wait = Call(tasks.wait)
-    jobs = Call(tasks.jobs)
-    metrics = Call(tasks.metrics)
-    events = Each(tasks.events)
-    plan_history = Each(tasks.plan_history)
-
-
-class Batches(Room):
-    """Several tasks posted together, planned for one objective."""
-
-    create = Call(batches.create)
-    estimate = Call(batches.estimate)
-    get = Call(batches.batch)
-    list = Each(batches.batches)
-    cancel = Call(batches.cancel)
-
-
-class Adapters(Room):
-    """Committed adapters."""
-
-    get = Call(adapters.adapter)
-    list = Each(adapters.adapters)
-    delete = Call(adapters.delete_adapter)
-    download = Call(adapters.download)
-
-
-class Models(Room):
-    """Base models that tasks may name."""
-
-    get = Call(fleet.model)
-    list = Each(fleet.models)
-
-
-class Account(Room):
-    """What the tenant used and may have, its keys, its audit log."""
-
-    usage = Call(account.usage)
-    quotas = Call(account.quotas)
-    audit = Each(account.audit)
-    keys = Each(account.keys)
-    create_key = Call(account.create_key)
-    revoke_key = Call(account.revoke_key)
-    sign_in_link = Call(account.sign_in_link)
-
-
-class Admin(Room):
-    """Calls that need the admin scope."""
-
-    register_model = Call(fleet.register_model)
-    nodes = Each(fleet.nodes)
-    drain = Call(fleet.drain)
-    undrain = Call(fleet.undrain)
-    create_join_token = Call(fleet.create_join_token)
-    tenants = Each(account.tenants)
-    create_tenant = Call(account.create_tenant)
-    change_tenant = Call(account.change_tenant)
-    keys = Each(account.keys_of)
-    create_key = Call(account.create_key_of)
-    revoke_key = Call(account.revoke_key_of)
-    audit = Each(account.whole_audit)
+from motet.api.sync_transport import Transport
 
 
 class Client:
@@ -136,7 +53,7 @@ class Client:
         self._transport.run(fleet.ready())
 
     @property
-    def admin(self) -> Admin:
+    def admin(self) -> Admin[Transport]:
         """Calls under the admin key. Raises NoCredentials where no admin key is known."""
         if self._admin is None:
             raise NoCredentials(credentials.NO_ADMIN_KEY)

@@ -1,9 +1,9 @@
 """Carries out the steps of API calls with blocking I/O. Knows no resources."""
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import httpx
 
@@ -66,40 +66,3 @@ class Transport:
                             yield step.value
                 except httpx.TransportError as error:
                     answer = connection.unreachable(self.api_url, error)
-
-
-class Room:
-    """Calls about one kind of resource."""
-
-    def __init__(self, transport: Transport) -> None:
-        self.transport = transport
-
-
-class Call(Generic[P, T]):
-    """A call with one answer, as a method of a room."""
-
-    def __init__(self, build: Callable[P, Operation[T]]) -> None:
-        self._build = build
-        self.__doc__ = build.__doc__
-
-    def __get__(self, room: Room, owner: type[Room]) -> Callable[P, T]:
-        def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            return room.transport.run(self._build(*args, **kwargs))
-
-        call.__doc__ = self._build.__doc__
-        return call
-
-
-class Each(Generic[P, T]):
-    """A call with many answers, as a method of a room."""
-
-    def __init__(self, build: Callable[P, Listing[T]]) -> None:
-        self._build = build
-        self.__doc__ = build.__doc__
-
-    def __get__(self, room: Room, owner: type[Room]) -> Callable[P, Iterator[T]]:
-        def call(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-            return room.transport.each(self._build(*args, **kwargs))
-
-        call.__doc__ = self._build.__doc__
-        return call

@@ -10,21 +10,18 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import gcd
-from typing import TYPE_CHECKING
 
-from service.scheduler.core.decision import BatchPlan, Decision
+from service.scheduler.core.decision import BatchPlan, Decision, SearchResult
 from service.scheduler.core.multifit import pack
 from service.scheduler.core.plan_checks import violations
 from service.scheduler.core.problem import Problem, Queued, Start, Width, makespan, missed, objective
 from service.scheduler.core.rules import backfill, by_rule, longest_first, lpt, start_all, widened
 from service.scheduler.core.timeline import Timeline
 
-if TYPE_CHECKING:  # the API process estimates by the rules, and never loads the solver
-    from service.scheduler.core.cp_sat import Found
-
 UNITS = 2000  # of the hint's makespan
 
-Polish = Callable[[Problem, list[Queued], tuple[Start, ...], Sequence[Start]], "Found"]  # of tasks, from a hint, beside starts
+# Of tasks, from a hint, beside fixed starts.
+Polish = Callable[[Problem, list[Queued], tuple[Start, ...], Sequence[Start]], SearchResult]
 
 
 def alone(problem: Problem) -> str | None:
@@ -112,7 +109,7 @@ def _worth(problem: Problem, starts: tuple[Start, ...]) -> tuple[int, int, int]:
 
 def in_units(
     polish: Polish, problem: Problem, tasks: list[Queued], hint: tuple[Start, ...], fixed: Sequence[Start] = ()
-) -> "Found":
+) -> SearchResult:
     """What `polish` finds, each task as early as its place allows: plans are made only when something ends or arrives.
 
     Where durations had to be rounded, the status is at most FEASIBLE, and there is no bound.

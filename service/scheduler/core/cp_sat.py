@@ -10,24 +10,9 @@ from math import ceil
 
 from ortools.sat.python import cp_model
 
+from service.scheduler.core.decision import SearchBudget, SearchResult
 from service.scheduler.core.plan_checks import held
 from service.scheduler.core.problem import LATE_FACTOR, Node, Problem, Queued, Running, Start
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Search limits. `deterministic` is in CP-SAT's own unit of work, not seconds; `wall` is in seconds and only a guard.
-
-    `batch` is the most tasks of a closed batch that are polished, with the deterministic limit `polish`.
-    """
-
-    window: int = 8
-    nodes: int = 8
-    deterministic: float = 0.001  # a hundredth of a CPU second; six times as much on twice the nodes found the same plans
-    conflicts: int = 200  # on few crowded nodes a conflict costs far more than deterministic time shows
-    wall: float = 5.0
-    batch: int = 50
-    polish: float = 2.0
 
 
 def _whole(bound: float) -> int:
@@ -35,17 +20,7 @@ def _whole(bound: float) -> int:
     return ceil(bound - 1e-9 * max(1.0, abs(bound)))
 
 
-@dataclass(frozen=True)
-class Found:
-    """CP-SAT's status, bound and starts; without starts, `note` says that the budget was too small."""
-
-    status: str
-    starts: tuple[Start, ...] | None = None
-    bound: float | None = None
-    note: str | None = None
-
-
-def search(problem: Problem, window: list[Queued], hint: tuple[Start, ...], budget: Budget) -> Found:
+def search(problem: Problem, window: list[Queued], hint: tuple[Start, ...], budget: SearchBudget) -> SearchResult:
     """Minimize weighted completion, churn and lateness, from `hint`, which has a start for each task of `window`."""
     model = _Model(problem, window, hint, budget)
     model.minimize_cost()
@@ -53,8 +28,8 @@ def search(problem: Problem, window: list[Queued], hint: tuple[Start, ...], budg
 
 
 def polish(
-    problem: Problem, tasks: list[Queued], hint: tuple[Start, ...], budget: Budget, fixed: Sequence[Start] = ()
-) -> Found:
+    problem: Problem, tasks: list[Queued], hint: tuple[Start, ...], budget: SearchBudget, fixed: Sequence[Start] = ()
+) -> SearchResult:
     """Minimize the makespan of `tasks`, of a closed batch on all nodes of `problem`, beside starts that are `fixed`."""
     model = _Model(problem, tasks, hint, budget, fixed)
     model.minimize_makespan()
@@ -76,7 +51,7 @@ class _Model:
     """Start and option variables of the window's tasks beside the running tasks; the caller adds the objective."""
 
     def __init__(
-        self, problem: Problem, window: list[Queued], hint: tuple[Start, ...], budget: Budget, fixed: Sequence[Start] = ()
+        self, problem: Problem, window: list[Queued], hint: tuple[Start, ...], budget: SearchBudget, fixed: Sequence[Start] = ()
     ) -> None:
         self._problem, self._window, self._budget, self._fixed = problem, window, budget, fixed
         self._tenants = {task.id: task.tenant for task in problem.queued}
@@ -114,7 +89,7 @@ class _Model:
             self._model.add(span >= start + sum(option.seconds * option.taken for option in options))
         self._model.minimize(span)
 
-    def solve(self, deterministic: float, quick: bool) -> Found:
+    def solve(self, deterministic: float, quick: bool) -> SearchResult:
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1
         if quick:  # presolving a window costs more than it saves
@@ -129,12 +104,12 @@ class _Model:
         status = solver.solve(self._model)
         name = solver.status_name(status)
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            return Found(name, note="the solver found no plan within its budget")
+            return SearchResult(name, note="the solver found no plan within its budget")
         bound = _whole(solver.best_objective_bound)
         if status != cp_model.OPTIMAL and solver.wall_time >= self._budget.wall:
             note = f"the wall guard of {self._budget.wall:g} s struck before the deterministic budget was spent"
-            return Found(name, bound=bound, note=note)
-        return Found(name, tuple(self._read(solver, at) for at in range(len(self._window))), bound)
+            return SearchResult(name, bound=bound, note=note)
+        return SearchResult(name, tuple(self._read(solver, at) for at in range(len(self._window))), bound)
 
     def _add(self, task: Queued) -> None:
         hint = self._hints[task.id]

@@ -1,8 +1,37 @@
-"""A decision: the plan for a problem, and how the planner found it. Values only, so that explaining a plan needs no solver."""
+"""What goes into the solver besides the problem, and what a plan is: search budget, search result, decision.
+
+Values only: whoever explains or estimates plans imports this, and never loads the solver.
+"""
 
 from dataclasses import dataclass
 
 from service.scheduler.core.problem import Missed, Start
+
+
+@dataclass(frozen=True)
+class SearchBudget:
+    """Search limits. `deterministic` is in CP-SAT's own unit of work, not seconds; `wall` is in seconds and only a guard.
+
+    `batch` is the most tasks of a closed batch that are polished, with the deterministic limit `polish`.
+    """
+
+    window: int = 8
+    nodes: int = 8
+    deterministic: float = 0.001  # a hundredth of a CPU second; six times as much on twice the nodes found the same plans
+    conflicts: int = 200  # on few crowded nodes a conflict costs far more than deterministic time shows
+    wall: float = 5.0
+    batch: int = 50
+    polish: float = 2.0
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """CP-SAT's status, bound and starts; without starts, `note` says that the budget was too small."""
+
+    status: str
+    starts: tuple[Start, ...] | None = None
+    bound: float | None = None
+    note: str | None = None
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from service.scheduler.core.batch_arrangement import alone, arrange, in_units, shortest
-from service.scheduler.core.cp_sat import Budget, Found, polish, search
-from service.scheduler.core.decision import BatchPlan, Decision
+from service.scheduler.core.cp_sat import polish, search
+from service.scheduler.core.decision import BatchPlan, Decision, SearchBudget, SearchResult
 from service.scheduler.core.foresight import Foresight
 from service.scheduler.core.plan_checks import violations
 from service.scheduler.core.problem import Problem, Queued, Start, makespan, missed, objective, slowdown
@@ -21,7 +21,7 @@ from service.scheduler.core.problem_checks import malformed
 from service.scheduler.core.rules import backfill, ranked, start_all, widened
 from service.scheduler.core.timeline import Timeline
 
-BUDGET = Budget()
+BUDGET = SearchBudget()
 BESIDE = 0.05  # deterministic CP-SAT budget of a batch beside others, which is planned anew with every arrival
 
 
@@ -29,7 +29,7 @@ class MalformedProblem(ValueError):
     """The problem is malformed; the message names every wrong field."""
 
 
-def solve(problem: Problem, budget: Budget = BUDGET) -> Decision:
+def solve(problem: Problem, budget: SearchBudget = BUDGET) -> Decision:
     """The plan for `problem`. Deterministic unless the wall guard triggers, which `note` then says. Raises MalformedProblem."""
     wrong = malformed(problem)
     if wrong:
@@ -49,7 +49,7 @@ def solve(problem: Problem, budget: Budget = BUDGET) -> Decision:
         return _closed(problem, budget)
     beside = replace(budget, polish=min(BESIDE, budget.polish))
 
-    def around(problem: Problem, tasks: list[Queued], hint: tuple[Start, ...], fixed: Sequence[Start]) -> Found:
+    def around(problem: Problem, tasks: list[Queued], hint: tuple[Start, ...], fixed: Sequence[Start]) -> SearchResult:
         return _polished(problem, tasks, hint, beside, fixed)
 
     return arrange(problem, _rolling(problem, order, foresight, budget), around, budget.batch)
@@ -69,22 +69,24 @@ def _last(starts: Sequence[Start]) -> int:
 
 
 def _polished(
-    problem: Problem, tasks: list[Queued], hint: tuple[Start, ...], budget: Budget, fixed: Sequence[Start] = ()
-) -> Found:
-    def search_(problem: Problem, tasks: list[Queued], hint: tuple[Start, ...], fixed: Sequence[Start]) -> Found:
+    problem: Problem, tasks: list[Queued], hint: tuple[Start, ...], budget: SearchBudget, fixed: Sequence[Start] = ()
+) -> SearchResult:
+    def search_(problem: Problem, tasks: list[Queued], hint: tuple[Start, ...], fixed: Sequence[Start]) -> SearchResult:
         return polish(problem, tasks, hint, budget, fixed)
 
     return in_units(search_, problem, tasks, hint, fixed)
 
 
-def _rolling(problem: Problem, order: list[Queued], foresight: Foresight, budget: Budget) -> Decision:
+def _rolling(problem: Problem, order: list[Queued], foresight: Foresight, budget: SearchBudget) -> Decision:
     board = Timeline(problem)
     fallback = backfill(problem, order, board.copy(), foresight=foresight)
     held = tuple(foresight.held)
     window = _window(order, foresight, board, fallback, budget.window)
     seen = _of(fallback, window)
     found = (
-        search(problem, window, seen, budget) if window else Found("UNKNOWN", note="every task that could start is held back")
+        search(problem, window, seen, budget)
+        if window
+        else SearchResult("UNKNOWN", note="every task that could start is held back")
     )
 
     def decided(starts: tuple[Start, ...], method: str, note: str | None) -> Decision:
@@ -143,10 +145,10 @@ def _unforeseen(
     return None
 
 
-def _closed(problem: Problem, budget: Budget) -> Decision:
+def _closed(problem: Problem, budget: SearchBudget) -> Decision:
     """The shortest makespan of all methods tried; ties by the least weighted completion."""
     method, best = shortest(problem)
-    found = Found("UNKNOWN")
+    found = SearchResult("UNKNOWN")
     tasks = list(problem.placeable)
     if len(tasks) <= budget.batch:
         found = _polished(problem, tasks, best, budget)

@@ -16,7 +16,7 @@ from service.background.reconciler import give_up_silent_nodes
 from service.database.engine import Database, clock
 from service.dependencies import Dependencies
 from service.fleet.models import Node
-from service.scheduler.core.cp_sat import Budget
+from service.scheduler.core.decision import SearchBudget
 from service.scheduler.core.problem import Problem, makespan
 from service.scheduler.core.solve import solve
 from service.scheduler.estimate.task_duration import LOADING_SECONDS
@@ -169,7 +169,7 @@ def test_altos_eleven_tasks_on_eight_gpus_end_at_the_proven_optimum(tenant, flee
     shown = tenant.get(f"/v1/batches/{made['id']}").json()
     with database.begin() as session:
         problem = Problem.from_json(session.scalars(select(Plan.problem).order_by(Plan.id).limit(1)).one())
-    proven = solve(problem, Budget(polish=40.0, wall=300.0))
+    proven = solve(problem, SearchBudget(polish=40.0, wall=300.0))
     assert (proven.status, proven.bound) == ("OPTIMAL", makespan(problem, proven.starts))
     assert shown["plan"]["makespan_seconds"] == proven.bound
     run.finish()

@@ -7,13 +7,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from service.scheduler.core.batch_arrangement import alone, in_units, tightened, without_solver
-from service.scheduler.core.cp_sat import Budget, polish
+from service.scheduler.core.cp_sat import polish
+from service.scheduler.core.decision import SearchBudget
 from service.scheduler.core.plan_checks import violations
 from service.scheduler.core.problem import Node, Problem, Queued, Start
 from service.scheduler.core.solve import solve
 from tests.service.scheduler.problems import problems
 
-QUICK = Budget(polish=0.05, deterministic=0.002, wall=60.0)
+QUICK = SearchBudget(polish=0.05, deterministic=0.002, wall=60.0)
 
 
 @st.composite
@@ -82,7 +83,7 @@ def test_a_rounded_search_promises_no_optimum():
     hint, _ = without_solver(problem)
 
     def search(problem, tasks, hint, fixed):
-        return polish(problem, tasks, hint, Budget(wall=60.0), fixed)
+        return polish(problem, tasks, hint, SearchBudget(wall=60.0), fixed)
 
     found = in_units(search, problem, list(problem.queued), hint)
     assert (found.status, found.bound) == ("FEASIBLE", None)

@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.simulator.plan_judge import check
-from service.scheduler.core.cp_sat import Budget
+from service.scheduler.core.decision import SearchBudget
 from service.scheduler.core.foresight import ENOUGH, lasting_rate
 from service.scheduler.core.problem import Arrived, Node, Problem, Queued, Running
 from service.scheduler.core.rules import by_rule
 from service.scheduler.core.solve import solve
 from tests.service.scheduler.problems import problems
 
-QUICK = Budget(window=4, deterministic=0.0005)
+QUICK = SearchBudget(window=4, deterministic=0.0005)
 HOUR = 3600
 NODE = (Node("n", 8),)
 BUSY = tuple(Running(f"r{at}", "n", 1, (4 + at) * HOUR) for at in range(7))  # one GPU of eight is free, the next in four hours

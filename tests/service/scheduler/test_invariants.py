@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.simulator.plan_judge import check
-from service.scheduler.core.cp_sat import Budget
+from service.scheduler.core.decision import SearchBudget
 from service.scheduler.core.plan_checks import violations
 from service.scheduler.core.problem import Limit, Node, Problem, Queued, Running, Width, missed, objective
 from service.scheduler.core.rules import backfill, ranked
@@ -14,7 +14,7 @@ from service.scheduler.core.solve import MalformedProblem, solve
 from service.scheduler.core.timeline import Timeline
 from tests.service.scheduler.problems import problems, with_node
 
-QUICK = Budget(window=4, deterministic=0.005, polish=0.01)
+QUICK = SearchBudget(window=4, deterministic=0.005, polish=0.01)
 
 
 @settings(max_examples=60, deadline=None)

@@ -10,7 +10,7 @@ from sqlalchemy import func, select, update
 
 from contract.states import TaskStatus
 from service.fleet.models import Placement
-from service.scheduler.core.cp_sat import Budget
+from service.scheduler.core.decision import SearchBudget
 from service.scheduler.core.preemption import Claim, Held, preemption
 from service.scheduler.core.problem import Limit, Node, Problem, Queued, Running, Start, Width
 from service.scheduler.core.solve import solve
@@ -20,7 +20,7 @@ from service.tenants.models import Tenant
 from tests.service.fleet.scripted import completed, moved, throughput
 from tests.service.scheduler.problems import problems
 
-QUICK = Budget(window=4, deterministic=0.005, polish=0.01)
+QUICK = SearchBudget(window=4, deterministic=0.005, polish=0.01)
 LONG = {"training": {"max_seq_len": 64, "epochs": 100}, "early_exit": {"policy": "none"}}  # than an executor takes to load
 
 # ---- plans -----------------------------------------------------------------------------------------------------------

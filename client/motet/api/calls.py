@@ -1,0 +1,145 @@
+"""The calls of the API by resource, as methods: one list for `Client`, whose calls block, and `AsyncClient`, whose are awaited.
+
+Knows which calls there are; `operations` has what they do, a transport carries them out.
+"""
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+from motet.api.async_transport import AsyncTransport
+from motet.api.operations import account, adapters, batches, files, fleet, tasks
+from motet.api.steps import Listing, Operation
+from motet.api.sync_transport import Transport
+
+P = ParamSpec("P")
+T = TypeVar("T")
+D = TypeVar("D", Transport, AsyncTransport)
+
+
+class Calls(Generic[D]):
+    """Calls about one kind of resource."""
+
+    def __init__(self, transport: D) -> None:
+        self.transport: D = transport
+
+
+class Call(Generic[P, T]):
+    """A call with one answer."""
+
+    def __init__(self, build: Callable[P, Operation[T]]) -> None:
+        self._build = build
+        self.__doc__ = build.__doc__
+
+    @overload
+    def __get__(self, calls: Calls[Transport], owner: type[Calls[Any]]) -> Callable[P, T]: ...
+    @overload
+    def __get__(self, calls: Calls[AsyncTransport], owner: type[Calls[Any]]) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    def __get__(self, calls: Calls[Any], owner: type[Calls[Any]]) -> Callable[P, Any]:
+        def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return calls.transport.run(self._build(*args, **kwargs))
+
+        call.__doc__ = self._build.__doc__
+        return call
+
+
+class Each(Generic[P, T]):
+    """A call with many answers, to iterate over."""
+
+    def __init__(self, build: Callable[P, Listing[T]]) -> None:
+        self._build = build
+        self.__doc__ = build.__doc__
+
+    @overload
+    def __get__(self, calls: Calls[Transport], owner: type[Calls[Any]]) -> Callable[P, Iterator[T]]: ...
+    @overload
+    def __get__(self, calls: Calls[AsyncTransport], owner: type[Calls[Any]]) -> Callable[P, AsyncIterator[T]]: ...
+    def __get__(self, calls: Calls[Any], owner: type[Calls[Any]]) -> Callable[P, Any]:
+        def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return calls.transport.each(self._build(*args, **kwargs))
+
+        call.__doc__ = self._build.__doc__
+        return call
+
+
+class Files(Calls[D]):
+    """Immutable JSONL data sets."""
+
+    upload = Call(files.upload)
+    get = Call(files.file)
+    list = Each(files.files)
+    preview = Call(files.preview)
+    delete = Call(files.delete_file)
+
+
+class Tasks(Calls[D]):
+    """Searches, their jobs, loss curves and events."""
+
+    create = Call(tasks.create)
+    estimate = Call(tasks.estimate)
+    get = Call(tasks.task)
+    list = Each(tasks.tasks)
+    cancel = Call(tasks.cancel)
+    pause = Call(tasks.pause)
+    resume = Call(tasks.resume)
+    delete = Call(tasks.delete_task)
+    follow = Each(tasks.follow)
+    wait = Call(tasks.wait)
+    jobs = Call(tasks.jobs)
+    metrics = Call(tasks.metrics)
+    events = Each(tasks.events)
+    plan_history = Each(tasks.plan_history)
+
+
+class Batches(Calls[D]):
+    """Several tasks posted together, planned for one objective."""
+
+    create = Call(batches.create)
+    estimate = Call(batches.estimate)
+    get = Call(batches.batch)
+    list = Each(batches.batches)
+    cancel = Call(batches.cancel)
+
+
+class Adapters(Calls[D]):
+    """Committed adapters."""
+
+    get = Call(adapters.adapter)
+    list = Each(adapters.adapters)
+    delete = Call(adapters.delete_adapter)
+    download = Call(adapters.download)
+
+
+class Models(Calls[D]):
+    """Base models that tasks may name."""
+
+    get = Call(fleet.model)
+    list = Each(fleet.models)
+
+
+class Account(Calls[D]):
+    """What the tenant used and may have, its keys, its audit log."""
+
+    usage = Call(account.usage)
+    quotas = Call(account.quotas)
+    audit = Each(account.audit)
+    keys = Each(account.keys)
+    create_key = Call(account.create_key)
+    revoke_key = Call(account.revoke_key)
+    sign_in_link = Call(account.sign_in_link)
+
+
+class Admin(Calls[D]):
+    """Calls that need the admin scope."""
+
+    register_model = Call(fleet.register_model)
+    nodes = Each(fleet.nodes)
+    drain = Call(fleet.drain)
+    undrain = Call(fleet.undrain)
+    create_join_token = Call(fleet.create_join_token)
+    tenants = Each(account.tenants)
+    create_tenant = Call(account.create_tenant)
+    change_tenant = Call(account.change_tenant)
+    keys = Each(account.keys_of)
+    create_key = Call(account.create_key_of)
+    revoke_key = Call(account.revoke_key_of)
+    audit = Each(account.whole_audit)
