@@ -3,7 +3,6 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
-from fastapi.responses import StreamingResponse
 
 from contract.batch_spec import BatchSpec
 from service.app_state import NodeHints, Service, Wakes, Works
@@ -13,7 +12,7 @@ from service.batches.estimate import BatchEstimateResource, batch_dry_run
 from service.batches.resource import BatchResource, render
 from service.http.concurrency_limits import Estimating, Submitting
 from service.http.pagination import Cursor, Limit, Page, page
-from service.http.response_schemas import event_stream_of, problems
+from service.http.response_schemas import event_stream, event_stream_of, problems
 from service.idempotency import Once
 from service.scheduler.routes import Counted
 from service.tasks.models import Batch
@@ -115,6 +114,4 @@ async def stream_batch_events(
     first = await merged_events.after(db, reader, batch_id, after if last_event_id is None else last_event_id)
     if first.over and not first.text:
         return Response(status_code=204)
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # keeps proxies from buffering it
-    frames = merged_events.stream(state.watcher, db, reader, batch_id, first)
-    return StreamingResponse(frames, 200, headers, "text/event-stream")
+    return event_stream(merged_events.stream(state.watcher, db, reader, batch_id, first))

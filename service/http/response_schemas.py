@@ -1,6 +1,9 @@
-"""OpenAPI response schemas for problems and byte streams."""
+"""OpenAPI response schemas for problems, byte streams and event streams; an event stream's response too."""
 
+from collections.abc import AsyncIterator
 from typing import Any
+
+from fastapi.responses import StreamingResponse
 
 from service.http.problems import MEDIA_TYPE, ProblemBody
 
@@ -39,6 +42,11 @@ def event_stream_of(over: str) -> dict[int | str, dict[str, Any]]:
         200: {"description": "The events", "content": {"text/event-stream": {"schema": {"type": "string"}}}},
         204: {"description": over},
     }
+
+
+def event_stream(frames: AsyncIterator[str]) -> StreamingResponse:
+    """Server-sent events, as they come: no proxy may hold or store them."""
+    return StreamingResponse(frames, 200, {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}, "text/event-stream")
 
 
 def bytes_of(media_type: str, description: str) -> dict[int | str, dict[str, Any]]:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
-from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
 from pydantic import Field
 
@@ -12,7 +11,7 @@ from contract.states import TaskStatus
 from service.app_state import Events, NodeHints, Polled, Wakes, Works, state_of
 from service.authentication import Db, Reader, Writer, admit
 from service.http.pagination import Cursor, Limit, Page, page
-from service.http.response_schemas import event_stream_of, problems
+from service.http.response_schemas import event_stream, event_stream_of, problems
 from service.storage.downloads import matches
 from service.tasks import actions
 from service.tasks.curves.curve_reader import MAX_RESOLUTION, Metrics, Series, Window, coarse_curves, curves
@@ -237,8 +236,7 @@ async def stream_task_events(
     first = await feed.after(db, reader, task_id, after if last_event_id is None else last_event_id)
     if first.over and not first.text:
         return Response(status_code=204)
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # keeps proxies from buffering it
-    return StreamingResponse(feed.stream(db, reader, task_id, first), 200, headers, "text/event-stream")
+    return event_stream(feed.stream(db, reader, task_id, first))
 
 
 @router.get("/jobs/{job_id}", operation_id="get_job", summary="Get a job", responses=problems(404))

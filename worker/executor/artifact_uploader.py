@@ -45,6 +45,16 @@ class Snapshot:
     tensors: Tensors
 
 
+@dataclass(frozen=True)
+class BestAdapter:
+    """The best weights of a job that ends. rows: of the arena, in which it trained."""
+
+    run: JobRun
+    base: Base
+    weights: Tensor
+    rows: tuple[int, int] | None
+
+
 class ArtifactUploader:
     """`hand_over` queues a callback for the training loop, which calls `over(task, lost, why)` where a placement cannot
     continue."""
@@ -59,17 +69,9 @@ class ArtifactUploader:
         self._link, self._cache, self._hand_over, self._over = link, cache, hand_over, over
         self._bench = BackgroundWorker("keeper")
 
-    def keep_adapter(
-        self,
-        task: TaskRun,
-        run: JobRun,
-        base: Base,
-        weights: Tensor,
-        rows: tuple[int, int] | None,
-        then: Callable[[AdapterManifest], None],
-    ) -> None:
-        """Export and upload the best adapter of a job that ends. rows: of the arena, in which it trained."""
-        self._bench.give(partial(self._guarded, task, lambda: self._export(task, run, base, weights, rows, then)))
+    def keep_adapter(self, task: TaskRun, best: BestAdapter, then: Callable[[AdapterManifest], None]) -> None:
+        """Export and upload the best adapter of a job that ends."""
+        self._bench.give(partial(self._guarded, task, lambda: self._export(task, best, then)))
 
     def keep_checkpoint(
         self, task: TaskRun, snapshots: list[Snapshot], then: Callable[[dict[int, CheckpointRef]], None]
@@ -87,15 +89,8 @@ class ArtifactUploader:
         except Refused as error:
             self._hand_over(partial(self._over, task, True, f"storage refused an upload: {error}"))
 
-    def _export(
-        self,
-        task: TaskRun,
-        run: JobRun,
-        base: Base,
-        weights: Tensor,
-        rows: tuple[int, int] | None,
-        then: Callable[[AdapterManifest], None],
-    ) -> None:
+    def _export(self, task: TaskRun, best: BestAdapter, then: Callable[[AdapterManifest], None]) -> None:
+        run, base = best.run, best.base
         assert run.best is not None
         layout, config = base.trainer.arena.layout, run.job.config
         scratch = self._cache.objects(task.placement.tenant_id)
@@ -106,7 +101,7 @@ class ArtifactUploader:
                 room_needed(scratch.folder),
                 TemporaryDirectory(prefix="new-", dir=scratch.folder) as new,
             ):
-                targets = layout.split(weights)
+                targets = layout.split(best.weights)
                 paths = export_peft(Path(new), layout.targets, targets, config=config, base_model=base.ref.name)
                 return {path.name: scratch.keep(partial(_copy, path)) for path in paths}
 
@@ -118,7 +113,7 @@ class ArtifactUploader:
             files=[AdapterFile(path=name, sha256=file.sha256, bytes=file.bytes) for name, file in kept.items()],
             step=run.best.step,
             val_loss=run.best.val_loss,
-            arena_rows=rows,
+            arena_rows=best.rows,
             lineage=Lineage(
                 task_id=task.placement.task_id,
                 job_id=run.job_id,

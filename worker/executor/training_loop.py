@@ -19,7 +19,7 @@ from worker.api_client import PlacementLink
 from worker.boot_clock import boot_now
 from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
-from worker.executor.artifact_uploader import ArtifactUploader
+from worker.executor.artifact_uploader import ArtifactUploader, BestAdapter
 from worker.executor.attached_placements import Act, AttachedPlacements
 from worker.executor.baseline_evaluation import Baselines
 from worker.executor.checkpoint_policy import CheckpointPolicy
@@ -269,7 +269,8 @@ class Executor:
         self._unsettled[task.key] = task
         if keeps_adapter(verdict, run.best) and weights is not None:
             task.ending(run)
-            self._uploader.keep_adapter(task, run, replicas.bases[0], weights, rows, partial(task.kept, run, closing))
+            best = BestAdapter(run, replicas.bases[0], weights, rows)
+            self._uploader.keep_adapter(task, best, partial(task.kept, run, closing))
         else:
             task.ended(run, closing)
 
