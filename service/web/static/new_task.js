@@ -3,13 +3,14 @@ import { connected, patch } from "./live.js";
 import { uploader } from "./upload.js";
 
 const form = document.getElementById("new-task");
-let timer = null, running = null;
+const running = {}; // by action: a new estimate replaces the one before, and leaves a preview alone
+let timer = null;
 
 async function ask(action) {
-  running?.abort();
-  running = new AbortController();
+  running[action]?.abort();
+  running[action] = new AbortController();
   try {
-    const answer = await fetch(action, { method: "POST", body: new URLSearchParams(new FormData(form)), signal: running.signal });
+    const answer = await fetch(action, { method: "POST", body: new URLSearchParams(new FormData(form)), signal: running[action].signal });
     if (answer.ok || answer.status === 422) patch(new DOMParser().parseFromString(await answer.text(), "text/html"), [action.endsWith("preview") ? "outcome" : "preview"]);
     connected(true);
   } catch (error) {

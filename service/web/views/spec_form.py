@@ -65,6 +65,7 @@ _ONE: dict[str, Read] = {
     "gpus": _whole,
     "max_gpus": _whole,
     "priority": _whole,
+    "not_before": _text,
     "deadline": _text,
 }
 _LISTS: dict[str, Read] = {

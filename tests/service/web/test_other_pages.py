@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 
 from service.fleet.models import BaseModel, Placement
 from service.tasks.models import Task
+from tests.browser import eventually
 from tests.service.api import chat_rows, jsonl
 from tests.service.sample_tasks import adapter, jobs_of, placement
 from tests.service.web import sweeps
-from tests.service.web.waiting import eventually
 
 FOLDER = {"adapter_model.safetensors": b"x" * 10, "adapter_config.json": b"{}"}
 ROOT_MODEL = "examples/base-model"
@@ -39,6 +39,12 @@ def test_a_task_is_made_on_an_uploaded_file(visitor, tenant, tmp_path):
     page.wait_for_selector("[id='e-search_space.rank']:has-text('256')")
     page.fill("[name='search_space.rank']", "4")
     page.wait_for_selector("#job-count:has-text('2 jobs')")
+    page.fill("[name=deadline]", "next week")
+    page.wait_for_selector("#e-deadline:has-text('date')")
+    page.fill("[name=deadline]", "2026-12-31T18:00")
+    page.wait_for_selector("#e-deadline:has-text('zone')")
+    deadline = (datetime.now(UTC) + timedelta(days=30)).replace(microsecond=0)
+    page.fill("[name=deadline]", deadline.isoformat())
     page.fill("[name=name]", "from the form")
     page.fill("[name=labels]", "team=research")
     page.wait_for_selector("#copy-YAML >> text=team: research", state="attached")
@@ -54,6 +60,7 @@ def test_a_task_is_made_on_an_uploaded_file(visitor, tenant, tmp_path):
     made = tenant.get("/v1/tasks").json()["data"][0]
     assert (made["name"], made["labels"]) == ("from the form", {"team": "research"})
     assert made["spec"]["search_space"]["learning_rate"] == body["search_space"]["learning_rate"] == [0.0001, 0.0003]
+    assert datetime.fromisoformat(made["spec"]["deadline"]) == deadline
     again = visitor.open(f"/tasks/new?like={made['id']}")
     assert again.input_value("[name='search_space.learning_rate']") == "0.0001, 0.0003"
 
