@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from contract.messages.report_messages import Series
 from service.http.problems import Invalid
-from service.tasks.curves.downsampling import Bucket, Buckets, width_for
+from service.tasks.curves.downsampling import Bucket, merged, width_for
 from service.tasks.models import CurveSummary, Job, PointChunk
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import Rows, scoped
@@ -110,12 +110,9 @@ def _summarised(session: Session, job_ids: list[str], window: Window, width: int
     if window.from_step > 0 or window.to_step is not None:
         return {}
     stored = select(CurveSummary).where(CurveSummary.job_id.in_(job_ids), CurveSummary.width <= width)
-    found = {}
-    for summary in session.scalars(stored):
-        curve = Buckets(width)
-        curve.narrower(summary)
-        found[summary.job_id, summary.series] = curve.made
-    return found
+    if window.series:
+        stored = stored.where(CurveSummary.series.in_(window.series))
+    return {(summary.job_id, summary.series): merged(summary, width) for summary in session.scalars(stored)}
 
 
 def _gathered(

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
@@ -36,7 +37,7 @@ class Bucket:
 
 @dataclass
 class Buckets:
-    """One series in buckets of `width` steps; callers add points and narrower buckets in ascending order."""
+    """One series in buckets of `width` steps; callers add points in ascending order."""
 
     width: int
     made: list[Bucket] = field(default_factory=list)
@@ -51,11 +52,18 @@ class Buckets:
         for step, value in zip(steps, values, strict=True):
             self.at(step).add(int(math.isfinite(value)), value, value, value)
 
-    def narrower(self, stored: CurveSummary) -> None:
-        """Merge a stored summary, whose width must divide `width`."""
-        numbers = zip(stored.buckets, stored.counts, stored.means, stored.mins, stored.maxs, strict=True)
-        for number, count, mean, least, greatest in numbers:
-            self.at(number * stored.width).add(count, mean, least, greatest)
+
+def merged(stored: CurveSummary, width: int) -> list[Bucket]:
+    """A stored summary in wider buckets; its own width must divide `width`."""
+    counts, means, least, greatest = (np.array(values) for values in (stored.counts, stored.means, stored.mins, stored.maxs))
+    numbers = np.array(stored.buckets) * stored.width // width
+    starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+    many = np.add.reduceat(counts, starts)
+    mean = np.add.reduceat(np.where(counts > 0, counts * means, 0.0), starts) / np.maximum(many, 1)
+    least = np.minimum.reduceat(np.where(counts > 0, least, np.inf), starts)
+    greatest = np.maximum.reduceat(np.where(counts > 0, greatest, -np.inf), starts)
+    columns = (column.tolist() for column in (numbers[starts], many, mean, least, greatest))
+    return [Bucket(*row) for row in zip(*columns, strict=True)]
 
 
 def width_for(steps: int, buckets: int) -> int:

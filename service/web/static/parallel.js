@@ -1,7 +1,6 @@
 // Parallel coordinates on a canvas: an axis a hyperparameter and one for the best loss; a drag along an axis keeps what passes there.
 
-import { short } from "./plot.js";
-const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+import { palette, short } from "./plot.js";
 
 export class Parallel {
   constructor(figure, { kept, chosen }) {
@@ -45,6 +44,7 @@ export class Parallel {
   draw() {
     const ratio = devicePixelRatio || 1, width = this.figure.clientWidth, height = this.figure.clientHeight;
     if (!width || !this.axes) return;
+    const css = palette();
     this.canvas.width = Math.round(width * ratio);
     this.canvas.height = Math.round(height * ratio);
     const g = this.canvas.getContext("2d");

@@ -1,6 +1,7 @@
 // Loss curves on a canvas: many lines, at most one redraw a frame, a log axis, a hovered line, marks of exits, a zoomed range.
+// All lines are drawn once, faintly, onto a layer of their own; hovering draws that layer and one line.
 
-const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+export const palette = () => { const style = getComputedStyle(document.documentElement); return (name) => style.getPropertyValue(name).trim(); };
 
 export class Plot {
   // figure: an element with a size; `label(job)` says what hovering shows; `chosen(job | null)` hears of what is hovered
@@ -22,12 +23,20 @@ export class Plot {
     this.range = null; // [from, to] in steps
     this.loaded = false;
     this.asked = false;
+    this.layer = document.createElement("canvas");
+    this.stale = true; // the layer
     new ResizeObserver(() => this.redraw()).observe(figure);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
     this.listen();
   }
 
+  // after a change of lines, jobs, size or what is shown
   redraw() {
+    this.stale = true;
+    this.next();
+  }
+
+  next() {
     if (this.asked) return;
     this.asked = true;
     requestAnimationFrame(() => { this.asked = false; this.draw(); });
@@ -37,18 +46,36 @@ export class Plot {
     const ratio = devicePixelRatio || 1;
     const width = this.figure.clientWidth, height = this.figure.clientHeight;
     if (!width || !height) return;
+    this.css = palette();
     if (this.canvas.width !== Math.round(width * ratio) || this.canvas.height !== Math.round(height * ratio)) {
-      this.canvas.width = Math.round(width * ratio);
-      this.canvas.height = Math.round(height * ratio);
+      this.canvas.width = this.layer.width = Math.round(width * ratio);
+      this.canvas.height = this.layer.height = Math.round(height * ratio);
+      this.stale = true;
     }
+    const shown = this.lines.filter((line) => this.shows[line.kind] && (!this.kept || this.kept.has(line.job)));
+    if (this.stale) this.drawLayer(this.layer.getContext("2d"), ratio, width, height, shown);
+    this.stale = false;
     const g = this.canvas.getContext("2d");
+    g.setTransform(1, 0, 0, 1, 0, 0);
+    g.clearRect(0, 0, this.canvas.width, this.canvas.height);
+    g.drawImage(this.layer, 0, 0);
+    if (!this.x) return;
+    g.setTransform(ratio, 0, 0, ratio, 0, 0);
+    g.save();
+    this.clip(g);
+    const loud = this.lit ?? this.best;
+    for (const line of shown) if (line.job === loud) this.line(g, line, line.colour ?? this.css("--b-work"), line.kind === "train" ? 1.4 : 2.8, line.kind === "train" ? 0.75 : 1);
+    if (this.lit !== null && this.shows.val) for (const line of shown) if (line.job === loud && line.kind === "val") this.exit(g, line, 3);
+    g.restore();
+  }
+
+  drawLayer(g, ratio, width, height, shown) {
     g.setTransform(ratio, 0, 0, ratio, 0, 0);
     g.clearRect(0, 0, width, height);
     this.box = { left: 58, top: 12, right: width - 14, bottom: height - 30 };
-    const shown = this.lines.filter((line) => this.shows[line.kind] && (!this.kept || this.kept.has(line.job)));
     if (!shown.length) {
       this.x = null;
-      g.fillStyle = css("--quiet");
+      g.fillStyle = this.css("--quiet");
       g.textAlign = "center";
       g.font = "14px system-ui, sans-serif";
       const words = this.lines.length ? "Nothing is chosen to be shown" : this.loaded ? "No losses yet; they appear here as they come" : "Reading the curves…";
@@ -58,22 +85,18 @@ export class Plot {
     this.scale(shown);
     this.axes(g);
     g.save();
+    this.clip(g);
+    this.boundary(g);
+    const grey = this.css("--quiet"), faint = this.lit !== null || this.best !== null ? 0.42 : 0.7;
+    for (const line of shown) this.line(g, line, line.colour ?? grey, 1, line.kind === "train" ? faint * 0.5 : faint);
+    if (this.shows.val) for (const line of shown) if (line.kind === "val") this.exit(g, line, 1.8);
+    g.restore();
+  }
+
+  clip(g) {
     g.beginPath();
     g.rect(this.box.left, this.box.top, this.box.right - this.box.left, this.box.bottom - this.box.top);
     g.clip();
-    this.boundary(g);
-    const grey = css("--quiet");
-    const loud = (line) => line.job === this.lit || (this.lit === null && line.job === this.best);
-    for (const line of shown) {
-      if (loud(line)) continue;
-      const faint = this.lit !== null || this.best !== null ? 0.42 : 0.7;
-      this.line(g, line, line.colour ?? grey, 1, line.kind === "train" ? faint * 0.5 : faint);
-    }
-    for (const line of shown) {
-      if (loud(line)) this.line(g, line, line.colour ?? css("--b-work"), line.kind === "train" ? 1.4 : 2.8, line.kind === "train" ? 0.75 : 1);
-    }
-    if (this.shows.val) for (const line of shown) if (line.kind === "val") this.exit(g, line);
-    g.restore();
   }
 
   scale(shown) {
@@ -109,8 +132,8 @@ export class Plot {
     const { left, right, top, bottom } = this.box;
     g.font = "12px system-ui, sans-serif";
     g.lineWidth = 1;
-    g.strokeStyle = css("--line");
-    g.fillStyle = css("--quiet");
+    g.strokeStyle = this.css("--line");
+    g.fillStyle = this.css("--quiet");
     const down = this.shows.log ? Math.exp : (value) => value;
     g.textAlign = "right";
     g.textBaseline = "middle";
@@ -151,15 +174,15 @@ export class Plot {
   }
 
   // where a job was stopped early: a cross in the colour of its reason
-  exit(g, line) {
+  exit(g, line, width) {
     const job = this.jobs.get(line.job);
     if (!job?.exit) return;
     let at = line.ys.length - 1;
     while (at > 0 && line.ys[at] === null) at--;
     const x = this.x(line.xs[at]), y = Math.min(this.box.bottom - 6, Math.max(this.box.top + 6, this.y(line.ys[at] ?? Math.exp(this.high))));
     const colour = { diverging: "--b-div", overfitting: "--b-over", underperforming: "--b-under" }[job.exit] ?? "--b-cancel";
-    g.strokeStyle = css(colour);
-    g.lineWidth = line.job === this.lit ? 3 : 1.8;
+    g.strokeStyle = this.css(colour);
+    g.lineWidth = width;
     g.beginPath();
     g.moveTo(x - 4, y - 4); g.lineTo(x + 4, y + 4); g.moveTo(x + 4, y - 4); g.lineTo(x - 4, y + 4);
     g.stroke();
@@ -173,7 +196,7 @@ export class Plot {
       if (job.warmup && job.warmup < job.total) steps.add(job.warmup);
       if (job.promoted && job.warmup_loss !== null) cut = Math.max(cut ?? 0, job.warmup_loss);
     }
-    g.strokeStyle = css("--quiet");
+    g.strokeStyle = this.css("--quiet");
     g.lineWidth = 1;
     g.setLineDash([5, 4]);
     for (const step of [...steps].slice(0, 4)) {
@@ -236,9 +259,10 @@ export class Plot {
 
   light(job, tell = false) {
     if (job === this.lit) return;
+    this.stale ||= this.best === null; // without a best line the others fade only while one is hovered
     this.lit = job;
     if (tell) this.chosen(job);
-    this.redraw();
+    this.next();
   }
 }
 

@@ -6,8 +6,8 @@ import { Plot } from "./plot.js";
 const head = document.getElementById("task");
 const id = head.dataset.task;
 const rows = document.getElementById("job-rows");
-const facts = () => [...rows.children].map((row) => JSON.parse(row.dataset.facts));
 const labels = new Map();
+const rowOf = new Map(); // by job
 let width = 1;
 
 const plot = new Plot(document.getElementById("plot"), {
@@ -18,14 +18,15 @@ const figure = document.getElementById("parallel");
 const parallel = figure ? new Parallel(figure, { kept: (jobs) => keep(jobs), chosen: () => {} }) : null;
 
 function light(job) {
-  for (const row of rows.children) row.classList.toggle("lit", JSON.parse(row.dataset.facts).job === job);
+  rows.querySelector(".lit")?.classList.remove("lit");
+  rowOf.get(job)?.classList.add("lit");
   plot.light(job);
   parallel?.light(job);
 }
 
 function keep(jobs) {
   plot.kept = jobs;
-  for (const row of rows.children) row.classList.toggle("out", jobs !== null && !jobs.has(JSON.parse(row.dataset.facts).job));
+  for (const [job, row] of rowOf) row.classList.toggle("out", jobs !== null && !jobs.has(job));
   plot.redraw();
 }
 
@@ -38,7 +39,9 @@ for (const happening of ["pointerover", "focusin"]) {
 rows.addEventListener("pointerleave", () => light(null));
 
 function readTable() {
-  const all = facts();
+  const all = [...rows.children].map((row) => JSON.parse(row.dataset.facts));
+  rowOf.clear();
+  all.forEach((job, at) => rowOf.set(job.job, rows.children[at]));
   plot.jobs = new Map(all.map((job) => [job.job, job]));
   for (const job of all) labels.set(job.job, job.label);
   const scored = all.filter((job) => job.best !== null);
