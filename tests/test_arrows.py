@@ -50,6 +50,7 @@ PURE = [
     *(f"service/scheduler/estimate/{name}.py" for name in ("prediction_intervals", "survival", "task_duration", "throughput")),
     "service/scheduler/explain/reason_codes.py",
     "worker/policy/*.py",
+    "worker/policy/early_exit/*.py",
 ]
 IMPURE_PLANNER = {
     "service.scheduler.models",

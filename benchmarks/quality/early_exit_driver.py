@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass, field
 
 from contract.task_spec import Schedule, TaskSpec
-from worker.policy.early_exit import policy_of
-from worker.policy.verdict import Evidence, History, Standing
+from worker.policy.early_exit.policy_interface import Evidence, History, Standing
+from worker.policy.early_exit.policy_selection import policy_of
 
 
 @dataclass

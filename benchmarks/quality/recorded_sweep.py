@@ -14,8 +14,8 @@ from benchmarks.quality.early_exit_driver import Referee
 from contract.task_spec import Schedule, TaskSpec
 from worker.data.dataset import DataSet, Rows
 from worker.model.arena import Slot, rows_for
+from worker.policy.early_exit.policy_interface import smooth
 from worker.policy.job_record import JobKey
-from worker.policy.verdict import smooth
 from worker.replicas.base_loader import Base
 from worker.replicas.dpo_reference import Reference
 from worker.replicas.packed_step import step

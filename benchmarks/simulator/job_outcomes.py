@@ -12,8 +12,8 @@ from random import Random
 from contract.states import ExitReason, JobStatus
 from contract.task_spec import EarlyExitPolicy
 from service.scheduler.estimate.survival import JobProgress
-from worker.policy.early_exit import policy_of
-from worker.policy.verdict import History, Standing, Verdict, smooth
+from worker.policy.early_exit.policy_interface import History, Standing, Verdict, smooth
+from worker.policy.early_exit.policy_selection import policy_of
 
 _EVALUATIONS = 60
 Observe = Callable[[History, float, float], tuple[History, Verdict | None]]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from worker.adapters.adapter_store import AdapterStore
+from worker.adapters.tiered_adapter_store import AdapterStore
 from worker.executor.checkpoint_policy import CheckpointPolicy
 from worker.executor.training_loop import Executor
 from worker.model.cuda.device_trainer import DeviceTrainer

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from worker.model.arena import Slot, rows_for
-from worker.model.peak_memory import found_no_memory
+from worker.model.out_of_memory import is_out_of_memory
 from worker.model.plain.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ def seated(trainer: Trainer, rank: int, alpha: float, fill: Callable[[Slot], T])
         filled = fill(slot)
     except (RuntimeError, MemoryError) as error:
         trainer.arena.detach(slot)
-        if not found_no_memory(error):
+        if not is_out_of_memory(error):
             raise
     else:
         return slot, filled
@@ -69,7 +69,7 @@ def _grown(trainer: Trainer, least: int, wanted: int) -> bool:
             arena.grow(arena.rows_used + wanted)
             return True
         except (RuntimeError, MemoryError) as error:
-            if not found_no_memory(error):
+            if not is_out_of_memory(error):
                 raise
         trainer.free()
         log.warning("no memory for %d arena rows beside the %d that are taken", wanted, arena.rows_used)

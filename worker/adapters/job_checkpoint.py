@@ -11,10 +11,10 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from worker.data.tensor_file import write_tensors
+from worker.data.safetensors_writer import write_tensors
 from worker.model.arena import AdapterState
+from worker.policy.early_exit.policy_interface import History
 from worker.policy.job_record import Best, Progress
-from worker.policy.verdict import History
 
 _FORMAT = 2
 _KEY = "motet_checkpoint"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from contract.search_space import JobConfig
-from worker.data.tensor_file import write_tensors
+from worker.data.safetensors_writer import write_tensors
 from worker.model.arena_layout import Target
 
 CONFIG_FILE = "adapter_config.json"

@@ -6,7 +6,7 @@ from functools import partial
 
 from contract.messages.placement_messages import CheckpointRef
 from contract.messages.report_messages import Checkpointed
-from worker.adapters.adapter_store import AdapterStore
+from worker.adapters.tiered_adapter_store import AdapterStore
 from worker.boot_clock import boot_now
 from worker.data.node_cache import NodeCache
 from worker.executor.artifact_uploader import ArtifactUploader, Snapshot

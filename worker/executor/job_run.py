@@ -8,8 +8,8 @@ from worker.data.dataset import DataSet
 from worker.model.arena import rows_for
 from worker.policy.activations import Activations
 from worker.policy.admission import Demand
+from worker.policy.early_exit.policy_interface import Policy, Verdict
 from worker.policy.job_record import Best, Evaluated, JobEvent, JobKey, JobRecord, Progress, Stage, reduced
-from worker.policy.verdict import Policy, Verdict
 from worker.replicas.dpo_reference import Reference
 from worker.replicas.training_job import TrainingJob
 from worker.replicas.validation_pass import ValidationSubject

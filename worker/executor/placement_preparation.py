@@ -11,8 +11,8 @@ from torch import Tensor
 
 from contract.messages.placement_messages import FileRef, JobAssignment, Placement
 from contract.states import JOB_TERMINAL
-from worker.adapters.adapter_location import AdapterSpec
 from worker.adapters.job_checkpoint import load_progress
+from worker.adapters.location_types import AdapterSpec
 from worker.adapters.warm_start import WarmStart, WarmStartError, read_peft
 from worker.api_client import PlacementLink, Unreachable
 from worker.boot_clock import boot_now
@@ -26,8 +26,8 @@ from worker.executor.retry import persist
 from worker.model.arena import rows_for
 from worker.model.plain.trainer import OutOfMemory
 from worker.policy.activations import Activations, Need, chosen
-from worker.policy.admission import Capacity
 from worker.policy.job_record import Progress
+from worker.policy.memory_model import Capacity
 from worker.replicas.base_loader import Base
 from worker.replicas.memory_profile import Profiles, capacity_of, held_bytes, profiles_of
 from worker.settings import Settings

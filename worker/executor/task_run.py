@@ -27,7 +27,8 @@ from worker.executor.job_run import JobRun
 from worker.executor.placement_lease import Lease
 from worker.executor.reporter import Reporter
 from worker.policy.activations import Activations
-from worker.policy.early_exit import policy_of
+from worker.policy.early_exit.policy_interface import Standing, Verdict
+from worker.policy.early_exit.policy_selection import policy_of
 from worker.policy.job_record import (
     Best,
     Ended,
@@ -40,7 +41,6 @@ from worker.policy.job_record import (
     TrainingBegan,
     WarmupBegan,
 )
-from worker.policy.verdict import Standing, Verdict
 from worker.replicas.dpo_loss import Preference
 from worker.replicas.packed_step import Work
 from worker.replicas.validation_pass import ValidationResult

@@ -1,10 +1,11 @@
 """The executor: one frozen base, and jobs of any task that train on it together.
 
-    while jobs: admit -> pack -> step -> record -> judge -> release
+    while jobs: admit -> pack -> step -> record -> evaluate -> rank -> release
 
-One step is an optimizer step of every job that holds a slot, on all replicas of the base in parallel. The loop decides with the
-pure policies, acts with the trainers, and records through each task's reporter. Slow work (network, disk, tokenising) runs in
-background threads, which queue callbacks for the loop.
+One step is an optimizer step of every job that holds a slot, on all replicas in parallel. The loop decides with the pure
+policies, and slow work (network, disk, tokenising) runs in background threads, which queue callbacks for the loop. A job ends
+early for a training loss that is not finite (`_record`), by its own curve after an evaluation (`_apply_evaluation` asks
+Policy.on_evaluation), or by its rank at a rung (`_rank` asks Policy.rank); the rules are in worker/policy/early_exit/.
 """
 
 import math
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 
 from contract.messages.placement_messages import Placement
-from worker.adapters.adapter_location import AdapterSpec
+from worker.adapters.location_types import AdapterSpec
 from worker.api_client import PlacementLink
 from worker.boot_clock import boot_now
 from worker.data.node_cache import NodeCache
@@ -26,11 +27,11 @@ from worker.executor.checkpoint_policy import CheckpointPolicy
 from worker.executor.job_run import JobRun
 from worker.executor.placement_lease import Lease
 from worker.executor.placement_preparation import Prepared
-from worker.executor.step_chooser import StepChooser
+from worker.executor.step_scheduler import StepScheduler
 from worker.executor.task_run import TaskRun, keeps_adapter
 from worker.pipe_messages import Attach, Detach, Ended, Progress, Renew, Stop
+from worker.policy.early_exit.policy_interface import Verdict, not_finite
 from worker.policy.job_record import RungReached, Stage
-from worker.policy.verdict import Verdict, not_finite
 from worker.replicas.device_replica import Hopeless
 from worker.replicas.packed_step import Stepped
 from worker.replicas.replica_set import Replicas
@@ -55,7 +56,7 @@ class Executor:
         self._checkpoint_policy = CheckpointPolicy(self._uploader, self._cache, settings.worker_checkpoint_seconds)
         self._baselines = Baselines(self._cache, self._attached.progress)
         self._replicas: Replicas | None = None  # of the base that is loaded
-        self._chooser = StepChooser()
+        self._scheduler = StepScheduler()
         self._vacant = False  # whether waiting jobs may find room now
         self._unsettled: dict[str, TaskRun] = {}  # tasks whose standings at the boundary have changed
         self._stopping = False
@@ -173,9 +174,9 @@ class Executor:
     def _step(self, replicas: Replicas, runs: list[JobRun]) -> Stepped:
         """Step the jobs of the tasks whose turn it is; those that cannot be stepped fail."""
         placements = {run.key.placement: self._attached[run.key.placement].placement for run in runs}
-        runs, slices = self._chooser.choose(replicas, placements, runs)
+        runs, slices = self._scheduler.choose(replicas, placements, runs)
         stepped, hopeless = replicas.step([(run.job, run.step) for run in runs], slices, self._attached.progress)
-        self._chooser.took(stepped.seconds)
+        self._scheduler.took(stepped.seconds)
         self._vacant |= replicas.stepped(run.key for run in runs)
         self._give_up(replicas, hopeless)
         return stepped

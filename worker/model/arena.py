@@ -13,7 +13,7 @@ from torch import Tensor
 
 from worker.model.arena_layout import Layout, Target
 from worker.model.moments import CodedMoments, Moments, PlainMoments
-from worker.model.peak_memory import found_no_memory
+from worker.model.out_of_memory import is_out_of_memory
 
 ROW_MULTIPLE = 8  # storage of a rank is rounded up to this; the rows beyond the rank stay zero
 
@@ -68,7 +68,7 @@ def _on_host(tensor: Tensor) -> Tensor:
     try:
         copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
     except RuntimeError as error:
-        if not tensor.is_cuda or not found_no_memory(error):
+        if not tensor.is_cuda or not is_out_of_memory(error):
             raise
         copy = torch.empty(tensor.shape, dtype=tensor.dtype)
     return copy.copy_(tensor)
@@ -85,7 +85,7 @@ def _cut(buffer: Tensor, rows: int) -> Tensor:
     try:
         return buffer[:rows].clone()
     except (RuntimeError, MemoryError) as error:
-        if not found_no_memory(error):
+        if not is_out_of_memory(error):
             raise
         return buffer[:rows]
 

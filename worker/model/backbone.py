@@ -16,7 +16,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from contract.task_spec import Precision
 from worker.model.arena_layout import GROUPS, Layout, Target
-from worker.model.base_weights import EMBEDDING, HEAD, NORM, PATHS, Weights, at_hand, in_folder, matrices_of, shapes_of
+from worker.model.base_weight_reader import EMBEDDING, HEAD, NORM, PATHS, Weights, at_hand, in_folder, matrices_of, shapes_of
 from worker.model.families import FAMILIES, Family, family_of, head_size
 from worker.model.flat_batch import FlatBatch
 from worker.model.plain.attention import Axis, causal_mask

@@ -1,5 +1,5 @@
-"""Measures the memory of a piece of work (the peak of live tensor bytes while it runs), and recognises out-of-memory errors.
-Knows no models.
+"""Measures the peak of live tensor bytes while a piece of work runs, and makes the C library keep freed blocks. Knows no
+models.
 
 Counts operation by operation from the storages, so it is exact for tensors, the same on every machine and independent of the
 allocator's caches. It does not see memory inside library calls.
@@ -17,8 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 KEPT_BYTES = 2**25  # blocks up to this size stay with the process; the C library allows no more
-# Messages of allocators without an exception of their own: PyTorch's on a CPU; the driver's, also in Triton; cuBLAS' workspace.
-_SAYINGS = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # numbers of <malloc.h>
 
 
@@ -45,13 +43,6 @@ class _Meter(TorchDispatchMode):
 
     def _gone(self, size: int) -> None:
         self.live -= size
-
-
-def found_no_memory(error: BaseException) -> bool:
-    """Whether this exception says that an allocation failed, on a device or in main memory."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(saying in str(error) for saying in _SAYINGS)
 
 
 def peak_bytes(work: Callable[[], object], known: Iterable[Tensor]) -> int:

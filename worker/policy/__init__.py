@@ -1,4 +1,4 @@
-"""Pure: job records; policies for admission under the memory model, packing, replica assignment and early exit (ALTO, ASHA).
+"""Pure: job records; policies for memory, admission, packing, replica assignment, whose turn a step is, and early exit.
 
 Enters: numbers and events. Leaves: records, and choices with their evidence. It must not import torch or know files, clocks or
 processes."""

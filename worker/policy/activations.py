@@ -8,7 +8,7 @@ not fit.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from worker.policy.admission import Capacity, room
+from worker.policy.memory_model import Capacity, room
 
 _SHARE = 2  # one part in so many of the memory beside the base is for activations, the rest for adapters
 

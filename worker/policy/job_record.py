@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from contract.messages.placement_messages import CheckpointRef, JobAssignment
 from contract.states import JobStatus
-from worker.policy.verdict import History, smooth
+from worker.policy.early_exit.policy_interface import History, smooth
 
 
 class JobKey(NamedTuple):

@@ -17,11 +17,11 @@ from contract.task_spec import Precision
 from worker.data.row_reader import fingerprint_of, reader_of, reads_date
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
-from worker.model.base_weights import weight_bytes
+from worker.model.base_weight_reader import weight_bytes
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.families import UnsupportedModelError
-from worker.model.peak_memory import found_no_memory
+from worker.model.out_of_memory import is_out_of_memory
 from worker.model.plain.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ def _tried(load: Callable[[], list[Trainer]]) -> list[Trainer] | None:
         try:
             return load()
         except (RuntimeError, MemoryError) as error:
-            if not found_no_memory(error):
+            if not is_out_of_memory(error):
                 raise
             log.warning("no memory while a base was loaded: %s", str(error).partition("\n")[0])
         gc.collect()  # the previous base may be in a reference cycle

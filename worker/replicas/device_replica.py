@@ -1,4 +1,4 @@
-"""One copy of the base on one device: steps and evaluates its jobs. Assigns none and judges none.
+"""One copy of the base on one device: steps and evaluates its jobs. Assigns none and stops none early.
 
 A pass that finds no memory is repeated in shorter passes, or with recomputation, on this replica alone.
 """
@@ -10,17 +10,17 @@ from typing import TypeVar
 
 import torch
 
-from worker.adapters.adapter_store import AdapterStore
 from worker.adapters.arena_growth import give_back
-from worker.adapters.memory_fit import MemoryFit
+from worker.adapters.capacity_tracker import CapacityTracker
+from worker.adapters.tiered_adapter_store import AdapterStore
 from worker.model.arena import Slot
 from worker.model.plain.trainer import OutOfMemory
-from worker.policy.admission import Capacity
 from worker.policy.job_record import JobKey
+from worker.policy.memory_model import Capacity
 from worker.policy.step_time import PRIOR, StepLoad, StepModel, StepTimes
 from worker.replicas.base_loader import Base
 from worker.replicas.packed_step import Stepped, advance, refusal
-from worker.replicas.step_round import StepRound
+from worker.replicas.step_in_progress import StepInProgress
 from worker.replicas.training_job import JobStep, TrainingJob
 from worker.replicas.validation_pass import ValidationResult, ValidationSubject, evaluate
 
@@ -34,12 +34,12 @@ Hopeless = dict[JobKey, str]  # jobs that cannot be stepped, for lack of memory 
 class Replica:
     """The replica of this number. hand: its own thread; None: it runs in the caller's thread."""
 
-    def __init__(self, number: int, base: Base, fit: MemoryFit, store: AdapterStore) -> None:
+    def __init__(self, number: int, base: Base, fit: CapacityTracker, store: AdapterStore) -> None:
         self.number, self.base, self.fit, self.store = number, base, fit, store
         self.times = StepTimes.empty()  # of this replica's steps
         self._model: StepModel | None = None  # fitted after so many steps
         self._model_at = 0
-        self._rounds: dict[str, StepRound] = {}  # each task's step under way, or its last one
+        self._rounds: dict[str, StepInProgress] = {}  # each task's step under way, or its last one
         share = (torch.get_num_threads(),)  # of the cores: torch counts threads per thread, so the new one needs the same count
         self.hand = ThreadPoolExecutor(1, "replica", torch.set_num_threads, share) if number else None
 
@@ -107,7 +107,7 @@ class Replica:
     def _steps(self, jobs: Sequence[tuple[TrainingJob, int]]) -> dict[str, dict[JobKey, JobStep]]:
         return _by_group([JobStep(job, self._slot(job.key), number) for job, number in jobs])
 
-    def _round(self, group: str, steps: Mapping[JobKey, JobStep]) -> StepRound:
+    def _round(self, group: str, steps: Mapping[JobKey, JobStep]) -> StepInProgress:
         """The task's step under way, or its next one. Where it cannot go on (rows moved, pieces of another size), the gradients
         that it has begun are void, and it begins anew."""
         known, budget = self._rounds.get(group), self.fit.cut(group)
@@ -116,7 +116,7 @@ class Replica:
         if known is not None:
             here = {one.slot for one in steps.values()}
             self.base.trainer.forget([slot for slot in known.slots if slot in here])
-        self._rounds[group] = StepRound(list(steps.values()), budget)
+        self._rounds[group] = StepInProgress(list(steps.values()), budget)
         return self._rounds[group]
 
     def examine(

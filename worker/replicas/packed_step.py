@@ -1,4 +1,7 @@
-"""One packed step: an optimizer step of every given job over shared micro-batches. Chooses no jobs and judges none."""
+"""One packed step: an optimizer step of every given job over shared micro-batches. Chooses no jobs and stops none early.
+
+A replica calls `advance`; `step` is for benchmarks, which take whole steps.
+"""
 
 import math
 import time
@@ -14,7 +17,7 @@ from worker.policy.job_record import JobKey
 from worker.policy.packing import Chunk, lay
 from worker.policy.step_time import StepLoad
 from worker.replicas.dpo_loss import Preference, judge
-from worker.replicas.step_round import StepRound
+from worker.replicas.step_in_progress import StepInProgress
 from worker.replicas.training_job import JobStep
 from worker.replicas.validation_pass import Sequences, log_probabilities, segments_of
 
@@ -59,11 +62,12 @@ class Stepped:
 
 
 def step(trainer: Trainer, steps: Sequence[JobStep], budget: int, tick: Callable[[], None]) -> Stepped:
-    """Train these jobs by one whole optimizer step each, in micro-batches of `budget` tokens: see `advance`."""
-    return advance(trainer, {StepRound(steps, budget): None}, budget, tick)
+    """Train these jobs by one whole optimizer step each, in micro-batches of `budget` tokens: see `advance`. Only
+    benchmarks call this."""
+    return advance(trainer, {StepInProgress(steps, budget): None}, budget, tick)
 
 
-def advance(trainer: Trainer, rounds: Mapping[StepRound, int | None], budget: int, tick: Callable[[], None]) -> Stepped:
+def advance(trainer: Trainer, rounds: Mapping[StepInProgress, int | None], budget: int, tick: Callable[[], None]) -> Stepped:
     """Run the next so many slices of each round (None: all that is left of it) in micro-batches of `budget` tokens, and update
     the jobs whose batches are through. Calls `tick` after each micro-batch.
 
@@ -72,7 +76,7 @@ def advance(trainer: Trainer, rounds: Mapping[StepRound, int | None], budget: in
     """
     began = time.monotonic()
     _judge(trainer, [one for one in rounds if one.preferences is None], budget, tick)
-    stepped, owner, weights, taken = Stepped({}, 0.0), dict[JobKey, StepRound](), dict[JobKey, list[float]](), []
+    stepped, owner, weights, taken = Stepped({}, 0.0), dict[JobKey, StepInProgress](), dict[JobKey, list[float]](), []
     for one, slices in rounds.items():
         for key, chunks in one.take(slices).items():
             said = one.preference(key)
@@ -103,7 +107,7 @@ def advance(trainer: Trainer, rounds: Mapping[StepRound, int | None], budget: in
 def _run(
     trainer: Trainer,
     held: Sequence[Chunk[JobKey]],
-    owner: Mapping[JobKey, StepRound],
+    owner: Mapping[JobKey, StepInProgress],
     weights: Mapping[JobKey, list[float]],
     stepped: Stepped,
 ) -> None:
@@ -131,7 +135,7 @@ def _run(
         stepped.work[group].forwards += trainer.forwards - before
 
 
-def _judge(trainer: Trainer, rounds: Sequence[StepRound], budget: int, tick: Callable[[], None]) -> None:
+def _judge(trainer: Trainer, rounds: Sequence[StepInProgress], budget: int, tick: Callable[[], None]) -> None:
     """Judge the pairs of jobs under dpo before their steps: a separate forward, since an answer's gradient weight depends on
     both answers. It applies the step's own dropout."""
     pairs = {key: one for one in rounds for key, its in one.steps.items() if its.job.reference is not None}

@@ -12,15 +12,16 @@ from concurrent.futures import wait
 from typing import TypeVar
 
 from contract.messages.placement_messages import BaseModelRef
-from worker.adapters.adapter_store import AdapterStore
-from worker.adapters.memory_fit import MemoryFit
+from worker.adapters.capacity_tracker import CapacityTracker
+from worker.adapters.tiered_adapter_store import AdapterStore
 from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
 from worker.policy.activations import Need
-from worker.policy.admission import Capacity, Demand, refusal
+from worker.policy.admission import Demand, refusal
+from worker.policy.deficit_round_robin import SliceCost
 from worker.policy.job_record import JobKey
+from worker.policy.memory_model import Capacity
 from worker.policy.replica_assignment import Load, deal, takeover
-from worker.policy.step_selection import SliceCost
 from worker.replicas.base_loader import Base
 from worker.replicas.device_replica import Hopeless, Replica, Tick
 from worker.replicas.packed_step import Stepped
@@ -38,7 +39,7 @@ class Replicas:
 
     def __init__(self, bases: Sequence[Base], capacities: Sequence[Capacity], scratch: ObjectCache, cache: NodeCache) -> None:
         self.bases = tuple(bases)
-        fits = [MemoryFit(capacity) for capacity in capacities]
+        fits = [CapacityTracker(capacity) for capacity in capacities]
         self.store = AdapterStore([base.trainer for base in bases], fits, capacities[0].park_bytes, scratch, cache)
         made = enumerate(zip(bases, fits, strict=True))
         self._all = [Replica(number, base, fit, self.store) for number, (base, fit) in made]

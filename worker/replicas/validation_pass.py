@@ -1,4 +1,5 @@
-"""Validation losses of many jobs in one pass over the flat axis, each over its own task's held-out rows. Judges none."""
+"""Validation losses of many jobs in one pass over the flat axis, each over its own task's held-out rows. Stops none early:
+policy/early_exit/ decides that."""
 
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from worker.adapters.job_checkpoint import CheckpointError, Tensors, load_progress, load_tensors, save
 from worker.data.object_cache import ObjectCache, WrongBytes
 from worker.model.arena import AdapterState
+from worker.policy.early_exit.policy_interface import History
 from worker.policy.job_record import Best, Progress
-from worker.policy.verdict import History
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 WINDOWS = st.lists(FINITE, max_size=5).map(tuple)

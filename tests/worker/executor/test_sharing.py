@@ -15,8 +15,8 @@ from contract.messages.report_messages import Throughput
 from contract.states import ExitReason, JobStatus
 from tests.worker.corpus import rows
 from tests.worker.inside import Inside
-from worker.adapters.adapter_store import AdapterStore
 from worker.adapters.job_checkpoint import Tensors, save
+from worker.adapters.tiered_adapter_store import AdapterStore
 from worker.executor.task_run import TaskRun
 from worker.model.arena import AdapterState, Arena, RowsMixedUpError
 from worker.model.backbone import Backbone

@@ -13,7 +13,7 @@ from contract.model_types import MODEL_TYPES
 from tests.worker.model import tiny
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
-from worker.model.base_weights import HEAD
+from worker.model.base_weight_reader import HEAD
 from worker.model.cuda.fused_pass import FusedPass
 from worker.model.families import FAMILIES, UnsupportedModelError
 from worker.model.flat_batch import FlatBatch, Segment

@@ -7,7 +7,7 @@ from grouped_lora.base.fp8 import Fp8Weight
 from tests.worker.model import tiny
 from tests.worker.model.test_nf4 import CONFIGS, _same, _train
 from worker.model.backbone import Backbone
-from worker.model.base_weights import weight_bytes
+from worker.model.base_weight_reader import weight_bytes
 
 
 @pytest.mark.parametrize("name", ["llama_biases", "qwen3", "gemma2"])

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.policy.activations import Activations, Need, chosen, step_tokens
-from worker.policy.admission import Capacity, Demand, MemoryModel, peak, refitted, refusal
+from worker.policy.admission import Demand, peak, refusal
+from worker.policy.memory_model import Capacity, MemoryModel, refitted
 
 MIB = 2**20
 

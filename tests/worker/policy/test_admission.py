@@ -5,7 +5,8 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.policy.admission import Capacity, Demand, MemoryModel, peak, refitted, refusal, regrown, rows_cap
+from worker.policy.admission import Demand, peak, refusal
+from worker.policy.memory_model import Capacity, MemoryModel, refitted, regrown, rows_cap
 from worker.policy.replica_assignment import Load, deal
 
 MIB = 2**20

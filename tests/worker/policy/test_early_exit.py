@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from contract.states import ExitReason
 from contract.task_spec import EarlyExitPolicy
-from worker.policy.alto import Alto, GuardedAlto
-from worker.policy.asha import Asha
-from worker.policy.early_exit import TrainToEnd, policy_of
-from worker.policy.verdict import History, Standing, slope, smooth
+from worker.policy.early_exit.alto_rules import Alto, GuardedAlto
+from worker.policy.early_exit.asha_rules import Asha
+from worker.policy.early_exit.policy_interface import History, Standing, slope, smooth
+from worker.policy.early_exit.policy_selection import TrainToEnd, policy_of
 
 # Sixty-fourths are exact in binary, and so are their slopes over these windows but for one division at the end.
 LOSSES = st.integers(1, 40).map(lambda n: n / 64)

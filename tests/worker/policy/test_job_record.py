@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from contract.messages.placement_messages import CheckpointRef, JobAssignment
 from contract.search_space import JobConfig
 from contract.states import JobStatus
+from worker.policy.early_exit.policy_interface import History
 from worker.policy.job_record import (
     Best,
     CheckpointKnown,
@@ -27,7 +28,6 @@ from worker.policy.job_record import (
     WarmupBegan,
     reduced,
 )
-from worker.policy.verdict import History
 
 CONFIG = JobConfig(learning_rate=1e-3, rank=8, alpha=16, batch_size=4, seed=0)
 REF = CheckpointRef(step=3, sha256="a" * 64, bytes=1)

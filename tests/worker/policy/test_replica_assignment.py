@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.policy.admission import Capacity, Demand, MemoryModel, peak, refusal
+from worker.policy.admission import Demand, peak, refusal
+from worker.policy.memory_model import Capacity, MemoryModel
 from worker.policy.replica_assignment import Load, Takeover, deal, takeover
 
 MIB = 2**20

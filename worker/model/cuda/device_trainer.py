@@ -22,7 +22,7 @@ from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_batch import COARSE, FINE, BatchShape, Grain, fill, tables, unpack
 from worker.model.cuda.fused_pass import FusedPass, PassResult
 from worker.model.flat_batch import FlatBatch, Segment
-from worker.model.peak_memory import found_no_memory
+from worker.model.out_of_memory import is_out_of_memory
 from worker.model.plain.trainer import LossSum, Trainer
 from worker.model.row_optimizer import BETAS, EPS, RowUpdate
 
@@ -76,7 +76,7 @@ class DeviceTrainer(Trainer):
             with self.here():
                 return self._update(updates)
         except RuntimeError as error:
-            if not found_no_memory(error):
+            if not is_out_of_memory(error):
                 raise
         # Nothing was updated: all allocations precede the one kernel that writes, and are small beside what `free` releases.
         self.free()

@@ -1,8 +1,9 @@
 """The decoder stack on CUDA: forward and backward written by hand over grouped_lora's kernels, base products in cuBLAS.
 
 Backward is explicit, so what is saved is chosen here: the residual stream, the input of each product, and the small S. Gate and
-up are saved before the adapters' part is added, and their gradients overwrite them. Knows one flat batch on the device; knows
-no jobs, losses or optimizers. Legend: T tokens, D hidden, F ffn; C one layer's arena columns.
+up are saved before the adapters' part is added, and their gradients overwrite them. The adapters' gradients come from two
+kernels: swiglu_backward writes dB of gate and up and dA of down, weight_gradients.py all others. Knows one flat batch on the
+device; knows no jobs, losses or optimizers. Legend: T tokens, D hidden, F ffn; C one layer's arena columns.
 """
 
 from collections.abc import Sequence
@@ -198,6 +199,7 @@ class FusedStack:
             gradients.append(Gradient(t.s["down"], dx, sh.b("down_proj"), (sh.hidden,)))
         dact = linear_backward(dx, w.w_down)
         self._aside.join()
+        # Also writes dB of gate and up and dA of down to `grad`: the only factor gradients that SideStreams does not make.
         dgu = swiglu_backward(t.gate_up, dact, t.s["gate_up"], ds_down, own, grad, sh.swiglu(index), table)
         del dact
         if lora:

@@ -1,5 +1,5 @@
 """Side streams: run S, dS, dA and dB, which are bound by memory, beside the base products, which are bound by compute. Knows no
-layers.
+layers. (dB of gate and up and dA of down are no launches of their own: block/swiglu.py makes them.)
 
 While products are short, these kernels run on streams of higher priority, in what a product leaves idle at its start and end.
 Beside long products the streams have the default priority.

@@ -19,7 +19,8 @@ from worker.model.arena import ROW_MULTIPLE, AdapterState, Arena, Slot
 from worker.model.arena_layout import KINDS, Layout
 from worker.model.backbone import Backbone
 from worker.model.flat_batch import Example, FlatBatch, Segment
-from worker.model.peak_memory import found_no_memory, peak_bytes
+from worker.model.out_of_memory import is_out_of_memory
+from worker.model.peak_memory import peak_bytes
 from worker.model.row_optimizer import RowUpdate, update_rows
 
 
@@ -43,7 +44,9 @@ class OutOfMemory(RuntimeError):
 
 
 class Trainer:
-    """The plain path: each operation is a call of PyTorch, on any device.
+    """The plain path: each operation is a call of PyTorch, on any device. It is also the base class of DeviceTrainer
+    (model/cuda/device_trainer.py), which a GPU gets where kernels run the family (replicas/base_loader.py): that one overrides
+    the passes, `update` and the voiding of gradients.
 
     `train` and `evaluate` raise OutOfMemory where the device has no memory for the pass. Any thread may call, one at a time.
     """
@@ -100,7 +103,7 @@ class Trainer:
             with self.here():
                 return self._pass(segments, recompute) if grad else self._look(segments)
         except (RuntimeError, MemoryError) as error:
-            if not found_no_memory(error):
+            if not is_out_of_memory(error):
                 raise
         # Outside the handler, whose traceback would keep the pass's tensors in memory.
         self.free()
@@ -135,7 +138,7 @@ class Trainer:
         try:
             return peak_bytes(lambda: self._pass(segments, recompute), known)
         except (RuntimeError, MemoryError) as error:
-            if not found_no_memory(error):
+            if not is_out_of_memory(error):
                 raise
             raise OutOfMemory(tokens, recompute) from None
 

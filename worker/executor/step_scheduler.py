@@ -1,14 +1,15 @@
-"""Which tasks of an executor take part in its next step: keeps their balances and speeds for the policy (step_selection)."""
+"""Schedules which tasks of an executor take part in its next step: keeps their balances and speeds between steps, and asks the
+pure policy (policy/deficit_round_robin.py)."""
 
 from collections.abc import Mapping, Sequence
 
 from contract.messages.placement_messages import Placement
 from worker.executor.job_run import JobRun
-from worker.policy.step_selection import Contender, Progress, SliceCost, select, urgency
+from worker.policy.deficit_round_robin import Contender, Progress, SliceCost, select, urgency
 from worker.replicas.replica_set import Replicas
 
 
-class StepChooser:
+class StepScheduler:
     """One decision for all replicas. Where an executor is several processes, rank 0 alone has one, and tells the others."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Where a job's adapter lies: values. Moves nothing (adapter_store.py does)."""
+"""Types for where a job's adapter lies: nowhere yet, arena rows, pinned host memory, disk. tiered_adapter_store.py moves it."""
 
 from collections.abc import Collection
 from dataclasses import dataclass

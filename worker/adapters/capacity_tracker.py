@@ -7,15 +7,15 @@ from dataclasses import replace
 
 from worker.model.plain.trainer import OutOfMemory
 from worker.policy.activations import Need, chosen, step_tokens, turned
-from worker.policy.admission import Capacity, refitted, regrown, room
 from worker.policy.job_record import JobKey
+from worker.policy.memory_model import Capacity, refitted, regrown, room
 
 log = logging.getLogger(__name__)
 
 _QUIET_STEPS = 100  # without a failure, after which reduced micro-batches grow again
 
 
-class MemoryFit:
+class CapacityTracker:
     """`capacity`: the one in use now."""
 
     def __init__(self, capacity: Capacity) -> None:

@@ -1,4 +1,5 @@
-"""Writes safetensors files and raises file system errors as OSError: the library, written in Rust, raises its own type."""
+"""Writes safetensors files (checkpoints, adapters), and raises file system errors as OSError: the library, written in Rust,
+raises its own type."""
 
 import re
 from collections.abc import Mapping

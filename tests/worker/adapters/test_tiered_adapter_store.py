@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from contract.search_space import MODULES
-from worker.adapters.adapter_location import AdapterSpec, ArenaRows, OnDisk, PinnedHost, Unmade
-from worker.adapters.adapter_store import AdapterStore
+from worker.adapters.capacity_tracker import CapacityTracker
 from worker.adapters.job_checkpoint import Tensors, save
-from worker.adapters.memory_fit import MemoryFit
+from worker.adapters.location_types import AdapterSpec, ArenaRows, OnDisk, PinnedHost, Unmade
+from worker.adapters.tiered_adapter_store import AdapterStore
 from worker.data.object_cache import ObjectCache
 from worker.model.arena import AdapterState
-from worker.policy.admission import Capacity, MemoryModel
 from worker.policy.job_record import JobKey, Progress
+from worker.policy.memory_model import Capacity, MemoryModel
 from worker.replicas.base_loader import load_bases
 
 RANK = 4
@@ -42,7 +42,7 @@ def trainers(tiny_base):
 
 
 def store_of(trainers, scratch: ObjectCache, host_bytes: int = 10**9, cache=None) -> AdapterStore:
-    return AdapterStore(trainers, [MemoryFit(ROOMY) for _ in trainers], host_bytes, scratch, cache)
+    return AdapterStore(trainers, [CapacityTracker(ROOMY) for _ in trainers], host_bytes, scratch, cache)
 
 
 def trained(store: AdapterStore, trainer, job: int, replica: int = 0) -> Tensors:
@@ -97,7 +97,7 @@ def test_a_fetched_checkpoint_is_a_place_to_wait(trainers, tmp_path):
 
 
 def test_a_parked_job_keeps_its_rows_until_another_needs_them(trainers, tmp_path):
-    fits = [MemoryFit(Capacity(MemoryModel(0, 0, 1), 16, 0, margin=1.0)) for _ in trainers]  # R_cap: 16 rows
+    fits = [CapacityTracker(Capacity(MemoryModel(0, 0, 1), 16, 0, margin=1.0)) for _ in trainers]  # R_cap: 16 rows
     store = AdapterStore(trainers, fits, 10**9, ObjectCache(tmp_path))
     was = {job: trained(store, trainers[0], job) for job in (0, 1)}
     slots = {job: store.rows(key(job)).slot for job in was}

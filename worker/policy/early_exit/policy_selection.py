@@ -1,11 +1,11 @@
-"""Selects the early-exit policy that a task asked for, and holds the simplest one: no early exit."""
+"""Selects the early-exit (early-stopping) policy that a task asked for, and holds the simplest one: no early exit."""
 
 from collections.abc import Iterable
 
 from contract.task_spec import EarlyExitPolicy
-from worker.policy.alto import Alto, GuardedAlto
-from worker.policy.asha import Asha
-from worker.policy.verdict import History, Policy, Standing, Verdict, not_finite
+from worker.policy.early_exit.alto_rules import Alto, GuardedAlto
+from worker.policy.early_exit.asha_rules import Asha
+from worker.policy.early_exit.policy_interface import History, Policy, Standing, Verdict, not_finite
 
 
 def policy_of(parameters: EarlyExitPolicy) -> Policy:

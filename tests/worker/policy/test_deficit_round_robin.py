@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.policy.step_selection import Contender, rates, select, urgency
+from worker.policy.deficit_round_robin import Contender, rates, select, urgency
 
 COSTS = st.floats(0.5, 50.0)
 TASKS = st.lists(

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from contract.states import ExitReason
 from contract.task_spec import EarlyExitPolicy
-from worker.policy.verdict import Evidence, History, Standing, Verdict, not_finite, slope
+from worker.policy.early_exit.policy_interface import Evidence, History, Standing, Verdict, not_finite, slope
 
 
 class Alto:

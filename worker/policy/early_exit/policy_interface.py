@@ -1,4 +1,5 @@
-"""The interface of early-exit policies, their inputs and answers, and the arithmetic they share. Holds no policy.
+"""The interface of early-exit (early-stopping) policies, their inputs and answers, and the arithmetic they share. Holds no
+policy.
 
 Pure: losses and counts in, verdicts with their evidence out. Knows no tensors, no steps and no trainer.
 """

@@ -1,4 +1,5 @@
-"""Stores the adapters of an executor's jobs: one location per job, on whichever replica. Chooses no jobs.
+"""Stores the adapters of an executor's jobs and moves them between GPU, host memory and disk: one location per job, on whichever
+replica. Chooses no jobs.
 
 A job that trains lies in rows of a replica's arena. A parked one keeps its rows until another job needs them; then it moves to
 host memory up to a budget, and to disk beyond that. Every move writes the new copy before it frees the old one.
@@ -13,18 +14,18 @@ from uuid import uuid4
 
 from torch import Tensor
 
-from worker.adapters.adapter_location import AdapterSpec, ArenaRows, Location, OnDisk, PinnedHost, Unmade
 from worker.adapters.arena_growth import NoRows, make_room, seated
+from worker.adapters.capacity_tracker import CapacityTracker
 from worker.adapters.job_checkpoint import Tensors, load_tensors, save
-from worker.adapters.memory_fit import MemoryFit
+from worker.adapters.location_types import AdapterSpec, ArenaRows, Location, OnDisk, PinnedHost, Unmade
 from worker.adapters.warm_start import WarmStart
 from worker.data.disk_full import DiskFull
 from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
 from worker.model.arena import AdapterState, Slot, rows_for
 from worker.model.plain.trainer import Trainer
-from worker.policy.admission import rows_cap
 from worker.policy.job_record import JobKey, Progress
+from worker.policy.memory_model import rows_cap
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class AdapterStore:
     def __init__(
         self,
         trainers: Sequence[Trainer],
-        fits: Sequence[MemoryFit],
+        fits: Sequence[CapacityTracker],
         host_bytes: int,
         scratch: ObjectCache,
         cache: NodeCache | None = None,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from contract.states import ExitReason
 from contract.task_spec import EarlyExitPolicy
-from worker.policy.verdict import History, Standing, Verdict, not_finite
+from worker.policy.early_exit.policy_interface import History, Standing, Verdict, not_finite
 
 
 class Asha:

@@ -1,7 +1,8 @@
 """A frozen linear map with many adapters, as one differentiable function.
 
-The interface in front of the kernels: callers see `grouped_linear` and `Adapters` alone. The frozen weight gets no gradient;
-backward adds the adapters' gradients straight to the arena's gradient buffer.
+The plain PyTorch path, for CPUs and for families that no kernel runs: it calls reference.py and launches no kernel. Training on
+a GPU calls the kernels directly (worker/model/cuda/fused_stack.py). The frozen weight gets no gradient; backward adds the
+adapters' gradients straight to the arena's gradient buffer.
 """
 
 from dataclasses import dataclass

@@ -17,7 +17,7 @@ from worker.replicas.training_job import JobStep
 from worker.replicas.validation_pass import Sequences
 
 
-class StepRound:
+class StepInProgress:
     """steps: those under way, by job. sums: the losses of each job's pieces so far. preferences: under dpo, once judged."""
 
     def __init__(self, steps: Sequence[JobStep], budget: int) -> None:

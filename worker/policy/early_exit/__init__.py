@@ -1,0 +1,5 @@
+"""Early exit, that is early stopping of jobs: the policies ALTO, guarded ALTO and ASHA, their interface, and their selection.
+
+Enters: a job's training and validation losses, and all jobs' losses at a rung. Leaves: verdicts (diverging, overfitting,
+underperforming) with the numbers behind them. It must not know tensors, steps, clocks or the executor that asks.
+"""
