@@ -58,7 +58,7 @@ class Referee:
         e.evaluations += 1
         if val_loss < e.best:
             e.best, e.best_step = val_loss, e.step
-        e.history, verdict = self._policy.observe(e.history, ema, val_loss)
+        e.history, verdict = self._policy.on_evaluation(e.history, ema, val_loss)
         if math.isfinite(val_loss) and e.step >= e.schedule.total_steps:
             e.reason = "completed"
         elif verdict is not None:
@@ -66,12 +66,12 @@ class Referee:
         elif e.step in e.schedule.rungs:
             e.rung_losses.append(val_loss)
 
-    def settle(self) -> None:
+    def decide_ranks(self) -> None:
         """Apply the verdicts on jobs that wait at a rung."""
         here = [e for e in self.entrants.values() if e.schedule.boundary and (e.rung_losses or e.reason is None)]
         if not any(e.waits and e.reason is None for e in here):
             return
-        settled = self._policy.settle([Standing(e.index, tuple(e.rung_losses)) for e in here])
+        settled = self._policy.decide_ranks([Standing(e.index, tuple(e.rung_losses)) for e in here])
         for e in here:
             if e.waits and e.reason is None and e.index in settled:
                 verdict = settled[e.index]

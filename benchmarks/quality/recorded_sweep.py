@@ -132,7 +132,7 @@ def train(
         for run in due:
             if referee.entrants[run.index].due:
                 referee.evaluated(run.index, *curves[run.index].at(run.step, seen))
-        referee.settle()
+        referee.decide_ranks()
         for run in list(runs.values()):
             if referee.entrants[run.index].reason is not None:
                 base.trainer.arena.detach(runs.pop(run.index).slot)

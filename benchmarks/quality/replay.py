@@ -42,7 +42,7 @@ def replay(spec: TaskSpec, sweep: Sweep, jobs: range, parts: int) -> Outcome:
                 entrant.reason = "diverging"
             elif entrant.due:
                 referee.evaluated(entrant.index, *curves[entrant.index].at(entrant.step, parts))
-        referee.settle()
+        referee.decide_ranks()
     best, best_measured = min(best_of(spec, sweep, curve, parts) for curve in curves.values())
     return outcome(sweep, referee, curves, parts, best, best_measured)
 

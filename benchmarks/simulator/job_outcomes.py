@@ -60,11 +60,11 @@ def draw_lives(rows: int, epochs: int, count: int, nature: Nature, policy: Early
     judge = policy_of(policy)
     begun = [_Job(rows, epochs, nature, policy, draw) for _ in range(count)]
     for job in begun:
-        job.train(judge.observe, job.warmup)
-    settled = judge.settle(Standing(at, (job.losses[-1],)) for at, job in enumerate(begun) if job.reason is None)
+        job.train(judge.on_evaluation, job.warmup)
+    settled = judge.decide_ranks(Standing(at, (job.losses[-1],)) for at, job in enumerate(begun) if job.reason is None)
     for at, verdict in settled.items():
         if verdict is None:
-            begun[at].train(judge.observe, begun[at].total)
+            begun[at].train(judge.on_evaluation, begun[at].total)
         else:
             begun[at].reason = verdict.reason
     return [Life(job.batch_size, job.rank, job.total, job.warmup, job.step, job.reason) for job in begun]

@@ -18,7 +18,7 @@ _WATCHED: tuple[tuple[type, str, str], ...] = (
     (Executor, "_attend", STORING),  # until the first step it waits for the base: see `_begins`
     (Executor, "_opened", EVALUATION),  # the base's own validation loss
     (Executor, "_step", TRAINING),
-    (Executor, "_judge", EVALUATION),
+    (Executor, "_evaluate_due", EVALUATION),
     (AdapterStore, "seat", PARKING),
     (AdapterStore, "park", PARKING),
     (AdapterStore, "note_best", PARKING),

@@ -1,4 +1,4 @@
-"""Stores the adapters of an executor's jobs and moves them between GPU, host memory and disk: one location per job, on whichever
+"""Stores the adapters of an executor's jobs and moves them between GPU, host memory and disk: one location per job, on any
 replica. Chooses no jobs.
 
 A job that trains lies in rows of a replica's arena. A parked one keeps its rows until another job needs them; then it moves to

@@ -85,7 +85,7 @@ class JobRun:
         return self.progress.rung_losses[0] if self.progress.rung_losses else None
 
     @property
-    def ranked(self) -> bool:
+    def boundary_ahead(self) -> bool:
         """Whether the warmup boundary is still ahead of it."""
         return self.schedule.boundary and not self.record.promoted
 
@@ -125,8 +125,8 @@ class JobRun:
     @property
     def _steps_left(self) -> float:
         """Steps that it is expected to take: those behind a boundary still ahead count by the fraction of jobs kept there."""
-        warmup, total = self.schedule.warmup_steps if self.ranked else self.step, self.schedule.total_steps
-        return max(0, warmup - self.step) + (self.spec.early_exit.keep_fraction if self.ranked else 1) * (
+        warmup, total = self.schedule.warmup_steps if self.boundary_ahead else self.step, self.schedule.total_steps
+        return max(0, warmup - self.step) + (self.spec.early_exit.keep_fraction if self.boundary_ahead else 1) * (
             total - max(warmup, self.step)
         )
 
@@ -140,8 +140,8 @@ class JobRun:
         """The rung at which it stands after the step just taken, if it does."""
         return self.schedule.rungs.index(self.step) if self.step in self.schedule.rungs else None
 
-    def judged(self, policy: Policy, val_loss: float) -> tuple[JobEvent, Verdict | None]:
+    def ask_policy(self, policy: Policy, val_loss: float) -> tuple[JobEvent, Verdict | None]:
         """Pass an evaluation to the policy; returns the event, and the verdict."""
         assert self.progress.ema is not None, "a job is evaluated after a step"
-        history, verdict = policy.observe(self.progress.history, self.progress.ema, val_loss)
+        history, verdict = policy.on_evaluation(self.progress.history, self.progress.ema, val_loss)
         return Evaluated(val_loss, history), verdict

@@ -124,7 +124,7 @@ class TaskRun:
         if run.stage is Stage.PENDING:
             run.apply(WarmupBegan())
             self.record(JobMoved(job=run.index, status=JobStatus.WARMUP, step=run.step))
-        if run.stage is Stage.WARMUP and not run.ranked:
+        if run.stage is Stage.WARMUP and not run.boundary_ahead:
             run.apply(TrainingBegan())
             self.record(JobMoved(job=run.index, status=JobStatus.TRAINING, step=run.step))
 
@@ -202,15 +202,15 @@ class TaskRun:
 
     # ---- the boundary --------------------------------------------------------------------------------------------
 
-    def settle(self) -> list[tuple[JobRun, Verdict | None]]:
-        """Jobs at a rung whose rank there is certain now: None continues. A job once judged at a rung is not judged there
-        again."""
-        settled = self.policy.settle(self._standings())
-        return [(run, settled[run.index]) for run in self.runs if run.record.unsettled and run.index in settled]
+    def decide_ranks(self) -> list[tuple[JobRun, Verdict | None]]:
+        """Jobs at a rung whose rank there is certain now: None continues. A rank is decided once for each
+        rung."""
+        decided = self.policy.decide_ranks(self._standings())
+        return [(run, decided[run.index]) for run in self.runs if run.record.awaits_rank and run.index in decided]
 
-    def arrived(self) -> list[JobRun]:
+    def at_boundary(self) -> list[JobRun]:
         """Jobs that have finished their warmup and still hold their slot."""
-        return [run for run in self.runs if run.stage is Stage.WARMUP and run.record.unsettled]
+        return [run for run in self.runs if run.stage is Stage.WARMUP and run.record.awaits_rank]
 
     def _standings(self) -> list[Standing]:
         """All jobs alive at the boundary: those that finished warmup, even if they ended later, and those that still may."""

@@ -58,7 +58,7 @@ class Executor:
         self._replicas: Replicas | None = None  # of the base that is loaded
         self._scheduler = StepScheduler()
         self._vacant = False  # whether waiting jobs may find room now
-        self._unsettled: dict[str, TaskRun] = {}  # tasks whose standings at the boundary have changed
+        self._awaiting_ranks: dict[str, TaskRun] = {}  # tasks whose standings at the boundary have changed
         self._stopping = False
 
     def run(self) -> None:
@@ -72,8 +72,8 @@ class Executor:
             if runs:
                 stepped = self._step(self._replicas, runs)
                 self._record(self._replicas, stepped)
-                self._judge(self._replicas, [run for run in self._active() if run.key in stepped.losses and run.due])
-            self._settle(self._replicas)
+                self._evaluate_due(self._replicas, [run for run in self._active() if run.key in stepped.losses and run.due])
+            self._decide_ranks(self._replicas)
             self._release()
             self._checkpoint_policy.take(self._attached.open, self._replicas.store)
 
@@ -92,7 +92,7 @@ class Executor:
 
     def _attend(self) -> bool:
         """Run queued callbacks, and block for one while nothing trains. False when the loop is to end."""
-        idle = not (self._active() or self._vacant or self._unsettled or self._baselines)
+        idle = not (self._active() or self._vacant or self._awaiting_ranks or self._baselines)
         try:
             act = self._inbox.get(timeout=_IDLE_SECONDS) if idle else self._inbox.get_nowait()
             while True:
@@ -123,7 +123,7 @@ class Executor:
         self._baselines.begin(replicas.first, task, prepared)
         self._checkpoint_policy.expect(task)
         self._vacant = True
-        self._unsettled[task.key] = task
+        self._awaiting_ranks[task.key] = task
 
     def _measure(self, replicas: Replicas) -> None:
         """Run one pass of a new task's baseline, between the steps of the others."""
@@ -143,7 +143,7 @@ class Executor:
             for run in task.runs:
                 self._forget(self._replicas, task, run)
             self._replicas.narrow(task.key)
-        self._unsettled.pop(task.key, None)
+        self._awaiting_ranks.pop(task.key, None)
         self._vacant = True
 
     # ---- decide ----------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class Executor:
             self._forget(replicas, task, task[key.job])
             task.failed(task[key.job], why)
             self._vacant = True
-            self._unsettled[task.key] = task
+            self._awaiting_ranks[task.key] = task
 
     def _forget(self, replicas: Replicas, task: TaskRun, run: JobRun) -> None:
         """Free everything that the job holds."""
@@ -211,9 +211,9 @@ class Executor:
         for group, work in stepped.work.items():
             self._attached[group].worked(stepped.seconds, work.tokens / tokens, work)
 
-    # ---- judge -----------------------------------------------------------------------------------------------------
+    # ---- evaluate and rank -------------------------------------------------------------------------------------------
 
-    def _judge(self, replicas: Replicas, due: list[JobRun]) -> None:
+    def _evaluate_due(self, replicas: Replicas, due: list[JobRun]) -> None:
         """Evaluate the jobs that are due, and apply the early-exit policy to each."""
         began = time.monotonic()
         found, hopeless = replicas.examine({run.key: run.subject for run in due}, self._attached.progress)
@@ -222,14 +222,14 @@ class Executor:
         for key, result in found.items():
             task = self._attached[key.placement]
             task.evaluated(per_token * result.tokens, result.tokens)
-            self._judge_one(replicas, task, task[key.job], result)
+            self._apply_evaluation(replicas, task, task[key.job], result)
 
-    def _judge_one(self, replicas: Replicas, task: TaskRun, run: JobRun, result: ValidationResult) -> None:
+    def _apply_evaluation(self, replicas: Replicas, task: TaskRun, run: JobRun, result: ValidationResult) -> None:
         loss, finite, best = result.loss, math.isfinite(result.loss), run.best
         task.validated(run, result)
-        event, verdict = run.judged(task.policy, loss)
+        event, verdict = run.ask_policy(task.policy, loss)
         run.apply(event)
-        if run.best is not best:
+        if run.best is not best:  # a new lowest loss replaces the record
             replicas.store.note_best(run.key)
         rung = run.rung()
         if finite and run.step >= run.schedule.total_steps:
@@ -238,22 +238,22 @@ class Executor:
             self._end(replicas, run, verdict)
         elif rung is not None:
             run.apply(RungReached(rung, loss))
-            if run.record.unsettled:
-                self._unsettled[task.key] = task
+            if run.record.awaits_rank:
+                self._awaiting_ranks[task.key] = task
 
-    def _settle(self, replicas: Replicas) -> None:
+    def _decide_ranks(self, replicas: Replicas) -> None:
         """At the warmup boundary and later rungs: promote or end jobs whose rank is certain, and park those that must wait."""
-        tasks, self._unsettled = self._unsettled, {}
+        tasks, self._awaiting_ranks = self._awaiting_ranks, {}
         for task in tasks.values():
-            for run, verdict in task.settle():
+            for run, verdict in task.decide_ranks():
                 if verdict is None:
                     task.promoted(run)
                     self._vacant = True
                 else:
                     if run.stage is Stage.WARMUP:
-                        task.parked(run)  # its loss stays in the ranking
+                        task.parked(run)  # so that the service learns its warmup loss, which stays in the ranking
                     self._end(replicas, run, verdict)
-            for run in task.arrived():
+            for run in task.at_boundary():
                 task.parked(run)
                 replicas.store.park(run.key)
                 self._vacant = True
@@ -267,7 +267,7 @@ class Executor:
         closing = task.completion(run) if verdict is None else task.exit(run, verdict)
         self._forget(replicas, task, run)
         self._vacant = True
-        self._unsettled[task.key] = task
+        self._awaiting_ranks[task.key] = task
         if keeps_adapter(verdict, run.best) and weights is not None:
             task.ending(run)
             best = BestAdapter(run, replicas.bases[0], weights, rows)

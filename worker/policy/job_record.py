@@ -61,32 +61,32 @@ class Progress:
 
 @dataclass(frozen=True)
 class JobRecord:
-    """settled: how many of its rungs it has been judged at. checkpoint: the last that was reported to the service."""
+    """rungs_decided: at how many of its rungs its rank was decided. checkpoint: the last that was reported to the service."""
 
     stage: Stage
     promoted: bool = False
     progress: Progress = field(default_factory=Progress)
-    settled: int = 0
+    rungs_decided: int = 0
     checkpoint: CheckpointRef | None = None
 
     @classmethod
     def of(cls, assigned: JobAssignment, progress: Progress | None) -> "JobRecord":
         """The record of a job as the service assigned it, with the state of its checkpoint."""
-        seen = progress or Progress()
+        restored = progress or Progress()
         if assigned.warmup_val_loss is not None:  # also where the checkpoint is from before the boundary
-            seen = replace(seen, rung_losses=(assigned.warmup_val_loss, *seen.rung_losses[1:]))
-        settled = max(1, len(seen.rung_losses)) if assigned.promoted else 0
+            restored = replace(restored, rung_losses=(assigned.warmup_val_loss, *restored.rung_losses[1:]))
+        rungs_decided = max(1, len(restored.rung_losses)) if assigned.promoted else 0
         checkpoint = assigned.checkpoint if progress is not None else None
-        return cls(_STAGES[assigned.status], assigned.promoted, seen, settled, checkpoint)
+        return cls(_STAGES[assigned.status], assigned.promoted, restored, rungs_decided, checkpoint)
 
     @property
     def unfinished(self) -> bool:
         return self.stage not in (Stage.ENDING, Stage.OVER)
 
     @property
-    def unsettled(self) -> bool:
-        """Whether it stands at a rung at which it is not judged yet."""
-        return self.unfinished and len(self.progress.rung_losses) > self.settled
+    def awaits_rank(self) -> bool:
+        """Whether it stands at a rung at which its rank is not decided yet."""
+        return self.unfinished and len(self.progress.rung_losses) > self.rungs_decided
 
     @property
     def changed(self) -> bool:
@@ -112,7 +112,7 @@ class Parked:
 
 @dataclass(frozen=True)
 class Promoted:
-    """The job was judged at all its rungs so far, and continues."""
+    """The job's rank was decided at all its rungs so far, and it continues."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def reduced(record: JobRecord, event: JobEvent) -> JobRecord:
         case Parked():
             return replace(record, stage=Stage.PARKED)
         case Promoted():
-            return replace(record, stage=Stage.TRAINING, promoted=True, settled=len(record.progress.rung_losses))
+            return replace(record, stage=Stage.TRAINING, promoted=True, rungs_decided=len(record.progress.rung_losses))
         case CheckpointKnown():
             return replace(record, checkpoint=event.ref)
         case Ending():
@@ -197,15 +197,15 @@ def reduced(record: JobRecord, event: JobEvent) -> JobRecord:
     return replace(record, progress=_advanced(record.progress, event))
 
 
-def _advanced(seen: Progress, event: Passed) -> Progress:
+def _advanced(progress: Progress, event: Passed) -> Progress:
     match event:
         case StepTaken():
-            ema = smooth(seen.ema, event.loss, event.ema_alpha) if math.isfinite(event.loss) else seen.ema
-            return replace(seen, step=seen.step + 1, ema=ema)
+            ema = smooth(progress.ema, event.loss, event.ema_alpha) if math.isfinite(event.loss) else progress.ema
+            return replace(progress, step=progress.step + 1, ema=ema)
         case Evaluated():
-            lowest = math.isfinite(event.val_loss) and (seen.best is None or event.val_loss < seen.best.val_loss)
-            best = Best(seen.step, event.val_loss) if lowest else seen.best
-            return replace(seen, history=event.history, best=best)
+            lowest = math.isfinite(event.val_loss) and (progress.best is None or event.val_loss < progress.best.val_loss)
+            best = Best(progress.step, event.val_loss) if lowest else progress.best
+            return replace(progress, history=event.history, best=best)
         case RungReached():
-            known = seen.rung_losses
-            return replace(seen, rung_losses=(*known[: event.rung], event.val_loss, *known[event.rung + 1 :]))
+            losses = progress.rung_losses
+            return replace(progress, rung_losses=(*losses[: event.rung], event.val_loss, *losses[event.rung + 1 :]))

@@ -25,7 +25,7 @@ class Preference:
     weights: list[float]
 
 
-def judge(beta: float, log_p: Sequence[float], reference: Sequence[float]) -> Preference:
+def preference_loss(beta: float, log_p: Sequence[float], reference: Sequence[float]) -> Preference:
     """Loss, accuracy, margin and weights of the pairs; all NaN where a log-probability is not finite."""
     rewards = [beta * (own - base) for own, base in zip(log_p, reference, strict=True)]
     margins = [chosen - rejected for chosen, rejected in zip(rewards[::2], rewards[1::2], strict=True)]

@@ -16,7 +16,7 @@ from worker.model.row_optimizer import RowUpdate
 from worker.policy.job_record import JobKey
 from worker.policy.packing import Chunk, lay
 from worker.policy.step_time import StepLoad
-from worker.replicas.dpo_loss import Preference, judge
+from worker.replicas.dpo_loss import Preference, preference_loss
 from worker.replicas.step_in_progress import StepInProgress
 from worker.replicas.training_job import JobStep
 from worker.replicas.validation_pass import Sequences, log_probabilities, segments_of
@@ -75,7 +75,7 @@ def advance(trainer: Trainer, rounds: Mapping[StepInProgress, int | None], budge
     void their gradients.
     """
     began = time.monotonic()
-    _judge(trainer, [one for one in rounds if one.preferences is None], budget, tick)
+    _compute_preferences(trainer, [one for one in rounds if one.preferences is None], budget, tick)
     stepped, owner, weights, taken = Stepped({}, 0.0), dict[JobKey, StepInProgress](), dict[JobKey, list[float]](), []
     for one, slices in rounds.items():
         for key, chunks in one.take(slices).items():
@@ -135,9 +135,9 @@ def _run(
         stepped.work[group].forwards += trainer.forwards - before
 
 
-def _judge(trainer: Trainer, rounds: Sequence[StepInProgress], budget: int, tick: Callable[[], None]) -> None:
-    """Judge the pairs of jobs under dpo before their steps: a separate forward, since an answer's gradient weight depends on
-    both answers. It applies the step's own dropout."""
+def _compute_preferences(trainer: Trainer, rounds: Sequence[StepInProgress], budget: int, tick: Callable[[], None]) -> None:
+    """Preferences of the pairs of jobs under dpo, before their steps: a separate forward, since an answer's gradient weight
+    depends on both answers. It applies the step's own dropout."""
     pairs = {key: one for one in rounds for key, its in one.steps.items() if its.job.reference is not None}
     read = log_probabilities(trainer, {key: one.batches[key] for key, one in pairs.items()}, budget, tick)
     for one in rounds:
@@ -148,7 +148,7 @@ def _judge(trainer: Trainer, rounds: Sequence[StepInProgress], budget: int, tick
         assert job.config.beta is not None, "the spec gives every job under dpo a beta"
         reference = [job.reference.train[place] for place in one.places[key]]
         assert one.preferences is not None
-        one.preferences[key] = judge(job.config.beta, read[key], reference)
+        one.preferences[key] = preference_loss(job.config.beta, read[key], reference)
 
 
 def _weights(batch: Sequences, said: Preference | None) -> list[float]:

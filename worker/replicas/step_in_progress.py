@@ -18,7 +18,7 @@ from worker.replicas.validation_pass import Sequences
 
 
 class StepInProgress:
-    """steps: those under way, by job. sums: the losses of each job's pieces so far. preferences: under dpo, once judged."""
+    """steps: those under way, by job. sums: the losses of each job's pieces so far. preferences: under dpo, once computed."""
 
     def __init__(self, steps: Sequence[JobStep], budget: int) -> None:
         """budget: tokens of a piece; how a batch is cut depends on it and on the batch alone."""

@@ -12,7 +12,7 @@ from worker.model.arena import Slot
 from worker.model.flat_batch import Dropout, Example, Segment
 from worker.model.plain.trainer import LossSum, OutOfMemory, Trainer
 from worker.policy.packing import lay, pieces_of
-from worker.replicas.dpo_loss import judge
+from worker.replicas.dpo_loss import preference_loss
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -165,5 +165,5 @@ def _result(examinee: ValidationSubject, sums: Sequence[LossSum]) -> ValidationR
     tokens, totals = sum(examinee.rows.lengths), _totals(sums)
     if examinee.beta is None:
         return ValidationResult(sum(totals) / sum(loss.labels for loss in sums), tokens)
-    said = judge(examinee.beta, [-nll for nll in totals], examinee.reference)
+    said = preference_loss(examinee.beta, [-nll for nll in totals], examinee.reference)
     return ValidationResult(said.loss, tokens, said.accuracy, said.margin)

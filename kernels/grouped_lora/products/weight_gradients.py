@@ -1,7 +1,7 @@
 """Weight gradients: dA = dSᵀ X and dB = Sᵀ dY of every adapter in one launch, written in fp32 to the arena's gradient rows.
 
-Makes dA and dB of q, k, v and o, dA of gate and up, and dB of down. The other three of a layer's fourteen, dB of gate and up and
-dA of down, are made in block/swiglu.py, which has their factors in registers.
+Makes dA and dB of q, k, v and o, dA of gate and up, and dB of down. The other three of a layer's fourteen, dB of gate and up
+and dA of down, are made in block/swiglu.py, which has their factors in registers.
 
 One program owns one adapter's columns and walks that adapter's own tokens in order, in blocks counted from the adapter's first
 token. So the summation order is fixed: two runs give the same bits, alone or packed. No atomics. Legend: S[T, M, RMAX] (or dS);

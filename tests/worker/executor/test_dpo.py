@@ -17,7 +17,7 @@ from worker.model.backbone import Backbone
 from worker.model.flat_batch import Segment
 from worker.model.plain.trainer import Trainer
 from worker.replicas import dpo_reference
-from worker.replicas.dpo_loss import judge
+from worker.replicas.dpo_loss import preference_loss
 from worker.replicas.validation_pass import Sequences, ValidationSubject, evaluate, log_probabilities
 
 DPO = Objective(type="dpo").model_dump()
@@ -85,7 +85,7 @@ def test_the_gradient_is_that_of_transformers_and_autograd():
     tiny.randomise(trainer, [Segment(slot, examples)])
     read = Sequences(slot, examples, [len(e.tokens) - 1 for e in examples])
     base = log_probabilities(trainer, {0: Sequences(None, examples, read.lengths)}, 999, lambda: None)[0]
-    said = judge(0.3, log_probabilities(trainer, {0: read}, 999, lambda: None)[0], base)
+    said = preference_loss(0.3, log_probabilities(trainer, {0: read}, 999, lambda: None)[0], base)
     trainer.train([Segment(slot, [e], w) for e, w in zip(examples, said.weights, strict=True)])
 
     rows = trainer.arena.master[slot.used].clone().requires_grad_(True)

@@ -66,7 +66,7 @@ def test_equals_the_literal_transcription(p, points, guarded):
     expected = transcription(p, trains, vals, guarded)
     history, policy = History(), (GuardedAlto if guarded else Alto)(p)
     for train, val, answer in zip(trains, vals, expected, strict=True):
-        history, verdict = policy.observe(history, train, val)
+        history, verdict = policy.on_evaluation(history, train, val)
         assert (verdict.reason.value if verdict else None) == answer
         if verdict:
             return
@@ -75,7 +75,7 @@ def test_equals_the_literal_transcription(p, points, guarded):
 def observe_all(p: EarlyExitPolicy, points: list[tuple[float, float]], policy_class=Alto):
     history, policy = History(), policy_class(p)
     for number, (train, val) in enumerate(points):
-        history, verdict = policy.observe(history, train, val)
+        history, verdict = policy.on_evaluation(history, train, val)
         if verdict:
             return number, verdict
     return None
@@ -127,7 +127,7 @@ def test_the_guard_holds_for_divergence_too():
     "policy", [Alto(EarlyExitPolicy()), GuardedAlto(EarlyExitPolicy()), Asha(EarlyExitPolicy()), TrainToEnd()]
 )
 def test_a_validation_loss_that_is_not_finite_diverges_at_once(policy, broken):
-    _, verdict = policy.observe(History(), 1.0, broken)
+    _, verdict = policy.on_evaluation(History(), 1.0, broken)
     assert verdict.reason is ExitReason.DIVERGING
     assert verdict.evidence["series"] == "val_loss"
 
@@ -136,7 +136,7 @@ def test_no_policy_never_stops_a_finite_job():
     policy = policy_of(EarlyExitPolicy(policy="none"))
     history = History()
     for step in range(20):
-        history, verdict = policy.observe(history, 1.0 + step, 9.0 + step)
+        history, verdict = policy.on_evaluation(history, 1.0 + step, 9.0 + step)
         assert verdict is None
 
 
@@ -183,7 +183,7 @@ def test_early_verdicts_never_contradict_the_full_ranking(keep, values, leaving,
             del alive[job]  # diverged before it finished its warmup
         else:
             alive[job] = losses[job]
-        settled = policy.settle([standing(j, loss) for j, loss in alive.items()])
+        settled = policy.decide_ranks([standing(j, loss) for j, loss in alive.items()])
         for decided, verdict in settled.items():
             assert told.setdefault(decided, verdict is None) == (verdict is None)
             assert (verdict is None) == (decided in kept)
@@ -195,7 +195,7 @@ def test_early_verdicts_never_contradict_the_full_ranking(keep, values, leaving,
 def test_what_is_certain_is_told_at_once(keep, values):
     """The rule holds back nothing: an unsettled job could still end on either side of the cut."""
     losses = {job: None if value is None else float(value) for job, value in enumerate(values)}
-    settled = Alto(EarlyExitPolicy(keep_fraction=keep)).settle([standing(j, loss) for j, loss in losses.items()])
+    settled = Alto(EarlyExitPolicy(keep_fraction=keep)).decide_ranks([standing(j, loss) for j, loss in losses.items()])
     finished = {job: loss for job, loss in losses.items() if loss is not None}
     open_ = len(losses) - len(finished)
     for job in finished:
@@ -212,7 +212,7 @@ def test_what_is_certain_is_told_at_once(keep, values):
 def test_the_evidence_of_underperforming_names_the_cut():
     policy = Alto(EarlyExitPolicy(keep_fraction=0.25))
     standings = [standing(job, loss) for job, loss in enumerate([2.0, 1.0, 3.0, 1.5, 1.2])]
-    settled = policy.settle(standings)
+    settled = policy.decide_ranks(standings)
     assert [job for job, verdict in settled.items() if verdict is None] == [1, 4]  # ceil(0.25 x 5)
     evidence = settled[2].evidence
     assert (evidence["rank"], evidence["kept"], evidence["alive"], evidence["finished"]) == (5, 2, 5, 5)
@@ -235,7 +235,7 @@ def test_asha_equals_its_literal_transcription(eta, curves, order: random.Random
         came[job] = (*came[job], float(waiting[job].pop(0)))
         at_rung = sorted((losses[rung], other) for other, losses in came.items() if len(losses) > rung)
         top = at_rung[: max(1, len(at_rung) // eta)]
-        verdict = policy.settle([Standing(j, losses) for j, losses in came.items()])[job]
+        verdict = policy.decide_ranks([Standing(j, losses) for j, losses in came.items()])[job]
         assert (verdict is None) == ((came[job][rung], job) in top)
         if verdict is not None:
             assert verdict.reason is ExitReason.UNDERPERFORMING

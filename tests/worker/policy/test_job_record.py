@@ -53,9 +53,9 @@ def test_a_jobs_life_event_by_event():
     seen = History(val=(1.5,))
     record = after(record, Evaluated(1.5, seen), RungReached(0, 1.5))
     assert record.progress == Progress(2, 3.0, seen, Best(2, 1.5), (1.5,))
-    assert record.unsettled
+    assert record.awaits_rank
     record = after(record, Parked(), Promoted())
-    assert (record.stage, record.promoted, record.settled, record.unsettled) == (Stage.TRAINING, True, 1, False)
+    assert (record.stage, record.promoted, record.rungs_decided, record.awaits_rank) == (Stage.TRAINING, True, 1, False)
     assert record.changed
     record = after(record, StepTaken(1.0, 0.5), CheckpointKnown(REF))
     assert not record.changed
@@ -73,7 +73,7 @@ def test_a_step_whose_loss_is_not_finite_counts_and_is_not_smoothed(loss):
 
 
 def test_a_rung_that_is_reached_again_after_a_resume_has_one_loss():
-    record = JobRecord(Stage.TRAINING, True, Progress(rung_losses=(3.0, 2.0)), settled=2)
+    record = JobRecord(Stage.TRAINING, True, Progress(rung_losses=(3.0, 2.0)), rungs_decided=2)
     assert after(record, RungReached(1, 2.5)).progress.rung_losses == (3.0, 2.5)
     assert after(record, RungReached(2, 1.5)).progress.rung_losses == (3.0, 2.0, 1.5)
 
@@ -108,7 +108,7 @@ def test_any_sequence_of_events(events):
             continue
         assert before.stage is not Stage.OVER, "nothing follows the end"
         assert record.progress.step - before.progress.step == isinstance(event, StepTaken)
-        assert record.settled >= before.settled
+        assert record.rungs_decided >= before.rungs_decided
         assert record.promoted or not before.promoted
         if before.progress.best is not None:
             assert record.progress.best.val_loss <= before.progress.best.val_loss
@@ -127,6 +127,6 @@ def test_a_job_as_it_is_assigned():
     record = JobRecord.of(parked, seen)
     assert record == JobRecord(Stage.PARKED, False, replace(seen, rung_losses=(2.5, 1.0)), 0, REF)
     promoted = parked.model_copy(update={"status": JobStatus.TRAINING, "promoted": True})
-    assert JobRecord.of(promoted, seen).settled == 2
+    assert JobRecord.of(promoted, seen).rungs_decided == 2
     lost = promoted.model_copy(update={"checkpoint": None})
-    assert JobRecord.of(lost, None) == JobRecord(Stage.TRAINING, True, Progress(rung_losses=(2.5,)), settled=1)
+    assert JobRecord.of(lost, None) == JobRecord(Stage.TRAINING, True, Progress(rung_losses=(2.5,)), rungs_decided=1)

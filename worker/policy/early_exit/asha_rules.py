@@ -16,24 +16,24 @@ class Asha:
     def __init__(self, parameters: EarlyExitPolicy) -> None:
         self._eta = parameters.reduction_factor
 
-    def observe(self, history: History, train_loss: float, val_loss: float) -> tuple[History, Verdict | None]:
+    def on_evaluation(self, history: History, train_loss: float, val_loss: float) -> tuple[History, Verdict | None]:
         return history, not_finite("train_loss", train_loss) or not_finite("val_loss", val_loss)
 
-    def settle(self, standings: Iterable[Standing]) -> dict[int, Verdict | None]:
+    def decide_ranks(self, standings: Iterable[Standing]) -> dict[int, Verdict | None]:
         """Judges every job at the last rung it reached. At least one job continues from a rung; ties go to the
         lower job index."""
-        came = list(standings)
-        settled: dict[int, Verdict | None] = {}
-        for rung in range(max((len(s.losses) for s in came), default=0)):
-            ranked = sorted((s.losses[rung], s.job) for s in came if len(s.losses) > rung)
+        present = list(standings)
+        decided: dict[int, Verdict | None] = {}
+        for rung in range(max((len(s.losses) for s in present), default=0)):
+            ranked = sorted((s.losses[rung], s.job) for s in present if len(s.losses) > rung)
             cut = max(1, len(ranked) // self._eta)
-            last = {s.job for s in came if len(s.losses) == rung + 1}
+            last = {s.job for s in present if len(s.losses) == rung + 1}
             for better, (loss, job) in enumerate(ranked):
                 if job in last:
-                    settled[job] = (
+                    decided[job] = (
                         None if better < cut else self._behind(rung, loss, ranked[cut - 1][0], better, cut, len(ranked))
                     )
-        return settled
+        return decided
 
     def _behind(self, rung: int, loss: float, last_kept: float, better: int, cut: int, reached: int) -> Verdict:
         return Verdict(

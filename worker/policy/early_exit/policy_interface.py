@@ -43,16 +43,16 @@ class Standing:
 
 
 class Policy(Protocol):
-    """An early-exit policy. The executor calls `observe` after each evaluation of a job, and `settle` whenever standings
-    change.
+    """An early-exit policy. The executor calls `on_evaluation` after each evaluation of a job, and `decide_ranks` whenever
+    standings change.
 
-    `settle` answers for jobs whose rank at their last rung is certain: None continues, a verdict ends the job, and a job that
-    is absent from the answer must wait for others.
+    `decide_ranks` answers for jobs whose rank at their last rung is certain: None continues, a verdict ends the job, and a job
+    that is absent from the answer must wait for others.
     """
 
-    def observe(self, history: History, train_loss: float, val_loss: float) -> tuple[History, Verdict | None]: ...
+    def on_evaluation(self, history: History, train_loss: float, val_loss: float) -> tuple[History, Verdict | None]: ...
 
-    def settle(self, standings: Iterable[Standing]) -> dict[int, Verdict | None]: ...
+    def decide_ranks(self, standings: Iterable[Standing]) -> dict[int, Verdict | None]: ...
 
 
 def smooth(before: float | None, loss: float, alpha: float) -> float:

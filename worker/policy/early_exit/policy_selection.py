@@ -24,8 +24,8 @@ def policy_of(parameters: EarlyExitPolicy) -> Policy:
 class TrainToEnd:
     """No early exit: every job runs to its end, and no boundary ranks it."""
 
-    def observe(self, history: History, train_loss: float, val_loss: float) -> tuple[History, Verdict | None]:
+    def on_evaluation(self, history: History, train_loss: float, val_loss: float) -> tuple[History, Verdict | None]:
         return history, not_finite("val_loss", val_loss)
 
-    def settle(self, standings: Iterable[Standing]) -> dict[int, Verdict | None]:
+    def decide_ranks(self, standings: Iterable[Standing]) -> dict[int, Verdict | None]:
         return {standing.job: None for standing in standings if standing.losses}
