@@ -138,6 +138,8 @@ def _http(request: Request, error: HTTPException) -> Response:
         return respond(request, _of_status(405)(detail, headers={"Allow": allowed}))
     elif error.status_code == 400 and isinstance(error.__cause__, UnicodeDecodeError):
         detail = f"The body is not UTF-8: {error.__cause__.reason} at byte {error.__cause__.start}."
+    elif error.status_code == 400 and isinstance(error.__cause__, RecursionError):
+        detail = "The body has more arrays and objects within each other than can be read."
     elif error.status_code == 400 and error.__cause__ is not None:
         detail = f"The body cannot be read: {error.__cause__}."
     problem = _of_status(error.status_code)(detail, headers=dict(error.headers or {}))

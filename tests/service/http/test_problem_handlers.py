@@ -68,6 +68,14 @@ def test_json_that_is_not_utf8(tenant):
     assert "not UTF-8" in problem_of(response, 400, "bad_request")["detail"]
 
 
+@pytest.mark.parametrize("path", ["/v1/tasks", "/v1/batches", "/v1/webhooks", "/v1/files/preview", "/v1/tasks/estimate"])
+def test_json_that_is_nested_too_deeply(tenant, path):
+    nested = b'{"labels": ' * 100_000 + b"1" + b"}" * 100_000
+    response = tenant.post(path, content=nested, headers={"content-type": "application/json"})
+    assert response.status_code in (400, 422)
+    assert "recursion depth" not in response.text
+
+
 def test_json_that_does_not_say_it_is(tenant):
     response = tenant.post("/v1/tasks", content=b"{}", headers={"content-type": "application/x-www-form-urlencoded"})
     assert "Content-Type: application/json" in problem_of(response, 400, "bad_request")["detail"]
