@@ -15,7 +15,7 @@ from benchmarks.quality import readme_table as quality
 from benchmarks.result_file import RESULTS
 
 ROOT = Path(__file__).parent.parent
-STEP, QUALITY, SWEEP = "step-h100.json", "quality-h100.json", "sweep-h100.json"
+STEP, QUALITY, SWEEP, WEB = "step-h100.json", "quality-h100.json", "sweep-h100.json", "web-cpu.json"
 CONTESTANTS = (
     ("PEFT, one adapter after another", "sequential PEFT", "#b8b8b8"),
     ("PyTorch loop over adapters", "forward + backward, PyTorch loop", "#9a9a9a"),
@@ -73,6 +73,18 @@ def search(result: dict[str, Any]) -> str:
         f"Where its seconds went:\n{shares}.\nAll figures and how they were taken: `benchmarks/results/{SWEEP}`.",
     ]
     return "\n".join(lines)
+
+
+def dashboard(result: dict[str, Any]) -> str:
+    """The dashboard's speed in a browser, as a sentence of Markdown."""
+    f, cores = result["figures"], next(row["cores"] for row in result["rows"] if "cores" in row)
+    return (
+        f"A tenant with {result['gate']['tasks']} tasks, in headless Chromium on {cores} cores that the service shares "
+        f"(commit {result['commit']}, {result['date'][:10]}): the\nlist's first contentful paint comes after "
+        f"{f['fcp_ms']:.0f} ms (aim: 1,000), the longest interaction takes {f['interaction_ms']:.0f} ms (200), and the page "
+        f"of a task\nwith {result['gate']['rows']} jobs of 5,000 points is drawn after {f['task_page_ms']:.0f} ms (1,500) "
+        f"and weighs {f['page_kb']:.0f} kB. All figures: `benchmarks/results/{WEB}`."
+    )
 
 
 def plot(result: dict[str, Any]) -> str:
@@ -176,6 +188,7 @@ def made() -> dict[Path, str]:
         "step": f"![One pass over 32 adapters](step.svg)\n\n{table(step)}",
         "search": search(sweep),
         "quality": quality.table(sets, QUALITY),
+        "dashboard": dashboard(read(WEB)),
     }
     measured, readme = docs / "BENCHMARKS.md", ROOT / "README.md"
     return {
