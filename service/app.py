@@ -27,11 +27,11 @@ import service.usage.routes
 import service.web.routes
 import service.webhooks.routes
 from contract.compatibility.version import VERSION
-from service import idempotency
 from service.app_state import State
 from service.database.engine import pool_of
 from service.http import openapi, problem_handlers
 from service.http.middleware import BodyLimit, RequestLog
+from service.idempotency import idempotency_dependencies
 from service.internal_port import InternalPort
 from service.metrics import health_routes
 from service.metrics.api_metrics import ApiMetrics
@@ -89,7 +89,7 @@ def routes(metrics: ApiMetrics | None = None, internal_port: int | None = None) 
     app.add_middleware(BodyLimit)
     app.add_middleware(RequestLog, metrics=metrics or ApiMetrics())
     problem_handlers.install(app, {error_objects.PREFIX: error_objects.respond})
-    idempotency.install(app)
+    idempotency_dependencies.install(app)
     for router in _ROUTERS:
         # not include_router: FastAPI would match each router in turn, and the right one twice, which takes milliseconds
         app.router.routes.extend(router.routes)
@@ -107,11 +107,11 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state: State = app.state.motet
     # as many threads as database connections, so that a request that has a thread never waits for a connection
     to_thread.current_default_thread_limiter().total_tokens = pool_of(state.settings.api_processes)
-    state.watcher.start(asyncio.get_running_loop())
+    state.change_listener.start(asyncio.get_running_loop())
     try:
         yield
     finally:
-        await asyncio.to_thread(state.watcher.stop)
+        await asyncio.to_thread(state.change_listener.stop)
         await state.polls.close()
         state.db.engine.dispose()
         state.system.engine.dispose()

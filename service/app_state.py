@@ -21,10 +21,10 @@ from service.scheduler.state.report_learning import ReportLearning
 from service.settings import Settings
 from service.storage.object_store import LocalStorage, Storage
 from service.storage.upload_grants import UploadGrants
+from service.tasks.polling.change_listener import ChangeListener
 from service.tasks.polling.event_stream import Feed
 from service.tasks.polling.poll_cache import PollCache
-from service.tasks.polling.task_watcher import Watcher
-from service.tasks.submission.batched_submission import BatchedSubmissions
+from service.tasks.submission.coalesced_submission import SubmissionCoalescer
 from service.tenants.auth_throttle import AuthThrottle
 from service.tenants.key_cache import KeyCache
 from service.tenants.rate_limits import Rates
@@ -41,10 +41,10 @@ class State:
     hints: Hints
     storage: Storage
     grants: UploadGrants
-    watcher: Watcher
+    change_listener: ChangeListener
     feed: Feed
     polls: PollCache
-    submissions: BatchedSubmissions
+    submissions: SubmissionCoalescer
     seats: dict[str, asyncio.Semaphore]
     throttle: AuthThrottle
     keys: KeyCache
@@ -60,7 +60,7 @@ class State:
         grants, connections = UploadGrants(settings.secret_key.get_secret_value()), pool_of(settings.api_processes)
         timeouts, queue, own_seats = settings.request_timeouts, Queue(settings.redis_url), concurrency_limits.make()
         system = Database(settings.database_url, connections, timeouts)
-        watcher = Watcher(settings.app_database_url, timeouts)
+        change_listener = ChangeListener(settings.app_database_url, timeouts)
         throttle = AuthThrottle(settings.failed_authentications_per_minute)
         lines = [AsyncReader(settings.app_database_url, timeouts) for _ in range(2)]
         return cls(
@@ -71,10 +71,10 @@ class State:
             hints=Hints(settings.redis_url),
             storage=LocalStorage(settings.storage_dir, grants),
             grants=grants,
-            watcher=watcher,
-            feed=Feed(watcher),
-            polls=PollCache(watcher, *lines),
-            submissions=BatchedSubmissions(queue, own_seats["submissions"]),
+            change_listener=change_listener,
+            feed=Feed(change_listener),
+            polls=PollCache(change_listener, *lines),
+            submissions=SubmissionCoalescer(queue, own_seats["submissions"]),
             seats=own_seats,
             throttle=throttle,
             keys=KeyCache(system, throttle),

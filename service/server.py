@@ -92,5 +92,5 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.started:
-            self._state.watcher.release()
+            self._state.change_listener.release()
         super().handle_exit(sig, frame)

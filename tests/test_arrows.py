@@ -60,7 +60,7 @@ IMPURE_PLANNER = {
 }
 PURE_SEES = {
     "contract",
-    "service.fleet.node_health.blame",
+    "service.fleet.node_health.node_faults",
     "service.scheduler",
     "worker.policy",
     "numpy",

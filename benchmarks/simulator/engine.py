@@ -15,7 +15,7 @@ from benchmarks.simulator.policies import Policy
 from benchmarks.simulator.run_record import Outcome, Ran, Setup
 from benchmarks.simulator.tenant_shares import Tenancy, Waiting
 from service.scheduler.core.decision import Decision
-from service.scheduler.core.foresight import RECENT
+from service.scheduler.core.expected_arrivals import RECENT
 from service.scheduler.core.preemption import Held
 from service.scheduler.core.problem import Arrived, Node, Problem, Queued, Running, Start, Width
 

@@ -32,9 +32,9 @@ from service.tasks.lifecycle.change_notices import touch
 from service.tasks.lifecycle.placements import FINISHED, end_placement, live_placement, lock_placement
 from service.tasks.lifecycle.rewind import rewind
 from service.tasks.models import Task
+from service.tasks.plan_status.unplanned_reasons import NOT_BEFORE
 from service.tasks.stored_specs import understood
 from service.tasks.submission.data_validation import validate_due
-from service.tasks.waiting.waiting_status import NOT_BEFORE
 from service.webhooks.courier import Courier
 from service.webhooks.factories import box_of, outbound_of
 

@@ -14,11 +14,11 @@ from contract.states import TASK_TERMINAL
 from service.adapters.models import Adapter
 from service.audit.models import AuditEntry
 from service.database.engine import Base, Database, clock, id_at
+from service.idempotency.idempotency_store import KEPT, Answer
 from service.scheduler.models import Plan, PlanChange
 from service.scheduler.state.usage_shares import HALVES
 from service.settings import Settings
 from service.tasks.models import CurveSummary, Job, PointChunk, Task, TaskEvent
-from service.tenants.idempotency_store import KEPT, Answer
 from service.webhooks.models import Delivery
 
 BATCH = 1000  # rows of a transaction

@@ -15,8 +15,8 @@ from contract.states import TASK_TERMINAL
 from service.database.engine import Database
 from service.http.problems import invalid_field
 from service.tasks.models import Batch, Task, TaskEvent
+from service.tasks.polling.change_listener import ChangeListener
 from service.tasks.polling.event_stream import LONGEST_SECONDS, PACE_SECONDS, SILENCE_SECONDS, heard
-from service.tasks.polling.task_watcher import Watcher
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import find, scoped
 
@@ -39,13 +39,15 @@ async def after(db: Database, principal: Principal, batch_id: str, cursor: str |
     return await run_in_threadpool(_read, db, principal, batch_id, cursor)
 
 
-async def stream(watcher: Watcher, db: Database, principal: Principal, batch_id: str, first: Read) -> AsyncIterator[str]:
+async def stream(
+    change_listener: ChangeListener, db: Database, principal: Principal, batch_id: str, first: Read
+) -> AsyncIterator[str]:
     """Yields frames, beginning with `first`, until all tasks have ended or the process stops."""
     read, loop = first, asyncio.get_running_loop()
     until = loop.time() + LONGEST_SECONDS
-    with watcher.watch(*first.task_ids) as changed:
+    with change_listener.watch(*first.task_ids) as changed:
         yield f"retry: 1000\n\n{read.text}"
-        while not read.over and not watcher.released and loop.time() < until:
+        while not read.over and not change_listener.released and loop.time() < until:
             changed.clear()
             read = await after(db, principal, batch_id, _cursor(read.numbers))
             if read.text:

@@ -13,7 +13,7 @@ from contract.states import TASK_TERMINAL, TaskStatus
 from service.batches.actions import tasks_of
 from service.fleet.models import Node, Placement
 from service.tasks.models import Batch, Task
-from service.tasks.waiting import queue_status
+from service.tasks.plan_status import queue_status
 
 BatchStatus = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 _WAITS = (TaskStatus.VALIDATING, TaskStatus.QUEUED)

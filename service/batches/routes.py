@@ -13,7 +13,7 @@ from service.batches.resource import BatchResource, render
 from service.http.concurrency_limits import Estimating, Submitting
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.response_schemas import event_stream, event_stream_of, problems
-from service.idempotency import Once
+from service.idempotency.idempotency_dependencies import Once
 from service.scheduler.routes import Counted
 from service.tasks.models import Batch
 from service.tasks.submission.spec_checks import Preflight
@@ -114,4 +114,4 @@ async def stream_batch_events(
     first = await merged_events.after(db, reader, batch_id, after if last_event_id is None else last_event_id)
     if first.over and not first.text:
         return Response(status_code=204)
-    return event_stream(merged_events.stream(state.watcher, db, reader, batch_id, first))
+    return event_stream(merged_events.stream(state.change_listener, db, reader, batch_id, first))

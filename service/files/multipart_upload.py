@@ -18,7 +18,7 @@ from service.database.engine import Database
 from service.files.dataset_intake import FileTooLarge, Intake, Limits
 from service.http.problems import BadRequest, invalid_field, shown
 from service.http.request_bodies import blocks
-from service.tenants import idempotency_store
+from service.idempotency import idempotency_store
 from service.tenants.api_keys import Principal
 from service.usage.quotas import admit_bytes
 

@@ -21,16 +21,16 @@ from service.scheduler.core.batch_arrangement import without_solver
 from service.scheduler.core.problem import Start
 from service.scheduler.estimate.prediction_intervals import Between as Interval
 from service.scheduler.estimate.task_duration import BYTES_PER_TOKEN, Estimate
-from service.scheduler.explain import waiting_text
+from service.scheduler.explain import waiting_sentences
 from service.scheduler.explain.reason_codes import Reason, reasons
 from service.scheduler.state import snapshot
 from service.scheduler.state.plan_announcements import scene
 from service.scheduler.state.snapshot import Asked, Snapshot
 from service.storage.object_store import Storage
 from service.tasks.models import Job, Task
+from service.tasks.plan_status import unplanned_reasons
 from service.tasks.stored_specs import stored
 from service.tasks.submission.spec_checks import Pinned
-from service.tasks.waiting import waiting_status
 
 _ANY = "an accelerator"  # a GPU type that no node has yet
 _LISTED = 50  # most rows listed
@@ -91,7 +91,7 @@ class Draft:
         return self._seen.between(self._starts)
 
     @cached_property
-    def _scene(self) -> waiting_text.Scene:
+    def _scene(self) -> waiting_sentences.Scene:
         return scene(self._seen, self._starts)
 
     @cached_property
@@ -136,10 +136,10 @@ class Draft:
 
     def _why(self, start: Start | None, id: str) -> str | None:
         if id in self._seen.later:
-            return str(waiting_status.not_before(self._seen.later[id])["sentence"])
+            return str(unplanned_reasons.not_before(self._seen.later[id])["sentence"])
         if start is not None and start.start == 0:
             return None
-        return str(waiting_text.tell(self._reasons[id], self._scene, self._seen.at)["sentence"])
+        return str(waiting_sentences.tell(self._reasons[id], self._scene, self._seen.at)["sentence"])
 
 
 def asked_of(tenant_id: str, spec: TaskSpec, pinned: Pinned, batch_id: str | None = None) -> Asked:

@@ -9,7 +9,7 @@ from service.messaging.plan_requests import ARRIVED
 from service.scheduler.models import PlanRequest
 from service.scheduler.replan_pacing import Asked
 from service.tasks.models import Task
-from service.tasks.waiting.waiting_status import NOT_PLANNED
+from service.tasks.plan_status.unplanned_reasons import NOT_PLANNED
 
 
 def asked_for(session: Session) -> Asked:

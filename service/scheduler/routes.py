@@ -15,8 +15,8 @@ from service.scheduler.dry_run import EstimateResource, dry_run
 from service.scheduler.explain.schedule_view import Schedule, schedule
 from service.scheduler.models import PlanChange
 from service.tasks.models import Task
+from service.tasks.plan_status.plan_history import PlanChangeResource
 from service.tasks.submission.spec_checks import Preflight
-from service.tasks.waiting.plan_history import PlanChangeResource
 from service.tenants.tenant_scope import find, scoped
 
 

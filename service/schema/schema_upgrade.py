@@ -21,9 +21,9 @@ import service.adapters.models
 import service.audit.models
 import service.files.models
 import service.fleet.models
+import service.idempotency.idempotency_store
 import service.scheduler.models
 import service.tasks.models
-import service.tenants.idempotency_store
 import service.tenants.models
 import service.usage.models
 import service.webhooks.models  # noqa: F401  (these ten declare the tables)

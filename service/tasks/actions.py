@@ -24,6 +24,7 @@ from service.tasks.lifecycle.change_notices import touch
 from service.tasks.lifecycle.placements import ask_to_leave, end_placement, live_placement
 from service.tasks.models import Task
 from service.tasks.submission.spec_checks import Pinned, Preflight
+from service.tasks.submission.task_insertion import insert_tasks, new_task
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import find, scoped
 from service.usage.quotas import Room
@@ -53,6 +54,8 @@ class Wanted:
 def create(session: Session, queue: Queue, principal: Principal, spec: TaskSpec) -> Task:
     """Create the task with all its jobs, and wake a validator after the commit. Raises SpecRefused, QuotaExceeded.
 
+    For the dashboard and the OpenAI routes: POST /v1/tasks goes through submission/coalesced_submission.py to `create_all`.
+
     The returned Task is detached from the session: it shows what was stored; load it again to change it.
     """
     (made,) = create_all(session, queue, principal, [Wanted(spec, get_contextvars().get("request_id"))])
@@ -80,14 +83,14 @@ def create_all(session: Session, queue: Queue, principal: Principal, wanted: Seq
         if isinstance(task, Task)
     ]
     if stored:
-        transitions.insert(session, stored)
+        insert_tasks(session, stored)
         after_commit(session, lambda: queue.wake(QueueJob.VALIDATE))
     return made
 
 
 def _task(principal: Principal, wanted: Wanted, pinned: Pinned) -> Task:
     spec = wanted.spec
-    return transitions.new_task(
+    return new_task(
         tenant_id=principal.tenant_id,
         name=spec.name,
         **stored_specs.stored(spec),

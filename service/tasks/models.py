@@ -47,7 +47,9 @@ class Task(Base):
     requeue_reason: Mapped[str | None] = mapped_column(String(16))  # why it was last taken off a node,
     requeue_detail: Mapped[str | None] = mapped_column(Text)  # the same in words
     losses: Mapped[int] = mapped_column(default=0)  # executors lost in a row without a new checkpoint or a job's end
-    faults: Mapped[Json] = mapped_column(default=dict, server_default=text("'{}'"))  # by node: fleet.blame.Fault
+    faults: Mapped[Json] = mapped_column(
+        default=dict, server_default=text("'{}'")
+    )  # by node: fleet.node_health.node_faults.Fault
     retry_at: Mapped[At | None]  # when the first of the nodes that lost it may take it again
     # training rows that still count as of the last rewind, and those that rewinds discarded; only rewinds write them
     kept_rows: Mapped[Big] = mapped_column(default=0, server_default="0")

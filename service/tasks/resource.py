@@ -16,8 +16,8 @@ from service.adapters.models import Adapter
 from service.database.engine import among_ids
 from service.fleet.models import Node, Placement
 from service.tasks.models import Job, Task
+from service.tasks.plan_status import queue_status
 from service.tasks.stored_specs import effective
-from service.tasks.waiting import queue_status
 from service.usage.trained_rows import rows_in
 
 

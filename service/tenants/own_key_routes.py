@@ -14,7 +14,7 @@ from service.database.engine import Database, clock
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.problems import invalid_field
 from service.http.response_schemas import problems
-from service.idempotency import AnswerBox, Once, ReaderOnce
+from service.idempotency.idempotency_dependencies import AnswerBox, Once, ReaderOnce
 from service.tenants.api_keys import Principal, mint_key
 from service.tenants.browser_sessions import LINK_LASTS, make_link
 from service.tenants.models import ApiKey

@@ -19,7 +19,7 @@ from service.tenants.tenant_scope import scoped, scoped_when_asked, whose
 from service.usage.usage_queries import month_of, trained_tokens
 
 _WAITING = (TaskStatus.VALIDATING, TaskStatus.QUEUED, TaskStatus.PAUSED)
-_SHARED = 16  # most tasks that a transaction creates without taking turns (tasks/submission/batched_submission.py)
+_SHARED = 16  # most tasks that a transaction creates without taking turns (tasks/submission/coalesced_submission.py)
 _NEAR = 16 * _SHARED + MOST_TASKS  # as many as the most processes of an API ever make at once, and the batch whose turn it is
 
 _OPEN = (*_WAITING, TaskStatus.RUNNING)

@@ -9,8 +9,8 @@ from service.web.pages import (
     library,
     new_task,
     reference_page,
-    task,
-    tasks,
+    task_list,
+    task_page,
     usage,
     webhooks,
 )
@@ -19,9 +19,9 @@ from service.web.session import sign_in
 ROUTERS = (
     static_files.router,
     sign_in.router,
-    tasks.router,
+    task_list.router,
     new_task.router,
-    task.router,
+    task_page.router,
     compare.router,
     cluster_page.router,
     library.router,

@@ -29,12 +29,12 @@ from rich.console import Console
 from motet.api.resources import Job, Task
 from motet.display.live_view import LiveView
 from motet.display.tables import jobs_table
-from motet.display.task_view import View
+from motet.display.task_state import TaskState
 
 console = Console()
 assert console.is_terminal
 for name, (task, jobs) in json.loads(sys.argv[1]).items():
-    view = View(Task.model_validate(task), [Job.model_validate(job) for job in jobs])
+    view = TaskState(Task.model_validate(task), [Job.model_validate(job) for job in jobs])
     console.print(LiveView(view))
     console.print(jobs_table(view))
     print("drawn", name)

@@ -34,10 +34,10 @@ def live(settings: Settings, port: int = 0) -> Iterator[Server]:
     thread.start()
     try:
         until(lambda: made.started or not thread.is_alive())
-        assert made.state.watcher.listening.wait(PATIENCE)
+        assert made.state.change_listener.listening.wait(PATIENCE)
         yield made
     finally:
-        made.state.watcher.release()
+        made.state.change_listener.release()
         made.should_exit = True
         thread.join()
 

@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from motet.api.client import Client
 from motet.api.errors import MotetError
 from motet.commands import invocation
-from motet.display.narrator import Narrator
+from motet.display.console_output import ConsoleOutput
 from motet.specs.spec_file import SpecError
 
 _PLAIN_WIDTH = 140  # columns when the output is not a terminal
@@ -41,20 +41,20 @@ class Output:
     def __init__(self, as_json: bool = False) -> None:
         self.as_json = as_json
         console = Console(highlight=False, stderr=as_json)
-        self.narrator = Narrator(
+        self.console_output = ConsoleOutput(
             console if console.is_terminal else Console(highlight=False, stderr=as_json, width=_PLAIN_WIDTH)
         )
 
     def say(self, what: RenderableType = "") -> None:
         """Tell a person something that no program needs."""
-        self.narrator.say(what)
+        self.console_output.say(what)
 
     def give(self, value: Any, drawn: Callable[[], RenderableType]) -> None:
         """The command's result: the value as JSON, else what is drawn of it."""
         if self.as_json:
             sys.stdout.write(json.dumps(plain(value), indent=2) + "\n")
         else:
-            self.narrator.say(drawn())
+            self.console_output.say(drawn())
 
     def line(self, value: BaseModel, drawn: str) -> None:
         """One of many results, as they come: a line of JSON, or this line."""

@@ -27,7 +27,7 @@ def up(
     """Run the whole of Motet here, until Ctrl-C. A second one attaches to the first."""
     given = {"--host": host, "--port": port, "--workers": workers, "--slots": slots, "--device": device}
     given |= {"--api-processes": api_processes}
-    run_up(Output().narrator, _words(given))
+    run_up(Output().console_output, _words(given))
 
 
 def demo(
@@ -36,7 +36,7 @@ def demo(
     device: Device = None,
 ) -> None:
     """Train sixteen configurations on real rows, and check the best one with PEFT."""
-    run_demo(Output().narrator, out, _words({"--port": port, "--device": device}))
+    run_demo(Output().console_output, out, _words({"--port": port, "--device": device}))
 
 
 def doctor(json: Json = False) -> None:

@@ -24,7 +24,7 @@ def files(
     output = Output(json)
     with Client() as client:
         for path in upload or []:
-            with output.narrator.doing(f"uploading {path.name}"):
+            with output.console_output.doing(f"uploading {path.name}"):
                 client.files.upload(path)
         found = first(limit, client.files.list(unused or None))
         for file in found if delete else ():

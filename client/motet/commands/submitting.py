@@ -31,11 +31,11 @@ def submit(
         return
     output, draft = Output(json), read(spec)
     with Client() as client:
-        task = upload.submit(client, draft, output.narrator)
+        task = upload.submit(client, draft, output.console_output)
         if watch:
             tasks.follow(client, task.id, output)
         elif wait:
-            with output.narrator.doing(f"{task.id} is under way"):
+            with output.console_output.doing(f"{task.id} is under way"):
                 task = client.tasks.wait(task.id)
             output.give(task, lambda: task.id)
             tasks.finish(task, output)
@@ -47,7 +47,7 @@ def estimate(spec: Spec, json: Json = False) -> None:
     """What a spec's task would take and when it would end, and its jobs. Nothing stays on the service."""
     output, draft = Output(json), read(spec)
     with Client() as client:
-        whole, found = upload.estimate(client, draft, output.narrator)
+        whole, found = upload.estimate(client, draft, output.console_output)
     jobs = whole.jobs()
     output.give({"estimate": found, "jobs": jobs}, lambda: estimate_table(found, jobs))
 

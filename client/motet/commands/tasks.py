@@ -14,10 +14,10 @@ from motet.commands.common import Json, Limit, Output, TaskId, first, resolve
 from motet.commands.exit_codes import ExitCode
 from motet.display.comparison import comparison
 from motet.display.event_lines import line_of, worth_telling
+from motet.display.follow_task import outcome
+from motet.display.follow_task import watch as watch_task
 from motet.display.tables import jobs_table, tasks_table
-from motet.display.task_view import View
-from motet.display.watch import outcome
-from motet.display.watch import watch as watch_task
+from motet.display.task_state import TaskState
 from motet.specs.spec_file import SpecError
 
 _SILENCE = 30.0
@@ -41,7 +41,7 @@ def jobs(task: TaskId, json: Json = False) -> None:
     output = Output(json)
     with Client() as client:
         found = client.tasks.get(resolve(client, task))
-        view = View(found, client.tasks.jobs(found.id))
+        view = TaskState(found, client.tasks.jobs(found.id))
     output.give(list(view.jobs), lambda: jobs_table(view))
     output.say(f"\n{found.id} {outcome(found)}")
 
@@ -56,7 +56,7 @@ def watch(task: TaskId, json: Json = False) -> None:
 def follow(client: Client, task_id: str, output: Output) -> None:
     """Watch the task to its end, and exit this process with the matching code."""
     try:
-        ended = _lines(client, task_id, output) if output.as_json else watch_task(client, task_id, output.narrator).task
+        ended = _lines(client, task_id, output) if output.as_json else watch_task(client, task_id, output.console_output).task
     except KeyboardInterrupt:
         output.say(f"the task goes on; {invocation.command()} watch {task_id} shows it again")
         raise typer.Exit(ExitCode.INTERRUPTED) from None
@@ -158,7 +158,7 @@ def download(
                 why = f": {found.error}" if found.error else ""
                 raise MotetError(f"{found.id} has no winner{'' if found.ended else ' yet'}: it is {found.status}{why}")
             adapter_id = found.winner.adapter_id
-        with output.narrator.doing(f"downloading {adapter_id}"):
+        with output.console_output.doing(f"downloading {adapter_id}"):
             folder = client.adapters.download(adapter_id, out)
     output.give({"adapter_id": adapter_id, "folder": str(folder)}, lambda: f"{adapter_id} is in {folder}")
 

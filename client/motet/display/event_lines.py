@@ -3,7 +3,7 @@
 from typing import Any
 
 from motet.api.resources import Event, Exit
-from motet.display.task_view import why
+from motet.display.task_state import why
 
 _POINTS = "curves"
 

@@ -14,7 +14,7 @@ from contract.config_labels import HEADINGS, cell
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus, TaskStatus
 from motet.api.resources import Job
 from motet.display.durations import starts
-from motet.display.task_view import View
+from motet.display.task_state import TaskState
 from motet.display.terminal_plot import Frame, braille, sparkline
 
 _COLOURS = ("cyan", "magenta", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta", "bright_blue")
@@ -42,7 +42,7 @@ _LEAST_PLOT, _TALLEST_PLOT = 4, 10  # rows
 class LiveView:
     """Rendered anew for each frame from the view's current contents."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: TaskState) -> None:
         self._view = view
         self._began = time.monotonic()
         self._news: list[str] = []

@@ -9,7 +9,7 @@ from rich.text import Text
 from motet.api.resources import Adapter, File, Job, Model, Node, Schedule, ScheduledNode, Task
 from motet.display.columns import Column, Columns
 from motet.display.durations import ago, starts, until
-from motet.display.task_view import View, why
+from motet.display.task_state import TaskState, why
 
 OTHERS = "(another tenant's)"
 
@@ -107,7 +107,7 @@ def waiting_table(schedule: Schedule) -> RenderableType:
     return Group(Columns(columns, rows), *rest, *([Text(), *whys] if whys else []))
 
 
-def jobs_table(view: View, jobs: Sequence[Job] | None = None) -> RenderableType:
+def jobs_table(view: TaskState, jobs: Sequence[Job] | None = None) -> RenderableType:
     """One line per job, in this order: configuration, progress, loss, and why it ended; the winner in bold."""
     columns = (
         Column("job", right=True),

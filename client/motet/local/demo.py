@@ -17,10 +17,10 @@ from motet.api.client import Client
 from motet.api.errors import MotetError
 from motet.api.resources import Task, Winner
 from motet.commands.invocation import command
-from motet.display.narrator import Narrator
+from motet.display.console_output import ConsoleOutput
+from motet.display.follow_task import outcome, watch
 from motet.display.tables import jobs_table
-from motet.display.task_view import View
-from motet.display.watch import outcome, watch
+from motet.display.task_state import TaskState
 from motet.local import example_files
 from motet.local.stack_process import Ready, Stack
 from motet.local.up import start, stop
@@ -51,64 +51,64 @@ class SecondOpinion:
     adapter_facts_said: float
 
 
-def demo(narrator: Narrator, out: Path | None, arguments: list[str]) -> None:
+def demo(output: ConsoleOutput, out: Path | None, arguments: list[str]) -> None:
     """Run the demo. Raises DemoFailed or another MotetError; a stack that was started here is stopped in any case."""
     spec = read(example_files.folder() / "spec.yaml")
-    narrator.say(
+    output.say(
         Text("Motet's demo: sixteen LoRA configurations at once teach a small base to describe restaurants.", style="bold")
     )
     with Stack(arguments) as stack:
-        ready = start(stack, narrator)
-        narrator.say(
-            f"{'attached to the stack' if ready.attached else 'the stack is up'} at {ready.api_url} ({narrator.seconds:.0f} s)"
+        ready = start(stack, output)
+        output.say(
+            f"{'attached to the stack' if ready.attached else 'the stack is up'} at {ready.api_url} ({output.seconds:.0f} s)"
         )
         with Client(service="local") as client:
-            _run(client, narrator, spec, out or ready.state_dir / "adapters", ready)
+            _run(client, output, spec, out or ready.state_dir / "adapters", ready)
         if not ready.attached:
-            stop(stack, narrator)
-    narrator.say(f"\nThe whole demo took {narrator.seconds:.0f} s. To see this run, its curves and its exits in a browser:")
+            stop(stack, output)
+    output.say(f"\nThe whole demo took {output.seconds:.0f} s. To see this run, its curves and its exits in a browser:")
     if ready.attached:
         with Client(service="local") as client:
-            narrator.say(f"  {client.account.sign_in_link().url}  (once, within 15 minutes)")
+            output.say(f"  {client.account.sign_in_link().url}  (once, within 15 minutes)")
     else:
         again = "make up" if Path("Makefile").is_file() else f"{command()} up"
-        narrator.say(f"  {again}, which prints the dashboard's address ({ready.api_url}/) with a link that signs you in")
+        output.say(f"  {again}, which prints the dashboard's address ({ready.api_url}/) with a link that signs you in")
 
 
-def _run(client: Client, narrator: Narrator, spec: SpecFile, folder: Path, ready: Ready) -> None:
+def _run(client: Client, output: ConsoleOutput, spec: SpecFile, folder: Path, ready: Ready) -> None:
     model = example_files.register_base(client)
-    narrator.say(f"base model {model.name}: {model.parameters:,} parameters, {model.architecture}")
-    task = submit(client, spec, narrator)
+    output.say(f"base model {model.name}: {model.parameters:,} parameters, {model.architecture}")
+    task = submit(client, spec, output)
     try:
-        view = watch(client, task.id, narrator)
+        view = watch(client, task.id, output)
     except KeyboardInterrupt:
         client.tasks.cancel(task.id)
         raise
-    winner = _results(narrator, view, ready)
+    winner = _results(output, view, ready)
     adapter = client.adapters.download(winner.adapter_id, folder / winner.adapter_id)
-    narrator.say(f"\nThe winner's adapter, ready for PEFT and vLLM: {adapter}")
-    with narrator.doing("loading it with PEFT on the plain base and recomputing its validation loss"):
+    output.say(f"\nThe winner's adapter, ready for PEFT and vLLM: {adapter}")
+    with output.doing("loading it with PEFT on the plain base and recomputing its validation loss"):
         opinion = second_opinion(adapter, spec.files["validation_file_id"])
-    _judge(narrator, view.task, winner, opinion)
+    _judge(output, view.task, winner, opinion)
 
 
-def _results(narrator: Narrator, view: View, ready: Ready) -> Winner:
+def _results(output: ConsoleOutput, view: TaskState, ready: Ready) -> Winner:
     task = view.task
     ranked = sorted(view.jobs, key=lambda job: (view.best(job), job.index))
-    narrator.say()
-    narrator.say(jobs_table(view, ranked))
-    narrator.say()
+    output.say()
+    output.say(jobs_table(view, ranked))
+    output.say()
     if task.winner is None:
         raise DemoFailed(
             f"no adapter came out of it: {outcome(task)}; the worker's log is {ready.state_dir / 'logs' / 'worker.log'}"
         )
     exited = [job for job in view.jobs if job.status == JobStatus.EXITED]
     saved = task.samples.saved_fraction or 0.0
-    narrator.say(
+    output.say(
         f"{len(view.jobs)} configurations, {len(exited)} of them stopped early: "
         f"{task.samples.trained:,} of {task.samples.full or 0:,} samples trained, {saved:.0%} saved"
     )
-    narrator.say(Text(f"winner: job {task.winner.index} ({view.label(task.winner.config)})", style="bold green"))
+    output.say(Text(f"winner: job {task.winner.index} ({view.label(task.winner.config)})", style="bold green"))
     return task.winner
 
 
@@ -124,21 +124,21 @@ def second_opinion(adapter: Path, rows: Path) -> SecondOpinion:
     return SecondOpinion(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def _judge(narrator: Narrator, task: Task, winner: Winner, opinion: SecondOpinion) -> None:
-    narrator.say(f"  {'validation loss':24}{'reported':>10}{'by PEFT':>10}")
+def _judge(output: ConsoleOutput, task: Task, winner: Winner, opinion: SecondOpinion) -> None:
+    output.say(f"  {'validation loss':24}{'reported':>10}{'by PEFT':>10}")
     for name, reported, found in (
         ("the base alone", task.base_val_loss, opinion.base_loss),
         ("with the adapter", winner.val_loss, opinion.adapter_loss),
     ):
-        narrator.say(f"  {name:24}{reported if reported is not None else float('nan'):>10.4f}{found:>10.4f}")
+        output.say(f"  {name:24}{reported if reported is not None else float('nan'):>10.4f}{found:>10.4f}")
     facts = f"{opinion.base_facts_said:>10.0%}{opinion.adapter_facts_said:>10.0%}"
-    narrator.say(f"\n  {'of ' + str(_ASKED) + ' restaurants never seen':28}{'the base':>10}{'adapter':>10}")
-    narrator.say(f"  {'facts said, word for word':28}{facts}")
+    output.say(f"\n  {'of ' + str(_ASKED) + ' restaurants never seen':28}{'the base':>10}{'adapter':>10}")
+    output.say(f"  {'facts said, word for word':28}{facts}")
     shown = zip(opinion.questions[:_SHOWN], opinion.base_answers, opinion.adapter_answers, strict=False)
     for question, base, adapter in shown:
-        narrator.say(f"\n{', '.join(question.splitlines())}")
-        narrator.say(Text(f"  the base:     {' '.join(base.split())[:_WIDEST]}", style="dim"))
-        narrator.say(Text(f"  the adapter:  {' '.join(adapter.split())}", style="green"))
+        output.say(f"\n{', '.join(question.splitlines())}")
+        output.say(Text(f"  the base:     {' '.join(base.split())[:_WIDEST]}", style="dim"))
+        output.say(Text(f"  the adapter:  {' '.join(adapter.split())}", style="green"))
     off = abs(winner.val_loss - opinion.adapter_loss)
     if off > TOLERANCE:
         raise DemoFailed(f"PEFT finds another validation loss for the winner: {off:.2g} away, {TOLERANCE:g} is allowed")

@@ -9,15 +9,15 @@ from motet.api.client import Client
 from motet.api.credentials import credentials_file
 from motet.api.errors import MotetError
 from motet.commands.invocation import command
-from motet.display.narrator import Narrator
+from motet.display.console_output import ConsoleOutput
 from motet.local import example_files
 from motet.local.stack_process import Event, Ready, Stack, StackFailed, ready_of
 
 
-def start(stack: Stack, narrator: Narrator) -> Ready:
+def start(stack: Stack, output: ConsoleOutput) -> Ready:
     """Print the start's progress until the stack is ready. Raises StackFailed."""
     now = "starting"
-    with narrator.doing(lambda: now):
+    with output.doing(lambda: now):
         for event in stack.events():
             now = _doing(event)
             if (ready := ready_of(event)) is not None:
@@ -25,22 +25,22 @@ def start(stack: Stack, narrator: Narrator) -> Ready:
     raise StackFailed("the stack ended before it was ready")
 
 
-def up(narrator: Narrator, arguments: list[str]) -> None:
+def up(output: ConsoleOutput, arguments: list[str]) -> None:
     """Run until Ctrl-C, or until a stack that this process attached to ends."""
     with Stack(arguments) as stack:
         try:
-            ready = start(stack, narrator)
-            _introduce(narrator, ready)
+            ready = start(stack, output)
+            _introduce(output, ready)
             for event in stack.events():
-                _tell(narrator, event)
+                _tell(output, event)
         except KeyboardInterrupt:
-            stop(stack, narrator)
+            stop(stack, output)
 
 
-def stop(stack: Stack, narrator: Narrator) -> None:
+def stop(stack: Stack, output: ConsoleOutput) -> None:
     """Stop the stack and print so; another Ctrl-C makes it hurry."""
     now = "stopping"
-    with narrator.doing(lambda: now):
+    with output.doing(lambda: now):
         stack.ask_to_stop()
         while True:
             try:
@@ -49,7 +49,7 @@ def stop(stack: Stack, narrator: Narrator) -> None:
                 break
             except KeyboardInterrupt:
                 stack.ask_to_stop()
-    narrator.say("Stopped. Nothing is left running; everything is kept for the next start.")
+    output.say("Stopped. Nothing is left running; everything is kept for the next start.")
 
 
 def _doing(event: Event) -> str:
@@ -58,7 +58,7 @@ def _doing(event: Event) -> str:
     return words.get(event["event"], f"{event['event']} {name}".strip())
 
 
-def _introduce(narrator: Narrator, ready: Ready) -> None:
+def _introduce(output: ConsoleOutput, ready: Ready) -> None:
     """Print what runs where, and what to do next."""
     with Client(service="local") as client:
         base = _base(client)
@@ -73,19 +73,19 @@ def _introduce(narrator: Narrator, ready: Ready) -> None:
         ("base model", base),
     ):
         facts.add_row(Text(f"  {name}", style="dim"), Text(value, overflow="fold"))
-    narrator.say(Text("Motet runs already; attached to it." if ready.attached else "Motet is up.", style="bold green"))
-    narrator.say(facts)
+    output.say(Text("Motet runs already; attached to it." if ready.attached else "Motet is up.", style="bold green"))
+    output.say(facts)
     if kept:
         last = kept[0][1]
-        narrator.say(
+        output.say(
             f"\nKept from before: {len(kept)}{'+' if len(kept) == 100 else ''} task(s), the latest {last.id}, {last.status}."
         )
-        narrator.say(f"  {command()} jobs {last.id}")
-    narrator.say("\nIn another terminal:")
-    narrator.say(
+        output.say(f"  {command()} jobs {last.id}")
+    output.say("\nIn another terminal:")
+    output.say(
         f"  {command()} submit {_shown(example_files.folder() / 'spec.yaml')} --watch" if base else f"  {command()} tasks"
     )
-    narrator.say(f"\nCtrl-C {'leaves it running' if ready.attached else 'stops everything'}.")
+    output.say(f"\nCtrl-C {'leaves it running' if ready.attached else 'stops everything'}.")
 
 
 def _base(client: Client) -> str:
@@ -101,12 +101,12 @@ def _shown(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def _tell(narrator: Narrator, event: Event) -> None:
+def _tell(output: ConsoleOutput, event: Event) -> None:
     """Print one event of a running stack."""
     match event["event"]:
         case "died":
-            narrator.say(Text(f"{event['name']} {event['how']}; it is started again. Its log: {event['log']}", style="yellow"))
+            output.say(Text(f"{event['name']} {event['how']}; it is started again. Its log: {event['log']}", style="yellow"))
         case "restarted":
-            narrator.say(f"{event['name']} runs again (pid {event['pid']})")
+            output.say(f"{event['name']} runs again (pid {event['pid']})")
         case "stopped":
-            narrator.say("The stack has stopped.")
+            output.say("The stack has stopped.")

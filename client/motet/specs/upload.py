@@ -8,34 +8,34 @@ from contract.task_spec import TaskSpec
 from motet.api.client import Client
 from motet.api.errors import ApiError
 from motet.api.resources import Estimate, Preview, Task
-from motet.display.narrator import Narrator
+from motet.display.console_output import ConsoleOutput
 from motet.specs.data_checks import check
 from motet.specs.spec_file import SpecFile
 
 
-def submit(client: Client, spec: SpecFile, narrator: Narrator) -> Task:
+def submit(client: Client, spec: SpecFile, output: ConsoleOutput) -> Task:
     """Upload each file once and create the task."""
     _check(client, spec)
     uploaded: dict[str, str] = {}
     try:
         for field, path in spec.files.items():
-            with narrator.doing(f"uploading {path.name}"):
+            with output.doing(f"uploading {path.name}"):
                 file = client.files.upload(path)
-            narrator.say(f"uploaded {path.name}: {file.rows:,} rows, {file.bytes:,} bytes ({file.id})")
+            output.say(f"uploaded {path.name}: {file.rows:,} rows, {file.bytes:,} bytes ({file.id})")
             uploaded[field] = file.id
-        with narrator.doing("submitting"):
+        with output.doing("submitting"):
             task = client.tasks.create(spec.with_files(uploaded))
     except (ApiError, KeyboardInterrupt):
-        _delete(client, uploaded.values(), narrator)
+        _delete(client, uploaded.values(), output)
         raise
-    narrator.say(f"submitted {task.id}: {sum(task.jobs.values())} jobs")
+    output.say(f"submitted {task.id}: {sum(task.jobs.values())} jobs")
     return task
 
 
-def estimate(client: Client, spec: SpecFile, narrator: Narrator) -> tuple[TaskSpec, Estimate]:
+def estimate(client: Client, spec: SpecFile, output: ConsoleOutput) -> tuple[TaskSpec, Estimate]:
     """The whole spec and its estimate."""
     _check(client, spec)
-    with narrator.doing("estimating"), _uploaded(client, spec) as files:
+    with output.doing("estimating"), _uploaded(client, spec) as files:
         whole = spec.with_files(files)
         return whole, client.tasks.estimate(whole)
 
@@ -72,11 +72,11 @@ def _uploaded(client: Client, spec: SpecFile, only: str | None = None) -> Iterat
             client.files.delete(file_id)
 
 
-def _delete(client: Client, file_ids: Iterable[str], narrator: Narrator) -> None:
+def _delete(client: Client, file_ids: Iterable[str], output: ConsoleOutput) -> None:
     for file_id in file_ids:
         try:
             client.files.delete(file_id)
         except ApiError as error:
-            narrator.say(f"{file_id} stays uploaded: {error}")
+            output.say(f"{file_id} stays uploaded: {error}")
         else:
-            narrator.say(f"deleted {file_id} again: no task was made of it")
+            output.say(f"deleted {file_id} again: no task was made of it")

@@ -1,8 +1,8 @@
 """A circuit breaker for nodes: counts losses of nodes and tasks; decides on rests, quarantines, and tasks that fail.
 
 A quarantined node takes nothing until its rest is over, then one task at a time (half-open); a checkpoint or the end of a job
-there closes the breaker, one more loss opens it for twice as long. blame.py decides whose fault a loss is. Callers hold the
-locks of `lock_placement`; the node's row is locked after them.
+there closes the breaker, one more loss opens it for twice as long. node_faults.py decides whose fault a loss is. Callers hold
+the locks of `lock_placement`; the node's row is locked after them.
 """
 
 import logging
@@ -18,7 +18,7 @@ from contract.states import RequeueReason
 from service.database.engine import clock
 from service.dependencies import Dependencies
 from service.fleet.models import Node, Placement
-from service.fleet.node_health.blame import IN_A_ROW, Fault, Witness, at_fault, node_rest, suspect, task_rest
+from service.fleet.node_health.node_faults import IN_A_ROW, Fault, Witness, at_fault, node_rest, suspect, task_rest
 from service.messaging.plan_requests import request_plan
 from service.settings import Settings
 from service.tasks.lifecycle.placements import release

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from service.fleet.node_health.blame import Fault
+from service.fleet.node_health.node_faults import Fault
 
 FP8 = "precision=fp8"  # the one capability that a node's hardware may lack
 

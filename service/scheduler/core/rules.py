@@ -5,7 +5,7 @@ The order is ascending seconds x root of GPUs / weight.
 
 from collections.abc import Sequence
 
-from service.scheduler.core.foresight import Foresight, size
+from service.scheduler.core.expected_arrivals import ExpectedArrivals, size
 from service.scheduler.core.problem import LATE_FACTOR, Problem, Queued, Start
 from service.scheduler.core.timeline import Timeline
 
@@ -29,23 +29,23 @@ def ranked(problem: Problem) -> list[Queued]:
 def by_rule(problem: Problem) -> tuple[tuple[Start, ...], tuple[str, ...]]:
     """The plan without the solver, and the tasks that it holds back for arrivals."""
     order = ranked(problem)
-    foresight = Foresight(problem, order)
-    starts = start_all(problem, foresight)
+    arrivals = ExpectedArrivals(problem, order)
+    starts = start_all(problem, arrivals)
     if starts is None:
-        starts = backfill(problem, order, foresight=foresight)
-        starts = starts if foresight.held else widened(problem, starts)
-    return starts, tuple(foresight.held)
+        starts = backfill(problem, order, arrivals=arrivals)
+        starts = starts if arrivals.held else widened(problem, starts)
+    return starts, tuple(arrivals.held)
 
 
-def start_all(problem: Problem, foresight: Foresight | None = None) -> tuple[Start, ...] | None:
+def start_all(problem: Problem, arrivals: ExpectedArrivals | None = None) -> tuple[Start, ...] | None:
     """A start at 0 for every placeable task, widest first, then widened onto free GPUs; None if they do not all fit, or if
-    `foresight` holds one back."""
+    `arrivals` holds one back."""
     if sum(task.gpus for task in problem.placeable) > sum(node.gpus for node in problem.nodes):
         return None
     board, starts = Timeline(problem), []
     for task in sorted(problem.placeable, key=lambda task: -task.gpus):
         start = board.now(task)
-        if start is None or (foresight is not None and foresight.until(task, start, board)):
+        if start is None or (arrivals is not None and arrivals.hold_until(task, start, board)):
             return None
         starts.append(board.put(start))
     return widened(problem, starts)
@@ -57,9 +57,9 @@ def backfill(
     board: Timeline | None = None,
     planned: Sequence[Start] = (),
     reserved: int = RESERVED,
-    foresight: Foresight | None = None,
+    arrivals: ExpectedArrivals | None = None,
 ) -> tuple[Start, ...]:
-    """`planned`, unchanged, then every other task of `order`: at 0 if that delays no reservation, and if `foresight` does not
+    """`planned`, unchanged, then every other task of `order`: at 0 if that delays no reservation, and if `arrivals` does not
     hold it back for arrivals.
 
     The first `reserved` tasks that cannot start at 0 get a reservation where they end first; later starts of `planned` count
@@ -67,8 +67,8 @@ def backfill(
     problem's empty timeline; the call consumes it.
     """
     board, later = board or Timeline(problem), list[_Later]()
-    if foresight is not None:
-        foresight.held.clear()
+    if arrivals is not None:
+        arrivals.held.clear()
     starts = [board.put(start) for start in planned]
     placed = {start.task for start in starts}
     reserved -= sum(start.start > 0 for start in starts)
@@ -76,7 +76,7 @@ def backfill(
         if task.id in placed:
             continue
         start = board.now(task) if board.most_free >= task.gpus else None
-        if start is not None and foresight is not None and (until := foresight.until(task, start, board)):
+        if start is not None and arrivals is not None and (until := arrivals.hold_until(task, start, board)):
             later.append((task, until))
             continue
         if start is None and reserved > 0:

@@ -1,4 +1,4 @@
-"""Computes a plan: start everything if it fits; else rule-based backfill with foresight, improved by CP-SAT over a window.
+"""Computes a plan: start everything if it fits; else backfill by rules with regard to expected arrivals, improved by CP-SAT.
 
 CP-SAT's plan is taken where it is no worse by weighted completion and by expected slowdown, and delays nothing that the rules
 start now, unless that saves a deadline.
@@ -14,7 +14,7 @@ from dataclasses import replace
 from service.scheduler.core.batch_arrangement import alone, arrange, in_units, shortest
 from service.scheduler.core.cp_sat import polish, search
 from service.scheduler.core.decision import BatchPlan, Decision, SearchBudget, SearchResult
-from service.scheduler.core.foresight import Foresight
+from service.scheduler.core.expected_arrivals import ExpectedArrivals
 from service.scheduler.core.plan_checks import violations
 from service.scheduler.core.problem import Problem, Queued, Start, makespan, missed, objective, slowdown
 from service.scheduler.core.problem_checks import malformed
@@ -37,8 +37,8 @@ def solve(problem: Problem, budget: SearchBudget = BUDGET) -> Decision:
     batch = None if problem.closed else alone(problem)
     problem = replace(problem, closed=True) if batch is not None else problem
     order = ranked(problem)
-    foresight = Foresight(problem, order)
-    at_once = start_all(problem, foresight)
+    arrivals = ExpectedArrivals(problem, order)
+    at_once = start_all(problem, arrivals)
     if at_once is not None:
         told = _at_once(problem, at_once)
         return Decision(at_once, "start", objective(problem, at_once), late=missed(problem, at_once), batches=told)
@@ -52,7 +52,7 @@ def solve(problem: Problem, budget: SearchBudget = BUDGET) -> Decision:
     def around(problem: Problem, tasks: list[Queued], hint: tuple[Start, ...], fixed: Sequence[Start]) -> SearchResult:
         return _polished(problem, tasks, hint, beside, fixed)
 
-    return arrange(problem, _rolling(problem, order, foresight, budget), around, budget.batch)
+    return arrange(problem, _rolling(problem, order, arrivals, budget), around, budget.batch)
 
 
 def _at_once(problem: Problem, starts: Sequence[Start]) -> tuple[BatchPlan, ...]:
@@ -77,11 +77,11 @@ def _polished(
     return in_units(search_, problem, tasks, hint, fixed)
 
 
-def _rolling(problem: Problem, order: list[Queued], foresight: Foresight, budget: SearchBudget) -> Decision:
+def _rolling(problem: Problem, order: list[Queued], arrivals: ExpectedArrivals, budget: SearchBudget) -> Decision:
     board = Timeline(problem)
-    fallback = backfill(problem, order, board.copy(), foresight=foresight)
-    held = tuple(foresight.held)
-    window = _window(order, foresight, board, fallback, budget.window)
+    fallback = backfill(problem, order, board.copy(), arrivals=arrivals)
+    held = tuple(arrivals.held)
+    window = _window(order, arrivals, board, fallback, budget.window)
     seen = _of(fallback, window)
     found = (
         search(problem, window, seen, budget)
@@ -99,18 +99,20 @@ def _rolling(problem: Problem, order: list[Queued], foresight: Foresight, budget
         return decided(fallback, "greedy", found.note)
     if set(found.starts) == set(seen):
         return decided(fallback, "cpsat", None)
-    planned = backfill(problem, order, board.copy(), found.starts, foresight=foresight)
-    why = _worse(problem, planned, fallback) or _unforeseen(problem, found.starts, fallback, foresight, board)
+    planned = backfill(problem, order, board.copy(), found.starts, arrivals=arrivals)
+    why = _worse(problem, planned, fallback) or _unforeseen(problem, found.starts, fallback, arrivals, board)
     if why:
         return decided(fallback, "greedy", why)
     return decided(planned, "cpsat", None)
 
 
-def _window(order: list[Queued], foresight: Foresight, board: Timeline, fallback: tuple[Start, ...], most: int) -> list[Queued]:
+def _window(
+    order: list[Queued], arrivals: ExpectedArrivals, board: Timeline, fallback: tuple[Start, ...], most: int
+) -> list[Queued]:
     """The tasks for the solver, none of them held back: half are those whose deadlines the rules miss and the first of the
     queue, half those that free GPUs have room for, by rank."""
     late = {miss.task for miss in missed(board.problem, fallback)}
-    able = sorted((task for task in order if task.id not in foresight.held), key=lambda task: task.id not in late)
+    able = sorted((task for task in order if task.id not in arrivals.held), key=lambda task: task.id not in late)
     first, others = able[: most // 2], able[most // 2 :]
     chosen = [*first, *sorted(others, key=lambda task: task.gpus > board.most_free)][:most]
     return [replace(task, wider=()) for task in chosen]
@@ -134,12 +136,12 @@ def _worse(problem: Problem, planned: tuple[Start, ...], fallback: tuple[Start, 
 
 
 def _unforeseen(
-    problem: Problem, starts: tuple[Start, ...], fallback: tuple[Start, ...], foresight: Foresight, board: Timeline
+    problem: Problem, starts: tuple[Start, ...], fallback: tuple[Start, ...], arrivals: ExpectedArrivals, board: Timeline
 ) -> str | None:
     """Why the solver's starts now are not taken: one that the rules do not make would block foreseen arrivals."""
     tasks, by_rule = {task.id: task for task in problem.queued}, {start.task for start in fallback if start.start == 0}
     for start in sorted(starts, key=lambda start: start.task not in by_rule):
-        if start.start == 0 and start.task not in by_rule and foresight.until(tasks[start.task], start, board):
+        if start.start == 0 and start.task not in by_rule and arrivals.hold_until(tasks[start.task], start, board):
             return "the solver's plan blocks arrivals that are foreseen"
         board.put(start)
     return None

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from service.tasks.waiting.waiting_status import NOT_BEFORE, NOT_PLANNED, differs
+from service.tasks.plan_status.unplanned_reasons import NOT_BEFORE, NOT_PLANNED
+from service.tasks.plan_status.waiting_changes import differs
 
 RATE = 20.0  # tasks per second with deferrable changes that are notified,
 LEAST, MOST = 16, 1000  # and bounds on their number per plan

@@ -20,7 +20,7 @@ from service.http.pagination import cursor_unknown, pack_cursor, unpack_cursor
 from service.scheduler.models import Plan
 from service.settings import Settings
 from service.tasks.models import Task
-from service.tasks.waiting import queue_status
+from service.tasks.plan_status import queue_status
 
 Interval = Field(description="Earliest and latest; the true moment lies between them most of the time")
 

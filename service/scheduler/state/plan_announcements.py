@@ -8,10 +8,10 @@ from service.scheduler.core.decision import Decision
 from service.scheduler.core.problem import Start
 from service.scheduler.estimate.prediction_intervals import Between
 from service.scheduler.estimate.task_workload import memory_of
-from service.scheduler.explain import waiting_text
+from service.scheduler.explain import waiting_sentences
 from service.scheduler.explain.reason_codes import Code, reasons
 from service.scheduler.state.snapshot import LEAVING_SECONDS, Snapshot
-from service.tasks.waiting import waiting_status
+from service.tasks.plan_status import unplanned_reasons
 
 
 def reasons_of(seen: Snapshot, decision: Decision, between: Mapping[str, Between]) -> dict[str, dict[str, Any]]:
@@ -19,24 +19,24 @@ def reasons_of(seen: Snapshot, decision: Decision, between: Mapping[str, Between
     shown = scene(seen, decision.starts)
     late = {miss.task: float(miss.end - miss.deadline) for miss in decision.late}
     found = {
-        reason.task: waiting_text.tell(reason, shown, seen.at, between.get(reason.task), late.get(reason.task))
+        reason.task: waiting_sentences.tell(reason, shown, seen.at, between.get(reason.task), late.get(reason.task))
         for reason in reasons(seen.problem, decision.starts, seen.standing or None, decision.held)
     }
     for id, promise in seen.awaited.items():
         room = f"GPUs of {seen.nodes[promise.node].name} are being given back for it; it starts once the tasks there are safe."
         soon = (seen.at + timedelta(seconds=LEAVING_SECONDS)).isoformat()
-        found[id] = waiting_status.plain(Code.WAITING_FOR_CAPACITY, room) | {"expected_start": soon}
-    found |= {id: waiting_status.plain(Code.WAITING_FOR_VERSION, why) for id, why in seen.unread.items()}
-    return found | {id: waiting_status.not_before(moment) for id, moment in seen.later.items()}
+        found[id] = unplanned_reasons.plain(Code.WAITING_FOR_CAPACITY, room) | {"expected_start": soon}
+    found |= {id: unplanned_reasons.plain(Code.WAITING_FOR_VERSION, why) for id, why in seen.unread.items()}
+    return found | {id: unplanned_reasons.not_before(moment) for id, moment in seen.later.items()}
 
 
-def scene(seen: Snapshot, starts: Sequence[Start]) -> waiting_text.Scene:
+def scene(seen: Snapshot, starts: Sequence[Start]) -> waiting_sentences.Scene:
     """The names and numbers that sentences may use, once the starts at 0 are applied."""
     offers = {
-        id: waiting_text.Offer(node.name, len(node.devices), memory_of(node), seen.troubles.get(id, ""))
+        id: waiting_sentences.Offer(node.name, len(node.devices), memory_of(node), seen.troubles.get(id, ""))
         for id, node in seen.nodes.items()
     }
     owners = {id: task.tenant_id for id, task in seen.tasks.items()}
     running = {run.id: run.node for run in seen.problem.running if run.id in seen.placements}
     running |= {start.task: start.node for start in starts if start.start == 0}
-    return waiting_text.Scene(offers, owners, seen.needs, running, seen.lacking)
+    return waiting_sentences.Scene(offers, owners, seen.needs, running, seen.lacking)

@@ -28,8 +28,8 @@ from service.tasks.lifecycle.change_notices import touch
 from service.tasks.lifecycle.placements import touch_nodes
 from service.tasks.lifecycle.transitions import enter
 from service.tasks.models import Task
-from service.tasks.waiting import queue_status
-from service.tasks.waiting.plan_history import note
+from service.tasks.plan_status import queue_status
+from service.tasks.plan_status.plan_history import note
 
 log = logging.getLogger(__name__)
 

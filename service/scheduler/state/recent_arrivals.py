@@ -1,6 +1,6 @@
 """The latest arrivals, from rows: those placed lately and those that wait, each with the duration expected of it then.
 
-Input of foresight. Foresees nothing itself. Also: how long those that came back had waited before.
+Input of core/expected_arrivals.py. Predicts nothing itself. Also: how long those that came back had waited before.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.fleet.models import Placement
-from service.scheduler.core.foresight import RECENT
+from service.scheduler.core.expected_arrivals import RECENT
 from service.scheduler.core.problem import Arrived
 from service.tasks.models import Task
 

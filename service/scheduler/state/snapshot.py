@@ -27,8 +27,8 @@ from service.scheduler.state.host_eligibility import Hosts
 from service.scheduler.state.recent_arrivals import recent_arrivals, waited_before
 from service.scheduler.state.usage_shares import capacity, limits, shares
 from service.tasks.models import Batch, Job, Task
+from service.tasks.plan_status import queue_status
 from service.tasks.stored_specs import needs_version, newer_fields
-from service.tasks.waiting import queue_status
 
 Widths = Mapping[str, Sequence[p.Width]]  # by task, each narrowest first
 LEAVING_SECONDS = 10  # expected time until a task that was asked to leave has left

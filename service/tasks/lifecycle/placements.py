@@ -12,7 +12,7 @@ from service.messaging.wakeups import Hints
 from service.tasks.lifecycle.change_notices import touch
 from service.tasks.lifecycle.rewind import rewind
 from service.tasks.models import Task
-from service.tasks.waiting.plan_history import note
+from service.tasks.plan_status.plan_history import note
 
 FINISHED = "finished"  # end reason of a placement whose task ended there
 

@@ -23,7 +23,7 @@ def rewind(session: Session, task: Task, reason: RequeueReason, detail: str = ""
     """Raise the fence, and move the running task to its desired status (default: queued) with its jobs at their checkpoints.
 
     With `hopeless`, fail the task for that reason instead: it would crash executors again and again (see
-    fleet.node_health.blame).
+    fleet.node_health.node_faults).
     """
     if hopeless is not None:
         fail_unfinished(task, hopeless)

@@ -1,8 +1,8 @@
-"""Transitions of tasks and jobs: which are allowed (contract.states), and what a row gets when it enters a status.
+"""Writes the statuses of stored tasks and jobs; contract/states.py has the table of what is allowed.
 
-Every write of a status or a fence in the service is made here: for one row by the ORM (`enter`, `enter_job`,
-`rewind_job`), for a set of rows by one SQL statement (`insert`, `SetTransition`, `cancel_jobs`), both from the tables below.
-Callers hold the tasks' row locks. Knows no HTTP, no plan and no reader.
+Every change of a status or a fence is made here: for one row by the ORM (`enter`, `enter_job`, `rewind_job`), for a set of rows
+by one SQL statement (`SetTransition`, `cancel_jobs`), both from the tables below. submission/task_insertion.py inserts new
+tasks. Callers hold the tasks' row locks. Knows no HTTP, no plan and no reader.
 """
 
 import json
@@ -25,12 +25,11 @@ from contract.states import (
     check_job,
     check_task,
 )
-from service.database.engine import new_id
 from service.database.prepared_statements import PreparedStatement
 from service.tasks.lifecycle.change_notices import CHANNEL, TOLD_TOGETHER
 from service.tasks.lifecycle.event_log import STATUS_FIELDS, Kind
 from service.tasks.models import Job, Task
-from service.tasks.waiting import waiting_status
+from service.tasks.plan_status import unplanned_reasons
 from service.webhooks.webhook_messages import types_of
 
 
@@ -45,8 +44,8 @@ Entered = Mapping[str, Any]  # what a row gets, by column: At, None, or a value
 
 _ENDED: Entered = {"ended_at": At.NOW, "waiting": None, "desired_status": None}
 TASK_ENTERS: Mapping[TaskStatus, Entered] = {
-    TaskStatus.QUEUED: {"queued_at": At.NOW, "waiting": waiting_status.not_planned(), "desired_status": None},
-    TaskStatus.PAUSED: {"waiting": waiting_status.paused(), "desired_status": None},
+    TaskStatus.QUEUED: {"queued_at": At.NOW, "waiting": unplanned_reasons.not_planned(), "desired_status": None},
+    TaskStatus.PAUSED: {"waiting": unplanned_reasons.paused(), "desired_status": None},
     TaskStatus.RUNNING: {"started_at": At.FIRST, "waiting": None},
     **dict.fromkeys(TASK_TERMINAL, _ENDED),
 }
@@ -130,16 +129,16 @@ class SetTransition:
         values = {column: json.dumps(value) for column, value in entered.items() if _given(value)}
         self._statement = PreparedStatement(
             text(
-                f"""WITH found AS (
+                f"""WITH locked AS (
                 SELECT id FROM tasks
                 WHERE id = ANY(CAST(:ids AS varchar[])) AND status = '{before}' AND desired_status IS NULL
                 ORDER BY id FOR UPDATE
             ), moved AS (
                 UPDATE tasks SET status = '{status}', told_status = '{status}', {", ".join(written)},
                     version = version + 1, last_event = last_event + 1
-                FROM found WHERE tasks.id = found.id
+                FROM locked WHERE tasks.id = locked.id
                 RETURNING tasks.id, tenant_id, request_id, last_event, {", ".join(c for c, _ in STATUS_FIELDS.values())}
-            ), told AS (
+            ), new_events AS (
                 INSERT INTO task_events (task_id, number, tenant_id, kind, data)
                 SELECT id, last_event, tenant_id, '{Kind.STATUS}', {_told(status)} FROM moved
             )
@@ -176,49 +175,3 @@ def _told(status: TaskStatus) -> str:
 
 
 QUEUE_VALIDATED = SetTransition(TaskStatus.VALIDATING, TaskStatus.QUEUED)
-
-# ---- new rows --------------------------------------------------------------------------------------------------------
-
-_STORED = {
-    **dict.fromkeys(("id", "tenant_id", "name", "status", "base_model", "base_revision", "train_file_id"), "varchar"),
-    **dict.fromkeys(("validation_file_id", "request_id", "made_by", "batch_id"), "varchar"),
-    **dict.fromkeys(("gpus", "priority", "version"), "integer"),
-    **dict.fromkeys(("spec", "spec_defaults", "labels"), "jsonb"),
-}  # columns of a new task, by type
-_INSERT = PreparedStatement(
-    text(
-        f"""WITH given AS MATERIALIZED (
-        SELECT * FROM jsonb_to_recordset(CAST(:tasks AS jsonb))
-            AS given({", ".join(f"{name} {kind}" for name, kind in _STORED.items())}, jobs jsonb)
-    ), task AS (
-        INSERT INTO tasks ({", ".join(_STORED)}, fence, losses, last_event, told_status)
-        SELECT {", ".join(_STORED)}, 0, 0, 1, status FROM given ORDER BY id
-        RETURNING id, tenant_id, status, created_at
-    ), told AS (
-        INSERT INTO task_events (task_id, number, tenant_id, kind, data)
-        SELECT id, 1, tenant_id, '{Kind.STATUS}', jsonb_build_object('status', status) FROM task
-    ), made AS (
-        INSERT INTO jobs (id, tenant_id, task_id, index, config, status, step, promoted)
-        SELECT job.one->>'id', tenant_id, given.id, job.at - 1, job.one->'config', '{JobStatus.PENDING}', 0, false
-        FROM given, jsonb_array_elements(jobs) WITH ORDINALITY AS job(one, at)
-    )
-    SELECT id, created_at FROM task"""
-    )
-)
-
-
-def new_task(**columns: Any) -> Task:
-    """A task that `insert` has still to store: it begins as `validating`."""
-    return Task(id=new_id("task"), status=TaskStatus.VALIDATING, version=1, **columns)
-
-
-def insert(session: Session, made: Sequence[tuple[Task, list[dict[str, Any]]]]) -> None:
-    """Insert new tasks, each with its jobs' configurations, and their first events in one statement: row by row, a burst took
-    several times as long. Sets each task's `created_at`; the objects stay outside the session."""
-    rows = {task.id: task for task, _ in made}
-    tasks = [
-        {name: getattr(task, name) for name in _STORED} | {"jobs": [{"id": new_id("job"), "config": one} for one in configs]}
-        for task, configs in made
-    ]
-    for task_id, when in _INSERT.run(session.connection(), {"tasks": json.dumps(tasks)}):
-        rows[task_id].created_at = when

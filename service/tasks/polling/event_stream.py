@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from contract.states import TASK_TERMINAL, TaskStatus
 from service.database.engine import Database
 from service.tasks.models import Task, TaskEvent
-from service.tasks.polling.task_watcher import Watcher
+from service.tasks.polling.change_listener import ChangeListener
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import find, scoped
 
@@ -37,14 +37,14 @@ class Batch:
 class Feed:
     """Shares reads: all streams that wait for the same events get them from one query."""
 
-    def __init__(self, watcher: Watcher) -> None:
-        self._watcher = watcher
+    def __init__(self, change_listener: ChangeListener) -> None:
+        self._listener = change_listener
         self._reads: dict[tuple[str, str, int, int], asyncio.Task[Batch]] = {}  # used on the event loop only
 
     async def after(self, db: Database, principal: Principal, task_id: str, number: int) -> Batch:
         """The task's next events, in the calling tenant's `db`. Raises NotFound if the task is not the caller's."""
         # `heard` is in the key, since a read begun before the last notice may miss that notice's change
-        key = principal.tenant_id, task_id, number, self._watcher.heard
+        key = principal.tenant_id, task_id, number, self._listener.heard
         if key not in self._reads:
             read = asyncio.ensure_future(run_in_threadpool(_read, db, principal, task_id, number))
             self._reads[key] = read
@@ -55,9 +55,9 @@ class Feed:
         """Yields frames, beginning with `first`, until the task has ended or the process stops."""
         batch, loop = first, asyncio.get_running_loop()
         until = loop.time() + LONGEST_SECONDS
-        with self._watcher.watch(task_id) as changed:
+        with self._listener.watch(task_id) as changed:
             yield f"retry: 1000\n\n{batch.text}"
-            while not batch.over and not self._watcher.released and loop.time() < until:
+            while not batch.over and not self._listener.released and loop.time() < until:
                 changed.clear()
                 batch = await self.after(db, principal, task_id, batch.last)
                 if batch.text:

@@ -20,9 +20,9 @@ from service.database.prepared_statements import PreparedStatement
 from service.scheduler.models import QueueStatus
 from service.storage.downloads import matches
 from service.tasks.models import Task
-from service.tasks.polling.task_watcher import Watcher
+from service.tasks.plan_status.queue_status import NONE, Entries, Entry, entry_of, unpack
+from service.tasks.polling.change_listener import ChangeListener
 from service.tasks.resource import BESIDE, QUEUE, Beside, TaskResource
-from service.tasks.waiting.queue_status import NONE, Entries, Entry, entry_of, unpack
 from service.tenants.api_keys import Principal
 from service.tenants.request_coalescer import RequestCoalescer
 from service.tenants.tenant_scope import missing, scoped_when_asked, whose
@@ -90,15 +90,15 @@ class PollCache:
     """Caches answers; `watcher` reports changed tasks. Versions and whole tasks use separate readers, so that a version never
     waits for the longer read."""
 
-    def __init__(self, watcher: Watcher, versions: AsyncReader, loads: AsyncReader) -> None:
-        self._watcher, self._version_line, self._load_line = watcher, versions, loads
+    def __init__(self, change_listener: ChangeListener, versions: AsyncReader, loads: AsyncReader) -> None:
+        self._listener, self._version_line, self._load_line = change_listener, versions, loads
         self._versions = RequestCoalescer(self._look, apart=_APART_SECONDS, turn=versions.turn)
         self._loads = RequestCoalescer(self._load, apart=_APART_SECONDS, most=_MOST_LOADED, turn=loads.turn)
         self._kept: OrderedDict[str, Answer] = OrderedDict()  # by task, least recently used first
         self._bytes = 0
         self._queues: dict[str, tuple[int, Entries]] = {}  # by tenant: the newest plan's number, and its entries
         self._changed: dict[str, set[str]] = defaultdict(set)  # by tenant: tasks polled before they changed, to prefetch
-        watcher.tell(self._forget)
+        change_listener.on_change(self._forget)
 
     async def close(self) -> None:
         """Close the connections; a later poll opens them again."""
@@ -114,10 +114,10 @@ class PollCache:
         `wait` seconds. A queue that only moved on wakes no poll; the next answer shows it. Raises NotFound."""
         loop = asyncio.get_running_loop()
         until = loop.time() + wait
-        with self._watcher.watch(task_id) as changed:
+        with self._listener.watch(task_id) as changed:
             version = await self.version(db, principal, task_id)
             seen = known if known is not None else version.etag
-            while not version.is_news(seen) and not version.ended and not self._watcher.released:
+            while not version.is_news(seen) and not version.ended and not self._listener.released:
                 try:
                     await asyncio.wait_for(changed.wait(), until - loop.time())
                 except TimeoutError:

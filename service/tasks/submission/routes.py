@@ -1,4 +1,4 @@
-"""POST /v1/tasks: the route that creates a task. actions.py holds what creating one means."""
+"""POST /v1/tasks: the route that creates a task. coalesced_submission.py creates it, by tasks/actions.py."""
 
 from fastapi import APIRouter, Request, Response
 
@@ -6,9 +6,9 @@ from contract.task_spec import TaskSpec
 from service.app_state import state_of
 from service.authentication import Db, Writer, WriterFirst, note_of
 from service.http.response_schemas import problems
-from service.idempotency import Key, keyed
+from service.idempotency.idempotency_dependencies import Key, keyed
 from service.tasks.resource import TaskResource
-from service.tasks.submission.batched_submission import Submission
+from service.tasks.submission.coalesced_submission import Submission
 
 router = APIRouter(prefix="/v1", tags=["tasks"], responses=problems(401, 403), route_class=WriterFirst)
 

@@ -8,7 +8,7 @@ from service.app_state import Wakes
 from service.authentication import Db, Writer
 from service.http.problem_handlers import field_error
 from service.http.problems import BadRequest, Invalid
-from service.idempotency import AnswerBox, Once
+from service.idempotency.idempotency_dependencies import AnswerBox, Once
 from service.web.forms import Form
 from service.web.page_route import pages
 from service.web.rendering import render

@@ -7,7 +7,7 @@ from typing import Any
 
 from service.tasks.lifecycle.event_log import Kind
 from service.tasks.models import TaskEvent
-from service.tasks.waiting.plan_history import PlanChangeResource
+from service.tasks.plan_status.plan_history import PlanChangeResource
 from service.web.views.formats import loss
 
 TOLD = (Kind.STATUS, Kind.BASE, Kind.JOB, Kind.REWIND, Kind.ACTIVATIONS)

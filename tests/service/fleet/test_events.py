@@ -158,7 +158,7 @@ def test_writers_at_once_leave_no_gap_and_readers_miss_nothing(server: Server, t
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=server.url, headers=tenant.headers, timeout=PATIENCE, limits=limits) as client:
             readers = [asyncio.ensure_future(read(client)) for read in (stays, is_cut) for _ in range(20)]
-            await asyncio.to_thread(until, lambda: len(server.state.watcher._events.get(task_id, ())) >= 20)
+            await asyncio.to_thread(until, lambda: len(server.state.change_listener._events.get(task_id, ())) >= 20)
             assert server.state.db.engine.pool.checkedout() <= 1  # streams hold no connections
             await asyncio.to_thread(write)
             return await asyncio.gather(*readers)
@@ -167,7 +167,7 @@ def test_writers_at_once_leave_no_gap_and_readers_miss_nothing(server: Server, t
     assert seen[0] == list(range(1, len(seen[0]) + 1))
     assert len(seen[0]) >= 47
     assert all(one == seen[0] for one in seen)
-    until(lambda: task_id not in server.state.watcher._events)
+    until(lambda: task_id not in server.state.change_listener._events)
 
 
 def test_a_restart_loses_nothing_and_open_streams_do_not_hold_it_up(settings, tenant, tell):

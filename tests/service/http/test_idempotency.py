@@ -14,10 +14,10 @@ from sqlalchemy import select, update
 from service.audit.models import AuditEntry
 from service.background.retention import delete_in_batches
 from service.database.engine import clock
+from service.idempotency.idempotency_store import KEPT, Answer, Claim, StillInHand, claim
 from service.metrics.health_routes import Health
 from service.tasks.models import Task
 from service.tenants.api_keys import Principal, Scope
-from service.tenants.idempotency_store import KEPT, Answer, Claim, StillInHand, claim
 from tests.service.api import PAIR, Caller, jsonl
 from tests.service.live_server import PATIENCE, Server
 

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from service.fleet.node_health.blame import Fault
+from service.fleet.node_health.node_faults import Fault
 from service.scheduler.core.eligibility import Asker, Bar, Host, bars, burden, capability_words
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

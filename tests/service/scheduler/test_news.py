@@ -3,14 +3,14 @@
 from datetime import UTC, datetime, timedelta
 
 from service.scheduler.explain.plan_news import LEAST, MOST, RATE, budget, choose
-from service.tasks.waiting import waiting_status
+from service.tasks.plan_status import unplanned_reasons
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def said(code="waiting_for_capacity", place=1, seconds=600.0, node="n"):
     start = None if seconds is None else (NOW + timedelta(seconds=seconds)).isoformat()
-    return waiting_status.plain(code, f"{place - 1} are planned before it") | {
+    return unplanned_reasons.plain(code, f"{place - 1} are planned before it") | {
         "place": place,
         "node": node,
         "expected_start": start,
@@ -27,11 +27,11 @@ def test_a_first_plan_and_the_end_of_a_delay_are_never_put_off():
     moment = NOW + timedelta(hours=1)
     before = {
         "new": None,
-        "joined": waiting_status.not_planned(),
-        "released": waiting_status.not_before(moment),
+        "joined": unplanned_reasons.not_planned(),
+        "released": unplanned_reasons.not_before(moment),
         "late": said(),
     }
-    after = {id: said() for id in before} | {"late": waiting_status.not_before(moment)}
+    after = {id: said() for id in before} | {"late": unplanned_reasons.not_before(moment)}
     found = choose(before, after, NOW, 0)
     assert (set(found.told), found.put_off) == (set(before), ())
 

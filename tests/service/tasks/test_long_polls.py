@@ -58,16 +58,16 @@ async def waiting(url: str, headers: dict[str, str], task_id: str, count: int, t
 
 def test_more_may_wait_than_there_are_threads_and_connections(server, http, tenant):
     task_id, count = tenant.task()["id"], 80
-    watcher, pool = server.state.watcher, server.state.db.engine.pool
+    change_listener, pool = server.state.change_listener, server.state.db.engine.pool
 
     def change() -> None:
-        until(lambda: len(watcher._events.get(task_id, ())) == count and pool.checkedout() == 0)
+        until(lambda: len(change_listener._events.get(task_id, ())) == count and pool.checkedout() == 0)
         assert http.get(f"/v1/tasks/{task_id}").json()["status"] == "validating"  # others are served meanwhile
         http.post(f"/v1/tasks/{task_id}/cancel")
 
     answers = asyncio.run(waiting(server.url, tenant.headers, task_id, count, change))
     assert {answer.json()["status"] for answer in answers} == {"cancelled"}
-    until(lambda: task_id not in watcher._events)
+    until(lambda: task_id not in change_listener._events)
 
 
 def test_there_are_as_many_threads_as_connections(server):
@@ -76,27 +76,27 @@ def test_there_are_as_many_threads_as_connections(server):
     async def threads() -> float:
         return to_thread.current_default_thread_limiter().total_tokens
 
-    loop = server.state.watcher._loop
+    loop = server.state.change_listener._loop
     pools = {database.engine.pool.size() for database in (server.state.db, server.state.system)}
     assert pools == {asyncio.run_coroutine_threadsafe(threads(), loop).result(PATIENCE)}
 
 
 def test_a_listener_that_lost_its_connection_misses_nothing(server, stack, http, tenant, settings):
     task_id = tenant.task()["id"]
-    watcher = server.state.watcher
+    change_listener = server.state.change_listener
     name = settings.database_url.rpartition("/")[2].partition("?")[0]
 
     def cut_then_change() -> None:
-        until(lambda: task_id in watcher._events)
+        until(lambda: task_id in change_listener._events)
         with stack.postgres.connect() as connection:
             cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND query LIKE 'LISTEN%%'"
             assert (True,) in connection.execute(cut, [name]).fetchall()
-        until(lambda: not watcher.listening.is_set())
+        until(lambda: not change_listener.listening.is_set())
         http.post(f"/v1/tasks/{task_id}/cancel")  # nobody hears of this
 
     answers = asyncio.run(waiting(server.url, tenant.headers, task_id, 1, cut_then_change))
     assert answers[0].json()["status"] == "cancelled"
-    assert watcher.listening.wait(PATIENCE)
+    assert change_listener.listening.wait(PATIENCE)
 
 
 def test_all_that_a_plan_changes_are_told_in_few_notices(server, tenant, database, settings, monkeypatch):
@@ -109,7 +109,7 @@ def test_all_that_a_plan_changes_are_told_in_few_notices(server, tenant, databas
             async with httpx.AsyncClient(base_url=server.url, headers=tenant.headers, timeout=PATIENCE) as client:
                 asked = [client.get(f"/v1/tasks/{one}", params={"wait": 60}, headers={"if-none-match": '"1"'}) for one in ids]
                 answers = asyncio.gather(*asked)
-                await asyncio.to_thread(until, lambda: set(ids) <= set(server.state.watcher._events))
+                await asyncio.to_thread(until, lambda: set(ids) <= set(server.state.change_listener._events))
                 change(database, *ids)
                 return [answer.headers["etag"] for answer in await answers]
 

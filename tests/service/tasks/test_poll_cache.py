@@ -87,13 +87,13 @@ def test_what_a_plan_changes_is_loaded_with_the_first_that_is_asked_for(server, 
 
 def test_a_change_that_comes_while_a_task_is_read_shows_in_the_next_answer(server, tenant, http, database, monkeypatch):
     task_id, polls = tenant.task()["id"], server.state.polls
-    look, watcher = polls._load_line.look, server.state.watcher
+    look, change_listener = polls._load_line.look, server.state.change_listener
 
     async def looked(*given: Any) -> Any:
-        found, heard = await look(*given), watcher.heard
+        found, heard = await look(*given), change_listener.heard
         monkeypatch.setattr(polls._load_line, "look", look)
         await asyncio.to_thread(change, database, task_id)
-        while watcher.heard == heard:
+        while change_listener.heard == heard:
             await asyncio.sleep(0.01)
         return found
 

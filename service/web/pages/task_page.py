@@ -19,8 +19,8 @@ from service.tasks.adapter_queries import adapters_of
 from service.tasks.job_resource import jobs_of_task
 from service.tasks.lifecycle.event_log import newest
 from service.tasks.models import Task
+from service.tasks.plan_status.plan_history import PlanChangeResource
 from service.tasks.resource import render as resources_of
-from service.tasks.waiting.plan_history import PlanChangeResource
 from service.tenants.tenant_scope import find, scoped
 from service.usage.usage_queries import gpu_seconds_of
 from service.web.page_route import pages

@@ -18,7 +18,7 @@ Curve = dict[int, float]  # step -> loss; a non-finite loss is NaN
 
 
 @dataclass
-class View:
+class TaskState:
     """One thread refreshes it in place; `jobs` and `curves` are replaced whole, so that another thread may draw them
     meanwhile."""
 

@@ -1,34 +1,34 @@
-"""Follows a task to its end: a live view on a terminal, plain lines elsewhere. Knows View, LiveView and Narrator."""
+"""Follows a task to its end: a live view on a terminal, plain lines elsewhere. Knows TaskState, LiveView, ConsoleOutput."""
 
 import time
 
 from motet.api.client import Client
 from motet.api.resources import Task
+from motet.display.console_output import SILENCE, ConsoleOutput
 from motet.display.live_view import LiveView
-from motet.display.narrator import SILENCE, Narrator
-from motet.display.task_view import View
+from motet.display.task_state import TaskState
 
 _BREATH = 0.25  # seconds between two polls of a task that changes all the time
 
 
-def watch(client: Client, task_id: str, narrator: Narrator) -> View:
+def watch(client: Client, task_id: str, output: ConsoleOutput) -> TaskState:
     """Report the task's progress until it has ended; returns its final view."""
-    view = View(client.tasks.get(task_id))
-    if narrator.lively:
+    view = TaskState(client.tasks.get(task_id))
+    if output.lively:
         board = LiveView(view)
-        with narrator.showing(board.with_news):
-            _follow(client, view, narrator)
-        narrator.console.print(board.with_news([]))
+        with output.showing(board.with_news):
+            _follow(client, view, output)
+        output.console.print(board.with_news([]))
     else:
-        with narrator.doing(view.summary):
-            _follow(client, view, narrator)
+        with output.doing(view.summary):
+            _follow(client, view, output)
     return view
 
 
-def _follow(client: Client, view: View, narrator: Narrator) -> None:
+def _follow(client: Client, view: TaskState, output: ConsoleOutput) -> None:
     for task in client.tasks.follow(view.task.id, SILENCE / 2):
         for sentence in view.refresh(client, task):
-            narrator.say(f"  {sentence}")
+            output.say(f"  {sentence}")
         time.sleep(0 if task.ended else _BREATH)
 
 

@@ -22,23 +22,23 @@ log = logging.getLogger(__name__)
 _RETRY_SECONDS = 1.0
 
 
-class Watcher:
+class ChangeListener:
     """Listens in its own thread and sets events on one asyncio loop."""
 
     def __init__(self, database_url: str, timeouts: Timeouts = Timeouts()) -> None:  # noqa: B008  (frozen)
         self._url, self._timeouts = driver_url(database_url), timeouts
         self._events: dict[str, set[asyncio.Event]] = {}  # used on the event loop only
-        self._told: list[Callable[[Iterable[str]], None]] = []
+        self._callbacks: list[Callable[[Iterable[str]], None]] = []
         self.heard = 0  # notices so far, of any task; a read that begins now includes what they announced
         self._stopping = threading.Event()
         self.listening = threading.Event()
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start listening. While Postgres is unreachable the watcher retries, and waiting requests run into their timeout."""
+        """Start listening. While Postgres is unreachable it retries, and waiting requests run into their timeout."""
         self._loop = loop
         self._released = asyncio.Event()
         self._wake_r, self._wake_w = socket.socketpair()
-        self._thread = threading.Thread(target=self._run, name="task-watcher", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="change-listener", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -52,9 +52,9 @@ class Watcher:
         """Wake every waiting request, for a shutdown. Safe from any thread and from signal handlers."""
         self._loop.call_soon_threadsafe(self._release)
 
-    def tell(self, of: Callable[[Iterable[str]], None]) -> None:
+    def on_change(self, of: Callable[[Iterable[str]], None]) -> None:
         """Register `of`, a callback that runs on the loop with the ids of changed tasks. Notices can be missed."""
-        self._told.append(of)
+        self._callbacks.append(of)
 
     @contextmanager
     def watch(self, *task_ids: str) -> Iterator[asyncio.Event]:
@@ -83,7 +83,7 @@ class Watcher:
 
     def _wake(self, task_ids: Iterable[str]) -> None:
         self.heard += 1
-        for told in self._told:
+        for told in self._callbacks:
             told(task_ids)
         for task_id in task_ids:
             for event in self._events.get(task_id, ()):
@@ -102,7 +102,7 @@ class Watcher:
                     self._loop.call_soon_threadsafe(self._wake_all)  # for changes committed while not listening
                     self._listen(connection)
             except psycopg.OperationalError as error:
-                log.warning("the task watcher lost Postgres and will look again: %s", str(error).strip())
+                log.warning("the change listener lost Postgres and will reconnect: %s", str(error).strip())
             self.listening.clear()
             self._stopping.wait(_RETRY_SECONDS)
 

@@ -14,10 +14,10 @@ from starlette.concurrency import run_in_threadpool
 
 from service.app_state import Config, state_of
 from service.authentication import Admin, Reader, Writer
+from service.idempotency import idempotency_store
+from service.idempotency.idempotency_store import Replayed
 from service.secret_box import SecretBox
-from service.tenants import idempotency_store
 from service.tenants.api_keys import Principal
-from service.tenants.idempotency_store import Replayed
 
 Key = Annotated[
     str | None,

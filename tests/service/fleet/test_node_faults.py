@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.fleet.node_health.blame import Fault, Witness, at_fault, node_rest, suspect, task_rest
+from service.fleet.node_health.node_faults import Fault, Witness, at_fault, node_rest, suspect, task_rest
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 BEFORE, AFTER = BEGAN - timedelta(hours=1), BEGAN + timedelta(hours=1)

@@ -8,8 +8,8 @@ from service.scheduler.core.problem import Limit, Node, Problem, Queued, Running
 from service.scheduler.core.solve import solve
 from service.scheduler.estimate.prediction_intervals import Between, Spread, intervals
 from service.scheduler.explain.reason_codes import reasons
-from service.scheduler.explain.waiting_text import Offer, Scene, tell
-from service.tasks.waiting.waiting_status import differs, shows
+from service.scheduler.explain.waiting_sentences import Offer, Scene, tell
+from service.tasks.plan_status.waiting_changes import differs, shows
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 GIB = 2**30

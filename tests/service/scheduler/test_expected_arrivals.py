@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from benchmarks.simulator.plan_judge import check
 from service.scheduler.core.decision import SearchBudget
-from service.scheduler.core.foresight import ENOUGH, lasting_rate
+from service.scheduler.core.expected_arrivals import ENOUGH, lasting_rate
 from service.scheduler.core.problem import Arrived, Node, Problem, Queued, Running
 from service.scheduler.core.rules import by_rule
 from service.scheduler.core.solve import solve

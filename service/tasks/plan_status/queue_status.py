@@ -21,7 +21,7 @@ from contract.states import TaskStatus
 from service.database.engine import among_ids
 from service.scheduler.models import QueueStatus
 from service.tasks.models import Task
-from service.tasks.waiting.waiting_status import shows
+from service.tasks.plan_status.waiting_changes import shows
 
 _FAST = 1  # zlib's level: packs a plan of 1,000 waiting tasks to a twentieth in a few milliseconds
 _UNPACKED = 16  # rows that a process caches unpacked

@@ -12,9 +12,8 @@ from sqlalchemy.exc import DataError, OperationalError
 from contract.states import JobStatus
 from service.database.engine import Database
 from service.tasks import actions
-from service.tasks.lifecycle import transitions
 from service.tasks.models import Job, Task, TaskEvent
-from service.tasks.submission import batched_submission
+from service.tasks.submission import coalesced_submission
 from service.tenants.models import Tenant
 from tests.service.live_server import PATIENCE
 
@@ -55,7 +54,7 @@ def test_each_has_its_own_task_jobs_event_and_audit_entry(server, tenant, databa
     answers = storm(server.url, posts)
     assert [answer.status_code for answer in answers] == [201] * 40
     assert len(batches) < 40
-    assert max(map(len, batches)) <= batched_submission._MOST
+    assert max(map(len, batches)) <= coalesced_submission._MOST
     assert sorted(name for batch in batches for name in batch if name is not None) == sorted(s["name"] for s in wanted)
     for spec, answer in zip(wanted, answers, strict=True):
         made = answer.json()
@@ -117,14 +116,14 @@ def test_a_storm_takes_what_room_there_is_and_no_more(server, tenant, database, 
 )
 def test_an_unforeseen_fault_of_one_spoils_nobody_elses(server, tenant, monkeypatch, batches, fault, status, code):
     """The contract lets nothing through that should end like that; should it ever, the others have their tasks."""
-    store = transitions.insert
+    store = actions.insert_tasks
 
     def refuses(session: Any, made: Any) -> None:
         store(session, made)
         if any(task.name == "n3" for task, _ in made):
             raise fault
 
-    monkeypatch.setattr(transitions, "insert", refuses)
+    monkeypatch.setattr(actions, "insert_tasks", refuses)
     answers = storm(server.url, [(tenant.headers, spec) for spec in specs(tenant, 12)])
     assert [answer.status_code for answer in answers] == [201] * 3 + [status] + [201] * 8
     assert answers[3].json()["code"] == code
@@ -142,7 +141,7 @@ def test_a_database_that_goes_away_meanwhile_makes_nothing_twice(server, tenant,
         calls.append(len(made))
         raise OperationalError("x", None, ValueError("the connection is lost"))
 
-    monkeypatch.setattr(transitions, "insert", gone)
+    monkeypatch.setattr(actions, "insert_tasks", gone)
     answers = storm(server.url, [(tenant.headers, spec) for spec in specs(tenant, 12)])
     assert {answer.status_code for answer in answers} == {503}
     assert sum(calls) == 12

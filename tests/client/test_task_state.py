@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from motet.api.resources import Exit, Job, Task
-from motet.display.task_view import View, why
+from motet.display.task_state import TaskState, why
 
 from contract.states import ExitReason
 
@@ -41,14 +41,14 @@ class Api:
         self.tasks = Tasks(*jobs)
 
 
-def news(view: View, *states: tuple[Task, Sequence[Job]]) -> list[str]:
+def news(view: TaskState, *states: tuple[Task, Sequence[Job]]) -> list[str]:
     api = Api(*(jobs for _, jobs in states))
     return [said for state, _ in states for said in view.refresh(api, state)]  # type: ignore[arg-type]
 
 
 def test_how_a_task_ended_is_not_told_before_its_last_job() -> None:
     ended = task(status="succeeded"), [job(status="completed", best_val_loss=0.5)]
-    said = news(View(task()), (task(), [job()]), ended)
+    said = news(TaskState(task()), (task(), [job()]), ended)
     assert said == ["job 0 (lr 0.001) completed its 5 steps, best validation loss 0.500"]
 
 
@@ -56,7 +56,7 @@ def test_how_a_task_ended_is_not_told_before_its_last_job() -> None:
 def test_a_selection_is_told_only_where_there_is_one(policy: str, jobs: int, told: bool) -> None:
     spec = {"early_exit": {"policy": policy}}
     before, after = [job(at, status="warmup") for at in range(jobs)], [job(at, promoted=True) for at in range(jobs)]
-    said = news(View(task(spec=spec)), (task(spec=spec), before), (task(spec=spec), after))
+    said = news(TaskState(task(spec=spec)), (task(spec=spec), before), (task(spec=spec), after))
     assert any("passed the selection" in line for line in said) == told
 
 
@@ -65,7 +65,7 @@ def test_a_waiting_task_gives_its_reason_once_and_counts_down() -> None:
         start = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
         return task(status="queued", waiting={"code": code, "sentence": sentence, "place": 2, "expected_start": start})
 
-    view = View(waits(40))
+    view = TaskState(waits(40))
     states = [waits(40), waits(30, sentence="It needs 1 GPU. 1 task is planned before it."), waits(20, "fair_share", "Later.")]
     assert news(view, *((state, []) for state in states)) == ["It needs 1 GPU.", "Later."]
     assert view.summary().startswith("queued · place 2 · starts in about 2")

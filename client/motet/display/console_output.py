@@ -23,7 +23,7 @@ Words = Callable[[], str]
 Picture = Callable[[Sequence[str]], RenderableType]
 
 
-class Narrator:
+class ConsoleOutput:
     """All output of one command. `lively`: the console is a terminal that can redraw."""
 
     def __init__(self, console: Console) -> None:

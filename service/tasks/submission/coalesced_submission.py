@@ -16,13 +16,13 @@ from contract.task_spec import TaskSpec
 from service.audit.audit_trail import Note, add_entries
 from service.database.engine import Database
 from service.http.problems import Problem
+from service.idempotency.idempotency_store import Claim, Keyed, Replayed, claim_in
 from service.messaging.queue import Queue
 from service.tasks import actions
 from service.tasks.models import Task
 from service.tasks.polling.poll_cache import etag_of
 from service.tasks.resource import render_new
 from service.tenants.api_keys import Principal
-from service.tenants.idempotency_store import Claim, Keyed, Replayed, claim_in
 from service.tenants.request_coalescer import RequestCoalescer, in_thread
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Made:
 Outcome = Made | Problem | Replayed
 
 
-class BatchedSubmissions:
+class SubmissionCoalescer:
     """Coalesces submissions; each transaction holds `seat` while it runs."""
 
     def __init__(self, queue: Queue, seat: asyncio.Semaphore) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from service.scheduler.estimate.prediction_intervals import Between
 from service.scheduler.explain.reason_codes import Code, Reason
-from service.tasks.waiting import waiting_status
+from service.tasks.plan_status import unplanned_reasons
 
 _NAMED = 3  # tasks named in a sentence
 
@@ -161,7 +161,7 @@ def _backing_off(reason: Reason, scene: Scene) -> str:
 
 
 def _paused(reason: Reason, scene: Scene) -> str:
-    return str(waiting_status.paused()["sentence"])
+    return str(unplanned_reasons.paused()["sentence"])
 
 
 _SENTENCES = {

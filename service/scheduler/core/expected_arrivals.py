@@ -1,4 +1,6 @@
-"""Foresees arrivals by their recent rate: whether those to come lose more by a start than it costs to hold the task back.
+"""Holds a long task back for expected arrivals, if they lose more by its start than it costs to delay it.
+
+Arrivals are expected at their recent rate.
 
 Without preemption a long task that takes the last free GPUs makes every shorter arrival wait until others end. While it is held
 back, the task and the queue behind it wait instead. Both losses are weighted seconds of completion, from what the problem
@@ -41,7 +43,7 @@ def lasting_rate(recent: Sequence[Arrived]) -> float:
     return min(count / max(1, recent[-count].ago) for count in many)
 
 
-class Foresight:
+class ExpectedArrivals:
     """The arrivals to come while one plan is made. `order` is the queue by rank.
 
     Nothing is held back without arrivals, nor while nothing runs: then those that came did not keep the fleet busy.
@@ -66,7 +68,7 @@ class Foresight:
         self._gains: dict[tuple[int, int], Real] = {}
         self.held: dict[str, int] = {}  # the tasks that `until` held back, and until when; each plan clears it
 
-    def until(self, task: Queued, start: Start, board: Timeline) -> int | None:
+    def hold_until(self, task: Queued, start: Start, board: Timeline) -> int | None:
         """The second until which holding the task back is better than `start`, its start at 0 on `board`; None: start it.
 
         A task with a deadline is never held back, and none that has waited longer than it will take.

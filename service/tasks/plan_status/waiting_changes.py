@@ -1,37 +1,11 @@
-"""Why a task waits where no plan says it, and which changes of a task's `waiting` readers see or are notified of.
-
-Values only: knows no database and no plan. service/scheduler/explain/waiting_text.py has the sentences of a plan.
-"""
+"""Which changes of a task's `waiting` readers see, and which they are notified of. Values only: knows no database."""
 
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-PAUSED = "paused"
-NOT_BEFORE = "not_before"  # its spec asks for a later start; the planner does not see it yet
-NOT_PLANNED = "not_planned"  # no plan has looked at it yet
 _NEWS = (60.0, 0.25)  # seconds, and part of the remaining time, by which an expected start must move to be notified,
 _SHOWN = (15.0, 0.1)  # and by which it must move to be shown
-
-
-def plain(code: str, sentence: str) -> dict[str, Any]:
-    """A reason that needs no plan."""
-    nothing = ("place", "node", "expected_start", "expected_end", "expected_start_interval", "expected_end_interval")
-    return {"code": code, "sentence": sentence, **dict.fromkeys(nothing), "late_seconds": None}
-
-
-def paused() -> dict[str, Any]:
-    return plain(PAUSED, "Its owner paused it; it goes on where it stood once it is resumed.")
-
-
-def not_planned() -> dict[str, Any]:
-    return plain(NOT_PLANNED, "It has just joined the queue; the next plan, due within seconds, says where and when it starts.")
-
-
-def not_before(moment: datetime) -> dict[str, Any]:
-    """The spec asks for a start no earlier than this."""
-    said = plain(NOT_BEFORE, f"Its spec asks for a start no earlier than {moment.isoformat()}.")
-    return said | {"expected_start": moment.isoformat()}
 
 
 def differs(before: Mapping[str, Any] | None, after: Mapping[str, Any], at: datetime) -> bool:

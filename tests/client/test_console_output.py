@@ -5,8 +5,8 @@ import threading
 from collections.abc import Sequence
 
 import pytest
-from motet.display import narrator as module
-from motet.display.narrator import Narrator
+from motet.display import console_output as module
+from motet.display.console_output import ConsoleOutput
 from rich.console import Console
 from rich.text import Text
 
@@ -21,7 +21,7 @@ def test_a_pipe_is_told_ever_more_rarely_until_something_happens(page: io.String
     enough = threading.Event()
 
     class Spoke(threading.Event):
-        """The narrator's own event, with a clock that stands still: it notes how long each silence would be."""
+        """The output's own event, with a clock that stands still: it notes how long each silence would be."""
 
         def wait(self, timeout: float | None = None) -> bool:
             if timeout is None:
@@ -33,21 +33,21 @@ def test_a_pipe_is_told_ever_more_rarely_until_something_happens(page: io.String
             return len(waits) == 6
 
     monkeypatch.setattr(module.threading, "Event", Spoke)
-    narrator = Narrator(Console(file=page, width=140))
+    output = ConsoleOutput(Console(file=page, width=140))
     monkeypatch.undo()
-    with narrator.doing("waiting"):
+    with output.doing("waiting"):
         enough.wait(10)
     assert waits == [4, 8, 16, 32, 60, 60, 4]
     assert page.getvalue().count("... waiting") == 5
 
 
 def test_a_line_in_a_pipe_is_not_broken(page: io.StringIO) -> None:
-    Narrator(Console(file=page, width=40)).say("task_" + "x" * 60 + " and more words behind it")
+    ConsoleOutput(Console(file=page, width=40)).say("task_" + "x" * 60 + " and more words behind it")
     assert page.getvalue().count("\n") == 1
 
 
 def test_what_is_said_beside_a_picture_is_drawn_in_it_and_printed_once_it_is_gone(page: io.StringIO) -> None:
-    narrator = Narrator(Console(file=page, width=60, height=20, force_terminal=True, legacy_windows=False))
+    output = ConsoleOutput(Console(file=page, width=60, height=20, force_terminal=True, legacy_windows=False))
     seen = threading.Event()
 
     def picture(news: Sequence[str]) -> Text:
@@ -56,8 +56,8 @@ def test_what_is_said_beside_a_picture_is_drawn_in_it_and_printed_once_it_is_gon
         return Text("the picture")
 
     def interrupted() -> None:
-        with narrator.showing(picture):
-            narrator.say("job 0 completed")
+        with output.showing(picture):
+            output.say("job 0 completed")
             assert seen.wait(10)
             raise KeyboardInterrupt
 
