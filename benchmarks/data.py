@@ -39,7 +39,7 @@ from worker.boot_clock import boot_now
 from worker.data.node_cache import HEADER
 from worker.data.row_reader import reader_of
 from worker.data.token_stream import TokenStream
-from worker.pipe_messages import EXECUTOR_NEWS, Attach, Ended, Stop, Writer, read
+from worker.pipe_messages import EXECUTOR_NEWS, Attach, PlacementEnded, Stop, Writer, read
 
 _GSM8K = Path(__file__).parents[1] / "examples" / "gsm8k" / "train.jsonl"
 _MIB = 2**20
@@ -160,7 +160,7 @@ def place(fleet: Fleet, folder: Path, placement: Placement) -> Placed:
         idle, began = watched.of("VmRSS"), time.monotonic()
         assert process.stdin is not None
         Writer(process.stdin).write(Attach(placement=placement, deadline=boot_now() + _LEASE_SECONDS))
-        ended = next(said for said in news if isinstance(said, Ended))
+        ended = next(said for said in news if isinstance(said, PlacementEnded))
         assert not ended.lost, ended.detail
         peak = watched.of("VmHWM")
         watched.close()

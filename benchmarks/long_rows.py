@@ -57,16 +57,16 @@ class Drawn:
         self._shape, self._device = shape, device
 
     def __call__(
-        self, ref: BaseModelRef, devices: Sequence[torch.device], coded: bool = False, memory: int | None = None
+        self, ref: BaseModelRef, devices: Sequence[torch.device], eight_bit: bool = False, memory: int | None = None
     ) -> tuple[Base, ...]:
         backbone = replace(random_backbone(self._shape, device=self._device), max_positions=POSITIONS)
         reader = reader_of(AutoTokenizer.from_pretrained(TOKENIZER, local_files_only=True))
-        return (Base(ref, self._trainer(backbone, coded), reader),)
+        return (Base(ref, self._trainer(backbone, eight_bit), reader),)
 
-    def _trainer(self, backbone: Backbone, coded: bool) -> Trainer:
+    def _trainer(self, backbone: Backbone, eight_bit: bool) -> Trainer:
         if backbone.device.type == "cpu":
-            return Trainer(backbone, Arena(backbone.targets, 8, coded=coded))
-        return DeviceTrainer(backbone, DeviceArena(backbone.targets, 8, backbone.device, torch.bfloat16, coded))
+            return Trainer(backbone, Arena(backbone.targets, 8, eight_bit=eight_bit))
+        return DeviceTrainer(backbone, DeviceArena(backbone.targets, 8, backbone.device, torch.bfloat16, eight_bit))
 
 
 def rows(tokens: int, seed: int) -> list[dict[str, Any]]:

@@ -25,11 +25,11 @@ OURS, BASE, GROUPED, LOOP = "ours", "base alone", "torch grouped_mm, padded", "P
 OURS_FP8, BASE_FP8 = "ours, base in fp8", "base alone in fp8"
 
 
-def new_trainer(backbone: Backbone, rows: int, coded: bool = False) -> DeviceTrainer:
+def new_trainer(backbone: Backbone, rows: int, eight_bit: bool = False) -> DeviceTrainer:
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    arena = DeviceArena(backbone.targets, rows, "cuda", torch.bfloat16, coded)
+    arena = DeviceArena(backbone.targets, rows, "cuda", torch.bfloat16, eight_bit)
     return DeviceTrainer(backbone, arena)
 
 

@@ -76,11 +76,11 @@ def eight_billion() -> list[dict[str, Any]]:
     gc.collect()
     torch.cuda.empty_cache()
     backbone, rows = random_backbone(LLAMA_8B), Rows(LLAMA_8B.vocabulary)
-    trainer = new_trainer(backbone, 640, coded=True)
+    trainer = new_trainer(backbone, 640, eight_bit=True)
     trainer.graph_tokens = 0  # no graphs, like the peers; a captured pass keeps its activations, and leaves the peers no room
     found = cell(trainer, LLAMA_8B, "8B", feed(attach(trainer, 16), rows, 1), 1, loop=False)
     del trainer
-    trainer = new_trainer(backbone, 1168, coded=True)
+    trainer = new_trainer(backbone, 1168, eight_bit=True)
     segments = attach(trainer, 32)
     fed = feed(segments, rows, 1)
 

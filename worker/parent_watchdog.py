@@ -15,8 +15,8 @@ from worker.thread_guard import end_process_with_its_threads
 T = TypeVar("T")
 
 
-def exit_with_parent(messages: TypeAdapter[T], obey: Callable[[T], None]) -> None:
-    """Start a thread that passes each message on standard input to `obey`, and exits the process when the daemon closes the
+def exit_with_parent(messages: TypeAdapter[T], handle: Callable[[T], None]) -> None:
+    """Start a thread that passes each message on standard input to `handle`, and exits the process when the daemon closes the
     pipe.
 
     Ignores Ctrl-C, which the daemon handles. An uncaught exception in any thread ends the process, since the daemon acts only
@@ -27,7 +27,7 @@ def exit_with_parent(messages: TypeAdapter[T], obey: Callable[[T], None]) -> Non
 
     def follow() -> None:
         for message in read(sys.stdin.fileno(), messages):
-            obey(message)
+            handle(message)
         os._exit(0)
 
     threading.Thread(target=follow, name="daemon's pipe", daemon=True).start()

@@ -58,7 +58,7 @@ Command = Annotated[Attach | Renew | Detach | Stop, Field(discriminator="kind")]
 # ---- executor to daemon ----------------------------------------------------------------------------------------------
 
 
-class Progress(Message):
+class ExecutorProgress(Message):
     """Phases of the executor's placements, what some of them wait for, and when it last made progress."""
 
     kind: Literal["progress"] = "progress"
@@ -67,7 +67,7 @@ class Progress(Message):
     at: float
 
 
-class Ended(Message):
+class PlacementEnded(Message):
     """The placement has left the executor. `lost`: the service did not end it, so the daemon must report the loss."""
 
     kind: Literal["ended"] = "ended"
@@ -76,7 +76,7 @@ class Ended(Message):
     detail: str = ""
 
 
-ExecutorNews = Annotated[Progress | Ended, Field(discriminator="kind")]
+ExecutorNews = Annotated[ExecutorProgress | PlacementEnded, Field(discriminator="kind")]
 
 # ---- daemon to heartbeat and back ------------------------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class Unknown(Message):
 HeartbeatNews = Annotated[Beat | Unknown, Field(discriminator="kind")]
 
 COMMANDS: TypeAdapter[Attach | Renew | Detach | Stop] = TypeAdapter(Command)
-EXECUTOR_NEWS: TypeAdapter[Progress | Ended] = TypeAdapter(ExecutorNews)
+EXECUTOR_NEWS: TypeAdapter[ExecutorProgress | PlacementEnded] = TypeAdapter(ExecutorNews)
 WISHES: TypeAdapter[Identity | Pulses] = TypeAdapter(Wish)
 HEARTBEAT_NEWS: TypeAdapter[Beat | Unknown] = TypeAdapter(HeartbeatNews)
 

@@ -20,7 +20,7 @@ from worker.replicas.base_loader import Base
 from worker.replicas.dpo_reference import Reference
 from worker.replicas.packed_step import step
 from worker.replicas.training_job import JobStep, TrainingJob
-from worker.replicas.validation_pass import Sequences, ValidationSubject, evaluate, log_probabilities
+from worker.replicas.validation_pass import EvaluationRequest, Sequences, evaluate, log_probabilities
 
 
 @dataclass
@@ -185,7 +185,7 @@ def _examine(
     tick: Callable[[], None],
 ) -> None:
     wanted = {
-        (run.index, place): ValidationSubject(run.slot, rows, run.job.config.beta, references[place] if references else ())
+        (run.index, place): EvaluationRequest(run.slot, rows, run.job.config.beta, references[place] if references else ())
         for run in due
         for place, rows in enumerate(parts)
     }

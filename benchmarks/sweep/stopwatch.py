@@ -15,11 +15,11 @@ from worker.model.flat_batch import Segment
 
 TRAINING, EVALUATION, PARKING, LOADING, STORING, OTHER = "training", "evaluation", "parking", "loading", "storing", "other"
 _WATCHED: tuple[tuple[type, str, str], ...] = (
-    (Executor, "_attend", STORING),  # until the first step it waits for the base: see `_begins`
+    (Executor, "_run_inbox", STORING),  # until the first step it waits for the base: see `_begins`
     (Executor, "_opened", EVALUATION),  # the base's own validation loss
     (Executor, "_step", TRAINING),
     (Executor, "_evaluate_due", EVALUATION),
-    (AdapterStore, "seat", PARKING),
+    (AdapterStore, "allocate_rows", PARKING),
     (AdapterStore, "park", PARKING),
     (AdapterStore, "note_best", PARKING),
     (CheckpointPolicy, "take", PARKING),

@@ -11,7 +11,7 @@ from tests.worker.fleet import JOIN_TOKEN, Fleet, Reported
 from worker.api_client import PlacementLink
 from worker.boot_clock import boot_now
 from worker.executor.training_loop import Executor
-from worker.pipe_messages import Attach, Ended, Progress, Stop
+from worker.pipe_messages import Attach, ExecutorProgress, PlacementEnded, Stop
 from worker.settings import Settings
 
 
@@ -20,8 +20,8 @@ class Inside:
 
     def __init__(self, fleet: Fleet, folder: Path, **settings: Any) -> None:
         self.fleet = fleet
-        self.news: list[Progress | Ended] = []
-        self.on_news: Callable[[Progress | Ended], None] = lambda news: None
+        self.news: list[ExecutorProgress | PlacementEnded] = []
+        self.on_news: Callable[[ExecutorProgress | PlacementEnded], None] = lambda news: None
         self.settings = Settings(
             api_url=fleet.url,
             join_token=JOIN_TOKEN,
@@ -49,18 +49,18 @@ class Inside:
                 attach(late.pop(0))
 
         def attach(placement: Placement) -> None:
-            executor.obey(Attach(placement=placement, deadline=boot_now() + placement.lease_seconds))
+            executor.handle_command(Attach(placement=placement, deadline=boot_now() + placement.lease_seconds))
 
         if joining:
             self.fleet.on_report = join
 
-        def tell(news: Progress | Ended) -> None:
+        def tell(news: ExecutorProgress | PlacementEnded) -> None:
             self.news.append(news)
             self.on_news(news)
-            if isinstance(news, Ended):
+            if isinstance(news, PlacementEnded):
                 left.discard(news.placement_id)
                 if not left:
-                    executor.obey(Stop(seconds=0))
+                    executor.handle_command(Stop(seconds=0))
 
         with PlacementLink(self.fleet.url) as link:
             executor = Executor(self.settings, link, tell)
@@ -73,8 +73,8 @@ class Inside:
         return reported
 
     @property
-    def ended(self) -> list[Ended]:
-        return [news for news in self.news if isinstance(news, Ended)]
+    def ended(self) -> list[PlacementEnded]:
+        return [news for news in self.news if isinstance(news, PlacementEnded)]
 
 
 def resumed(reported: Reported, key: str, base_val_loss: float | None = None) -> Placement:

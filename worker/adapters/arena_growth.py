@@ -18,7 +18,7 @@ class NoRows(RuntimeError):
     """The device has no memory for the arena rows of an adapter. The message is for the adapter's owner."""
 
 
-def seated(trainer: Trainer, rank: int, alpha: float, fill: Callable[[Slot], T]) -> tuple[Slot, T]:
+def allocate_slot(trainer: Trainer, rank: int, alpha: float, fill: Callable[[Slot], T]) -> tuple[Slot, T]:
     """Attach a slot and fill it; returns the slot and what `fill` returned. Raises NoRows, with the slot detached again, where
     filling finds no memory."""
     slot = trainer.arena.attach(rank, alpha)
@@ -30,7 +30,7 @@ def seated(trainer: Trainer, rank: int, alpha: float, fill: Callable[[Slot], T])
             raise
     else:
         return slot, filled
-    trainer.free()
+    trainer.release_caches()
     raise _no_rows(trainer, rank)
 
 
@@ -50,12 +50,12 @@ def make_room(trainer: Trainer, rank: int, wanted: int, cap: int, evict: Callabl
             raise _no_rows(trainer, rank)
 
 
-def give_back(trainer: Trainer) -> None:
+def shrink_arena(trainer: Trainer) -> None:
     """Shrink the arena to the rows that adapters use."""
     arena = trainer.arena
     given = arena.shrink()
     if given:
-        trainer.free()
+        trainer.release_caches()
         log.info("the arena gives back %d rows, %d MiB; it has %d", given, given * arena.bytes_per_row >> 20, arena.rows)
 
 
@@ -71,7 +71,7 @@ def _grown(trainer: Trainer, least: int, wanted: int) -> bool:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-        trainer.free()
+        trainer.release_caches()
         log.warning("no memory for %d arena rows beside the %d that are taken", wanted, arena.rows_used)
         if wanted == least:
             return False

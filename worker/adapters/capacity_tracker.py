@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from worker.model.plain.trainer import OutOfMemory
-from worker.policy.activations import Need, chosen, step_tokens, turned
+from worker.policy.activations import Need, choose_activations, recompute_after_oom, step_tokens
 from worker.policy.job_record import JobKey
-from worker.policy.memory_model import Capacity, refitted, regrown, room
+from worker.policy.memory_model import Capacity, capacity_after_oom, fitting_tokens, grown_capacity
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class CapacityTracker:
         self._most_tokens = capacity.step_tokens  # the same, for the current tasks
         self._learned: dict[bool, float] = {}  # bytes a token of failed passes, by whether they recomputed
         self._quiet = 0  # steps since the last failure
-        self._cuts: dict[str, int] = {}  # tokens of a piece of each task's batches, by its own needs and failures alone
+        self._piece_tokens: dict[str, int] = {}  # tokens of a piece of each task's batches, by its own needs and failures alone
 
     @property
     def longest(self) -> int:
@@ -37,15 +37,15 @@ class CapacityTracker:
         """Whether every pass recomputes its activations."""
         return bool(self._needs) and all(need.activations.recompute for need in self._needs.values())
 
-    def widen(self, group: str, need: Need) -> None:
+    def add_placement(self, placement: str, need: Need) -> None:
         """Add a task. It recomputes activations if passes that failed since it was measured show that keeping them does not
         fit."""
-        self._needs[group] = need
-        self._cuts[group] = self._own_cut(need)
-        self._fit()
+        self._needs[placement] = need
+        self._piece_tokens[placement] = self._own_piece_tokens(need)
+        self._recompute()
         if not need.activations.recompute:
-            need.activations.turn(chosen(self.capacity, need.longest, need.rows))
-            self._fit()
+            need.activations.copy_from(choose_activations(self.capacity, need.longest, need.rows))
+            self._recompute()
         kept, again, mib = self.capacity.model, self.capacity.of(True), 2**20
         log.info(
             "memory: %d MiB + %.3f MiB a token, recomputed %d MiB + %.3f MiB a token, + %.2f MiB a row, of %d MiB; "
@@ -54,27 +54,27 @@ class CapacityTracker:
             *(kept.per_row / mib, self.capacity.usable_bytes // mib, self.capacity.step_tokens),
         )
 
-    def cut(self, group: str) -> int:
+    def piece_tokens(self, placement: str) -> int:
         """Tokens of a piece of the task's batches. A neighbour's failures make passes shorter, but cut no other task's batches,
         since the bits of its sums depend on where they are cut."""
-        return self._cuts.get(group, self.capacity.step_tokens)
+        return self._piece_tokens.get(placement, self.capacity.step_tokens)
 
-    def _own_cut(self, need: Need) -> int:
+    def _own_piece_tokens(self, need: Need) -> int:
         return step_tokens([need], need.capacity, self._asked)
 
-    def narrow(self, group: str) -> bool:
+    def remove_placement(self, placement: str) -> bool:
         """Remove a task, and the limits that it alone caused. Whether it was here."""
-        self._cuts.pop(group, None)
-        if self._needs.pop(group, None) is None:
+        self._piece_tokens.pop(placement, None)
+        if self._needs.pop(placement, None) is None:
             return False
-        self._fit()
+        self._recompute()
         return True
 
     def limit_rows(self, rows: int | None) -> None:
         """Limit admission to `rows` arena rows, beyond which the arena found no memory; None: it may try again."""
         self.capacity = replace(self.capacity, most_rows=rows)
 
-    def tighten(self, error: OutOfMemory, jobs: Sequence[JobKey], rows: int) -> dict[JobKey, str]:
+    def shrink_after_oom(self, error: OutOfMemory, jobs: Sequence[JobKey], rows: int) -> dict[JobKey, str]:
         """A pass of these jobs, beside `rows` arena rows, found no memory: use smaller micro-batches from now on. A task with a
         sequence as long as the pass recomputes activations from now on, where it kept them.
 
@@ -83,27 +83,27 @@ class CapacityTracker:
         self._quiet = 0
         own = self._needs.get(error.alone) if error.alone is not None else None
         if error.alone is not None and own is not None and error.tokens > own.longest:
-            self._cuts[error.alone] = max(1, error.tokens // 2)
-        long = {group: need for group, need in self._needs.items() if need.longest >= error.tokens}
+            self._piece_tokens[error.alone] = max(1, error.tokens // 2)
+        long = {placement: need for placement, need in self._needs.items() if need.longest >= error.tokens}
         here = {key.placement for key in jobs} & long.keys()
         may = self.capacity.recomputed is not None and not error.recompute
-        turning = [group for group in long if group in here and may and not long[group].activations.recompute]
-        lower = refitted(self.capacity, error.tokens, rows, error.recompute)
+        turning = [placement for placement in long if placement in here and may and not long[placement].activations.recompute]
+        lower = capacity_after_oom(self.capacity, error.tokens, rows, error.recompute)
         self._learned[error.recompute] = lower.of(error.recompute).per_token
         self.capacity = replace(lower, step_tokens=self.capacity.step_tokens) if turning else lower
-        for group in turning:
-            long[group].activations.turn(turned(error.tokens))
+        for placement in turning:
+            long[placement].activations.copy_from(recompute_after_oom(error.tokens))
         if turning:
-            self._fit()
+            self._recompute()
         log.warning(
             "no memory for a pass of %d tokens; steps have %d tokens from now on%s",
             *(error.tokens, self.capacity.step_tokens),
             f", and recompute activations for placements {', '.join(turning)}" if turning else "",
         )
-        hopeless = here - set(turning)
-        return {key: self._hopeless(long[key.placement], error.tokens) for key in jobs if key.placement in hopeless}
+        unrunnable = here - set(turning)
+        return {key: self._why_unrunnable(long[key.placement], error.tokens) for key in jobs if key.placement in unrunnable}
 
-    def stepped(self, rows: int) -> bool:
+    def record_step(self, rows: int) -> bool:
         """Record a step that found its memory. Whether reduced micro-batches grew just now, as they do every _QUIET_STEPS
         steps."""
         self._quiet += 1
@@ -113,9 +113,11 @@ class CapacityTracker:
             self.capacity.step_tokens,
             step_tokens(self._needs.values(), self.capacity, self._most_tokens, shared=False),
         )
-        self.capacity = regrown(self.capacity, most, rows, self.recomputes)
-        for group, need in self._needs.items():
-            self._cuts[group] = max(self._cuts[group], min(self._own_cut(need), self.capacity.step_tokens))
+        self.capacity = grown_capacity(self.capacity, most, rows, self.recomputes)
+        for placement, need in self._needs.items():
+            self._piece_tokens[placement] = max(
+                self._piece_tokens[placement], min(self._own_piece_tokens(need), self.capacity.step_tokens)
+            )
         return self.capacity.step_tokens > before
 
     def lengthen(self, tokens: int, rows: int) -> bool:
@@ -123,14 +125,14 @@ class CapacityTracker:
         a quarter or more."""
         before = self.capacity.pass_budget
         fitting = step_tokens(self._needs.values(), self.capacity, min(tokens, self.capacity.most_pass_tokens))
-        fitting = min(fitting, room(self.capacity, rows, self.recomputes, fitting))
+        fitting = min(fitting, fitting_tokens(self.capacity, rows, self.recomputes, fitting))
         if fitting < 1.25 * before:
             return False
         self.capacity = replace(self.capacity, pass_tokens=fitting)
         log.info("micro-batches have up to %d tokens from now on, which makes them faster a token", fitting)
         return True
 
-    def _fit(self) -> None:
+    def _recompute(self) -> None:
         """Compute the capacity anew: from the highest memory model of the current tasks, corrected by failed passes."""
         needs, tokens, lowered = self._needs.values(), self.capacity.step_tokens, self.capacity.step_tokens < self._most_tokens
         has = max((need.capacity for need in needs), key=lambda c: c.model.per_token, default=self.capacity)
@@ -143,7 +145,7 @@ class CapacityTracker:
         tokens = step_tokens(needs, has, tokens, shared=False)
         self.capacity = replace(has, step_tokens=tokens, pass_tokens=longer, most_rows=None)
 
-    def _hopeless(self, need: Need, tokens: int) -> str:
+    def _why_unrunnable(self, need: Need, tokens: int) -> str:
         form = "with activations computed again in backward" if need.activations.recompute else "with its activations kept"
         usable, memory = (number >> 20 for number in (self.capacity.usable_bytes, self.capacity.memory_bytes))
         return (

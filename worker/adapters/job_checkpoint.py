@@ -14,7 +14,7 @@ from torch import Tensor
 from worker.data.safetensors_writer import write_tensors
 from worker.model.arena import AdapterState
 from worker.policy.early_exit.policy_interface import History
-from worker.policy.job_record import Best, Progress
+from worker.policy.job_record import Best, JobProgress
 
 _FORMAT = 2
 _KEY = "motet_checkpoint"
@@ -45,12 +45,12 @@ class Tensors:
         return {name: tensor for name, tensor in parts.items() if tensor is not None}
 
 
-def save(path: Path, progress: Progress, tensors: Tensors) -> None:
+def save(path: Path, progress: JobProgress, tensors: Tensors) -> None:
     header = json.dumps({"format": _FORMAT, **asdict(progress)})
     write_tensors(tensors.named(), path, {_KEY: header})
 
 
-def load_progress(path: Path) -> Progress:
+def load_progress(path: Path) -> JobProgress:
     """The state without its tensors, from the file's header. Raises CheckpointError."""
     try:
         with safe_open(path, framework="pt") as file:
@@ -61,7 +61,7 @@ def load_progress(path: Path) -> Progress:
         raise CheckpointError(f"{path.name} is a checkpoint of another format; this worker reads format {_FORMAT}")
     history, best, rungs = said.pop("history"), said.pop("best"), said.pop("rung_losses")
     seen = History(**{**history, "train": tuple(history["train"]), "val": tuple(history["val"])})
-    return Progress(**said, history=seen, best=Best(**best) if best else None, rung_losses=tuple(rungs))
+    return JobProgress(**said, history=seen, best=Best(**best) if best else None, rung_losses=tuple(rungs))
 
 
 def load_tensors(path: Path) -> Tensors:

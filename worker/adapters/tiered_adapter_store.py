@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from torch import Tensor
 
-from worker.adapters.arena_growth import NoRows, make_room, seated
+from worker.adapters.arena_growth import NoRows, allocate_slot, make_room
 from worker.adapters.capacity_tracker import CapacityTracker
 from worker.adapters.job_checkpoint import Tensors, load_tensors, save
 from worker.adapters.location_types import AdapterSpec, ArenaRows, Location, OnDisk, PinnedHost, Unmade
@@ -24,8 +24,8 @@ from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
 from worker.model.arena import AdapterState, Slot, rows_for
 from worker.model.plain.trainer import Trainer
-from worker.policy.job_record import JobKey, Progress
-from worker.policy.memory_model import rows_cap
+from worker.policy.job_record import JobKey, JobProgress
+from worker.policy.memory_model import max_arena_rows
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +36,13 @@ class AdapterStore:
     def __init__(
         self,
         trainers: Sequence[Trainer],
-        fits: Sequence[CapacityTracker],
+        trackers: Sequence[CapacityTracker],
         host_bytes: int,
         scratch: ObjectCache,
         cache: NodeCache | None = None,
     ) -> None:
         """host_bytes: of main memory for parked adapters. cache: evicted to make room where the disk is full."""
-        self._trainers, self._fits = trainers, fits
+        self._trainers, self._trackers = trainers, trackers
         self._host_bytes_left = host_bytes
         self._scratch, self._cache = scratch, cache
         self._specs: dict[JobKey, AdapterSpec] = {}
@@ -92,7 +92,7 @@ class AdapterStore:
             self._host_bytes_left -= drawn.nbytes
             self._locations[key] = PinnedHost(Tensors(AdapterState(drawn), None))
 
-    def forget(self, key: JobKey) -> None:
+    def remove(self, key: JobKey) -> None:
         """Free everything that the job holds."""
         at = self._locations.pop(key, None)
         self._specs.pop(key, None)
@@ -101,7 +101,7 @@ class AdapterStore:
 
     # ---- moving ------------------------------------------------------------------------------------------------------
 
-    def seat(self, replica: int, keys: Sequence[JobKey]) -> dict[JobKey, str]:
+    def allocate_rows(self, replica: int, keys: Sequence[JobKey]) -> dict[JobKey, str]:
         """Give each job rows on this replica, with its stored adapter or its first weights. Returns the jobs for which the
         device has no memory, and why: they keep waiting, and no job is admitted beyond the present rows until some are free."""
         for key in keys:
@@ -116,17 +116,17 @@ class AdapterStore:
                 continue
             wanted = sum(rows_for(self._specs[later].rank) for later in keys[place:] if not self._in_arena(later))
             try:
-                self._seat_one(replica, key, at, wanted, keys)
+                self._allocate(replica, key, at, wanted, keys)
             except NoRows as error:
                 log.warning("%s gets no arena rows: %s", key, error)
                 lacking[key] = str(error)
-                self._fits[replica].limit_rows(self._trainers[replica].arena.rows)
+                self._trackers[replica].limit_rows(self._trainers[replica].arena.rows)
         return lacking
 
-    def _seat_one(self, replica: int, key: JobKey, at: Location, wanted: int, staying: Sequence[JobKey]) -> None:
+    def _allocate(self, replica: int, key: JobKey, at: Location, wanted: int, staying: Sequence[JobKey]) -> None:
         trainer, spec = self._trainers[replica], self._specs[key]
         self._make_room(replica, spec.rank, wanted, staying)
-        slot, best = seated(trainer, spec.rank, spec.alpha, partial(self._fill, trainer, key))
+        slot, best = allocate_slot(trainer, spec.rank, spec.alpha, partial(self._fill, trainer, key))
         self._locations[key] = ArenaRows(replica, slot, best=best)
         self._free(at)
 
@@ -141,7 +141,7 @@ class AdapterStore:
         at = self._training(key)
         del self._locations[key]  # so that it is the last of those parked
         self._locations[key] = replace(at, trains=False)
-        self._fits[at.replica].limit_rows(None)
+        self._trackers[at.replica].limit_rows(None)
 
     def evict(self, key: JobKey) -> None:
         """Move a parked job out of the arena, to where every replica may continue it."""
@@ -157,7 +157,7 @@ class AdapterStore:
         trainer = self._trainers[replica]
         self._make_room(replica, start.rank, rows_for(start.rank), ())
         state, alpha = AdapterState(start.rows), start.scale * start.rank
-        return seated(trainer, start.rank, alpha, lambda slot: trainer.arena.restore(slot, state))[0]
+        return allocate_slot(trainer, start.rank, alpha, lambda slot: trainer.arena.restore(slot, state))[0]
 
     def drop_start(self, replica: int, slot: Slot) -> None:
         self._trainers[replica].arena.detach(slot)
@@ -193,9 +193,9 @@ class AdapterStore:
                 self.evict(waiting)
             return waiting is not None
 
-        fit = self._fits[replica]
-        tokens = max(fit.capacity.pass_budget, fit.longest)
-        make_room(self._trainers[replica], rank, wanted, rows_cap(fit.capacity, tokens, fit.recomputes), evict)
+        tracker = self._trackers[replica]
+        tokens = max(tracker.capacity.pass_budget, tracker.longest)
+        make_room(self._trainers[replica], rank, wanted, max_arena_rows(tracker.capacity, tokens, tracker.recomputes), evict)
 
     def _stored(self, tensors: Tensors) -> PinnedHost | OnDisk:
         """Host memory within the budget, else a file; memory again where the disk is full."""
@@ -211,7 +211,7 @@ class AdapterStore:
         name = f"parked-{uuid4().hex}"  # not by content: equal jobs must not share one file
         for last in (False, True):
             try:
-                return OnDisk(self._scratch.keep(lambda path: save(path, Progress(), tensors), name).path, name)
+                return OnDisk(self._scratch.keep(lambda path: save(path, JobProgress(), tensors), name).path, name)
             except DiskFull as error:
                 if last or self._cache is None or not self._cache.evict(0):
                     log.warning("a parked job stays in memory, beyond MOTET_WORKER_PARK_BYTES: %s", error)
@@ -223,7 +223,7 @@ class AdapterStore:
         match at:
             case ArenaRows():
                 self._trainers[at.replica].arena.detach(at.slot)
-                self._fits[at.replica].limit_rows(None)
+                self._trackers[at.replica].limit_rows(None)
             case PinnedHost(tensors):
                 self._host_bytes_left += tensors.bytes
             case OnDisk(_, name) if name is not None:

@@ -117,12 +117,16 @@ class DataSet:
 
 
 def load(
-    spec: TaskSpec, train_file: Path, validation_file: Path | None, reader: RowReader, tick: Callable[[], None] = lambda: None
+    spec: TaskSpec,
+    train_file: Path,
+    validation_file: Path | None,
+    reader: RowReader,
+    on_progress: Callable[[], None] = lambda: None,
 ) -> DataSet:
     """Tokenise and split files outside any cache: see `split`."""
     reading = Reading(reader, spec.objective, spec.training.max_seq_len)
-    train = loose_stream(train_file, reading, tick)
-    return split(spec, train, loose_stream(validation_file, reading, tick) if validation_file is not None else None)
+    train = loose_stream(train_file, reading, on_progress)
+    return split(spec, train, loose_stream(validation_file, reading, on_progress) if validation_file is not None else None)
 
 
 def split(spec: TaskSpec, train: TokenStream, held: TokenStream | None) -> DataSet:

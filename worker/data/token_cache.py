@@ -61,38 +61,39 @@ class Reading:
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 
-def stream_of(file: CachedFile, reading: Reading, fetch: Callable[[], Path], tick: Tick) -> TokenStream:
-    """The file's stream, opened; tokenised from the file that `fetch` brings where it is not cached. `tick` is called between
-    batches, and may raise to end it. Raises DataError, DiskFull, and FileNotFoundError if the file is erased meanwhile."""
+def stream_of(file: CachedFile, reading: Reading, fetch: Callable[[], Path], on_progress: Tick) -> TokenStream:
+    """The file's stream, opened; tokenised from the file that `fetch` brings where it is not cached. `on_progress` is called
+    between batches, and may raise to end it. Raises DataError, DiskFull, and FileNotFoundError if the file is erased
+    meanwhile."""
     folder = file.streams / reading.key
     found = _open(folder)
     if found is not None:
         return found
-    with _alone(folder, tick):  # so that executors that need the same rows tokenise them once
+    with _alone(folder, on_progress):  # so that executors that need the same rows tokenise them once
         found = _open(folder)
         if found is not None:
             return found
         began, path = time.monotonic(), fetch()
         with file.cache.relief(path), room_needed(folder):
-            create(folder, lambda writer: tokenise(path, reading, writer, tick))
+            create(folder, lambda writer: tokenise(path, reading, writer, on_progress))
         made = TokenStream.open(folder)
         log.info("%d rows of file %s are tokenised, in %.1f s", made.rows, file.sha256, time.monotonic() - began)
     file.cache.evict()
     return made
 
 
-def loose_stream(path: Path, reading: Reading, tick: Tick) -> TokenStream:
+def loose_stream(path: Path, reading: Reading, on_progress: Tick) -> TokenStream:
     """A stream outside any cache: deleted from the disk when it is closed."""
     with TemporaryDirectory(prefix="motet-tokens-") as folder:
-        create(Path(folder) / "stream", lambda writer: tokenise(path, reading, writer, tick))
+        create(Path(folder) / "stream", lambda writer: tokenise(path, reading, writer, on_progress))
         return TokenStream.open(Path(folder) / "stream")
 
 
-def tokenise(path: Path, reading: Reading, writer: StreamWriter, tick: Tick) -> None:
+def tokenise(path: Path, reading: Reading, writer: StreamWriter, on_progress: Tick) -> None:
     """Read the file's rows into the stream, in batches. Raises DataError."""
     with path.open("rb") as file:
         for first, lines in _batches(file):
-            tick()
+            on_progress()
             parsed = [_parse(line, number) for number, line in enumerate(lines, first)]
             for line, row in zip(lines, _tokens(parsed, first, reading), strict=True):
                 _keep(writer, line, row, reading.max_seq_len)
@@ -112,14 +113,14 @@ def _open(folder: Path) -> TokenStream | None:
 
 
 @contextmanager
-def _alone(folder: Path, tick: Tick) -> Iterator[None]:
+def _alone(folder: Path, on_progress: Tick) -> Iterator[None]:
     """Hold the lock under which a stream is made; other processes wait for it."""
     with folder.with_suffix(LOCK).open("ab") as lock:
         while True:
             with suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            tick()
+            on_progress()
             time.sleep(_LOOK_SECONDS)
         yield
 

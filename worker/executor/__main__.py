@@ -18,8 +18,8 @@ def main() -> None:
     writer = Writer(take_stdout())
     with PlacementLink(settings.api_url) as link:
         executor = Executor(settings, link, writer.write)
-        exit_with_parent(COMMANDS, executor.obey)
-        signal.signal(signal.SIGTERM, lambda *_: executor.obey(Stop(seconds=settings.worker_stop_seconds)))
+        exit_with_parent(COMMANDS, executor.handle_command)
+        signal.signal(signal.SIGTERM, lambda *_: executor.handle_command(Stop(seconds=settings.worker_stop_seconds)))
         executor.run()
 
 

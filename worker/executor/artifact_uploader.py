@@ -28,7 +28,7 @@ from worker.executor.job_run import JobRun
 from worker.executor.placement_lease import Lease, LeaseOver
 from worker.executor.retry import persist
 from worker.executor.task_run import TaskRun
-from worker.policy.job_record import Progress
+from worker.policy.job_record import JobProgress
 from worker.replicas.base_loader import Base
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Snapshot:
     """A host copy of a job's state at one moment."""
 
     index: int
-    progress: Progress
+    progress: JobProgress
     tensors: Tensors
 
 

@@ -25,7 +25,7 @@ from worker.executor.placement_lease import Lease, LeaseOver
 from worker.executor.placement_preparation import CannotTrain, Preparation, Prepared
 from worker.executor.reporter import Reporter
 from worker.executor.task_run import TaskRun
-from worker.pipe_messages import Attach, Detach, Ended, Phase, Progress, Renew
+from worker.pipe_messages import Attach, Detach, ExecutorProgress, Phase, PlacementEnded, Renew
 from worker.replicas.base_loader import Base, BaseError, Crowded, load_bases
 from worker.replicas.memory_profile import memory_of
 from worker.settings import Settings
@@ -33,11 +33,12 @@ from worker.settings import Settings
 log = logging.getLogger(__name__)
 
 Act = Callable[[], None]
+Send = Callable[[ExecutorProgress | PlacementEnded], None]
 _TELL_SECONDS = 0.5
 
 
 class AttachedPlacements:
-    """`hand_over` queues a callback for the training loop, which calls `opened` and `left`; `tell` sends to the daemon."""
+    """`hand_over` queues a callback for the training loop, which calls `opened` and `left`; `send` sends to the daemon."""
 
     def __init__(
         self,
@@ -46,12 +47,12 @@ class AttachedPlacements:
         scratch: ObjectCache,
         cache: NodeCache,
         hand_over: Callable[[Act], None],
-        tell: Callable[[Progress | Ended], None],
+        send: Send,
         opened: Callable[[TaskRun, Prepared], None],
         left: Callable[[TaskRun], None],
     ) -> None:
         self._settings, self._link, self._scratch, self._cache = settings, link, scratch, cache
-        self._hand_over, self._tell, self._opened, self._left = hand_over, tell, opened, left
+        self._hand_over, self._send, self._opened, self._left = hand_over, send, opened, left
         self._bench = BackgroundWorker("preparations")
         self._loaded: tuple[Base, ...] = ()  # used by the preparation thread alone
         self._tasks: dict[str, TaskRun] = {}
@@ -140,12 +141,12 @@ class AttachedPlacements:
     def _load(self, ref: BaseModelRef, devices: list[torch.device]) -> tuple[Base, ...]:
         if [(base.ref, base.trainer.backbone.device) for base in self._loaded] != [(ref, device) for device in devices]:
             self._loaded = ()  # the next base needs its memory
-            coded, memory = self._settings.worker_moments == "8bit", memory_of(devices[0], self._settings)
-            self._loaded = load_bases(ref, devices, coded, memory)
+            eight_bit, memory = self._settings.worker_moments == "8bit", memory_of(devices[0], self._settings)
+            self._loaded = load_bases(ref, devices, eight_bit, memory)
         return self._loaded
 
     def _open(self, task: TaskRun, prepared: Prepared) -> None:
-        if task.key in self._tasks and not task.finishing:
+        if task.key in self._tasks and not task.detaching:
             checkpoints = {index: progress for index, (_, progress) in prepared.checkpoints.items()}
             task.open(prepared.data, checkpoints, prepared.activations)
             self._opened(task, prepared)
@@ -159,7 +160,7 @@ class AttachedPlacements:
         task.reporter.finish(lambda: self._hand_over(partial(self.leave, task, False, "done")))
 
     def _fail(self, task: TaskRun, error: str) -> None:
-        if task.key in self._tasks and not task.finishing:
+        if task.key in self._tasks and not task.detaching:
             log.error("placement %s cannot go on: %s", task.key, error)
             task.record(PlacementFailed(error=error[:2000]))
             task.reporter.finish(lambda: self._hand_over(partial(self.leave, task, False, error)))
@@ -169,7 +170,7 @@ class AttachedPlacements:
         task = self._tasks.get(message.placement_id)
         if not message.keep:
             self._leave(message.placement_id, False, "the service has ended it")
-        elif task is not None and not task.finishing:
+        elif task is not None and not task.detaching:
             log.info("placement %s was asked to leave", task.key)
             task.leaving = True
             if task.data is None:
@@ -193,7 +194,7 @@ class AttachedPlacements:
         del self._leases[task.key]
         task.reporter.close()
         self._left(task)
-        self._tell(Ended(placement_id=task.key, lost=lost, detail=detail[:2000]))
+        self._send(PlacementEnded(placement_id=task.key, lost=lost, detail=detail[:2000]))
 
     # ---- progress --------------------------------------------------------------------------------------------------
 
@@ -204,7 +205,7 @@ class AttachedPlacements:
             if now or at - self._told_at >= _TELL_SECONDS:
                 self._told_at = at
                 waits = {task.key: why for task in self.tasks if (why := task.lease.waits_for) is not None}
-                self._tell(Progress(phases={task.key: _phase(task) for task in self.tasks}, waits=waits, at=at))
+                self._send(ExecutorProgress(phases={task.key: _phase(task) for task in self.tasks}, waits=waits, at=at))
 
 
 def _needs(placement: Placement) -> tuple[BaseModelRef, frozenset[int]]:

@@ -12,18 +12,18 @@ from worker.executor.placement_preparation import Prepared
 from worker.executor.task_run import TaskRun
 from worker.model.plain.trainer import OutOfMemory
 from worker.policy.job_record import JobKey
-from worker.replicas.device_replica import Hopeless, Replica
+from worker.replicas.device_replica import Replica, Unrunnable
 from worker.replicas.dpo_reference import Reference, key_of, reference_passes
-from worker.replicas.validation_pass import ValidationSubject, evaluating
+from worker.replicas.validation_pass import EvaluationRequest, evaluating
 
 Passes = Generator[None, None, None]
 
 
 class Baselines:
-    """The baselines under way, in turn. `tick` is called after each pass."""
+    """The baselines under way, in turn. `on_progress` is called after each pass."""
 
-    def __init__(self, cache: NodeCache, tick: Callable[[], None]) -> None:
-        self._cache, self._tick = cache, tick
+    def __init__(self, cache: NodeCache, on_progress: Callable[[], None]) -> None:
+        self._cache, self._on_progress = cache, on_progress
         self._begun: dict[str, _Baseline] = {}
 
     def __bool__(self) -> bool:
@@ -34,7 +34,7 @@ class Baselines:
 
     def begin(self, replica: Replica, task: TaskRun, prepared: Prepared) -> None:
         """Evaluate the task's baseline from now on, on one replica for all."""
-        self._begun[task.key] = _Baseline(replica, task, prepared, self._cache, self._tick)
+        self._begun[task.key] = _Baseline(replica, task, prepared, self._cache, self._on_progress)
 
     def drop(self, task: TaskRun) -> None:
         """The task leaves: give up its baseline."""
@@ -42,30 +42,32 @@ class Baselines:
         if baseline is not None:
             baseline.close()
 
-    def advance(self) -> tuple[TaskRun, Hopeless]:
+    def advance(self) -> tuple[TaskRun, Unrunnable]:
         """Run one pass of the baseline whose turn it is. Returns its task, and the jobs that cannot run for lack of memory."""
         key, baseline = next(iter(self._begun.items()))
         del self._begun[key]
-        hopeless = baseline.advance()
+        unrunnable = baseline.advance()
         if not baseline.done:
             self._begun[key] = baseline  # behind the others
-        return baseline.task, hopeless
+        return baseline.task, unrunnable
 
 
 class _Baseline:
-    def __init__(self, replica: Replica, task: TaskRun, prepared: Prepared, cache: NodeCache, tick: Callable[[], None]) -> None:
+    def __init__(
+        self, replica: Replica, task: TaskRun, prepared: Prepared, cache: NodeCache, on_progress: Callable[[], None]
+    ) -> None:
         self.task, self.done = task, False
-        self._replica, self._prepared, self._cache, self._tick = replica, prepared, cache, tick
+        self._replica, self._prepared, self._cache, self._on_progress = replica, prepared, cache, on_progress
         self._passes: Passes | None = None
 
-    def advance(self) -> Hopeless:
+    def advance(self) -> Unrunnable:
         jobs = [run.key for run in self.task.runs if run.unfinished]
         try:
-            _, hopeless = self._replica.attempt(jobs, self._pass)
+            _, unrunnable = self._replica.run_with_oom_retries(jobs, self._pass)
         except NoRows as error:  # for the adapter that the task starts from
             self.done = True
             return dict.fromkeys(jobs, str(error))
-        return hopeless
+        return unrunnable
 
     def close(self) -> None:
         if self._passes is not None:
@@ -96,10 +98,12 @@ class _Baseline:
             if task.base_val_loss is None:
                 task.record(BaseEvaluated(val_loss=math.log(2)))  # the loss of any model against itself
         elif task.base_val_loss is None:
-            subjects = {
-                task.key: ValidationSubject(None, self._prepared.data.validation, cut=replica.fit.cut(task.key), owner=task.key)
+            requests = {
+                task.key: EvaluationRequest(
+                    None, self._prepared.data.validation, piece_tokens=replica.tracker.piece_tokens(task.key), owner=task.key
+                )
             }
-            found = yield from evaluating(replica.base.trainer, subjects, replica.capacity.step_tokens, self._tick)
+            found = yield from evaluating(replica.base.trainer, requests, replica.capacity.step_tokens, self._on_progress)
             task.record(BaseEvaluated(val_loss=found[task.key].loss))
 
     def _reference(self, placement: Placement) -> Generator[None, None, Reference]:
@@ -111,7 +115,7 @@ class _Baseline:
         scratch = self._cache.file(placement.tenant_id, placement.train_file.sha256).references
         slot = replica.store.hold_start(replica.number, start) if start is not None else None
         try:
-            return (yield from reference_passes(trainer, slot, data, key, scratch, budget, self._tick))
+            return (yield from reference_passes(trainer, slot, data, key, scratch, budget, self._on_progress))
         finally:
             if slot is not None:
                 replica.store.drop_start(replica.number, slot)

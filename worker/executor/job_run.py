@@ -9,10 +9,10 @@ from worker.model.arena import rows_for
 from worker.policy.activations import Activations
 from worker.policy.admission import Demand
 from worker.policy.early_exit.policy_interface import Policy, Verdict
-from worker.policy.job_record import Best, Evaluated, JobEvent, JobKey, JobRecord, Progress, Stage, reduced
+from worker.policy.job_record import Best, Evaluated, JobEvent, JobKey, JobProgress, JobRecord, Stage, reduced
 from worker.replicas.dpo_reference import Reference
 from worker.replicas.training_job import TrainingJob
-from worker.replicas.validation_pass import ValidationSubject
+from worker.replicas.validation_pass import EvaluationRequest
 
 # Warmup goes first: the boundary waits for every job in warmup, and parked jobs cost memory.
 _TURNS = {Stage.WARMUP: 0, Stage.PENDING: 1, Stage.TRAINING: 2}
@@ -35,7 +35,7 @@ class JobRun:
         assigned: JobAssignment,
         spec: TaskSpec,
         data: DataSet,
-        progress: Progress | None,
+        progress: JobProgress | None,
         activations: Activations,
     ) -> "JobRun":
         """The job as the service assigned it, with the state of its checkpoint."""
@@ -63,7 +63,7 @@ class JobRun:
         return self.record.stage
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> JobProgress:
         """Its state for a checkpoint, without tensors."""
         return self.record.progress
 
@@ -112,7 +112,7 @@ class JobRun:
         turn, left = _TURNS.get(self.stage, 0), tokens * self._steps_left
         return Demand(
             key=self.key,
-            group=self.key.placement,
+            placement=self.key.placement,
             batch_size=size * train.per_row,
             tokens=tokens,
             longest=self.job.data.longest,
@@ -131,10 +131,10 @@ class JobRun:
         )
 
     @property
-    def subject(self) -> ValidationSubject:
+    def evaluation_request(self) -> EvaluationRequest:
         """What to evaluate for its validation loss, but for the place of its adapter."""
         reference = self.job.reference.validation if self.job.reference is not None else ()
-        return ValidationSubject(None, self.job.data.validation, self.job.config.beta, reference)
+        return EvaluationRequest(None, self.job.data.validation, self.job.config.beta, reference)
 
     def rung(self) -> int | None:
         """The rung at which it stands after the step just taken, if it does."""

@@ -25,8 +25,8 @@ from worker.executor.placement_lease import Lease
 from worker.executor.retry import persist
 from worker.model.arena import rows_for
 from worker.model.plain.trainer import OutOfMemory
-from worker.policy.activations import Activations, Need, chosen
-from worker.policy.job_record import Progress
+from worker.policy.activations import Activations, Need, choose_activations
+from worker.policy.job_record import JobProgress
 from worker.policy.memory_model import Capacity
 from worker.replicas.base_loader import Base
 from worker.replicas.memory_profile import Profiles, capacity_of, held_bytes, profiles_of
@@ -49,7 +49,7 @@ class Prepared:
     bases: tuple[Base, ...]
     capacities: tuple[Capacity, ...]
     data: DataSet
-    checkpoints: dict[int, tuple[Path, Progress]]
+    checkpoints: dict[int, tuple[Path, JobProgress]]
     activations: Activations
     start: WarmStart | None = None  # the adapter that all jobs start from
     drawn: dict[int, Tensor] = field(default_factory=dict)  # first weights by job index, float32 [rank, W]
@@ -117,7 +117,7 @@ class Preparation:
         widest = max((job.config.rank for job in self._unfinished), default=0)
         capacities = tuple(capacity_of(profiles, each.trainer, self._settings, len(bases), widest) for each in bases)
         rows = [rows_for(job.config.rank) for job in self._unfinished]
-        activations = chosen(capacities[0], data.longest, rows, self._settings.worker_recompute)
+        activations = choose_activations(capacities[0], data.longest, rows, self._settings.worker_recompute)
         clock.note("memory profile")
         drawn = self._drawn(base, start, checkpoints.keys(), capacities[0].park_bytes // _DRAWN_SHARE)
         clock.note("first weights")

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from contract.messages.placement_messages import Placement
 from worker.executor.job_run import JobRun
-from worker.policy.deficit_round_robin import Contender, Progress, SliceCost, select, urgency
+from worker.policy.deficit_round_robin import Candidate, SliceCost, SpeedEstimate, select, urgency
 from worker.replicas.replica_set import Replicas
 
 
@@ -13,8 +13,8 @@ class StepScheduler:
     """One decision for all replicas. Where an executor is several processes, rank 0 alone has one, and tells the others."""
 
     def __init__(self) -> None:
-        self._balances: Mapping[str, float] = {}
-        self._progress: dict[str, Progress] = {}
+        self._deficits: Mapping[str, float] = {}
+        self._progress: dict[str, SpeedEstimate] = {}
         self._chosen: dict[str, float] = {}  # seconds that the slices of the last choice take alone
 
     def choose(
@@ -23,23 +23,23 @@ class StepScheduler:
         """Of these active jobs of these placements, those whose tasks step now, and how many slices of their steps run. A task
         alone runs its whole step (None)."""
         if len(placements) == 1:
-            self._balances, self._progress = {}, {}  # nobody is owed anything
+            self._deficits, self._progress = {}, {}  # nobody is owed anything
             return list(runs), None
-        costs = replicas.offers([(run.job, run.step) for run in runs])
-        contenders = [self._contender(placements[key], cost) for key, cost in costs.items()]
-        selection = select(contenders, self._balances, replicas.pass_budget)
-        self._balances = selection.balances
-        self._progress = {one.key: self._progress.get(one.key, Progress()) for one in contenders}
+        costs = replicas.next_slice_costs([(run.job, run.step) for run in runs])
+        candidates = [self._candidate(placements[key], cost) for key, cost in costs.items()]
+        selection = select(candidates, self._deficits, replicas.pass_budget)
+        self._deficits = selection.deficits
+        self._progress = {one.key: self._progress.get(one.key, SpeedEstimate()) for one in candidates}
         self._chosen = {key: costs[key].seconds for key in selection.chosen}
         return [run for run in runs if run.key.placement in self._chosen], 1
 
-    def took(self, seconds: float) -> None:
+    def record_duration(self, seconds: float) -> None:
         """The step of the last choice took so long."""
         self._progress = {key: seen.after(seconds, self._chosen.get(key, 0.0)) for key, seen in self._progress.items()}
 
-    def _contender(self, placement: Placement, cost: SliceCost) -> Contender:
-        speed = self._progress.get(placement.placement_id, Progress()).speed
-        return Contender(
+    def _candidate(self, placement: Placement, cost: SliceCost) -> Candidate:
+        speed = self._progress.get(placement.placement_id, SpeedEstimate()).speed
+        return Candidate(
             placement.placement_id,
             placement.tenant_id,
             cost.seconds,

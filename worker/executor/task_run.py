@@ -31,10 +31,10 @@ from worker.policy.early_exit.policy_interface import Standing, Verdict
 from worker.policy.early_exit.policy_selection import policy_of
 from worker.policy.job_record import (
     Best,
-    Ended,
     Ending,
+    JobEnded,
+    JobProgress,
     Parked,
-    Progress,
     Promoted,
     Stage,
     StepTaken,
@@ -62,7 +62,7 @@ class TaskRun:
         self.checkpoint_due = 0.0
         self.checkpointing = False
         self.leaving = False  # trains no more, and leaves once its jobs are stored
-        self.finishing = False
+        self.detaching = False
         self._attached_at: float | None = boot_now()  # until its first step
         self.activations = Activations(False, "activations are kept")
         self._told: str | None = None  # the activations' reason that was reported last
@@ -86,7 +86,7 @@ class TaskRun:
         """Whether storage holds all its progress: no job has changed since its checkpoint, and no upload is pending."""
         return not self.checkpointing and not any(run.record.changed or run.stage is Stage.ENDING for run in self.runs)
 
-    def open(self, data: DataSet, checkpoints: dict[int, Progress], activations: Activations) -> None:
+    def open(self, data: DataSet, checkpoints: dict[int, JobProgress], activations: Activations) -> None:
         """Create the runs of its unfinished jobs from the loaded data, so that they can be scheduled."""
         spec, self.data, self.activations = self.placement.spec, data, activations
         self.runs = [
@@ -107,7 +107,7 @@ class TaskRun:
             )
         )
 
-    def tell_activations(self) -> None:
+    def report_activations(self) -> None:
         """Report how its passes hold their activations, if that has changed since the last report."""
         if self._told != self.activations.reason:
             self._told = self.activations.reason
@@ -147,7 +147,7 @@ class TaskRun:
 
     def ended(self, run: JobRun, *events: Event) -> None:
         """Mark the job as over, and record its last events."""
-        run.apply(Ended())
+        run.apply(JobEnded())
         self.flush_throughput()
         self.record(*events)
 
@@ -175,19 +175,19 @@ class TaskRun:
 
     def detached(self) -> None:
         """Record the placement's last event."""
-        self.finishing = True
+        self.detaching = True
         self.flush_throughput()
         self.record(Detached())
 
     # ---- losses --------------------------------------------------------------------------------------------------
 
-    def trained(self, run: JobRun, loss: float, said: Preference | None) -> None:
+    def trained(self, run: JobRun, loss: float, preference: Preference | None) -> None:
         """The job took a step on a batch of this loss; under dpo with these results."""
         step = run.step + 1
         self.reporter.point(run.index, "train_loss", step, loss)
-        if said is not None and math.isfinite(loss):
-            self.reporter.point(run.index, "train_accuracy", step, said.accuracy)
-            self.reporter.point(run.index, "train_margin", step, said.margin)
+        if preference is not None and math.isfinite(loss):
+            self.reporter.point(run.index, "train_accuracy", step, preference.accuracy)
+            self.reporter.point(run.index, "train_margin", step, preference.margin)
         run.apply(StepTaken(loss, run.spec.early_exit.ema_alpha))
         if self._attached_at is not None:
             log.info("placement %s takes its first step %.3f s after it came", self.key, boot_now() - self._attached_at)

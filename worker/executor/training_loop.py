@@ -11,7 +11,6 @@ Policy.on_evaluation), or by its rank at a rung (`_rank` asks Policy.rank); the 
 import math
 import queue
 import time
-from collections.abc import Callable
 from functools import partial
 
 from contract.messages.placement_messages import Placement
@@ -21,7 +20,7 @@ from worker.boot_clock import boot_now
 from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
 from worker.executor.artifact_uploader import ArtifactUploader, BestAdapter
-from worker.executor.attached_placements import Act, AttachedPlacements
+from worker.executor.attached_placements import Act, AttachedPlacements, Send
 from worker.executor.baseline_evaluation import Baselines
 from worker.executor.checkpoint_policy import CheckpointPolicy
 from worker.executor.job_run import JobRun
@@ -29,10 +28,10 @@ from worker.executor.placement_lease import Lease
 from worker.executor.placement_preparation import Prepared
 from worker.executor.step_scheduler import StepScheduler
 from worker.executor.task_run import TaskRun, keeps_adapter
-from worker.pipe_messages import Attach, Detach, Ended, Progress, Renew, Stop
+from worker.pipe_messages import Attach, Detach, Renew, Stop
 from worker.policy.early_exit.policy_interface import Verdict, not_finite
 from worker.policy.job_record import RungReached, Stage
-from worker.replicas.device_replica import Hopeless
+from worker.replicas.device_replica import Unrunnable
 from worker.replicas.packed_step import Stepped
 from worker.replicas.replica_set import Replicas
 from worker.replicas.validation_pass import ValidationResult
@@ -42,28 +41,28 @@ _IDLE_SECONDS = 1.0  # between looks at the leases while nothing trains
 
 
 class Executor:
-    """`tell` sends to the daemon. Any thread may call `obey`; everything else happens in `run`."""
+    """`send` sends to the daemon. Any thread may call `handle_command`; everything else happens in `run`."""
 
-    def __init__(self, settings: Settings, link: PlacementLink, tell: Callable[[Progress | Ended], None]) -> None:
+    def __init__(self, settings: Settings, link: PlacementLink, send: Send) -> None:
         self._inbox: queue.SimpleQueue[Act] = queue.SimpleQueue()
         self._scratch = ObjectCache(settings.scratch / "objects")
         self._scratch.sweep()
         self._cache = NodeCache(settings.scratch / "tenants", settings.worker_cache_bytes)
         self._attached = AttachedPlacements(
-            settings, link, self._scratch, self._cache, self._inbox.put, tell, self._opened, self._left
+            settings, link, self._scratch, self._cache, self._inbox.put, send, self._opened, self._left
         )
         self._uploader = ArtifactUploader(link, self._cache, self._inbox.put, self._attached.leave)
         self._checkpoint_policy = CheckpointPolicy(self._uploader, self._cache, settings.worker_checkpoint_seconds)
         self._baselines = Baselines(self._cache, self._attached.progress)
         self._replicas: Replicas | None = None  # of the base that is loaded
         self._scheduler = StepScheduler()
-        self._vacant = False  # whether waiting jobs may find room now
+        self._recheck_admission = False  # whether waiting jobs may find room now
         self._awaiting_ranks: dict[str, TaskRun] = {}  # tasks whose standings at the boundary have changed
         self._stopping = False
 
     def run(self) -> None:
         """The training loop, until a Stop."""
-        while self._attend():
+        while self._run_inbox():
             if self._replicas is None:
                 continue
             self._measure(self._replicas)
@@ -79,7 +78,7 @@ class Executor:
 
     # ---- commands and callbacks ------------------------------------------------------------------------------------
 
-    def obey(self, command: Attach | Renew | Detach | Stop) -> None:
+    def handle_command(self, command: Attach | Renew | Detach | Stop) -> None:
         match command:
             case Attach():
                 self._inbox.put(partial(self._attach, command.placement, self._attached.lease(command)))
@@ -90,9 +89,9 @@ class Executor:
             case Stop():
                 self._inbox.put(partial(self._stop, command.seconds))
 
-    def _attend(self) -> bool:
+    def _run_inbox(self) -> bool:
         """Run queued callbacks, and block for one while nothing trains. False when the loop is to end."""
-        idle = not (self._active() or self._vacant or self._awaiting_ranks or self._baselines)
+        idle = not (self._active() or self._recheck_admission or self._awaiting_ranks or self._baselines)
         try:
             act = self._inbox.get(timeout=_IDLE_SECONDS) if idle else self._inbox.get_nowait()
             while True:
@@ -115,36 +114,36 @@ class Executor:
         if self._replicas is None or self._replicas.bases is not prepared.bases:
             self._replicas = Replicas(prepared.bases, prepared.capacities, self._scratch, self._cache)
         replicas = self._replicas
-        replicas.widen(task.key, prepared.needs([run.demand.rows for run in task.runs]))
+        replicas.add_placement(task.key, prepared.needs([run.demand.rows for run in task.runs]))
         for run in task.runs:
             spec, path = AdapterSpec.of(run.job.config, prepared.start), prepared.file(run.index)
             replicas.store.add(run.key, spec, path, prepared.drawn.get(run.index))
-        self._give_up(replicas, replicas.refused(run.demand for run in task.runs))
+        self._give_up(replicas, replicas.rejected(run.demand for run in task.runs))
         self._baselines.begin(replicas.first, task, prepared)
         self._checkpoint_policy.expect(task)
-        self._vacant = True
+        self._recheck_admission = True
         self._awaiting_ranks[task.key] = task
 
     def _measure(self, replicas: Replicas) -> None:
         """Run one pass of a new task's baseline, between the steps of the others."""
         if not self._baselines:
             return
-        task, hopeless = self._baselines.advance()
-        self._give_up(replicas, hopeless)
+        task, unrunnable = self._baselines.advance()
+        self._give_up(replicas, unrunnable)
         if task not in self._baselines:
-            self._vacant = True  # under dpo its jobs may step now
+            self._recheck_admission = True  # under dpo its jobs may step now
             if not any(run.unfinished for run in task.runs):
-                replicas.narrow(task.key)
+                replicas.remove_placement(task.key)
 
     def _left(self, task: TaskRun) -> None:
         """A placement has left: free what its jobs hold."""
         self._baselines.drop(task)
         if self._replicas is not None:
             for run in task.runs:
-                self._forget(self._replicas, task, run)
-            self._replicas.narrow(task.key)
+                self._release_job(self._replicas, task, run)
+            self._replicas.remove_placement(task.key)
         self._awaiting_ranks.pop(task.key, None)
-        self._vacant = True
+        self._recheck_admission = True
 
     # ---- decide ----------------------------------------------------------------------------------------------------
 
@@ -157,17 +156,17 @@ class Executor:
 
     def _admit(self, replicas: Replicas) -> None:
         """Give arena rows to the jobs that the policy admits, and balance the replicas."""
-        if not self._vacant:
+        if not self._recheck_admission:
             return
-        self._vacant = False
+        self._recheck_admission = False
         runs = (run for task in self._attached.training for run in task.runs)
         waiting = {run.key: run for run in runs if run.trainable and not self._trains(run)}
         running = [run.demand for run in self._active()]
-        given, hopeless = replicas.admit(running, [run.demand for run in waiting.values()])
+        given, unrunnable = replicas.admit(running, [run.demand for run in waiting.values()])
         for key in given:
             self._attached[key.placement].started(waiting[key])
-        self._give_up(replicas, hopeless)
-        self._vacant |= replicas.even([run.demand for run in self._active()])
+        self._give_up(replicas, unrunnable)
+        self._recheck_admission |= replicas.rebalance([run.demand for run in self._active()])
 
     # ---- do --------------------------------------------------------------------------------------------------------
 
@@ -175,26 +174,26 @@ class Executor:
         """Step the jobs of the tasks whose turn it is; those that cannot be stepped fail."""
         placements = {run.key.placement: self._attached[run.key.placement].placement for run in runs}
         runs, slices = self._scheduler.choose(replicas, placements, runs)
-        stepped, hopeless = replicas.step([(run.job, run.step) for run in runs], slices, self._attached.progress)
-        self._scheduler.took(stepped.seconds)
-        self._vacant |= replicas.stepped(run.key for run in runs)
-        self._give_up(replicas, hopeless)
+        stepped, unrunnable = replicas.step([(run.job, run.step) for run in runs], slices, self._attached.progress)
+        self._scheduler.record_duration(stepped.seconds)
+        self._recheck_admission |= replicas.record_step(run.key for run in runs)
+        self._give_up(replicas, unrunnable)
         return stepped
 
-    def _give_up(self, replicas: Replicas, hopeless: Hopeless) -> None:
+    def _give_up(self, replicas: Replicas, unrunnable: Unrunnable) -> None:
         """Fail these jobs: they cannot be stepped. Before that, tasks report how they hold activations now."""
         for task in self._attached.open:
-            task.tell_activations()
-        for key, why in hopeless.items():
+            task.report_activations()
+        for key, why in unrunnable.items():
             task = self._attached[key.placement]
-            self._forget(replicas, task, task[key.job])
+            self._release_job(replicas, task, task[key.job])
             task.failed(task[key.job], why)
-            self._vacant = True
+            self._recheck_admission = True
             self._awaiting_ranks[task.key] = task
 
-    def _forget(self, replicas: Replicas, task: TaskRun, run: JobRun) -> None:
+    def _release_job(self, replicas: Replicas, task: TaskRun, run: JobRun) -> None:
         """Free everything that the job holds."""
-        replicas.store.forget(run.key)
+        replicas.store.remove(run.key)
         self._checkpoint_policy.forget(task, run)
 
     # ---- record ----------------------------------------------------------------------------------------------------
@@ -208,16 +207,16 @@ class Executor:
             if broken is not None:
                 self._end(replicas, run, broken)
         tokens = sum(work.tokens for work in stepped.work.values())
-        for group, work in stepped.work.items():
-            self._attached[group].worked(stepped.seconds, work.tokens / tokens, work)
+        for placement, work in stepped.work.items():
+            self._attached[placement].worked(stepped.seconds, work.tokens / tokens, work)
 
     # ---- evaluate and rank -------------------------------------------------------------------------------------------
 
     def _evaluate_due(self, replicas: Replicas, due: list[JobRun]) -> None:
         """Evaluate the jobs that are due, and apply the early-exit policy to each."""
         began = time.monotonic()
-        found, hopeless = replicas.examine({run.key: run.subject for run in due}, self._attached.progress)
-        self._give_up(replicas, hopeless)
+        found, unrunnable = replicas.evaluate({run.key: run.evaluation_request for run in due}, self._attached.progress)
+        self._give_up(replicas, unrunnable)
         per_token = (time.monotonic() - began) / max(1, sum(result.tokens for result in found.values()))
         for key, result in found.items():
             task = self._attached[key.placement]
@@ -248,7 +247,7 @@ class Executor:
             for run, verdict in task.decide_ranks():
                 if verdict is None:
                     task.promoted(run)
-                    self._vacant = True
+                    self._recheck_admission = True
                 else:
                     if run.stage is Stage.WARMUP:
                         task.parked(run)  # so that the service learns its warmup loss, which stays in the ranking
@@ -256,7 +255,7 @@ class Executor:
             for run in task.at_boundary():
                 task.parked(run)
                 replicas.store.park(run.key)
-                self._vacant = True
+                self._recheck_admission = True
 
     # ---- release ---------------------------------------------------------------------------------------------------
 
@@ -265,8 +264,8 @@ class Executor:
         task, weights = self._attached[run.key.placement], replicas.store.best(run.key)
         rows = replicas.store.trained_in(run.key)
         closing = task.completion(run) if verdict is None else task.exit(run, verdict)
-        self._forget(replicas, task, run)
-        self._vacant = True
+        self._release_job(replicas, task, run)
+        self._recheck_admission = True
         self._awaiting_ranks[task.key] = task
         if keeps_adapter(verdict, run.best) and weights is not None:
             task.ending(run)
@@ -280,7 +279,7 @@ class Executor:
         for task in self._attached.open:
             if task.leaving:
                 self._baselines.drop(task)
-            if not task.finishing and task not in self._baselines and (task.over or (task.leaving and task.safe)):
+            if not task.detaching and task not in self._baselines and (task.over or (task.leaving and task.safe)):
                 self._attached.finish(task)
 
     def _stop(self, seconds: float) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from worker.model.arena_layout import Layout, Target
-from worker.model.moments import CodedMoments, Moments, PlainMoments
+from worker.model.moments import EightBitMoments, Moments, PlainMoments
 from worker.model.out_of_memory import is_out_of_memory
 
 ROW_MULTIPLE = 8  # storage of a rank is rounded up to this; the rows beyond the rank stay zero
@@ -22,7 +22,7 @@ class ArenaFullError(Exception):
     """No run of free rows is long enough; the caller may grow the arena or wait."""
 
 
-class RowsMixedUpError(RuntimeError):
+class SlotOwnershipError(RuntimeError):
     """A slot's rows are not those that it was given. Nothing may be read from them or written to them on its behalf."""
 
 
@@ -36,7 +36,7 @@ class Slot:
     rows: int
     rank: int
     scale: float
-    ticket: int = 0
+    slot_id: int = 0
 
     @property
     def used(self) -> slice:
@@ -99,20 +99,22 @@ class Arena:
         rows: int,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
-        coded: bool = False,
+        eight_bit: bool = False,
     ) -> None:
         """coded: keep the moments as 8-bit codes."""
         self.layout = Layout(targets)
         self.master = torch.zeros(rows, self.layout.width, device=device, dtype=dtype)
         self.grad = torch.zeros_like(self.master)
         width, layers = self.layout.width, len(self.layout.layers)
-        if coded and width % layers:
+        if eight_bit and width % layers:
             raise ValueError(f"layers of different shapes share a row of {width} columns; 8-bit moments need them equal")
         self.moments: Moments = (
-            CodedMoments(rows, layers, width // layers, device) if coded else PlainMoments(rows, width, device, dtype)
+            EightBitMoments(rows, layers, width // layers, device) if eight_bit else PlainMoments(rows, width, device, dtype)
         )
-        self.owners = torch.zeros(rows, 1, dtype=torch.int64)  # on the host: the ticket of each row's slot; 0 where it is free
-        self._tickets = 0  # given so far
+        self.row_slot_ids = torch.zeros(
+            rows, 1, dtype=torch.int64
+        )  # on the host: the ticket of each row's slot; 0 where it is free
+        self._last_slot_id = 0  # given so far
         self._slots: list[Slot] = []  # in row order
 
     @property
@@ -141,9 +143,9 @@ class Arena:
         for place, slot in enumerate([*self._slots, None]):
             end = slot.row if slot is not None else self.rows
             if end - start >= rows:
-                self._tickets += 1
-                taken = Slot(start, rows, rank, alpha / rank, self._tickets)
-                self.owners[taken.stored] = taken.ticket
+                self._last_slot_id += 1
+                taken = Slot(start, rows, rank, alpha / rank, self._last_slot_id)
+                self.row_slot_ids[taken.stored] = taken.slot_id
                 self._slots.insert(place, taken)
                 return taken
             start = slot.row + slot.rows if slot is not None else end
@@ -163,7 +165,7 @@ class Arena:
         for buffer in (self.master, self.grad):
             buffer[slot.stored].zero_()
         self.moments.zero(slot.stored)
-        self.owners[slot.stored].zero_()
+        self.row_slot_ids[slot.stored].zero_()
         self._slots.remove(slot)
 
     def grow(self, rows: int) -> None:
@@ -211,7 +213,7 @@ class Arena:
         """Replace each buffer by `change(buffer)`, one after another, so that only one exists twice at a time."""
         for name in self._names:
             setattr(self, name, change(getattr(self, name)))
-        self.owners = change(self.owners)
+        self.row_slot_ids = change(self.row_slot_ids)
         buffers = self.moments.buffers
         for place, buffer in enumerate(buffers):
             buffers[place] = change(buffer)
@@ -246,5 +248,5 @@ class Arena:
     def _own(self, slot: Slot) -> None:
         if slot not in self._slots:
             raise ValueError(f"the slot at row {slot.row} is not attached to this arena")
-        if not (self.owners[slot.stored] == slot.ticket).all():
-            raise RowsMixedUpError(f"rows {slot.row} to {slot.row + slot.rows - 1} of the arena are not all of one slot")
+        if not (self.row_slot_ids[slot.stored] == slot.slot_id).all():
+            raise SlotOwnershipError(f"rows {slot.row} to {slot.row + slot.rows - 1} of the arena are not all of one slot")

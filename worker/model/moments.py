@@ -53,7 +53,7 @@ class PlainMoments(Moments):
             buffer[rows] = values.to(buffer.device)
 
 
-class CodedMoments(Moments):
+class EightBitMoments(Moments):
     """8-bit codes [rows, layers, columns] and the scales of their blocks [rows, layers, blocks] fp32: a quarter of fp32's size.
 
     A block is 256 columns of one layer's part of one row, so that no adapter's numbers depend on another's. Reading gives fp32,

@@ -22,7 +22,7 @@ from worker.node.device_discovery import find_devices
 from worker.node.executor_pool import ExecutorPool, ExecutorProcess
 from worker.node.node_credential import NodeCredential
 from worker.node.node_registration import NodeMembership, join
-from worker.pipe_messages import Attach, Beat, Detach, Ended, Progress, Pulses, Renew, Unknown
+from worker.pipe_messages import Attach, Beat, Detach, ExecutorProgress, PlacementEnded, Pulses, Renew, Unknown
 from worker.settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)
@@ -116,9 +116,9 @@ class Daemon:
                 self._over &= self._wanted.keys()
             case News(child=child, message=Beat() as beat) if child is member.heart:
                 self._renew(member, beat)
-            case News(child=child, message=Progress() as progress):
+            case News(child=child, message=ExecutorProgress() as progress):
                 self._progress(member, self._crew.of(child), progress)
-            case News(child=child, message=Ended() as ended):
+            case News(child=child, message=PlacementEnded() as ended):
                 self._ended(member, self._crew.of(child), ended)
             case ChildEnded(child=child) if child is member.heart:
                 log.warning("the heartbeat ended (%d) and is started again", event.code)
@@ -141,7 +141,7 @@ class Daemon:
         if beat.answer.desired_version != self._version or self._crew.held.keys() - granted.keys():
             member.desired.want()
 
-    def _progress(self, member: NodeMembership, hand: ExecutorProcess | None, progress: Progress) -> None:
+    def _progress(self, member: NodeMembership, hand: ExecutorProcess | None, progress: ExecutorProgress) -> None:
         if hand is None:
             return
         for placement_id, phase in progress.phases.items():
@@ -151,7 +151,7 @@ class Daemon:
                     held.phase = phase
         self._pulse(member, now=False)
 
-    def _ended(self, member: NodeMembership, hand: ExecutorProcess | None, ended: Ended) -> None:
+    def _ended(self, member: NodeMembership, hand: ExecutorProcess | None, ended: PlacementEnded) -> None:
         if hand is None or ended.placement_id not in hand.held:
             return
         held = hand.held[ended.placement_id]
@@ -278,7 +278,7 @@ class Daemon:
                 self._bury(event.child)
             elif isinstance(event, News) and isinstance(event.message, Beat) and event.child is member.heart:
                 self._renew(member, event.message)
-            elif isinstance(event, News) and isinstance(event.message, Ended):
+            elif isinstance(event, News) and isinstance(event.message, PlacementEnded):
                 lost = [placement for placement in lost if placement.placement_id != event.message.placement_id]
         if lost:
             self._lose(member, lost, RequeueReason.NODE_LOST, "the worker was stopped")

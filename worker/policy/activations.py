@@ -8,7 +8,7 @@ not fit.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from worker.policy.memory_model import Capacity, room
+from worker.policy.memory_model import Capacity, fitting_tokens
 
 _SHARE = 2  # one part in so many of the memory beside the base is for activations, the rest for adapters
 
@@ -20,7 +20,7 @@ class Activations:
     recompute: bool
     reason: str
 
-    def turn(self, other: "Activations") -> None:
+    def copy_from(self, other: "Activations") -> None:
         """Take over another choice, in place."""
         self.recompute, self.reason = other.recompute, other.reason
 
@@ -35,7 +35,7 @@ class Need:
     activations: Activations
 
 
-def chosen(capacity: Capacity, longest: int, rows: Sequence[int], always: bool = False) -> Activations:
+def choose_activations(capacity: Capacity, longest: int, rows: Sequence[int], always: bool = False) -> Activations:
     """The choice for a task whose longest sequence has `longest` tokens and whose jobs take `rows` arena rows each. always: an
     operator wants activations recomputed."""
     if capacity.recomputed is None:
@@ -55,7 +55,7 @@ def chosen(capacity: Capacity, longest: int, rows: Sequence[int], always: bool =
     )
 
 
-def turned(tokens: int) -> Activations:
+def recompute_after_oom(tokens: int) -> Activations:
     """Recomputation, for a task with a sequence of `tokens` tokens that ran out of memory with its activations kept."""
     return Activations(
         True, f"activations are computed again in backward: a sequence of {tokens} tokens found no memory while they were kept"
@@ -70,10 +70,12 @@ def step_tokens(needs: Iterable[Need], capacity: Capacity, most: int, shared: bo
     """
     for need in needs:
         recompute = need.activations.recompute
-        rows = max((rows for rows in need.rows if room(capacity, rows, recompute, need.longest) >= need.longest), default=0)
-        fitting = room(capacity, rows, recompute, most)
+        rows = max(
+            (rows for rows in need.rows if fitting_tokens(capacity, rows, recompute, need.longest) >= need.longest), default=0
+        )
+        fitting = fitting_tokens(capacity, rows, recompute, most)
         if shared:
-            fitting = min(fitting, room(capacity, 0, recompute, _SHARE * most) // _SHARE)
+            fitting = min(fitting, fitting_tokens(capacity, 0, recompute, _SHARE * most) // _SHARE)
         most = min(most, max(need.longest, fitting))
     return max(1, most)
 

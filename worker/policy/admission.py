@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from worker.policy.memory_model import Capacity, room
+from worker.policy.memory_model import Capacity, fitting_tokens
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What one job needs while it trains. `group` is its task; within a group, the lower `turn` goes first."""
+    """What one job needs while it trains. `placement` is its task; within a group, the lower `turn` goes first."""
 
     key: Hashable
-    group: Hashable
+    placement: Hashable
     batch_size: int
     tokens: int  # expected of one optimizer step
     longest: int  # tokens of its longest sequence, which is never split
@@ -46,7 +46,7 @@ def refusal(demand: Demand, capacity: Capacity) -> str | None:
     need, usable = peak([demand], capacity), capacity.usable_bytes
     if need <= usable:
         return None
-    longest, row_mib = room(capacity, demand.rows, demand.recompute, demand.longest), capacity.model.per_row / 2**20
+    longest, row_mib = fitting_tokens(capacity, demand.rows, demand.recompute, demand.longest), capacity.model.per_row / 2**20
     ways = [f"max_seq_len at most {longest}"] if longest > 0 else []
     ways += ["a lower rank" if longest > 0 else "a much lower rank", "a worker with more memory"]
     again = " with activations computed again in backward" if demand.recompute else ""
@@ -67,9 +67,9 @@ def choose(running: Sequence[Demand], waiting: Sequence[Demand], capacity: Capac
     """
     shares, sizes = Counter[Hashable](), {d.batch_size for d in running}
     for d in running:
-        shares[d.group] += d.tokens
+        shares[d.placement] += d.tokens
     order = sorted(waiting, key=lambda d: _preference(d, shares, sizes))
-    first = next((d for d in order if fits(d, running, capacity) or (running and d.group not in shares)), None)
+    first = next((d for d in order if fits(d, running, capacity) or (running and d.placement not in shares)), None)
     return first if first is not None and fits(first, running, capacity) else None
 
 
@@ -80,14 +80,14 @@ def fits(demand: Demand, running: Sequence[Demand], capacity: Capacity) -> bool:
         return False
     if peak(together, capacity) > capacity.usable_bytes:
         return False
-    alone = all(d.group != demand.group for d in running)
+    alone = all(d.placement != demand.placement for d in running)
     return alone or sum(d.tokens for d in together) <= capacity.pass_budget
 
 
 def _preference(demand: Demand, shares: Counter[Hashable], sizes: set[int]) -> tuple[int, int, bool, int]:
     """Sort key, smallest first: its group's tokens on the axis, its turn, a batch size not yet running, then the
     larger batch."""
-    return shares[demand.group], demand.turn, bool(sizes) and demand.batch_size not in sizes, -demand.batch_size
+    return shares[demand.placement], demand.turn, bool(sizes) and demand.batch_size not in sizes, -demand.batch_size
 
 
 def _mib(number: int) -> int:

@@ -27,7 +27,7 @@ class SliceCost:
 
 
 @dataclass(frozen=True)
-class Contender:
+class Candidate:
     """A task with work. weight: its tenant's, which the tenant's tasks share. cost: of its next slice, in seconds alone (or any
     unit that is the same for all). tokens: of that slice. urgency: at least 1; see `urgency`."""
 
@@ -44,53 +44,53 @@ class Selection:
     """chosen: in the order of the contenders. balances: after it, of every contender."""
 
     chosen: tuple[str, ...]
-    balances: Mapping[str, float]
+    deficits: Mapping[str, float]
 
 
-def rates(contenders: Sequence[Contender]) -> dict[str, float]:
+def rates(candidates: Sequence[Candidate]) -> dict[str, float]:
     """What each task's balance gains at a time: its part of its tenant's weight, times its urgency."""
-    tasks = Counter(one.tenant for one in contenders)
-    return {one.key: one.weight / tasks[one.tenant] * one.urgency for one in contenders}
+    tasks = Counter(one.tenant for one in candidates)
+    return {one.key: one.weight / tasks[one.tenant] * one.urgency for one in candidates}
 
 
-def select(contenders: Sequence[Contender], balances: Mapping[str, float], budget: int) -> Selection:
+def select(candidates: Sequence[Candidate], deficits: Mapping[str, float], budget: int) -> Selection:
     """The tasks whose next slices run now, of at most `budget` tokens together (a single larger slice excepted).
 
     balances: as the last selection left them; a task that is not in it has none. All balances gain, in proportion to their
     rates, until the first task can pay for its slice; it runs, and so do those that owe nothing. Who is left out for want of
     tokens comes first the next time. So a balance stays within one of the task's slices of 0.
     """
-    if not contenders:
+    if not candidates:
         return Selection((), {})
-    gain = rates(contenders)
-    before = {one.key: balances.get(one.key, 0.0) for one in contenders}
-    waits = {one.key: max(0.0, (one.cost - before[one.key]) / gain[one.key]) for one in contenders}
+    gain = rates(candidates)
+    before = {one.key: deficits.get(one.key, 0.0) for one in candidates}
+    waits = {one.key: max(0.0, (one.cost - before[one.key]) / gain[one.key]) for one in candidates}
     clock = min(waits.values())
     after = {key: balance + clock * gain[key] for key, balance in before.items()}
-    order = sorted(range(len(contenders)), key=lambda at: (waits[contenders[at].key], at))
+    order = sorted(range(len(candidates)), key=lambda at: (waits[candidates[at].key], at))
     chosen, tokens = set[str](), 0
     for at in order:
-        one = contenders[at]
+        one = candidates[at]
         first = not chosen
         turn = first or after[one.key] >= 0
         if turn and (first or tokens + one.tokens <= budget):
             chosen.add(one.key)
             tokens += one.tokens
             after[one.key] -= one.cost
-    return Selection(tuple(one.key for one in contenders if one.key in chosen), after)
+    return Selection(tuple(one.key for one in candidates if one.key in chosen), after)
 
 
 @dataclass(frozen=True)
-class Progress:
+class SpeedEstimate:
     """A task's speed compared with running alone, of late: seconds that its slices take alone, of the seconds that passed."""
 
     alone: float = 0.0
     seconds: float = 0.0
 
-    def after(self, seconds: float, alone: float) -> "Progress":
+    def after(self, seconds: float, alone: float) -> "SpeedEstimate":
         """A step of all took `seconds`, in which this task did what takes `alone`."""
         kept = 0.5 ** (seconds / _MEMORY_SECONDS)
-        return Progress(kept * self.alone + alone, kept * self.seconds + seconds)
+        return SpeedEstimate(kept * self.alone + alone, kept * self.seconds + seconds)
 
     @property
     def speed(self) -> float:

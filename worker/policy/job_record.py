@@ -49,7 +49,7 @@ class Best:
 
 
 @dataclass(frozen=True)
-class Progress:
+class JobProgress:
     """All of a job's state that its checkpoint holds beside tensors. `ema` is None before the first step."""
 
     step: int = 0
@@ -65,14 +65,14 @@ class JobRecord:
 
     stage: Stage
     promoted: bool = False
-    progress: Progress = field(default_factory=Progress)
+    progress: JobProgress = field(default_factory=JobProgress)
     rungs_decided: int = 0
     checkpoint: CheckpointRef | None = None
 
     @classmethod
-    def of(cls, assigned: JobAssignment, progress: Progress | None) -> "JobRecord":
+    def of(cls, assigned: JobAssignment, progress: JobProgress | None) -> "JobRecord":
         """The record of a job as the service assigned it, with the state of its checkpoint."""
-        restored = progress or Progress()
+        restored = progress or JobProgress()
         if assigned.warmup_val_loss is not None:  # also where the checkpoint is from before the boundary
             restored = replace(restored, rung_losses=(assigned.warmup_val_loss, *restored.rung_losses[1:]))
         rungs_decided = max(1, len(restored.rung_losses)) if assigned.promoted else 0
@@ -152,12 +152,12 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class Ended:
+class JobEnded:
     """The job's end was recorded."""
 
 
 Passed = StepTaken | Evaluated | RungReached  # events that change the job's progress
-JobEvent = WarmupBegan | TrainingBegan | Parked | Promoted | Passed | CheckpointKnown | Ending | Ended
+JobEvent = WarmupBegan | TrainingBegan | Parked | Promoted | Passed | CheckpointKnown | Ending | JobEnded
 
 _ALIVE = frozenset({Stage.PENDING, Stage.WARMUP, Stage.PARKED, Stage.TRAINING})
 _STEPPING = frozenset({Stage.WARMUP, Stage.TRAINING})
@@ -171,7 +171,7 @@ _FROM: dict[type, frozenset[Stage]] = {  # stages in which a job may meet the ev
     RungReached: _STEPPING,
     CheckpointKnown: _ALIVE,
     Ending: _ALIVE,
-    Ended: _ALIVE | {Stage.ENDING},
+    JobEnded: _ALIVE | {Stage.ENDING},
 }
 
 
@@ -192,12 +192,12 @@ def reduced(record: JobRecord, event: JobEvent) -> JobRecord:
             return replace(record, checkpoint=event.ref)
         case Ending():
             return replace(record, stage=Stage.ENDING)
-        case Ended():
+        case JobEnded():
             return replace(record, stage=Stage.OVER)
     return replace(record, progress=_advanced(record.progress, event))
 
 
-def _advanced(progress: Progress, event: Passed) -> Progress:
+def _advanced(progress: JobProgress, event: Passed) -> JobProgress:
     match event:
         case StepTaken():
             ema = smooth(progress.ema, event.loss, event.ema_alpha) if math.isfinite(event.loss) else progress.ema

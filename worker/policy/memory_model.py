@@ -55,7 +55,7 @@ class Capacity:
         return replace(self, model=model)
 
 
-def refitted(capacity: Capacity, tokens: int, rows: int, recompute: bool = False) -> Capacity:
+def capacity_after_oom(capacity: Capacity, tokens: int, rows: int, recompute: bool = False) -> Capacity:
     """The capacity after a pass of `tokens` tokens over `rows` adapter rows ran out of memory: raises per_token until the model
     predicts that failure, and halves the tokens of micro-batches; where these had been made longer, undoes only that."""
     model = capacity.of(recompute)
@@ -67,21 +67,21 @@ def refitted(capacity: Capacity, tokens: int, rows: int, recompute: bool = False
     return replace(capacity, step_tokens=max(1, min(capacity.step_tokens, tokens) // 2))
 
 
-def regrown(capacity: Capacity, most: int, rows: int, recompute: bool = False) -> Capacity:
+def grown_capacity(capacity: Capacity, most: int, rows: int, recompute: bool = False) -> Capacity:
     """The capacity after a while without failures: micro-batches grow by half, up to `most` tokens and to what the model,
     refitted to every failed pass, allows beside `rows` adapter rows. Never smaller."""
-    tokens = min(most, -(-capacity.step_tokens * 3 // 2), room(capacity, rows, recompute, most))
+    tokens = min(most, -(-capacity.step_tokens * 3 // 2), fitting_tokens(capacity, rows, recompute, most))
     return replace(capacity, step_tokens=max(capacity.step_tokens, tokens))
 
 
-def room(capacity: Capacity, rows: int, recompute: bool, most: int) -> int:
+def fitting_tokens(capacity: Capacity, rows: int, recompute: bool, most: int) -> int:
     """Tokens of the largest pass of this kind beside `rows` adapter rows, up to `most`; below 0 where not even the rows fit."""
     model = capacity.of(recompute)
     left = capacity.usable_bytes - model.predict(0, rows)
     return math.floor(min(left / model.per_token, most)) if model.per_token and left < model.per_token * most else most
 
 
-def rows_cap(capacity: Capacity, tokens: int, recompute: bool = False) -> int:
+def max_arena_rows(capacity: Capacity, tokens: int, recompute: bool = False) -> int:
     """R_cap: the most adapter rows that the arena may have beside micro-batches of `tokens` tokens (ALTO A.3)."""
     model = capacity.of(recompute)
     left = capacity.usable_bytes - model.predict(tokens, 0)

@@ -12,7 +12,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class Chunk(Generic[Key]):
+class Piece(Generic[Key]):
     """Sequences `first` to `last - 1` of a job's batch, `tokens` long together."""
 
     job: Key
@@ -21,7 +21,7 @@ class Chunk(Generic[Key]):
     tokens: int
 
 
-def cut(lengths: Sequence[int], budget: int) -> list[tuple[int, int]]:
+def batch_ranges(lengths: Sequence[int], budget: int) -> list[tuple[int, int]]:
     """Cut a batch into runs of sequences of at most `budget` tokens, in order. A longer sequence is a run of its own."""
     runs: list[tuple[int, int]] = []
     first, tokens = 0, 0
@@ -35,38 +35,38 @@ def cut(lengths: Sequence[int], budget: int) -> list[tuple[int, int]]:
     return runs
 
 
-def pieces_of(job: Key, lengths: Sequence[int], budget: int) -> list[Chunk[Key]]:
+def cut_batch(job: Key, lengths: Sequence[int], budget: int) -> list[Piece[Key]]:
     """A job's batch as pieces of at most `budget` tokens, in order."""
-    return [Chunk(job, first, last, sum(lengths[first:last])) for first, last in cut(lengths, budget)]
+    return [Piece(job, first, last, sum(lengths[first:last])) for first, last in batch_ranges(lengths, budget)]
 
 
-def pack(batches: Mapping[Key, Sequence[int]], budget: int) -> list[list[Chunk[Key]]]:
-    """Cut every job's batch into pieces of at most `budget` tokens, and lay them into micro-batches of as many: see `lay`.
+def pack(batches: Mapping[Key, Sequence[int]], budget: int) -> list[list[Piece[Key]]]:
+    """Cut every job's batch into pieces of at most `budget` tokens, and pack them into micro-batches of as many.
 
     `batches` maps each job to its sequences' lengths.
     """
-    return lay([pieces_of(job, lengths, budget) for job, lengths in batches.items()], budget)
+    return pack_pieces([cut_batch(job, lengths, budget) for job, lengths in batches.items()], budget)
 
 
-def lay(pieces: Sequence[Sequence[Chunk[Key]]], budget: int) -> list[list[Chunk[Key]]]:
+def pack_pieces(pieces: Sequence[Sequence[Piece[Key]]], budget: int) -> list[list[Piece[Key]]]:
     """Lay every job's pieces into micro-batches of at most `budget` tokens (a single longer piece excepted).
 
     The order of the jobs is their order on the axis. A job's pieces lie in strictly ascending micro-batches, so its gradient is
     summed in the order of its own batch. First fit, longest piece first.
     """
-    bins: list[list[tuple[int, Chunk[Key]]]] = []
+    micro_batches: list[list[tuple[int, Piece[Key]]]] = []
     filled: list[int] = []
     reached = [-1] * len(pieces)  # the micro-batch that holds each job's last piece so far
     for turn in range(max(map(len, pieces), default=0)):
         due = [(place, own[turn]) for place, own in enumerate(pieces) if turn < len(own)]
-        for place, chunk in sorted(due, key=lambda entry: (-entry[1].tokens, entry[0])):
+        for place, piece in sorted(due, key=lambda entry: (-entry[1].tokens, entry[0])):
             after = reached[place] + 1
-            room = (b for b in range(after, len(bins)) if filled[b] + chunk.tokens <= budget)
-            chosen = next(room, len(bins))
-            if chosen == len(bins):
-                bins.append([])
+            room = (b for b in range(after, len(micro_batches)) if filled[b] + piece.tokens <= budget)
+            chosen = next(room, len(micro_batches))
+            if chosen == len(micro_batches):
+                micro_batches.append([])
                 filled.append(0)
-            bins[chosen].append((place, chunk))
-            filled[chosen] += chunk.tokens
+            micro_batches[chosen].append((place, piece))
+            filled[chosen] += piece.tokens
             reached[place] = chosen
-    return [[chunk for _, chunk in sorted(held, key=lambda entry: entry[0])] for held in bins]
+    return [[piece for _, piece in sorted(micro_batch, key=lambda entry: entry[0])] for micro_batch in micro_batches]

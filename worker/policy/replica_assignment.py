@@ -26,7 +26,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Takeover:
+class Move:
     """A running job moves from replica `giver` to replica `taker` (indexes)."""
 
     demand: Demand
@@ -34,24 +34,24 @@ class Takeover:
     taker: int
 
 
-def deal(loads: Sequence[Load], waiting: Sequence[Demand]) -> list[list[Demand]]:
+def assign(loads: Sequence[Load], waiting: Sequence[Demand]) -> list[list[Demand]]:
     """The waiting jobs that start now on each replica, in order. The replica with the least left to train chooses first."""
     running = [list(load.running) for load in loads]
-    dealt: list[list[Demand]] = [[] for _ in loads]
+    assigned: list[list[Demand]] = [[] for _ in loads]
     left = list(waiting)
     while True:
         for at in sorted(range(len(loads)), key=lambda at: (sum(d.left for d in running[at]), at)):
             demand = choose(running[at], left, loads[at].capacity)
             if demand is not None:
                 running[at].append(demand)
-                dealt[at].append(demand)
+                assigned[at].append(demand)
                 left.remove(demand)
                 break
         else:
-            return dealt
+            return assigned
 
 
-def takeover(loads: Sequence[Load]) -> Takeover | None:
+def next_move(loads: Sequence[Load]) -> Move | None:
     """The running job to move from the replica with the most left to the one with the least; None where the move saves little.
 
     Picks the job that brings the two closest together. Each takeover makes the replicas more even, so repeated calls end.
@@ -67,4 +67,4 @@ def takeover(loads: Sequence[Load]) -> Takeover | None:
     ]
     if not worth:
         return None
-    return Takeover(min(worth, key=lambda d: abs(lead / 2 - d.left)), giver, taker)
+    return Move(min(worth, key=lambda d: abs(lead / 2 - d.left)), giver, taker)

@@ -78,7 +78,7 @@ class StepModel:
     def seconds(self, load: StepLoad) -> float:
         return float(np.dot(load.terms, [self.per_pass, self.per_token, self.per_row, self.per_job]))
 
-    def worthwhile_tokens(self, share: float, most: int) -> int:
+    def tokens_for_throughput_share(self, share: float, most: int) -> int:
         """Tokens of the smallest pass that reaches `share` of the throughput of an endless one, up to `most`."""
         if self.per_token * most * (1 - share) <= share * self.per_pass:
             return most

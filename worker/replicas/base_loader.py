@@ -57,13 +57,13 @@ class Base:
         return self.trainer.backbone.max_positions
 
 
-def load_base(ref: BaseModelRef, device: torch.device, coded: bool = False) -> Base:
+def load_base(ref: BaseModelRef, device: torch.device, eight_bit: bool = False) -> Base:
     """One copy of a base: see load_bases."""
-    return load_bases(ref, [device], coded)[0]
+    return load_bases(ref, [device], eight_bit)[0]
 
 
 def load_bases(
-    ref: BaseModelRef, devices: Sequence[torch.device], coded: bool = False, memory: int | None = None
+    ref: BaseModelRef, devices: Sequence[torch.device], eight_bit: bool = False, memory: int | None = None
 ) -> tuple[Base, ...]:
     """Check the revision, and load the weights onto each device, one after another. Raises BaseError, or Crowded.
 
@@ -89,7 +89,7 @@ def load_bases(
         need = weight_bytes(source, _dtype(devices[0]), ref.precision)
         if memory is not None and need > memory:
             raise BaseError(_too_large(ref, need, memory))
-        trainers = _tried(lambda: _trainers(source, ref.precision, devices, coded))
+        trainers = _tried(lambda: _trainers(source, ref.precision, devices, eight_bit))
         if trainers is None:
             if memory is not None and need > _MOST_SHARE * memory:
                 raise BaseError(_too_large(ref, need, memory))
@@ -144,9 +144,9 @@ def _dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
-def _trainers(source: Path, precision: Precision, devices: Sequence[torch.device], coded: bool) -> list[Trainer]:
+def _trainers(source: Path, precision: Precision, devices: Sequence[torch.device], eight_bit: bool) -> list[Trainer]:
     backbones = _backbones(source, precision, devices)
-    return [_trainer(backbones[device], coded) for device in devices]
+    return [_trainer(backbones[device], eight_bit) for device in devices]
 
 
 def _backbones(source: Path, precision: Precision, devices: Sequence[torch.device]) -> dict[torch.device, Backbone]:
@@ -160,9 +160,9 @@ def _backbones(source: Path, precision: Precision, devices: Sequence[torch.devic
     return backbones
 
 
-def _trainer(backbone: Backbone, coded: bool) -> Trainer:
+def _trainer(backbone: Backbone, eight_bit: bool) -> Trainer:
     """The fused trainer on a GPU whose kernels run the family, else plain PyTorch. The arena grows as jobs come."""
     device = backbone.device
     if device.type == "cpu" or backbone.beyond_kernels:
-        return Trainer(backbone, Arena(backbone.targets, 8, device, coded=coded))
-    return DeviceTrainer(backbone, DeviceArena(backbone.targets, 8, device, torch.bfloat16, coded))
+        return Trainer(backbone, Arena(backbone.targets, 8, device, eight_bit=eight_bit))
+    return DeviceTrainer(backbone, DeviceArena(backbone.targets, 8, device, torch.bfloat16, eight_bit))

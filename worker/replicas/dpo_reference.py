@@ -40,7 +40,13 @@ def key_of(base: BaseModelRef, device_type: str, start: str, data: DataSet) -> s
 
 
 def reference_passes(
-    trainer: Trainer, slot: Slot | None, data: DataSet, key: str, scratch: ObjectCache, budget: int, tick: Callable[[], None]
+    trainer: Trainer,
+    slot: Slot | None,
+    data: DataSet,
+    key: str,
+    scratch: ObjectCache,
+    budget: int,
+    on_progress: Callable[[], None],
 ) -> Generator[None, None, Reference]:
     """The reference, read from the cache folder if it was computed here before; yields after each pass that it takes."""
     rows = {"train": data.train, "validation": data.validation}
@@ -49,7 +55,7 @@ def reference_passes(
     if numbers is None:
         found: list[float] = []
         for part in rows.values():
-            found += yield from _computed(trainer, slot, part, budget, tick)
+            found += yield from _computed(trainer, slot, part, budget, on_progress)
         numbers = np.array(found)
         try:
             scratch.keep(partial(_write, numbers), name=key)
@@ -66,14 +72,14 @@ def _found(scratch: ObjectCache, key: str) -> np.ndarray | None:
 
 
 def _computed(
-    trainer: Trainer, slot: Slot | None, rows: Rows, budget: int, tick: Callable[[], None]
+    trainer: Trainer, slot: Slot | None, rows: Rows, budget: int, on_progress: Callable[[], None]
 ) -> Generator[None, None, list[float]]:
     """log p of the rows' sequences, _AT_ONCE at a time, which bounds the results that a pass holds."""
     found: list[float] = []
     for first in range(0, len(rows.sequences), _AT_ONCE):
         some = slice(first, first + _AT_ONCE)
         wanted = {0: Sequences(slot, rows.sequences[some], rows.lengths[some])}
-        found += (yield from log_probability_passes(trainer, wanted, budget, tick))[0]
+        found += (yield from log_probability_passes(trainer, wanted, budget, on_progress))[0]
     return found
 
 

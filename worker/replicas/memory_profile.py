@@ -89,7 +89,7 @@ def profiles_of(trainer: Trainer, base: BaseModelRef, row_tokens: int, scratch: 
 
 def _kept(scratch: ObjectCache, key: str, trainer: Trainer, longest: int) -> Profiles:
     made = Profiles(measured(trainer, longest), measured(trainer, longest, recompute=True))
-    trainer.free()  # release cached blocks of the passes' sizes
+    trainer.release_caches()  # release cached blocks of the passes' sizes
     try:
         scratch.keep(partial(_write, made), name=key)
     except DiskFull as error:

@@ -14,7 +14,7 @@ import torch
 from worker.model.plain.trainer import LossSum, OutOfMemory, Trainer
 from worker.model.row_optimizer import RowUpdate
 from worker.policy.job_record import JobKey
-from worker.policy.packing import Chunk, lay
+from worker.policy.packing import Piece, pack_pieces
 from worker.policy.step_time import StepLoad
 from worker.replicas.dpo_loss import Preference, preference_loss
 from worker.replicas.step_in_progress import StepInProgress
@@ -61,42 +61,49 @@ class Stepped:
         return StepLoad(self.passes, tokens, rows, len(self.losses))
 
 
-def step(trainer: Trainer, steps: Sequence[JobStep], budget: int, tick: Callable[[], None]) -> Stepped:
+def step(trainer: Trainer, steps: Sequence[JobStep], budget: int, on_progress: Callable[[], None]) -> Stepped:
     """Train these jobs by one whole optimizer step each, in micro-batches of `budget` tokens: see `advance`. Only
     benchmarks call this."""
-    return advance(trainer, {StepInProgress(steps, budget): None}, budget, tick)
+    return advance(trainer, {StepInProgress(steps, budget): None}, budget, on_progress)
 
 
-def advance(trainer: Trainer, rounds: Mapping[StepInProgress, int | None], budget: int, tick: Callable[[], None]) -> Stepped:
+def advance(
+    trainer: Trainer, rounds: Mapping[StepInProgress, int | None], budget: int, on_progress: Callable[[], None]
+) -> Stepped:
     """Run the next so many slices of each round (None: all that is left of it) in micro-batches of `budget` tokens, and update
-    the jobs whose batches are through. Calls `tick` after each micro-batch.
+    the jobs whose batches are through. Calls `on_progress` after each micro-batch.
 
     Raises OutOfMemory where a pass finds no memory; then no job was updated, all these rounds are void, and the caller must
     void their gradients.
     """
     began = time.monotonic()
-    _compute_preferences(trainer, [one for one in rounds if one.preferences is None], budget, tick)
+    _compute_preferences(trainer, [current for current in rounds if current.preferences is None], budget, on_progress)
     stepped, owner, weights, taken = Stepped({}, 0.0), dict[JobKey, StepInProgress](), dict[JobKey, list[float]](), []
-    for one, slices in rounds.items():
-        for key, chunks in one.take(slices).items():
-            said = one.preference(key)
-            owner[key], weights[key] = one, _weights(one.batches[key], said)
-            if said is None or math.isfinite(said.loss):
-                taken.append(chunks)
+    for current, slices in rounds.items():
+        for key, pieces in current.next_pieces(slices).items():
+            preference = current.preference(key)
+            owner[key], weights[key] = current, _weights(current.batches[key], preference)
+            if preference is None or math.isfinite(preference.loss):
+                taken.append(pieces)
     first = trainer.forwards
-    for held in lay(taken, budget):
-        _run(trainer, held, owner, weights, stepped)
-        tick()
-    done = [(one, left) for one in rounds for left in one.finished()]
-    for one, left in done:
-        said = one.preference(left.job.key)
-        if said is not None:
-            stepped.preferences[left.job.key] = said
-    preferred = {key: said.loss for key, said in stepped.preferences.items()}
-    sums = [(left.job.key, loss) for one, left in done if left.job.key not in preferred for loss in one.sums[left.job.key]]
+    for micro_batch in pack_pieces(taken, budget):
+        _run(trainer, micro_batch, owner, weights, stepped)
+        on_progress()
+    done = [(current, finished) for current in rounds for finished in current.finished()]
+    for current, finished in done:
+        preference = current.preference(finished.job.key)
+        if preference is not None:
+            stepped.preferences[finished.job.key] = preference
+    preferred = {key: preference.loss for key, preference in stepped.preferences.items()}
+    sums = [
+        (finished.job.key, loss)
+        for current, finished in done
+        if finished.job.key not in preferred
+        for loss in current.sums[finished.job.key]
+    ]
     found = {**_means(sums), **preferred}
-    stepped.losses = {left.job.key: found[left.job.key] for _, left in done}
-    trainer.update([_update(left) for _, left in done if math.isfinite(stepped.losses[left.job.key])])
+    stepped.losses = {finished.job.key: found[finished.job.key] for _, finished in done}
+    trainer.update([_update(finished) for _, finished in done if math.isfinite(stepped.losses[finished.job.key])])
     stepped.seconds = time.monotonic() - began
     for work in stepped.work.values():
         work.device_steps, work.device_seconds = 1, stepped.seconds
@@ -106,55 +113,59 @@ def advance(trainer: Trainer, rounds: Mapping[StepInProgress, int | None], budge
 
 def _run(
     trainer: Trainer,
-    held: Sequence[Chunk[JobKey]],
+    micro_batch: Sequence[Piece[JobKey]],
     owner: Mapping[JobKey, StepInProgress],
     weights: Mapping[JobKey, list[float]],
     stepped: Stepped,
 ) -> None:
     """One micro-batch."""
     before, segments, owners, recompute = trainer.forwards, [], [], False
-    for chunk in held:
-        key, one = chunk.job, owner[chunk.job]
-        job = one.steps[key].job
-        apart = one.preference(key) is not None
-        for part in segments_of(one.batches[key], chunk.first, chunk.last, apart, weights[key]):
+    for piece in micro_batch:
+        key, current = piece.job, owner[piece.job]
+        job = current.steps[key].job
+        per_sequence = current.preference(key) is not None
+        for part in segments_of(current.batches[key], piece.first, piece.last, per_sequence, weights[key]):
             segments.append(part)
             owners.append(key)
-        stepped.work[key.placement].tokens += chunk.tokens
-        stepped.work[key.placement].rows += job.config.rank if chunk.first == 0 else 0
+        stepped.work[key.placement].tokens += piece.tokens
+        stepped.work[key.placement].rows += job.config.rank if piece.first == 0 else 0
         recompute |= job.activations.recompute
     try:
         losses = trainer.train(segments, recompute)
     except OutOfMemory as error:
-        error.alone = held[0].job.placement if len(held) == 1 else None
+        error.alone = micro_batch[0].job.placement if len(micro_batch) == 1 else None
         raise
     for key, loss in zip(owners, losses, strict=True):
         owner[key].sums[key].append(loss)
-    for group in {chunk.job.placement for chunk in held}:
-        stepped.work[group].micro_batches += 1
-        stepped.work[group].forwards += trainer.forwards - before
+    for placement in {piece.job.placement for piece in micro_batch}:
+        stepped.work[placement].micro_batches += 1
+        stepped.work[placement].forwards += trainer.forwards - before
 
 
-def _compute_preferences(trainer: Trainer, rounds: Sequence[StepInProgress], budget: int, tick: Callable[[], None]) -> None:
+def _compute_preferences(
+    trainer: Trainer, rounds: Sequence[StepInProgress], budget: int, on_progress: Callable[[], None]
+) -> None:
     """Preferences of the pairs of jobs under dpo, before their steps: a separate forward, since an answer's gradient weight
     depends on both answers. It applies the step's own dropout."""
-    pairs = {key: one for one in rounds for key, its in one.steps.items() if its.job.reference is not None}
-    read = log_probabilities(trainer, {key: one.batches[key] for key, one in pairs.items()}, budget, tick)
-    for one in rounds:
-        one.preferences = {}
-    for key, one in pairs.items():
-        job = one.steps[key].job
+    pairs = {
+        key: current for current in rounds for key, job_step in current.steps.items() if job_step.job.reference is not None
+    }
+    read = log_probabilities(trainer, {key: current.batches[key] for key, current in pairs.items()}, budget, on_progress)
+    for current in rounds:
+        current.preferences = {}
+    for key, current in pairs.items():
+        job = current.steps[key].job
         assert job.reference is not None, "only jobs with a reference are under dpo"
         assert job.config.beta is not None, "the spec gives every job under dpo a beta"
-        reference = [job.reference.train[place] for place in one.places[key]]
-        assert one.preferences is not None
-        one.preferences[key] = preference_loss(job.config.beta, read[key], reference)
+        reference = [job.reference.train[place] for place in current.places[key]]
+        assert current.preferences is not None
+        current.preferences[key] = preference_loss(job.config.beta, read[key], reference)
 
 
-def _weights(batch: Sequences, said: Preference | None) -> list[float]:
+def _weights(batch: Sequences, preference: Preference | None) -> list[float]:
     """The gradient weight of each sequence's -log p."""
-    if said is not None:
-        return said.weights
+    if preference is not None:
+        return preference.weights
     return [1 / sum(example.labels for example in batch.examples)] * len(batch.examples)
 
 
@@ -170,16 +181,16 @@ def _means(sums: list[tuple[JobKey, LossSum]]) -> dict[JobKey, float]:
     return {key: totals[key] / labels[key] for key in totals}
 
 
-def refusal(one: JobStep) -> str | None:
+def refusal(job_step: JobStep) -> str | None:
     """Why the job's update cannot be made, whatever its gradient is; None where it can."""
     try:
-        _update(one)
+        _update(job_step)
     except ValueError as error:
         return str(error)
     return None
 
 
-def _update(one: JobStep) -> RowUpdate:
-    config = one.job.config
-    rate = config.rate_at(one.step, one.job.total_steps)
-    return RowUpdate(one.slot, rate, config.weight_decay, one.step + 1, one.job.max_grad_norm)
+def _update(job_step: JobStep) -> RowUpdate:
+    config = job_step.job.config
+    rate = config.rate_at(job_step.step, job_step.job.total_steps)
+    return RowUpdate(job_step.slot, rate, config.weight_decay, job_step.step + 1, job_step.job.max_grad_norm)

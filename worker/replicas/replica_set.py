@@ -21,12 +21,12 @@ from worker.policy.admission import Demand, refusal
 from worker.policy.deficit_round_robin import SliceCost
 from worker.policy.job_record import JobKey
 from worker.policy.memory_model import Capacity
-from worker.policy.replica_assignment import Load, deal, takeover
+from worker.policy.replica_assignment import Load, assign, next_move
 from worker.replicas.base_loader import Base
-from worker.replicas.device_replica import Hopeless, Replica, Tick
+from worker.replicas.device_replica import OnProgress, Replica, Unrunnable
 from worker.replicas.packed_step import Stepped
 from worker.replicas.training_job import TrainingJob
-from worker.replicas.validation_pass import ValidationResult, ValidationSubject
+from worker.replicas.validation_pass import EvaluationRequest, ValidationResult
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +39,10 @@ class Replicas:
 
     def __init__(self, bases: Sequence[Base], capacities: Sequence[Capacity], scratch: ObjectCache, cache: NodeCache) -> None:
         self.bases = tuple(bases)
-        fits = [CapacityTracker(capacity) for capacity in capacities]
-        self.store = AdapterStore([base.trainer for base in bases], fits, capacities[0].park_bytes, scratch, cache)
-        made = enumerate(zip(bases, fits, strict=True))
-        self._all = [Replica(number, base, fit, self.store) for number, (base, fit) in made]
+        trackers = [CapacityTracker(capacity) for capacity in capacities]
+        self.store = AdapterStore([base.trainer for base in bases], trackers, capacities[0].park_bytes, scratch, cache)
+        made = enumerate(zip(bases, trackers, strict=True))
+        self._all = [Replica(number, base, tracker, self.store) for number, (base, tracker) in made]
 
     @property
     def ref(self) -> BaseModelRef:
@@ -55,17 +55,17 @@ class Replicas:
 
     # ---- which job where -------------------------------------------------------------------------------------------
 
-    def widen(self, group: str, needs: Sequence[Need]) -> None:
+    def add_placement(self, placement: str, needs: Sequence[Need]) -> None:
         """Add a task, with what it needs of each replica."""
         for replica, need in zip(self._all, needs, strict=True):
-            replica.fit.widen(group, need)
+            replica.tracker.add_placement(placement, need)
 
-    def narrow(self, group: str) -> None:
+    def remove_placement(self, placement: str) -> None:
         """Remove a task that has left and whose jobs are forgotten."""
         for replica in self._all:
-            replica.narrow(group)
+            replica.remove_placement(placement)
 
-    def refused(self, demands: Iterable[Demand]) -> Hopeless:
+    def rejected(self, demands: Iterable[Demand]) -> Unrunnable:
         """The jobs that fit on no replica, even alone, and why."""
         return {_key(demand): why for demand in demands if (why := self._refusal(demand)) is not None}
 
@@ -73,29 +73,29 @@ class Replicas:
         whys = [refusal(demand, replica.capacity) for replica in self._all]
         return None if None in whys else whys[0]
 
-    def admit(self, active: Sequence[Demand], waiting: Sequence[Demand]) -> tuple[list[JobKey], Hopeless]:
+    def admit(self, active: Sequence[Demand], waiting: Sequence[Demand]) -> tuple[list[JobKey], Unrunnable]:
         """Give rows to the waiting jobs that the policy admits. Returns these jobs, and those for which an empty replica has
         no memory. A job that waited in one replica's arena may continue in another's."""
-        dealt = deal(self._loads(active), waiting)
-        given, hopeless = set[JobKey](), Hopeless()
-        for replica, demands in zip(self._all, dealt, strict=True):
+        assigned = assign(self._loads(active), waiting)
+        given, unrunnable = set[JobKey](), Unrunnable()
+        for replica, demands in zip(self._all, assigned, strict=True):
             chosen = set(map(_key, demands))
             keys = [_key(demand) for demand in waiting if _key(demand) in chosen]
-            lacking = self.store.seat(replica.number, keys)
+            lacking = self.store.allocate_rows(replica.number, keys)
             if replica.empty:
-                hopeless |= lacking
+                unrunnable |= lacking
             given.update(chosen - lacking.keys())
-        return [_key(demand) for demand in waiting if _key(demand) in given], hopeless
+        return [_key(demand) for demand in waiting if _key(demand) in given], unrunnable
 
-    def even(self, active: Sequence[Demand]) -> bool:
+    def rebalance(self, active: Sequence[Demand]) -> bool:
         """Move running jobs from replicas with much left to replicas with little. Whether a moved job found no memory and
         waits."""
-        while (move := takeover(self._loads(active))) is not None:
+        while (move := next_move(self._loads(active))) is not None:
             key = _key(move.demand)
             log.info("%s is taken over by replica %d", key, move.taker)
             self.store.park(key)
             self.store.evict(key)
-            if self.store.seat(move.taker, [key]):
+            if self.store.allocate_rows(move.taker, [key]):
                 return True
         return False
 
@@ -114,14 +114,14 @@ class Replicas:
 
     # ---- all at once -----------------------------------------------------------------------------------------------
 
-    def offers(self, jobs: Sequence[tuple[TrainingJob, int]]) -> dict[str, SliceCost]:
+    def next_slice_costs(self, jobs: Sequence[tuple[TrainingJob, int]]) -> dict[str, SliceCost]:
         """What the next slice of each task's step takes on the replica where it takes longest. The step of a job is of this
         number."""
         costs: dict[str, SliceCost] = {}
         for replica, own in self._shares(self._next(jobs)).items():
-            for group, load in replica.offers(list(own.values())).items():
-                known, seconds = costs.get(group, SliceCost(0.0, 0)), replica.model.seconds(load)
-                costs[group] = SliceCost(max(known.seconds, seconds), max(known.tokens, round(load.tokens)))
+            for placement, load in replica.next_slice_costs(list(own.values())).items():
+                known, seconds = costs.get(placement, SliceCost(0.0, 0)), replica.model.seconds(load)
+                costs[placement] = SliceCost(max(known.seconds, seconds), max(known.tokens, round(load.tokens)))
         return costs
 
     @property
@@ -129,28 +129,32 @@ class Replicas:
         """Tokens of a micro-batch, on the replica that has the least memory for it."""
         return min(replica.capacity.pass_budget for replica in self._all)
 
-    def step(self, jobs: Sequence[tuple[TrainingJob, int]], slices: int | None, tick: Tick) -> tuple[Stepped, Hopeless]:
+    def step(
+        self, jobs: Sequence[tuple[TrainingJob, int]], slices: int | None, on_progress: OnProgress
+    ) -> tuple[Stepped, Unrunnable]:
         """Run the next so many slices (None: all) of these tasks' steps, on all replicas at once. The step of a job is of this
         number; jobs that lack memory are left out. `seconds`: until the last replica was done."""
         began = time.monotonic()
         wanted = self._next(jobs)
-        whole, hopeless = Stepped({}, 0.0), Hopeless()
-        for stepped, lost in self._together(lambda replica, own: replica.step(list(own.values()), slices, tick), wanted):
+        whole, unrunnable = Stepped({}, 0.0), Unrunnable()
+        for stepped, lost in self._on_each_replica(
+            lambda replica, own: replica.step(list(own.values()), slices, on_progress), wanted
+        ):
             whole.losses |= stepped.losses
             whole.preferences |= stepped.preferences
             whole.passes += stepped.passes
-            hopeless |= lost
-            for group, work in stepped.work.items():
-                whole.work[group].add(work)
+            unrunnable |= lost
+            for placement, work in stepped.work.items():
+                whole.work[placement].add(work)
         whole.losses = {key: whole.losses[key] for key in wanted if key in whole.losses}
         whole.seconds = time.monotonic() - began
-        return whole, hopeless
+        return whole, unrunnable
 
     def _next(self, jobs: Sequence[tuple[TrainingJob, int]]) -> dict[JobKey, tuple[TrainingJob, int]]:
         """The jobs that step now: while a replica is in the midst of a task's step, its jobs elsewhere wait for it."""
         placed = {job.key: (job, number) for job, number in jobs}
-        groups = {key.placement for key in placed}
-        busy = {replica: {group for group in groups if replica.under_way(group)} for replica in self._all}
+        placements = {key.placement for key in placed}
+        busy = {replica: {placement for placement in placements if replica.under_way(placement)} for replica in self._all}
         anywhere = set[str]().union(*busy.values())
         if not anywhere or len(self._all) == 1:
             return placed
@@ -158,27 +162,27 @@ class Replicas:
         waits = {key for replica, own in shares.items() for key in own if key.placement in anywhere - busy[replica]}
         return {key: pair for key, pair in placed.items() if key not in waits}
 
-    def examine(
-        self, subjects: Mapping[JobKey, ValidationSubject], tick: Tick
-    ) -> tuple[Mapping[JobKey, ValidationResult], Hopeless]:
+    def evaluate(
+        self, requests: Mapping[JobKey, EvaluationRequest], on_progress: OnProgress
+    ) -> tuple[Mapping[JobKey, ValidationResult], Unrunnable]:
         """Validation losses of these jobs."""
-        found, hopeless = dict[JobKey, ValidationResult](), Hopeless()
-        for results, lost in self._together(lambda replica, own: replica.examine(own, tick), subjects):
+        found, unrunnable = dict[JobKey, ValidationResult](), Unrunnable()
+        for results, lost in self._on_each_replica(lambda replica, own: replica.evaluate(own, on_progress), requests):
             found |= results
-            hopeless |= lost
-        return {key: found[key] for key in subjects if key in found}, hopeless
+            unrunnable |= lost
+        return {key: found[key] for key in requests if key in found}, unrunnable
 
-    def stepped(self, jobs: Iterable[JobKey]) -> bool:
+    def record_step(self, jobs: Iterable[JobKey]) -> bool:
         """Record a step of these jobs; whether the micro-batches of any replica grew just now."""
-        return any([replica.stepped() for replica, own in self._shares(dict.fromkeys(jobs)).items() if own])
+        return any([replica.record_step() for replica, own in self._shares(dict.fromkeys(jobs)).items() if own])
 
-    def _together(self, work: Callable[[Replica, dict[JobKey, S]], T], jobs: Mapping[JobKey, S]) -> list[T]:
+    def _on_each_replica(self, work: Callable[[Replica, dict[JobKey, S]], T], jobs: Mapping[JobKey, S]) -> list[T]:
         """Run `work` in parallel on each replica that holds any of these jobs. Waits for all replicas before it raises an
         error."""
         shares = {replica: own for replica, own in self._shares(jobs).items() if own}
-        begun = {replica: replica.hand.submit(work, replica, own) for replica, own in shares.items() if replica.hand}
+        begun = {replica: replica.thread.submit(work, replica, own) for replica, own in shares.items() if replica.thread}
         try:
-            done = {replica: work(replica, own) for replica, own in shares.items() if replica.hand is None}
+            done = {replica: work(replica, own) for replica, own in shares.items() if replica.thread is None}
         finally:
             wait(begun.values())
         return [begun[replica].result() if replica in begun else done[replica] for replica in shares]

@@ -10,7 +10,7 @@ from worker.model.arena import Slot
 from worker.model.flat_batch import Dropout
 from worker.model.plain.trainer import LossSum
 from worker.policy.job_record import JobKey
-from worker.policy.packing import Chunk, pack, pieces_of
+from worker.policy.packing import Piece, cut_batch, pack
 from worker.policy.step_time import StepLoad
 from worker.replicas.dpo_loss import Preference
 from worker.replicas.training_job import JobStep
@@ -23,16 +23,16 @@ class StepInProgress:
     def __init__(self, steps: Sequence[JobStep], budget: int) -> None:
         """budget: tokens of a piece; how a batch is cut depends on it and on the batch alone."""
         self.steps = {one.job.key: one for one in steps}
-        self.budget, self.begun = budget, False
+        self.budget, self.started = budget, False
         self.places = {key: one.job.data.train.places(one.job.order.batch(one.step)) for key, one in self.steps.items()}
         self.batches = {key: _sequences(one, self.places[key], budget) for key, one in self.steps.items()}
         self.sums: dict[JobKey, list[LossSum]] = {key: [] for key in self.steps}
         self.preferences: dict[JobKey, Preference] | None = None
-        self._pieces = {key: pieces_of(key, batch.lengths, budget) for key, batch in self.batches.items()}
-        self._slices: list[list[Chunk[JobKey]]] | None = None  # what is left, where the step is cut
+        self._pieces = {key: cut_batch(key, batch.lengths, budget) for key, batch in self.batches.items()}
+        self._slices: list[list[Piece[JobKey]]] | None = None  # what is left, where the step is cut
 
     @property
-    def over(self) -> bool:
+    def done(self) -> bool:
         """Whether all its jobs have taken their steps."""
         return not self.steps
 
@@ -40,44 +40,44 @@ class StepInProgress:
         """The job's results under dpo."""
         return self.preferences.get(key) if self.preferences is not None else None
 
-    def goes_on(self, steps: Mapping[JobKey, JobStep], budget: int) -> bool:
+    def resumes_with(self, steps: Mapping[JobKey, JobStep], budget: int) -> bool:
         """Whether these steps are under way, in the same rows, cut alike. A job that is missing has ended: it is dropped."""
         for key in [key for key in self.steps if key not in steps]:
             self._drop(key)
         same = all(steps[key].step == one.step and steps[key].slot is one.slot for key, one in self.steps.items())
-        return same and not self.over and budget == self.budget
+        return same and not self.done and budget == self.budget
 
     @property
     def slots(self) -> list[Slot]:
         """The rows with gradients that the round may have begun."""
-        return [one.slot for one in self.steps.values()] if self.begun else []
+        return [one.slot for one in self.steps.values()] if self.started else []
 
     def next_slice(self) -> StepLoad:
         """What the next slice takes."""
-        chunks = self._cut()[0]
-        rows = sum(self.steps[chunk.job].job.config.rank for chunk in chunks)
-        return StepLoad(1, sum(chunk.tokens for chunk in chunks), rows, len(chunks))
+        pieces = self._cut()[0]
+        rows = sum(self.steps[piece.job].job.config.rank for piece in pieces)
+        return StepLoad(1, sum(piece.tokens for piece in pieces), rows, len(pieces))
 
-    def take(self, slices: int | None) -> dict[JobKey, list[Chunk[JobKey]]]:
+    def next_pieces(self, slices: int | None) -> dict[JobKey, list[Piece[JobKey]]]:
         """Each job's pieces in the next so many slices, or in all: they run now."""
-        self.begun = True
+        self.started = True
         if slices is None and self._slices is None:
             return self._pieces
         left = self._cut()
         count = len(left) if slices is None else slices
-        taken: dict[JobKey, list[Chunk[JobKey]]] = {key: [] for key in self.steps}
-        for chunk in (chunk for held in left[:count] for chunk in held):
-            taken[chunk.job].append(chunk)
+        taken: dict[JobKey, list[Piece[JobKey]]] = {key: [] for key in self.steps}
+        for piece in (piece for micro_batch in left[:count] for piece in micro_batch):
+            taken[piece.job].append(piece)
         del left[:count]
-        return {key: chunks for key, chunks in taken.items() if chunks}
+        return {key: pieces for key, pieces in taken.items() if pieces}
 
     def finished(self) -> list[JobStep]:
         """The steps whose pieces have all run; they leave the round."""
-        left = {chunk.job for held in self._slices or () for chunk in held}
+        left = {piece.job for micro_batch in self._slices or () for piece in micro_batch}
         done = [key for key in self.steps if key not in left]
         return [self.steps.pop(key) for key in done]
 
-    def _cut(self) -> list[list[Chunk[JobKey]]]:
+    def _cut(self) -> list[list[Piece[JobKey]]]:
         if self._slices is None:
             self._slices = pack({key: batch.lengths for key, batch in self.batches.items() if key in self.steps}, self.budget)
         return self._slices
@@ -85,8 +85,8 @@ class StepInProgress:
     def _drop(self, key: JobKey) -> None:
         del self.steps[key], self._pieces[key]
         if self._slices is not None:
-            kept = ([chunk for chunk in held if chunk.job != key] for held in self._slices)
-            self._slices = [held for held in kept if held]
+            kept = ([piece for piece in micro_batch if piece.job != key] for micro_batch in self._slices)
+            self._slices = [micro_batch for micro_batch in kept if micro_batch]
 
 
 def _sequences(one: JobStep, places: list[int], budget: int) -> Sequences:

@@ -11,14 +11,14 @@ from worker.data.dataset import Rows
 from worker.model.arena import Slot
 from worker.model.flat_batch import Dropout, Example, Segment
 from worker.model.plain.trainer import LossSum, OutOfMemory, Trainer
-from worker.policy.packing import lay, pieces_of
+from worker.policy.packing import cut_batch, pack_pieces
 from worker.replicas.dpo_loss import preference_loss
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class ValidationSubject:
+class EvaluationRequest:
     """The adapter to evaluate, or without a slot the base. Under dpo with its beta and the reference's log-probabilities of the
     rows' sequences."""
 
@@ -26,7 +26,7 @@ class ValidationSubject:
     rows: Rows
     beta: float | None = None
     reference: Sequence[float] = ()
-    cut: int | None = None  # as of Sequences
+    piece_tokens: int | None = None  # as of Sequences
     owner: str | None = None
 
 
@@ -50,25 +50,25 @@ class Sequences:
     examples: Sequence[Example]
     lengths: Sequence[int]
     dropout: Dropout | None = None
-    cut: int | None = None
+    piece_tokens: int | None = None
     owner: str | None = None
 
 
 def evaluate(
-    trainer: Trainer, examinees: Mapping[Key, ValidationSubject], budget: int, tick: Callable[[], None]
+    trainer: Trainer, requests: Mapping[Key, EvaluationRequest], budget: int, on_progress: Callable[[], None]
 ) -> Iterator[tuple[Key, ValidationResult]]:
     """Yield each subject's result as soon as it is known. How a subject is cut depends on it and `budget` alone."""
-    for known in _evaluated(trainer, examinees, budget, tick):
+    for known in _evaluated(trainer, requests, budget, on_progress):
         if known is not None:
             yield known
 
 
 def evaluating(
-    trainer: Trainer, examinees: Mapping[Key, ValidationSubject], budget: int, tick: Callable[[], None]
+    trainer: Trainer, requests: Mapping[Key, EvaluationRequest], budget: int, on_progress: Callable[[], None]
 ) -> Generator[None, None, dict[Key, ValidationResult]]:
     """As `evaluate`, pass by pass: yields after each pass, and returns the results."""
     found: dict[Key, ValidationResult] = {}
-    for known in _evaluated(trainer, examinees, budget, tick):
+    for known in _evaluated(trainer, requests, budget, on_progress):
         if known is None:
             yield
         else:
@@ -77,10 +77,10 @@ def evaluating(
 
 
 def log_probabilities(
-    trainer: Trainer, wanted: Mapping[Key, Sequences], budget: int, tick: Callable[[], None]
+    trainer: Trainer, wanted: Mapping[Key, Sequences], budget: int, on_progress: Callable[[], None]
 ) -> dict[Key, list[float]]:
     """log p of every sequence's labels, summed."""
-    passes = log_probability_passes(trainer, wanted, budget, tick)
+    passes = log_probability_passes(trainer, wanted, budget, on_progress)
     while True:
         try:
             next(passes)
@@ -90,11 +90,11 @@ def log_probabilities(
 
 
 def log_probability_passes(
-    trainer: Trainer, wanted: Mapping[Key, Sequences], budget: int, tick: Callable[[], None]
+    trainer: Trainer, wanted: Mapping[Key, Sequences], budget: int, on_progress: Callable[[], None]
 ) -> Generator[None, None, dict[Key, list[float]]]:
     """As `log_probabilities`, pass by pass: yields after each pass, and returns the results."""
     found: dict[Key, list[float]] = {}
-    for known in _read(trainer, wanted, set(wanted), budget, tick):
+    for known in _read(trainer, wanted, set(wanted), budget, on_progress):
         if known is None:
             yield
         else:
@@ -103,43 +103,46 @@ def log_probability_passes(
 
 
 def _evaluated(
-    trainer: Trainer, examinees: Mapping[Key, ValidationSubject], budget: int, tick: Callable[[], None]
+    trainer: Trainer, requests: Mapping[Key, EvaluationRequest], budget: int, on_progress: Callable[[], None]
 ) -> Iterator[tuple[Key, ValidationResult] | None]:
     wanted = {
-        key: Sequences(who.slot, who.rows.sequences, who.rows.lengths, cut=who.cut, owner=who.owner)
-        for key, who in examinees.items()
+        key: Sequences(
+            request.slot, request.rows.sequences, request.rows.lengths, piece_tokens=request.piece_tokens, owner=request.owner
+        )
+        for key, request in requests.items()
     }
-    apart = {key for key, who in examinees.items() if who.beta is not None}
-    for known in _read(trainer, wanted, apart, budget, tick):
-        yield known if known is None else (known[0], _result(examinees[known[0]], known[1]))
+    per_sequence = {key for key, request in requests.items() if request.beta is not None}
+    for known in _read(trainer, wanted, per_sequence, budget, on_progress):
+        yield known if known is None else (known[0], _result(requests[known[0]], known[1]))
 
 
 def _read(
-    trainer: Trainer, wanted: Mapping[Key, Sequences], apart: set[Key], budget: int, tick: Callable[[], None]
+    trainer: Trainer, wanted: Mapping[Key, Sequences], per_sequence: set[Key], budget: int, on_progress: Callable[[], None]
 ) -> Iterator[tuple[Key, list[LossSum]] | None]:
-    """Each key's loss sums in the order of its sequences: one for each piece, or for keys in `apart` one for each sequence.
-    None after each pass."""
+    """Each key's loss sums in the order of its sequences: one for each piece, or for keys in `per_sequence` one for each
+    sequence. None after each pass."""
     keys = list(wanted)
-    pieces = [pieces_of(place, wanted[key].lengths, wanted[key].cut or budget) for place, key in enumerate(keys)]
+    pieces = [cut_batch(place, wanted[key].lengths, wanted[key].piece_tokens or budget) for place, key in enumerate(keys)]
     due = {place: len(own) for place, own in enumerate(pieces)}
     known: dict[int, dict[int, list[LossSum]]] = {place: {} for place in due}
-    passes = lay(pieces, budget)
-    for held in sorted(passes, key=lambda held: (held[0].job, held[0].first)):  # job by job, so that each completes early
+    passes = pack_pieces(pieces, budget)
+    # Job by job, so that each completes early.
+    for micro_batch in sorted(passes, key=lambda pieces: (pieces[0].job, pieces[0].first)):
         segments, owners = [], []
-        for chunk in held:
-            key = keys[chunk.job]
-            for part in segments_of(wanted[key], chunk.first, chunk.last, key in apart):
+        for piece in micro_batch:
+            key = keys[piece.job]
+            for part in segments_of(wanted[key], piece.first, piece.last, key in per_sequence):
                 segments.append(part)
-                owners.append((chunk.job, chunk.first))
+                owners.append((piece.job, piece.first))
         try:
             losses = trainer.evaluate(segments)
         except OutOfMemory as error:
-            error.alone = wanted[keys[held[0].job]].owner if len(held) == 1 else None
+            error.alone = wanted[keys[micro_batch[0].job]].owner if len(micro_batch) == 1 else None
             raise
         for (place, first), loss in zip(owners, losses, strict=True):
             known[place].setdefault(first, []).append(loss)
-        tick()
-        for place in [chunk.job for chunk in held]:
+        on_progress()
+        for place in [piece.job for piece in micro_batch]:
             if len(known[place]) == due[place]:
                 sums = known.pop(place)
                 yield keys[place], [loss for first in sorted(sums) for loss in sums[first]]
@@ -147,10 +150,11 @@ def _read(
 
 
 def segments_of(
-    read: Sequences, first: int, last: int, apart: bool, weights: Sequence[float] | None = None
+    read: Sequences, first: int, last: int, per_sequence: bool, weights: Sequence[float] | None = None
 ) -> Iterator[Segment]:
-    """Sequences `first` to `last - 1` as one segment, or each as its own. weights: per sequence, equal unless `apart`."""
-    step = 1 if apart else last - first
+    """Sequences `first` to `last - 1` as one segment, or each as its own. weights: per sequence, equal without
+    `per_sequence`."""
+    step = 1 if per_sequence else last - first
     for at in range(first, last, step):
         dropout = None if read.dropout is None else replace(read.dropout, first=read.dropout.first + at)
         yield Segment(read.slot, read.examples[at : at + step], 1.0 if weights is None else weights[at], dropout)
@@ -161,9 +165,9 @@ def _totals(sums: Sequence[LossSum]) -> list[float]:
     return totals
 
 
-def _result(examinee: ValidationSubject, sums: Sequence[LossSum]) -> ValidationResult:
-    tokens, totals = sum(examinee.rows.lengths), _totals(sums)
-    if examinee.beta is None:
+def _result(request: EvaluationRequest, sums: Sequence[LossSum]) -> ValidationResult:
+    tokens, totals = sum(request.rows.lengths), _totals(sums)
+    if request.beta is None:
         return ValidationResult(sum(totals) / sum(loss.labels for loss in sums), tokens)
-    said = preference_loss(examinee.beta, [-nll for nll in totals], examinee.reference)
-    return ValidationResult(said.loss, tokens, said.accuracy, said.margin)
+    preference = preference_loss(request.beta, [-nll for nll in totals], request.reference)
+    return ValidationResult(preference.loss, tokens, preference.accuracy, preference.margin)

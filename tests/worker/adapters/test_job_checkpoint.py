@@ -13,12 +13,12 @@ from worker.adapters.job_checkpoint import CheckpointError, Tensors, load_progre
 from worker.data.object_cache import ObjectCache, WrongBytes
 from worker.model.arena import AdapterState
 from worker.policy.early_exit.policy_interface import History
-from worker.policy.job_record import Best, Progress
+from worker.policy.job_record import Best, JobProgress
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 WINDOWS = st.lists(FINITE, max_size=5).map(tuple)
 PROGRESS = st.builds(
-    Progress,
+    JobProgress,
     step=st.integers(0, 10**6),
     ema=st.none() | FINITE,
     history=st.builds(History, WINDOWS, WINDOWS, st.integers(0, 9), st.integers(0, 9), st.none() | FINITE),

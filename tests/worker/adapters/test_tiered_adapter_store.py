@@ -15,7 +15,7 @@ from worker.adapters.location_types import AdapterSpec, ArenaRows, OnDisk, Pinne
 from worker.adapters.tiered_adapter_store import AdapterStore
 from worker.data.object_cache import ObjectCache
 from worker.model.arena import AdapterState
-from worker.policy.job_record import JobKey, Progress
+from worker.policy.job_record import JobKey, JobProgress
 from worker.policy.memory_model import Capacity, MemoryModel
 from worker.replicas.base_loader import load_bases
 
@@ -48,7 +48,7 @@ def store_of(trainers, scratch: ObjectCache, host_bytes: int = 10**9, cache=None
 def trained(store: AdapterStore, trainer, job: int, replica: int = 0) -> Tensors:
     """A job that has rows, with numbers in all of its buffers; returns these."""
     store.add(key(job), spec(job))
-    assert store.seat(replica, [key(job)]) == {}
+    assert store.allocate_rows(replica, [key(job)]) == {}
     slot = store.rows(key(job)).slot
     trainer.arena.master[slot.used] += 1 + job
     for place, buffer in enumerate(trainer.arena.moments.buffers):
@@ -71,7 +71,7 @@ def test_parked_jobs_spill_to_disk_and_come_back(trainers, tmp_path):
     assert not trainers[0].arena.slots
     for job, tensors in was.items():
         assert same(store.tensors(key(job)), tensors)
-    assert store.seat(1, [key(job) for job in was]) == {}
+    assert store.allocate_rows(1, [key(job) for job in was]) == {}
     for job, tensors in was.items():
         assert store.location(key(job)).replica == 1
         assert same(store.tensors(key(job)), tensors), "on another replica"
@@ -86,13 +86,13 @@ def test_a_fetched_checkpoint_is_a_place_to_wait(trainers, tmp_path):
     scratch = ObjectCache(tmp_path / "s")
     width = trainers[0].arena.layout.width
     was = Tensors(AdapterState(*(torch.randn(RANK, width) for _ in range(3))), torch.randn(RANK, width))
-    kept = scratch.keep(lambda path: save(path, Progress(step=4), was))
+    kept = scratch.keep(lambda path: save(path, JobProgress(step=4), was))
     store = store_of(trainers, scratch, 0)
     store.add(key(0), spec(), kept.path)
     assert same(store.tensors(key(0)), was)
-    assert store.seat(0, [key(0)]) == {}
+    assert store.allocate_rows(0, [key(0)]) == {}
     assert same(store.tensors(key(0)), was)
-    store.forget(key(0))
+    store.remove(key(0))
     assert kept.path.exists(), "it is the service's checkpoint still"
 
 
@@ -103,7 +103,7 @@ def test_a_parked_job_keeps_its_rows_until_another_needs_them(trainers, tmp_path
     slots = {job: store.rows(key(job)).slot for job in was}
     for job in (1, 0):
         store.park(key(job))
-    assert store.seat(0, [key(1)]) == {}
+    assert store.allocate_rows(0, [key(1)]) == {}
     assert store.rows(key(1)).slot is slots[1], "nothing was copied"
     store.park(key(1))
     trained(store, trainers[0], 2)
@@ -133,11 +133,11 @@ def test_two_jobs_parked_alike_do_not_share_a_file(trainers, tmp_path):
     store = store_of(trainers, ObjectCache(tmp_path), 0)
     for job in (0, 1):
         store.add(key(job), spec(seed=5))
-        store.seat(0, [key(job)])
+        store.allocate_rows(0, [key(job)])
         store.park(key(job))
         store.evict(key(job))
     was = store.tensors(key(1))
-    store.forget(key(0))
+    store.remove(key(0))
     assert same(store.tensors(key(1)), was)
 
 
@@ -149,7 +149,7 @@ def test_what_cannot_be_asked_says_so(trainers, tmp_path):
     with pytest.raises(ValueError, match="job 3 of placement p has no rows to train in"):
         store.note_best(key(3))
     assert store.location(key(4)) is None
-    store.forget(key(4))
+    store.remove(key(4))
 
 
 def machine(trainers, scratch: ObjectCache) -> type[RuleBasedStateMachine]:
@@ -165,7 +165,7 @@ def machine(trainers, scratch: ObjectCache) -> type[RuleBasedStateMachine]:
 
         def teardown(self) -> None:
             for job in range(5):
-                self.store.forget(key(job))
+                self.store.remove(key(job))
             assert not any(trainer.arena.slots for trainer in trainers)
             assert list(scratch.folder.iterdir()) == []
 
@@ -179,9 +179,9 @@ def machine(trainers, scratch: ObjectCache) -> type[RuleBasedStateMachine]:
                 self.holds[job] = None
 
         @rule(some=st.sets(jobs, min_size=1), replica=st.integers(0, 1))
-        def seat(self, some: set[int], replica: int) -> None:
+        def allocate_rows(self, some: set[int], replica: int) -> None:
             chosen = [job for job in some if job in self.holds and not self._trains(job)]
-            assert self.store.seat(replica, [key(job) for job in chosen]) == {}
+            assert self.store.allocate_rows(replica, [key(job) for job in chosen]) == {}
             for job in chosen:
                 assert self.store.rows(key(job)).replica == replica
                 self.holds[job] = self.holds[job] or self.store.tensors(key(job))
@@ -209,8 +209,8 @@ def machine(trainers, scratch: ObjectCache) -> type[RuleBasedStateMachine]:
             trainers[replica].arena.shrink()
 
         @rule(job=jobs)
-        def forget(self, job: int) -> None:
-            self.store.forget(key(job))
+        def remove(self, job: int) -> None:
+            self.store.remove(key(job))
             self.holds.pop(job, None)
 
         @invariant()

@@ -126,13 +126,13 @@ def test_tokenising_ends_between_batches_and_leaves_nothing(cache):
     file, fetch = kept(cache, corpus.rows(2000))
     ticks = []
 
-    def tick() -> None:
+    def on_progress() -> None:
         ticks.append(1)
         if len(ticks) == 3:
             raise LeaseOver("over")
 
     with pytest.raises(LeaseOver):
-        stream_of(file, SFT, fetch, tick)
+        stream_of(file, SFT, fetch, on_progress)
     assert len(ticks) == 3, "2,000 rows are 8 batches"
     assert [path.name for path in file.streams.iterdir()] == [SFT.key + ".lock"]
     assert stream_of(file, SFT, fetch, nothing).rows == 2000

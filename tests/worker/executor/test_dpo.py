@@ -18,7 +18,7 @@ from worker.model.flat_batch import Segment
 from worker.model.plain.trainer import Trainer
 from worker.replicas import dpo_reference
 from worker.replicas.dpo_loss import preference_loss
-from worker.replicas.validation_pass import Sequences, ValidationSubject, evaluate, log_probabilities
+from worker.replicas.validation_pass import EvaluationRequest, Sequences, evaluate, log_probabilities
 
 DPO = Objective(type="dpo").model_dump()
 CALM = {"policy": "none", "eval_every": 6}
@@ -105,5 +105,5 @@ def test_the_gradient_is_that_of_transformers_and_autograd():
     assert said.loss == pytest.approx(loss.item(), rel=1e-6)
     torch.testing.assert_close(trainer.arena.grad[slot.used], rows.grad, rtol=1e-4, atol=1e-6)
 
-    examined = dict(evaluate(trainer, {0: ValidationSubject(slot, Rows(examples, 2), 0.3, base)}, 999, lambda: None))[0]
+    examined = dict(evaluate(trainer, {0: EvaluationRequest(slot, Rows(examples, 2), 0.3, base)}, 999, lambda: None))[0]
     assert examined.loss == pytest.approx(loss.item(), rel=1e-6)

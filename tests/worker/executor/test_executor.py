@@ -19,7 +19,7 @@ from contract.states import ExitReason, JobStatus
 from contract.task_spec import Schedule
 from tests.worker.corpus import rows
 from tests.worker.inside import Inside, resumed
-from worker.pipe_messages import Detach, Progress, Renew, Stop
+from worker.pipe_messages import Detach, ExecutorProgress, Renew, Stop
 
 CALM = {"policy": "none", "eval_every": 4}
 SPACE = {"learning_rate": [1e-2, 1e-3, 1e-4, 3e-3], "rank": [8], "batch_size": [4]}
@@ -112,7 +112,7 @@ def test_candidates_rotate_through_few_slots(fleet, placing, tmp_path):
 def test_parked_jobs_that_do_not_fit_in_memory_come_back_from_disk_the_same(fleet, placing, tmp_path, monkeypatch):
     placement = placing(SPACE, training={"epochs": 3}, early_exit={"warmup_fraction": 0.2, "tau_gap": 10.0})
     (in_memory,) = Inside(fleet, tmp_path, worker_step_tokens=150).run(placement)
-    monkeypatch.setattr("worker.adapters.tiered_adapter_store.rows_cap", lambda capacity, tokens, recompute: 0)
+    monkeypatch.setattr("worker.adapters.tiered_adapter_store.max_arena_rows", lambda capacity, tokens, recompute: 0)
     (on_disk,) = Inside(fleet, tmp_path, worker_step_tokens=150, worker_park_bytes=1).run(
         placement.model_copy(update={"placement_id": "disk", "token": "token-disk"})
     )
@@ -210,7 +210,7 @@ def test_told_to_stop_it_leaves_checkpoints_of_all_jobs(fleet, placing, tmp_path
     def stop_soon(executor):
         def on_report(reported, report):
             if reported.step[0] >= 5:
-                executor.obey(Stop(seconds=20))
+                executor.handle_command(Stop(seconds=20))
 
         fleet.on_report = on_report
 
@@ -229,7 +229,7 @@ def test_a_placement_that_was_ended_leaves_and_others_stay(fleet, placing, tmp_p
     def detach_soon(executor):
         def on_report(reported, report):
             if reported.placement is first and reported.step[0] >= 2:
-                executor.obey(Detach(placement_id=first.placement_id))
+                executor.handle_command(Detach(placement_id=first.placement_id))
 
         fleet.on_report = on_report
 
@@ -254,7 +254,7 @@ def test_asked_to_leave_it_loses_no_step_and_goes_on_elsewhere_bit_for_bit(fleet
         def leave_soon(executor, key=key, at=at):
             def on_report(reported, report):
                 if max(reported.step.values()) >= at:
-                    executor.obey(Detach(placement_id=key, keep=True))
+                    executor.handle_command(Detach(placement_id=key, keep=True))
 
             fleet.on_report = on_report
 
@@ -284,7 +284,7 @@ def _merge(curves, manifests, reported):
 def test_asked_to_leave_while_it_is_prepared_it_goes_at_once_and_its_neighbour_stays(fleet, placing, tmp_path):
     first, second = placing(SPACE, early_exit=CALM, training={"epochs": 50}), placing(SPACE, early_exit=CALM)
     gone, whole = Inside(fleet, tmp_path).run(
-        first, second, prepare=lambda executor: executor.obey(Detach(placement_id=first.placement_id, keep=True))
+        first, second, prepare=lambda executor: executor.handle_command(Detach(placement_id=first.placement_id, keep=True))
     )
     assert [event.kind for event in gone.events] == ["detached"]
     assert len(whole.ended) == 4
@@ -304,8 +304,10 @@ def test_a_renewed_lease_goes_on(fleet, placing, tmp_path):
     placement = placing(SPACE, early_exit=CALM, training={"epochs": 4})
 
     def renew(executor):
-        executor.obey(Renew(placement_id="p1", deadline=0.0, token=placement.token))  # before it is attached: in vain
-        fleet.on_report = lambda reported, report: executor.obey(Renew(placement_id="p1", deadline=1e12, token=placement.token))
+        executor.handle_command(Renew(placement_id="p1", deadline=0.0, token=placement.token))  # before it is attached: in vain
+        fleet.on_report = lambda reported, report: executor.handle_command(
+            Renew(placement_id="p1", deadline=1e12, token=placement.token)
+        )
 
     (reported,) = Inside(fleet, tmp_path).run(placement, prepare=renew)
     assert len(reported.ended) == 4
@@ -335,7 +337,7 @@ def test_a_job_that_never_fits_fails_alone_with_its_numbers(fleet, placing, tmp_
 def test_the_daemon_hears_of_progress_all_along(fleet, placing, tmp_path):
     inside = Inside(fleet, tmp_path)
     inside.run(placing(SPACE, early_exit=CALM, training={"epochs": 3}))
-    told = [news for news in inside.news if isinstance(news, Progress)]
+    told = [news for news in inside.news if isinstance(news, ExecutorProgress)]
     assert told[0].phases == {"p1": "loading"}
     assert {"p1": "training"} in [news.phases for news in told]
     assert [news.at for news in told] == sorted(news.at for news in told)

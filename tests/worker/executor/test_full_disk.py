@@ -17,7 +17,7 @@ from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
 from worker.executor.placement_lease import Lease
 from worker.executor.retry import persist
-from worker.pipe_messages import Ended, Progress
+from worker.pipe_messages import ExecutorProgress, PlacementEnded
 
 SPACE = {"learning_rate": [1e-2], "rank": [4], "batch_size": [4]}
 SHORT = {"max_steps": 12}
@@ -51,8 +51,10 @@ def freeing(disk, waits) -> threading.Thread:
     return thread
 
 
-def waits_for_disk(news: Progress | Ended) -> bool:
-    return isinstance(news, Progress) and any("waits for room in MOTET_WORKER_DIR" in why for why in news.waits.values())
+def waits_for_disk(news: ExecutorProgress | PlacementEnded) -> bool:
+    return isinstance(news, ExecutorProgress) and any(
+        "waits for room in MOTET_WORKER_DIR" in why for why in news.waits.values()
+    )
 
 
 def ends(reported) -> dict[str, object]:

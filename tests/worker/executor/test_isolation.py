@@ -18,7 +18,7 @@ from tests.worker.inside import Inside
 from worker.adapters.job_checkpoint import Tensors, save
 from worker.model.arena import AdapterState, Arena
 from worker.model.backbone import Backbone
-from worker.policy.job_record import Progress
+from worker.policy.job_record import JobProgress
 
 CALM = {"policy": "alto", "warmup_fraction": 1.0, "eval_every": 4, "tau_gap": 10.0}
 JOB = {"learning_rate": [3e-3], "rank": [8], "batch_size": [4]}
@@ -51,7 +51,7 @@ def test_an_adapter_of_nan(fleet, placing, tmp_path, tiny_base, healthy):
     width = Arena(Backbone.load(Path(tiny_base.source)).targets, 8).layout.width
     path = tmp_path / "nan"
     nan = torch.full((8, width), float("nan"))
-    save(path, Progress(step=1, ema=1.0), Tensors(AdapterState(nan, nan.clone(), nan.clone()), None))
+    save(path, JobProgress(step=1, ema=1.0), Tensors(AdapterState(nan, nan.clone(), nan.clone()), None))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     fleet.objects[digest] = path.read_bytes()
     placement = placing(PAIR, **SPEC)

@@ -32,7 +32,7 @@ def exhaust():
 def limits(monkeypatch):
     """Tokens of the longest pass that finds memory, by whether it recomputes; and rows of the largest arena."""
     has = {False: math.inf, True: math.inf, "rows": math.inf, "profiles": True, "refused": []}
-    real, enlarged = Trainer._pass, arenas._enlarged
+    real, enlarged = Trainer._train_pass, arenas._enlarged
 
     def small(self, segments, recompute):
         tokens = sum(example.length for segment in segments for example in segment.examples)
@@ -50,7 +50,7 @@ def limits(monkeypatch):
             exhaust()
         return enlarged(buffer, count)
 
-    monkeypatch.setattr(Trainer, "_pass", small)
+    monkeypatch.setattr(Trainer, "_train_pass", small)
     monkeypatch.setattr(arenas, "_enlarged", grown)
     return has
 

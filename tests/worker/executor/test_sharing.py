@@ -18,11 +18,11 @@ from tests.worker.inside import Inside
 from worker.adapters.job_checkpoint import Tensors, save
 from worker.adapters.tiered_adapter_store import AdapterStore
 from worker.executor.task_run import TaskRun
-from worker.model.arena import AdapterState, Arena, RowsMixedUpError
+from worker.model.arena import AdapterState, Arena, SlotOwnershipError
 from worker.model.backbone import Backbone
 from worker.model.plain.trainer import Trainer
 from worker.pipe_messages import Detach
-from worker.policy.job_record import JobKey, Progress
+from worker.policy.job_record import JobKey, JobProgress
 from worker.replicas.replica_set import Replicas
 
 CALM = {"policy": "none", "eval_every": 4}
@@ -49,7 +49,7 @@ def test_a_joiner_is_prepared_beside_the_loop_on_a_trainer_of_its_own(fleet, pla
     spec = {"early_exit": CALM, "training": {"max_steps": 40, "max_seq_len": 200}}
     first, joiner = of_tenant(placing(JOB, **spec), "a"), of_tenant(placing(JOB, LONG, **spec), "b")
     (alone,) = Inside(fleet, tmp_path / "alone").run(again(first, "p9"))
-    real, load, guard = Trainer._pass, Backbone.load, threading.Lock()
+    real, load, guard = Trainer._train_pass, Backbone.load, threading.Lock()
     inside: dict[Trainer, list[str]] = {}
     shared, loaded, met = [], [], threading.Event()
 
@@ -70,7 +70,7 @@ def test_a_joiner_is_prepared_beside_the_loop_on_a_trainer_of_its_own(fleet, pla
             with guard:
                 inside[self].remove(thread)
 
-    monkeypatch.setattr(Trainer, "_pass", watched)
+    monkeypatch.setattr(Trainer, "_train_pass", watched)
     monkeypatch.setattr(Backbone, "load", lambda *args: loaded.append(args) or load(*args))
     fleet.reported.clear()
     kept, joined = Inside(fleet, tmp_path / "both").run(first, joining=[joiner])
@@ -145,8 +145,8 @@ def test_gpu_seconds_are_split_by_tokens_and_add_up(fleet, placing, tmp_path, mo
     placements = [of_tenant(placing(JOB | {"batch_size": [size]}, **spec), f"t{size}") for size in (1, 2, 8)]
     whole, real = [], Replicas.step
 
-    def timed(self, jobs, slices, tick):
-        stepped, hopeless = real(self, jobs, slices, tick)
+    def timed(self, jobs, slices, on_progress):
+        stepped, hopeless = real(self, jobs, slices, on_progress)
         whole.append((stepped.seconds, {group: work.tokens for group, work in stepped.work.items()}))
         return stepped, hopeless
 
@@ -195,7 +195,7 @@ def test_a_learning_rate_of_a_million_in_one_tenant(fleet, placing, tmp_path, th
 def test_a_tenants_adapter_of_nan(fleet, placing, tmp_path, tiny_base, three):
     width = Arena(Backbone.load(Path(tiny_base.source)).targets, 8).layout.width
     nan = torch.full((8, width), float("nan"))
-    save(tmp_path / "nan", Progress(step=1, ema=1.0), Tensors(AdapterState(nan, nan.clone(), nan.clone()), None))
+    save(tmp_path / "nan", JobProgress(step=1, ema=1.0), Tensors(AdapterState(nan, nan.clone(), nan.clone()), None))
     content = (tmp_path / "nan").read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     fleet.objects[digest] = content
@@ -215,7 +215,7 @@ def test_a_tenants_poison_rows(fleet, placing, tmp_path, three):
 
 def test_a_tenant_whose_rows_find_no_memory(fleet, placing, tmp_path, three, monkeypatch):
     """Passes with a row of the bad tenant's length find none, whoever else is in them, and leave ruins in the gradients."""
-    real = Trainer._pass
+    real = Trainer._train_pass
 
     def small(self, segments, recompute):
         if any(example.length > 150 for segment in segments if segment.slot is not None for example in segment.examples):
@@ -224,7 +224,7 @@ def test_a_tenant_whose_rows_find_no_memory(fleet, placing, tmp_path, three, mon
             torch.empty(1 << 60, dtype=torch.uint8)
         return real(self, segments, recompute)
 
-    monkeypatch.setattr(Trainer, "_pass", small)
+    monkeypatch.setattr(Trainer, "_train_pass", small)
     bad = of_tenant(placing(JOB, LONG, early_exit=CALM, training={"max_steps": 4, "max_seq_len": 200}), "bad")
     (lost,) = healthy_ends(fleet, tmp_path / "all", three, bad)
     assert lost.ended[0].kind == "job_failed"
@@ -239,7 +239,7 @@ def test_a_tenant_that_cancels_in_the_midst_of_a_step(fleet, placing, tmp_path, 
     def cancel_soon(executor):
         def on_report(reported, report):
             if reported.placement is bad and reported.step[0] >= 3:
-                executor.obey(Detach(placement_id=bad.placement_id))
+                executor.handle_command(Detach(placement_id=bad.placement_id))
 
         fleet.on_report = on_report
 
@@ -297,7 +297,7 @@ def test_an_adapter_from_anothers_rows_is_never_exported(fleet, placing, tmp_pat
         real(self, key)
 
     monkeypatch.setattr(AdapterStore, "note_best", shuffled)
-    with pytest.raises(RowsMixedUpError):
+    with pytest.raises(SlotOwnershipError):
         Inside(fleet, tmp_path).run(one, other)
     assert not any(reported.manifests for reported in fleet.reported.values())
 

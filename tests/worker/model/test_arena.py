@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.model.arena import AdapterState, Arena, ArenaFullError, RowsMixedUpError, Slot, rows_for
+from worker.model.arena import AdapterState, Arena, ArenaFullError, Slot, SlotOwnershipError, rows_for
 from worker.model.arena_layout import ALIGN, KINDS, Layout, Target
 from worker.model.row_optimizer import RowUpdate, update_rows
 
@@ -148,20 +148,20 @@ def _learn(arena: Arena, slot: Slot, steps: range) -> None:
 
 
 def test_eight_bit_moments_take_a_quarter_and_follow_the_full_ones() -> None:
-    plain, coded = Arena(TARGETS, 16), Arena(TARGETS, 16, coded=True)
-    assert coded.moments.bytes_per_row < 0.27 * plain.moments.bytes_per_row
-    slots = [arena.attach(6, 6) for arena in (plain, coded)]
-    for arena, slot in zip((plain, coded), slots, strict=True):
+    plain, eight_bit = Arena(TARGETS, 16), Arena(TARGETS, 16, eight_bit=True)
+    assert eight_bit.moments.bytes_per_row < 0.27 * plain.moments.bytes_per_row
+    slots = [arena.attach(6, 6) for arena in (plain, eight_bit)]
+    for arena, slot in zip((plain, eight_bit), slots, strict=True):
         _learn(arena, slot, range(1, 20))
-    for got, want in zip(coded.moments.read(slots[1].used), plain.moments.read(slots[0].used), strict=True):
+    for got, want in zip(eight_bit.moments.read(slots[1].used), plain.moments.read(slots[0].used), strict=True):
         assert (got - want).norm() / want.norm() < 0.06
-    moved, wanted = coded.master[slots[1].used], plain.master[slots[0].used]
+    moved, wanted = eight_bit.master[slots[1].used], plain.master[slots[0].used]
     assert (moved - wanted).norm() / wanted.norm() < 0.1
-    assert not coded.master[8:].any()
+    assert not eight_bit.master[8:].any()
 
 
 def test_eight_bit_moments_come_back_from_a_snapshot_to_the_same_codes() -> None:
-    arena = Arena(TARGETS, 32, coded=True)
+    arena = Arena(TARGETS, 32, eight_bit=True)
     one, other = arena.attach(5, 5), arena.attach(5, 5)
     _learn(arena, one, range(1, 6))
     arena.restore(other, arena.snapshot(one))
@@ -177,8 +177,8 @@ def test_eight_bit_moments_come_back_from_a_snapshot_to_the_same_codes() -> None
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.sets(st.integers(0, 7)), st.booleans())
-def test_a_compacted_arena_keeps_contents_and_gives_back_the_rest(ranks: list[int], leaving: set[int], coded: bool) -> None:
-    arena = Arena(TARGETS, 8, coded=coded)
+def test_a_compacted_arena_keeps_contents_and_gives_back_the_rest(ranks: list[int], leaving: set[int], eight_bit: bool) -> None:
+    arena = Arena(TARGETS, 8, eight_bit=eight_bit)
     slots = []
     for number, rank in enumerate(ranks):
         if not arena.fits(rank):
@@ -211,14 +211,14 @@ def test_rows_that_are_shuffled_under_a_slot_are_refused():
     before = arena.snapshot(one)
     one.row, other.row = other.row, one.row
     for act in (arena.snapshot, arena.weights, arena.detach, lambda slot: arena.restore(slot, before)):
-        with pytest.raises(RowsMixedUpError, match="rows 8 to 15 of the arena are not all of one slot"):
+        with pytest.raises(SlotOwnershipError, match="rows 8 to 15 of the arena are not all of one slot"):
             act(one)
     one.row, other.row = other.row, one.row
     assert torch.equal(arena.snapshot(one).weights, before.weights)
     places = [*range(8, 16), *range(8), *range(16, 24)]
     arena._replace(lambda buffer: buffer[places])
     for slot in (one, other):
-        with pytest.raises(RowsMixedUpError):
+        with pytest.raises(SlotOwnershipError):
             arena.snapshot(slot)
     arena._replace(lambda buffer: buffer[places])
     arena.detach(one)
@@ -227,4 +227,4 @@ def test_rows_that_are_shuffled_under_a_slot_are_refused():
     arena.grow(32)
     assert arena.snapshot(other).weights.shape[0] == 4, "what the arena moves itself stays its own"
     third = arena.attach(8, 8)
-    assert third.ticket not in (one.ticket, other.ticket)
+    assert third.slot_id not in (one.slot_id, other.slot_id)

@@ -171,11 +171,11 @@ def test_buckets_that_come_often_are_captured_and_keep_their_bits() -> None:
     for _ in range(CAPTURE_AFTER + 3):
         losses = [trainer.train(segments) for segments in passes[:1]]
         grads = [trainer.arena.grad[slot.used].clone() for slot in slots]
-        trainer.forget(slots)
+        trainer.discard_gradients(slots)
         losses.append(trainer.train(passes[1]))
         for place, found in enumerate(losses):
             seen[place].append([loss.total.clone() for loss in found] + (grads if place == 0 else []))
-        trainer.forget(slots)
+        trainer.discard_gradients(slots)
     assert len(trainer.captured) == 2
     for rounds in seen:
         for later in rounds[1:]:
@@ -220,7 +220,7 @@ def test_a_pass_without_memory_says_so_and_the_step_is_done_anew_in_smaller_ones
     small = [Segment(slot, examples(index), 0.01) for index, slot in enumerate(slots)]
     trainer.train(small)
     wanted = [trainer.arena.grad[slot.used].clone() for slot in slots]
-    trainer.forget(slots)
+    trainer.discard_gradients(slots)
     large = [Segment(slot, examples(index, 400), 0.01) for index, slot in enumerate(slots)]
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.empty_cache()
@@ -250,7 +250,7 @@ def test_dropout_is_the_plain_paths_to_the_bit_of_its_mask_and_alike_however_a_s
     truth, plain, ours = results
     assert error(ours[0], truth[0]) <= 1.5 * error(plain[0], truth[0]) + 1e-4
     assert error(ours[1], truth[1]) <= 1.5 * error(plain[1], truth[1])
-    trainer.forget(slots)
+    trainer.discard_gradients(slots)
     for first, last in ((0, 1), (1, 3)):
         parts = [replace(s, examples=s.examples[first:last], dropout=replace(s.dropout, first=first)) for s in segments]
         trainer.train(parts)
@@ -262,8 +262,8 @@ def test_eight_bit_moments_follow_the_plain_path() -> None:
     model, moved = llama(), []
     backbone = Backbone.of(model.to(torch.bfloat16), "cuda")
     for arena in (
-        DeviceArena(backbone.targets, 16, "cuda", torch.bfloat16, coded=True),
-        Arena(backbone.targets, 16, coded=True),
+        DeviceArena(backbone.targets, 16, "cuda", torch.bfloat16, eight_bit=True),
+        Arena(backbone.targets, 16, eight_bit=True),
     ):
         slot = arena.attach(8, 16.0)
         generator = torch.Generator().manual_seed(0)

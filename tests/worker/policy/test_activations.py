@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.policy.activations import Activations, Need, chosen, step_tokens
+from worker.policy.activations import Activations, Need, choose_activations, step_tokens
 from worker.policy.admission import Demand, peak, refusal
-from worker.policy.memory_model import Capacity, MemoryModel, refitted
+from worker.policy.memory_model import Capacity, MemoryModel, capacity_after_oom
 
 MIB = 2**20
 
@@ -18,7 +18,7 @@ def capacity(memory_mib: int = 1000, step_tokens: int = 4000, again: float | Non
 
 def test_what_fits_is_kept_what_does_not_is_recomputed_and_the_reason_has_the_numbers() -> None:
     has = capacity()
-    kept, again = chosen(has, 3000, [16, 64]), chosen(has, 20000, [16, 64])
+    kept, again = choose_activations(has, 3000, [16, 64]), choose_activations(has, 20000, [16, 64])
     assert not kept.recompute
     assert kept.reason == (
         "activations are kept: a sequence of 3000 tokens beside 64 adapter rows takes 868 MiB of the 900 MiB that this worker "
@@ -26,8 +26,8 @@ def test_what_fits_is_kept_what_does_not_is_recomputed_and_the_reason_has_the_nu
     )
     assert again.recompute
     assert "takes 4268 MiB if they are kept and 643 MiB if not" in again.reason
-    assert chosen(has, 10, [8], always=True).reason.endswith("MOTET_WORKER_RECOMPUTE is set")
-    assert not chosen(capacity(again=None), 20000, [8], always=True).recompute
+    assert choose_activations(has, 10, [8], always=True).reason.endswith("MOTET_WORKER_RECOMPUTE is set")
+    assert not choose_activations(capacity(again=None), 20000, [8], always=True).recompute
 
 
 @given(
@@ -38,11 +38,11 @@ def test_what_fits_is_kept_what_does_not_is_recomputed_and_the_reason_has_the_nu
 )
 def test_every_job_whose_longest_row_fits_fits_alone_at_the_micro_batches_chosen(memory_mib, most, tasks, failed) -> None:
     has = capacity(memory_mib)
-    needs = [Need(has, longest, tuple(rows), chosen(has, longest, rows)) for longest, rows in tasks]
+    needs = [Need(has, longest, tuple(rows), choose_activations(has, longest, rows)) for longest, rows in tasks]
     shared = step_tokens(needs, has, most)
     assert 1 <= shared <= most
     if failed is not None:
-        has = refitted(has, failed, 8)
+        has = capacity_after_oom(has, failed, 8)
     tokens = step_tokens(needs, has, shared, shared=False)
     cut = Capacity(has.model, has.memory_bytes, tokens, recomputed=has.recomputed)
     for need in needs:
@@ -63,9 +63,9 @@ def test_one_that_recomputes_costs_its_neighbours_nothing_but_its_pass() -> None
 
 def test_a_pass_that_found_no_memory_teaches_its_own_form() -> None:
     has = capacity()
-    less = refitted(has, 2000, 0, recompute=True)
+    less = capacity_after_oom(has, 2000, 0, recompute=True)
     assert less.model == has.model
     assert less.of(True).predict(2000, 0) == has.memory_bytes
     turned = Activations(False, "")
-    turned.turn(chosen(refitted(has, 2000, 8), 2000, [8]))
+    turned.copy_from(choose_activations(capacity_after_oom(has, 2000, 8), 2000, [8]))
     assert turned.recompute, "kept, it would take what was not there"

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.policy.admission import Demand, peak, refusal
-from worker.policy.memory_model import Capacity, MemoryModel, refitted, regrown, rows_cap
-from worker.policy.replica_assignment import Load, deal
+from worker.policy.memory_model import Capacity, MemoryModel, capacity_after_oom, grown_capacity, max_arena_rows
+from worker.policy.replica_assignment import Load, assign
 
 MIB = 2**20
 
@@ -16,13 +16,13 @@ def capacity(memory_mib: int = 1000, step_tokens: int = 4000) -> Capacity:
     return Capacity(MemoryModel(100 * MIB, 0.1 * MIB, 2 * MIB), memory_mib * MIB, step_tokens)
 
 
-def demand(key, batch_size=4, tokens=400, longest=200, rows=16, group="a", turn=0) -> Demand:
-    return Demand(key, group, batch_size, tokens, longest, rows, turn)
+def demand(key, batch_size=4, tokens=400, longest=200, rows=16, placement="a", turn=0) -> Demand:
+    return Demand(key, placement, batch_size, tokens, longest, rows, turn)
 
 
 def admit(active: list[Demand], waiting: list[Demand], has: Capacity) -> list[Demand]:
     """What starts on a single replica."""
-    return deal([Load(tuple(active), has)], waiting)[0]
+    return assign([Load(tuple(active), has)], waiting)[0]
 
 
 DEMANDS = st.lists(
@@ -33,7 +33,7 @@ DEMANDS = st.lists(
         tokens=st.integers(10, 5000),
         longest=st.integers(10, 9000),
         rows=st.sampled_from([8, 16, 64, 256]),
-        group=st.sampled_from("abc"),
+        placement=st.sampled_from("abc"),
         turn=st.integers(0, 2),
     ),
     max_size=25,
@@ -61,7 +61,7 @@ def test_a_step_stays_within_one_micro_batch_but_for_each_groups_first(active, w
     has = capacity(memory_mib)
     running = list(active)
     for started in admit(active, waiting, has):
-        alone = all(d.group != started.group for d in running)
+        alone = all(d.placement != started.placement for d in running)
         running.append(started)
         assert alone or sum(d.tokens for d in running) <= has.step_tokens
 
@@ -81,16 +81,16 @@ def test_a_lower_turn_goes_first_whatever_its_batch_size():
 def test_a_group_that_waits_for_memory_is_not_overtaken():
     has = capacity(memory_mib=1000)
     active = [demand("a1", rows=256)]  # 100 + 80 + 512 MiB of 900
-    large = demand("b1", rows=256, group="b")
+    large = demand("b1", rows=256, placement="b")
     small = demand("a2", rows=8)
     assert admit(active, [small, large], has) == []
     assert admit([], [small, large], has)[0] in (small, large)
-    assert [d.key for d in admit(active, [small, demand("b2", rows=8, group="b")], has)] == ["b2", "a2"]
+    assert [d.key for d in admit(active, [small, demand("b2", rows=8, placement="b")], has)] == ["b2", "a2"]
 
 
 def test_the_group_with_less_on_the_axis_chooses_first():
-    active = [demand("a1", tokens=1000), demand("b1", tokens=100, group="b")]
-    waiting = [demand("a2"), demand("b2", group="b"), demand("b3", group="b")]
+    active = [demand("a1", tokens=1000), demand("b1", tokens=100, placement="b")]
+    waiting = [demand("a2"), demand("b2", placement="b"), demand("b3", placement="b")]
     assert [d.key for d in admit(active, waiting, capacity())] == ["b2", "b3", "a2"]
 
 
@@ -112,17 +112,17 @@ def test_what_found_no_memory_is_not_expected_to_fit_again():
     has = capacity(memory_mib=1000, step_tokens=4000)
     tried = [demand(key, batch_size=8, longest=500) for key in range(2)]
     assert peak(tried, has) < has.usable_bytes
-    less = refitted(has, tokens=4000, rows=32)
+    less = capacity_after_oom(has, tokens=4000, rows=32)
     assert less.step_tokens == 2000
     assert less.model.predict(4000, 32) == has.memory_bytes
-    assert refitted(less, tokens=10, rows=0).step_tokens == 5
-    assert refitted(less, tokens=1, rows=0).step_tokens == 1
+    assert capacity_after_oom(less, tokens=10, rows=0).step_tokens == 5
+    assert capacity_after_oom(less, tokens=1, rows=0).step_tokens == 1
 
 
 @given(st.integers(150, 3000), st.integers(1, 20_000))
 def test_the_arenas_cap_is_the_last_row_that_fits(memory_mib, tokens):
     has = capacity(memory_mib)
-    cap = rows_cap(has, tokens)
+    cap = max_arena_rows(has, tokens)
     assert cap == 0 or has.model.predict(tokens, cap) <= has.usable_bytes
     assert has.model.predict(tokens, cap + 1) > has.usable_bytes
 
@@ -130,13 +130,13 @@ def test_the_arenas_cap_is_the_last_row_that_fits(memory_mib, tokens):
 @given(st.integers(600, 3000), st.integers(100, 8000), st.integers(8, 128), st.integers(2, 20_000))
 def test_what_was_made_smaller_grows_again_and_stays_within_memory(memory_mib, most, rows, failed):
     has = capacity(memory_mib, most)
-    now = refitted(has, tokens=failed, rows=rows)
+    now = capacity_after_oom(has, tokens=failed, rows=rows)
     for _ in range(40):
-        before, now = now, regrown(now, most, rows)
+        before, now = now, grown_capacity(now, most, rows)
         assert before.step_tokens <= now.step_tokens <= most
         if now.step_tokens > before.step_tokens:
             assert now.model.predict(now.step_tokens, rows) <= now.usable_bytes, "that pass is expected to fit"
             assert now.step_tokens < failed or now.model == has.model, "what failed is not tried again"
     room = (now.usable_bytes - now.model.predict(0, rows)) / now.model.per_token
     assert now.step_tokens >= min(most, int(room)), "it ends at all that the model allows"
-    assert regrown(now, most, 0).step_tokens >= now.step_tokens, "fewer rows leave more"
+    assert grown_capacity(now, most, 0).step_tokens >= now.step_tokens, "fewer rows leave more"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.policy.deficit_round_robin import Contender, rates, select, urgency
+from worker.policy.deficit_round_robin import Candidate, rates, select, urgency
 
 COSTS = st.floats(0.5, 50.0)
 TASKS = st.lists(
@@ -23,22 +23,22 @@ class Run:
 
     def __init__(self, tasks, budget=10**9):
         self.tasks, self.budget = tasks, budget
-        self.balances, self.served = {}, defaultdict(float)
+        self.deficits, self.served = {}, defaultdict(float)
         self.turns, self.clock, self.history = defaultdict(int), 0.0, []
 
-    def contenders(self):
+    def candidates(self):
         return [
-            Contender(str(key), str(tenant), costs[self.turns[str(key)] % len(costs)], tokens, weight)
+            Candidate(str(key), str(tenant), costs[self.turns[str(key)] % len(costs)], tokens, weight)
             for key, (costs, weight, tenant, tokens) in enumerate(self.tasks)
         ]
 
     def step(self):
-        before = self.contenders()
-        said = select(before, self.balances, self.budget)
+        before = self.candidates()
+        said = select(before, self.deficits, self.budget)
         gains = rates(before)
         for one in before:
             paid = one.cost if one.key in said.chosen else 0.0
-            gained = said.balances[one.key] + paid - self.balances.get(one.key, 0.0)
+            gained = said.deficits[one.key] + paid - self.deficits.get(one.key, 0.0)
             assert gained >= -1e-6
             assert gained / gains[one.key] == pytest.approx(self._clock(said, before, gains), rel=1e-6, abs=1e-6)
         self.clock += self._clock(said, before, gains)
@@ -46,14 +46,14 @@ class Run:
             if one.key in said.chosen:
                 self.served[one.key] += one.cost
                 self.turns[one.key] += 1
-        self.balances = said.balances
+        self.deficits = said.deficits
         self.history.append(said.chosen)
         return said, before
 
     def _clock(self, said, before, gains):
         one = before[0]
         paid = one.cost if one.key in said.chosen else 0.0
-        return (said.balances[one.key] + paid - self.balances.get(one.key, 0.0)) / gains[one.key]
+        return (said.deficits[one.key] + paid - self.deficits.get(one.key, 0.0)) / gains[one.key]
 
 
 @given(TASKS, st.integers(1, 1000))
@@ -65,9 +65,9 @@ def test_service_follows_rates_and_stays_within_a_slice_of_fluid_shares(tasks, b
         assert said.chosen, "somebody always runs"
         tokens = [one.tokens for one in before if one.key in said.chosen]
         assert sum(tokens) <= budget or len(tokens) == 1
-    gains = rates(run.contenders())
+    gains = rates(run.candidates())
     for key, (costs, *_) in enumerate(tasks):
-        assert -max(costs) - 1e-6 <= run.balances[str(key)] <= max(costs) + 1e-6
+        assert -max(costs) - 1e-6 <= run.deficits[str(key)] <= max(costs) + 1e-6
         assert abs(run.served[str(key)] - gains[str(key)] * run.clock) <= max(costs) + 1e-6 * run.clock * gains[str(key)] + 1e-6
 
 
@@ -76,7 +76,7 @@ def test_nobody_waits_longer_than_the_others_need_for_its_share(tasks):
     run = Run(tasks, budget=1)  # one at a time, the worst case
     for _ in range(80):
         run.step()
-    gains = rates(run.contenders())
+    gains = rates(run.candidates())
     for key, (costs, *_) in enumerate(tasks):
         turns = [at for at, chosen in enumerate(run.history) if str(key) in chosen]
         # Between two turns it gains at most two slices; meanwhile every other gains by its rate, and may use two slices more.
@@ -123,11 +123,11 @@ def test_who_comes_later_owes_and_is_owed_nothing():
     early = Run([([1.0], 1.0, 0, 10), ([1.0], 1.0, 1, 10)])
     for _ in range(50):
         early.step()
-    contenders = [*early.contenders(), Contender("2", "2", 1.0, 10)]
-    said = select(contenders, early.balances, 10**9)
+    candidates = [*early.candidates(), Candidate("2", "2", 1.0, 10)]
+    said = select(candidates, early.deficits, 10**9)
     assert set(said.chosen) == {"0", "1", "2"}
-    assert said.balances.keys() == {"0", "1", "2"}
-    assert select(contenders[:1], said.balances, 10**9).balances.keys() == {"0"}, "who left is forgotten"
+    assert said.deficits.keys() == {"0", "1", "2"}
+    assert select(candidates[:1], said.deficits, 10**9).deficits.keys() == {"0"}, "who left is forgotten"
 
 
 def test_nobody_is_chosen_of_nobody():
@@ -147,13 +147,13 @@ def test_urgency_rises_as_progress_falls_to_its_bound(progress, bound):
 
 def test_a_task_near_its_bound_is_served_before_one_that_is_not():
     run = [
-        Contender("near", "a", 1.0, 10, urgency=urgency(0.26, 4.0)),
-        Contender("far", "b", 1.0, 10, urgency=urgency(0.9, 4.0)),
+        Candidate("near", "a", 1.0, 10, urgency=urgency(0.26, 4.0)),
+        Candidate("far", "b", 1.0, 10, urgency=urgency(0.9, 4.0)),
     ]
-    served, balances = defaultdict(int), {}
+    served, deficits = defaultdict(int), {}
     for _ in range(100):
-        said = select(run, balances, 10)
-        balances = said.balances
+        said = select(run, deficits, 10)
+        deficits = said.deficits
         for key in said.chosen:
             served[key] += 1
     assert served["near"] > 1.3 * served["far"]

@@ -14,12 +14,12 @@ from worker.policy.early_exit.policy_interface import History
 from worker.policy.job_record import (
     Best,
     CheckpointKnown,
-    Ended,
     Ending,
     Evaluated,
+    JobEnded,
+    JobProgress,
     JobRecord,
     Parked,
-    Progress,
     Promoted,
     RungReached,
     Stage,
@@ -33,7 +33,7 @@ CONFIG = JobConfig(learning_rate=1e-3, rank=8, alpha=16, batch_size=4, seed=0)
 REF = CheckpointRef(step=3, sha256="a" * 64, bytes=1)
 LOSSES = st.floats(allow_nan=True, allow_infinity=True, width=32)
 EVENTS = st.one_of(
-    *(st.just(event) for event in (WarmupBegan(), TrainingBegan(), Parked(), Promoted(), Ending(), Ended())),
+    *(st.just(event) for event in (WarmupBegan(), TrainingBegan(), Parked(), Promoted(), Ending(), JobEnded())),
     st.builds(StepTaken, LOSSES, st.just(0.1)),
     st.builds(Evaluated, LOSSES, st.just(History())),
     st.builds(RungReached, st.integers(0, 3), LOSSES),
@@ -52,7 +52,7 @@ def test_a_jobs_life_event_by_event():
     assert (record.stage, record.progress.step, record.progress.ema) == (Stage.WARMUP, 2, 3.0)
     seen = History(val=(1.5,))
     record = after(record, Evaluated(1.5, seen), RungReached(0, 1.5))
-    assert record.progress == Progress(2, 3.0, seen, Best(2, 1.5), (1.5,))
+    assert record.progress == JobProgress(2, 3.0, seen, Best(2, 1.5), (1.5,))
     assert record.awaits_rank
     record = after(record, Parked(), Promoted())
     assert (record.stage, record.promoted, record.rungs_decided, record.awaits_rank) == (Stage.TRAINING, True, 1, False)
@@ -61,7 +61,7 @@ def test_a_jobs_life_event_by_event():
     assert not record.changed
     record = after(record, StepTaken(1.0, 0.5))
     assert record.changed
-    record = after(record, Evaluated(1.75, seen), Ending(), Ended())
+    record = after(record, Evaluated(1.75, seen), Ending(), JobEnded())
     assert record.progress.best == Best(2, 1.5), "a higher loss is not the best"
     assert (record.stage, record.changed, record.unfinished) == (Stage.OVER, False, False)
 
@@ -73,7 +73,7 @@ def test_a_step_whose_loss_is_not_finite_counts_and_is_not_smoothed(loss):
 
 
 def test_a_rung_that_is_reached_again_after_a_resume_has_one_loss():
-    record = JobRecord(Stage.TRAINING, True, Progress(rung_losses=(3.0, 2.0)), rungs_decided=2)
+    record = JobRecord(Stage.TRAINING, True, JobProgress(rung_losses=(3.0, 2.0)), rungs_decided=2)
     assert after(record, RungReached(1, 2.5)).progress.rung_losses == (3.0, 2.5)
     assert after(record, RungReached(2, 1.5)).progress.rung_losses == (3.0, 2.0, 1.5)
 
@@ -89,7 +89,7 @@ def test_a_rung_that_is_reached_again_after_a_resume_has_one_loss():
         (Stage.PENDING, Promoted()),
         (Stage.ENDING, CheckpointKnown(REF)),
         (Stage.ENDING, Ending()),
-        (Stage.OVER, Ended()),
+        (Stage.OVER, JobEnded()),
     ],
 )
 def test_what_a_stage_cannot_meet_is_an_error(stage, event):
@@ -122,11 +122,11 @@ def test_any_sequence_of_events(events):
 def test_a_job_as_it_is_assigned():
     fresh = JobAssignment(job_id="j", index=0, config=CONFIG, status=JobStatus.PENDING)
     assert JobRecord.of(fresh, None) == JobRecord(Stage.PENDING)
-    seen = Progress(step=3, ema=1.0, rung_losses=(2.0, 1.0))
+    seen = JobProgress(step=3, ema=1.0, rung_losses=(2.0, 1.0))
     parked = fresh.model_copy(update={"status": JobStatus.PARKED, "warmup_val_loss": 2.5, "checkpoint": REF})
     record = JobRecord.of(parked, seen)
     assert record == JobRecord(Stage.PARKED, False, replace(seen, rung_losses=(2.5, 1.0)), 0, REF)
     promoted = parked.model_copy(update={"status": JobStatus.TRAINING, "promoted": True})
     assert JobRecord.of(promoted, seen).rungs_decided == 2
     lost = promoted.model_copy(update={"checkpoint": None})
-    assert JobRecord.of(lost, None) == JobRecord(Stage.TRAINING, True, Progress(rung_losses=(2.5,)), rungs_decided=1)
+    assert JobRecord.of(lost, None) == JobRecord(Stage.TRAINING, True, JobProgress(rung_losses=(2.5,)), rungs_decided=1)

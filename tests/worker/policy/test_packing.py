@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.policy.packing import cut, pack
+from worker.policy.packing import batch_ranges, pack
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=12)
 BATCHES = st.dictionaries(st.integers(0, 99), LENGTHS, max_size=8)
@@ -29,7 +29,7 @@ def test_a_job_is_cut_the_same_alone_and_among_neighbours(neighbours, lengths, b
     beside = pack({**neighbours, "job": lengths}, budget)
     alone = pack({"job": lengths}, budget)
     own = [(c.first, c.last) for held in beside for c in held if c.job == "job"]
-    assert own == [(c.first, c.last) for held in alone for c in held] == cut(lengths, budget)
+    assert own == [(c.first, c.last) for held in alone for c in held] == batch_ranges(lengths, budget)
 
 
 @given(BATCHES, BUDGET)
@@ -52,4 +52,4 @@ def test_no_two_micro_batches_of_whole_jobs_could_be_one(batches, budget):
 
 def test_nothing_to_pack():
     assert pack({}, 100) == []
-    assert cut([], 100) == []
+    assert batch_ranges([], 100) == []

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from worker.policy.admission import Demand, peak, refusal
 from worker.policy.memory_model import Capacity, MemoryModel
-from worker.policy.replica_assignment import Load, Takeover, deal, takeover
+from worker.policy.replica_assignment import Load, Move, assign, next_move
 
 MIB = 2**20
 
@@ -14,8 +14,8 @@ def capacity(memory_mib: int = 1000, step_tokens: int = 4000) -> Capacity:
     return Capacity(MemoryModel(100 * MIB, 0.1 * MIB, 2 * MIB), memory_mib * MIB, step_tokens)
 
 
-def demand(key, left=40_000.0, tokens=400, batch_size=4, rows=16, group="a") -> Demand:
-    return Demand(key, group, batch_size, tokens, 200, rows, left=left)
+def demand(key, left=40_000.0, tokens=400, batch_size=4, rows=16, placement="a") -> Demand:
+    return Demand(key, placement, batch_size, tokens, 200, rows, left=left)
 
 
 DEMANDS = st.lists(
@@ -26,7 +26,7 @@ DEMANDS = st.lists(
         tokens=st.integers(10, 3000),
         batch_size=st.sampled_from([1, 4, 16]),
         rows=st.sampled_from([8, 64, 256]),
-        group=st.sampled_from("ab"),
+        placement=st.sampled_from("ab"),
     ),
     max_size=25,
     unique_by=lambda d: d.key,
@@ -40,54 +40,54 @@ def keys(dealt) -> list[list[object]]:
 
 def test_equal_jobs_are_dealt_evenly():
     empty = [Load((), capacity()), Load((), capacity())]
-    assert keys(deal(empty, [demand(n) for n in range(5)])) == [[0, 2, 4], [1, 3]]
+    assert keys(assign(empty, [demand(n) for n in range(5)])) == [[0, 2, 4], [1, 3]]
 
 
 def test_who_has_less_left_gets_the_next():
     busy = [Load((demand("long", left=100_000),), capacity()), Load((demand("short", left=10_000),), capacity())]
-    assert keys(deal(busy, [demand(n, left=30_000) for n in range(4)])) == [[3], [0, 1, 2]]
+    assert keys(assign(busy, [demand(n, left=30_000) for n in range(4)])) == [[3], [0, 1, 2]]
 
 
 def test_what_does_not_fit_on_one_goes_to_another():
     full = Load((demand("runs", left=1, rows=256, tokens=3900),), capacity())
-    assert keys(deal([full, Load((demand("long", left=1e9),), capacity())], [demand("new")])) == [[], ["new"]]
+    assert keys(assign([full, Load((demand("long", left=1e9),), capacity())], [demand("new")])) == [[], ["new"]]
 
 
 @given(DEMANDS, CAPACITIES)
 def test_no_job_is_dealt_twice_none_beyond_memory_and_none_waits_beside_an_empty_replica(waiting, capacities):
     loads = [Load((), has) for has in capacities]
-    dealt = deal(loads, waiting)
+    dealt = assign(loads, waiting)
     started = [d.key for own in dealt for d in own]
     assert len(started) == len(set(started))
     for own, has in zip(dealt, capacities, strict=True):
         assert not own or peak(own, has) <= has.usable_bytes
         if not own:
             assert all(d.key in started or refusal(d, has) for d in waiting)
-    assert dealt == deal(loads, waiting), "the same again"
+    assert dealt == assign(loads, waiting), "the same again"
 
 
 def test_an_idle_replica_takes_half_over():
     jobs = tuple(demand(n) for n in range(4))
     loads = [Load(jobs, capacity()), Load((), capacity())]
-    first = takeover(loads)
-    assert first == Takeover(jobs[0], 0, 1)
-    assert takeover([Load(jobs[1:], capacity()), Load(jobs[:1], capacity())]) == Takeover(jobs[1], 0, 1)
-    assert takeover([Load(jobs[2:], capacity()), Load(jobs[:2], capacity())]) is None
+    first = next_move(loads)
+    assert first == Move(jobs[0], 0, 1)
+    assert next_move([Load(jobs[1:], capacity()), Load(jobs[:1], capacity())]) == Move(jobs[1], 0, 1)
+    assert next_move([Load(jobs[2:], capacity()), Load(jobs[:2], capacity())]) is None
 
 
 def test_no_job_moves_for_little():
-    assert takeover([Load((demand(0),), capacity()), Load((), capacity())]) is None, "it would only be elsewhere"
+    assert next_move([Load((demand(0),), capacity()), Load((), capacity())]) is None, "it would only be elsewhere"
     nearly_done = tuple(demand(n, left=3_000) for n in range(2))
-    assert takeover([Load(nearly_done, capacity()), Load((), capacity())]) is None
+    assert next_move([Load(nearly_done, capacity()), Load((), capacity())]) is None
     full = capacity(memory_mib=120)
-    assert takeover([Load((demand(0), demand(1)), capacity()), Load((), full)]) is None
+    assert next_move([Load((demand(0), demand(1)), capacity()), Load((), full)]) is None
 
 
 @given(DEMANDS, CAPACITIES)
 def test_takeovers_end_and_leave_no_replica_much_behind(jobs, capacities):
     loads = [Load(tuple(jobs) if at == 0 else (), has) for at, has in enumerate(capacities)]
     for _ in range(len(jobs) * len(loads) + 1):
-        move = takeover(loads)
+        move = next_move(loads)
         if move is None:
             break
         before = max(load.left for load in loads)

@@ -90,9 +90,11 @@ def test_a_step_takes_time():
 
 def test_a_pass_is_as_long_as_throughput_rewards():
     model = StepModel(per_pass=4e-3, per_token=4e-6, per_row=0, per_job=0)
-    tokens = model.worthwhile_tokens(0.95, 10**6)
+    tokens = model.tokens_for_throughput_share(0.95, 10**6)
     assert tokens == 19000
     assert tokens / model.seconds(StepLoad(1, tokens, 0, 0)) == pytest.approx(0.95 / 4e-6, rel=0.01)
-    assert model.worthwhile_tokens(0.95, 16384) == 16384
-    assert StepModel(4e-3, 0.0, 0, 0).worthwhile_tokens(0.95, 16384) == 16384, "a token costs nothing that was measured"
-    assert StepModel(0.0, 4e-6, 0, 0).worthwhile_tokens(0.95, 16384) == 0
+    assert model.tokens_for_throughput_share(0.95, 16384) == 16384
+    assert StepModel(4e-3, 0.0, 0, 0).tokens_for_throughput_share(0.95, 16384) == 16384, (
+        "a token costs nothing that was measured"
+    )
+    assert StepModel(0.0, 4e-6, 0, 0).tokens_for_throughput_share(0.95, 16384) == 0

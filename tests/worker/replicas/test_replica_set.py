@@ -151,6 +151,6 @@ def test_an_error_on_one_replica_ends_the_executor(fleet, placing, tmp_path, mon
     placement = wide(placing({**JOB, "learning_rate": [1e-2, 1e-3]}, early_exit=CALM))
     fleet.place(placement)
     executor = Executor(Inside(fleet, tmp_path).settings, PlacementLink(fleet.url), lambda news: None)
-    executor.obey(Attach(placement=placement, deadline=boot_now() + placement.lease_seconds))
+    executor.handle_command(Attach(placement=placement, deadline=boot_now() + placement.lease_seconds))
     with pytest.raises(RuntimeError, match="second device is gone"):
         executor.run()

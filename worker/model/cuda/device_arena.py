@@ -20,9 +20,9 @@ class DeviceArena(Arena):
     _names = ("master", "grad", "copy")
 
     def __init__(
-        self, targets: Iterable[Target], rows: int, device: torch.device | str, dtype: torch.dtype, coded: bool = False
+        self, targets: Iterable[Target], rows: int, device: torch.device | str, dtype: torch.dtype, eight_bit: bool = False
     ) -> None:
-        super().__init__(targets, rows, device, coded=coded)
+        super().__init__(targets, rows, device, eight_bit=eight_bit)
         self.copy = torch.zeros(self.master.shape, device=device, dtype=dtype)
         self.written: WeakSet[Slot] = WeakSet()
         self._fresh: WeakSet[Slot] = WeakSet()

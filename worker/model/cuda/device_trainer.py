@@ -65,7 +65,7 @@ class DeviceTrainer(Trainer):
         device, dtype = self.backbone.device, self.arena.copy.dtype
         return DeviceTrainer(self.backbone, DeviceArena(self.backbone.targets, ROW_MULTIPLE, device, dtype))
 
-    def forget(self, slots: Iterable[Slot]) -> None:
+    def discard_gradients(self, slots: Iterable[Slot]) -> None:
         for slot in slots:
             self.arena.written.discard(slot)
 
@@ -73,14 +73,14 @@ class DeviceTrainer(Trainer):
         if not updates:
             return []
         try:
-            with self.here():
+            with self.on_device():
                 return self._update(updates)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-        # Nothing was updated: all allocations precede the one kernel that writes, and are small beside what `free` releases.
-        self.free()
-        with self.here():
+        # Nothing was updated: all allocations precede the one kernel that writes, and are small beside what caches hold.
+        self.release_caches()
+        with self.on_device():
             return self._update(updates)
 
     def _update(self, updates: Sequence[RowUpdate]) -> list[Tensor]:
@@ -109,19 +109,19 @@ class DeviceTrainer(Trainer):
         narrow = values if values.dtype == np.float32 else values.astype(np.int32)
         return torch.from_numpy(narrow).pin_memory().to(self.backbone.device, non_blocking=True)
 
-    def free(self) -> None:
+    def release_caches(self) -> None:
         torch.cuda.synchronize(self.backbone.device)
         self._forget_graphs()
         self._fused.stack.abandon()
-        super().free()
+        super().release_caches()
 
-    def _pass(self, segments: Sequence[Segment], recompute: bool) -> list[LossSum]:
-        return self._attempt(segments, RECOMPUTED if recompute else KEPT)
+    def _train_pass(self, segments: Sequence[Segment], recompute: bool) -> list[LossSum]:
+        return self._run_batch(segments, RECOMPUTED if recompute else KEPT)
 
-    def _look(self, segments: Sequence[Segment]) -> list[LossSum]:
-        return self._attempt(segments, FORWARD)
+    def _forward_pass(self, segments: Sequence[Segment]) -> list[LossSum]:
+        return self._run_batch(segments, FORWARD)
 
-    def _attempt(self, segments: Sequence[Segment], kind: Kind) -> list[LossSum]:
+    def _run_batch(self, segments: Sequence[Segment], kind: Kind) -> list[LossSum]:
         order = sorted(range(len(segments)), key=lambda place: _owner(segments[place].slot))
         batch = FlatBatch.of([segments[place] for place in order])
         spans, owners = spans_of(batch.segments, batch.ranges)

@@ -87,12 +87,12 @@ class Trainer:
             first, second = (self.evaluate(part) for part in _halved(segments, count // 2))
         return [LossSum(a.total + b.total, a.labels + b.labels) for a, b in zip(first, second, strict=True)]
 
-    def here(self) -> AbstractContextManager[object]:
+    def on_device(self) -> AbstractContextManager[object]:
         """A context in which the thread's current device is this trainer's: our kernels launch there, wherever tensors lie."""
         device = self.backbone.device
         return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
-    def free(self) -> None:
+    def release_caches(self) -> None:
         """Memory ran out: wait until the device is idle, and release all caches."""
         if self.backbone.device.type == "cuda":
             torch.cuda.synchronize(self.backbone.device)
@@ -100,18 +100,18 @@ class Trainer:
 
     def _run(self, segments: Sequence[Segment], grad: bool, recompute: bool) -> list[LossSum]:
         try:
-            with self.here():
-                return self._pass(segments, recompute) if grad else self._look(segments)
+            with self.on_device():
+                return self._train_pass(segments, recompute) if grad else self._forward_pass(segments)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
         # Outside the handler, whose traceback would keep the pass's tensors in memory.
-        self.free()
+        self.release_caches()
         if grad:
-            self.forget(segment.slot for segment in segments if segment.slot is not None)
+            self.discard_gradients(segment.slot for segment in segments if segment.slot is not None)
         raise OutOfMemory(sum(example.length for segment in segments for example in segment.examples), recompute)
 
-    def _pass(self, segments: Sequence[Segment], recompute: bool) -> list[LossSum]:
+    def _train_pass(self, segments: Sequence[Segment], recompute: bool) -> list[LossSum]:
         batch = FlatBatch.of(segments, self.backbone.device)
         adapters = self.adapters(batch, self.arena.grad)
         hidden = self.backbone.hidden(self.backbone.embed(batch), batch, adapters, self.arena.layout, recompute)
@@ -120,7 +120,7 @@ class Trainer:
         h_LK.backward(loss.dh_LK)
         return _sums(loss.nll_L, batch)
 
-    def _look(self, segments: Sequence[Segment]) -> list[LossSum]:
+    def _forward_pass(self, segments: Sequence[Segment]) -> list[LossSum]:
         """Losses of a pass without gradients."""
         batch = FlatBatch.of(segments, self.backbone.device)
         with torch.no_grad():
@@ -136,7 +136,7 @@ class Trainer:
         segments = probe(tokens, row_tokens)
         known = [self.arena.master, self.arena.grad, *self.backbone.tensors()]
         try:
-            return peak_bytes(lambda: self._pass(segments, recompute), known)
+            return peak_bytes(lambda: self._train_pass(segments, recompute), known)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -147,7 +147,7 @@ class Trainer:
         with torch.no_grad():
             return [update_rows(self.arena, update) for update in updates]
 
-    def forget(self, slots: Iterable[Slot]) -> None:
+    def discard_gradients(self, slots: Iterable[Slot]) -> None:
         """Void these adapters' gradients, as before the first pass of a step."""
         for slot in slots:
             self.arena.grad[slot.used].zero_()
