@@ -33,7 +33,7 @@ from grouped_lora.block.swiglu import SwigluColumns, swiglu, swiglu_backward
 from grouped_lora.dropout import token_keys
 from grouped_lora.products.expand import expand
 from grouped_lora.products.shrink import shrink
-from grouped_lora.products.weight_gradients import outer
+from grouped_lora.products.weight_gradients import weight_gradient
 from grouped_lora.work_table import work_table
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -95,10 +95,10 @@ def kernels(rank: int, drop: bool) -> dict[str, Callable[[], object]]:
     assert three is not None
     return found | {
         "shrink of one": lambda: shrink(gate_up, copy, table, (0, F), (F, F), (0, F)),
-        "shrink of two": lambda: shrink(x, copy, table, trio[:2], (D,) * 2, matrix=0),
-        "shrink of three": lambda: shrink(x, copy, table, trio, (D,) * 3, matrix=0),
-        "outer of one": lambda: outer(one, x, grad, table, (0,), (D,), matrix=0),
-        "outer of three": lambda: outer(three, x, grad, table, trio, (D,) * 3, matrix=0),
+        "shrink of two": lambda: shrink(x, copy, table, trio[:2], (D,) * 2, dropout_matrix=0),
+        "shrink of three": lambda: shrink(x, copy, table, trio, (D,) * 3, dropout_matrix=0),
+        "outer of one": lambda: weight_gradient(one, x, grad, table, (0,), (D,), dropout_matrix=0),
+        "outer of three": lambda: weight_gradient(three, x, grad, table, trio, (D,) * 3, dropout_matrix=0),
         "expand": lambda: expand(one, copy, 0, D, table),
         "attention backward": lambda: attention_backward(
             x, qkv, x, lse, sequences, heads, 0.125, incoming=Incoming(one, copy, 0, table, 0)

@@ -19,7 +19,7 @@ from grouped_lora.block.qkv_rotary import rotary
 from grouped_lora.block.residual_norm import norm_backward, residual_norm
 from grouped_lora.block.swiglu import swiglu, swiglu_backward
 from grouped_lora.products.shrink import shrink
-from grouped_lora.products.weight_gradients import outer
+from grouped_lora.products.weight_gradients import weight_gradient
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
@@ -85,9 +85,15 @@ def calls() -> list[Measured]:
             "shrink, dS of q k v", lambda i: shrink(qkv[i], copy[i], work, sh.b(*trio), widths, starts), wide * (tokens + row)
         ),
         Measured(
-            "outer, dA of q k v", lambda i: outer(s[3][i], h[i], grad[i], work, sh.a(*trio), (d,) * 3), d * (tokens + 6 * row)
+            "outer, dA of q k v",
+            lambda i: weight_gradient(s[3][i], h[i], grad[i], work, sh.a(*trio), (d,) * 3),
+            d * (tokens + 6 * row),
         ),
-        Measured("outer, dA of o", lambda i: outer(s[1][i], h[i], grad[i], work, sh.a("o_proj"), (d,)), d * (tokens + 2 * row)),
+        Measured(
+            "outer, dA of o",
+            lambda i: weight_gradient(s[1][i], h[i], grad[i], work, sh.a("o_proj"), (d,)),
+            d * (tokens + 2 * row),
+        ),
         Measured(
             "residual + norm",
             lambda i: residual_norm(h[i], h[i - 1], s[1][i], copy[i], sh.b("o_proj")[0], weight, 1e-5, work),

@@ -35,7 +35,7 @@ def new_trainer(backbone: Backbone, rows: int, eight_bit: bool = False) -> Devic
 
 def afresh(trainer: DeviceTrainer, fed: Sequence[Segment]) -> None:
     """One pass as the first of a step: gradients are overwritten, not accumulated."""
-    trainer.arena.written.clear()
+    trainer.arena.slots_with_gradient.clear()
     trainer.train(fed)
 
 

@@ -44,7 +44,7 @@ def optimizer_rows(backbone: Backbone) -> list[dict[str, Any]]:
         trainer.arena.grad.normal_(std=1e-3)
 
         def once(trainer: Any = trainer, segments: list[Segment] = segments) -> None:
-            trainer.arena.written.update(segment.slot for segment in segments)
+            trainer.arena.slots_with_gradient.update(segment.slot for segment in segments)
             trainer.update(updates(segments, 3))
 
         ms = median_ms(once)

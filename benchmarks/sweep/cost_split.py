@@ -49,7 +49,7 @@ def _with_and_without(trainer: DeviceTrainer, segments: Sequence[Segment]) -> tu
     updates = [RowUpdate(slot, 1e-4, 0.01, 3, 1.0) for slot in slots.values()]
 
     def update() -> None:
-        arena.written.update(slots.values())
+        arena.slots_with_gradient.update(slots.values())
         trainer.update(updates)
 
     whole, alone = median_ms(lambda: trainer.train(moved), 5)[0], median_ms(lambda: trainer.train(bare), 5)[0]

@@ -12,7 +12,7 @@ def _mix(x):
 
 
 @triton.jit
-def kept(keys, matrix, columns, limit):
+def keep_mask(keys, matrix, columns, limit):
     """bool [T, N]: dropout.keep_mask for one tile. keys [T] int32 hold the unsigned keys' bits."""
     place = _mix((columns + matrix * 262144).to(tl.uint32))
     return (_mix(keys.to(tl.uint32, bitcast=True)[:, None] ^ place[None, :]) >> 8) >= limit.to(tl.uint32)

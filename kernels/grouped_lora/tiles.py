@@ -29,14 +29,14 @@ def mma(left, right, acc):
 
 class Share(NamedTuple):
     """One program's tokens of one adapter: first token, end, first arena row, exact rank (0: no adapter), dropout's threshold,
-    and whether gradients add to what is there."""
+    and whether gradients accumulate (add to what is there)."""
 
     start: Any
     end: Any
     row0: Any
     rank: Any
     limit: Any
-    adds: Any
+    accumulate: Any
 
 
 @triton.jit
@@ -55,11 +55,11 @@ def share_of_block(blocks_ptr, spans_ptr, block, skipped=0):
     span = tl.load(entry)
     whole = share_of_span(spans_ptr, span)
     start = tl.load(entry + 1) + skipped
-    return span, Share(start, tl.load(entry + 2), whole.row0, whole.rank, whole.limit, whole.adds)
+    return span, Share(start, tl.load(entry + 2), whole.row0, whole.rank, whole.limit, whole.accumulate)
 
 
 @triton.jit
-def by_rank(body: tl.constexpr, operands, share, sizes, RMAX: tl.constexpr, BARE: tl.constexpr):
+def by_rank(body: tl.constexpr, operands, share, sizes, RMAX: tl.constexpr, HANDLES_UNADAPTED: tl.constexpr):
     """Call body(operands, share, sizes, R) with the narrowest tile width R that holds the adapter's exact rank, at most RMAX.
 
     R is a constant of `body`, which the compiler makes once for each width. BARE: tokens without an adapter come here too, with
@@ -68,7 +68,7 @@ def by_rank(body: tl.constexpr, operands, share, sizes, RMAX: tl.constexpr, BARE
     if RMAX == 0:
         body(operands, share, sizes, 0)
     else:
-        if BARE:
+        if HANDLES_UNADAPTED:
             if share.rank == 0:
                 body(operands, share, sizes, 0)
             else:
@@ -162,9 +162,9 @@ def load_ranks(w_ptr, stride, column, row0, rank, columns, limit, R: tl.constexp
 
 
 @triton.jit
-def store_ranks(g_ptr, stride, column, row0, rank, columns, limit, tile, accumulate, R: tl.constexpr):
+def store_ranks(grad_ptr, stride, column, row0, rank, columns, limit, tile, accumulate, R: tl.constexpr):
     """Write (or add, when `accumulate` is not 0) the fp32 tile [R, N] to exactly `rank` rows of the gradient."""
-    pointers, mask = token_tile(g_ptr + column, row0, row0 + rank, stride, columns, limit, R)
+    pointers, mask = token_tile(grad_ptr + column, row0, row0 + rank, stride, columns, limit, R)
     if accumulate != 0:
         tile += tl.load(pointers, mask=mask, other=0.0)
     tl.store(pointers, tile, mask=mask)

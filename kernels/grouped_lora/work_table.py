@@ -15,7 +15,7 @@ from grouped_lora.adapter_spans import Span
 from grouped_lora.dropout import threshold
 
 BLOCK_T = 64
-SPAN_COLUMNS = 6  # first token, end, first arena row, exact rank, 1 = add to the existing gradient, dropout's threshold
+SPAN_COLUMNS = 6  # first token, end, first arena row, exact rank, accumulate (1: add to the gradient), dropout's threshold
 BLOCK_COLUMNS = 3  # span, first token, end
 RANK_CLASSES = (16, 32, 64, 128, 256)
 # Tokens without an adapter are cut into spans of this length, so that programs which walk a span stay balanced.
@@ -67,20 +67,20 @@ def host_table(
     column tile. Tokens outside all spans get rank-0 spans. accumulate[i]: span i adds to its gradient rows instead of
     overwriting them. Raises ValueError where spans overlap or leave the step.
     """
-    adds = list(accumulate) or [False] * len(spans)
+    flags = list(accumulate) or [False] * len(spans)
     entries: list[tuple[int, int, int, int, int, int, float]] = []
     cursor = 0
 
     def ownerless(until: int) -> None:
         entries.extend((at, min(at + OWNERLESS_SPAN, until), 0, 0, 0, 0, 0.0) for at in range(cursor, until, OWNERLESS_SPAN))
 
-    for span, add in sorted(zip(spans, adds, strict=True), key=lambda pair: (pair[0].start, pair[0].stop)):
+    for span, accumulates in sorted(zip(spans, flags, strict=True), key=lambda pair: (pair[0].start, pair[0].stop)):
         if span.start < cursor or span.stop > tokens:
             raise ValueError(f"span [{span.start}, {span.stop}) overlaps its neighbour or leaves the step's {tokens} tokens")
         ownerless(span.start)
         if span.stop > span.start:
             limit = threshold(span.dropout)
-            entries.append((span.start, span.stop, span.row, span.rank, int(add), limit, span.kept_scale))
+            entries.append((span.start, span.stop, span.row, span.rank, int(accumulates), limit, span.kept_scale))
         cursor = span.stop
     ownerless(tokens)
     blocks = [

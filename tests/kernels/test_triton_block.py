@@ -56,7 +56,7 @@ def test_residual_norm_and_its_gradient(dtype: torch.dtype, dropout: float) -> N
         return leaf.grad + dr.to(kind)
 
     close(h, normed, dtype)
-    s_h = shrink(h, case.weights, case.table, (0, d), (d, d), matrix=4)
+    s_h = shrink(h, case.weights, case.table, (0, d), (d, d), dropout_matrix=4)
     got = norm_backward(dh, ds, s_h, case.weights, (0, d), total, rstd, weight, dr, case.table, 4)
     close(got, gradient, dtype)
     plain, alone, _ = residual_norm(total, None, None, case.weights, 0, weight, EPS, case.table)

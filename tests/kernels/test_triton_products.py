@@ -11,7 +11,7 @@ from grouped_lora.adapter_spans import Span
 from grouped_lora.block.swiglu import CHUNK, SwigluColumns, swiglu, swiglu_backward
 from grouped_lora.products.expand import expand
 from grouped_lora.products.shrink import shrink
-from grouped_lora.products.weight_gradients import outer
+from grouped_lora.products.weight_gradients import weight_gradient
 from grouped_lora.work_table import work_table
 
 from tests.kernels.triton_case import DEVICE, DTYPES, Case, close, own
@@ -25,7 +25,7 @@ def test_shrink_with_one_shared_input(dtype: torch.dtype, lengths: tuple[int, ..
     case = Case(lengths, width=3 * 96, dtype=dtype, dropout=dropout)
     x = case.tokens(96)
     s = torch.full((case.total, 3, case.table.max_rank), float("nan"), dtype=dtype, device=DEVICE)
-    shrink(x, case.weights, case.table, (0, 96, 192), (96, 96, 96), out=s, matrix=5)
+    shrink(x, case.weights, case.table, (0, 96, 192), (96, 96, 96), out=s, dropout_matrix=5)
     for span in case.spans:
         for mat in range(3):
 
@@ -53,7 +53,9 @@ def test_outer_writes_exactly_the_adapters_rows(dtype: torch.dtype, shared: bool
     y = case.tokens(80 if shared else 160)
     s = case.shrunk(2)
     grad = torch.full(case.weights.shape, 7.0, device=DEVICE)
-    outer(s, y, grad, case.table, (0, 80), (80, 80), None if shared else (0, 80), matrix=3 if shared else None)
+    weight_gradient(
+        s, y, grad, case.table, (0, 80), (80, 80), None if shared else (0, 80), dropout_matrix=3 if shared else None
+    )
     written = torch.zeros_like(grad, dtype=torch.bool)
     for span in case.spans:
         for mat in range(2):
@@ -77,9 +79,9 @@ def test_outer_adds_where_the_span_says_so() -> None:
     second = work_table(case.spans, case.total, DEVICE, accumulate=(False, True))
     y, s = case.tokens(64), case.shrunk(1)
     once = torch.full(case.weights.shape, float("nan"), device=DEVICE)
-    outer(s, y, once, case.table, (0,), (64,))
+    weight_gradient(s, y, once, case.table, (0,), (64,))
     twice = once.clone()
-    outer(s, y, twice, second, (0,), (64,))
+    weight_gradient(s, y, twice, second, (0,), (64,))
     a, b = (slice(span.row, span.row + span.rank) for span in case.spans)
     assert torch.equal(twice[a], once[a])
     assert torch.equal(twice[b], 2 * once[b])
@@ -102,7 +104,7 @@ def test_an_adapters_numbers_are_bitwise_the_same_alone_packed_and_again(dtype: 
     ):
         s = shrink(tokens, packed.weights, table, (0, 64), (64, 64))
         grad = torch.zeros(packed.weights.shape, device=DEVICE)
-        outer(s, tokens, grad, table, (0, 64), (64, 64))
+        weight_gradient(s, tokens, grad, table, (0, 64), (64, 64))
         y = expand(s[:, :1].contiguous(), packed.weights, 0, 64, table)
         length = span.stop - span.start
         results.append(
@@ -125,10 +127,10 @@ def test_views_with_strides_of_their_own_are_read_and_written_as_such(dtype: tor
     weights.copy_(case.weights)
     wide_grad = torch.full((case.weights.shape[0], 80), 7.0, device=DEVICE)
     s = shrink(x, weights, case.table, (0,), (64,))
-    outer(s, x, wide_grad[:, 5:69], case.table, (0,), (64,))
+    weight_gradient(s, x, wide_grad[:, 5:69], case.table, (0,), (64,))
     plain_s = shrink(x.contiguous(), case.weights, case.table, (0,), (64,))
     plain_grad = torch.full(case.weights.shape, 7.0, device=DEVICE)
-    outer(plain_s, x.contiguous(), plain_grad, case.table, (0,), (64,))
+    weight_gradient(plain_s, x.contiguous(), plain_grad, case.table, (0,), (64,))
     for span in case.spans:
         assert torch.equal(s[span.start : span.stop, 0, : span.rank], plain_s[span.start : span.stop, 0, : span.rank])
     assert torch.equal(wide_grad[:, 5:69], plain_grad)

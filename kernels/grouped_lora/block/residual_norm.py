@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from grouped_lora.cached_launch import Kernel
-from grouped_lora.dropout_mask import kept, load_keys
+from grouped_lora.dropout_mask import keep_mask, load_keys
 from grouped_lora.launch_configs import config
 from grouped_lora.tiles import by_rank, load_ranks, load_shrunk, load_tokens, mma, share_of_block, store_tokens
 from grouped_lora.work_table import BLOCK_T, WorkTable
@@ -129,7 +129,7 @@ def _join(p, share, g, ds, columns, place: tl.constexpr, sizes, R: tl.constexpr)
     """g [T, N] plus dS A of the matrix at `place`."""
     a = load_ranks(p.a_ptr, p.a_stride, place * p.a_step, share.row0, share.rank, columns, sizes.D, R)
     if sizes.DROP:
-        keep = kept(load_keys(p.keys_ptr, share.start, share.end, sizes.BT), p.matrix + place, columns, share.limit)
+        keep = keep_mask(load_keys(p.keys_ptr, share.start, share.end, sizes.BT), p.matrix + place, columns, share.limit)
         g += tl.where(keep, mma(ds, a, tl.zeros((sizes.BT, sizes.BN), tl.float32)), 0.0)
     else:
         g = mma(ds, a, g)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from grouped_lora.cached_launch import Kernel
-from grouped_lora.dropout_mask import kept, load_keys
+from grouped_lora.dropout_mask import keep_mask, load_keys
 from grouped_lora.launch_configs import config
 from grouped_lora.products.shrink import sum_pieces
 from grouped_lora.tiles import (
@@ -57,9 +57,9 @@ class _Swiglu(NamedTuple):
 
     gu_ptr: Any
     s_ptr: Any
-    g_ptr: Any
-    u_ptr: Any
-    a_ptr: Any
+    gate_ptr: Any
+    up_ptr: Any
+    down_ptr: Any
     w_stride: Any
     act_ptr: Any
     piece_ptr: Any
@@ -95,14 +95,14 @@ def _forward(p, share, sizes, R: tl.constexpr):
         gate = load_tokens(p.gu_ptr, start, end, 2 * F, columns, F, BT).to(tl.float32)
         up = load_tokens(p.gu_ptr + F, start, end, 2 * F, columns, F, BT).to(tl.float32)
         if R > 0:
-            gate = mma(s_gate, load_ranks(p.g_ptr, p.w_stride, 0, row0, rank, columns, F, R), gate)
-            up = mma(s_up, load_ranks(p.u_ptr, p.w_stride, 0, row0, rank, columns, F, R), up)
+            gate = mma(s_gate, load_ranks(p.gate_ptr, p.w_stride, 0, row0, rank, columns, F, R), gate)
+            up = mma(s_up, load_ranks(p.up_ptr, p.w_stride, 0, row0, rank, columns, F, R), up)
         act = (gate * _sigmoid(gate) * up).to(p.act_ptr.dtype.element_ty)
         store_tokens(p.act_ptr, start, end, F, columns, F, act, BT)
         if R > 0:
             if sizes.DROP:
-                act = tl.where(kept(keys, p.matrix, columns, share.limit), act, 0.0)
-            acc = mma(act, tl.trans(load_ranks(p.a_ptr, p.w_stride, 0, row0, rank, columns, F, R)), acc)
+                act = tl.where(keep_mask(keys, p.matrix, columns, share.limit), act, 0.0)
+            acc = mma(act, tl.trans(load_ranks(p.down_ptr, p.w_stride, 0, row0, rank, columns, F, R)), acc)
     if R > 0:
         store_shrunk(p.piece_ptr, start, end, sizes.RMAX, rank, acc * p.scale, BT, R)
 
@@ -110,9 +110,9 @@ def _forward(p, share, sizes, R: tl.constexpr):
 @Kernel
 @triton.jit
 def _swiglu(
-    gu_ptr, s_ptr, w_ptr, act_ptr, pieces_ptr, keys_ptr, spans_ptr, scales_ptr, blocks_ptr, w_stride, g_column, u_column,
-    a_column, matrix, F, T, CHUNK: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr,
-    DROP: tl.constexpr,
+    gu_ptr, s_ptr, w_ptr, act_ptr, pieces_ptr, keys_ptr, spans_ptr, scales_ptr, blocks_ptr, w_stride, gate_column, up_column,
+    down_column, matrix, F, T, CHUNK: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
+    RMAX: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
     piece = tl.program_id(0)
     span, share = share_of_block(blocks_ptr, spans_ptr, tl.program_id(1))
@@ -121,14 +121,14 @@ def _swiglu(
         return
     first = piece * CHUNK
     operands = _Swiglu(
-        gu_ptr, s_ptr, w_ptr + g_column, w_ptr + u_column, w_ptr + a_column, w_stride, act_ptr,
+        gu_ptr, s_ptr, w_ptr + gate_column, w_ptr + up_column, w_ptr + down_column, w_stride, act_ptr,
         pieces_ptr + piece.to(tl.int64) * T * RMAX, keys_ptr, matrix, first, tl.minimum(F, first + CHUNK), F, scale,
     )  # fmt: skip
     by_rank(_forward, operands, share, _Sizes(BT, BN, STAGES, RMAX, DROP), RMAX, True)
 
 
 @triton.jit
-def _slopes(gate, up, dact):
+def _swiglu_gradients(gate, up, dact):
     """silu(gate) * up, and the gradients of gate and up from dact."""
     sigmoid = _sigmoid(gate)
     silu = gate * sigmoid
@@ -145,11 +145,11 @@ class _SwigluBack(NamedTuple):
     ds_ptr: Any
     w_ptr: Any
     w_stride: Any
-    g_ptr: Any
-    g_stride: Any
-    g_column: Any
-    u_column: Any
-    a_column: Any
+    grad_ptr: Any
+    grad_stride: Any
+    gate_column: Any
+    up_column: Any
+    down_column: Any
     keys_ptr: Any
     matrix: Any
     columns: Any
@@ -163,13 +163,13 @@ def _backward_alone(p, share, sizes):
         gate = load_tokens(p.gu_ptr, t, end, 2 * F, columns, F, sizes.BT).to(tl.float32)
         up = load_tokens(p.gu_ptr + F, t, end, 2 * F, columns, F, sizes.BT).to(tl.float32)
         dact = load_tokens(p.dact_ptr, t, end, F, columns, F, sizes.BT).to(tl.float32)
-        _, dgate, dup = _slopes(gate, up, dact)
+        _, dgate, dup = _swiglu_gradients(gate, up, dact)
         store_tokens(p.gu_ptr, t, end, 2 * F, columns, F, dgate, sizes.BT)
         store_tokens(p.gu_ptr + F, t, end, 2 * F, columns, F, dup, sizes.BT)
 
 
 @triton.jit
-def _turned(eye, ptr, start, stop, stride, columns, limit, BT: tl.constexpr, BN: tl.constexpr):
+def _load_transposed(eye, ptr, start, stop, stride, columns, limit, BT: tl.constexpr, BN: tl.constexpr):
     """The tile [N, T] of activations in fp32, transposed by a product with the identity, which changes no finite number: the
     matrix unit reads the tile in its copied layout, and its result has the layout of the next product's operand. (A NaN spreads
     over the tile's columns of its own token.)"""
@@ -184,9 +184,9 @@ def _backward_adapted(p, share, sizes, R: tl.constexpr):
     BN: tl.constexpr = sizes.BN
     F, end, row0, rank, columns = p.F, share.end, share.row0, share.rank, p.columns
     dtype: tl.constexpr = p.gu_ptr.dtype.element_ty
-    b_gate = tl.trans(load_ranks(p.w_ptr, p.w_stride, p.g_column, row0, rank, columns, F, R))
-    b_up = tl.trans(load_ranks(p.w_ptr, p.w_stride, p.u_column, row0, rank, columns, F, R))
-    a_down = tl.trans(load_ranks(p.w_ptr, p.w_stride, p.a_column, row0, rank, columns, F, R))
+    b_gate = tl.trans(load_ranks(p.w_ptr, p.w_stride, p.gate_column, row0, rank, columns, F, R))
+    b_up = tl.trans(load_ranks(p.w_ptr, p.w_stride, p.up_column, row0, rank, columns, F, R))
+    a_down = tl.trans(load_ranks(p.w_ptr, p.w_stride, p.down_column, row0, rank, columns, F, R))
     db_gate = tl.zeros((BN, R), tl.float32)
     db_up = tl.zeros((BN, R), tl.float32)
     da_down = tl.zeros((BN, R), tl.float32)
@@ -196,15 +196,15 @@ def _backward_adapted(p, share, sizes, R: tl.constexpr):
         s_gate = load_shrunk(p.s_ptr, 2 * sizes.RMAX, 0, t, end, rank, BT, R)
         s_up = load_shrunk(p.s_ptr, 2 * sizes.RMAX, sizes.RMAX, t, end, rank, BT, R)
         ds = load_shrunk(p.ds_ptr, sizes.RMAX, 0, t, end, rank, BT, R)
-        gate = mma(b_gate, tl.trans(s_gate), _turned(eye, p.gu_ptr, t, end, 2 * F, columns, F, BT, BN))
-        up = mma(b_up, tl.trans(s_up), _turned(eye, p.gu_ptr + F, t, end, 2 * F, columns, F, BT, BN))
-        dact = _turned(eye, p.dact_ptr, t, end, F, columns, F, BT, BN)
+        gate = mma(b_gate, tl.trans(s_gate), _load_transposed(eye, p.gu_ptr, t, end, 2 * F, columns, F, BT, BN))
+        up = mma(b_up, tl.trans(s_up), _load_transposed(eye, p.gu_ptr + F, t, end, 2 * F, columns, F, BT, BN))
+        dact = _load_transposed(eye, p.dact_ptr, t, end, F, columns, F, BT, BN)
         if sizes.DROP:
-            keep = tl.trans(kept(load_keys(p.keys_ptr, t, end, BT), p.matrix, columns, share.limit))
+            keep = tl.trans(keep_mask(load_keys(p.keys_ptr, t, end, BT), p.matrix, columns, share.limit))
             dact += tl.where(keep, mma(a_down, tl.trans(ds), tl.zeros((BN, BT), tl.float32)), 0.0)
         else:
             dact = mma(a_down, tl.trans(ds), dact)
-        act, dgate, dup = _slopes(gate, up, dact)
+        act, dgate, dup = _swiglu_gradients(gate, up, dact)
         act = act.to(dtype)
         dgate = dgate.to(dtype)
         dup = dup.to(dtype)
@@ -215,9 +215,9 @@ def _backward_adapted(p, share, sizes, R: tl.constexpr):
         db_gate = mma(dgate, s_gate, db_gate)
         db_up = mma(dup, s_up, db_up)
         da_down = mma(act, ds, da_down)
-    store_ranks(p.g_ptr, p.g_stride, p.g_column, row0, rank, columns, F, tl.trans(db_gate), share.adds, R)
-    store_ranks(p.g_ptr, p.g_stride, p.u_column, row0, rank, columns, F, tl.trans(db_up), share.adds, R)
-    store_ranks(p.g_ptr, p.g_stride, p.a_column, row0, rank, columns, F, tl.trans(da_down), share.adds, R)
+    store_ranks(p.grad_ptr, p.grad_stride, p.gate_column, row0, rank, columns, F, tl.trans(db_gate), share.accumulate, R)
+    store_ranks(p.grad_ptr, p.grad_stride, p.up_column, row0, rank, columns, F, tl.trans(db_up), share.accumulate, R)
+    store_ranks(p.grad_ptr, p.grad_stride, p.down_column, row0, rank, columns, F, tl.trans(da_down), share.accumulate, R)
 
 
 @triton.jit
@@ -231,16 +231,16 @@ def _backward(p, share, sizes, R: tl.constexpr):
 @Kernel
 @triton.jit
 def _swiglu_backward(
-    gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, g_ptr, keys_ptr, spans_ptr, w_stride, g_stride, g_column, u_column, a_column,
-    matrix, F, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr, DROP: tl.constexpr,
+    gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, grad_ptr, keys_ptr, spans_ptr, w_stride, grad_stride, gate_column, up_column,
+    down_column, matrix, F, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
     share = share_of_span(spans_ptr, tl.program_id(1))
     if share.start >= share.end:
         return
     columns = tl.program_id(0) * BN + tl.arange(0, BN)
     operands = _SwigluBack(
-        gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, w_stride, g_ptr, g_stride, g_column, u_column, a_column, keys_ptr, matrix,
-        columns, F,
+        gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, w_stride, grad_ptr, grad_stride, gate_column, up_column, down_column, keys_ptr,
+        matrix, columns, F,
     )  # fmt: skip
     by_rank(_backward, operands, share, _Sizes(BT, BN, STAGES, RMAX, DROP), RMAX, True)
 

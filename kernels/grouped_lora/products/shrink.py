@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from grouped_lora.cached_launch import Kernel
-from grouped_lora.dropout_mask import kept, load_keys
+from grouped_lora.dropout_mask import keep_mask, load_keys
 from grouped_lora.launch_configs import config
 from grouped_lora.tiles import by_rank, load_ranks, load_shrunk, load_tokens, mma, share_of_block, store_shrunk
 from grouped_lora.work_table import BLOCK_T, WorkTable
@@ -50,7 +50,7 @@ class _Sizes(NamedTuple):
 @triton.jit
 def _seen(x, keys, matrix, features, limit, DROP: tl.constexpr):
     if DROP:
-        x = tl.where(kept(keys, matrix, features, limit), x, 0.0)
+        x = tl.where(keep_mask(keys, matrix, features, limit), x, 0.0)
     return x
 
 
@@ -142,13 +142,14 @@ def shrink(
     widths: tuple[int, ...],
     x_columns: tuple[int, ...] | None = None,
     out: torch.Tensor | None = None,
-    matrix: int | None = None,
+    dropout_matrix: int | None = None,
 ) -> torch.Tensor:
     """S[T, M, RMAX] in x's dtype for M <= 3 matrices.
 
     `weights` [rows, W] is the arena's compute copy of one layer; matrix m is its columns [columns[m], columns[m] + widths[m]).
     Without `x_columns` all matrices read the same x[T, K]; with them matrix m reads x[:, x_columns[m] : + widths[m]].
-    matrix: the number of the first matrix, where x is an adapter's input and dropout applies to it.
+    dropout_matrix: the number of the first matrix, where x is an adapter's input, to which dropout applies; None: no
+    dropout here.
     """
     mats = len(columns)
     shape = (x.shape[0], mats, table.max_rank)
@@ -161,7 +162,7 @@ def shrink(
     starts = x_columns or (0,) * mats
     pieces = -(-max(widths) // SPLIT_K) if max(widths) > 2 * SPLIT_K else 1
     target = s if pieces == 1 else torch.empty((pieces, *shape), dtype=torch.float32, device=x.device)
-    drop = table.keys is not None and matrix is not None
+    drop = table.keys is not None and dropout_matrix is not None
 
     def third(values: tuple[int, ...]) -> tuple[int, ...]:
         return (*values, *(values[-1],) * (3 - mats))
@@ -169,8 +170,8 @@ def shrink(
     cfg = config(f"shrink_{shared}", table.max_rank)
     _shrink[(table.blocks.shape[0], mats // shared, pieces)](
         x, weights, target, table.keys if drop else x, table.spans, table.scales, table.blocks, x.stride(0), weights.stride(0),
-        mats * table.max_rank, x.shape[0] * mats * table.max_rank, *third(starts), *third(columns), *third(widths), matrix or 0,
-        SHARED=shared, SPLIT=SPLIT_K if pieces > 1 else 1 << 20, BK=cfg.block_n * 2 // x.element_size(), BT=BLOCK_T, DROP=drop,
-        RMAX=table.max_rank, num_warps=cfg.warps, num_stages=cfg.stages,
+        mats * table.max_rank, x.shape[0] * mats * table.max_rank, *third(starts), *third(columns), *third(widths),
+        dropout_matrix or 0, SHARED=shared, SPLIT=SPLIT_K if pieces > 1 else 1 << 20, BK=cfg.block_n * 2 // x.element_size(),
+        BT=BLOCK_T, DROP=drop, RMAX=table.max_rank, num_warps=cfg.warps, num_stages=cfg.stages,
     )  # fmt: skip
     return s if pieces == 1 else sum_pieces(target, table, x.dtype, s)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from grouped_lora.products.expand import expand
 from grouped_lora.products.shrink import shrink
-from grouped_lora.products.weight_gradients import outer
+from grouped_lora.products.weight_gradients import weight_gradient
 from grouped_lora.work_table import WorkTable
 
 
@@ -48,15 +48,15 @@ def _(
     return s.new_empty(s.shape[0], width)
 
 
-@torch.library.custom_op("grouped_lora::outer", mutates_args=("grad",))
-def outer_op(
+@torch.library.custom_op("grouped_lora::weight_gradient", mutates_args=("grad",))
+def weight_gradient_op(
     s: Tensor, y: Tensor, grad: Tensor, spans: Tensor, scales: Tensor, blocks: Tensor, max_rank: int, column: int, width: int
 ) -> None:
     """Set (or add to) each adapter's rows of grad[:, column : + width]: s[:, 0]ᵀ @ y."""
-    outer(s, y, grad, WorkTable(spans, scales, blocks, max_rank), (column,), (width,))
+    weight_gradient(s, y, grad, WorkTable(spans, scales, blocks, max_rank), (column,), (width,))
 
 
-@outer_op.register_fake
+@weight_gradient_op.register_fake
 def _(
     s: Tensor, y: Tensor, grad: Tensor, spans: Tensor, scales: Tensor, blocks: Tensor, max_rank: int, column: int, width: int
 ) -> None:
@@ -80,8 +80,8 @@ class _Adapt(torch.autograd.Function):
         a, b, max_rank = ctx.places
         dy = dy.contiguous()
         ds = shrink_op(dy, weights, *table, max_rank, b, dy.shape[1])
-        outer_op(s, dy, grad, *table, max_rank, b, dy.shape[1])
-        outer_op(ds, x, grad, *table, max_rank, a, x.shape[1])
+        weight_gradient_op(s, dy, grad, *table, max_rank, b, dy.shape[1])
+        weight_gradient_op(ds, x, grad, *table, max_rank, a, x.shape[1])
         return expand_op(ds, weights, *table, max_rank, a, x.shape[1]), dy, None, None, None, None
 
 

@@ -15,23 +15,23 @@ import triton
 import triton.language as tl
 
 from grouped_lora.cached_launch import Kernel
-from grouped_lora.dropout_mask import kept, load_keys
+from grouped_lora.dropout_mask import keep_mask, load_keys
 from grouped_lora.launch_configs import config
 from grouped_lora.tiles import by_rank, load_shrunk, load_tokens, mma, share_of_span, store_ranks
 from grouped_lora.work_table import WorkTable
 
 
 class _Walk(NamedTuple):
-    """One to three matrices' S, `s_step` columns apart, and gradient, `g_step` apart; y's and the gradient's columns."""
+    """One to three matrices' S, `s_step` columns apart, and gradient, `grad_step` apart; y's and the gradient's columns."""
 
     s_ptr: Any
     s_stride: Any
     s_step: Any
     y_ptr: Any
     y_stride: Any
-    g_ptr: Any
-    g_stride: Any
-    g_step: Any
+    grad_ptr: Any
+    grad_stride: Any
+    grad_step: Any
     columns: Any
     width: Any
     keys_ptr: Any
@@ -46,47 +46,48 @@ class _Sizes(NamedTuple):
 
 
 @triton.jit
-def _joined(p, share, t, y, keys, acc, place: tl.constexpr, sizes, R: tl.constexpr):
+def _accumulate_tile(p, share, t, y, keys, acc, place: tl.constexpr, sizes, R: tl.constexpr):
     """acc [N, R] plus yᵀ s of the matrix at `place`."""
     if sizes.DROP:
-        y = tl.where(kept(keys, p.matrix + place, p.columns, share.limit), y, 0.0)
+        y = tl.where(keep_mask(keys, p.matrix + place, p.columns, share.limit), y, 0.0)
     # Columns lie along the matrix unit's long side, so that even a rank of 16 fills it.
     s = load_shrunk(p.s_ptr, p.s_stride, place * p.s_step, t, share.end, share.rank, sizes.BT, R)
     return mma(tl.trans(y), s, acc)
 
 
 @triton.jit
-def _written(p, share, acc, place: tl.constexpr, R: tl.constexpr):
+def _store_tile(p, share, acc, place: tl.constexpr, R: tl.constexpr):
     store_ranks(
-        p.g_ptr, p.g_stride, place * p.g_step, share.row0, share.rank, p.columns, p.width, tl.trans(acc), share.adds, R
+        p.grad_ptr, p.grad_stride, place * p.grad_step, share.row0, share.rank, p.columns, p.width, tl.trans(acc),
+        share.accumulate, R,
     )  # fmt: skip
 
 
 @triton.jit
-def _walk(p, share, sizes, R: tl.constexpr):
+def _sum_over_tokens(p, share, sizes, R: tl.constexpr):
     acc0 = tl.zeros((sizes.BN, R), tl.float32)
     acc1 = tl.zeros((sizes.BN, R), tl.float32)
     acc2 = tl.zeros((sizes.BN, R), tl.float32)
     for t in range(share.start, share.end, sizes.BT):
         y = load_tokens(p.y_ptr, t, share.end, p.y_stride, p.columns, p.width, sizes.BT)
         keys = load_keys(p.keys_ptr, t, share.end, sizes.BT) if sizes.DROP else 0
-        acc0 = _joined(p, share, t, y, keys, acc0, 0, sizes, R)
+        acc0 = _accumulate_tile(p, share, t, y, keys, acc0, 0, sizes, R)
         if sizes.MATS > 1:
-            acc1 = _joined(p, share, t, y, keys, acc1, 1, sizes, R)
+            acc1 = _accumulate_tile(p, share, t, y, keys, acc1, 1, sizes, R)
         if sizes.MATS > 2:
-            acc2 = _joined(p, share, t, y, keys, acc2, 2, sizes, R)
-    _written(p, share, acc0, 0, R)
+            acc2 = _accumulate_tile(p, share, t, y, keys, acc2, 2, sizes, R)
+    _store_tile(p, share, acc0, 0, R)
     if sizes.MATS > 1:
-        _written(p, share, acc1, 1, R)
+        _store_tile(p, share, acc1, 1, R)
     if sizes.MATS > 2:
-        _written(p, share, acc2, 2, R)
+        _store_tile(p, share, acc2, 2, R)
 
 
 @Kernel
 @triton.jit
-def _outer(
-    s_ptr, y_ptr, g_ptr, keys_ptr, spans_ptr, s_stride, y_stride, g_stride, y_column0, y_column1, y_column2,
-    g_column0, g_column1, g_column2, width0, width1, width2, tiles0, tiles1, matrix,
+def _weight_gradient(
+    s_ptr, y_ptr, grad_ptr, keys_ptr, spans_ptr, s_stride, y_stride, grad_stride, y_column0, y_column1, y_column2,
+    grad_column0, grad_column1, grad_column2, width0, width1, width2, tiles0, tiles1, matrix,
     SHARED: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, DROP: tl.constexpr, RMAX: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
@@ -96,16 +97,16 @@ def _outer(
     mat = tl.where(tile < tiles0, 0, tl.where(tile < tiles0 + tiles1, 1, 2))
     tile -= tl.where(mat == 0, 0, tl.where(mat == 1, tiles0, tiles0 + tiles1))
     y_column = tl.where(mat == 0, y_column0, tl.where(mat == 1, y_column1, y_column2))
-    g_column = tl.where(mat == 0, g_column0, tl.where(mat == 1, g_column1, g_column2))
+    grad_column = tl.where(mat == 0, grad_column0, tl.where(mat == 1, grad_column1, grad_column2))
     width = tl.where(mat == 0, width0, tl.where(mat == 1, width1, width2))
     operands = _Walk(
-        s_ptr + mat * RMAX, s_stride, RMAX, y_ptr + y_column, y_stride, g_ptr + g_column, g_stride, g_column1 - g_column0,
-        tile * BN + tl.arange(0, BN), width, keys_ptr, matrix + mat,
+        s_ptr + mat * RMAX, s_stride, RMAX, y_ptr + y_column, y_stride, grad_ptr + grad_column, grad_stride,
+        grad_column1 - grad_column0, tile * BN + tl.arange(0, BN), width, keys_ptr, matrix + mat,
     )  # fmt: skip
-    by_rank(_walk, operands, share, _Sizes(SHARED, BT, BN, DROP), RMAX, False)
+    by_rank(_sum_over_tokens, operands, share, _Sizes(SHARED, BT, BN, DROP), RMAX, False)
 
 
-def outer(
+def weight_gradient(
     s: torch.Tensor,
     y: torch.Tensor,
     grad: torch.Tensor,
@@ -113,30 +114,31 @@ def outer(
     columns: tuple[int, ...],
     widths: tuple[int, ...],
     y_columns: tuple[int, ...] | None = None,
-    matrix: int | None = None,
+    dropout_matrix: int | None = None,
 ) -> None:
     """grad[rows of each adapter, columns[m] : + widths[m]] = (or +=) s[:, m]ᵀ @ y over the adapter's own tokens, M <= 3
     matrices.
 
-    Without `y_columns` all matrices read the same y; with them matrix m reads y[:, y_columns[m] : + widths[m]]. A flag in each
-    span's table entry says whether it adds or overwrites. Only the exact ranks' rows are written. matrix: the number of the
-    first matrix, where y is an adapter's input and dropout applies to it.
+    Without `y_columns` all matrices read the same y; with them matrix m reads y[:, y_columns[m] : + widths[m]]. The column
+    `accumulate` of the work table's spans says whether a span adds or overwrites. Only the exact ranks' rows are written.
+    dropout_matrix: the number of the first matrix, where y is an adapter's input, to which dropout applies; None: no
+    dropout here.
     """
     if table.max_rank == 0:
         return
     mats = len(columns)
-    cfg = config("outer", table.max_rank)
+    cfg = config("weight_gradient", table.max_rank)
     shared = mats if y_columns is None and table.max_rank <= 64 else 1
     starts = y_columns or (0,) * mats
-    drop = table.keys is not None and matrix is not None
+    drop = table.keys is not None and dropout_matrix is not None
     tiles = [-(-width // cfg.block_n) for width in widths]
 
     def third(values: tuple[int, ...]) -> tuple[int, ...]:
         return (*values, *(values[-1],) * (3 - mats))
 
-    _outer[(tiles[0] if shared > 1 else sum(tiles), table.spans.shape[0])](
+    _weight_gradient[(tiles[0] if shared > 1 else sum(tiles), table.spans.shape[0])](
         s, y, grad, table.keys if drop else y, table.spans, s.stride(0), y.stride(0), grad.stride(0), *third(starts),
-        *third(columns), *third(widths), tiles[0], third(tuple(tiles))[1], matrix or 0,
+        *third(columns), *third(widths), tiles[0], third(tuple(tiles))[1], dropout_matrix or 0,
         SHARED=shared, BT=cfg.block_t, BN=cfg.block_n, DROP=drop, RMAX=table.max_rank, num_warps=cfg.warps,
         num_stages=cfg.stages, maxnreg=cfg.registers,
     )  # fmt: skip

@@ -270,7 +270,7 @@ def test_eight_bit_moments_follow_the_plain_path() -> None:
         for step in range(1, 6):
             arena.grad[slot.used] = torch.randn(arena.grad[slot.used].shape, generator=generator).to(arena.grad.device)
             if isinstance(arena, DeviceArena):
-                arena.written.add(slot)
+                arena.slots_with_gradient.add(slot)
                 DeviceTrainer(backbone, arena).update([RowUpdate(slot, 1e-3, 0.0, step, 1e9)])
             else:
                 update_rows(arena, RowUpdate(slot, 1e-3, 0.0, step, 1e9))

@@ -15,7 +15,8 @@ from worker.model.arena_layout import Target
 
 
 class DeviceArena(Arena):
-    """`copy`: the compute copy [rows, W]. A slot in `written` has a gradient; gradient rows of any other slot are stale."""
+    """`copy`: the compute copy [rows, W]. Gradient rows of a slot that is not in `slots_with_gradient` are stale: the first
+    pass of a step overwrites them, later ones add (the work table's column `accumulate`)."""
 
     _names = ("master", "grad", "copy")
 
@@ -24,7 +25,7 @@ class DeviceArena(Arena):
     ) -> None:
         super().__init__(targets, rows, device, eight_bit=eight_bit)
         self.copy = torch.zeros(self.master.shape, device=device, dtype=dtype)
-        self.written: WeakSet[Slot] = WeakSet()
+        self.slots_with_gradient: WeakSet[Slot] = WeakSet()
         self._fresh: WeakSet[Slot] = WeakSet()
 
     @property
@@ -46,7 +47,7 @@ class DeviceArena(Arena):
     def touched(self, slot: Slot) -> None:
         """Mark the slot's compute copy as stale and its gradient as void, after its master weights changed."""
         self._fresh.discard(slot)
-        self.written.discard(slot)
+        self.slots_with_gradient.discard(slot)
 
     def restore(self, slot: Slot, state: AdapterState) -> None:
         super().restore(slot, state)

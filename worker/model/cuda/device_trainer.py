@@ -31,8 +31,8 @@ GRAPH_TOKENS = 4096  # passes of more tokens keep the chip busy while the host l
 # layers of as many parameters as Llama-3.2-1B's, fewer for larger ones. They are captured in coarse buckets.
 GRAPH_TOKENS_FP8, LAYER_PARAMETERS = 8192, 61e6
 MAX_GRAPHS = 64
-Kind = Literal["kept", "recomputed", "forward"]  # of a pass: a training one keeps its activations or recomputes them
-KEPT, RECOMPUTED, FORWARD = get_args(Kind)
+Kind = Literal["saved", "recomputed", "forward"]  # of a pass: a training one saves its activations or recomputes them
+SAVED, RECOMPUTED, FORWARD = get_args(Kind)
 CAPTURE_AFTER = 8  # passes of a bucket, the last of which captures it: that costs as much as several launched passes
 
 
@@ -67,7 +67,7 @@ class DeviceTrainer(Trainer):
 
     def discard_gradients(self, slots: Iterable[Slot]) -> None:
         for slot in slots:
-            self.arena.written.discard(slot)
+            self.arena.slots_with_gradient.discard(slot)
 
     def update(self, updates: Sequence[RowUpdate]) -> list[Tensor]:
         if not updates:
@@ -86,7 +86,7 @@ class DeviceTrainer(Trainer):
     def _update(self, updates: Sequence[RowUpdate]) -> list[Tensor]:
         arena = self.arena
         for update in updates:
-            if update.slot not in arena.written:
+            if update.slot not in arena.slots_with_gradient:
                 arena.grad[update.slot.used].zero_()
         rows = np.concatenate([np.arange(update.slot.row, update.slot.row + update.slot.rank) for update in updates])
         ranks = [update.slot.rank for update in updates]
@@ -101,7 +101,7 @@ class DeviceTrainer(Trainer):
         )
         norms = adamw(master, grad, tuple(moments), copy, table, BETAS, EPS)
         for update in updates:
-            arena.written.discard(update.slot)
+            arena.slots_with_gradient.discard(update.slot)
         return list(norms[:, 0])
 
     def _up(self, values: np.ndarray) -> Tensor:
@@ -116,7 +116,7 @@ class DeviceTrainer(Trainer):
         super().release_caches()
 
     def _train_pass(self, segments: Sequence[Segment], recompute: bool) -> list[LossSum]:
-        return self._run_batch(segments, RECOMPUTED if recompute else KEPT)
+        return self._run_batch(segments, RECOMPUTED if recompute else SAVED)
 
     def _forward_pass(self, segments: Sequence[Segment]) -> list[LossSum]:
         return self._run_batch(segments, FORWARD)
@@ -126,9 +126,9 @@ class DeviceTrainer(Trainer):
         batch = FlatBatch.of([segments[place] for place in order])
         spans, owners = spans_of(batch.segments, batch.ranges)
         self.arena.refresh(owners)
-        adds = tuple(slot in self.arena.written for slot in owners)
+        accumulate = tuple(slot in self.arena.slots_with_gradient for slot in owners)
         grain = self.grain(batch.size)
-        table = tables(batch, spans, adds, grain)
+        table = tables(batch, spans, accumulate, grain)
         shape = BatchShape.of(batch, table, grain)
         host = torch.from_numpy(fill(shape, batch, table)).pin_memory()
         if shape.tokens <= self.graph_tokens:
@@ -136,7 +136,7 @@ class DeviceTrainer(Trainer):
         else:
             result = self._launch(shape, host.to(self.backbone.device, non_blocking=True), kind)
         if kind != FORWARD:
-            self.arena.written.update(owners)
+            self.arena.slots_with_gradient.update(owners)
         sums = result.sums.neg()
         found = {
             place: LossSum(sums[at], batch.label_bounds[at + 1] - batch.label_bounds[at]) for at, place in enumerate(order)

@@ -10,7 +10,7 @@ from torch import Tensor
 from worker.model.arena_layout import GROUPS, Layout
 from worker.model.backbone import Backbone
 from worker.model.cuda.fused_head import Labels, head_loss
-from worker.model.cuda.fused_stack import DeviceBatch, FusedStack, Shape, Trace
+from worker.model.cuda.fused_stack import DeviceBatch, FusedStack, StackDims, Trace
 from worker.model.families import UnsupportedModelError
 
 
@@ -47,7 +47,7 @@ class FusedPass:
             raise UnsupportedModelError(f"the fused pass does not run {backbone.family} ({lacking}); take Trainer")
         shape, first = backbone.shape, backbone.layers[0]
         cos, sin = backbone.rotaries[0].table(positions)
-        numbers = Shape(
+        numbers = StackDims(
             heads=shape.heads,
             kv_heads=shape.key_heads,
             head_size=shape.head_size,
@@ -59,10 +59,10 @@ class FusedPass:
         self.stack = FusedStack(backbone.layers, backbone.norm, numbers, cos, sin)
         self.embedding, self.head = backbone.embedding, backbone.head
 
-    def train(self, batch: DeviceBatch, labels: Labels, adapters: Tensor, grad: Tensor, checkpoint: bool = False) -> PassResult:
+    def train(self, batch: DeviceBatch, labels: Labels, adapters: Tensor, grad: Tensor, recompute: bool = False) -> PassResult:
         """Forward and backward. adapters (compute copy) and grad (fp32): [L, rows, C] views of the arena."""
         traces: list[Trace] = []
-        x, h, rstd = self.stack.forward(self._embed(batch), batch, adapters, traces, checkpoint)
+        x, h, rstd = self.stack.forward(self._embed(batch), batch, adapters, traces, recompute)
         sums, logp, dh = head_loss(h, self.head, labels, grad=True)
         del h
         assert dh is not None

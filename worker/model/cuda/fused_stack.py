@@ -19,12 +19,12 @@ from grouped_lora.work_table import WorkTable
 from torch import Tensor
 
 from worker.model.cuda.base_products import linear, linear_backward
-from worker.model.cuda.side_streams import Gradient, SideStreams
+from worker.model.cuda.side_streams import GradientProduct, SideStreams
 from worker.model.plain.decoder_block import BlockWeights
 
 
 @dataclass(frozen=True)
-class Shape:
+class StackDims:
     """Numbers every layer shares. columns: where A and B of each matrix start within one layer's part of an arena row, in the
     order that numbers the matrices for dropout."""
 
@@ -70,7 +70,7 @@ class DeviceBatch:
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedActivations:
     """What one layer's backward needs beside its input."""
 
     rstd: Tensor
@@ -91,11 +91,11 @@ class Trace:
     """A layer's input x [T, D] and, unless the layer is recomputed, what its backward needs."""
 
     x: Tensor
-    kept: Kept | None = None
+    saved: SavedActivations | None = None
 
 
 @dataclass(frozen=True)
-class Pending:
+class PendingResidual:
     """A layer's output not summed yet: x_mid + y + s @ B of down. The next norm adds it in its own pass."""
 
     x: Tensor
@@ -106,36 +106,36 @@ class Pending:
 class FusedStack:
     """The layers of one backbone over the arena's compute copy [L, rows, C] and gradient [L, rows, C] (views, any strides)."""
 
-    def __init__(self, layers: Sequence[BlockWeights], final_norm: Tensor, shape: Shape, cos: Tensor, sin: Tensor) -> None:
+    def __init__(self, layers: Sequence[BlockWeights], final_norm: Tensor, shape: StackDims, cos: Tensor, sin: Tensor) -> None:
         self.layers, self.final_norm, self.shape = layers, final_norm, shape
         self.cos, self.sin = cos, sin
         self.scale = shape.head_size**-0.5
-        self._aside = SideStreams(cos.device)
+        self._streams = SideStreams(cos.device)
 
     def forward(
-        self, x: Tensor, batch: DeviceBatch, adapters: Tensor, traces: list[Trace] | None, checkpoint: bool = False
+        self, x: Tensor, batch: DeviceBatch, adapters: Tensor, traces: list[Trace] | None, recompute: bool = False
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(x, h, rstd) after the last layer: the residual stream and its final norm, [T, D] each.
 
-        Appends to `traces` if given: all that backward reads, or with `checkpoint` each layer's input alone.
+        Appends to `traces` if given: all that backward reads, or with `recompute` each layer's input alone.
         """
-        self._aside.begin(x.shape[0])
-        pending = Pending(x)
+        self._streams.begin(x.shape[0])
+        pending = PendingResidual(x)
         for index in range(len(self.layers)):
             pending, trace = self._layer(index, pending, batch, adapters)
             if traces is not None:
-                traces.append(Trace(trace.x) if checkpoint else trace)
-        return self._arrive(pending, adapters, len(self.layers) - 1, self.final_norm, batch.table)
+                traces.append(Trace(trace.x) if recompute else trace)
+        return self._add_and_norm(pending, adapters, len(self.layers) - 1, self.final_norm, batch.table)
 
-    def _arrive(
-        self, p: Pending, adapters: Tensor, layer: int, weight: Tensor, table: WorkTable
+    def _add_and_norm(
+        self, p: PendingResidual, adapters: Tensor, layer: int, weight: Tensor, table: WorkTable
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Add up what the layer before left pending, and normalise it."""
         return residual_norm(
             p.x, p.y, p.s, adapters[max(layer, 0)], self.shape.columns["down_proj"][1], weight, self.shape.eps, table
         )
 
-    def _layer(self, index: int, p: Pending, batch: DeviceBatch, adapters: Tensor) -> tuple[Pending, Trace]:
+    def _layer(self, index: int, p: PendingResidual, batch: DeviceBatch, adapters: Tensor) -> tuple[PendingResidual, Trace]:
         sh, table, own, w = self.shape, batch.table, adapters[index], self.layers[index]
         lora = table.max_rank > 0
 
@@ -143,32 +143,32 @@ class FusedStack:
             if not lora:
                 return None
             widths, matrix = (source.shape[1],) * len(kinds), sh.matrix(index, kinds[0])
-            return self._aside.shrink(source, own, table, sh.a(*kinds), widths, matrix=matrix)
+            return self._streams.shrink(source, own, table, sh.a(*kinds), widths, dropout_matrix=matrix)
 
-        x, h, rstd = self._arrive(p, adapters, index - 1, w.norm_attention, table)
+        x, h, rstd = self._add_and_norm(p, adapters, index - 1, w.norm_attention, table)
         s_qkv = shrunk(h, "q_proj", "k_proj", "v_proj")
         qkv = linear(h, w.w_qkv, w.b_qkv)
         b_qkv = (sh.columns["q_proj"][1], sh.columns["k_proj"][1], sh.columns["v_proj"][1])
-        self._aside.join()
+        self._streams.join()
         raw = rotary(
             qkv, s_qkv, own, b_qkv, self.cos, self.sin, batch.positions, (sh.heads, sh.kv_heads), table, self._norms(w)
         )
         attended, lse = attention(qkv, batch.sequences, (sh.heads, sh.kv_heads), self.scale, w.window)
         s_o = shrunk(attended, "o_proj")
         y = linear(attended, w.w_o, w.b_o)
-        self._aside.join()
+        self._streams.join()
         x_mid, h_mid, rstd_mid = residual_norm(x, y, s_o, own, sh.columns["o_proj"][1], w.norm_mlp, sh.eps, table)
         s_gu = shrunk(h_mid, "gate_proj", "up_proj")
         gate_up = linear(h_mid, w.w_gate_up, w.b_gate_up)
-        self._aside.join()
+        self._streams.join()
         act, s_down = swiglu(gate_up, s_gu, own, sh.swiglu(index), table)
         s = {"qkv": s_qkv, "o": s_o, "gate_up": s_gu, "down": s_down}
-        trace = Trace(x, Kept(rstd, h, qkv, raw, attended, lse, x_mid, rstd_mid, h_mid, gate_up, s))
-        return Pending(x_mid, linear(act, w.w_down, w.b_down), s_down), trace
+        trace = Trace(x, SavedActivations(rstd, h, qkv, raw, attended, lse, x_mid, rstd_mid, h_mid, gate_up, s))
+        return PendingResidual(x_mid, linear(act, w.w_down, w.b_down), s_down), trace
 
     def abandon(self) -> None:
         """Drop a pass that ended in an error. The device is idle."""
-        self._aside.abandon()
+        self._streams.abandon()
 
     def _norms(self, w: BlockWeights) -> tuple[Tensor, Tensor, float] | None:
         return (w.q_norm, w.k_norm, self.shape.eps) if w.q_norm is not None and w.k_norm is not None else None
@@ -176,18 +176,25 @@ class FusedStack:
     def backward(self, dx: Tensor, batch: DeviceBatch, adapters: Tensor, grad: Tensor, traces: list[Trace]) -> None:
         """dx [T, D]: the gradient of the residual stream after the last layer. Writes the adapters' gradients."""
         for index in range(len(self.layers) - 1, -1, -1):
-            x, kept = (trace := traces.pop()).x, trace.kept
-            if kept is None:
-                kept = self._layer(index, Pending(x), batch, adapters)[1].kept
-                assert kept is not None
-            gradients: list[Gradient] = []
-            dx = self._mlp_backward(index, dx, batch, adapters[index], grad[index], gradients, kept)
-            dx = self._attention_backward(index, dx, batch, adapters[index], gradients, x, kept)
-            self._aside.write(gradients, grad[index], batch.table)
-        self._aside.write([], grad[0], batch.table)
+            x, saved = (trace := traces.pop()).x, trace.saved
+            if saved is None:
+                saved = self._layer(index, PendingResidual(x), batch, adapters)[1].saved
+                assert saved is not None
+            pending_gradients: list[GradientProduct] = []
+            dx = self._mlp_backward(index, dx, batch, adapters[index], grad[index], pending_gradients, saved)
+            dx = self._attention_backward(index, dx, batch, adapters[index], pending_gradients, x, saved)
+            self._streams.launch_gradients(pending_gradients, grad[index], batch.table)
+        self._streams.launch_gradients([], grad[0], batch.table)
 
     def _mlp_backward(
-        self, index: int, dx: Tensor, batch: DeviceBatch, own: Tensor, grad: Tensor, gradients: list[Gradient], t: Kept
+        self,
+        index: int,
+        dx: Tensor,
+        batch: DeviceBatch,
+        own: Tensor,
+        grad: Tensor,
+        pending_gradients: list[GradientProduct],
+        t: SavedActivations,
     ) -> Tensor:
         sh, table, w = self.shape, batch.table, self.layers[index]
         lora, kinds = table.max_rank > 0, ("gate_proj", "up_proj")
@@ -195,35 +202,42 @@ class FusedStack:
         ds_down = ds_gu = None
         if lora:
             assert t.s["down"] is not None
-            ds_down = self._aside.shrink(dx, own, table, sh.b("down_proj"), (sh.hidden,))
-            gradients.append(Gradient(t.s["down"], dx, sh.b("down_proj"), (sh.hidden,)))
+            ds_down = self._streams.shrink(dx, own, table, sh.b("down_proj"), (sh.hidden,))
+            pending_gradients.append(GradientProduct(t.s["down"], dx, sh.b("down_proj"), (sh.hidden,)))
         dact = linear_backward(dx, w.w_down)
-        self._aside.join()
+        self._streams.join()
         # Also writes dB of gate and up and dA of down to `grad`: the only factor gradients that SideStreams does not make.
         dgu = swiglu_backward(t.gate_up, dact, t.s["gate_up"], ds_down, own, grad, sh.swiglu(index), table)
         del dact
         if lora:
-            ds_gu = self._aside.shrink(dgu, own, table, sh.b(*kinds), (sh.ffn, sh.ffn), x_columns=(0, sh.ffn))
-            gradients.append(Gradient(ds_gu, t.h_mid, sh.a(*kinds), (sh.hidden,) * 2, matrix=matrix))
+            ds_gu = self._streams.shrink(dgu, own, table, sh.b(*kinds), (sh.ffn, sh.ffn), x_columns=(0, sh.ffn))
+            pending_gradients.append(GradientProduct(ds_gu, t.h_mid, sh.a(*kinds), (sh.hidden,) * 2, dropout_matrix=matrix))
         dh = linear_backward(dgu, w.w_gate_up)
         s_gu = t.s["gate_up"]
-        self._aside.join()
+        self._streams.join()
         return norm_backward(dh, ds_gu, s_gu, own, sh.a(*kinds), t.x_mid, t.rstd_mid, w.norm_mlp, dx, table, matrix)
 
     def _attention_backward(
-        self, index: int, dx: Tensor, batch: DeviceBatch, own: Tensor, gradients: list[Gradient], x: Tensor, t: Kept
+        self,
+        index: int,
+        dx: Tensor,
+        batch: DeviceBatch,
+        own: Tensor,
+        pending_gradients: list[GradientProduct],
+        x: Tensor,
+        t: SavedActivations,
     ) -> Tensor:
         sh, table, w = self.shape, batch.table, self.layers[index]
         lora, matrix = table.max_rank > 0, sh.matrix(index, "o_proj")
         ds_qkv = incoming = None
         if lora:
             assert t.s["o"] is not None
-            ds_o = self._aside.shrink(dx, own, table, sh.b("o_proj"), (sh.hidden,))
-            gradients.append(Gradient(t.s["o"], dx, sh.b("o_proj"), (sh.hidden,)))
-            gradients.append(Gradient(ds_o, t.attended, sh.a("o_proj"), (sh.q_width,), matrix=matrix))
+            ds_o = self._streams.shrink(dx, own, table, sh.b("o_proj"), (sh.hidden,))
+            pending_gradients.append(GradientProduct(t.s["o"], dx, sh.b("o_proj"), (sh.hidden,)))
+            pending_gradients.append(GradientProduct(ds_o, t.attended, sh.a("o_proj"), (sh.q_width,), dropout_matrix=matrix))
             incoming = Incoming(ds_o, own, sh.columns["o_proj"][0], table, matrix)
         dout = linear_backward(dx, w.w_o)
-        self._aside.join()
+        self._streams.join()
         heads = (sh.heads, sh.kv_heads)
         dqkv = attention_backward(dout, t.qkv, t.attended, t.lse, batch.sequences, heads, self.scale, w.window, incoming)
         rotary_backward(dqkv, self.cos, self.sin, batch.positions, heads, t.raw, self._norms(w))
@@ -231,13 +245,15 @@ class FusedStack:
         if lora:
             assert t.s["qkv"] is not None
             widths, starts = (sh.q_width, sh.kv_width, sh.kv_width), (0, sh.q_width, sh.q_width + sh.kv_width)
-            ds_qkv = self._aside.shrink(dqkv, own, table, sh.b(*kinds), widths, x_columns=starts)
-            gradients.append(Gradient(t.s["qkv"], dqkv, sh.b(*kinds), widths, starts))
-            gradients.append(Gradient(ds_qkv, t.h, sh.a(*kinds), (sh.hidden,) * 3, matrix=sh.matrix(index, "q_proj")))
+            ds_qkv = self._streams.shrink(dqkv, own, table, sh.b(*kinds), widths, x_columns=starts)
+            pending_gradients.append(GradientProduct(t.s["qkv"], dqkv, sh.b(*kinds), widths, starts))
+            pending_gradients.append(
+                GradientProduct(ds_qkv, t.h, sh.a(*kinds), (sh.hidden,) * 3, dropout_matrix=sh.matrix(index, "q_proj"))
+            )
         if index == 0:
             return dx  # nothing below the first layer learns
         dh = linear_backward(dqkv, w.w_qkv)
-        self._aside.join()
+        self._streams.join()
         matrix = sh.matrix(index, "q_proj")
         return norm_backward(dh, ds_qkv, t.s["qkv"], own, sh.a(*kinds), x, t.rstd, w.norm_attention, dx, table, matrix)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from grouped_lora.products.shrink import shrink
-from grouped_lora.products.weight_gradients import outer
+from grouped_lora.products.weight_gradients import weight_gradient
 from grouped_lora.work_table import WorkTable
 from torch import Tensor
 
@@ -20,22 +20,23 @@ SOON, LATE = -2, -1  # priorities beside short products
 
 
 @dataclass(frozen=True)
-class Gradient:
-    """One product for `outer`: dA from dS and X (whose first matrix has a number, for dropout), or dB from S and dY."""
+class GradientProduct:
+    """One product for `weight_gradient`: dA from dS and X (to which dropout applies), or dB from S and dY."""
 
     s: Tensor
     y: Tensor
     columns: tuple[int, ...]
     widths: tuple[int, ...]
     y_columns: tuple[int, ...] | None = None
-    matrix: int | None = None
+    dropout_matrix: int | None = None
 
-    def write(self, grad: Tensor, table: WorkTable) -> None:
-        outer(self.s, self.y, grad, table, self.columns, self.widths, self.y_columns, self.matrix)
+    def launch(self, grad: Tensor, table: WorkTable) -> None:
+        weight_gradient(self.s, self.y, grad, table, self.columns, self.widths, self.y_columns, self.dropout_matrix)
 
 
 class SideStreams:
-    """Two streams beside the current one: S and dS, needed soon, and dA and dB, which only the next `write` waits for."""
+    """Two streams beside the current one: S and dS, needed soon, and dA and dB, for which only the next `launch_gradients`
+    waits."""
 
     def __init__(self, device: torch.device) -> None:
         self._short, self._long = (
@@ -43,7 +44,7 @@ class SideStreams:
             for priorities in ((SOON, LATE), (0, 0))
         )
         self._soon, self._late = self._short
-        self._held: list[Gradient] = []  # whose tensors are being read
+        self._held: list[GradientProduct] = []  # whose tensors are being read
         self._begun = False
 
     def begin(self, tokens: int) -> None:
@@ -58,15 +59,15 @@ class SideStreams:
         columns: tuple[int, ...],
         widths: tuple[int, ...],
         x_columns: tuple[int, ...] | None = None,
-        matrix: int | None = None,
+        dropout_matrix: int | None = None,
     ) -> Tensor:
         """S [T, M, RMAX] of grouped_lora.products.shrink. Valid after `join`, and until then x must not change."""
         s = torch.empty((x.shape[0], len(columns), table.max_rank), dtype=x.dtype, device=x.device)
         if self._soon is None:
-            return shrink(x, weights, table, columns, widths, x_columns, s, matrix)
+            return shrink(x, weights, table, columns, widths, x_columns, s, dropout_matrix)
         self._soon.wait_stream(torch.cuda.current_stream(x.device))
         with torch.cuda.stream(self._soon):
-            shrink(x, weights, table, columns, widths, x_columns, s, matrix)
+            shrink(x, weights, table, columns, widths, x_columns, s, dropout_matrix)
         self._begun = True
         return s
 
@@ -80,11 +81,11 @@ class SideStreams:
         """Release the tensors of a pass that ended in an error. The device is idle."""
         self._held, self._begun = [], False
 
-    def write(self, gradients: list[Gradient], grad: Tensor, table: WorkTable) -> None:
+    def launch_gradients(self, gradients: list[GradientProduct], grad: Tensor, table: WorkTable) -> None:
         """Begin a layer's dA and dB after waiting for the earlier ones, whose tensors are then free. The last call has none."""
         if self._late is None:
             for gradient in gradients:
-                gradient.write(grad, table)
+                gradient.launch(grad, table)
             return
         self.join()
         main = torch.cuda.current_stream(grad.device)
@@ -95,4 +96,4 @@ class SideStreams:
             self._late.wait_stream(main)
             with torch.cuda.stream(self._late):
                 for gradient in gradients:
-                    gradient.write(grad, table)
+                    gradient.launch(grad, table)
