@@ -21,7 +21,7 @@ from contract.messages.upload_messages import UploadRequest
 from contract.states import JobStatus
 from worker.api_client import NodeLink, PlacementLink
 from worker.node.desired_state_poller import Desired, DesiredStates, NodeForgotten
-from worker.node.wakeup_listener import Hints
+from worker.node.wakeup_listener import WakeupListener
 
 TOKENS = 500  # per job
 _GIB = 2**30
@@ -53,7 +53,7 @@ class FakeNode:
         self._over: set[str] = set()
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._desired = DesiredStates(self._link, self.welcome, lambda news: self._inbox.put(partial(self._heed, news)))
-        self._hints = Hints(redis_url, self.welcome.stream, self._desired.want)
+        self._hints = WakeupListener(redis_url, self.welcome.stream, self._desired.poll_soon)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 

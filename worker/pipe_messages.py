@@ -92,7 +92,7 @@ class Identity(Message):
     seconds: float  # between heartbeats
 
 
-class Beating(Message):
+class PlacementPulse(Message):
     """A placement to report: its phase, when its executor last made progress, and what it waits for."""
 
     placement_id: str
@@ -106,16 +106,16 @@ class Pulses(Message):
     """All placements of the node, and which desired state the daemon applied last, when. `now`: send a heartbeat at once."""
 
     kind: Literal["pulses"] = "pulses"
-    placements: list[Beating]
+    placements: list[PlacementPulse]
     now: bool = False
     applied_version: int | None = None
     applied_at: float = 0.0
 
 
-Wish = Annotated[Identity | Pulses, Field(discriminator="kind")]
+HeartbeatCommand = Annotated[Identity | Pulses, Field(discriminator="kind")]
 
 
-class Beat(Message):
+class HeartbeatResult(Message):
     """An answered heartbeat, and when it was sent."""
 
     kind: Literal["beat"] = "beat"
@@ -123,18 +123,18 @@ class Beat(Message):
     answer: HeartbeatAnswer
 
 
-class Unknown(Message):
+class UnknownNode(Message):
     """The service does not know this node, or no longer under this boot."""
 
     kind: Literal["unknown"] = "unknown"
 
 
-HeartbeatNews = Annotated[Beat | Unknown, Field(discriminator="kind")]
+HeartbeatNews = Annotated[HeartbeatResult | UnknownNode, Field(discriminator="kind")]
 
 COMMANDS: TypeAdapter[Attach | Renew | Detach | Stop] = TypeAdapter(Command)
 EXECUTOR_NEWS: TypeAdapter[ExecutorProgress | PlacementEnded] = TypeAdapter(ExecutorNews)
-WISHES: TypeAdapter[Identity | Pulses] = TypeAdapter(Wish)
-HEARTBEAT_NEWS: TypeAdapter[Beat | Unknown] = TypeAdapter(HeartbeatNews)
+HEARTBEAT_COMMANDS: TypeAdapter[Identity | Pulses] = TypeAdapter(HeartbeatCommand)
+HEARTBEAT_NEWS: TypeAdapter[HeartbeatResult | UnknownNode] = TypeAdapter(HeartbeatNews)
 
 
 class Writer:

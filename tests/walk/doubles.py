@@ -36,7 +36,7 @@ def desired(self, node_id, credential):
 
 NodeLink.register, NodeLink.desired = register, desired
 NodeMembership.pulse = lambda self, said: beats(self, said.model_copy(update={"applied_version": None}))
-ExecutorPool.settle = lambda self, now: None
+ExecutorPool.maintain = lambda self, now: None
 program.end_process_with_its_threads = lambda: None
 sys.exit(program.main())
 """

@@ -56,7 +56,7 @@ def shrink_arena(trainer: Trainer) -> None:
     given = arena.shrink()
     if given:
         trainer.release_caches()
-        log.info("the arena gives back %d rows, %d MiB; it has %d", given, given * arena.bytes_per_row >> 20, arena.rows)
+        log.info("adapter arena shrunk by %d rows (%d MiB) to %d rows", given, given * arena.bytes_per_row >> 20, arena.rows)
 
 
 def _grown(trainer: Trainer, least: int, wanted: int) -> bool:

@@ -96,9 +96,9 @@ class CapacityTracker:
         if turning:
             self._recompute()
         log.warning(
-            "no memory for a pass of %d tokens; steps have %d tokens from now on%s",
+            "out of memory in a pass of %d tokens; micro-batch limit reduced to %d tokens%s",
             *(error.tokens, self.capacity.step_tokens),
-            f", and recompute activations for placements {', '.join(turning)}" if turning else "",
+            f"; activations are recomputed for placements {', '.join(turning)}" if turning else "",
         )
         unrunnable = here - set(turning)
         return {key: self._why_unrunnable(long[key.placement], error.tokens) for key in jobs if key.placement in unrunnable}
@@ -129,7 +129,7 @@ class CapacityTracker:
         if fitting < 1.25 * before:
             return False
         self.capacity = replace(self.capacity, pass_tokens=fitting)
-        log.info("micro-batches have up to %d tokens from now on, which makes them faster a token", fitting)
+        log.info("micro-batch limit raised to %d tokens (better throughput)", fitting)
         return True
 
     def _recompute(self) -> None:
@@ -149,6 +149,7 @@ class CapacityTracker:
         form = "with activations computed again in backward" if need.activations.recompute else "with its activations kept"
         usable, memory = (number >> 20 for number in (self.capacity.usable_bytes, self.capacity.memory_bytes))
         return (
-            f"its sequences are up to {need.longest} tokens long, and the device had no memory for a pass of {tokens} "
-            f"{form}; this worker may use {usable} MiB of {memory}; take a lower max_seq_len, or a worker with more memory"
+            f"its sequences are up to {need.longest} tokens long, and the device ran out of memory in a pass of "
+            f"{tokens} tokens {form}; this worker may use {usable} MiB of {memory}; "
+            "take a lower max_seq_len, or a worker with more memory"
         )

@@ -118,7 +118,7 @@ class AdapterStore:
             try:
                 self._allocate(replica, key, at, wanted, keys)
             except NoRows as error:
-                log.warning("%s gets no arena rows: %s", key, error)
+                log.warning("%s: no memory for adapter rows: %s", key, error)
                 lacking[key] = str(error)
                 self._trackers[replica].limit_rows(self._trainers[replica].arena.rows)
         return lacking

@@ -67,23 +67,23 @@ class ArtifactUploader:
         over: Callable[[TaskRun, bool, str], None],
     ) -> None:
         self._link, self._cache, self._hand_over, self._over = link, cache, hand_over, over
-        self._bench = BackgroundWorker("keeper")
+        self._worker = BackgroundWorker("uploads")
 
     def keep_adapter(self, task: TaskRun, best: BestAdapter, then: Callable[[AdapterManifest], None]) -> None:
         """Export and upload the best adapter of a job that ends."""
-        self._bench.give(partial(self._guarded, task, lambda: self._export(task, best, then)))
+        self._worker.submit(partial(self._guarded, task, lambda: self._export(task, best, then)))
 
     def keep_checkpoint(
         self, task: TaskRun, snapshots: list[Snapshot], then: Callable[[dict[int, CheckpointRef]], None]
     ) -> None:
         """Write and upload the jobs' states, all taken at one moment."""
-        self._bench.give(partial(self._guarded, task, lambda: self._save(task, snapshots, then)))
+        self._worker.submit(partial(self._guarded, task, lambda: self._save(task, snapshots, then)))
 
     def _guarded(self, task: TaskRun, work: Act) -> None:
         try:
             work()
         except LeaseOver as error:
-            log.info("what placement %s still had to store is dropped: %s", task.key, error)
+            log.info("pending uploads of placement %s are dropped: %s", task.key, error)
         except FenceStale:
             self._hand_over(partial(self._over, task, False, "the service has ended it"))
         except Refused as error:

@@ -53,7 +53,7 @@ class AttachedPlacements:
     ) -> None:
         self._settings, self._link, self._scratch, self._cache = settings, link, scratch, cache
         self._hand_over, self._send, self._opened, self._left = hand_over, send, opened, left
-        self._bench = BackgroundWorker("preparations")
+        self._worker = BackgroundWorker("preparations")
         self._loaded: tuple[Base, ...] = ()  # used by the preparation thread alone
         self._tasks: dict[str, TaskRun] = {}
         self._leases: dict[str, Lease] = {}
@@ -98,7 +98,7 @@ class AttachedPlacements:
             self.leave(task, True, f"the executor still holds base {held.base.name} on devices {sorted(held.device_indexes)}")
             return
         self.progress(now=True)
-        self._bench.give(partial(self._prepare, task, self._devices(placement)))
+        self._worker.submit(partial(self._prepare, task, self._devices(placement)))
 
     def _over(self, key: str, lost: bool, detail: str) -> None:
         """A reporter's thread calls this when its placement is over."""

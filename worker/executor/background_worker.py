@@ -12,7 +12,7 @@ class BackgroundWorker:
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
-    def give(self, work: Callable[[], None]) -> None:
+    def submit(self, work: Callable[[], None]) -> None:
         self._work.put(work)
 
     def _run(self) -> None:

@@ -36,10 +36,10 @@ def _persist(lease: Lease, what: str, attempt: Callable[[], T]) -> T:
             lease.note_wait(what, f"{what} waits for room in MOTET_WORKER_DIR" if full else None)
             failures += 1
             if failures == 1:
-                log.warning("%s of placement %s has to wait: %s", what, lease.placement_id, error)
+                log.warning("%s of placement %s failed and is retried: %s", what, lease.placement_id, error)
             lease.wait(pause)
             pause = min(2 * pause, _LONGEST_SECONDS)
         else:
             if failures:
-                log.info("%s of placement %s went through after %d tries", what, lease.placement_id, failures + 1)
+                log.info("%s of placement %s succeeded after %d tries", what, lease.placement_id, failures + 1)
             return done

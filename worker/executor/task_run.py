@@ -190,7 +190,7 @@ class TaskRun:
             self.reporter.point(run.index, "train_margin", step, preference.margin)
         run.apply(StepTaken(loss, run.spec.early_exit.ema_alpha))
         if self._attached_at is not None:
-            log.info("placement %s takes its first step %.3f s after it came", self.key, boot_now() - self._attached_at)
+            log.info("placement %s: first optimizer step %.3f s after attach", self.key, boot_now() - self._attached_at)
             self._attached_at = None
 
     def validated(self, run: JobRun, result: ValidationResult) -> None:

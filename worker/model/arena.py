@@ -150,7 +150,7 @@ class Arena:
                 return taken
             start = slot.row + slot.rows if slot is not None else end
         raise ArenaFullError(
-            f"an adapter of rank {rank} needs {rows} rows in one run; {self.rows - self.rows_used} of {self.rows} are free"
+            f"an adapter of rank {rank} needs {rows} contiguous rows; {self.rows - self.rows_used} of {self.rows} are free"
         )
 
     def fits(self, rank: int) -> bool:

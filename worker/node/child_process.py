@@ -48,13 +48,13 @@ class ChildEnded:
 class Child:
     """`python -m module`, started at once, from the main thread.
 
-    A reader thread calls `tell` with every News and, last, ChildEnded.
+    A reader thread calls `on_event` with every News and, last, ChildEnded.
     """
 
-    def __init__(self, module: str, messages: TypeAdapter[Any], tell: Callable[[News | ChildEnded], None]) -> None:
+    def __init__(self, module: str, messages: TypeAdapter[Any], on_event: Callable[[News | ChildEnded], None]) -> None:
         self.module = module
         self._messages = messages
-        self._tell = tell
+        self._on_event = on_event
         self._process = subprocess.Popen(
             [*_dying_with_us(), sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -84,11 +84,11 @@ class Child:
         assert self._process.stdout is not None
         try:
             for message in read(self._process.stdout.fileno(), self._messages):
-                self._tell(News(self, message))
+                self._on_event(News(self, message))
         except ValidationError as error:
-            log.error("%s (pid %d) said what nobody understands, and is ended: %s", self.module, self.pid, error)
+            log.error("unreadable message from %s (pid %d); terminating it: %s", self.module, self.pid, error)
             self._process.kill()
-        self._tell(ChildEnded(self, self._process.wait()))
+        self._on_event(ChildEnded(self, self._process.wait()))
 
     def _write(self) -> None:
         assert self._process.stdin is not None

@@ -22,7 +22,7 @@ from worker.node.device_discovery import find_devices
 from worker.node.executor_pool import ExecutorPool, ExecutorProcess
 from worker.node.node_credential import NodeCredential
 from worker.node.node_registration import NodeMembership, join
-from worker.pipe_messages import Attach, Beat, Detach, ExecutorProgress, PlacementEnded, Pulses, Renew, Unknown
+from worker.pipe_messages import Attach, Detach, ExecutorProgress, HeartbeatResult, PlacementEnded, Pulses, Renew, UnknownNode
 from worker.settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Daemon:
         self._link = NodeLink(settings.api_url)
         self._credential = NodeCredential(settings.scratch)
         self._devices = find_devices(settings)
-        self._crew = ExecutorPool(self._devices, self._inbox.put)
+        self._pool = ExecutorPool(self._devices, self._inbox.put)
         self._wanted: dict[str, tuple[Placement, float]] = {}  # desired placements, with the deadline of their first lease
         self._over: set[str] = set()  # placements that ended here, though an older answer may still list them
         self._version = -1
@@ -50,23 +50,23 @@ class Daemon:
         """Serve until SIGTERM or SIGINT. Raises SettingsError if the service refuses the node."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._inbox.put(_STOP))
-        self._crew.settle(boot_now())  # an executor imports torch while we join
+        self._pool.maintain(boot_now())  # an executor imports torch while we join
         try:
             while (member := self._join()) is not None and self._serve(member):
                 member.close()
-                self._crew.kill()
+                self._pool.kill()
                 self._wanted.clear()
                 self._over.clear()
         finally:
-            self._crew.kill()
+            self._pool.kill()
             self._link.close()
         return 0
 
     def _join(self) -> NodeMembership | None:
         self._version, self._applied = -1, None
-        return join(self._settings, self._link, self._devices, self._inbox.put, self._told_to_stop, self._credential)
+        return join(self._settings, self._link, self._devices, self._inbox.put, self._stop_requested, self._credential)
 
-    def _told_to_stop(self, seconds: float) -> bool:
+    def _stop_requested(self, seconds: float) -> bool:
         """Wait; before joining only the end of a child and a stop signal matter. True if a stop signal came."""
         deadline = boot_now() + seconds
         while (left := deadline - boot_now()) > 0:
@@ -74,7 +74,7 @@ class Daemon:
             if event is _STOP:
                 return True
             if isinstance(event, ChildEnded):
-                self._bury(event.child)
+                self._reap(event.child)
         return False
 
     # ---- serving -------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ class Daemon:
             if self._is_forgotten(member, event):
                 log.warning("the service does not know this node any more; joining anew")
                 return True
-            self._heed(member, event)
+            self._handle_event(member, event)
             look_again = self._reconcile(member)
             if isinstance(event, Desired) and self._version == event.state.version:
                 self._applied = self._version, boot_now()
@@ -105,24 +105,24 @@ class Daemon:
     def _is_forgotten(self, member: NodeMembership, event: Any) -> bool:
         if isinstance(event, NodeForgotten):
             return event.credential == member.welcome.credential
-        return isinstance(event, News) and isinstance(event.message, Unknown) and event.child is member.heart
+        return isinstance(event, News) and isinstance(event.message, UnknownNode) and event.child is member.heartbeat
 
-    def _heed(self, member: NodeMembership, event: Any) -> None:
+    def _handle_event(self, member: NodeMembership, event: Any) -> None:
         match event:
             case Desired(node_id=node_id) if node_id == member.welcome.node_id:
                 self._version = event.state.version
                 placements = {p.placement_id: (p, event.sent_at + p.lease_seconds) for p in event.state.placements}
                 self._wanted = placements | self._unchanged(event.state)
                 self._over &= self._wanted.keys()
-            case News(child=child, message=Beat() as beat) if child is member.heart:
+            case News(child=child, message=HeartbeatResult() as beat) if child is member.heartbeat:
                 self._renew(member, beat)
             case News(child=child, message=ExecutorProgress() as progress):
-                self._progress(member, self._crew.of(child), progress)
+                self._progress(member, self._pool.of(child), progress)
             case News(child=child, message=PlacementEnded() as ended):
-                self._ended(member, self._crew.of(child), ended)
-            case ChildEnded(child=child) if child is member.heart:
+                self._ended(member, self._pool.of(child), ended)
+            case ChildEnded(child=child) if child is member.heartbeat:
                 log.warning("the heartbeat ended (%d) and is started again", event.code)
-                member.restart_heart()
+                member.restart_heartbeat_process()
                 self._pulse(member)
             case ChildEnded(child=child):
                 self._executor_ended(member, child, event.code)
@@ -132,115 +132,114 @@ class Daemon:
         known = [(self._wanted[one.placement_id], one.leave) for one in state.unchanged if one.placement_id in self._wanted]
         return {p.placement_id: (p.model_copy(update={"leave": leave}), deadline) for (p, deadline), leave in known}
 
-    def _renew(self, member: NodeMembership, beat: Beat) -> None:
+    def _renew(self, member: NodeMembership, beat: HeartbeatResult) -> None:
         granted = {lease.placement_id: lease for lease in beat.answer.leases}
-        for hand in self._crew.hands:
-            for placement_id in hand.held.keys() & granted.keys():
+        for executor in self._pool.executors:
+            for placement_id in executor.held.keys() & granted.keys():
                 lease = granted[placement_id]
-                hand.child.send(Renew(placement_id=placement_id, deadline=beat.sent_at + lease.seconds, token=lease.token))
-        if beat.answer.desired_version != self._version or self._crew.held.keys() - granted.keys():
-            member.desired.want()
+                executor.child.send(Renew(placement_id=placement_id, deadline=beat.sent_at + lease.seconds, token=lease.token))
+        if beat.answer.desired_version != self._version or self._pool.held.keys() - granted.keys():
+            member.desired.poll_soon()
 
-    def _progress(self, member: NodeMembership, hand: ExecutorProcess | None, progress: ExecutorProgress) -> None:
-        if hand is None:
+    def _progress(self, member: NodeMembership, executor: ExecutorProcess | None, progress: ExecutorProgress) -> None:
+        if executor is None:
             return
         for placement_id, phase in progress.phases.items():
-            if (held := hand.held.get(placement_id)) is not None:
+            if (held := executor.held.get(placement_id)) is not None:
                 held.progress_at, held.waits_for = progress.at, progress.waits.get(placement_id)
                 if held.detaching_since is None:
                     held.phase = phase
         self._pulse(member, now=False)
 
-    def _ended(self, member: NodeMembership, hand: ExecutorProcess | None, ended: PlacementEnded) -> None:
-        if hand is None or ended.placement_id not in hand.held:
+    def _ended(self, member: NodeMembership, executor: ExecutorProcess | None, ended: PlacementEnded) -> None:
+        if executor is None or ended.placement_id not in executor.held:
             return
-        held = hand.held[ended.placement_id]
+        held = executor.held[ended.placement_id]
         log.info("placement %s has left its executor%s", ended.placement_id, f": {ended.detail}" if ended.detail else "")
-        self._crew.release(hand, ended.placement_id, boot_now())
+        self._pool.release(executor, ended.placement_id, boot_now())
         self._over.add(ended.placement_id)
         if ended.lost:
             self._lose(member, [held.placement], RequeueReason.EXECUTOR_LOST, ended.detail)
-            if not hand.held:
-                self._crew.stop(hand, 0.0)  # its cause may persist: the next placement gets a new process
+            if not executor.held:
+                self._pool.stop(executor, 0.0)  # its cause may persist: the next placement gets a new process
         self._pulse(member)
-        member.desired.want()
+        member.desired.poll_soon()
 
-    def _bury(self, child: Child) -> ExecutorProcess | None:
-        hand = self._crew.of(child)
-        if hand is not None:
-            self._crew.bury(hand, boot_now())
-        return hand
+    def _reap(self, child: Child) -> ExecutorProcess | None:
+        executor = self._pool.of(child)
+        if executor is not None:
+            self._pool.reap(executor, boot_now())
+        return executor
 
     def _executor_ended(self, member: NodeMembership, child: Child, code: int) -> None:
-        hand = self._bury(child)
-        if hand is None:
+        executor = self._reap(child)
+        if executor is None:
             return
-        lost = [held.placement for held in hand.held.values() if held.detaching_since is None]
-        self._over.update(hand.held)
+        lost = [held.placement for held in executor.held.values() if held.detaching_since is None]
+        self._over.update(executor.held)
         if lost:
-            detail = f"the executor (pid {hand.child.pid}) ended with {code}"
+            detail = f"the executor (pid {executor.child.pid}) ended with {code}"
             log.error("%s and took %d placement(s) with it", detail, len(lost))
             self._lose(member, lost, RequeueReason.EXECUTOR_LOST, detail)
         self._pulse(member)
 
     def _lose(self, member: NodeMembership, placements: list[Placement], reason: RequeueReason, detail: str) -> None:
         fences = {p.placement_id: p.fence for p in placements}
-        member.desired.tell_lost(PlacementsLost(reason=reason, fences=fences, detail=detail[:2000]))
+        member.desired.report_lost(PlacementsLost(reason=reason, fences=fences, detail=detail[:2000]))
 
     # ---- reconciliation ------------------------------------------------------------------------------------------
 
     def _reconcile(self, member: NodeMembership) -> float | None:
         """Detach placements that should not run, attach those that should. Returns when to look again, on the boot clock."""
         now = boot_now()
-        self._see_off(member)
-        overdue = [self._detach(hand, now) for hand in self._crew.hands]
+        self._detach_leaving(member)
+        overdue = [self._detach(executor, now) for executor in self._pool.executors]
         started = [
             self._attach(placement, deadline, now)
             for placement_id, (placement, deadline) in self._wanted.items()
-            if placement_id not in self._over and placement_id not in self._crew.held
+            if placement_id not in self._over and placement_id not in self._pool.held
         ]
         if any(started):
             self._pulse(member)
-        times = [*overdue, self._crew.settle(now)]
+        times = [*overdue, self._pool.maintain(now)]
         return min((time for time in times if time is not None), default=None)
 
-    def _see_off(self, member: NodeMembership) -> None:
+    def _detach_leaving(self, member: NodeMembership) -> None:
         """Have executors checkpoint the jobs of placements that are asked to leave. The service no longer renews their leases,
         which bounds the time. A placement that has not arrived yet is given back at once."""
         for placement_id, (placement, _) in self._wanted.items():
             if not placement.leave or placement_id in self._over:
                 continue
-            hand = self._crew.holder(placement_id)
-            if hand is None:
+            executor = self._pool.holder(placement_id)
+            if executor is None:
                 self._over.add(placement_id)
                 self._lose(member, [placement], RequeueReason.PREEMPTED, "it was asked to leave before it had come")
-            elif not hand.held[placement_id].leaving:
-                hand.held[placement_id].leaving = True
-                hand.child.send(Detach(placement_id=placement_id, keep=True))
+            elif not executor.held[placement_id].leaving:
+                executor.held[placement_id].leaving = True
+                executor.child.send(Detach(placement_id=placement_id, keep=True))
 
-    def _detach(self, hand: ExecutorProcess, now: float) -> float | None:
-        """Ask the executor to drop ended placements, and kill it after _DETACH_SECONDS. Returns that deadline, if
-        there is one."""
+    def _detach(self, executor: ExecutorProcess, now: float) -> float | None:
+        """Ask the executor to drop ended placements, and kill it after _DETACH_SECONDS. Returns that deadline, if any."""
         deadlines = []
-        for placement_id, held in hand.held.items():
+        for placement_id, held in executor.held.items():
             if placement_id in self._wanted:
                 continue
             if held.detaching_since is None:
                 held.detaching_since, held.phase = now, "detaching"
-                hand.child.send(Detach(placement_id=placement_id))
+                executor.child.send(Detach(placement_id=placement_id))
             deadlines.append(held.detaching_since + _DETACH_SECONDS)
-        if not deadlines or hand.stopping:
+        if not deadlines or executor.stopping:
             return None
         if min(deadlines) <= now:
-            log.error("executor %d did not let go within %.0f s and is killed", hand.child.pid, _DETACH_SECONDS)
-            hand.stopping = True
-            hand.child.kill()
+            log.error("executor %d did not detach within %.0f s; killing it", executor.child.pid, _DETACH_SECONDS)
+            executor.stopping = True
+            executor.child.kill()
             return None
         return min(deadlines)
 
     def _attach(self, placement: Placement, deadline: float, now: float) -> bool:
-        hand = self._crew.take(placement, now)
-        if hand is None:
+        executor = self._pool.assign(placement, now)
+        if executor is None:
             return False
         log.info(
             "placement %s of task %s (fence %d, request %s) goes to executor %d",
@@ -248,17 +247,17 @@ class Daemon:
             placement.task_id,
             placement.fence,
             placement.request_id,
-            hand.child.pid,
+            executor.child.pid,
         )
         for field in unknown_fields(placement.spec):
             log.warning("task %s has a spec of another version: this one does not know %s", placement.task_id, field)
-        hand.child.send(Attach(placement=placement, deadline=deadline))
+        executor.child.send(Attach(placement=placement, deadline=deadline))
         return True
 
     def _pulse(self, member: NodeMembership, now: bool = True) -> None:
-        beating = [held.beating() for held in self._crew.held.values()]
+        pulses = [held.pulse() for held in self._pool.held.values()]
         version, at = self._applied or (None, 0.0)
-        member.pulse(Pulses(placements=beating, now=now, applied_version=version, applied_at=at))
+        member.pulse(Pulses(placements=pulses, now=now, applied_version=version, applied_at=at))
 
     # ---- stopping ------------------------------------------------------------------------------------------------
 
@@ -266,17 +265,17 @@ class Daemon:
         """Drain: have executors checkpoint their jobs within the settings' stop seconds, give the placements back, end the
         children."""
         log.info("stopping")
-        lost = [held.placement for held in self._crew.held.values() if held.detaching_since is None]
-        for hand in self._crew.hands:
-            self._crew.stop(hand, self._settings.worker_stop_seconds)
+        lost = [held.placement for held in self._pool.held.values() if held.detaching_since is None]
+        for executor in self._pool.executors:
+            self._pool.stop(executor, self._settings.worker_stop_seconds)
         deadline = boot_now() + self._settings.worker_stop_seconds + _STOP_GRACE
-        while self._crew.hands and (left := deadline - boot_now()) > 0:
+        while self._pool.executors and (left := deadline - boot_now()) > 0:
             event = self._next(left)
             if event is _STOP:
                 break
             if isinstance(event, ChildEnded):
-                self._bury(event.child)
-            elif isinstance(event, News) and isinstance(event.message, Beat) and event.child is member.heart:
+                self._reap(event.child)
+            elif isinstance(event, News) and isinstance(event.message, HeartbeatResult) and event.child is member.heartbeat:
                 self._renew(member, event.message)
             elif isinstance(event, News) and isinstance(event.message, PlacementEnded):
                 lost = [placement for placement in lost if placement.placement_id != event.message.placement_id]

@@ -37,10 +37,10 @@ class NodeForgotten:
 
 
 class DesiredStates:
-    """The thread calls `tell` with every Desired, and last with NodeForgotten if the service has forgotten the node."""
+    """The thread calls `on_event` with every Desired, and last with NodeForgotten if the service has forgotten the node."""
 
-    def __init__(self, link: NodeLink, welcome: NodeWelcome, tell: Callable[[Desired | NodeForgotten], None]) -> None:
-        self._link, self._welcome, self._tell = link, welcome, tell
+    def __init__(self, link: NodeLink, welcome: NodeWelcome, on_event: Callable[[Desired | NodeForgotten], None]) -> None:
+        self._link, self._welcome, self._on_event = link, welcome, on_event
         self._changed = threading.Condition()
         self._wanted = True
         self._lost: list[PlacementsLost] = []
@@ -48,13 +48,13 @@ class DesiredStates:
         self._thread = threading.Thread(target=self._work, name="desired state", daemon=True)
         self._thread.start()
 
-    def want(self) -> None:
+    def poll_soon(self) -> None:
         """Fetch the desired state soon."""
         with self._changed:
             self._wanted = True
             self._changed.notify()
 
-    def tell_lost(self, lost: PlacementsLost) -> None:
+    def report_lost(self, lost: PlacementsLost) -> None:
         with self._changed:
             self._lost.append(lost)
             self._wanted = True
@@ -71,9 +71,9 @@ class DesiredStates:
         away = False
         while self._next():
             try:
-                self._say()
+                self._poll()
             except NodeUnknown:
-                self._tell(NodeForgotten(self._welcome.credential))
+                self._on_event(NodeForgotten(self._welcome.credential))
                 return
             except Unreachable as error:
                 if not away:
@@ -95,10 +95,10 @@ class DesiredStates:
             self._changed.wait_for(lambda: self._wanted or self._lost or self._closed)
             return bool(self._lost) or not self._closed
 
-    def _say(self) -> None:
+    def _poll(self) -> None:
         node_id, credential = self._welcome.node_id, self._welcome.credential
         while self._lost:
-            self._tell_one(node_id, credential, self._lost[0])
+            self._report_one(node_id, credential, self._lost[0])
             with self._changed:
                 self._lost.pop(0)
         with self._changed:
@@ -108,18 +108,18 @@ class DesiredStates:
             state, unread = self._link.desired(node_id, credential)
             for one in unread:
                 self._refuse(one)
-            self._tell(Desired(node_id, sent_at, state))
+            self._on_event(Desired(node_id, sent_at, state))
 
     def _refuse(self, unread: UnreadPlacement) -> None:
         log.error("placement %s cannot be read and is refused: %s", unread.placement_id, unread.why)
         detail = f"the node could not read it: {unread.why}"[:2000]
         fences = {unread.placement_id: unread.fence}
-        self.tell_lost(PlacementsLost(reason=RequeueReason.NODE_LOST, fences=fences, detail=detail, refused=True))
+        self.report_lost(PlacementsLost(reason=RequeueReason.NODE_LOST, fences=fences, detail=detail, refused=True))
 
-    def _tell_one(self, node_id: str, credential: str, lost: PlacementsLost) -> None:
+    def _report_one(self, node_id: str, credential: str, lost: PlacementsLost) -> None:
         try:
             self._link.lost(node_id, credential, lost)
         except NodeUnknown:
             raise
         except Refused as error:
-            log.error("the service will not hear of lost placements, whose leases will end by themselves: %s", error)
+            log.error("the report of lost placements was refused; their leases will expire: %s", error)

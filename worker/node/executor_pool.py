@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from contract.messages.node_messages import Device
 from contract.messages.placement_messages import BaseModelRef, Placement
 from worker.node.child_process import Child, ChildEnded, News
-from worker.pipe_messages import EXECUTOR_NEWS, Beating, Phase, Stop
+from worker.pipe_messages import EXECUTOR_NEWS, Phase, PlacementPulse, Stop
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +29,9 @@ class Held:
     leaving: bool = False  # asked to checkpoint its jobs and leave
     waits_for: str | None = None  # what it cannot go on without, in a sentence
 
-    def beating(self) -> Beating:
+    def pulse(self) -> PlacementPulse:
         """Its part of the next heartbeat."""
-        return Beating(
+        return PlacementPulse(
             placement_id=self.placement.placement_id,
             fence=self.placement.fence,
             phase=self.phase,
@@ -55,61 +55,68 @@ class ExecutorProcess:
 class ExecutorPool:
     """All executor processes of this node, over its devices."""
 
-    def __init__(self, devices: Iterable[Device], tell: Callable[[News | ChildEnded], None]) -> None:
+    def __init__(self, devices: Iterable[Device], on_event: Callable[[News | ChildEnded], None]) -> None:
         self._devices = frozenset(device.index for device in devices)
-        self._tell = tell
+        self._on_event = on_event
         self._next_spare = 0.0  # no spare starts before this
-        self.hands: list[ExecutorProcess] = []
+        self.executors: list[ExecutorProcess] = []
 
     @property
     def held(self) -> dict[str, Held]:
         """Every placement that some executor holds, by id."""
-        return {key: held for hand in self.hands for key, held in hand.held.items()}
+        return {key: held for executor in self.executors for key, held in executor.held.items()}
 
     def holder(self, placement_id: str) -> ExecutorProcess | None:
-        return next((hand for hand in self.hands if placement_id in hand.held), None)
+        return next((executor for executor in self.executors if placement_id in executor.held), None)
 
     def of(self, child: Child) -> ExecutorProcess | None:
-        return next((hand for hand in self.hands if hand.child is child), None)
+        return next((executor for executor in self.executors if executor.child is child), None)
 
-    def take(self, placement: Placement, now: float) -> ExecutorProcess | None:
+    def assign(self, placement: Placement, now: float) -> ExecutorProcess | None:
         """Assign the placement to an executor and return it. None while its devices are not free.
 
         Placements with the same devices and the same base share an executor; an executor without placements may change its
         base.
         """
         devices = frozenset(placement.device_indexes)
-        for hand in self.hands:
-            if hand.devices is None or not hand.devices & devices:
+        for executor in self.executors:
+            if executor.devices is None or not executor.devices & devices:
                 continue
-            same = hand.devices == devices and not hand.stopping and (not hand.held or hand.base == placement.base)
+            same = (
+                executor.devices == devices and not executor.stopping and (not executor.held or executor.base == placement.base)
+            )
             if not same:
-                if not hand.held:
-                    self.stop(hand, 0.0)
+                if not executor.held:
+                    self.stop(executor, 0.0)
                 return None
-        hand = next((h for h in self.hands if h.devices == devices), None) or self._spare() or self._start()
-        hand.devices, hand.base = devices, placement.base
-        hand.held[placement.placement_id] = Held(placement, progress_at=now)
-        return hand
+        executor = next((h for h in self.executors if h.devices == devices), None) or self._spare() or self._start()
+        executor.devices, executor.base = devices, placement.base
+        executor.held[placement.placement_id] = Held(placement, progress_at=now)
+        return executor
 
-    def release(self, hand: ExecutorProcess, placement_id: str, now: float) -> None:
+    def release(self, executor: ExecutorProcess, placement_id: str, now: float) -> None:
         """Remove a placement from its executor."""
-        del hand.held[placement_id]
-        hand.idle_since = now
+        del executor.held[placement_id]
+        executor.idle_since = now
 
-    def stop(self, hand: ExecutorProcess, seconds: float) -> None:
+    def stop(self, executor: ExecutorProcess, seconds: float) -> None:
         """Ask an executor to end within `seconds`."""
-        hand.stopping = True
-        hand.child.send(Stop(seconds=seconds))
+        executor.stopping = True
+        executor.child.send(Stop(seconds=seconds))
 
-    def settle(self, now: float) -> float | None:
+    def maintain(self, now: float) -> float | None:
         """Stop idle executors and keep a spare where a device is free. Returns when to look again."""
-        for hand in self.hands:
-            if hand.devices is not None and not hand.held and not hand.stopping and now - hand.idle_since >= IDLE_SECONDS:
-                log.info("executor %d was idle for %.0f s and is let go", hand.child.pid, IDLE_SECONDS)
-                self.stop(hand, 0.0)
-        taken = frozenset[int]().union(*(hand.devices for hand in self.hands if hand.devices))
-        times = [h.idle_since + IDLE_SECONDS for h in self.hands if h.devices is not None and not h.held and not h.stopping]
+        for executor in self.executors:
+            if (
+                executor.devices is not None
+                and not executor.held
+                and not executor.stopping
+                and now - executor.idle_since >= IDLE_SECONDS
+            ):
+                log.info("executor %d was idle for %.0f s; stopping it", executor.child.pid, IDLE_SECONDS)
+                self.stop(executor, 0.0)
+        taken = frozenset[int]().union(*(executor.devices for executor in self.executors if executor.devices))
+        times = [h.idle_since + IDLE_SECONDS for h in self.executors if h.devices is not None and not h.held and not h.stopping]
         if self._devices - taken and self._spare() is None:
             if now >= self._next_spare:
                 self._start()
@@ -117,24 +124,24 @@ class ExecutorPool:
                 times.append(self._next_spare)
         return min(times, default=None)
 
-    def bury(self, hand: ExecutorProcess, now: float) -> None:
+    def reap(self, executor: ExecutorProcess, now: float) -> None:
         """Remove an executor whose process has ended. A spare that ended unasked is replaced after _RESPAWN_SECONDS."""
-        self.hands.remove(hand)
-        if hand.devices is None and not hand.stopping:
-            log.error("an executor (pid %d) ended before it was given anything; its log tells why", hand.child.pid)
+        self.executors.remove(executor)
+        if executor.devices is None and not executor.stopping:
+            log.error("an executor (pid %d) ended before it was given anything; its log tells why", executor.child.pid)
             self._next_spare = now + _RESPAWN_SECONDS
 
     def kill(self) -> None:
         """Kill all executors at once and drop their placements."""
-        for hand in self.hands:
-            hand.stopping = True
-            hand.held.clear()
-            hand.child.kill()
+        for executor in self.executors:
+            executor.stopping = True
+            executor.held.clear()
+            executor.child.kill()
 
     def _spare(self) -> ExecutorProcess | None:
-        return next((hand for hand in self.hands if hand.devices is None and not hand.stopping), None)
+        return next((executor for executor in self.executors if executor.devices is None and not executor.stopping), None)
 
     def _start(self) -> ExecutorProcess:
-        hand = ExecutorProcess(Child("worker.executor", EXECUTOR_NEWS, self._tell))
-        self.hands.append(hand)
-        return hand
+        executor = ExecutorProcess(Child("worker.executor", EXECUTOR_NEWS, self._on_event))
+        self.executors.append(executor)
+        return executor

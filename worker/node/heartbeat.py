@@ -11,7 +11,15 @@ from contract.messages.node_messages import Heartbeat, Pulse
 from worker.api_client import LinkError, NodeLink, NodeUnknown
 from worker.boot_clock import boot_now
 from worker.parent_watchdog import exit_with_parent
-from worker.pipe_messages import WISHES, Beat, Identity, Pulses, Unknown, Writer, take_stdout
+from worker.pipe_messages import (
+    HEARTBEAT_COMMANDS,
+    HeartbeatResult,
+    Identity,
+    Pulses,
+    UnknownNode,
+    Writer,
+    take_stdout,
+)
 from worker.stderr_logging import log_to_stderr
 
 log = logging.getLogger("worker.node.heartbeat")
@@ -28,13 +36,13 @@ class HeartbeatState:
         self._pulses = Pulses(placements=[])
         self._now = False
 
-    def heed(self, wish: Identity | Pulses) -> None:
+    def apply(self, command: Identity | Pulses) -> None:
         """Store a message from the daemon."""
         with self._changed:
-            if isinstance(wish, Identity):
-                self._identity = wish
+            if isinstance(command, Identity):
+                self._identity = command
             else:
-                self._pulses, self._now = wish, self._now or wish.now
+                self._pulses, self._now = command, self._now or command.now
             self._changed.notify()
 
     def identity(self) -> Identity:
@@ -51,7 +59,7 @@ class HeartbeatState:
 
     def heartbeat(self, boot_id: str, now: float) -> Heartbeat:
         with self._changed:
-            said = self._pulses
+            report = self._pulses
         pulses = [
             Pulse(
                 placement_id=p.placement_id,
@@ -60,38 +68,38 @@ class HeartbeatState:
                 progress_age=max(0.0, now - p.progress_at),
                 waits_for=None if p.waits_for is None else p.waits_for[:1000],
             )
-            for p in said.placements
+            for p in report.placements
         ]
-        age = None if said.applied_version is None else max(0.0, now - said.applied_at)
-        return Heartbeat(boot_id=boot_id, pulses=pulses, applied_version=said.applied_version, applied_age=age)
+        age = None if report.applied_version is None else max(0.0, now - report.applied_at)
+        return Heartbeat(boot_id=boot_id, pulses=pulses, applied_version=report.applied_version, applied_age=age)
 
 
 def main() -> None:
     log_to_stderr()
     news = Writer(take_stdout())
-    board = HeartbeatState()
-    exit_with_parent(WISHES, board.heed)
-    identity = board.identity()
+    state = HeartbeatState()
+    exit_with_parent(HEARTBEAT_COMMANDS, state.apply)
+    identity = state.identity()
     away = False
     with NodeLink(identity.api_url) as link:
         while True:
             sent_at = boot_now()
             try:
-                answer = link.heartbeat(identity.node_id, identity.credential, board.heartbeat(identity.boot_id, sent_at))
+                answer = link.heartbeat(identity.node_id, identity.credential, state.heartbeat(identity.boot_id, sent_at))
             except NodeUnknown:
-                news.write(Unknown())
+                news.write(UnknownNode())
                 return
             except LinkError as error:
                 if not away:
                     log.warning("no answer to a heartbeat: %s", error)
                 away = True
-                board.wait(min(_RETRY_SECONDS, identity.seconds))
+                state.wait(min(_RETRY_SECONDS, identity.seconds))
                 continue
             if away:
                 log.info("heartbeats are answered again")
             away = False
-            news.write(Beat(sent_at=sent_at, answer=answer))
-            board.wait(max(0.0, identity.seconds - (boot_now() - sent_at)))
+            news.write(HeartbeatResult(sent_at=sent_at, answer=answer))
+            state.wait(max(0.0, identity.seconds - (boot_now() - sent_at)))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from worker.node.child_process import Child
 from worker.node.desired_state_poller import DesiredStates
 from worker.node.device_discovery import beyond_hardware
 from worker.node.node_credential import NodeCredential
-from worker.node.wakeup_listener import Hints
+from worker.node.wakeup_listener import WakeupListener
 from worker.pipe_messages import HEARTBEAT_NEWS, Identity, Pulses
 from worker.settings import Settings, SettingsError
 
@@ -28,24 +28,24 @@ _RETRY_SECONDS = 1.0
 _VERSIONS = ("torch", "transformers", "motet")
 
 
-def start_heart(tell: Callable[[Any], None]) -> Child:
+def start_heartbeat_process(on_event: Callable[[Any], None]) -> Child:
     """Start the heartbeat process, which sends nothing before it gets its Identity."""
-    return Child("worker.node.heartbeat", HEARTBEAT_NEWS, tell)
+    return Child("worker.node.heartbeat", HEARTBEAT_NEWS, on_event)
 
 
 def join(
     settings: Settings,
     link: NodeLink,
     devices: list[Device],
-    tell: Callable[[Any], None],
-    told_to_stop: Callable[[float], bool],
+    on_event: Callable[[Any], None],
+    stop_requested: Callable[[float], bool],
     credential: NodeCredential,
 ) -> "NodeMembership | None":
-    """Register under a new boot id, retrying while the service is unreachable. None if `told_to_stop` returns True meanwhile.
+    """Register under a new boot id, retrying while the service is unreachable. None if `stop_requested` returns True meanwhile.
 
     Raises SettingsError if the service refuses the node.
     """
-    heart, away = start_heart(tell), False  # the process imports its modules while we register
+    heartbeat, away = start_heartbeat_process(on_event), False  # the process imports its modules while we register
     try:
         registration = NodeRegistration(
             name=settings.node_name,
@@ -64,16 +64,16 @@ def join(
                 away = True
             else:
                 log.info("joined as node %s (%s), %d device(s)", registration.name, welcome.node_id, len(devices))
-                return NodeMembership(settings, link, welcome, registration.boot_id, heart, tell)
-            if told_to_stop(_RETRY_SECONDS):
-                heart.kill()
+                return NodeMembership(settings, link, welcome, registration.boot_id, heartbeat, on_event)
+            if stop_requested(_RETRY_SECONDS):
+                heartbeat.kill()
                 return None
-            heart = heart if heart.alive else start_heart(tell)
+            heartbeat = heartbeat if heartbeat.alive else start_heartbeat_process(on_event)
     except OSError as error:
-        heart.kill()
+        heartbeat.kill()
         raise SettingsError(f"MOTET_WORKER_DIR: cannot keep {credential.path}: {error.strerror}") from None
     except SettingsError:
-        heart.kill()
+        heartbeat.kill()
         raise
 
 
@@ -104,7 +104,7 @@ def _numerics() -> dict[str, str]:
 
 
 class NodeMembership:
-    """Several threads call `tell` with the events of this registration. `heart` waits for its identity."""
+    """Several threads call `on_event` with the events of this registration. `heartbeat` waits for its identity."""
 
     def __init__(
         self,
@@ -112,11 +112,11 @@ class NodeMembership:
         link: NodeLink,
         welcome: NodeWelcome,
         boot_id: str,
-        heart: Child,
-        tell: Callable[[Any], None],
+        heartbeat: Child,
+        on_event: Callable[[Any], None],
     ) -> None:
         self.welcome = welcome
-        self._tell = tell
+        self._on_event = on_event
         self._identity = Identity(
             api_url=settings.api_url,
             node_id=welcome.node_id,
@@ -124,26 +124,28 @@ class NodeMembership:
             boot_id=boot_id,
             seconds=welcome.heartbeat_seconds,
         )
-        self.desired = DesiredStates(link, welcome, tell)
-        self._hints = Hints(settings.redis_url, welcome.stream, self.desired.want) if settings.redis_url else None
+        self.desired = DesiredStates(link, welcome, on_event)
+        self._wakeups = (
+            WakeupListener(settings.redis_url, welcome.stream, self.desired.poll_soon) if settings.redis_url else None
+        )
         cache = NodeCache(settings.scratch / "tenants", settings.worker_cache_bytes)
         self._upkeep = CacheUpkeep(link, welcome, cache)
-        self.heart = heart
-        self.heart.send(self._identity)
+        self.heartbeat = heartbeat
+        self.heartbeat.send(self._identity)
 
-    def restart_heart(self) -> None:
+    def restart_heartbeat_process(self) -> None:
         """Replace a heartbeat process that has ended."""
-        self.heart = start_heart(self._tell)
-        self.heart.send(self._identity)
+        self.heartbeat = start_heartbeat_process(self._on_event)
+        self.heartbeat.send(self._identity)
 
     def pulse(self, pulses: Pulses) -> None:
         """Send the heartbeat process the current placements."""
-        self.heart.send(pulses)
+        self.heartbeat.send(pulses)
 
     def close(self, seconds: float = 0.0) -> None:
         """End the threads and the heartbeat. Waits up to `seconds` while the remaining losses are reported."""
-        if self._hints is not None:
-            self._hints.close()
+        if self._wakeups is not None:
+            self._wakeups.close()
         self._upkeep.close()
         self.desired.close(seconds)
-        self.heart.kill()
+        self.heartbeat.kill()

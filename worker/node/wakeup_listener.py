@@ -18,12 +18,12 @@ _BLOCK_SECONDS = 5.0
 _RETRY_SECONDS = 1.0
 
 
-class Hints:
-    """A thread that calls `hinted` whenever the desired state may have changed."""
+class WakeupListener:
+    """A thread that calls `on_wakeup` whenever the desired state may have changed."""
 
-    def __init__(self, redis_url: str, stream: str, hinted: Callable[[], None]) -> None:
+    def __init__(self, redis_url: str, stream: str, on_wakeup: Callable[[], None]) -> None:
         self._stream = stream
-        self._hinted = hinted
+        self._on_wakeup = on_wakeup
         self._closed = threading.Event()
         self._redis = redis.Redis.from_url(
             redis_url, socket_connect_timeout=2, socket_timeout=2 * _BLOCK_SECONDS, retry=Retry(NoBackoff(), 0)
@@ -51,10 +51,10 @@ class Hints:
         """Read the stream from its start until it fails: earlier entries may be wake-ups that this node missed."""
         last: str | bytes = "0-0"
         self._redis.ping()
-        self._hinted()
+        self._on_wakeup()
         while not self._closed.is_set():
             answer: Any = self._redis.xread({self._stream: last}, block=int(_BLOCK_SECONDS * 1000))
             for _, entries in answer or []:
                 last = entries[-1][0]
                 if not self._closed.is_set():
-                    self._hinted()
+                    self._on_wakeup()

@@ -176,9 +176,9 @@ _FROM: dict[type, frozenset[Stage]] = {  # stages in which a job may meet the ev
 
 
 def reduced(record: JobRecord, event: JobEvent) -> JobRecord:
-    """The record after the event. Raises ValueError for an event that a job in this stage cannot meet."""
+    """The record after the event. Raises ValueError for an event that is not allowed in this stage."""
     if record.stage not in _FROM[type(event)]:
-        raise ValueError(f"a job in stage {record.stage} cannot meet {event}")
+        raise ValueError(f"event {event} is not allowed in stage {record.stage}")
     match event:
         case WarmupBegan():
             return replace(record, stage=Stage.WARMUP)

@@ -125,7 +125,7 @@ def _tried(load: Callable[[], list[Trainer]]) -> list[Trainer] | None:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            log.warning("no memory while a base was loaded: %s", str(error).partition("\n")[0])
+            log.warning("out of memory while loading the base model: %s", str(error).partition("\n")[0])
         gc.collect()  # the previous base may be in a reference cycle
         torch.cuda.empty_cache()
     return None

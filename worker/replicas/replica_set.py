@@ -92,7 +92,7 @@ class Replicas:
         waits."""
         while (move := next_move(self._loads(active))) is not None:
             key = _key(move.demand)
-            log.info("%s is taken over by replica %d", key, move.taker)
+            log.info("%s moved to replica %d to balance load", key, move.taker)
             self.store.park(key)
             self.store.evict(key)
             if self.store.allocate_rows(move.taker, [key]):

@@ -107,7 +107,7 @@ def test_a_gpu_that_has_run_dry_takes_over_from_the_other(fleet, placing, tmp_pa
     )
     mixed = on(placing({**JOB, "learning_rate": [3e-3, 1e20, 1e-3, 2e20]}, **spec), 0, 1)
     (reported,) = Inside(fleet, tmp_path / "both", worker_device="cuda").run(mixed)
-    assert [record.message for record in caplog.records if "taken over by replica 1" in record.message]
+    assert [record.message for record in caplog.records if "moved to replica 1 " in record.message]
     assert set(reported.manifests) == {0, 2}
     for place, job in ((0, 0), (1, 2)):
         curve, same = reported.curves[job, "train_loss"], alone.curves[place, "train_loss"]

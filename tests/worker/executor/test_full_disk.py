@@ -30,7 +30,7 @@ def waits(caplog):
 
     class Heard(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if "has to wait: the disk of" in record.getMessage():
+            if "failed and is retried: the disk of" in record.getMessage():
                 said.set()
 
     handler = Heard()

@@ -52,7 +52,7 @@ def test_a_job_whose_rows_never_fit_fails_with_its_numbers_and_its_neighbour_goe
     spec = {"early_exit": CALM, "training": {"max_steps": 3, "max_seq_len": 200}}
     long = [{"prompt": f"{n}", "completion": " sheep" * 150} for n in range(6)]
     (alone,) = Inside(fleet, tmp_path / "alone").run(placing(SPACE, long, **spec))
-    assert "had no memory for a pass of" in alone.of(JobFailed)[0].error
+    assert "ran out of memory in a pass of" in alone.of(JobFailed)[0].error
     short, other = Inside(fleet, tmp_path / "beside").run(placing(SPACE, rows(16), **spec), placing(SPACE, long, **spec))
     assert {event.kind for event in short.ended.values()} == {"job_completed"}
     for reported in (alone, other):

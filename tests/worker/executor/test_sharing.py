@@ -89,7 +89,7 @@ def test_what_a_joiner_takes_is_in_the_log(fleet, placing, tmp_path, caplog):
     said = [record.getMessage() for record in caplog.records]
     parts = next(line for line in said if line.startswith(f"placement {joiner.placement_id} is prepared"))
     assert re.search(r"[\d.]+ s \(base [\d.]+, rows [\d.]+, checkpoints [\d.]+, memory profile [\d.]+, first weights", parts)
-    assert any(re.match(rf"placement {joiner.placement_id} takes its first step [\d.]+ s after it came", line) for line in said)
+    assert any(re.match(rf"placement {joiner.placement_id}: first optimizer step [\d.]+ s after attach", line) for line in said)
 
 
 # ---- fair steps --------------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def test_a_tenant_whose_rows_find_no_memory(fleet, placing, tmp_path, three, mon
     bad = of_tenant(placing(JOB, LONG, early_exit=CALM, training={"max_steps": 4, "max_seq_len": 200}), "bad")
     (lost,) = healthy_ends(fleet, tmp_path / "all", three, bad)
     assert lost.ended[0].kind == "job_failed"
-    assert "had no memory for a pass" in lost.ended[0].error
+    assert "ran out of memory in a pass" in lost.ended[0].error
 
 
 def test_a_tenant_that_cancels_in_the_midst_of_a_step(fleet, placing, tmp_path, three):

@@ -50,7 +50,7 @@ def test_attach_takes_the_first_run_that_holds_the_rank() -> None:
     arena.detach(second)
     assert arena.attach(8, 8).row == 8
     assert not arena.fits(17)
-    with pytest.raises(ArenaFullError, match=r"rank 9 needs 16 rows in one run; 16 of 40 are free"):
+    with pytest.raises(ArenaFullError, match=r"rank 9 needs 16 contiguous rows; 16 of 40 are free"):
         arena.attach(9, 8)
     assert [arena.attach(8, 8).row for _ in range(2)] == [16, 32]
     assert arena.rows_used == 40

@@ -93,7 +93,7 @@ def test_a_rung_that_is_reached_again_after_a_resume_has_one_loss():
     ],
 )
 def test_what_a_stage_cannot_meet_is_an_error(stage, event):
-    with pytest.raises(ValueError, match=f"a job in stage {stage} cannot meet"):
+    with pytest.raises(ValueError, match=f"is not allowed in stage {stage}"):
         reduced(JobRecord(stage), event)
 
 

@@ -38,7 +38,7 @@ class OutOfMemory(RuntimeError):
     task of the one piece that it held, if it held one."""
 
     def __init__(self, tokens: int, recompute: bool = False) -> None:
-        super().__init__(f"the device has no memory for a pass of {tokens} tokens")
+        super().__init__(f"out of device memory in a pass of {tokens} tokens")
         self.tokens, self.recompute = tokens, recompute
         self.alone: str | None = None
 
