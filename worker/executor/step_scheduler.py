@@ -1,4 +1,4 @@
-"""Schedules which tasks of an executor take part in its next step: keeps their balances and speeds between steps, and asks the
+"""Schedules which tasks of an executor take part in its next step: keeps their deficits and speeds between steps, and asks the
 pure policy (policy/deficit_round_robin.py)."""
 
 from collections.abc import Mapping, Sequence

@@ -30,7 +30,7 @@ class SlotOwnershipError(RuntimeError):
 class Slot:
     """An adapter's place: `rows` arena rows from `row`, of which the first `rank` are its own. `scale` is alpha / rank.
 
-    The arena alone changes `row`, when it compacts. ticket: a number that the rows carry too, wherever they move."""
+    The arena alone changes `row`, when it compacts. slot_id: a number that the rows carry too, wherever they move."""
 
     row: int
     rows: int
@@ -101,7 +101,7 @@ class Arena:
         dtype: torch.dtype = torch.float32,
         eight_bit: bool = False,
     ) -> None:
-        """coded: keep the moments as 8-bit codes."""
+        """eight_bit: keep the moments as 8-bit codes."""
         self.layout = Layout(targets)
         self.master = torch.zeros(rows, self.layout.width, device=device, dtype=dtype)
         self.grad = torch.zeros_like(self.master)
@@ -111,9 +111,7 @@ class Arena:
         self.moments: Moments = (
             EightBitMoments(rows, layers, width // layers, device) if eight_bit else PlainMoments(rows, width, device, dtype)
         )
-        self.row_slot_ids = torch.zeros(
-            rows, 1, dtype=torch.int64
-        )  # on the host: the ticket of each row's slot; 0 where it is free
+        self.row_slot_ids = torch.zeros(rows, 1, dtype=torch.int64)  # on the host: each row's slot_id; 0 where it is free
         self._last_slot_id = 0  # given so far
         self._slots: list[Slot] = []  # in row order
 

@@ -12,7 +12,7 @@ from worker.policy.memory_model import Capacity, fitting_tokens
 
 @dataclass(frozen=True)
 class Demand:
-    """What one job needs while it trains. `placement` is its task; within a group, the lower `turn` goes first."""
+    """What one job needs while it trains. Within a placement, the lower `turn` goes first."""
 
     key: Hashable
     placement: Hashable
@@ -61,9 +61,9 @@ def choose(running: Sequence[Demand], waiting: Sequence[Demand], capacity: Capac
     """The waiting job that starts next beside the running ones, if one may.
 
     Greedy in decreasing batch size, preferring sizes that already run (ALTO A.3). A job starts only if the memory model stays
-    under the safety margin and one micro-batch is expected to hold the step; a group with no running job needs only the memory.
-    Groups with fewer tokens on the axis choose first. While the first choice of a group with no running job does not fit, no
-    job behind it starts, so no group starves.
+    under the safety margin and one micro-batch is expected to hold the step; a placement with no running job needs only the
+    memory. Placements with fewer tokens on the axis choose first. While the first choice of a placement with no running job
+    does not fit, no job behind it starts, so no placement starves.
     """
     shares, sizes = Counter[Hashable](), {d.batch_size for d in running}
     for d in running:
@@ -74,7 +74,7 @@ def choose(running: Sequence[Demand], waiting: Sequence[Demand], capacity: Capac
 
 
 def fits(demand: Demand, running: Sequence[Demand], capacity: Capacity) -> bool:
-    """Whether memory holds the job beside the running ones, and their micro-batch too, unless no job of its group runs."""
+    """Whether memory holds the job beside the running ones, and their micro-batch too, unless no job of its placement runs."""
     together = [*running, demand]
     if capacity.most_rows is not None and sum(d.rows for d in together) > capacity.most_rows:
         return False
@@ -85,7 +85,7 @@ def fits(demand: Demand, running: Sequence[Demand], capacity: Capacity) -> bool:
 
 
 def _preference(demand: Demand, shares: Counter[Hashable], sizes: set[int]) -> tuple[int, int, bool, int]:
-    """Sort key, smallest first: its group's tokens on the axis, its turn, a batch size not yet running, then the
+    """Sort key, smallest first: its placement's tokens on the axis, its turn, a batch size not yet running, then the
     larger batch."""
     return shares[demand.placement], demand.turn, bool(sizes) and demand.batch_size not in sizes, -demand.batch_size
 

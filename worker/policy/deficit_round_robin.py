@@ -1,8 +1,9 @@
 """Which tasks take part in the next step: deficit round robin (Shreedhar & Varghese 1995) over tasks that share an executor.
 
-Pure: costs and balances in, a choice and new balances out. A task's balance grows with its rate and falls by the cost of each
-slice that it runs, so what a task gets over time is its rate's share, whatever the sizes of its steps. A slice is a task's
-whole step, or as many of its pieces as one pass holds; all jobs of a task are in it together.
+Pure: costs and deficit counters in, a choice and new counters out. A task's deficit counter (a credit, below 0 a debt) grows
+with its rate and falls by the cost of each slice that it runs, so what a task gets over time is its rate's share, whatever the
+sizes of its steps. A slice is a task's whole step, or as many of its pieces as one pass holds; all jobs of a task are in it
+together.
 
 Costs are seconds that the slices would take alone, so equal rates mean equal progress compared with running alone. A task that
 owes nothing runs beside the one whose turn it is, on credit of a slice: steps that are packed together cost less than one after
@@ -41,14 +42,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Selection:
-    """chosen: in the order of the contenders. balances: after it, of every contender."""
+    """chosen: in the order of the candidates. deficits: after it, of every candidate."""
 
     chosen: tuple[str, ...]
     deficits: Mapping[str, float]
 
 
 def rates(candidates: Sequence[Candidate]) -> dict[str, float]:
-    """What each task's balance gains at a time: its part of its tenant's weight, times its urgency."""
+    """What each task's counter gains at a time: its part of its tenant's weight, times its urgency."""
     tasks = Counter(one.tenant for one in candidates)
     return {one.key: one.weight / tasks[one.tenant] * one.urgency for one in candidates}
 
@@ -56,9 +57,9 @@ def rates(candidates: Sequence[Candidate]) -> dict[str, float]:
 def select(candidates: Sequence[Candidate], deficits: Mapping[str, float], budget: int) -> Selection:
     """The tasks whose next slices run now, of at most `budget` tokens together (a single larger slice excepted).
 
-    balances: as the last selection left them; a task that is not in it has none. All balances gain, in proportion to their
+    deficits: as the last selection left them; a task that is not in it has none. All counters gain, in proportion to their
     rates, until the first task can pay for its slice; it runs, and so do those that owe nothing. Who is left out for want of
-    tokens comes first the next time. So a balance stays within one of the task's slices of 0.
+    tokens comes first the next time. So a counter stays within one of the task's slices of 0.
     """
     if not candidates:
         return Selection((), {})
@@ -99,7 +100,7 @@ class SpeedEstimate:
 
 
 def urgency(progress: float, most_slowdown: float | None) -> float:
-    """How much faster than its weight alone a task's balance grows: 1 while it is well above its bound, and up to
+    """How much faster than its weight alone a task's counter grows: 1 while it is well above its bound, and up to
     _MOST_URGENCY as it falls below.
 
     progress: its speed compared with running alone, at most 1. most_slowdown: its bound, as a multiple of the time alone.

@@ -67,7 +67,7 @@ def load_bases(
 ) -> tuple[Base, ...]:
     """Check the revision, and load the weights onto each device, one after another. Raises BaseError, or Crowded.
 
-    A device that is named again gets its own arena and trainer over the same frozen weights. coded: keep moments in 8 bits.
+    A device that is named again gets its own arena and trainer over the same frozen weights. eight_bit: keep moments in 8 bits.
     memory: bytes that a copy may take at most; a larger base is not loaded.
     """
     source = Path(ref.source)

@@ -32,7 +32,7 @@ Unrunnable = dict[JobKey, str]  # jobs that cannot be stepped, for lack of memor
 
 
 class Replica:
-    """The replica of this number. hand: its own thread; None: it runs in the caller's thread."""
+    """The replica of this number. thread: its own; None: it runs in the caller's thread."""
 
     def __init__(self, number: int, base: Base, tracker: CapacityTracker, store: AdapterStore) -> None:
         self.number, self.base, self.tracker, self.store = number, base, tracker, store

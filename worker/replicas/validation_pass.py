@@ -43,8 +43,8 @@ class ValidationResult:
 @dataclass(frozen=True)
 class Sequences:
     """Sequences to run with an adapter. lengths: tokens of each on the axis. dropout: of the first sequence; None: no dropout.
-    cut: tokens of a piece of them, where passes of several tasks may be shorter or longer; None: of a pass. owner: their
-    task."""
+    piece_tokens: tokens of a piece of them, where passes of several tasks may be shorter or longer; None: of a pass. owner:
+    their task."""
 
     slot: Slot | None
     examples: Sequence[Example]
@@ -57,7 +57,7 @@ class Sequences:
 def evaluate(
     trainer: Trainer, requests: Mapping[Key, EvaluationRequest], budget: int, on_progress: Callable[[], None]
 ) -> Iterator[tuple[Key, ValidationResult]]:
-    """Yield each subject's result as soon as it is known. How a subject is cut depends on it and `budget` alone."""
+    """Yield each request's result as soon as it is known. How a request's rows are cut depends on it and `budget` alone."""
     for known in _evaluated(trainer, requests, budget, on_progress):
         if known is not None:
             yield known
