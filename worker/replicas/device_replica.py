@@ -95,7 +95,7 @@ class Replica:
         stepped, unrunnable = self.run_with_oom_retries(
             runnable, lambda left: self._advance([steps[key] for key in left], slices, on_progress)
         )
-        if stepped.passes and not stepped.preferences:  # judging pairs takes time besides
+        if stepped.passes and not stepped.preferences:  # computing preferences takes time besides
             self.times = self.times.learned(stepped.load, stepped.seconds)
         return stepped, rejected | unrunnable
 

@@ -1,7 +1,7 @@
 """A task's reference under dpo: log-probabilities of all its sequences under the adapter it starts from, or the base.
 
 They are the same for every job and every beta, so they are computed once and cached in a file named by all inputs: the base and
-its precision, the kind of device, the start, and the tokens. Knows no jobs and judges nothing.
+its precision, the kind of device, the start, and the tokens. Knows no jobs and decides nothing.
 """
 
 import hashlib
