@@ -74,8 +74,8 @@ def test_a_replica_whose_jobs_are_ruined_takes_over_from_the_other_which_notices
         for series in ("train_loss", "val_loss"):
             assert reported.curves[job, series] == healthy.curves[alone, series]
         assert adapters(reported)[job] == adapters(healthy)[alone]
-    (taken,) = [record.message for record in caplog.records if "taken over" in record.message]
-    assert taken.endswith("by replica 1")
+    (taken,) = [record.message for record in caplog.records if "moved to replica" in record.message]
+    assert taken.endswith("moved to replica 1 to balance load")
     steps, single = device_steps(reported)
     assert single > 2 * steps - 3, "neither idled for long"
 
