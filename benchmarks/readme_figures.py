@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.quality import readme_table as quality
+from benchmarks.real_arrivals.cell_table import scheduling
 from benchmarks.result_file import RESULTS
 
 ROOT = Path(__file__).parent.parent
-STEP, QUALITY, SWEEP, WEB = "step-h100.json", "quality-h100.json", "sweep-h100.json", "web-cpu.json"
+STEP, QUALITY, SWEEP = "step-h100.json", "quality-h100.json", "sweep-h100.json"
+WEB, SCHEDULER = "web-cpu.json", "scheduler-cpu.json"
 CONTESTANTS = (
     ("PEFT, one adapter after another", "sequential PEFT", "#b8b8b8"),
     ("PyTorch loop over adapters", "forward + backward, PyTorch loop", "#9a9a9a"),
@@ -190,12 +192,13 @@ def made() -> dict[Path, str]:
         "quality": quality.table(sets, QUALITY),
         "dashboard": dashboard(read(WEB)),
     }
-    measured, readme = docs / "BENCHMARKS.md", ROOT / "README.md"
+    measured, planned, readme = docs / "BENCHMARKS.md", docs / "SCHEDULING.md", ROOT / "README.md"
     return {
         docs / "step.svg": plot(step),
         docs / "search.svg": search_plot(sweep),
         docs / "early_exit.svg": quality_plot(sets),
         measured: replaced(measured.read_text(), tables),
+        planned: replaced(planned.read_text(), {"scheduling": scheduling(read(SCHEDULER))}),
         readme: replaced(readme.read_text(), {"headlines": headlines(step, sweep, sets)}),
     }
 
