@@ -1,7 +1,7 @@
 """Computes a plan: start everything if it fits; else backfill by rules with regard to expected arrivals, improved by CP-SAT.
 
-CP-SAT's plan is taken where it is no worse by weighted completion and by expected slowdown, and delays nothing that the rules
-start now, unless that saves a deadline.
+CP-SAT's plan is taken where it is no worse by weighted completion, by deadlines and by expected slowdown (unless it saves a
+deadline), and delays nothing that the rules start now.
 
 A closed batch instead gets the shortest makespan of the rules, multifit and, if it is small, CP-SAT. Deterministic: one solver
 thread, a budget in CP-SAT's deterministic time, and a wall-clock guard that falls back to the rules and notes it. Knows no
@@ -119,15 +119,16 @@ def _window(
 
 
 def _worse(problem: Problem, planned: tuple[Start, ...], fallback: tuple[Start, ...]) -> str | None:
-    """Why the solver's plan is not taken: it breaks a rule, is worse by weighted completion or expected slowdown, or delays
-    what the rules would start now and saves no deadline by it."""
+    """Why the solver's plan is not taken: it breaks a rule, is worse by weighted completion or deadlines, has a higher expected
+    slowdown and saves no deadline by it, or delays what the rules would start now."""
     if wrong := violations(problem, planned):
         return "; ".join(wrong)
     if objective(problem, planned) > objective(problem, fallback):
         return "the solver's window leaves less for the rest of the queue than the rules do"
-    if len(missed(problem, planned)) < len(missed(problem, fallback)):
-        return None
-    if slowdown(problem, planned) > slowdown(problem, fallback):
+    late, late_by_rule = len(missed(problem, planned)), len(missed(problem, fallback))
+    if late > late_by_rule:
+        return "the solver's plan misses more deadlines than the rules'"
+    if late == late_by_rule and slowdown(problem, planned) > slowdown(problem, fallback):
         return "the solver's plan has a higher expected slowdown than the rules'"
     now = {start.task for start in planned if start.start == 0}
     if any(start.start == 0 and start.task not in now for start in fallback):
