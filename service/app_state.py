@@ -11,11 +11,11 @@ from service.database.async_reader import AsyncReader
 from service.database.engine import Database, pool_of
 from service.dependencies import Dependencies
 from service.files.folder_tokenizer import Tokenizers
-from service.fleet.learning_protocol import Learning
+from service.fleet.learning_protocol import ProfileUpdates
 from service.http import concurrency_limits
 from service.lru_cache import LruCache
 from service.messaging.queue import Queue
-from service.messaging.wakeups import Hints
+from service.messaging.wakeups import NodeWakeups
 from service.metrics.api_metrics import ApiMetrics
 from service.scheduler.state.report_learning import ReportLearning
 from service.settings import Settings
@@ -38,27 +38,27 @@ class State:
     db: Database
     system: Database
     queue: Queue
-    hints: Hints
+    wakeups: NodeWakeups
     storage: Storage
     grants: UploadGrants
     change_listener: ChangeListener
     feed: Feed
     polls: PollCache
     submissions: SubmissionCoalescer
-    seats: dict[str, asyncio.Semaphore]
+    semaphores: dict[str, asyncio.Semaphore]
     throttle: AuthThrottle
     keys: KeyCache
     rates: Rates
     metrics: ApiMetrics
     tokenizers: Tokenizers
-    learning: Learning
+    profile_updates: ProfileUpdates
     memo: LruCache  # cache of estimates; the limit of one estimate at a time leaves it to a single thread
 
     @classmethod
     def of(cls, settings: Settings, metrics: ApiMetrics) -> "State":
         """Build the state from the settings. Opens no connection yet."""
         grants, connections = UploadGrants(settings.secret_key.get_secret_value()), pool_of(settings.api_processes)
-        timeouts, queue, own_seats = settings.request_timeouts, Queue(settings.redis_url), concurrency_limits.make()
+        timeouts, queue, semaphores = settings.request_timeouts, Queue(settings.redis_url), concurrency_limits.make()
         system = Database(settings.database_url, connections, timeouts)
         change_listener = ChangeListener(settings.app_database_url, timeouts)
         throttle = AuthThrottle(settings.failed_authentications_per_minute)
@@ -68,20 +68,20 @@ class State:
             db=Database(settings.app_database_url, connections, timeouts),
             system=system,
             queue=queue,
-            hints=Hints(settings.redis_url),
+            wakeups=NodeWakeups(settings.redis_url),
             storage=LocalStorage(settings.storage_dir, grants),
             grants=grants,
             change_listener=change_listener,
             feed=Feed(change_listener),
             polls=PollCache(change_listener, *lines),
-            submissions=SubmissionCoalescer(queue, own_seats["submissions"]),
-            seats=own_seats,
+            submissions=SubmissionCoalescer(queue, semaphores["submissions"]),
+            semaphores=semaphores,
             throttle=throttle,
             keys=KeyCache(system, throttle),
             rates=Rates(settings.redis_url),
             metrics=metrics,
             tokenizers=Tokenizers(),
-            learning=ReportLearning(),
+            profile_updates=ReportLearning(),
             memo=LruCache(),
         )
 
@@ -112,8 +112,8 @@ async def _queue(request: Request) -> Queue:
     return state_of(request).queue
 
 
-async def _hints(request: Request) -> Hints:
-    return state_of(request).hints
+async def _wakeups(request: Request) -> NodeWakeups:
+    return state_of(request).wakeups
 
 
 async def _storage(request: Request) -> Storage:
@@ -124,13 +124,13 @@ async def _grants(request: Request) -> UploadGrants:
     return state_of(request).grants
 
 
-async def _parts(request: Request) -> Dependencies:
+async def _dependencies(request: Request) -> Dependencies:
     state = state_of(request)
-    return Dependencies(state.settings, state.system, state.storage, state.queue, state.hints, state.memo)
+    return Dependencies(state.settings, state.system, state.storage, state.queue, state.wakeups, state.memo)
 
 
-async def _learning(request: Request) -> Learning:
-    return state_of(request).learning
+async def _profile_updates(request: Request) -> ProfileUpdates:
+    return state_of(request).profile_updates
 
 
 async def _polls(request: Request) -> PollCache:
@@ -149,12 +149,12 @@ async def _feed(request: Request) -> Feed:
 Service = Annotated[State, Depends(_service)]
 Config = Annotated[Settings, Depends(_settings)]
 SystemDb = Annotated[Database, Depends(_system)]  # every tenant's rows: for keys, admins and the fleet
-Wakes = Annotated[Queue, Depends(_queue)]
-NodeHints = Annotated[Hints, Depends(_hints)]
+QueueDep = Annotated[Queue, Depends(_queue)]
+WakeupsDep = Annotated[NodeWakeups, Depends(_wakeups)]
 Store = Annotated[Storage, Depends(_storage)]
 Grants = Annotated[UploadGrants, Depends(_grants)]
-Works = Annotated[Dependencies, Depends(_parts)]
-FromReports = Annotated[Learning, Depends(_learning)]
-Polled = Annotated[PollCache, Depends(_polls)]
+DependenciesDep = Annotated[Dependencies, Depends(_dependencies)]
+ProfileUpdatesDep = Annotated[ProfileUpdates, Depends(_profile_updates)]
+PollCacheDep = Annotated[PollCache, Depends(_polls)]
 BaseTokenizers = Annotated[Tokenizers, Depends(_tokenizers)]
 Events = Annotated[Feed, Depends(_feed)]

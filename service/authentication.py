@@ -105,7 +105,7 @@ def _credential(request: Request, bearer: HTTPAuthorizationCredentials | None) -
 _Caller = Annotated[Principal, Depends(authenticate)]
 
 
-def must_have(scope: Scope, principal: Principal) -> Principal:
+def require_scope(scope: Scope, principal: Principal) -> Principal:
     """The principal. Raises ScopeMissing unless its key has the scope."""
     if scope not in principal.scopes:
         held = ", ".join(sorted(principal.scopes)) or "none"
@@ -115,7 +115,7 @@ def must_have(scope: Scope, principal: Principal) -> Principal:
 
 def _needs(scope: Scope) -> Callable[[Principal], Awaitable[Principal]]:
     async def allowed(principal: _Caller) -> Principal:
-        return must_have(scope, principal)
+        return require_scope(scope, principal)
 
     return allowed
 
@@ -143,21 +143,21 @@ async def _caller(request: Request) -> Principal:
 
 async def _db(request: Request) -> Database:
     caller = await _caller(request)
-    return state_of(request).db.of(caller.tenant_id, _note(request, caller))
+    return state_of(request).db.for_tenant(caller.tenant_id, _note(request, caller))
 
 
 async def _read_db(request: Request) -> Database:
     caller = await _caller(request)
-    return state_of(request).db.of(caller.tenant_id, note_of(request, caller, reading=True))
+    return state_of(request).db.for_tenant(caller.tenant_id, note_of(request, caller, reading=True))
 
 
 async def _admin_db(request: Request, admin: Admin) -> Database:
-    return state_of(request).system.of(None, _note(request, admin))
+    return state_of(request).system.for_tenant(None, _note(request, admin))
 
 
 async def admit(request: Request, scope: Scope) -> tuple[Principal, Database]:
     """A hot route's Principal and Db, without FastAPI's dependency resolution. Raises ScopeMissing, and as `authenticate`."""
-    principal = must_have(scope, await _caller(request))
+    principal = require_scope(scope, await _caller(request))
     return principal, await _db(request)
 
 
@@ -168,7 +168,7 @@ class WriterFirst(APIRoute):
         usual = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
-            must_have(Scope.WRITE, await _caller(request))
+            require_scope(Scope.WRITE, await _caller(request))
             return await usual(request)
 
         return handle

@@ -6,7 +6,7 @@ import service.tenants.models  # noqa: F401  (other tables refer to it)
 from service.database.engine import Database
 from service.lru_cache import LruCache
 from service.messaging.queue import Queue
-from service.messaging.wakeups import Hints
+from service.messaging.wakeups import NodeWakeups
 from service.settings import Settings
 from service.storage.object_store import LocalStorage, Storage
 from service.storage.upload_grants import UploadGrants
@@ -20,7 +20,7 @@ class Dependencies:
     db: Database
     storage: Storage
     queue: Queue
-    hints: Hints
+    wakeups: NodeWakeups
     memo: LruCache = field(default_factory=LruCache)
 
     @classmethod
@@ -31,5 +31,5 @@ class Dependencies:
             db=Database(settings.database_url, pool_size=5, timeouts=settings.work_timeouts),
             storage=LocalStorage(settings.storage_dir, UploadGrants(settings.secret_key.get_secret_value())),
             queue=Queue(settings.redis_url),
-            hints=Hints(settings.redis_url),
+            wakeups=NodeWakeups(settings.redis_url),
         )

@@ -109,15 +109,15 @@ def configure(secrets: Iterable[str] = ()) -> None:
     logging.captureWarnings(True)  # libraries' warnings become JSON lines too
 
 
-def write_aside() -> None:
+def write_in_background() -> None:
     """Write log lines in a background thread, so that the event loop does not release the interpreter lock for each write.
     Pending lines are written at exit; a killed process loses at most the last batch (0.05 s)."""
     root = logging.getLogger()
     (written,) = root.handlers
-    root.handlers[:] = [_Aside(written)]
+    root.handlers[:] = [_BackgroundWriter(written)]
 
 
-class _Aside(QueueHandler):
+class _BackgroundWriter(QueueHandler):
     """Formats each line in the caller's thread; a writer thread writes them in batches."""
 
     def __init__(self, instead_of: logging.Handler) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 
 _STOPS = (signal.SIGTERM, signal.SIGINT)
-_HEARD = {*_STOPS, signal.SIGCHLD}
+_READY_BYTE = {*_STOPS, signal.SIGCHLD}
 _APART_SECONDS = 1.0  # least time between two starts of one member
 _PATIENCE_SECONDS = 15.0  # between SIGTERM and SIGKILL
 
@@ -33,12 +33,12 @@ class Prefork:
         """Fork the members. Returns in each member with its number, from 0, and in the leader with None, once it got a stop
         signal and all members have ended. The calling process must have a single thread. Raises SystemExit when a member
         exits with an error code: its replacement would too."""
-        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, _READY_BYTE)
         while True:
             for number, due in list(self._due.items()):
                 if due <= time.monotonic() and self._fork(number):
                     return number
-            heard = self._hear()
+            heard = self._read_ready()
             if heard in _STOPS:
                 self._stop()
                 return None
@@ -59,20 +59,20 @@ class Prefork:
             self._members[pid] = number, time.monotonic()
             return False
         os.close(self._held)
-        threading.Thread(target=self._follow, name="leash", daemon=True).start()
+        threading.Thread(target=self._exit_with_parent, name="leash", daemon=True).start()
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         return True
 
-    def _follow(self) -> None:
+    def _exit_with_parent(self) -> None:
         os.read(self._leash, 1)
         self._orphaned()
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def _hear(self) -> int | None:
+    def _read_ready(self) -> int | None:
         """Wait for the next signal; None if a start is due first."""
         if not self._due:
-            return signal.sigwaitinfo(_HEARD).si_signo
-        told = signal.sigtimedwait(_HEARD, max(0.0, min(self._due.values()) - time.monotonic()))
+            return signal.sigwaitinfo(_READY_BYTE).si_signo
+        told = signal.sigtimedwait(_READY_BYTE, max(0.0, min(self._due.values()) - time.monotonic()))
         return told.si_signo if told is not None else None
 
     def _ended(self) -> list[tuple[int, float, int]]:

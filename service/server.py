@@ -73,7 +73,7 @@ def _bind(config: uvicorn.Config, settings: Settings) -> list[socket]:
 
 def _serve(server: "_Server", listening: list[socket]) -> None:
     sys.setswitchinterval(_SWITCH_SECONDS)
-    json_logging.write_aside()
+    json_logging.write_in_background()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)  # uvicorn raises the stop signal again once it has stopped
     server.run(listening)

@@ -13,7 +13,7 @@ from benchmarks.simulator.job_outcomes import draw_lives, draw_nature, progress,
 from contract.states import JobStatus
 from contract.task_spec import EarlyExitPolicy
 from service.scheduler.core.gpu_types import hardware
-from service.scheduler.estimate.survival import NOTHING, Lives, learned, lived
+from service.scheduler.estimate.survival import NOTHING, JobLifetimes, learned, lived
 from service.scheduler.estimate.task_duration import LOADING_SECONDS, Estimate, Work, estimate
 from service.scheduler.estimate.throughput import Key, Model, Profile, key_of, measured
 
@@ -40,7 +40,7 @@ def calibrate(count: int, seed: int) -> Iterator[Foretold]:
     """`count` tasks of three bases, 1 to 48 jobs each."""
     draw = Random(seed)
     policy = EarlyExitPolicy()
-    classes: dict[str, Lives] = {}
+    classes: dict[str, JobLifetimes] = {}
     profiles: dict[Key, Profile] = {}
     for before in range(count):
         base, parameters, slower = draw.choice(_BASES)

@@ -112,13 +112,13 @@ class Supervisor:
             now = time.monotonic()
             for child in self._children():
                 if child.process is not None and child.process.poll() is not None:
-                    self._bury(child, how_it_ended(child.process.returncode), now)
+                    self._reap_child(child, how_it_ended(child.process.returncode), now)
                 if child.process is None and child.due <= now:
                     self._restart(child, on_change)
             dues = [child.due for child in self._children() if child.process is None]
             self._sleep(max(0.0, min(dues) - time.monotonic()) if dues else None)
 
-    def _bury(self, child: Child, how: str, now: float) -> None:
+    def _reap_child(self, child: Child, how: str, now: float) -> None:
         child.delay = _FIRST_DELAY if now - child.since > _STEADY_SECONDS else min(child.delay * 2, _LONGEST_DELAY)
         child.process, child.due = None, now + child.delay
         self._emit({"event": "died", "name": child.program.name, "how": how, "log": str(child.program.log)})
@@ -129,7 +129,7 @@ class Supervisor:
             child.process = child.program.start()
         except (StackError, OSError) as error:
             trouble = trouble_of(error) if isinstance(error, OSError) else error
-            self._bury(child, f"cannot start: {trouble.message}", child.since)
+            self._reap_child(child, f"cannot start: {trouble.message}", child.since)
             return
         self._emit({"event": "restarted", "name": child.program.name, "pid": child.process.pid})
         on_change()

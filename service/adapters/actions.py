@@ -8,7 +8,7 @@ from service.adapters.models import Adapter
 from service.database.engine import clock
 from service.http.problems import Conflict, NotFound
 from service.tasks.adapter_queries import undeleted_tasks_adapters
-from service.tasks.lifecycle.change_notices import touch
+from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.models import Task
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import missing, scoped
@@ -66,7 +66,7 @@ def delete(session: Session, principal: Principal, adapter_id: str) -> None:
     _must_be_free(session, principal, adapter)
     task = session.scalars(select(Task).where(Task.id == adapter.task_id).with_for_update()).one()
     adapter.deleted_at = clock(session)
-    touch(session, task)
+    bump_version_and_notify(session, task)
 
 
 def _must_be_free(session: Session, principal: Principal, adapter: Adapter) -> None:

@@ -37,35 +37,35 @@ class Note:
     targets: list[str]
     request_id: str
     reading: bool = False
-    _made: list[str] = field(default_factory=list)
+    _created: list[str] = field(default_factory=list)
     _wrote: bool = False
 
-    def open(self, session: Session) -> None:
+    def attach(self, session: Session) -> None:
         """Listen to the session's writes."""
-        self.begin()
+        self.reset()
         session.info[_NOTE] = self
         event.listen(session, "after_flush", self._flushed)
         event.listen(session, "do_orm_execute", self._executes)
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Forget what an earlier transaction of the request wrote."""
-        self._made, self._wrote = [], False
+        self._created, self._wrote = [], False
 
-    def close(self, session: Session) -> None:
+    def write_entry(self, session: Session) -> None:
         """Add the entry, if any, before the session commits."""
         session.flush()
         add_entries(session, [self])
 
-    def made(self, id: str) -> None:
-        """Record a row that a plain statement created; `open` already records rows that the session adds."""
+    def add_created(self, id: str) -> None:
+        """Record a row that a plain statement created; `attach` already records rows that the session adds."""
         self._wrote = True
-        self._made.append(id)
+        self._created.append(id)
 
     def entry(self) -> dict[str, object] | None:
         """The audit entry's columns; None if there is nothing to record."""
         if not self._wrote and not self.reading:
             return None
-        targets = [target[:_LONGEST] for target in dict.fromkeys([*self.targets, *self._made])][:_MOST]
+        targets = [target[:_LONGEST] for target in dict.fromkeys([*self.targets, *self._created])][:_MOST]
         return {
             "id": new_id("audit"),
             "tenant_id": self.principal.tenant_id,
@@ -78,8 +78,8 @@ class Note:
     def _flushed(self, session: Session, context: UOWTransaction) -> None:
         if session.new or session.dirty or session.deleted:
             self._wrote = True
-        ids: list[Any] = [getattr(made, "id", None) for made in session.new]
-        self._made += [id for id in ids if isinstance(id, str)]
+        ids: list[Any] = [getattr(add_created, "id", None) for add_created in session.new]
+        self._created += [id for id in ids if isinstance(id, str)]
 
     def _executes(self, state: ORMExecuteState) -> None:
         if state.is_insert or state.is_update or state.is_delete:
@@ -93,8 +93,8 @@ def add_entries(session: Session, notes: Iterable[Note]) -> None:
         _ADD.run(session.connection(), {"entries": json.dumps(entries)})
 
 
-def note_made(session: Session, id: str) -> None:
+def note_created(session: Session, id: str) -> None:
     """Record in the session's note, if any, a row that a plain statement created."""
     note: Note | None = session.info.get(_NOTE)
     if note is not None:
-        note.made(id)
+        note.add_created(id)

@@ -20,7 +20,7 @@ from service.background.retention import forget_surplus_plans
 from service.database.engine import clock
 from service.dependencies import Dependencies
 from service.fleet.models import Node, Placement
-from service.fleet.node_health.quarantine import Loss, release_lost
+from service.fleet.node_health.quarantine import ExecutorLoss, release_lost
 from service.fleet.nodes import lose
 from service.messaging.plan_requests import request_plan
 from service.messaging.queue import QueueJob
@@ -28,7 +28,7 @@ from service.scheduler.explain.reason_codes import Code
 from service.scheduler.models import Plan, PlanRequest, QueueStatus
 from service.scheduler.planner import replan
 from service.settings import Settings
-from service.tasks.lifecycle.change_notices import touch
+from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.lifecycle.placements import FINISHED, end_placement, live_placement, lock_placement
 from service.tasks.lifecycle.rewind import rewind
 from service.tasks.models import Task
@@ -85,7 +85,7 @@ def give_up_silent_nodes(parts: Dependencies) -> None:
         left = session.execute(on_lost.where(Placement.ended_at.is_(None), Node.status == "lost").order_by(Node.name)).all()
     counted = ""
     for placement_id, name in left:
-        loss = None if name == counted else Loss.NODE
+        loss = None if name == counted else ExecutorLoss.NODE
         if lose(parts, placement_id, RequeueReason.NODE_LOST, f"node {name} was lost", loss):
             counted = name  # a silent node counts as one loss, however many placements it had
 
@@ -105,7 +105,7 @@ def end_expired_leases(parts: Dependencies) -> None:
             reason = RequeueReason.NODE_LOST if silent else RequeueReason.EXECUTOR_LOST
             detail = "the node never took the placement up" if silent else "the executor's lease ran out"
             log.warning("task %s leaves node %s: %s", task.id, placement.node_id, detail)
-            loss = Loss.UNTAKEN if silent else Loss.EXECUTOR
+            loss = ExecutorLoss.UNTAKEN if silent else ExecutorLoss.EXECUTOR
             release_lost(session, parts, task, placement, reason, detail, loss)
 
 
@@ -120,7 +120,7 @@ def requeue_running_without_placement(parts: Dependencies) -> None:
             if task.status == TaskStatus.RUNNING and live_placement(session, task_id) is None:
                 log.error("task %s was running without a placement", task_id)
                 rewind(session, task, RequeueReason.EXECUTOR_LOST)
-                touch(session, task)
+                bump_version_and_notify(session, task)
                 request_plan(session, parts.queue, "placement_missing")
 
 
@@ -135,11 +135,11 @@ def end_placements_of_ended_tasks(parts: Dependencies) -> None:
             if found is not None and found[1].ended_at is None and found[0].status != TaskStatus.RUNNING:
                 task, placement = found
                 log.error("placement %s outlived its task, which is %s", placement_id, task.status)
-                end_placement(session, parts.hints, placement, FINISHED if task.status in TASK_TERMINAL else "stray")
-                touch(session, task)
+                end_placement(session, parts.wakeups, placement, FINISHED if task.status in TASK_TERMINAL else "stray")
+                bump_version_and_notify(session, task)
 
 
-def validate_the_forgotten(parts: Dependencies) -> None:
+def validate_missed_tasks(parts: Dependencies) -> None:
     """Validate tasks whose wake-up was lost."""
     with parts.db.begin() as session:
         since = clock(session) - timedelta(seconds=parts.settings.reconcile_seconds)
@@ -148,7 +148,7 @@ def validate_the_forgotten(parts: Dependencies) -> None:
         validate_due(parts.db, parts.storage, parts.queue)
 
 
-def plan_the_forgotten(parts: Dependencies) -> None:
+def replan_missed_requests(parts: Dependencies) -> None:
     """Plan if a plan request has waited for longer than the reconciler's interval."""
     with parts.db.begin() as session:
         since = clock(session) - timedelta(seconds=parts.settings.reconcile_seconds)
@@ -157,7 +157,7 @@ def plan_the_forgotten(parts: Dependencies) -> None:
         replan(parts)
 
 
-def plan_what_time_has_changed(parts: Dependencies) -> None:
+def replan_elapsed_delays(parts: Dependencies) -> None:
     """Request a plan when time alone calls for one: a task may start now, a rest from a node ended, a placement outlasted its
     expected end, a tenant's wait passed its bound, or the last plan delayed notifications."""
     with parts.db.begin() as session:
@@ -177,7 +177,7 @@ def plan_what_time_has_changed(parts: Dependencies) -> None:
             request_plan(session, parts.queue, "end_outlasted")
         elif _bound_passed(session, parts.settings, now):
             request_plan(session, parts.queue, "bound_passed")
-        elif _news_put_off(session, parts.settings, now):
+        elif _news_deferred(session, parts.settings, now):
             request_plan(session, parts.queue, "news_put_off")
 
 
@@ -189,7 +189,7 @@ def _rest_over(now: datetime, since: datetime) -> ColumnElement[bool]:
     return node.exists() | task.exists()
 
 
-def plan_what_waited_for_this_version(parts: Dependencies) -> None:
+def replan_newly_readable_tasks(parts: Dependencies) -> None:
     """Request a plan for tasks whose spec an older planner could not read and this version can: the older planner consumed the
     request that came with them."""
     with parts.db.begin() as session:
@@ -207,7 +207,7 @@ def _bound_passed(session: Session, settings: Settings, now: datetime) -> bool:
     return bool(session.scalar(select(overdue.exists() & (tenants.scalar_subquery() > 1) & ~lately.exists())))
 
 
-def _news_put_off(session: Session, settings: Settings, now: datetime) -> bool:
+def _news_deferred(session: Session, settings: Settings, now: datetime) -> bool:
     """Whether the newest plan had more notifications than its limit, and no plan was made since."""
     untold = select(QueueStatus.tenant_id).where(QueueStatus.untold > 0)
     lately = select(Plan.id).where(Plan.created_at > now - timedelta(seconds=settings.reconcile_seconds))
@@ -224,9 +224,9 @@ STEPS: tuple[Callable[[Dependencies], None], ...] = (
     end_expired_leases,
     requeue_running_without_placement,
     end_placements_of_ended_tasks,
-    validate_the_forgotten,
-    plan_what_time_has_changed,
-    plan_what_waited_for_this_version,
-    plan_the_forgotten,
+    validate_missed_tasks,
+    replan_elapsed_delays,
+    replan_newly_readable_tasks,
+    replan_missed_requests,
     forget_old_plans,
 )

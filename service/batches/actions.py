@@ -11,10 +11,10 @@ from contract.states import TASK_TERMINAL
 from service.database.engine import new_id
 from service.http.problems import FieldError, Problem
 from service.messaging.queue import Queue
-from service.messaging.wakeups import Hints
+from service.messaging.wakeups import NodeWakeups
 from service.tasks import actions as tasks
 from service.tasks.models import Batch, Task
-from service.tasks.submission.spec_checks import Pinned, Preflight, SpecRefused
+from service.tasks.submission.spec_checks import ResolvedRefs, SpecChecker, SpecRefused
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import find, scoped
 
@@ -30,7 +30,7 @@ def create(session: Session, queue: Queue, principal: Principal, spec: BatchSpec
         labels=dict(spec.labels),
     )
     request_id = get_contextvars().get("request_id")
-    wanted = [tasks.Wanted(one, request_id, batch.id) for one in spec.tasks]
+    wanted = [tasks.NewTaskRequest(one, request_id, batch.id) for one in spec.tasks]
     made = tasks.create_all(session, queue, principal, wanted)
     _refuse([one if isinstance(one, Problem) else None for one in made])
     batch.task_ids = [one.id for one in made if isinstance(one, Task)]
@@ -51,13 +51,13 @@ def _refuse(problems: Sequence[Problem | None]) -> None:
         raise SpecRefused(errors)
 
 
-def checked(preflight: Preflight, spec: BatchSpec) -> list[Pinned]:
+def checked(checker: SpecChecker, spec: BatchSpec) -> list[ResolvedRefs]:
     """What the tasks refer to. Raises SpecRefused, which names tasks[i]."""
-    found: list[Pinned] = []
+    found: list[ResolvedRefs] = []
     refused: list[Problem | None] = [None] * len(spec.tasks)
     for index, one in enumerate(spec.tasks):
         try:
-            found.append(preflight.check(one))
+            found.append(checker.check(one))
         except SpecRefused as mistake:
             refused[index] = mistake
     _refuse(refused)
@@ -76,12 +76,12 @@ def tasks_of(session: Session, batch: Batch) -> list[Task]:
     return [by_id[id] for id in batch.task_ids if id in by_id]
 
 
-def cancel(session: Session, queue: Queue, hints: Hints, principal: Principal, batch_id: str) -> Batch:
+def cancel(session: Session, queue: Queue, wakeups: NodeWakeups, principal: Principal, batch_id: str) -> Batch:
     """Cancel every task of the batch that has not ended, all in one transaction. Idempotent. Raises NotFound."""
     batch = find(session, Batch, batch_id, principal, "batch")
     for task in sorted(tasks_of(session, batch), key=lambda task: task.id):  # in order: two such requests must not deadlock
         locked = find(session, Task, task.id, principal, "task", lock=True)
         session.refresh(locked)
         if locked.status not in TASK_TERMINAL:
-            tasks.cancel(session, queue, hints, principal, task.id)
+            tasks.cancel(session, queue, wakeups, principal, task.id)
     return batch

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Response
 
 from contract.batch_spec import BatchSpec
-from service.app_state import NodeHints, Service, Wakes, Works
+from service.app_state import DependenciesDep, QueueDep, Service, WakeupsDep
 from service.authentication import Db, Reader, Writer, WriterFirst
 from service.batches import actions, merged_events
 from service.batches.estimate import BatchEstimateResource, batch_dry_run
@@ -13,10 +13,10 @@ from service.batches.resource import BatchResource, render
 from service.http.concurrency_limits import Estimating, Submitting
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.response_schemas import event_stream, event_stream_of, problems
-from service.idempotency.idempotency_dependencies import Once
+from service.idempotency.idempotency_dependencies import ClaimedKey
 from service.scheduler.routes import Counted
 from service.tasks.models import Batch
-from service.tasks.submission.spec_checks import Preflight
+from service.tasks.submission.spec_checks import SpecChecker
 from service.tenants.tenant_scope import find
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"], responses=problems(401, 403))
@@ -24,12 +24,12 @@ _Event = Annotated[str | None, Header(max_length=2000, description="Id of the la
 
 
 def create_batch(
-    spec: BatchSpec, writer: Writer, db: Db, queue: Wakes, claim: Once, response: Response, seat: Submitting
+    spec: BatchSpec, writer: Writer, db: Db, queue: QueueDep, claim: ClaimedKey, response: Response, seat: Submitting
 ) -> BatchResource:
     with db.begin() as session:
         resource = render(session, [actions.create(session, queue, writer, spec)])[0]
         headers = {"Location": f"/v1/batches/{resource.id}"}
-        claim.keep(session, 201, resource, headers)
+        claim.store_answer(session, 201, resource, headers)
     response.headers.update(headers)
     return resource
 
@@ -59,12 +59,12 @@ router.add_api_route(
     responses=problems(400, 413, 422, 429),
 )
 def estimate_batch(
-    spec: BatchSpec, reader: Reader, db: Db, parts: Works, counted: Counted, seat: Estimating
+    spec: BatchSpec, reader: Reader, db: Db, parts: DependenciesDep, counted: Counted, seat: Estimating
 ) -> BatchEstimateResource:
     with db.begin() as session:
-        pinned = actions.checked(Preflight(session, reader), spec)
+        refs = actions.checked(SpecChecker(session, reader), spec)
     with parts.db.begin() as session:
-        return batch_dry_run(session, parts, reader.tenant_id, spec, pinned)
+        return batch_dry_run(session, parts, reader.tenant_id, spec, refs)
 
 
 @router.get("", operation_id="list_batches", summary="List batches, the newest first", responses=problems(422))
@@ -86,9 +86,9 @@ def get_batch(batch_id: str, reader: Reader, db: Db) -> BatchResource:
     description="Takes effect at once, for all of them. Ended tasks stay as they are. Cancelling twice is cancelling once.",
     responses=problems(404),
 )
-def cancel_batch(batch_id: str, writer: Writer, db: Db, queue: Wakes, hints: NodeHints) -> BatchResource:
+def cancel_batch(batch_id: str, writer: Writer, db: Db, queue: QueueDep, wakeups: WakeupsDep) -> BatchResource:
     with db.begin() as session:
-        return render(session, [actions.cancel(session, queue, hints, writer, batch_id)])[0]
+        return render(session, [actions.cancel(session, queue, wakeups, writer, batch_id)])[0]
 
 
 @router.get(

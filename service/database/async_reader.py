@@ -23,7 +23,7 @@ class AsyncReader:
         self._url, self._timeouts = driver_url(url), timeouts
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self._away: tuple[float, str] = (-math.inf, "")  # when the last connect failed, and why
-        self.turn = asyncio.Semaphore(1)
+        self.semaphore = asyncio.Semaphore(1)
 
     async def look(
         self, tenant_id: str, statements: Sequence[PreparedStatement], parameters: Mapping[str, Any]

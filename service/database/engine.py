@@ -116,11 +116,11 @@ def clock(session: Session) -> datetime:
     return session.scalars(select(func.clock_timestamp())).one()
 
 
-class Noted(Protocol):
+class TransactionObserver(Protocol):
     """An observer of a session's transaction."""
 
-    def open(self, session: Session) -> None: ...
-    def close(self, session: Session) -> None: ...
+    def attach(self, session: Session) -> None: ...
+    def write_entry(self, session: Session) -> None: ...
 
 
 class Database:
@@ -143,9 +143,9 @@ class Database:
         event.listen(self.engine, "do_connect", self._connect)
         event.listen(self.engine, "checkout", self._alive)
         self._tenant_id: str | None = None
-        self._note: Noted | None = None
+        self._note: TransactionObserver | None = None
 
-    def of(self, tenant_id: str | None, note: "Noted | None" = None) -> Self:
+    def for_tenant(self, tenant_id: str | None, note: "TransactionObserver | None" = None) -> Self:
         """The same engine, bound to a tenant: each transaction names it for row-level security. `note` is called when a
         transaction begins and just before it commits."""
         made = object.__new__(type(self))  # copy.copy would double the time of a request's authorization
@@ -192,9 +192,9 @@ class Database:
                 if self._tenant_id is not None:
                     NAME_TENANT.run(session.connection(), {"tenant": self._tenant_id})
                 if self._note is not None:
-                    self._note.open(session)
+                    self._note.attach(session)
                 yield session
                 if self._note is not None:
-                    self._note.close(session)
+                    self._note.write_entry(session)
             for act in session.info.pop(_AFTER_COMMIT, ()):
                 act()

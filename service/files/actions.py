@@ -13,7 +13,7 @@ from service.files.models import File
 from service.http.problems import Conflict
 from service.tasks.models import Task
 from service.tenants.api_keys import Principal
-from service.tenants.tenant_scope import missing, scoped, scoped_when_asked, whose
+from service.tenants.tenant_scope import missing, scoped, scoped_by_parameter, tenant_parameter
 from service.usage.quotas import admit_bytes
 
 _OPEN = [status for status in TaskStatus if status not in TASK_TERMINAL]
@@ -21,7 +21,7 @@ _NAMED = 10  # tasks that a refusal lists
 
 _THERE = select(File).where(File.deleted_at.is_(None), or_(File.expires_at.is_(None), File.expires_at > func.clock_timestamp()))
 # the caller's existing files among `ids`, locked against deletion until the transaction ends
-PINNED = scoped_when_asked(_THERE.where(among_ids(File.id)), File).order_by(File.id).with_for_update(read=True, of=File)
+PINNED = scoped_by_parameter(_THERE.where(among_ids(File.id)), File).order_by(File.id).with_for_update(read=True, of=File)
 
 
 class FileInUse(Conflict):
@@ -69,7 +69,7 @@ def find_file(session: Session, principal: Principal, file_id: str) -> File:
 
 def pin(session: Session, principal: Principal, file_ids: Sequence[str]) -> dict[str, File]:
     """The existing files among `file_ids`, by id, locked against deletion until the transaction ends."""
-    return {file.id: file for file in session.scalars(PINNED, whose(principal) | {"ids": list(file_ids)})}
+    return {file.id: file for file in session.scalars(PINNED, tenant_parameter(principal) | {"ids": list(file_ids)})}
 
 
 def delete(session: Session, principal: Principal, file_id: str) -> None:

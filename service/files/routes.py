@@ -14,7 +14,7 @@ from service.files.row_preview import PreviewRequest, PreviewResource, preview
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.response_schemas import bytes_of, problems
 from service.idempotency.idempotency_dependencies import Key as IdempotencyKey
-from service.idempotency.idempotency_dependencies import once_received
+from service.idempotency.idempotency_dependencies import claim_key_of_body
 from service.storage.downloads import send_object
 from service.tasks.submission import spec_checks
 
@@ -50,9 +50,9 @@ def create_file(
     writer: Writer, upload: Received, db: Db, request: Request, idempotency_key: IdempotencyKey = None
 ) -> FileResource:
     data = upload.intake.finish()
-    with once_received(request, writer, idempotency_key, data.stored.sha256, upload.name) as claim, db.begin() as session:
+    with claim_key_of_body(request, writer, idempotency_key, data.stored.sha256, upload.name) as claim, db.begin() as session:
         resource = FileResource.of(actions.keep(session, writer, upload.name, data))
-        claim.keep(session, 201, resource, {})
+        claim.store_answer(session, 201, resource, {})
     return resource
 
 

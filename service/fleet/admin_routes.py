@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from contract.messages.node_messages import Device
 from contract.strict import Strict
-from service.app_state import Works
+from service.app_state import DependenciesDep
 from service.authentication import AdminDb, Db, Reader
 from service.database.engine import Database, clock
 from service.fleet import model_catalog, models
@@ -20,7 +20,7 @@ from service.fleet.node_health.quarantine import Trouble, trouble_of
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.problems import NotFound, shown
 from service.http.response_schemas import problems
-from service.idempotency.idempotency_dependencies import AdminOnce
+from service.idempotency.idempotency_dependencies import AdminClaimedKey
 from service.scheduler.models import Plan
 from service.settings import Settings
 
@@ -141,11 +141,11 @@ def get_model(name: str, reader: Reader, db: Db) -> ModelResource:
     description="Reads and pins the folder's weights. Again for the same name: brings the entry up to date.",
     responses=problems(409),
 )
-def allow_model(new: NewModel, db: AdminDb, claim: AdminOnce) -> ModelResource:
+def allow_model(new: NewModel, db: AdminDb, claim: AdminClaimedKey) -> ModelResource:
     found = model_catalog.read_folder(new.name, new.source)
     with db.begin() as session:
         allowed = ModelResource.of(model_catalog.allow(session, found))
-        claim.keep(session, 201, allowed, {})
+        claim.store_answer(session, 201, allowed, {})
     return allowed
 
 
@@ -157,7 +157,7 @@ def allow_model(new: NewModel, db: AdminDb, claim: AdminOnce) -> ModelResource:
     description="It stays drained, through any restart, until it is undrained.",
     responses=problems(404),
 )
-def drain_node(node_id: str, db: AdminDb, parts: Works, how: Draining | None = None) -> NodeResource:
+def drain_node(node_id: str, db: AdminDb, parts: DependenciesDep, how: Draining | None = None) -> NodeResource:
     node_drain.drain(replace(parts, db=db), node_id, evict=how is not None and how.evict)
     return _found(db, parts.settings, node_id)
 
@@ -170,13 +170,13 @@ def drain_node(node_id: str, db: AdminDb, parts: Works, how: Draining | None = N
     description="It is no longer drained; if it was quarantined, its losses are forgotten.",
     responses=problems(404),
 )
-def undrain_node(node_id: str, db: AdminDb, parts: Works) -> NodeResource:
+def undrain_node(node_id: str, db: AdminDb, parts: DependenciesDep) -> NodeResource:
     node_drain.undrain(replace(parts, db=db), node_id)
     return _found(db, parts.settings, node_id)
 
 
 @router.get("/admin/nodes", tags=["admin"], operation_id="list_nodes", summary="List the fleet's nodes by name")
-def list_nodes(db: AdminDb, parts: Works) -> Page[NodeResource]:
+def list_nodes(db: AdminDb, parts: DependenciesDep) -> Page[NodeResource]:
     with db.begin() as session:
         nodes = list(session.scalars(select(models.Node).order_by(func.lower(models.Node.name))))
         return Page(data=_nodes(session, parts.settings, nodes), next_cursor=None)

@@ -15,7 +15,7 @@ from service.fleet.models import JoinToken
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.problems import NotFound, shown
 from service.http.response_schemas import problems
-from service.idempotency.idempotency_dependencies import AdminOnce, AnswerBox
+from service.idempotency.idempotency_dependencies import AdminClaimedKey, AnswerBox
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], responses=problems(401, 403, 422))
 
@@ -63,11 +63,11 @@ class JoinTokenResource(BaseModel):
     ),
     responses=problems(409),
 )
-def create_join_token(new: NewJoinToken, db: AdminDb, claim: AdminOnce, answers: AnswerBox) -> JoinTokenResource:
+def create_join_token(new: NewJoinToken, db: AdminDb, claim: AdminClaimedKey, answers: AnswerBox) -> JoinTokenResource:
     with db.begin() as session:
         token, secret = join_tokens.mint(session, new.node_name, timedelta(seconds=new.expires_in_seconds))
         made = JoinTokenResource.of(token, secret)
-        claim.keep(session, 201, made, {}, box=answers)
+        claim.store_answer(session, 201, made, {}, box=answers)
     return made
 
 

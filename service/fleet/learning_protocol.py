@@ -9,7 +9,7 @@ from service.fleet.models import Node, Placement
 from service.tasks.models import Task
 
 
-class Learning(Protocol):
+class ProfileUpdates(Protocol):
     """Learns in the report's own transaction."""
 
     def note_steps(self, session: Session, task: Task, node: Node, gpus: int, done: Throughput) -> int:

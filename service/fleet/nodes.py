@@ -24,12 +24,12 @@ from service.fleet import join_tokens
 from service.fleet.errors import NodeUnknown, ProtocolUnsupported
 from service.fleet.lease_clock import lease_until
 from service.fleet.models import Node, Placement
-from service.fleet.node_health.quarantine import Loss, note_applied, note_waits, release_lost, trouble_of
+from service.fleet.node_health.quarantine import ExecutorLoss, note_applied, note_waits, release_lost, trouble_of
 from service.fleet.worker_authentication import check_node, hash_of, mint_credential, placement_token
 from service.messaging.plan_requests import request_plan
 from service.messaging.wakeups import stream_of
 from service.settings import Settings
-from service.tasks.lifecycle.change_notices import touch
+from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.lifecycle.placements import lock_placement
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def register(parts: Dependencies, said: NodeRegistration, bearer: str | None) ->
     """
     check_protocol(said.protocol, f"node {said.name} (motet {said.versions.get('motet', 'of a version that it does not say')})")
     credential = said.credential or mint_credential()
-    loss: Loss | None = Loss.NODE
+    loss: ExecutorLoss | None = ExecutorLoss.NODE
     while True:
         with parts.db.begin() as session:
             node = session.scalar(_named(said.name))
@@ -131,9 +131,9 @@ def heartbeat(parts: Dependencies, node_id: str, bearer: str | None, said: Heart
                 if placement.waits_for != pulse.waits_for:
                     waiting[placement.id] = pulse.waits_for
         session.flush()
-        version = _beat(parts, session, node, said, now)
+        version = _record_heartbeat(parts, session, node, said, now)
     for placement_id, detail in stalled:
-        lose(parts, placement_id, RequeueReason.EXECUTOR_LOST, detail, Loss.EXECUTOR)
+        lose(parts, placement_id, RequeueReason.EXECUTOR_LOST, detail, ExecutorLoss.EXECUTOR)
     for placement_id, waits_for in waiting.items():
         _note_wait(parts, placement_id, waits_for)
     return HeartbeatAnswer(leases=leases, desired_version=version)
@@ -161,7 +161,7 @@ def _note_wait(parts: Dependencies, placement_id: str, waits_for: str | None) ->
         if found is not None and found[1].ended_at is None:
             task, placement = found
             placement.waits_for = waits_for
-            touch(session, task)
+            bump_version_and_notify(session, task)
 
 
 def _grant(settings: Settings, placement: Placement, now: datetime) -> LeaseGrant:
@@ -173,7 +173,7 @@ def _grant(settings: Settings, placement: Placement, now: datetime) -> LeaseGran
     )
 
 
-def _beat(parts: Dependencies, session: Session, node: Node, said: Heartbeat, now: datetime) -> int:
+def _record_heartbeat(parts: Dependencies, session: Session, node: Node, said: Heartbeat, now: datetime) -> int:
     """Record heartbeat and applied version; returns the desired version. Raises NodeUnknown if the node was lost meanwhile."""
     boot = node.boot_id
     session.refresh(node, with_for_update=True)
@@ -194,16 +194,16 @@ def _beat(parts: Dependencies, session: Session, node: Node, said: Heartbeat, no
 def report_lost(parts: Dependencies, node_id: str, bearer: str | None, said: PlacementsLost) -> None:
     """Release the placements that the daemon reports as lost with their executors, or refuses. Placements that have ended
     since, or whose fence is newer, are left alone."""
-    loss: Loss | None = Loss.EXECUTOR if said.reason == RequeueReason.EXECUTOR_LOST else None
+    loss: ExecutorLoss | None = ExecutorLoss.EXECUTOR if said.reason == RequeueReason.EXECUTOR_LOST else None
     with parts.db.begin() as session:
         check_node(session, node_id, bearer)
         own = select(Placement.id, Placement.fence).where(Placement.node_id == node_id, Placement.id.in_(list(said.fences)))
         lost = [placement_id for placement_id, fence in session.execute(own) if said.fences[placement_id] == fence]
     for placement_id in lost:
-        lose(parts, placement_id, said.reason, said.detail, Loss.REFUSED if said.refused else loss)
+        lose(parts, placement_id, said.reason, said.detail, ExecutorLoss.REFUSED if said.refused else loss)
 
 
-def lose(parts: Dependencies, placement_id: str, reason: RequeueReason, detail: str, loss: Loss | None = None) -> bool:
+def lose(parts: Dependencies, placement_id: str, reason: RequeueReason, detail: str, loss: ExecutorLoss | None = None) -> bool:
     """Requeue a live placement's task in a transaction of its own, and count the `loss`. Returns False if it had ended."""
     with parts.db.begin() as session:
         found = lock_placement(session, placement_id)

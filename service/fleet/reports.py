@@ -20,7 +20,7 @@ from contract.states import TASK_TERMINAL, RequeueReason
 from service.database.engine import clock
 from service.dependencies import Dependencies
 from service.fleet.errors import FenceStale, ReportRefused, SeqGap
-from service.fleet.learning_protocol import Learning
+from service.fleet.learning_protocol import ProfileUpdates
 from service.fleet.models import Node, Placement
 from service.fleet.node_health.quarantine import note_progress
 from service.fleet.nodes import check_protocol
@@ -28,7 +28,7 @@ from service.fleet.worker_authentication import check_placement, token_refused
 from service.http.problems import FieldError
 from service.messaging.plan_requests import request_plan
 from service.settings import Settings
-from service.tasks.lifecycle.change_notices import touch
+from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.lifecycle.placements import FINISHED, end_placement, lock_placement, release
 from service.tasks.lifecycle.report_reducer import EventRefused, Record
 from service.tasks.models import Task
@@ -38,7 +38,9 @@ _ENDS = (JobCompleted, JobExited, JobFailed)
 _SAFE = (Checkpointed, JobCompleted, JobExited)  # events that prove that the node trains
 
 
-def accept(parts: Dependencies, learning: Learning, placement_id: str, bearer: str | None, said: Report) -> ReportAck:
+def accept(
+    parts: Dependencies, profile_updates: ProfileUpdates, placement_id: str, bearer: str | None, said: Report
+) -> ReportAck:
     """Apply a report in one transaction. Raises FenceStale, SeqGap or ReportRefused, and has then changed nothing.
 
     A repeated report gets the same answer as before.
@@ -61,9 +63,9 @@ def accept(parts: Dependencies, learning: Learning, placement_id: str, bearer: s
         except EventRefused as error:
             raise ReportRefused([FieldError(field="events", code="event_refused", message=str(error))]) from None
         placement.last_seq = said.seq
-        touch(session, task)
+        bump_version_and_notify(session, task)
         session.flush()
-        _applied(session, parts, learning, task, placement, said.events)
+        _applied(session, parts, profile_updates, task, placement, said.events)
         return ReportAck(seq=said.seq)
 
 
@@ -95,23 +97,28 @@ def _may_come_late(said: Report) -> bool:
 
 
 def _applied(
-    session: Session, parts: Dependencies, learning: Learning, task: Task, placement: Placement, events: list[Event]
+    session: Session,
+    parts: Dependencies,
+    profile_updates: ProfileUpdates,
+    task: Task,
+    placement: Placement,
+    events: list[Event],
 ) -> None:
     """Update the placement's sums, the learned speeds and lifetimes, and the plan requests from a report's events."""
     done = [event for event in events if isinstance(event, Throughput)]
-    measured = [_count(session, learning, task, placement, event) for event in done]
+    measured = [_count(session, profile_updates, task, placement, event) for event in done]
     if any(isinstance(event, _SAFE) for event in events):
         note_progress(session, parts, task, placement)
     _book(session, task, placement, done)
     told = any(isinstance(event, _ENDS) for event in events) or any(number & (number - 1) == 0 for number in measured if number)
     if task.status in TASK_TERMINAL:
         if placement.ended_at is None:
-            end_placement(session, parts.hints, placement, FINISHED)
+            end_placement(session, parts.wakeups, placement, FINISHED)
             request_plan(session, parts.queue, "task_ended")
-            learning.note_ended(session, task)
+            profile_updates.note_ended(session, task)
     elif placement.leaving is not None and any(isinstance(event, Detached) for event in events):
         release(session, parts, task, placement, RequeueReason(placement.leaving))
-    elif told and learning.end_moved(session, task, placement):
+    elif told and profile_updates.end_moved(session, task, placement):
         request_plan(session, parts.queue, "end_moved")
 
 
@@ -121,7 +128,7 @@ def _book(session: Session, task: Task, placement: Placement, done: Sequence[Thr
         book(session, task, placement, tokens, evaluated, sum(one.own_seconds for one in done))
 
 
-def _count(session: Session, learning: Learning, task: Task, placement: Placement, done: Throughput) -> int:
+def _count(session: Session, profile_updates: ProfileUpdates, task: Task, placement: Placement, done: Throughput) -> int:
     """Add to the placement's sums and to the learned speeds. Returns the number of measurements."""
     placement.steps += done.steps
     placement.tokens += done.tokens
@@ -133,4 +140,4 @@ def _count(session: Session, learning: Learning, task: Task, placement: Placemen
     placement.gpu_seconds += done.own_seconds
     session.flush()
     node = session.scalars(select(Node).where(Node.id == placement.node_id).with_for_update()).one()
-    return learning.note_steps(session, task, node, len(placement.device_indexes), done)
+    return profile_updates.note_steps(session, task, node, len(placement.device_indexes), done)

@@ -11,7 +11,7 @@ from contract.messages.node_messages import Heartbeat, HeartbeatAnswer, NodeRegi
 from contract.messages.placement_messages import DesiredState
 from contract.messages.report_messages import Report, ReportAck
 from contract.messages.upload_messages import UploadGrant, UploadRequest
-from service.app_state import FromReports, Service, State, Works
+from service.app_state import DependenciesDep, ProfileUpdatesDep, Service, State
 from service.files.models import File
 from service.fleet import nodes, reports
 from service.fleet.cached_files import unwanted
@@ -50,31 +50,33 @@ OfPlacement = Annotated[str, Header(alias=_PLACEMENT)]
 
 
 @router.post("/nodes", status_code=201)
-def register(said: NodeRegistration, bearer: Bearer, parts: Works, state: Service, throttled: Throttled) -> NodeWelcome:
+def register(
+    said: NodeRegistration, bearer: Bearer, parts: DependenciesDep, state: Service, throttled: Throttled
+) -> NodeWelcome:
     welcome = nodes.register(parts, said, bearer)
     state.throttle.trust(welcome.credential)
     return welcome
 
 
 @router.post("/nodes/{node_id}/heartbeats")
-def heartbeat(node_id: str, said: Heartbeat, bearer: Bearer, parts: Works, throttled: Throttled) -> HeartbeatAnswer:
+def heartbeat(node_id: str, said: Heartbeat, bearer: Bearer, parts: DependenciesDep, throttled: Throttled) -> HeartbeatAnswer:
     return nodes.heartbeat(parts, node_id, bearer, said)
 
 
 @router.get("/nodes/{node_id}/desired")
-def desired(node_id: str, bearer: Bearer, parts: Works, throttled: Throttled) -> DesiredState:
+def desired(node_id: str, bearer: Bearer, parts: DependenciesDep, throttled: Throttled) -> DesiredState:
     with parts.db.begin() as session:
         session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
         return desired_state(session, parts.settings, check_node(session, node_id, bearer))
 
 
 @router.post("/nodes/{node_id}/lost", status_code=204)
-def lost(node_id: str, said: PlacementsLost, bearer: Bearer, parts: Works, throttled: Throttled) -> None:
+def lost(node_id: str, said: PlacementsLost, bearer: Bearer, parts: DependenciesDep, throttled: Throttled) -> None:
     nodes.report_lost(parts, node_id, bearer, said)
 
 
 @router.post("/nodes/{node_id}/cached-files")
-def cached_files(node_id: str, said: CachedFiles, bearer: Bearer, parts: Works) -> CachedFiles:
+def cached_files(node_id: str, said: CachedFiles, bearer: Bearer, parts: DependenciesDep) -> CachedFiles:
     """Which of the files that the node keeps it has to erase."""
     with parts.db.begin() as session:
         check_node(session, node_id, bearer)
@@ -82,12 +84,14 @@ def cached_files(node_id: str, said: CachedFiles, bearer: Bearer, parts: Works) 
 
 
 @router.post("/placements/{placement_id}/reports")
-def report(placement_id: str, said: Whole, bearer: Bearer, parts: Works, learning: FromReports, seat: Reporting) -> ReportAck:
-    return reports.accept(parts, learning, placement_id, bearer, read_json(Report, said))
+def report(
+    placement_id: str, said: Whole, bearer: Bearer, parts: DependenciesDep, profile_updates: ProfileUpdatesDep, seat: Reporting
+) -> ReportAck:
+    return reports.accept(parts, profile_updates, placement_id, bearer, read_json(Report, said))
 
 
 @router.get("/placements/{placement_id}/files/{file_id}")
-def file(placement_id: str, file_id: str, bearer: Bearer, parts: Works, request: Request) -> Response:
+def file(placement_id: str, file_id: str, bearer: Bearer, parts: DependenciesDep, request: Request) -> Response:
     """A data set of the placement's task."""
     with parts.db.begin() as session:
         task, _ = reports.own_placement(session, parts.settings, placement_id, bearer)
@@ -98,7 +102,7 @@ def file(placement_id: str, file_id: str, bearer: Bearer, parts: Works, request:
 
 
 @router.get("/placements/{placement_id}/objects/{sha256}")
-def checkpoint(placement_id: str, sha256: str, bearer: Bearer, parts: Works, request: Request) -> Response:
+def checkpoint(placement_id: str, sha256: str, bearer: Bearer, parts: DependenciesDep, request: Request) -> Response:
     """A checkpoint of one of the placement's jobs, or a file of the adapter that they start from."""
     with parts.db.begin() as session:
         task, _ = reports.own_placement(session, parts.settings, placement_id, bearer)
@@ -110,7 +114,7 @@ def checkpoint(placement_id: str, sha256: str, bearer: Bearer, parts: Works, req
 
 
 @router.post("/placements/{placement_id}/uploads")
-def upload(placement_id: str, said: UploadRequest, bearer: Bearer, parts: Works) -> UploadGrant:
+def upload(placement_id: str, said: UploadRequest, bearer: Bearer, parts: DependenciesDep) -> UploadGrant:
     """Where the placement may put one object."""
     if said.bytes > MAX_OBJECT_BYTES:
         raise invalid_field("bytes", "too_large", f"an object may have {MAX_OBJECT_BYTES} bytes, not {said.bytes}")
@@ -129,7 +133,7 @@ async def put_object(token: str, request: Request, bearer: Bearer, state: Servic
     """The bytes of a granted upload, of a placement that has not ended since. Those of an object that is already there replace
     it, byte for byte the same."""
     granted = state.grants.verify(token)
-    await run_in_threadpool(_must_stand, state, placement, bearer)
+    await run_in_threadpool(_require_live, state, placement, bearer)
     incoming = await run_in_threadpool(state.storage.receive)
     try:
         await pour(request, incoming.write, granted.size)
@@ -140,7 +144,7 @@ async def put_object(token: str, request: Request, bearer: Bearer, state: Servic
         await run_in_threadpool(incoming.abandon)
 
 
-def _must_stand(state: State, placement_id: str, bearer: str | None) -> None:
+def _require_live(state: State, placement_id: str, bearer: str | None) -> None:
     """Raise unless the bearer is the token of a live placement."""
     with state.system.begin() as session:
         reports.own_placement(session, state.settings, placement_id, bearer)

@@ -15,16 +15,16 @@ def make() -> dict[str, asyncio.Semaphore]:
     return {kind: asyncio.Semaphore(count) for kind, count in SEATS.items()}
 
 
-def _seat(kind: str) -> Callable[[Request], AsyncIterator[None]]:
+def _limited(kind: str) -> Callable[[Request], AsyncIterator[None]]:
     async def held(request: Request) -> AsyncIterator[None]:
-        seat: asyncio.Semaphore = request.app.state.motet.seats[kind]
-        async with seat:
+        semaphore: asyncio.Semaphore = request.app.state.motet.semaphores[kind]
+        async with semaphore:
             yield
 
     return held
 
 
 # declare as a route's last parameter, so that the other dependencies run before it acquires the semaphore
-Submitting = Annotated[None, Depends(_seat("submissions"), scope="function")]
-Estimating = Annotated[None, Depends(_seat("estimates"), scope="function")]
-Reporting = Annotated[None, Depends(_seat("reports"), scope="function")]
+Submitting = Annotated[None, Depends(_limited("submissions"), scope="function")]
+Estimating = Annotated[None, Depends(_limited("estimates"), scope="function")]
+Reporting = Annotated[None, Depends(_limited("reports"), scope="function")]

@@ -97,7 +97,7 @@ class BodyLimit:
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start" and not body.whole:
-                await body.hear_out()
+                await body.drain()
                 if not body.whole:
                     MutableHeaders(scope=message)["Connection"] = "close"
             await send(message)
@@ -124,7 +124,7 @@ class _Body:
             raise HTTPException(413, f"The body may have at most {MAX_BODY_BYTES} bytes.")
         return message
 
-    async def hear_out(self) -> None:
+    async def drain(self) -> None:
         """Drain up to 4 MiB or 2 s more, so that a client that has nearly sent its body reads the response before the close."""
         until = self._size + _HEARD_OUT_BYTES
         with anyio.move_on_after(_HEARD_OUT_SECONDS):

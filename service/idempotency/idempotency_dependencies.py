@@ -32,10 +32,10 @@ Key = Annotated[
 
 def install(app: FastAPI) -> None:
     """Add the exception handler that sends a stored answer again."""
-    app.add_exception_handler(Replayed, _again)  # type: ignore[arg-type]
+    app.add_exception_handler(Replayed, replay_answer)  # type: ignore[arg-type]
 
 
-def _again(request: Request, replayed: Replayed) -> Response:
+def replay_answer(request: Request, replayed: Replayed) -> Response:
     body = idempotency_store.opened(replayed.body, _box(state_of(request).settings))
     return JSONResponse(body, replayed.status, {**replayed.headers, "Idempotency-Replayed": "true"})
 
@@ -49,19 +49,23 @@ def _box(settings: Config) -> SecretBox:
 AnswerBox = Annotated[SecretBox, Depends(_box)]
 
 
-async def once(request: Request, writer: Writer, idempotency_key: Key = None) -> AsyncIterator[idempotency_store.Claim]:
-    """Claim the request's key for its duration. Raises Replayed, KeyReused or StillInHand if the key is taken."""
+async def claim_key(request: Request, writer: Writer, idempotency_key: Key = None) -> AsyncIterator[idempotency_store.Claim]:
+    """Claim the request's key for its duration. Raises Replayed, KeyReused or InFlight if the key is taken."""
     async with _claimed(request, writer, idempotency_key) as claim:
         yield claim
 
 
-async def admin_once(request: Request, admin: Admin, idempotency_key: Key = None) -> AsyncIterator[idempotency_store.Claim]:
+async def claim_key_as_admin(
+    request: Request, admin: Admin, idempotency_key: Key = None
+) -> AsyncIterator[idempotency_store.Claim]:
     """As `once`, on routes that need the scope admin. The key is of the caller's tenant."""
     async with _claimed(request, admin, idempotency_key) as claim:
         yield claim
 
 
-async def reader_once(request: Request, reader: Reader, idempotency_key: Key = None) -> AsyncIterator[idempotency_store.Claim]:
+async def claim_key_as_reader(
+    request: Request, reader: Reader, idempotency_key: Key = None
+) -> AsyncIterator[idempotency_store.Claim]:
     """As `once`, on a route that needs the scope read alone."""
     async with _claimed(request, reader, idempotency_key) as claim:
         yield claim
@@ -80,13 +84,13 @@ async def _claimed(request: Request, caller: Principal, key: str | None) -> Asyn
         await run_in_threadpool(claiming.__exit__, None, None, None)
 
 
-async def keyed(request: Request, key: str | None) -> idempotency_store.Keyed | None:
+async def with_key(request: Request, key: str | None) -> idempotency_store.KeyedRequest | None:
     """The request's key and fingerprint, for a route that claims it in the transaction of its change; None without a key."""
-    return None if key is None else idempotency_store.Keyed(key, _fingerprint(request, await request.body()))
+    return None if key is None else idempotency_store.KeyedRequest(key, _fingerprint(request, await request.body()))
 
 
 @contextmanager
-def once_received(request: Request, writer: Principal, key: str | None, *said: str) -> Iterator[idempotency_store.Claim]:
+def claim_key_of_body(request: Request, writer: Principal, key: str | None, *said: str) -> Iterator[idempotency_store.Claim]:
     """As `once`, for a body too large for memory that has been received; `said` (its sha256, its name) identifies it."""
     with _claiming(request, writer, key, "\0".join(said).encode()) as claim:
         yield claim
@@ -98,19 +102,19 @@ def _claiming(request: Request, caller: Principal, key: str | None, body: bytes)
     if key is None:
         yield idempotency_store.Claim(caller.tenant_id, None, "")
         return
-    db = state_of(request).db.of(caller.tenant_id)
+    db = state_of(request).db.for_tenant(caller.tenant_id)
     found = idempotency_store.claim(db, caller, key, _fingerprint(request, body))
     try:
         yield found
     finally:
-        if not found.kept:
-            found.let_go(db)
+        if not found.answer_stored:
+            found.release(db)
 
 
 def _fingerprint(request: Request, body: bytes) -> bytes:
     return hashlib.sha256(b"\0".join((request.method.encode(), request.url.path.encode(), body))).digest()
 
 
-Once = Annotated[idempotency_store.Claim, Depends(once)]
-ReaderOnce = Annotated[idempotency_store.Claim, Depends(reader_once)]
-AdminOnce = Annotated[idempotency_store.Claim, Depends(admin_once)]
+ClaimedKey = Annotated[idempotency_store.Claim, Depends(claim_key)]
+ReaderClaimedKey = Annotated[idempotency_store.Claim, Depends(claim_key_as_reader)]
+AdminClaimedKey = Annotated[idempotency_store.Claim, Depends(claim_key_as_admin)]

@@ -44,8 +44,8 @@ class KeyReused(Invalid):
     code, title = "idempotency_key_reused", "The key belongs to another request"
 
 
-class StillInHand(Conflict):
-    code, title = "idempotency_in_flight", "The first request under this key is still in hand"
+class InFlight(Conflict):
+    code, title = "idempotency_in_flight", "The first request under this key is still being processed"
 
     def __init__(self) -> None:
         super().__init__("The first request under this Idempotency-Key has no answer yet.", headers={"Retry-After": "1"})
@@ -67,12 +67,12 @@ class Claim:
     tenant_id: str
     key: str | None
     token: str
-    kept: bool = False
+    answer_stored: bool = False
 
-    def keep(
+    def store_answer(
         self, session: Session, status: int, body: BaseModel, headers: Mapping[str, str], box: SecretBox | None = None
     ) -> None:
-        """Store the answer in the transaction that makes the change. Raises StillInHand if another request took over.
+        """Store the answer in the transaction that makes the change. Raises InFlight if another request took over.
 
         `box` encrypts a body that holds a credential, which is otherwise stored as a hash.
         """
@@ -82,19 +82,19 @@ class Claim:
         if box is not None:
             said = {_SEALED: box.seal(json.dumps(said)).decode()}
         answer = {"status": status, "body": said, "headers": dict(headers)}
-        if session.execute(self._own(update(Answer)).values(**answer).returning(Answer.key)).one_or_none() is None:
-            raise StillInHand
-        self.kept = True
+        if session.execute(self._where_mine(update(Answer)).values(**answer).returning(Answer.key)).one_or_none() is None:
+            raise InFlight
+        self.answer_stored = True
 
-    def let_go(self, db: Database) -> None:
+    def release(self, db: Database) -> None:
         with db.begin() as session:
-            self.let_go_in(session)
+            self.release_in(session)
 
-    def let_go_in(self, session: Session) -> None:
+    def release_in(self, session: Session) -> None:
         """Free the key of a request that was refused."""
-        session.execute(self._own(delete(Answer)).where(Answer.status.is_(None)))
+        session.execute(self._where_mine(delete(Answer)).where(Answer.status.is_(None)))
 
-    def _own(self, statement: Any) -> Any:
+    def _where_mine(self, statement: Any) -> Any:
         return statement.where(Answer.tenant_id == self.tenant_id, Answer.key == self.key, Answer.token == self.token)
 
 
@@ -107,7 +107,7 @@ def opened(body: dict[str, Any] | None, box: SecretBox) -> dict[str, Any] | None
 
 
 @dataclass(frozen=True)
-class Keyed:
+class KeyedRequest:
     """A request's key, and the sha256 of its method, path and body."""
 
     key: str
@@ -117,11 +117,11 @@ class Keyed:
 def claim(db: Database, principal: Principal, key: str, fingerprint: bytes) -> Claim:
     """As `claim_in`, in a transaction of its own: the key is taken before its request takes effect."""
     with db.begin() as session:
-        return claim_in(session, principal, Keyed(key, fingerprint))
+        return claim_in(session, principal, KeyedRequest(key, fingerprint))
 
 
-def claim_in(session: Session, principal: Principal, request: Keyed) -> Claim:
-    """Claim the key for the request. Raises Replayed if it has an answer, KeyReused or StillInHand.
+def claim_in(session: Session, principal: Principal, request: KeyedRequest) -> Claim:
+    """Claim the key for the request. Raises Replayed if it has an answer, KeyReused or InFlight.
 
     Waits for another transaction that claims the same key. One that claims several takes them in order, or two could deadlock.
     """
@@ -136,16 +136,16 @@ def claim_in(session: Session, principal: Principal, request: Keyed) -> Claim:
         return Claim(principal.tenant_id, key, token)
     answer = session.scalar(scoped(select(Answer).where(Answer.key == key), Answer, principal))
     if answer is None:
-        raise StillInHand  # the first request was refused just now; the next try finds the key free
+        raise InFlight  # the first request was refused just now; the next try finds the key free
     if answer.fingerprint != fingerprint:
         raise KeyReused([], "This Idempotency-Key was used for another request within a day; choose a new key for this one.")
     if answer.status is None:
-        raise StillInHand
+        raise InFlight
     raise Replayed(answer)
 
 
 def answered(db: Database, principal: Principal, key: str) -> bool:
     """Whether the key has a stored answer, so that its request has taken effect."""
     with db.begin() as session:
-        kept = scoped(select(Answer.key).where(Answer.key == key, Answer.status.is_not(None)), Answer, principal)
-        return session.scalar(kept) is not None
+        answer_stored = scoped(select(Answer.key).where(Answer.key == key, Answer.status.is_not(None)), Answer, principal)
+        return session.scalar(answer_stored) is not None

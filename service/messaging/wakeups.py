@@ -32,7 +32,7 @@ def stream_of(node_id: str) -> str:
     return f"motet:node:{node_id}"
 
 
-class Hints:
+class NodeWakeups:
     """Writes wake-ups and never raises: the daemon's heartbeat or the reconciler makes up for a lost one."""
 
     def __init__(self, redis_url: str) -> None:

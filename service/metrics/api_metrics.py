@@ -43,7 +43,7 @@ class ApiMetrics:
         self._requests.labels(method, route, str(status)).inc()
         self._seconds.labels(method, route).observe(seconds)
 
-    def told(self) -> bytes:
+    def exposition(self) -> bytes:
         """The metrics of all processes of this API, in Prometheus' text format."""
         if self._shared is None:
             return generate_latest(self._registry)

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_1_0_0 as TEXT
 
 from service.app_state import Service, SystemDb
-from service.authentication import Bearer, authenticate, must_have
+from service.authentication import Bearer, authenticate, require_scope
 from service.http.response_schemas import problems
 from service.metrics.fleet_metrics import FleetMetrics
 from service.tenants.api_keys import Scope
@@ -25,7 +25,7 @@ async def _scraper(request: Request, bearer: Bearer, service: Service) -> None:
     token = service.settings.metrics_token
     given = bearer.credentials if bearer is not None else ""
     if token is None or not hmac.compare_digest(given.encode(), token.get_secret_value().encode()):
-        must_have(Scope.ADMIN, await authenticate(request, bearer))
+        require_scope(Scope.ADMIN, await authenticate(request, bearer))
 
 
 @router.get(
@@ -42,4 +42,4 @@ def metrics(service: Service, db: SystemDb) -> Response:
     with db.begin() as session:
         registry.register(FleetMetrics(session, service.settings))
         house = generate_latest(registry)
-    return Response(service.metrics.told() + house, media_type=TEXT)
+    return Response(service.metrics.exposition() + house, media_type=TEXT)

@@ -15,7 +15,7 @@ from service.files.models import File
 from service.files.multipart_upload import Upload, receiving
 from service.http.problems import invalid_field
 from service.idempotency.idempotency_dependencies import Key as IdempotencyKey
-from service.idempotency.idempotency_dependencies import once_received
+from service.idempotency.idempotency_dependencies import claim_key_of_body
 from service.openai import result_files
 from service.openai.error_objects import PREFIX
 from service.openai.list_envelope import After, ListOf, listed
@@ -38,10 +38,10 @@ def create_file(writer: Writer, upload: Form, db: Db, request: Request, idempote
     lasts = _expires_after(upload)
     data = upload.intake.finish()
     said = (data.stored.sha256, upload.name, str(lasts))
-    with once_received(request, writer, idempotency_key, *said) as claim, db.begin() as session:
+    with claim_key_of_body(request, writer, idempotency_key, *said) as claim, db.begin() as session:
         expires_at = clock(session) + lasts if lasts else None
         made = file_object(actions.keep(session, writer, upload.name, data, expires_at))
-        claim.keep(session, 200, made, {})
+        claim.store_answer(session, 200, made, {})
     return made
 
 

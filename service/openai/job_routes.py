@@ -7,11 +7,11 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.adapters.models import Adapter
-from service.app_state import NodeHints, Wakes, Works
+from service.app_state import DependenciesDep, QueueDep, WakeupsDep
 from service.authentication import Db, Reader, Writer
 from service.http.concurrency_limits import Submitting
 from service.http.problems import invalid_field
-from service.idempotency.idempotency_dependencies import Once
+from service.idempotency.idempotency_dependencies import ClaimedKey
 from service.openai.error_objects import PREFIX
 from service.openai.event_objects import EventObject, events_page
 from service.openai.job_requests import JobRequest
@@ -37,10 +37,10 @@ def _objects(session: Session, tasks: list[Task]) -> list[JobObject]:
 
 
 @router.post("")
-def create_job(wanted: JobRequest, writer: Writer, db: Db, queue: Wakes, claim: Once, seat: Submitting) -> JobObject:
+def create_job(wanted: JobRequest, writer: Writer, db: Db, queue: QueueDep, claim: ClaimedKey, seat: Submitting) -> JobObject:
     with db.begin() as session:
         made = _objects(session, [actions.create(session, queue, writer, wanted.spec())])[0]
-        claim.keep(session, 200, made, {})
+        claim.store_answer(session, 200, made, {})
     return made
 
 
@@ -72,19 +72,19 @@ def get_job(task_id: str, reader: Reader, db: Db) -> JobObject:
 
 
 @router.post("/{task_id}/cancel")
-def cancel_job(task_id: str, writer: Writer, db: Db, queue: Wakes, hints: NodeHints) -> JobObject:
+def cancel_job(task_id: str, writer: Writer, db: Db, queue: QueueDep, hints: WakeupsDep) -> JobObject:
     with db.begin() as session:
         return _objects(session, [actions.cancel(session, queue, hints, writer, task_id)])[0]
 
 
 @router.post("/{task_id}/pause")
-def pause_job(task_id: str, writer: Writer, db: Db, parts: Works) -> JobObject:
+def pause_job(task_id: str, writer: Writer, db: Db, parts: DependenciesDep) -> JobObject:
     with db.begin() as session:
         return _objects(session, [actions.pause(session, parts, writer, task_id)])[0]
 
 
 @router.post("/{task_id}/resume")
-def resume_job(task_id: str, writer: Writer, db: Db, parts: Works) -> JobObject:
+def resume_job(task_id: str, writer: Writer, db: Db, parts: DependenciesDep) -> JobObject:
     with db.begin() as session:
         return _objects(session, [actions.resume(session, parts, writer, task_id)])[0]
 

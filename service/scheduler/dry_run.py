@@ -25,12 +25,12 @@ from service.scheduler.explain import waiting_sentences
 from service.scheduler.explain.reason_codes import Reason, reasons
 from service.scheduler.state import snapshot
 from service.scheduler.state.plan_announcements import scene
-from service.scheduler.state.snapshot import Asked, Snapshot
+from service.scheduler.state.snapshot import HypotheticalTask, Snapshot
 from service.storage.object_store import Storage
 from service.tasks.models import Job, Task
 from service.tasks.plan_status import unplanned_reasons
 from service.tasks.stored_specs import stored
-from service.tasks.submission.spec_checks import Pinned
+from service.tasks.submission.spec_checks import ResolvedRefs
 
 _ANY = "an accelerator"  # a GPU type that no node has yet
 _LISTED = 50  # most rows listed
@@ -72,11 +72,11 @@ class EstimateResource(BaseModel):
     problems: list[FieldError] = Field(description="Rows of its files that will be cut or left out; GPUs that stand idle")
 
 
-def dry_run(session: Session, parts: Dependencies, tenant_id: str, spec: TaskSpec, pinned: Pinned) -> EstimateResource:
+def dry_run(session: Session, parts: Dependencies, tenant_id: str, spec: TaskSpec, refs: ResolvedRefs) -> EstimateResource:
     """The estimate for a spec that has passed preflight. The session's transaction must be new and see all tenants' rows."""
-    asked = asked_of(tenant_id, spec, pinned)
+    asked = asked_of(tenant_id, spec, refs)
     seen = snapshot.read(session, parts, asked=[asked])
-    return Draft(seen, *without_solver(seen.problem)).estimate(parts, asked.task, spec, pinned)
+    return Draft(seen, *without_solver(seen.problem)).estimate(parts, asked.task, spec, refs)
 
 
 class Draft:
@@ -99,7 +99,7 @@ class Draft:
         found = reasons(self._seen.problem, self._starts, self._seen.standing or None, self._held)
         return {one.task: one for one in found}
 
-    def estimate(self, parts: Dependencies, task: Task, spec: TaskSpec, pinned: Pinned) -> EstimateResource:
+    def estimate(self, parts: Dependencies, task: Task, spec: TaskSpec, refs: ResolvedRefs) -> EstimateResource:
         """The estimate of one of the tasks."""
         seen, start = self._seen, self._by_task.get(task.id)
         kinds = {node.device_type: node for node in seen.nodes.values() if seen.work.fits(task, node)}
@@ -119,7 +119,7 @@ class Draft:
             device_type=kind or None,
             **self._moments(start),
             waiting=self._why(start, task.id),
-            problems=[*_idle(spec), *_rows(parts, spec, pinned)],
+            problems=[*_idle(spec), *_rows(parts, spec, refs)],
         )
 
     def _moments(self, start: Start | None) -> dict[str, datetime | list[datetime] | None]:
@@ -142,7 +142,7 @@ class Draft:
         return str(waiting_sentences.tell(self._reasons[id], self._scene, self._seen.at)["sentence"])
 
 
-def asked_of(tenant_id: str, spec: TaskSpec, pinned: Pinned, batch_id: str | None = None) -> Asked:
+def asked_of(tenant_id: str, spec: TaskSpec, refs: ResolvedRefs, batch_id: str | None = None) -> HypotheticalTask:
     """A task that a snapshot can hold, and that is never stored."""
     task = Task(
         id=new_id("asked"),  # a unique id, so that the memo cannot confuse it with another task
@@ -150,9 +150,9 @@ def asked_of(tenant_id: str, spec: TaskSpec, pinned: Pinned, batch_id: str | Non
         **stored(spec),
         status=TaskStatus.QUEUED,
         fence=0,
-        base_model=pinned.model.name,
-        train_file_id=pinned.train.id,
-        validation_file_id=pinned.validation.id if pinned.validation else None,
+        base_model=refs.model.name,
+        train_file_id=refs.train.id,
+        validation_file_id=refs.validation.id if refs.validation else None,
         gpus=spec.gpus,
         priority=spec.priority,
         batch_id=batch_id,
@@ -160,7 +160,7 @@ def asked_of(tenant_id: str, spec: TaskSpec, pinned: Pinned, batch_id: str | Non
     jobs = [
         Job(status=JobStatus.PENDING, step=0, config=config.model_dump(mode="json"), promoted=False) for config in spec.jobs()
     ]
-    return Asked(task, jobs)
+    return HypotheticalTask(task, jobs)
 
 
 def _width(found: Estimate, gpus: int) -> WidthEstimate:
@@ -183,10 +183,10 @@ def _idle(spec: TaskSpec) -> Iterator[FieldError]:
         yield FieldError(field="max_gpus", code="gpus_idle", message=message)
 
 
-def _rows(parts: Dependencies, spec: TaskSpec, pinned: Pinned) -> Iterator[FieldError]:
+def _rows(parts: Dependencies, spec: TaskSpec, refs: ResolvedRefs) -> Iterator[FieldError]:
     """Warnings about rows that seem longer than max_seq_len, judged by their bytes: the service has no tokenizer."""
     most = spec.training.max_seq_len
-    for field, file in (("dataset.file_id", pinned.train), ("dataset.validation_file_id", pinned.validation)):
+    for field, file in (("dataset.file_id", refs.train), ("dataset.validation_file_id", refs.validation)):
         if file is None:
             continue
         key = "long rows", file.sha256, most

@@ -7,12 +7,12 @@ from contract.states import TaskStatus
 from service.fleet.models import Node, Placement
 from service.messaging.plan_requests import ARRIVED
 from service.scheduler.models import PlanRequest
-from service.scheduler.replan_pacing import Asked
+from service.scheduler.replan_pacing import PlanCauses
 from service.tasks.models import Task
 from service.tasks.plan_status.unplanned_reasons import NOT_PLANNED
 
 
-def asked_for(session: Session) -> Asked:
+def plan_causes(session: Session) -> PlanCauses:
     """Why plans are requested now. The session must see all tenants' rows."""
     held = select(func.sum(func.cardinality(Placement.device_indexes))).where(Placement.ended_at.is_(None))
     of_node = held.where(Placement.node_id == Node.id).correlate(Node).scalar_subquery()
@@ -22,4 +22,4 @@ def asked_for(session: Session) -> Asked:
     least = select(func.min(Task.gpus)).where(Task.status == TaskStatus.QUEUED, unseen).scalar_subquery()
     changed = select(PlanRequest.id).where(PlanRequest.reason != ARRIVED).exists()
     found = session.execute(select(changed, func.coalesce(least <= most, False))).one()
-    return Asked(*found)
+    return PlanCauses(*found)

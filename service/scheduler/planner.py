@@ -12,7 +12,7 @@ from enum import Enum
 from service.dependencies import Dependencies
 from service.messaging.queue import QueueJob
 from service.scheduler.core.solve import solve
-from service.scheduler.pending_requests import asked_for
+from service.scheduler.pending_requests import plan_causes
 from service.scheduler.replan_pacing import Pace
 from service.scheduler.state import planner_lease, snapshot
 from service.scheduler.state.gpu_reservations import GpuReservation
@@ -52,13 +52,13 @@ def replan(parts: Dependencies, pace: Pace | None = None) -> int:
             log.warning("another planner took over; the plan in hand is dropped")
             return made
         finally:
-            planner_lease.let_go(parts.db, token)
+            planner_lease.release(parts.db, token)
     return made
 
 
 def _due(parts: Dependencies, pace: Pace) -> bool:
     with parts.db.begin() as session:
-        seconds = pace.wait(asked_for(session))
+        seconds = pace.wait(plan_causes(session))
     if seconds > 0:
         parts.queue.wake_later(QueueJob.REPLAN, seconds)
     return seconds == 0
@@ -92,6 +92,6 @@ def plan_once(parts: Dependencies, token: str) -> Outcome:
     return Outcome.MOVED if given or placed.started or placed.dropped else Outcome.SAME
 
 
-def _look(parts: Dependencies, promised: Sequence[GpuReservation] = ()) -> Snapshot:
+def _look(parts: Dependencies, reserved: Sequence[GpuReservation] = ()) -> Snapshot:
     with parts.db.begin() as session:
-        return snapshot.read(session, parts, promised)
+        return snapshot.read(session, parts, reserved)

@@ -14,7 +14,7 @@ _SHARE = 8  # a pause is at least this many times the last plan's duration, with
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlanCauses:
     """Why plans are requested. `changed`: not only by arrivals; `room`: an arrival may fit on free devices."""
 
     changed: bool
@@ -41,10 +41,10 @@ class Pace:
         self._ended = self._clock()
         self._idle = 0 if moved else self._idle + 1
 
-    def wait(self, asked: Asked) -> float:
+    def wait(self, causes: PlanCauses) -> float:
         """Seconds until a plan for this request is due; 0 if it is due now."""
-        if asked.changed or not self._idle:
+        if causes.changed or not self._idle:
             return 0.0
         took = self._ended - self._began
-        pause = took if asked.room else max(_SHARE * took, _FIRST_SECONDS * 2 ** (self._idle - 1))
+        pause = took if causes.room else max(_SHARE * took, _FIRST_SECONDS * 2 ** (self._idle - 1))
         return max(0.0, self._ended + min(pause, _MOST_SECONDS) - self._clock())

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Request
 from sqlalchemy import select
 
 from contract.task_spec import TaskSpec
-from service.app_state import Works, state_of
+from service.app_state import DependenciesDep, state_of
 from service.authentication import Db, Reader
 from service.http.concurrency_limits import Estimating
 from service.http.pagination import MAX_LIMIT, Cursor, Limit, Page, page
@@ -16,7 +16,7 @@ from service.scheduler.explain.schedule_view import Schedule, schedule
 from service.scheduler.models import PlanChange
 from service.tasks.models import Task
 from service.tasks.plan_status.plan_history import PlanChangeResource
-from service.tasks.submission.spec_checks import Preflight
+from service.tasks.submission.spec_checks import SpecChecker
 from service.tenants.tenant_scope import find, scoped
 
 
@@ -41,7 +41,7 @@ router = APIRouter(prefix="/v1", responses=problems(401, 403))
     ),
     responses=problems(422),
 )
-def get_schedule(reader: Reader, parts: Works, cursor: Cursor = None, limit: Limit = MAX_LIMIT) -> Schedule:
+def get_schedule(reader: Reader, parts: DependenciesDep, cursor: Cursor = None, limit: Limit = MAX_LIMIT) -> Schedule:
     with parts.db.begin() as session:
         return schedule(session, parts.settings, reader.tenant_id, cursor, limit)
 
@@ -73,8 +73,10 @@ def list_plan_history(
     ),
     responses=problems(400, 413, 422, 429),
 )
-def estimate_task(spec: TaskSpec, reader: Reader, db: Db, parts: Works, counted: Counted, seat: Estimating) -> EstimateResource:
+def estimate_task(
+    spec: TaskSpec, reader: Reader, db: Db, parts: DependenciesDep, counted: Counted, seat: Estimating
+) -> EstimateResource:
     with db.begin() as session:
-        pinned = Preflight(session, reader).check(spec)
+        refs = SpecChecker(session, reader).check(spec)
     with parts.db.begin() as session:
-        return dry_run(session, parts, reader.tenant_id, spec, pinned)
+        return dry_run(session, parts, reader.tenant_id, spec, refs)

@@ -11,23 +11,23 @@ from structlog.contextvars import get_contextvars
 from contract.compatibility.version import VERSION
 from contract.states import TASK_TERMINAL, RequeueReason, TaskStatus
 from contract.task_spec import TaskSpec
-from service.audit.audit_trail import note_made
+from service.audit.audit_trail import note_created
 from service.database.engine import after_commit, clock
 from service.dependencies import Dependencies
 from service.http.problems import Conflict, Problem
 from service.messaging.plan_requests import request_plan
 from service.messaging.queue import Queue, QueueJob
-from service.messaging.wakeups import Hints
+from service.messaging.wakeups import NodeWakeups
 from service.tasks import stored_specs
 from service.tasks.lifecycle import transitions
-from service.tasks.lifecycle.change_notices import touch
+from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.lifecycle.placements import ask_to_leave, end_placement, live_placement
 from service.tasks.models import Task
-from service.tasks.submission.spec_checks import Pinned, Preflight
+from service.tasks.submission.spec_checks import ResolvedRefs, SpecChecker
 from service.tasks.submission.task_insertion import insert_tasks, new_task
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import find, scoped
-from service.usage.quotas import Room
+from service.usage.quotas import TaskQuota
 
 
 class TaskOpen(Conflict):
@@ -43,7 +43,7 @@ class TaskEnded(Conflict):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class NewTaskRequest:
     """One task to create, the id of the request that asks for it, and of the batch that it is a part of."""
 
     spec: TaskSpec
@@ -58,25 +58,25 @@ def create(session: Session, queue: Queue, principal: Principal, spec: TaskSpec)
 
     The returned Task is detached from the session: it shows what was stored; load it again to change it.
     """
-    (made,) = create_all(session, queue, principal, [Wanted(spec, get_contextvars().get("request_id"))])
+    (made,) = create_all(session, queue, principal, [NewTaskRequest(spec, get_contextvars().get("request_id"))])
     if isinstance(made, Problem):
         raise made
-    note_made(session, made.id)
+    note_created(session, made.id)
     return made
 
 
-def create_all(session: Session, queue: Queue, principal: Principal, wanted: Sequence[Wanted]) -> list[Task | Problem]:
+def create_all(session: Session, queue: Queue, principal: Principal, wanted: Sequence[NewTaskRequest]) -> list[Task | Problem]:
     """As `create`, for several tasks: each is created or refused on its own. The caller writes the audit entries."""
-    room, preflight = Room(session, principal, len(wanted)), Preflight(session, principal)
+    quota, checker = TaskQuota(session, principal, len(wanted)), SpecChecker(session, principal)
     made: list[Task | Problem] = []
     for one in wanted:
         try:
-            room.must_have()
-            made.append(_task(principal, one, preflight.check(one.spec)))
+            quota.check()
+            made.append(_task(principal, one, checker.check(one.spec)))
         except Problem as refused:
             made.append(refused)
         else:
-            room.taken()
+            quota.count_one()
     stored = [
         (task, [config.model_dump(mode="json") for config in one.spec.jobs()])
         for task, one in zip(made, wanted, strict=True)
@@ -88,17 +88,17 @@ def create_all(session: Session, queue: Queue, principal: Principal, wanted: Seq
     return made
 
 
-def _task(principal: Principal, wanted: Wanted, pinned: Pinned) -> Task:
+def _task(principal: Principal, wanted: NewTaskRequest, refs: ResolvedRefs) -> Task:
     spec = wanted.spec
     return new_task(
         tenant_id=principal.tenant_id,
         name=spec.name,
         **stored_specs.stored(spec),
         made_by=VERSION,
-        base_model=pinned.model.name,
-        base_revision=pinned.model.revision,
-        train_file_id=pinned.train.id,
-        validation_file_id=pinned.validation.id if pinned.validation else None,
+        base_model=refs.model.name,
+        base_revision=refs.model.revision,
+        train_file_id=refs.train.id,
+        validation_file_id=refs.validation.id if refs.validation else None,
         gpus=spec.gpus,
         priority=spec.priority,
         labels=dict(spec.labels),
@@ -130,7 +130,7 @@ def tasks_of(
     return tasks.where(Task.status.in_(wanted)) if wanted else tasks
 
 
-def cancel(session: Session, queue: Queue, hints: Hints, principal: Principal, task_id: str) -> Task:
+def cancel(session: Session, queue: Queue, wakeups: NodeWakeups, principal: Principal, task_id: str) -> Task:
     """End the task at once; committed adapters stay. Idempotent for cancelled tasks. Raises NotFound, TaskEnded."""
     task = find(session, Task, task_id, principal, "task", lock=True)
     if task.status == TaskStatus.CANCELLED:
@@ -142,8 +142,8 @@ def cancel(session: Session, queue: Queue, hints: Hints, principal: Principal, t
     transitions.cancel_jobs(session, task.id, now)
     placement = live_placement(session, task.id)
     if placement is not None:
-        end_placement(session, hints, placement, "cancelled")
-    touch(session, task)
+        end_placement(session, wakeups, placement, "cancelled")
+    bump_version_and_notify(session, task)
     request_plan(session, queue, "task_cancelled")
     return task
 
@@ -167,7 +167,7 @@ def pause(session: Session, parts: Dependencies, principal: Principal, task_id: 
         request_plan(session, parts.queue, "task_paused")
     else:  # a validator still checks its files
         task.desired_status = TaskStatus.PAUSED
-    touch(session, task)
+    bump_version_and_notify(session, task)
     return task
 
 
@@ -186,7 +186,7 @@ def resume(session: Session, parts: Dependencies, principal: Principal, task_id:
         task.desired_status = TaskStatus.QUEUED if task.status == TaskStatus.RUNNING else None
     else:
         return task
-    touch(session, task)
+    bump_version_and_notify(session, task)
     return task
 
 
@@ -199,7 +199,7 @@ def archive(session: Session, principal: Principal, task_id: str, archived: bool
     task = _ended(session, principal, task_id, "archived")
     if archived != (task.archived_at is not None):
         task.archived_at = clock(session) if archived else None
-        touch(session, task)
+        bump_version_and_notify(session, task)
     return task
 
 
@@ -207,7 +207,7 @@ def delete(session: Session, principal: Principal, task_id: str) -> None:
     """Soft-delete an ended task with all that it holds; the garbage collector removes it later. Raises NotFound, TaskOpen."""
     task = _ended(session, principal, task_id, "deleted")
     task.deleted_at = clock(session)
-    touch(session, task)
+    bump_version_and_notify(session, task)
 
 
 def _ended(session: Session, principal: Principal, task_id: str, done: str) -> Task:

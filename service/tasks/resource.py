@@ -158,18 +158,18 @@ _PLACEMENTS = (  # columns as PlacementResource names them
     .join(Task, Task.id == Placement.task_id)
     .where(among_ids(Task.id), Placement.id == _newest.scalar_subquery())
 )
-BESIDE = (_SUMS, _WINNERS, _PLACEMENTS)  # for the tasks `ids`, in the order of Beside's parameters
+RELATED_READS = (_SUMS, _WINNERS, _PLACEMENTS)  # for the tasks `ids`, in the order of RelatedRows' parameters
 QUEUE = queue_status.OF_TASKS  # follows them
 
 
 def render(session: Session, tasks: Sequence[Task]) -> list[TaskResource]:
     """The tasks' resources, in the same order."""
     ids = {"ids": [task.id for task in tasks]}
-    beside = Beside(*(session.execute(statement, ids) for statement in (*BESIDE, QUEUE)))
+    beside = RelatedRows(*(session.execute(statement, ids) for statement in (*RELATED_READS, QUEUE)))
     return [beside.of(task) for task in tasks]
 
 
-class Beside:
+class RelatedRows:
     """What the tables of jobs, adapters, placements and the plan in force add to the tasks' own rows."""
 
     def __init__(self, sums: Iterable[Any], winners: Iterable[Any], placements: Iterable[Any], queue: Iterable[Any]) -> None:

@@ -8,7 +8,7 @@ from fastapi.routing import APIRoute
 from pydantic import Field
 
 from contract.states import TaskStatus
-from service.app_state import Events, NodeHints, Polled, Wakes, Works, state_of
+from service.app_state import DependenciesDep, Events, PollCacheDep, QueueDep, WakeupsDep, state_of
 from service.authentication import Db, Reader, Writer, admit
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.response_schemas import event_stream, event_stream_of, problems
@@ -56,7 +56,7 @@ def list_tasks(
         return page(session, tasks, Task, cursor, limit, lambda rows: render(session, rows))
 
 
-async def get_task(task_id: str, reader: Reader, db: Db, polls: Polled, request: Request, wait: Wait = 0) -> Response:
+async def get_task(task_id: str, reader: Reader, db: Db, polls: PollCacheDep, request: Request, wait: Wait = 0) -> Response:
     known = request.headers.get("if-none-match")
     version = await polls.changed(db, reader, task_id, known, wait) if wait > 0 else None
     if version is not None and matches(known, version.etag):
@@ -114,9 +114,9 @@ def _headers(etag: str) -> dict[str, str]:
     description="Takes effect at once and for good. Adapters that were committed stay. Cancelling twice is cancelling once.",
     responses=problems(404, 409),
 )
-def cancel_task(task_id: str, writer: Writer, db: Db, queue: Wakes, hints: NodeHints) -> TaskResource:
+def cancel_task(task_id: str, writer: Writer, db: Db, queue: QueueDep, wakeups: WakeupsDep) -> TaskResource:
     with db.begin() as session:
-        return render(session, [actions.cancel(session, queue, hints, writer, task_id)])[0]
+        return render(session, [actions.cancel(session, queue, wakeups, writer, task_id)])[0]
 
 
 @router.post(
@@ -129,7 +129,7 @@ def cancel_task(task_id: str, writer: Writer, db: Db, queue: Wakes, hints: NodeH
     ),
     responses=problems(404, 409),
 )
-def pause_task(task_id: str, writer: Writer, db: Db, parts: Works) -> TaskResource:
+def pause_task(task_id: str, writer: Writer, db: Db, parts: DependenciesDep) -> TaskResource:
     with db.begin() as session:
         return render(session, [actions.pause(session, parts, writer, task_id)])[0]
 
@@ -141,7 +141,7 @@ def pause_task(task_id: str, writer: Writer, db: Db, parts: Works) -> TaskResour
     description="It is `queued` again and goes on from where it stood. One that is not paused stays as it is.",
     responses=problems(404, 409),
 )
-def resume_task(task_id: str, writer: Writer, db: Db, parts: Works) -> TaskResource:
+def resume_task(task_id: str, writer: Writer, db: Db, parts: DependenciesDep) -> TaskResource:
     with db.begin() as session:
         return render(session, [actions.resume(session, parts, writer, task_id)])[0]
 

@@ -14,7 +14,7 @@ from service.database.engine import Database, clock
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.problems import invalid_field
 from service.http.response_schemas import problems
-from service.idempotency.idempotency_dependencies import AnswerBox, Once, ReaderOnce
+from service.idempotency.idempotency_dependencies import AnswerBox, ClaimedKey, ReaderClaimedKey
 from service.tenants.api_keys import Principal, mint_key
 from service.tenants.browser_sessions import LINK_LASTS, make_link
 from service.tenants.models import ApiKey
@@ -26,7 +26,7 @@ router = APIRouter(prefix="/v1", tags=["keys"], responses=problems(401, 403))
 
 async def _db(request: Request, caller: Annotated[Principal, Depends(authenticate)]) -> Database:
     note = note_of(request, caller) if request.method != "GET" else None
-    return state_of(request).system.of(None, note)
+    return state_of(request).system.for_tenant(None, note)
 
 
 # sees every tenant's rows, since the app role may not read keys: each query here is limited by `scoped`
@@ -57,7 +57,7 @@ def list_own_keys(reader: Reader, db: KeysDb, cursor: Cursor = None, limit: Limi
     ),
     responses=problems(400, 409, 422),
 )
-def create_own_key(new: NewKey, writer: Writer, db: KeysDb, claim: Once, answers: AnswerBox) -> KeyResource:
+def create_own_key(new: NewKey, writer: Writer, db: KeysDb, claim: ClaimedKey, answers: AnswerBox) -> KeyResource:
     beyond = [scope.value for scope in new.scopes if scope not in writer.scopes]
     if beyond:
         raise ScopeMissing(f"This key lacks the scope {beyond[0]!r}, so it cannot give it to another.", needs=beyond[0])
@@ -67,7 +67,7 @@ def create_own_key(new: NewKey, writer: Writer, db: KeysDb, claim: Once, answers
         rates = [rate for rate in (new.requests_per_minute, own.requests_per_minute) if rate is not None]
         key, secret = mint_key(session, writer.tenant_id, new.name, tuple(new.scopes), expires_at, min(rates, default=None))
         made = KeyResource.of(key, secret)
-        claim.keep(session, 201, made, {}, box=answers)
+        claim.store_answer(session, 201, made, {}, box=answers)
     return made
 
 
@@ -99,12 +99,12 @@ def revoke_own_key(key_id: str, writer: Writer, db: KeysDb, service: Service) ->
     responses=problems(409),
 )
 def create_sign_in_link(
-    reader: Reader, db: KeysDb, request: Request, claim: ReaderOnce, answers: AnswerBox
+    reader: Reader, db: KeysDb, request: Request, claim: ReaderClaimedKey, answers: AnswerBox
 ) -> SignInLinkResource:
     with db.begin() as session:
         secret, expires_at = make_link(session, reader), clock(session) + LINK_LASTS
         made = SignInLinkResource(url=f"{request.base_url}sign-in/{secret}", expires_at=expires_at)
-        claim.keep(session, 201, made, {}, box=answers)
+        claim.store_answer(session, 201, made, {}, box=answers)
     return made
 
 

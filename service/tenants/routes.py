@@ -10,13 +10,13 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from contract.strict import Strict
-from service.app_state import Service, Wakes
+from service.app_state import QueueDep, Service
 from service.authentication import AdminDb
 from service.database.engine import new_id
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.problems import Conflict, NotFound, invalid_field
 from service.http.response_schemas import problems
-from service.idempotency.idempotency_dependencies import AdminOnce, AnswerBox
+from service.idempotency.idempotency_dependencies import AdminClaimedKey, AnswerBox
 from service.messaging.plan_requests import request_plan
 from service.tenants.api_keys import Scope, mint_key
 from service.tenants.models import QUEUED_TASKS, ApiKey, Tenant
@@ -116,7 +116,7 @@ class KeyResource(BaseModel):
 
 
 @router.post("/tenants", status_code=201, operation_id="create_tenant", summary="Make a tenant", responses=problems(409))
-def create_tenant(new: NewTenant, db: AdminDb, claim: AdminOnce) -> TenantResource:
+def create_tenant(new: NewTenant, db: AdminDb, claim: AdminClaimedKey) -> TenantResource:
     tenant = Tenant(id=new_id("tenant"), name=new.name, weight=new.weight)
     new.quotas.give(tenant)
     try:
@@ -125,7 +125,7 @@ def create_tenant(new: NewTenant, db: AdminDb, claim: AdminOnce) -> TenantResour
             session.flush()
             session.refresh(tenant)
             made = TenantResource.of(tenant)
-            claim.keep(session, 201, made, {})
+            claim.store_answer(session, 201, made, {})
     except IntegrityError:
         raise NameTaken(f"There is already a tenant called {new.name!r}.") from None
     return made
@@ -144,7 +144,7 @@ def list_tenants(db: AdminDb, cursor: Cursor = None, limit: Limit = 20) -> Page[
     description="A quota below what is used takes nothing away: it keeps more from coming.",
     responses=problems(404),
 )
-def change_tenant(tenant_id: str, change: TenantChange, db: AdminDb, queue: Wakes) -> TenantResource:
+def change_tenant(tenant_id: str, change: TenantChange, db: AdminDb, queue: QueueDep) -> TenantResource:
     with db.begin() as session:
         tenant = _tenant(session, tenant_id, lock=True)
         if change.weight is not None:
@@ -163,14 +163,14 @@ def change_tenant(tenant_id: str, change: TenantChange, db: AdminDb, queue: Wake
     description="The answer holds the key in `secret`. It is not stored and cannot be shown again.",
     responses=problems(404, 409),
 )
-def create_key(tenant_id: str, new: NewKey, db: AdminDb, claim: AdminOnce, answers: AnswerBox) -> KeyResource:
+def create_key(tenant_id: str, new: NewKey, db: AdminDb, claim: AdminClaimedKey, answers: AnswerBox) -> KeyResource:
     with db.begin() as session:
         _tenant(session, tenant_id)
         if new.expires_at is not None and new.expires_at <= session.scalars(select(func.clock_timestamp())).one():
             raise invalid_field("expires_at", "in_the_past", "lies in the past")
         key, secret = mint_key(session, tenant_id, new.name, tuple(new.scopes), new.expires_at, new.requests_per_minute)
         made = KeyResource.of(key, secret)
-        claim.keep(session, 201, made, {}, box=answers)
+        claim.store_answer(session, 201, made, {}, box=answers)
     return made
 
 

@@ -18,13 +18,13 @@ def scoped(statement: Rows, model: type[Base], principal: Principal) -> Rows:
     return statement.where(model.__table__.c.tenant_id == principal.tenant_id)
 
 
-def scoped_when_asked(statement: Rows, model: type[Base]) -> Rows:
-    """As `scoped`, for a statement that is built once, since building takes longest, and executed with `whose(principal)`."""
+def scoped_by_parameter(statement: Rows, model: type[Base]) -> Rows:
+    """As `scoped`, for a statement that is built once, since building takes longest, and executed with `tenant_parameter`."""
     return statement.where(model.__table__.c.tenant_id == bindparam("tenant"))
 
 
-def whose(principal: Principal) -> dict[str, str]:
-    """The parameter of a statement made by `scoped_when_asked`."""
+def tenant_parameter(principal: Principal) -> dict[str, str]:
+    """The parameter of a statement made by `scoped_by_parameter`."""
     return {"tenant": principal.tenant_id}
 
 

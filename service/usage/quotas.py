@@ -15,19 +15,19 @@ from service.http.problems import Forbidden
 from service.tasks.models import Job, Task
 from service.tenants.api_keys import Principal
 from service.tenants.models import Tenant
-from service.tenants.tenant_scope import scoped, scoped_when_asked, whose
+from service.tenants.tenant_scope import scoped, scoped_by_parameter, tenant_parameter
 from service.usage.usage_queries import month_of, trained_tokens
 
 _WAITING = (TaskStatus.VALIDATING, TaskStatus.QUEUED, TaskStatus.PAUSED)
-_SHARED = 16  # most tasks that a transaction creates without taking turns (tasks/submission/coalesced_submission.py)
-_NEAR = 16 * _SHARED + MOST_TASKS  # as many as the most processes of an API ever make at once, and the batch whose turn it is
+MAX_SHARED_TASKS = 16  # most tasks that a transaction creates without the tenant's lock: as many submissions share one
+_NEAR = 16 * MAX_SHARED_TASKS + MOST_TASKS  # what the most processes of an API create at once, and the batch with the lock
 
 _OPEN = (*_WAITING, TaskStatus.RUNNING)
 _FEWER_BYTES = "delete files and adapters that nobody needs any more"
 
 _IS_WAITING = Task.status.in_([literal_column(f"'{status}'") for status in _WAITING])  # as in ix_tasks_open
 _IS_OPEN = Task.status.in_([literal_column(f"'{status}'") for status in _OPEN])
-_QUEUED = scoped_when_asked(select(func.count()).select_from(Task).where(_IS_WAITING), Task)
+_QUEUED = scoped_by_parameter(select(func.count()).select_from(Task).where(_IS_WAITING), Task)
 _LIMITS = PreparedStatement(
     select(Tenant.queued_tasks_quota, Tenant.month_tokens_quota, Tenant.stored_bytes_quota, _QUEUED.scalar_subquery()).where(
         Tenant.id == bindparam("tenant")
@@ -46,22 +46,24 @@ class QuotaExceeded(Forbidden):
         return cls(detail, quota=quota, limit=limit, used=used)
 
 
-class Room:
-    """How many more tasks the tenant may queue, in a transaction that creates up to `wanted`."""
+class TaskQuota:
+    """The tenant's quota of queued tasks, in a transaction that creates up to `wanted` tasks."""
 
     def __init__(self, session: Session, principal: Principal, wanted: int = 1) -> None:
-        ((self._limit, tokens, stored, self._used),) = _LIMITS.run(session.connection(), whose(principal))
-        if self._limit is not None and (wanted > _SHARED or self._used + wanted + _NEAR > self._limit):
-            _take_turn(session, principal)  # so many, or so close to the limit, that transactions could exceed it together
+        ((self._limit, tokens, stored, self._used),) = _LIMITS.run(session.connection(), tenant_parameter(principal))
+        if self._limit is not None and (wanted > MAX_SHARED_TASKS or self._used + wanted + _NEAR > self._limit):
+            _lock_tenant_quota(
+                session, principal
+            )  # so many, or so close to the limit, that transactions could exceed it together
             self._used = queued_tasks(session, principal)
         self._full: QuotaExceeded | None = None
         if tokens is not None and (trained := trained_tokens(session, principal, month_of(session))) >= tokens:
-            way_out = "the count begins anew on the first of the month"
+            way_out = "the count resets on the first of the month"
             self._full = QuotaExceeded.of("month_tokens", tokens, trained, way_out)
         elif stored is not None and (held := stored_bytes(session, principal)) >= stored:
             self._full = QuotaExceeded.of("stored_bytes", stored, held, _FEWER_BYTES)
 
-    def must_have(self) -> None:
+    def check(self) -> None:
         """Raise QuotaExceeded if the tenant may not queue another task now."""
         if self._limit is not None and self._used >= self._limit:
             way_out = "wait until some have started, or cancel some"
@@ -69,7 +71,7 @@ class Room:
         if self._full is not None:
             raise self._full
 
-    def taken(self) -> None:
+    def count_one(self) -> None:
         """Count a task that this transaction creates."""
         self._used += 1
 
@@ -79,7 +81,7 @@ def admit_bytes(session: Session, principal: Principal, more: int) -> None:
     limit = session.get_one(Tenant, principal.tenant_id).stored_bytes_quota
     if limit is None:
         return
-    _take_turn(session, principal)
+    _lock_tenant_quota(session, principal)
     used = stored_bytes(session, principal)
     if used + more > limit:
         raise QuotaExceeded.of("stored_bytes", limit, used, _FEWER_BYTES)
@@ -87,7 +89,7 @@ def admit_bytes(session: Session, principal: Principal, more: int) -> None:
 
 def queued_tasks(session: Session, principal: Principal) -> int:
     """The number of tasks that have not ended and have no node."""
-    return session.scalars(_QUEUED, whose(principal)).one()
+    return session.scalars(_QUEUED, tenant_parameter(principal)).one()
 
 
 def stored_bytes(session: Session, principal: Principal) -> int:
@@ -103,6 +105,6 @@ def stored_bytes(session: Session, principal: Principal) -> int:
     return sum(int(session.scalars(one).one() or 0) for one in (files, adapters, checkpoints))
 
 
-def _take_turn(session: Session, principal: Principal) -> None:
+def _lock_tenant_quota(session: Session, principal: Principal) -> None:
     """Serialize the tenant's quota checks: takes an advisory lock until this transaction ends."""
-    session.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:whose, 1))"), {"whose": principal.tenant_id})
+    session.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:tenant, 1))"), {"tenant": principal.tenant_id})

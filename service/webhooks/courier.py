@@ -82,12 +82,12 @@ class Courier:
         done = 0
         self._look_again()
         while self._something_to_do():
-            errands = self._take()
-            for errand in errands:
-                self._pool.submit(self._run, errand)
-            if errands:
+            due_deliveries = self._take()
+            for due_delivery in due_deliveries:
+                self._pool.submit(self._run, due_delivery)
+            if due_deliveries:
                 self._look_again()
-            done += len(errands)
+            done += len(due_deliveries)
         return done
 
     def _something_to_do(self) -> bool:
@@ -100,34 +100,36 @@ class Courier:
     def _take(self) -> list[DueDelivery]:
         """Take due messages that get a slot, hiding them from other couriers."""
         given: dict[str, Due] = {}
-        errands: list[DueDelivery] = []
+        due_deliveries: list[DueDelivery] = []
         try:
             with self._db.begin() as session:
                 now = clock(session)
                 wanted = self._candidates(session, now)
                 with self._changed:
                     given = {one.id: one for one in self._slots.take(wanted)}
-                errands = self._hide(session, given, now)
+                due_deliveries = self._hide(session, given, now)
         except SQLAlchemyError:
-            errands = []
+            due_deliveries = []
             raise
         finally:
             with self._changed:
-                for id in given.keys() - {errand.due.id for errand in errands}:  # taken by another courier, or no longer due
+                for id in given.keys() - {
+                    due_delivery.due.id for due_delivery in due_deliveries
+                }:  # taken by another courier, or no longer due
                     self._slots.leave(given[id])
-        return errands
+        return due_deliveries
 
     def _hide(self, session: Session, given: Mapping[str, Due], now: datetime) -> list[DueDelivery]:
         """Take the messages that no other courier has taken, and set their visibility timeout."""
         own = select(Delivery, Webhook).join(Webhook, Webhook.id == Delivery.webhook_id)
         own = own.where(Delivery.id.in_(given), _is_due(now)).with_for_update(skip_locked=True, of=Delivery)
-        errands = []
+        due_deliveries = []
         for delivery, webhook in session.execute(own):
             delivery.next_at = now + _HELD
             delivery.attempts += 1
             secrets = self._secrets(webhook, now)
-            errands.append(DueDelivery(given[delivery.id], webhook.url, delivery.payload.encode(), secrets))
-        return errands
+            due_deliveries.append(DueDelivery(given[delivery.id], webhook.url, delivery.payload.encode(), secrets))
+        return due_deliveries
 
     def _candidates(self, session: Session, now: datetime) -> list[Due]:
         """Due messages of webhooks that may get a slot, in round-robin order over the webhooks."""
@@ -154,29 +156,29 @@ class Courier:
             log.error("webhook %s: %s", webhook.id, error)
             return ()
 
-    def _run(self, errand: DueDelivery) -> None:
+    def _run(self, due_delivery: DueDelivery) -> None:
         began, status, error = time.monotonic(), None, None
         try:
-            if not errand.secrets:
+            if not due_delivery.secrets:
                 error = "the webhook's secret cannot be read on our side; rotate it"
             else:
                 try:
-                    status = self._post(errand).status
+                    status = self._post(due_delivery).status
                 except (Refused, Failed) as failure:
                     error = str(failure)
             with self._db.begin() as session:
-                _note(session, errand.due.id, status, error)
+                _note(session, due_delivery.due.id, status, error)
         except SQLAlchemyError as failure:
-            log.error("what came of message %s is not noted, and it is sent again: %s", errand.due.id, failure)
+            log.error("what came of message %s is not noted, and it is sent again: %s", due_delivery.due.id, failure)
         finally:
             slow = time.monotonic() - began > _SLOW_SECONDS
             with self._changed:
-                self._slots.give_back(errand.due, slow)
+                self._slots.give_back(due_delivery.due, slow)
             self._look_again()
 
-    def _post(self, errand: DueDelivery) -> Answer:
-        signed = headers(errand.secrets, errand.due.id, int(time.time()), errand.body)
-        return self._outbound.post(errand.url, errand.body, signed)
+    def _post(self, due_delivery: DueDelivery) -> Answer:
+        signed = headers(due_delivery.secrets, due_delivery.due.id, int(time.time()), due_delivery.body)
+        return self._outbound.post(due_delivery.url, due_delivery.body, signed)
 
 
 def _is_due(now: datetime) -> ColumnElement[bool]:

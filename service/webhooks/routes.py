@@ -8,12 +8,12 @@ from pydantic import BaseModel, Field
 from sqlalchemy import select
 
 from contract.strict import STORABLE, Strict
-from service.app_state import Config, Wakes
+from service.app_state import Config, QueueDep
 from service.authentication import Db, Reader, Writer
 from service.http.outbound import MAX_URL, Outbound
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.response_schemas import problems
-from service.idempotency.idempotency_dependencies import AnswerBox, Once
+from service.idempotency.idempotency_dependencies import AnswerBox, ClaimedKey
 from service.secret_box import SecretBox
 from service.tenants.tenant_scope import scoped
 from service.webhooks import actions
@@ -112,13 +112,13 @@ Out = Annotated[Outbound, Depends(_outbound)]
     responses=problems(400, 409, 422),
 )
 def create_webhook(
-    new: NewWebhook, writer: Writer, db: Db, box: Box, outbound: Out, claim: Once, answers: AnswerBox
+    new: NewWebhook, writer: Writer, db: Db, box: Box, outbound: Out, claim: ClaimedKey, answers: AnswerBox
 ) -> WebhookResource:
     actions.check_url(outbound, new.url)
     with db.begin() as session:
         webhook, secret = actions.create(session, box, writer, new.url, new.events, new.description)
         made = WebhookResource.of(webhook, secret)
-        claim.keep(session, 201, made, {}, box=answers)
+        claim.store_answer(session, 201, made, {}, box=answers)
     return made
 
 
@@ -171,11 +171,11 @@ def delete_webhook(webhook_id: str, writer: Writer, db: Db) -> None:
     description="For 24 hours messages are signed under both secrets. The new one is shown in this answer alone.",
     responses=problems(404, 409, 422),
 )
-def rotate_webhook(webhook_id: str, writer: Writer, db: Db, box: Box, claim: Once, answers: AnswerBox) -> WebhookResource:
+def rotate_webhook(webhook_id: str, writer: Writer, db: Db, box: Box, claim: ClaimedKey, answers: AnswerBox) -> WebhookResource:
     with db.begin() as session:
         webhook = actions.find_webhook(session, writer, webhook_id, lock=True)
         changed = WebhookResource.of(webhook, actions.rotate(session, box, webhook))
-        claim.keep(session, 200, changed, {}, box=answers)
+        claim.store_answer(session, 200, changed, {}, box=answers)
     return changed
 
 
@@ -186,11 +186,11 @@ def rotate_webhook(webhook_id: str, writer: Writer, db: Db, box: Box, claim: Onc
     summary="Send a webhook a message of type webhook.test",
     responses=problems(404, 409, 422),
 )
-def test_webhook(webhook_id: str, writer: Writer, db: Db, queue: Wakes, claim: Once) -> DeliveryResource:
+def test_webhook(webhook_id: str, writer: Writer, db: Db, queue: QueueDep, claim: ClaimedKey) -> DeliveryResource:
     with db.begin() as session:
         webhook = actions.find_webhook(session, writer, webhook_id)
         sent = DeliveryResource.of(actions.test(session, queue, webhook))
-        claim.keep(session, 202, sent, {})
+        claim.store_answer(session, 202, sent, {})
     return sent
 
 
@@ -216,9 +216,11 @@ def list_deliveries(
     summary="Send a message once more",
     responses=problems(404, 409, 422),
 )
-def replay_delivery(webhook_id: str, delivery_id: str, writer: Writer, db: Db, queue: Wakes, claim: Once) -> DeliveryResource:
+def replay_delivery(
+    webhook_id: str, delivery_id: str, writer: Writer, db: Db, queue: QueueDep, claim: ClaimedKey
+) -> DeliveryResource:
     with db.begin() as session:
         actions.find_webhook(session, writer, webhook_id)
         sent = DeliveryResource.of(actions.replay(session, queue, writer, webhook_id, delivery_id))
-        claim.keep(session, 202, sent, {})
+        claim.store_answer(session, 202, sent, {})
     return sent

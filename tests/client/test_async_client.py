@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from motet import AsyncClient, Client, TaskNotDone, Unreachable
-from motet.api.calls import Admin, Call, Calls, Each
+from motet.api.calls import Admin, Call, Calls, Paginated
 from motet.api.errors import DownloadDamaged
 
 from tests.client.scripted_server import ADAPTER, FILE, PAGE, TASK, Script, body
@@ -28,7 +28,7 @@ def test_both_clients_have_the_same_calls_each_with_its_words() -> None:
     assert groups == asyncio.run(attributes())
     assert set(groups) == {"files", "tasks", "batches", "adapters", "models", "account"}
     for group in {*groups.values(), Admin}:
-        calls = {name: call for name, call in vars(group).items() if isinstance(call, Call | Each)}
+        calls = {name: call for name, call in vars(group).items() if isinstance(call, Call | Paginated)}
         assert calls
         assert all(call.__doc__ for call in calls.values())
     names = {name for name in vars(Client) if not name.startswith("_")}

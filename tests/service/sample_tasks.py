@@ -12,7 +12,7 @@ from service.adapters.models import Adapter
 from service.database.engine import Database, new_id
 from service.fleet.models import Node, Placement
 from service.storage.object_store import Storage
-from service.tasks.lifecycle.change_notices import touch
+from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.models import Job, PointChunk, Task
 from service.usage.usage_ledger import book
 
@@ -20,7 +20,7 @@ from service.usage.usage_ledger import book
 def change(database: Database, *task_ids: str) -> None:
     """Something about these tasks that a poller can see."""
     with database.begin() as session:
-        touch(session, *(session.get_one(Task, task_id) for task_id in task_ids))
+        bump_version_and_notify(session, *(session.get_one(Task, task_id) for task_id in task_ids))
 
 
 def jobs_of(session: Session, task_id: str) -> list[Job]:

@@ -13,7 +13,7 @@ import yaml
 
 from service.fleet.worker_authentication import placement_token
 from service.messaging.queue import Queue, QueueJob
-from service.messaging.wakeups import Hints, connect
+from service.messaging.wakeups import NodeWakeups, connect
 from service.tenants.rate_limits import RateLimitExceeded, Rates
 from tests.service.api import CHAT, jsonl
 from tests.service.live_server import PATIENCE, live
@@ -186,7 +186,7 @@ def test_a_hung_valkey_holds_nobody_up(stack, calls, tenant):
 def test_a_hung_valkey_is_asked_once_and_then_left_alone(stack, settings, monkeypatch):
     asked: list[str] = []
     really = redis.connection.AbstractConnection.send_packed_command
-    hints, queue, rates = Hints(settings.redis_url), Queue(settings.redis_url), Rates(settings.redis_url)
+    hints, queue, rates = NodeWakeups(settings.redis_url), Queue(settings.redis_url), Rates(settings.redis_url)
 
     def counted(connection: redis.connection.AbstractConnection, *given: object, **how: object) -> object:
         asked.append(threading.current_thread().name)

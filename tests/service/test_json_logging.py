@@ -59,7 +59,7 @@ def test_a_line_says_what_happened_when_to_whom_and_how_it_failed():
 
 def test_the_last_words_of_a_process_are_written_though_a_thread_writes_them():
     program = (
-        "import logging; from service import json_logging; json_logging.configure(); json_logging.write_aside(); "
+        "import logging; from service import json_logging; json_logging.configure(); json_logging.write_in_background(); "
         "logging.warning('last words, mk_%s', 'x' * 9)"
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr

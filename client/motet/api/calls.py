@@ -42,7 +42,7 @@ class Call(Generic[P, T]):
         return call
 
 
-class Each(Generic[P, T]):
+class Paginated(Generic[P, T]):
     """A call with many answers, to iterate over."""
 
     def __init__(self, build: Callable[P, Listing[T]]) -> None:
@@ -66,7 +66,7 @@ class Files(Calls[D]):
 
     upload = Call(files.upload)
     get = Call(files.file)
-    list = Each(files.files)
+    list = Paginated(files.files)
     preview = Call(files.preview)
     delete = Call(files.delete_file)
 
@@ -77,17 +77,17 @@ class Tasks(Calls[D]):
     create = Call(tasks.create)
     estimate = Call(tasks.estimate)
     get = Call(tasks.task)
-    list = Each(tasks.tasks)
+    list = Paginated(tasks.tasks)
     cancel = Call(tasks.cancel)
     pause = Call(tasks.pause)
     resume = Call(tasks.resume)
     delete = Call(tasks.delete_task)
-    follow = Each(tasks.follow)
+    follow = Paginated(tasks.follow)
     wait = Call(tasks.wait)
     jobs = Call(tasks.jobs)
     metrics = Call(tasks.metrics)
-    events = Each(tasks.events)
-    plan_history = Each(tasks.plan_history)
+    events = Paginated(tasks.events)
+    plan_history = Paginated(tasks.plan_history)
 
 
 class Batches(Calls[D]):
@@ -96,7 +96,7 @@ class Batches(Calls[D]):
     create = Call(batches.create)
     estimate = Call(batches.estimate)
     get = Call(batches.batch)
-    list = Each(batches.batches)
+    list = Paginated(batches.batches)
     cancel = Call(batches.cancel)
 
 
@@ -104,7 +104,7 @@ class Adapters(Calls[D]):
     """Committed adapters."""
 
     get = Call(adapters.adapter)
-    list = Each(adapters.adapters)
+    list = Paginated(adapters.adapters)
     delete = Call(adapters.delete_adapter)
     download = Call(adapters.download)
 
@@ -113,7 +113,7 @@ class Models(Calls[D]):
     """Base models that tasks may name."""
 
     get = Call(fleet.model)
-    list = Each(fleet.models)
+    list = Paginated(fleet.models)
 
 
 class Account(Calls[D]):
@@ -121,8 +121,8 @@ class Account(Calls[D]):
 
     usage = Call(account.usage)
     quotas = Call(account.quotas)
-    audit = Each(account.audit)
-    keys = Each(account.keys)
+    audit = Paginated(account.audit)
+    keys = Paginated(account.keys)
     create_key = Call(account.create_key)
     revoke_key = Call(account.revoke_key)
     sign_in_link = Call(account.sign_in_link)
@@ -132,14 +132,14 @@ class Admin(Calls[D]):
     """Calls that need the admin scope."""
 
     register_model = Call(fleet.register_model)
-    nodes = Each(fleet.nodes)
+    nodes = Paginated(fleet.nodes)
     drain = Call(fleet.drain)
     undrain = Call(fleet.undrain)
     create_join_token = Call(fleet.create_join_token)
-    tenants = Each(account.tenants)
+    tenants = Paginated(account.tenants)
     create_tenant = Call(account.create_tenant)
     change_tenant = Call(account.change_tenant)
-    keys = Each(account.keys_of)
+    keys = Paginated(account.keys_of)
     create_key = Call(account.create_key_of)
     revoke_key = Call(account.revoke_key_of)
-    audit = Each(account.whole_audit)
+    audit = Paginated(account.whole_audit)

@@ -11,8 +11,8 @@ from datetime import datetime
 from pydantic import BaseModel, ConfigDict
 
 IN_A_ROW = 3  # losses after which a node is quarantined
-MAX_LOSSES = 5  # of a task, on two nodes, or on one that trained other tasks between its losses
-MAX_LOSSES_ALONE = 10  # of a task on one node that trained others before its losses, and none since
+MAX_EXECUTOR_LOSSES = 5  # of a task, on two nodes, or on one that trained other tasks between its losses
+MAX_EXECUTOR_LOSSES_ON_ONE_NODE = 10  # of a task on one node that trained others before its losses, and none since
 _LONGEST_REST = 3600.0
 _SHORT = 12  # the rest after a second loss in a row is this many times shorter than a quarantine
 
@@ -66,10 +66,10 @@ def at_fault(task: str, faults: Mapping[str, Fault], witnesses: Mapping[str, Wit
         if fault.losses and node in witnesses and witnesses[node].believed_about(task)
     ]
     if sum(losses > 1 for losses, _, _ in told) > 1:
-        return sum(losses for losses, _, _ in told) >= MAX_LOSSES
+        return sum(losses for losses, _, _ in told) >= MAX_EXECUTOR_LOSSES
     for losses, first_at, proved_at in told:
         between = proved_at is not None and first_at is not None and proved_at > first_at
-        if (losses >= MAX_LOSSES and between) or (losses >= MAX_LOSSES_ALONE and proved_at is not None):
+        if (losses >= MAX_EXECUTOR_LOSSES and between) or (losses >= MAX_EXECUTOR_LOSSES_ON_ONE_NODE and proved_at is not None):
             return True
     return False
 

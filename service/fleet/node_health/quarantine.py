@@ -29,7 +29,7 @@ _REMEMBERED = 50  # losses in a row
 log = logging.getLogger(__name__)
 
 
-class Loss(Enum):
+class ExecutorLoss(Enum):
     """How a placement was lost."""
 
     EXECUTOR = "executor"  # its executor died or stalled: the node's or the task's fault
@@ -50,7 +50,7 @@ def release_lost(
     placement: Placement,
     reason: RequeueReason,
     detail: str,
-    loss: Loss | None,
+    loss: ExecutorLoss | None,
 ) -> None:
     """Take a running task off a node that lost its placement (`release`), and count the loss against node or task.
 
@@ -61,28 +61,30 @@ def release_lost(
     release(session, parts, task, placement, reason, detail, hopeless)
 
 
-def note_loss(session: Session, parts: Dependencies, task: Task, placement: Placement, loss: Loss, detail: str) -> str | None:
+def note_loss(
+    session: Session, parts: Dependencies, task: Task, placement: Placement, loss: ExecutorLoss, detail: str
+) -> str | None:
     """Count the loss of a live placement. Returns why the task must fail if it is clear by now that it crashes executors."""
     now, unit = clock(session), parts.settings.quarantine_seconds
     node = _locked(session, placement.node_id)
     faults = faults_of(task)
     fault = _after(faults.get(node.id, Fault()), loss, node, now, detail)
-    if loss is Loss.EXECUTOR:
+    if loss is ExecutorLoss.EXECUTOR:
         task.losses += 1
         places = {*fault.devices, tuple(sorted(placement.device_indexes))}
         fault = fault.model_copy(update={"devices": tuple(sorted(places))})
         counts = {str(index): node.device_losses.get(str(index), 0) + 1 for index in placement.device_indexes}
         node.device_losses = node.device_losses | counts
-    if loss is Loss.UNTAKEN or fault.losses:
+    if loss is ExecutorLoss.UNTAKEN or fault.losses:
         fault = fault.model_copy(update={"rest_until": now + timedelta(seconds=task_rest(fault, unit))})
     faults[node.id] = fault
     task.faults = {name: one.model_dump(mode="json") for name, one in faults.items()}
     task.retry_at = min((f.rest_until for f in faults.values() if f.rest_until and f.rest_until > now), default=None)
     witnesses = _witnesses(session, faults)
-    if loss is not Loss.REFUSED and not suspect(task.id, faults, witnesses, node.id):
+    if loss is not ExecutorLoss.REFUSED and not suspect(task.id, faults, witnesses, node.id):
         _count(node, task.id, now, unit, detail)
         witnesses[node.id] = witness_of(node)
-    if loss is not Loss.EXECUTOR or not at_fault(task.id, faults, witnesses):
+    if loss is not ExecutorLoss.EXECUTOR or not at_fault(task.id, faults, witnesses):
         return None
     lost = [one.losses for one in faults.values() if one.losses]
     where = "on one node, which trains other tasks" if len(lost) == 1 else f"on {len(lost)} nodes"
@@ -97,15 +99,15 @@ def _locked(session: Session, node_id: str) -> Node:
     return session.scalars(fresh).one()
 
 
-def _after(fault: Fault, loss: Loss, node: Node, now: datetime, detail: str) -> Fault:
+def _after(fault: Fault, loss: ExecutorLoss, node: Node, now: datetime, detail: str) -> Fault:
     match loss:
-        case Loss.EXECUTOR:
+        case ExecutorLoss.EXECUTOR:
             return fault.model_copy(update={"losses": fault.losses + 1, "first_at": fault.first_at or now})
-        case Loss.UNTAKEN:
+        case ExecutorLoss.UNTAKEN:
             return fault.model_copy(update={"missed": fault.missed + 1})
-        case Loss.REFUSED:
+        case ExecutorLoss.REFUSED:
             return fault.model_copy(update={"refused_by": node.boot_id, "refusal": detail})
-        case Loss.NODE:
+        case ExecutorLoss.NODE:
             return fault
 
 

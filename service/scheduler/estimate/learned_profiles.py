@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from contract.messages.report_messages import Throughput
 from service.scheduler.estimate import survival, throughput
-from service.scheduler.estimate.survival import NOTHING, JobProgress, Lives
+from service.scheduler.estimate.survival import NOTHING, JobLifetimes, JobProgress
 from service.scheduler.estimate.throughput import Key, Profile
 from service.scheduler.models import SurvivalRow, ThroughputProfile
 
@@ -25,11 +25,11 @@ def profiles(session: Session, bases: Collection[str]) -> dict[Key, Profile]:
     }
 
 
-def lives(session: Session, classes: Collection[str]) -> Mapping[str, Lives]:
+def lives(session: Session, classes: Collection[str]) -> Mapping[str, JobLifetimes]:
     """Exits and phases lived by ended tasks of these shape classes."""
-    found: dict[str, Lives] = defaultdict(lambda: NOTHING)
+    found: dict[str, JobLifetimes] = defaultdict(lambda: NOTHING)
     for row in session.scalars(select(SurvivalRow).where(SurvivalRow.shape_class.in_(classes))):
-        found[row.shape_class] = Lives(row.warm_exits, row.warm_lived, row.late_exits, row.late_lived)
+        found[row.shape_class] = JobLifetimes(row.warm_exits, row.warm_lived, row.late_exits, row.late_lived)
     return found
 
 
@@ -65,7 +65,7 @@ def note_ended(session: Session, shape_class: str, jobs: Collection[JobProgress]
     blank = dict.fromkeys(("warm_exits", "warm_lived", "late_exits", "late_lived"), 0.0)
     session.execute(insert(SurvivalRow).values(shape_class=shape_class, **blank).on_conflict_do_nothing())
     row = session.get_one(SurvivalRow, shape_class, with_for_update=True, populate_existing=True)
-    before = Lives(row.warm_exits, row.warm_lived, row.late_exits, row.late_lived)
+    before = JobLifetimes(row.warm_exits, row.warm_lived, row.late_exits, row.late_lived)
     after = survival.learned(before, survival.lived(jobs))
     row.warm_exits, row.warm_lived, row.late_exits, row.late_lived = (
         after.warm_exits,

@@ -40,7 +40,7 @@ class JobProgress:
 
 
 @dataclass(frozen=True)
-class Lives:
+class JobLifetimes:
     """Exits, and phases lived (1 is one whole phase): of jobs before the boundary, of tasks after it. Additive."""
 
     warm_exits: float = 0.0
@@ -48,28 +48,30 @@ class Lives:
     late_exits: float = 0.0
     late_lived: float = 0.0
 
-    def __add__(self, other: "Lives") -> "Lives":
-        return Lives(
+    def __add__(self, other: "JobLifetimes") -> "JobLifetimes":
+        return JobLifetimes(
             self.warm_exits + other.warm_exits,
             self.warm_lived + other.warm_lived,
             self.late_exits + other.late_exits,
             self.late_lived + other.late_lived,
         )
 
-    def times(self, factor: float) -> "Lives":
-        return Lives(self.warm_exits * factor, self.warm_lived * factor, self.late_exits * factor, self.late_lived * factor)
+    def times(self, factor: float) -> "JobLifetimes":
+        return JobLifetimes(
+            self.warm_exits * factor, self.warm_lived * factor, self.late_exits * factor, self.late_lived * factor
+        )
 
-    def at_most(self, jobs: float, tasks: float) -> "Lives":
+    def at_most(self, jobs: float, tasks: float) -> "JobLifetimes":
         """The same hazards with the evidence capped."""
         warm, late = min(1.0, jobs / max(jobs, self.warm_lived)), min(1.0, tasks / max(tasks, self.late_lived))
-        return Lives(self.warm_exits * warm, self.warm_lived * warm, self.late_exits * late, self.late_lived * late)
+        return JobLifetimes(self.warm_exits * warm, self.warm_lived * warm, self.late_exits * late, self.late_lived * late)
 
 
-NOTHING = Lives()
+NOTHING = JobLifetimes()
 # ALTO 8.3 (figure 15): 72-83 % of samples saved with a warmup of 5 % and a cut of 25 %, two thirds of that by ranking. So
 # 28 % of the jobs leave during warmup (hazard 0.33), and few after it (0.33): 81 % saved.
-ALTO = Lives(2.0, 6.0, 0.5, 1.5)
-TO_THE_END = Lives(0.05, 6.0, 0.03, 3.0)  # policy none: a job ends early only by a loss that is not finite
+ALTO = JobLifetimes(2.0, 6.0, 0.5, 1.5)
+TO_THE_END = JobLifetimes(0.05, 6.0, 0.03, 3.0)  # policy none: a job ends early only by a loss that is not finite
 
 
 def shape_class(spec: TaskSpec) -> str:
@@ -79,31 +81,31 @@ def shape_class(spec: TaskSpec) -> str:
     return f"{spec.base_model}|{spec.objective.type}|{how}"
 
 
-def prior(policy: EarlyExitPolicy) -> Lives:
+def prior(policy: EarlyExitPolicy) -> JobLifetimes:
     return TO_THE_END if policy.policy == "none" else ALTO
 
 
-def lived(jobs: Iterable[JobProgress]) -> Lives:
+def lived(jobs: Iterable[JobProgress]) -> JobLifetimes:
     """Exits and phases of one task's jobs so far; for an ended task, what its class learns from it."""
-    warm, late = Lives(), []
+    warm, late = JobLifetimes(), []
     for job in jobs:
         warmup, rest = job.warmup_steps, job.total_steps - job.warmup_steps
         past = job.step > warmup or (job.promoted and job.step == warmup)
         exited = float(job.status == JobStatus.EXITED and job.exit_reason != ExitReason.UNDERPERFORMING)
-        warm += Lives(0.0 if past else exited, min(1.0, job.step / max(1, warmup)))
+        warm += JobLifetimes(0.0 if past else exited, min(1.0, job.step / max(1, warmup)))
         if past and rest > 0:
             late.append((exited, (job.step - warmup) / rest))
     if not late:
         return warm
-    return warm + Lives(0, 0, sum(exits for exits, _ in late) / len(late), sum(part for _, part in late) / len(late))
+    return warm + JobLifetimes(0, 0, sum(exits for exits, _ in late) / len(late), sum(part for _, part in late) / len(late))
 
 
-def learned(before: Lives, finished: Lives) -> Lives:
+def learned(before: JobLifetimes, finished: JobLifetimes) -> JobLifetimes:
     """A class's sums after one more ended task; older evidence decays."""
     return before.at_most(MEMORY_JOBS, MEMORY_TASKS) + finished
 
 
-def belief(policy: EarlyExitPolicy, of_class: Lives, own: Lives) -> Lives:
+def belief(policy: EarlyExitPolicy, of_class: JobLifetimes, own: JobLifetimes) -> JobLifetimes:
     """The posterior of a task's hazards: the prior, its class with capped evidence, and its own jobs."""
     return prior(policy) + of_class.at_most(CLASS_JOBS, CLASS_TASKS) + own.times(OWN)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from contract.states import JOB_TERMINAL
 from contract.task_spec import EVALUATIONS, EarlyExitPolicy
-from service.scheduler.estimate.survival import NOTHING, JobProgress, Lives, belief, hazards, lived, promotion, unranked
+from service.scheduler.estimate.survival import NOTHING, JobLifetimes, JobProgress, belief, hazards, lived, promotion, unranked
 from service.scheduler.estimate.throughput import NEWEST, Model, speed
 
 INSIDE = 0.8  # the part of true ends that lie within the interval
@@ -43,7 +43,7 @@ class Work:
     policy: EarlyExitPolicy
     tokens_per_row: float
     validation_rows: int = 0
-    of_class: Lives = NOTHING
+    of_class: JobLifetimes = NOTHING
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ class GpuReservation:
 
 
 @dataclass(frozen=True)
-class Kept:
+class ReservedStarts:
     """The problem's tasks with reservations as running ones: `due` start now, `awaited` wait for tasks to leave."""
 
     running: tuple[Running, ...]
@@ -46,12 +46,12 @@ def reservations_of(session: Session, now: datetime) -> list[GpuReservation]:
 
 
 def kept(
-    promised: Sequence[GpuReservation], nodes: Sequence[Node], running: Sequence[Running], queued: Sequence[Queued]
-) -> Kept:
+    reserved: Sequence[GpuReservation], nodes: Sequence[Node], running: Sequence[Running], queued: Sequence[Queued]
+) -> ReservedStarts:
     """Take tasks with a reservation out of the queue; hold for each its node's free GPUs, and those of leaving tasks."""
     waiting = {task.id: task for task in queued}
     runs, due, awaited = list(running), list[Start](), dict[str, GpuReservation]()
-    for promise in {promise.task: promise for promise in promised}.values():
+    for promise in {promise.task: promise for promise in reserved}.values():
         task, at = waiting.get(promise.task), next((at for at, node in enumerate(nodes) if node.id == promise.node), None)
         if task is None or at is None or nodes[at].drained or task.seconds[at] is None:
             continue
@@ -69,7 +69,7 @@ def kept(
             runs.append(Running(task.id, promise.node, task.gpus, longest + seconds, task.tenant))
             awaited[task.id] = promise
         del waiting[task.id]
-    return Kept(tuple(runs), tuple(waiting.values()), tuple(due), awaited)
+    return ReservedStarts(tuple(runs), tuple(waiting.values()), tuple(due), awaited)
 
 
 def _given(runs: Sequence[Running], leavers: Mapping[str, Running], gpus: int) -> list[Running]:

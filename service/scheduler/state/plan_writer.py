@@ -24,7 +24,7 @@ from service.scheduler.state.batch_rows import note_plans
 from service.scheduler.state.plan_announcements import reasons_of
 from service.scheduler.state.snapshot import Snapshot
 from service.settings import Settings
-from service.tasks.lifecycle.change_notices import touch
+from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.lifecycle.placements import touch_nodes
 from service.tasks.lifecycle.transitions import enter
 from service.tasks.models import Task
@@ -46,7 +46,7 @@ class Placed:
 
 def starting(seen: Snapshot, decision: Decision) -> dict[str, Start]:
     """The starts at 0, by task."""
-    return {start.task: start for start in (*seen.promised, *decision.starts) if start.start == 0}
+    return {start.task: start for start in (*seen.reserved, *decision.starts) if start.start == 0}
 
 
 def place(session: Session, parts: Dependencies, seen: Snapshot, decision: Decision) -> Placed:
@@ -67,8 +67,8 @@ def place(session: Session, parts: Dependencies, seen: Snapshot, decision: Decis
                 busy[start.node] |= set(free[: start.gpus])
                 _place(session, parts, task, node, sorted(free[: start.gpus]), start, between.get(task.id), now)
                 started.append(task)
-        touch(session, *started)
-    touch_nodes(session, parts.hints, *sorted({starts[task.id].node for task in started}))
+        bump_version_and_notify(session, *started)
+    touch_nodes(session, parts.wakeups, *sorted({starts[task.id].node for task in started}))
     done = {task.id for task in started}
     return Placed(tuple(sorted(done)), tuple(sorted(set(starts) - done)))
 
@@ -89,12 +89,12 @@ def tell(session: Session, seen: Snapshot, decision: Decision, placed: Placed, s
             for task in same:
                 task.waiting = found.told[task.id]
                 note(session, task, "waits", found.told[task.id])
-            touch(session, *same)
+            bump_version_and_notify(session, *same)
     session.execute(delete(PlanRequest).where(PlanRequest.id.in_(seen.requests)))
     note_plans(session, seen.at, decision.batches)
-    if seen.problem.queued or seen.promised:
+    if seen.problem.queued or seen.reserved:
         session.add(_plan(session, seen, decision, seconds, placed))
-        waits = len(seen.problem.queued) + len(seen.promised) - len(placed.started)
+        waits = len(seen.problem.queued) + len(seen.reserved) - len(placed.started)
         log.info("plan by %s: %d start, %d wait", decision.method, len(placed.started), waits)
         if decision.note:
             log.warning("plan by %s after %s: %s", decision.method, decision.status, decision.note)

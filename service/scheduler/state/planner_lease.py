@@ -29,7 +29,7 @@ def take(db: Database) -> str | None:
         return session.scalar(free.returning(PlannerLease.token))
 
 
-def let_go(db: Database, token: str) -> None:
+def release(db: Database, token: str) -> None:
     with db.begin() as session:
         session.execute(delete(PlannerLease).where(PlannerLease.token == token))
 

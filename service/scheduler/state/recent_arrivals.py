@@ -14,10 +14,10 @@ from service.scheduler.core.expected_arrivals import RECENT
 from service.scheduler.core.problem import Arrived
 from service.tasks.models import Task
 
-Asked = tuple[datetime, int, int]  # creation, GPUs, expected seconds
+Arrival = tuple[datetime, int, int]  # creation, GPUs, expected seconds
 
 
-def recent_arrivals(session: Session, now: datetime, waiting: Mapping[str, Asked]) -> tuple[Arrived, ...]:
+def recent_arrivals(session: Session, now: datetime, waiting: Mapping[str, Arrival]) -> tuple[Arrived, ...]:
     """At most `RECENT`, oldest first. `waiting` are the tasks that wait, by id.
 
     A task placed several times counts once, as it was first expected. Ids of placements ascend with time, so that their primary
@@ -31,7 +31,7 @@ def recent_arrivals(session: Session, now: datetime, waiting: Mapping[str, Asked
         .limit(RECENT)
     )
     # of a task's placements the oldest comes last, and stays
-    placed: Mapping[str, Asked] = {id: (created, gpus, round(seconds)) for id, created, gpus, seconds in rows}
+    placed: Mapping[str, Arrival] = {id: (created, gpus, round(seconds)) for id, created, gpus, seconds in rows}
     newest = sorted({**waiting, **placed}.values())[-RECENT:]
     return tuple(Arrived(max(0, round((now - at).total_seconds())), gpus, max(1, seconds)) for at, gpus, seconds in newest)
 

@@ -70,7 +70,7 @@ def _claims(seen: Snapshot) -> list[Claim]:
     holds, units = Counter[str](), seen.problem.units
     for task_id, placed in seen.placements.items():
         holds[seen.tasks[task_id].tenant_id] += len(placed.device_indexes) * units[placed.node_id]
-    promised = {seen.tasks[task].tenant_id for task in (*seen.awaited, *(start.task for start in seen.promised))}
+    reserved = {seen.tasks[task].tenant_id for task in (*seen.awaited, *(start.task for start in seen.reserved))}
     claims = []
     for queued in seen.problem.queued:
         left = limits.get(queued.tenant, NEVER) - holds[queued.tenant]
@@ -79,7 +79,7 @@ def _claims(seen: Snapshot) -> list[Claim]:
             for node, seconds in zip(seen.problem.nodes, queued.seconds, strict=True)
             if seconds is not None and not node.drained and queued.gpus * node.units <= left
         )
-        if fits and queued.tenant not in promised:
+        if fits and queued.tenant not in reserved:
             claims.append(Claim(queued.id, queued.tenant, queued.gpus, seen.waited[queued.id], fits))
     return claims
 
@@ -94,11 +94,11 @@ def _ask(parts: Dependencies, token: str, seen: Snapshot, found: Preemption, vic
         task, placement = locked
         placement.promised_to = found.claim.task
         log.info("task %s is preempted: %s", task.id, found.sentence)
-        ask_to_leave(session, parts, task, placement, RequeueReason.PREEMPTED, told_victim(seen, found, victim))
+        ask_to_leave(session, parts, task, placement, RequeueReason.PREEMPTED, preemption_notice(seen, found, victim))
         return True
 
 
-def told_victim(seen: Snapshot, found: Preemption, victim: Held) -> str:
+def preemption_notice(seen: Snapshot, found: Preemption, victim: Held) -> str:
     """Message for the victim's owner; names the claiming task only if it is the owner's."""
     claim = found.claim
     if claim.tenant == victim.tenant:

@@ -36,7 +36,7 @@ _UNREAD_SECONDS = 60  # least expected remaining time of a running task that can
 
 
 @dataclass(frozen=True)
-class Asked:
+class HypotheticalTask:
     """A queued task without a row, and its jobs."""
 
     task: Task
@@ -49,7 +49,7 @@ class Snapshot:
     running task that cannot be read holds its GPUs in the problem but is not in `placements`, so that the planner never
     reclaims them.
 
-    `later` wait for a moment that their specs name. `promised` are due starts on reserved GPUs.
+    `later` wait for a moment that their specs name. `reserved` are due starts on reserved GPUs.
     """
 
     at: datetime
@@ -67,7 +67,7 @@ class Snapshot:
     work: Workload
     unread: dict[str, str] = field(default_factory=dict)
     later: dict[str, datetime] = field(default_factory=dict)
-    promised: tuple[p.Start, ...] = ()
+    reserved: tuple[p.Start, ...] = ()
     awaited: dict[str, GpuReservation] = field(default_factory=dict)  # reservations whose GPUs are still held
     troubles: dict[str, str] = field(default_factory=dict)  # nodes that get no tasks, or one at a time, and why
     lacking: dict[str, str] = field(default_factory=dict)  # tasks that no node understands, and what it would take
@@ -91,17 +91,17 @@ def spread(found: Estimate) -> Spread:
 def read(
     session: Session,
     parts: Dependencies,
-    promised: Sequence[GpuReservation] = (),
-    asked: Sequence[Asked] = (),
+    reserved: Sequence[GpuReservation] = (),
+    asked: Sequence[HypotheticalTask] = (),
     batch: Batch | None = None,
 ) -> Snapshot:
-    """Read the present moment, with reservations (`promised`), and with tasks that have no rows (`asked`, of `batch`, if any).
+    """Read the present moment, with reservations (`reserved`), and with tasks that have no rows (`asked`, of `batch`, if any).
 
     The session's transaction must be repeatable read and new.
     """
     session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
-    asked_for = select(func.clock_timestamp(), func.array_agg(PlanRequest.id), func.min(PlanRequest.created_at))
-    now, requests, oldest = session.execute(asked_for).one()
+    pending = select(func.clock_timestamp(), func.array_agg(PlanRequest.id), func.min(PlanRequest.created_at))
+    now, requests, oldest = session.execute(pending).one()
     nodes = list(session.scalars(select(Node).where(Node.status == "ready").order_by(Node.id)))
     live = session.execute(
         select(Placement, Task)
@@ -117,7 +117,7 @@ def read(
         queued.append(one.task)
     unsaved = {one.task.id: one.jobs for one in asked}
     work = Workload(session, [task for _, task in live] + queued, parts.memo, unsaved)
-    seen = _Seen(session, parts, now, nodes, [(placed, task) for placed, task in live], queued, work, promised, batches)
+    seen = _Seen(session, parts, now, nodes, [(placed, task) for placed, task in live], queued, work, reserved, batches)
     return seen.snapshot(tuple(requests or ()), oldest)
 
 
@@ -133,10 +133,10 @@ class _Seen:
         live: list[tuple[Placement, Task]],
         queued: list[Task],
         work: Workload,
-        promised: Sequence[GpuReservation],
+        reserved: Sequence[GpuReservation],
         batches: Batches,
     ) -> None:
-        self._promised, self._batches = promised, batches
+        self._reserved, self._batches = reserved, batches
         self._session, self._parts, self._now, self._work = session, parts, now, work
         self._nodes = {node.id: node for node in nodes}
         self._live = live
@@ -172,7 +172,7 @@ class _Seen:
         widths = self._widths(quotas)
         shared = self._shares(widths)
         waiting = self._waiting(shared, gpus, widths)
-        given = kept([*reservations_of(self._session, self._now), *self._promised], fleet, running, waiting)
+        given = kept([*reservations_of(self._session, self._now), *self._reserved], fleet, running, waiting)
         return Snapshot(
             at=self._now,
             requests=requests,
@@ -189,7 +189,7 @@ class _Seen:
             work=self._work,
             unread=self._unread,
             later=self._later,
-            promised=given.due,
+            reserved=given.due,
             awaited=given.awaited,
             troubles={id: trouble.sentence for id, trouble in self._hosts.troubles.items()},
             lacking=self._lacking,

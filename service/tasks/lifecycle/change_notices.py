@@ -3,22 +3,22 @@
 from sqlalchemy import ARRAY, String, func, literal, select
 from sqlalchemy.orm import Session
 
-from service.tasks.lifecycle.event_log import tell_status
+from service.tasks.lifecycle.event_log import record_status
 from service.tasks.models import Task
 
 CHANNEL = "motet_tasks"  # a notice's payload is task ids, separated by spaces
-TOLD_TOGETHER = 200  # task ids per notice (Postgres allows 8,000 bytes); a plan changes all waiting tasks
+IDS_PER_NOTICE = 200  # task ids per notice (Postgres allows 8,000 bytes); a plan changes all waiting tasks
 
 
-def touch(session: Session, *tasks: Task) -> None:
+def bump_version_and_notify(session: Session, *tasks: Task) -> None:
     """Raise each task's version, record its status if it is new, and notify watchers after the commit.
 
     The caller holds the tasks' row locks.
     """
     for task in tasks:
         task.version += 1
-        tell_status(session, task)
+        record_status(session, task)
     if tasks:
         ids = [task.id for task in tasks]
-        notices = [" ".join(ids[at : at + TOLD_TOGETHER]) for at in range(0, len(ids), TOLD_TOGETHER)]
+        notices = [" ".join(ids[at : at + IDS_PER_NOTICE]) for at in range(0, len(ids), IDS_PER_NOTICE)]
         session.execute(select(func.pg_notify(CHANNEL, func.unnest(literal(notices, ARRAY(String))))))

@@ -42,7 +42,7 @@ def record(session: Session, task: Task, kind: Kind, data: dict[str, Any]) -> No
     session.add(TaskEvent(task_id=task.id, number=task.last_event, tenant_id=task.tenant_id, kind=kind, data=data))
 
 
-def tell_status(session: Session, task: Task) -> None:
+def record_status(session: Session, task: Task) -> None:
     """Record the task's status if it differs from the last recorded one, and queue the tenant's webhooks."""
     if task.status == task.told_status:
         return
@@ -62,7 +62,7 @@ def newest(session: Session, principal: Principal, task_id: str, kinds: Sequence
     return list(session.scalars(scoped(events, TaskEvent, principal).order_by(TaskEvent.number.desc()).limit(most)))
 
 
-class News:
+class EventBuffer:
     """Collects the events of one report, in order; consecutive points of several series become one `curves` event."""
 
     def __init__(self, session: Session, task: Task) -> None:

@@ -8,8 +8,8 @@ from service.database.engine import after_commit, clock
 from service.dependencies import Dependencies
 from service.fleet.models import Node, Placement
 from service.messaging.plan_requests import request_plan
-from service.messaging.wakeups import Hints
-from service.tasks.lifecycle.change_notices import touch
+from service.messaging.wakeups import NodeWakeups
+from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.lifecycle.rewind import rewind
 from service.tasks.models import Task
 from service.tasks.plan_status.plan_history import note
@@ -17,12 +17,12 @@ from service.tasks.plan_status.plan_history import note
 FINISHED = "finished"  # end reason of a placement whose task ended there
 
 
-def touch_nodes(session: Session, hints: Hints, *node_ids: str) -> None:
+def touch_nodes(session: Session, wakeups: NodeWakeups, *node_ids: str) -> None:
     """Raise the nodes' desired versions, and hint the nodes after the commit."""
 
     def hint() -> None:
         for node_id in node_ids:
-            hints.desired_changed(node_id)
+            wakeups.desired_changed(node_id)
 
     session.execute(update(Node).where(Node.id.in_(node_ids)).values(desired_version=Node.desired_version + 1))
     after_commit(session, hint)
@@ -45,11 +45,11 @@ def lock_placement(session: Session, placement_id: str) -> tuple[Task, Placement
     return task, session.scalars(own).one()
 
 
-def end_placement(session: Session, hints: Hints, placement: Placement, reason: str) -> None:
+def end_placement(session: Session, wakeups: NodeWakeups, placement: Placement, reason: str) -> None:
     """End a live placement; its row stores the `reason`. The caller holds the task's row lock."""
     placement.ended_at = clock(session)
     placement.end_reason = reason
-    touch_nodes(session, hints, placement.node_id)
+    touch_nodes(session, wakeups, placement.node_id)
 
 
 def ask_to_leave(
@@ -71,8 +71,8 @@ def ask_to_leave(
     if placement.acknowledged_at is None:
         release(session, parts, task, placement, reason, detail)
     else:
-        touch_nodes(session, parts.hints, placement.node_id)
-        touch(session, task)
+        touch_nodes(session, parts.wakeups, placement.node_id)
+        bump_version_and_notify(session, task)
 
 
 def release(
@@ -92,8 +92,8 @@ def release(
     """
     if placement.leaving is not None:
         reason, detail = RequeueReason(placement.leaving), placement.leave_detail or ""
-    end_placement(session, parts.hints, placement, reason)  # locked before the usage counter, as everywhere
+    end_placement(session, parts.wakeups, placement, reason)  # locked before the usage counter, as everywhere
     rewind(session, task, reason, detail, hopeless)
     note(session, task, "left", {"reason": reason, "detail": detail or None, "status": task.status})
-    touch(session, task)
+    bump_version_and_notify(session, task)
     request_plan(session, parts.queue, "task_ended" if task.status in TASK_TERMINAL else reason)

@@ -36,7 +36,7 @@ from service.storage.object_store import ObjectMissing, Storage
 from service.tasks.curves.curve_writer import Curves, StepRepeated
 from service.tasks.curves.downsampling import summarise
 from service.tasks.lifecycle.conclusion import conclude, fail_unfinished
-from service.tasks.lifecycle.event_log import Kind, News
+from service.tasks.lifecycle.event_log import EventBuffer, Kind
 from service.tasks.lifecycle.transitions import enter_job
 from service.tasks.models import Job, Task
 
@@ -57,7 +57,7 @@ class Record:
     def __init__(self, session: Session, storage: Storage, task: Task) -> None:
         self._session, self._storage, self._task = session, storage, task
         self._jobs = {job.index: job for job in session.scalars(_JOBS, {"task": task.id})}
-        self._news = News(session, task)
+        self._events = EventBuffer(session, task)
         self._failure: str | None = None
         self._ended: list[str] = []
         self._reached: dict[str, int] = {}  # steps by job id that only points report
@@ -74,7 +74,7 @@ class Record:
         self._curves.flush()
         if self._reached:
             self._session.execute(_REACH, {"jobs": list(self._reached), "steps": list(self._reached.values())})
-        self._news.flush()
+        self._events.flush()
         for job_id in self._ended:
             summarise(self._session, job_id)
         if self._failure is not None:
@@ -93,10 +93,10 @@ class Record:
             case Attached():
                 self._attached(event)
             case ActivationsChosen():
-                self._news.add(Kind.ACTIVATIONS, {"recompute": event.recompute, "reason": event.reason})
+                self._events.add(Kind.ACTIVATIONS, {"recompute": event.recompute, "reason": event.reason})
             case BaseEvaluated():
                 self._task.base_val_loss = event.val_loss
-                self._news.add(Kind.BASE, {"val_loss": event.val_loss})
+                self._events.add(Kind.BASE, {"val_loss": event.val_loss})
             case JobMoved():
                 self._moved(event)
             case Points():
@@ -145,7 +145,7 @@ class Record:
         job.step = max(job.step, event.step)
         if event.warmup_val_loss is not None:
             job.warmup_val_loss = event.warmup_val_loss
-        self._news.job(job)
+        self._events.job(job)
 
     def _points(self, event: Points) -> None:
         if len(event.steps) != len(event.values):
@@ -153,7 +153,7 @@ class Record:
         job = self._unfinished(event.job)
         values = [math.nan if value is None else value for value in event.values]
         self._curves.append(job.id, event.series, event.steps, values)
-        self._news.points(event.job, event.series, event.steps, values)
+        self._events.points(event.job, event.series, event.steps, values)
         if event.steps[-1] > job.step:
             self._reached[job.id] = event.steps[-1]
             set_committed_value(job, "step", event.steps[-1])  # written with all other jobs' steps in one statement
@@ -196,7 +196,7 @@ class Record:
         )
         self._session.add(kept)
         told = {"job": index, "adapter_id": kept.id, "step": kept.step, "val_loss": kept.val_loss}
-        self._news.add(Kind.ADAPTER, told)
+        self._events.add(Kind.ADAPTER, told)
         self._session.flush()
 
     def _end(self, event: JobCompleted | JobExited | JobFailed, status: JobStatus) -> Job:
@@ -207,7 +207,7 @@ class Record:
             job.best_step, job.best_val_loss = event.best_step, event.best_val_loss
         self._task.losses = 0
         self._ended.append(job.id)
-        self._news.job(job)
+        self._events.job(job)
         return job
 
     def _must_hold(self, sha256: str, size: int, what: str) -> None:

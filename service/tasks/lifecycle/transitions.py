@@ -26,42 +26,42 @@ from contract.states import (
     check_task,
 )
 from service.database.prepared_statements import PreparedStatement
-from service.tasks.lifecycle.change_notices import CHANNEL, TOLD_TOGETHER
+from service.tasks.lifecycle.change_notices import CHANNEL, IDS_PER_NOTICE
 from service.tasks.lifecycle.event_log import STATUS_FIELDS, Kind
 from service.tasks.models import Job, Task
 from service.tasks.plan_status import unplanned_reasons
 from service.webhooks.webhook_messages import types_of
 
 
-class At(Enum):
+class TimeColumn(Enum):
     """A column that gets the time of the transition: NOW always, FIRST only if it is empty."""
 
     NOW = "{time}"
     FIRST = "coalesce({column}, {time})"
 
 
-Entered = Mapping[str, Any]  # what a row gets, by column: At, None, or a value
+ColumnWrites = Mapping[str, Any]  # what a row gets, by column: At, None, or a value
 
-_ENDED: Entered = {"ended_at": At.NOW, "waiting": None, "desired_status": None}
-TASK_ENTERS: Mapping[TaskStatus, Entered] = {
-    TaskStatus.QUEUED: {"queued_at": At.NOW, "waiting": unplanned_reasons.not_planned(), "desired_status": None},
+_ENDED: ColumnWrites = {"ended_at": TimeColumn.NOW, "waiting": None, "desired_status": None}
+ON_TASK_ENTER: Mapping[TaskStatus, ColumnWrites] = {
+    TaskStatus.QUEUED: {"queued_at": TimeColumn.NOW, "waiting": unplanned_reasons.not_planned(), "desired_status": None},
     TaskStatus.PAUSED: {"waiting": unplanned_reasons.paused(), "desired_status": None},
-    TaskStatus.RUNNING: {"started_at": At.FIRST, "waiting": None},
+    TaskStatus.RUNNING: {"started_at": TimeColumn.FIRST, "waiting": None},
     **dict.fromkeys(TASK_TERMINAL, _ENDED),
 }
 # transitions after which an older placement's writes count no more; a task that ends by its own report keeps its fence, since
 # the executor's last report may still follow
-_FENCED = {
+_RAISES_FENCE = {
     *((before, TaskStatus.CANCELLED) for before in TaskStatus),
     *((TaskStatus.RUNNING, after) for after in (TaskStatus.QUEUED, TaskStatus.PAUSED)),
     (TaskStatus.QUEUED, TaskStatus.PAUSED),
     (TaskStatus.QUEUED, TaskStatus.RUNNING),
 }
-_JOB_ENDED: Entered = {"ended_at": At.NOW, "checkpoint": None}
-JOB_ENTERS: Mapping[JobStatus, Entered] = {
-    JobStatus.WARMUP: {"started_at": At.FIRST},
-    JobStatus.PARKED: {"started_at": At.FIRST},
-    JobStatus.TRAINING: {"started_at": At.FIRST, "promoted": True},
+_JOB_ENDED: ColumnWrites = {"ended_at": TimeColumn.NOW, "checkpoint": None}
+ON_JOB_ENTER: Mapping[JobStatus, ColumnWrites] = {
+    JobStatus.WARMUP: {"started_at": TimeColumn.FIRST},
+    JobStatus.PARKED: {"started_at": TimeColumn.FIRST},
+    JobStatus.TRAINING: {"started_at": TimeColumn.FIRST, "promoted": True},
     **dict.fromkeys(JOB_TERMINAL, _JOB_ENDED),
 }
 
@@ -71,19 +71,19 @@ JOB_ENTERS: Mapping[JobStatus, Entered] = {
 def enter(task: Task, status: TaskStatus, now: datetime, fenced: bool = False, **columns: Any) -> None:
     """Move the task to `status`, with `columns` beside what the status itself writes. `fenced`: raise the fence in any case.
 
-    The caller notifies watchers (change_notices.touch) once all changes of its transaction are made. Raises IllegalTransition.
+    The caller then calls bump_version_and_notify, once all changes of its transaction are made. Raises IllegalTransition.
     """
     before = TaskStatus(task.status)
     task.status = check_task(before, status)
-    if fenced or (before, status) in _FENCED:
+    if fenced or (before, status) in _RAISES_FENCE:
         task.fence += 1
-    _write(task, {**TASK_ENTERS[status], **columns}, now)
+    _write(task, {**ON_TASK_ENTER[status], **columns}, now)
 
 
 def enter_job(job: Job, status: JobStatus, now: Any) -> None:
     """Move the job to `status`. `now` is a time or SQL's clock. Raises IllegalTransition."""
     job.status = check_job(JobStatus(job.status), status)
-    _write(job, JOB_ENTERS[status], now)
+    _write(job, ON_JOB_ENTER[status], now)
 
 
 def rewind_job(job: Job, status: JobStatus) -> None:
@@ -95,11 +95,11 @@ def rewind_job(job: Job, status: JobStatus) -> None:
         job.started_at = None
 
 
-def _write(row: Task | Job, entered: Entered, now: Any) -> None:
-    for column, value in entered.items():
-        if value is At.NOW or (value is At.FIRST and getattr(row, column) is None):
+def _write(row: Task | Job, writes: ColumnWrites, now: Any) -> None:
+    for column, value in writes.items():
+        if value is TimeColumn.NOW or (value is TimeColumn.FIRST and getattr(row, column) is None):
             setattr(row, column, now)
-        elif value is not At.FIRST:
+        elif value is not TimeColumn.FIRST:
             setattr(row, column, value)
 
 
@@ -109,13 +109,13 @@ def _write(row: Task | Job, entered: Entered, now: Any) -> None:
 def cancel_jobs(session: Session, task_id: str, now: datetime) -> None:
     """Cancel the task's unfinished jobs."""
     status = JobStatus.CANCELLED
-    open_ = [before for before, after in JOB_TRANSITIONS.items() if status in after]
-    values = {column: now if value is At.NOW else value for column, value in JOB_ENTERS[status].items()}
-    session.execute(update(Job).where(Job.task_id == task_id, Job.status.in_(open_)).values(status=status, **values))
+    unfinished = [before for before, after in JOB_TRANSITIONS.items() if status in after]
+    values = {column: now if value is TimeColumn.NOW else value for column, value in ON_JOB_ENTER[status].items()}
+    session.execute(update(Job).where(Job.task_id == task_id, Job.status.in_(unfinished)).values(status=status, **values))
 
 
 class SetTransition:
-    """One transition of many tasks by one statement: as `enter` and `change_notices.touch` on each.
+    """One transition of many tasks by one statement: as `enter` and `bump_version_and_notify` on each.
 
     Messages to webhooks are rows of their own, so a status that webhooks are told of is refused.
     """
@@ -123,10 +123,10 @@ class SetTransition:
     def __init__(self, before: TaskStatus, status: TaskStatus) -> None:
         if types_of(check_task(before, status)):
             raise ValueError(f"webhooks are told of {status}, so tasks enter it one by one")
-        entered = TASK_ENTERS[status]
-        fence = ["fence = tasks.fence + 1"] if (before, status) in _FENCED else []
-        written = [*fence, *(f"{column} = {_sql(column, value)}" for column, value in entered.items())]
-        values = {column: json.dumps(value) for column, value in entered.items() if _given(value)}
+        writes = ON_TASK_ENTER[status]
+        fence = ["fence = tasks.fence + 1"] if (before, status) in _RAISES_FENCE else []
+        written = [*fence, *(f"{column} = {_sql(column, value)}" for column, value in writes.items())]
+        values = {column: json.dumps(value) for column, value in writes.items() if _given(value)}
         self._statement = PreparedStatement(
             text(
                 f"""WITH locked AS (
@@ -147,28 +147,28 @@ class SetTransition:
         )
 
     def run(self, session: Session, ids: Sequence[str]) -> dict[str, str | None]:
-        """Move those of at most TOLD_TOGETHER tasks that are in the first status and are not asked to become another one.
+        """Move those of at most IDS_PER_NOTICE tasks that are in the first status and are not asked to become another one.
 
         Returns the request ids of the moved tasks, by task id.
         """
-        if len(ids) > TOLD_TOGETHER:
-            raise ValueError(f"{len(ids)} tasks do not fit into one notice of {TOLD_TOGETHER}")
+        if len(ids) > IDS_PER_NOTICE:
+            raise ValueError(f"{len(ids)} tasks do not fit into one notice of {IDS_PER_NOTICE}")
         rows = self._statement.run(session.connection(), {"ids": list(ids)})
         return {task_id: request_id for task_id, request_id, _ in rows}
 
 
 def _given(value: Any) -> bool:
-    return value is not None and not isinstance(value, At)
+    return value is not None and not isinstance(value, TimeColumn)
 
 
 def _sql(column: str, value: Any) -> str:
-    if isinstance(value, At):
+    if isinstance(value, TimeColumn):
         return value.value.format(column=f"tasks.{column}", time="clock_timestamp()")
     return f"CAST(:{column} AS jsonb)" if _given(value) else "NULL"
 
 
 def _told(status: TaskStatus) -> str:
-    """A status event's data, as SQL over a row of tasks: what event_log.tell_status says of one object."""
+    """A status event's data, as SQL over a row of tasks: as event_log.record_status writes for one object."""
     columns = {name: column for name, (column, only) in STATUS_FIELDS.items() if only is None or status == only}
     told = "".join(f", '{name}', {column}" for name, column in columns.items())
     return f"jsonb_strip_nulls(jsonb_build_object('status', '{status}'{told}))"

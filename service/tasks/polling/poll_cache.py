@@ -22,10 +22,10 @@ from service.storage.downloads import matches
 from service.tasks.models import Task
 from service.tasks.plan_status.queue_status import NONE, Entries, Entry, entry_of, unpack
 from service.tasks.polling.change_listener import ChangeListener
-from service.tasks.resource import BESIDE, QUEUE, Beside, TaskResource
+from service.tasks.resource import QUEUE, RELATED_READS, RelatedRows, TaskResource
 from service.tenants.api_keys import Principal
 from service.tenants.request_coalescer import RequestCoalescer
-from service.tenants.tenant_scope import missing, scoped_when_asked, whose
+from service.tenants.tenant_scope import missing, scoped_by_parameter, tenant_parameter
 
 _KEPT_BYTES = 16 * 2**20  # of cached answers
 _ENTRY_BYTES = 500  # overhead of an entry beyond its text
@@ -38,22 +38,22 @@ _NUL = "\0"  # Postgres refuses NUL in text: one such id would fail the read tha
 Found = TypeVar("Found")
 
 _ASKED = PreparedStatement(
-    scoped_when_asked(
+    scoped_by_parameter(
         select(Task.id, Task.version, Task.status, Task.fence).where(among_ids(Task.id), Task.deleted_at.is_(None)), Task
     )
 )
 _QUEUE_IF_NEW = PreparedStatement(  # `packed` is null if the process already has the plan with the number `plan`
-    scoped_when_asked(
+    scoped_by_parameter(
         select(QueueStatus.number, case((QueueStatus.number != bindparam("plan", type_=BigInteger), QueueStatus.packed))),
         QueueStatus,
     )
 )
 _WHOLE = [
     *(
-        PreparedStatement(scoped_when_asked(statement, Task))
-        for statement in (select(*Task.__table__.c).where(among_ids(Task.id), Task.deleted_at.is_(None)), *BESIDE)
+        PreparedStatement(scoped_by_parameter(statement, Task))
+        for statement in (select(*Task.__table__.c).where(among_ids(Task.id), Task.deleted_at.is_(None)), *RELATED_READS)
     ),
-    PreparedStatement(scoped_when_asked(QUEUE, QueueStatus)),
+    PreparedStatement(scoped_by_parameter(QUEUE, QueueStatus)),
 ]
 _OF_PLAN = re.compile(r'\.\d+"')
 
@@ -87,13 +87,15 @@ class Answer:
 
 
 class PollCache:
-    """Caches answers; `watcher` reports changed tasks. Versions and whole tasks use separate readers, so that a version never
-    waits for the longer read."""
+    """Caches answers; `change_listener` reports changed tasks. Versions and whole tasks use separate readers, so that a version
+    never waits for the longer read."""
 
     def __init__(self, change_listener: ChangeListener, versions: AsyncReader, loads: AsyncReader) -> None:
         self._listener, self._version_line, self._load_line = change_listener, versions, loads
-        self._versions = RequestCoalescer(self._look, apart=_APART_SECONDS, turn=versions.turn)
-        self._loads = RequestCoalescer(self._load, apart=_APART_SECONDS, most=_MOST_LOADED, turn=loads.turn)
+        self._versions = RequestCoalescer(self._look, min_interval_seconds=_APART_SECONDS, semaphore=versions.semaphore)
+        self._loads = RequestCoalescer(
+            self._load, min_interval_seconds=_APART_SECONDS, max_group_size=_MOST_LOADED, semaphore=loads.semaphore
+        )
         self._kept: OrderedDict[str, Answer] = OrderedDict()  # by task, least recently used first
         self._bytes = 0
         self._queues: dict[str, tuple[int, Entries]] = {}  # by tenant: the newest plan's number, and its entries
@@ -145,7 +147,7 @@ class PollCache:
         tenant_id = principal.tenant_id
         known, kept = self._queues.get(tenant_id, (0, NONE))
         entries = NONE
-        asked = whose(principal) | {"ids": ids, "plan": known}
+        asked = tenant_parameter(principal) | {"ids": ids, "plan": known}
         found, queue = await self._version_line.look(tenant_id, [_ASKED, _QUEUE_IF_NEW], asked)
         for number, packed in await queue.fetchall():
             if len(self._queues) >= _MOST_TENANTS:
@@ -161,8 +163,8 @@ class PollCache:
         """Load these tasks, and prefetch other polled ones that have changed: one plan changes many, and all will be polled."""
         tenant_id, loop, answers = principal.tenant_id, asyncio.get_running_loop(), {}
         all_ids = [*ids, *self._take_changed(tenant_id, ids)]
-        tasks, *beside = await self._load_line.look(tenant_id, _WHOLE, whose(principal) | {"ids": all_ids})
-        made, until = Beside(*[await found.fetchall() for found in beside]), loop.time() + _SLICE_SECONDS
+        tasks, *beside = await self._load_line.look(tenant_id, _WHOLE, tenant_parameter(principal) | {"ids": all_ids})
+        made, until = RelatedRows(*[await found.fetchall() for found in beside]), loop.time() + _SLICE_SECONDS
         async for row in tasks:
             task = made.of(row)
             etag = etag_of(task.version, entry_of(row, made.entries))
@@ -202,7 +204,7 @@ class PollCache:
 
 
 async def _found(reads: RequestCoalescer[str, Found], db: Database, principal: Principal, task_id: str) -> Found:
-    found = await reads.ask(db, principal, task_id) if _NUL not in task_id else None
+    found = await reads.submit(db, principal, task_id) if _NUL not in task_id else None
     if found is None:
         raise missing("task", task_id)
     return found

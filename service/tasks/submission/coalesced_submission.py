@@ -16,7 +16,7 @@ from contract.task_spec import TaskSpec
 from service.audit.audit_trail import Note, add_entries
 from service.database.engine import Database
 from service.http.problems import Problem
-from service.idempotency.idempotency_store import Claim, Keyed, Replayed, claim_in
+from service.idempotency.idempotency_store import Claim, KeyedRequest, Replayed, claim_in
 from service.messaging.queue import Queue
 from service.tasks import actions
 from service.tasks.models import Task
@@ -24,13 +24,15 @@ from service.tasks.polling.poll_cache import etag_of
 from service.tasks.resource import render_new
 from service.tenants.api_keys import Principal
 from service.tenants.request_coalescer import RequestCoalescer, in_thread
+from service.usage.quotas import MAX_SHARED_TASKS
 
 log = logging.getLogger(__name__)
 
-_MOST = 16  # submissions per transaction
-_QUICK_JOBS = 64  # most jobs of a task that shares a transaction: a larger one would delay the others
-_REST = 2.0  # pause after a tenant's batch, as a multiple of its duration, for polls to run; without it they took twice as long
-_AWAY = (OperationalError, TimeoutError)  # the commit's outcome is unknown
+_MAX_SHARED_JOBS = 64  # most jobs of a task that shares a transaction: a larger one would delay the others
+_COOLDOWN_FACTOR = (
+    2.0  # pause after a transaction, as a multiple of its duration, so that polls run: without it they took twice as long
+)
+_OUTCOME_UNKNOWN = (OperationalError, TimeoutError)  # the commit's outcome is unknown
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,89 +41,100 @@ class Submission:
 
     spec: TaskSpec
     note: Note
-    request: Keyed | None = None
+    keyed_request: KeyedRequest | None = None
 
 
 @dataclass(frozen=True)
-class Made:
+class CreatedResponse:
     """The answer to a submission: the created task's resource as JSON, and headers."""
 
     text: bytes
     headers: dict[str, str]
 
 
-Outcome = Made | Problem | Replayed
+Outcome = CreatedResponse | Problem | Replayed
 
 
 class SubmissionCoalescer:
-    """Coalesces submissions; each transaction holds `seat` while it runs."""
+    """Coalesces submissions; each transaction holds `semaphore` while it runs."""
 
-    def __init__(self, queue: Queue, seat: asyncio.Semaphore) -> None:
-        self._queue, self._seat = queue, seat
-        self._coalescer = RequestCoalescer(in_thread(self._make), rest=_REST, most=_MOST, turn=seat)
+    def __init__(self, queue: Queue, semaphore: asyncio.Semaphore) -> None:
+        self._queue, self._semaphore = queue, semaphore
+        self._coalescer = RequestCoalescer(
+            in_thread(self._create_in_one_transaction),
+            cooldown_factor=_COOLDOWN_FACTOR,
+            max_group_size=MAX_SHARED_TASKS,
+            semaphore=semaphore,
+        )
 
-    async def make(self, db: Database, principal: Principal, submission: Submission) -> Made:
-        """Create the task, in the calling tenant's `db`. Raises SpecRefused, QuotaExceeded, KeyReused, StillInHand, or Replayed
+    async def submit(self, db: Database, principal: Principal, submission: Submission) -> CreatedResponse:
+        """Create the task, in the calling tenant's `db`. Raises SpecRefused, QuotaExceeded, KeyReused, InFlight, or Replayed
         where the key has an answer.
 
-        If a shared transaction fails for a reason that may be another submission's, nothing was created; each is made alone.
+        If a shared transaction fails for a reason that may be another submission's, nothing was created; each then runs in one
+        of its own.
         """
-        if submission.spec.search_space.size > _QUICK_JOBS:
-            return await self._alone(db, principal, submission)
-        (made,) = await asyncio.gather(self._coalescer.ask(db, principal, submission), return_exceptions=True)
-        if isinstance(made, Exception) and not isinstance(made, (Problem, Replayed, *_AWAY)):
-            log.warning("tasks were not made together, but each alone: %s", type(made).__name__)
-            return await self._alone(db, principal, submission)
-        return _answered(made)
+        if submission.spec.search_space.size > _MAX_SHARED_JOBS:
+            return await self._create_alone(db, principal, submission)
+        (created,) = await asyncio.gather(self._coalescer.submit(db, principal, submission), return_exceptions=True)
+        if isinstance(created, Exception) and not isinstance(created, (Problem, Replayed, *_OUTCOME_UNKNOWN)):
+            log.warning("shared submission transaction failed (%s); creating each task in its own", type(created).__name__)
+            return await self._create_alone(db, principal, submission)
+        return _raise_or_return(created)
 
-    async def _alone(self, db: Database, principal: Principal, submission: Submission) -> Made:
-        async with self._seat:
-            return _answered((await run_in_threadpool(self._make, db, principal, [submission]))[submission])
+    async def _create_alone(self, db: Database, principal: Principal, submission: Submission) -> CreatedResponse:
+        async with self._semaphore:
+            return _raise_or_return(
+                (await run_in_threadpool(self._create_in_one_transaction, db, principal, [submission]))[submission]
+            )
 
-    def _make(self, db: Database, principal: Principal, asked: list[Submission]) -> dict[Submission, Outcome]:
+    def _create_in_one_transaction(
+        self, db: Database, principal: Principal, submissions: list[Submission]
+    ) -> dict[Submission, Outcome]:
         outcomes: dict[Submission, Outcome] = {}
-        with db.of(principal.tenant_id).begin() as session:
-            claims = _claim(session, principal, asked, outcomes)
-            open_ = [one for one in asked if one not in outcomes]
-            wanted = [actions.Wanted(one.spec, one.note.request_id) for one in open_]
-            made = actions.create_all(session, self._queue, principal, wanted) if wanted else []
-            for one, task in zip(open_, made, strict=True):
-                one.note.begin()
-                outcomes[one] = _answer(session, one, task, claims.get(one))
-            add_entries(session, [one.note for one in open_])
+        # without the first request's note: each submission adds its own audit entry
+        with db.for_tenant(principal.tenant_id).begin() as session:
+            claims = _claim(session, principal, submissions, outcomes)
+            pending = [submission for submission in submissions if submission not in outcomes]
+            requests = [actions.NewTaskRequest(submission.spec, submission.note.request_id) for submission in pending]
+            created = actions.create_all(session, self._queue, principal, requests) if requests else []
+            for submission, task in zip(pending, created, strict=True):
+                submission.note.reset()
+                outcomes[submission] = _answer(session, submission, task, claims.get(submission))
+            add_entries(session, [submission.note for submission in pending])
         return outcomes
 
 
-def _answered(outcome: Outcome | BaseException | None) -> Made:
+def _raise_or_return(outcome: Outcome | BaseException | None) -> CreatedResponse:
     if isinstance(outcome, BaseException):
         raise outcome
-    assert outcome is not None  # a batch has an outcome for each of its submissions
+    assert outcome is not None  # a transaction has an outcome for each of its submissions
     return outcome
 
 
 def _claim(
-    session: Session, principal: Principal, asked: Sequence[Submission], outcomes: dict[Submission, Outcome]
+    session: Session, principal: Principal, submissions: Sequence[Submission], outcomes: dict[Submission, Outcome]
 ) -> dict[Submission, Claim]:
     """Claim the keys of those that have one; the `outcomes` of those whose key is taken."""
     claims: dict[Submission, Claim] = {}
-    keyed = [(one.request, one) for one in asked if one.request is not None]
-    for request, one in sorted(keyed, key=lambda pair: pair[0].key):
+    with_key = [(submission.keyed_request, submission) for submission in submissions if submission.keyed_request is not None]
+    for keyed_request, submission in sorted(with_key, key=lambda pair: pair[0].key):
         try:
-            claims[one] = claim_in(session, principal, request)
+            claims[submission] = claim_in(session, principal, keyed_request)
         except (Problem, Replayed) as answered:
-            outcomes[one] = answered
+            outcomes[submission] = answered
     return claims
 
 
-def _answer(session: Session, submission: Submission, task: Task | Problem, claim: Claim | None) -> Made | Problem:
+def _answer(session: Session, submission: Submission, task: Task | Problem, claim: Claim | None) -> CreatedResponse | Problem:
     """The submission's outcome; its key keeps the answer, or is free again after a refusal."""
     if isinstance(task, Problem):
         if claim is not None:
-            claim.let_go_in(session)
+            claim.release_in(session)
         return task
-    submission.note.made(task.id)
+    submission.note.add_created(task.id)
     resource = render_new(task, submission.spec.search_space.size)
     headers = {"Location": f"/v1/tasks/{task.id}", "ETag": etag_of(task.version)}
     if claim is not None:
-        claim.keep(session, 201, resource, headers)
-    return Made(resource.model_dump_json().encode(), headers)
+        claim.store_answer(session, 201, resource, headers)
+    return CreatedResponse(resource.model_dump_json().encode(), headers)

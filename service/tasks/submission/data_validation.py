@@ -18,7 +18,7 @@ from service.messaging.plan_requests import ARRIVED, request_plan
 from service.messaging.queue import Queue
 from service.storage.object_store import BLOCK, ObjectMissing, Storage
 from service.tasks.lifecycle import transitions
-from service.tasks.lifecycle.change_notices import touch
+from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.lifecycle.conclusion import conclude, fail_unfinished
 from service.tasks.models import Task
 
@@ -100,7 +100,7 @@ def _settle_apart(session: Session, task_ids: set[str], errors: list[str]) -> in
                 _fail(session, task, "; ".join(errors))
             else:
                 _move(task, now)
-    touch(session, *tasks)
+    bump_version_and_notify(session, *tasks)
     return len(tasks)
 
 

@@ -21,7 +21,7 @@ from service.fleet.models import BaseModel
 from service.http.problems import FieldError, Invalid
 from service.tasks.adapter_queries import adapters_of
 from service.tenants.api_keys import Principal
-from service.tenants.tenant_scope import whose
+from service.tenants.tenant_scope import tenant_parameter
 
 _LISTED = 20  # models named in a refusal
 _IS_IT = (BaseModel.name == bindparam("name")) & BaseModel.enabled
@@ -40,7 +40,7 @@ _Named = tuple[dict[str, File], BaseModel | None]  # files by id, and the base m
 
 
 @dataclass(frozen=True)
-class Pinned:
+class ResolvedRefs:
     """What a new task refers to; the files are locked against deletion until the transaction ends."""
 
     train: File
@@ -48,14 +48,14 @@ class Pinned:
     model: BaseModel
 
 
-class Preflight:
+class SpecChecker:
     """Checks specs of one tenant in one transaction, and caches lookups that several specs share."""
 
     def __init__(self, session: Session, principal: Principal) -> None:
         self._session, self._principal = session, principal
         self._named: dict[tuple[str | None, ...], _Named] = {}
 
-    def check(self, spec: TaskSpec) -> Pinned:
+    def check(self, spec: TaskSpec) -> ResolvedRefs:
         """Look up and lock what the spec names. Raises SpecRefused, which lists every mistake."""
         session, wanted = self._session, spec.dataset
         names = wanted.file_id, wanted.validation_file_id, spec.base_model
@@ -78,7 +78,7 @@ class Preflight:
             raise SpecRefused(errors)
         assert train is not None  # its absence is an error above
         assert model is not None
-        return Pinned(train, validation, model)
+        return ResolvedRefs(train, validation, model)
 
 
 def for_preview(
@@ -101,7 +101,7 @@ def for_preview(
 def _find(session: Session, principal: Principal, spec: TaskSpec) -> _Named:
     """The files by id that the spec names, and its base model, as far as they exist."""
     ids = [id for id in (spec.dataset.file_id, spec.dataset.validation_file_id) if id is not None]
-    found = _NAMED.run(session.connection(), whose(principal) | {"ids": ids, "name": spec.base_model})
+    found = _NAMED.run(session.connection(), tenant_parameter(principal) | {"ids": ids, "name": spec.base_model})
     held = [File(**dict(zip(_OF_FILE.keys(), row[: len(_OF_FILE)], strict=True))) for row in found]
     if not found:
         model = _find_model(session, spec.base_model)

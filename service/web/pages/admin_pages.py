@@ -9,14 +9,14 @@ from fastapi.responses import RedirectResponse
 from pydantic import BaseModel, ValidationError
 from sqlalchemy import select
 
-from service.app_state import Service, Wakes
+from service.app_state import QueueDep, Service
 from service.audit import routes as audit
 from service.authentication import AdminDb
 from service.fleet import admin_routes, join_token_routes
 from service.fleet.models import BaseModel as Base
 from service.http.problem_handlers import field_error
 from service.http.problems import Invalid
-from service.idempotency.idempotency_dependencies import AdminOnce, AnswerBox
+from service.idempotency.idempotency_dependencies import AdminClaimedKey, AnswerBox
 from service.tenants import routes as tenants
 from service.web.forms import Form
 from service.web.page_route import pages
@@ -55,7 +55,7 @@ def _page(request: Request, db: AdminDb, **made: Any) -> Response:
 
 
 @router.post("/admin/tenants")
-def create_tenant(db: AdminDb, form: Form, claim: AdminOnce) -> Response:
+def create_tenant(db: AdminDb, form: Form, claim: AdminClaimedKey) -> Response:
     new = _read(tenants.NewTenant, name=form.one("name"), weight=_number(form.one("weight")) or 1.0)
     tenants.create_tenant(new, db, claim)
     return _back()
@@ -77,7 +77,7 @@ def _tenant_page(request: Request, db: AdminDb, tenant_id: str, secret: str | No
 
 
 @router.post("/admin/tenants/{tenant_id}")
-def change_tenant(tenant_id: str, db: AdminDb, queue: Wakes, form: Form) -> Response:
+def change_tenant(tenant_id: str, db: AdminDb, queue: QueueDep, form: Form) -> Response:
     quotas = {name: _number(form.one(name)) for name in _QUOTAS}
     change = _read(tenants.TenantChange, weight=_number(form.one("weight")), quotas=quotas)
     tenants.change_tenant(tenant_id, change, db, queue)
@@ -86,7 +86,7 @@ def change_tenant(tenant_id: str, db: AdminDb, queue: Wakes, form: Form) -> Resp
 
 @router.post("/admin/tenants/{tenant_id}/keys")
 def create_key(
-    tenant_id: str, viewer: Looking, db: AdminDb, form: Form, request: Request, claim: AdminOnce, answers: AnswerBox
+    tenant_id: str, viewer: Looking, db: AdminDb, form: Form, request: Request, claim: AdminClaimedKey, answers: AnswerBox
 ) -> Response:
     days = _number(form.one("days"))
     expires_at = datetime.now(UTC) + timedelta(days=float(days)) if days else None
@@ -101,14 +101,14 @@ def revoke_key(key_id: str, db: AdminDb, service: Service) -> Response:
 
 
 @router.post("/admin/models")
-def allow_model(db: AdminDb, form: Form, claim: AdminOnce) -> Response:
+def allow_model(db: AdminDb, form: Form, claim: AdminClaimedKey) -> Response:
     admin_routes.allow_model(_read(admin_routes.NewModel, name=form.one("name"), source=form.one("source")), db, claim)
     return _back()
 
 
 @router.post("/admin/join-tokens")
 def create_join_token(
-    viewer: Looking, db: AdminDb, form: Form, request: Request, claim: AdminOnce, answers: AnswerBox
+    viewer: Looking, db: AdminDb, form: Form, request: Request, claim: AdminClaimedKey, answers: AnswerBox
 ) -> Response:
     new = _read(join_token_routes.NewJoinToken, node_name=form.one("node_name"))
     made = join_token_routes.create_join_token(new, db, claim, answers)

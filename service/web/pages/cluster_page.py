@@ -5,7 +5,7 @@ from dataclasses import replace
 from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
 
-from service.app_state import State, Works, state_of
+from service.app_state import DependenciesDep, State, state_of
 from service.authentication import AdminDb
 from service.database.engine import clock
 from service.fleet import admin_routes
@@ -24,7 +24,7 @@ _MOST_PAGES = 20
 
 
 @router.get("/cluster")
-def show_cluster(viewer: Looking, parts: Works, request: Request) -> Response:
+def show_cluster(viewer: Looking, parts: DependenciesDep, request: Request) -> Response:
     named = None if viewer.is_admin else viewer.principal.tenant_id
     with parts.db.begin() as session:
         found = schedule(session, parts.settings, named, None, MAX_LIMIT)
@@ -49,12 +49,12 @@ def _joined(one: Schedule, next_: Schedule) -> Schedule:
     return one.model_copy(update=rows)
 
 
-def _nodes(state: State, parts: Works) -> list[admin_routes.NodeResource]:
-    return admin_routes.list_nodes(state.system.of(None), parts).data
+def _nodes(state: State, parts: DependenciesDep) -> list[admin_routes.NodeResource]:
+    return admin_routes.list_nodes(state.system.for_tenant(None), parts).data
 
 
 @router.post("/cluster/nodes/{node_id}/{act}")
-def drain_node(node_id: str, act: str, db: AdminDb, parts: Works, form: Form) -> Response:
+def drain_node(node_id: str, act: str, db: AdminDb, parts: DependenciesDep, form: Form) -> Response:
     if act == "drain":
         node_drain.drain(replace(parts, db=db), node_id, evict=form.one("evict") == "1")
     else:

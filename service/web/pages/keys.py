@@ -9,7 +9,7 @@ from service.app_state import Service
 from service.authentication import Reader, Writer
 from service.http.problem_handlers import field_error
 from service.http.problems import Invalid
-from service.idempotency.idempotency_dependencies import AnswerBox, Once
+from service.idempotency.idempotency_dependencies import AnswerBox, ClaimedKey
 from service.tenants import own_key_routes
 from service.tenants.api_keys import Scope
 from service.tenants.own_key_routes import KeysDb
@@ -31,7 +31,7 @@ def list_keys(viewer: Looking, reader: Reader, db: KeysDb, request: Request) -> 
 
 @router.post("/keys")
 def create_key(
-    viewer: Looking, writer: Writer, db: KeysDb, form: Form, request: Request, claim: Once, answers: AnswerBox
+    viewer: Looking, writer: Writer, db: KeysDb, form: Form, request: Request, claim: ClaimedKey, answers: AnswerBox
 ) -> Response:
     days = form.one("days")
     expires_at = datetime.now(UTC) + timedelta(days=int(days)) if days.isdecimal() and int(days) in _DAYS else None

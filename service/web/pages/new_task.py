@@ -11,7 +11,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from contract.task_spec import TaskSpec
-from service.app_state import BaseTokenizers, Config, Store, Wakes, Works
+from service.app_state import BaseTokenizers, Config, DependenciesDep, QueueDep, Store
 from service.authentication import Db, Writer
 from service.files import actions as files
 from service.files import row_preview
@@ -26,7 +26,7 @@ from service.tasks import actions
 from service.tasks.models import Task
 from service.tasks.stored_specs import effective
 from service.tasks.submission import spec_checks
-from service.tasks.submission.spec_checks import Preflight
+from service.tasks.submission.spec_checks import SpecChecker
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import find
 from service.web.forms import Form
@@ -91,15 +91,22 @@ def new_task(viewer: Looking, writer: Writer, db: Db, settings: Config, request:
 
 @router.post("/tasks/new/estimate")
 def estimate(
-    viewer: Looking, writer: Writer, db: Db, parts: Works, form: Form, request: Request, counted: Counted, seat: Estimating
+    viewer: Looking,
+    writer: Writer,
+    db: Db,
+    parts: DependenciesDep,
+    form: Form,
+    request: Request,
+    counted: Counted,
+    seat: Estimating,
 ) -> Response:
     draft, found = Draft.read(form), None
     if draft.checked is not None:
         try:
             with db.begin() as session:
-                pinned = Preflight(session, writer).check(draft.checked)
+                refs = SpecChecker(session, writer).check(draft.checked)
             with parts.db.begin() as session:
-                found = dry_run(session, parts, writer.tenant_id, draft.checked, pinned)
+                found = dry_run(session, parts, writer.tenant_id, draft.checked, refs)
         except Problem as problem:
             draft.refused(problem)
     return _page(request, db, writer, parts.settings, draft, estimate=found)
@@ -141,7 +148,7 @@ def preview(
 
 @router.post("/tasks/new")
 def submit(
-    viewer: Looking, writer: Writer, db: Db, settings: Config, queue: Wakes, form: Form, request: Request, seat: Submitting
+    viewer: Looking, writer: Writer, db: Db, settings: Config, queue: QueueDep, form: Form, request: Request, seat: Submitting
 ) -> Response:
     draft = Draft.read(form)
     if draft.checked is not None:

@@ -10,8 +10,8 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from contract.states import TASK_TERMINAL, TaskStatus
-from service.app_state import NodeHints, Wakes
-from service.audit.audit_trail import note_made
+from service.app_state import QueueDep, WakeupsDep
+from service.audit.audit_trail import note_created
 from service.authentication import Db, Writer
 from service.http.pagination import page
 from service.http.problems import BadRequest
@@ -136,7 +136,7 @@ def confirm_bulk(viewer: Looking, writer: Writer, db: Db, form: Form, request: R
 
 
 @router.post("/tasks/bulk/{act}")
-def do_bulk(act: str, writer: Writer, db: Db, queue: Wakes, hints: NodeHints, form: Form) -> Response:
+def do_bulk(act: str, writer: Writer, db: Db, queue: QueueDep, wakeups: WakeupsDep, form: Form) -> Response:
     ids, done = _chosen(form.all("task")), {"cancel": "cancelled", "archive": "archived_now"}
     if act not in done:
         raise BadRequest("Several tasks can be cancelled or archived at once.")
@@ -144,10 +144,10 @@ def do_bulk(act: str, writer: Writer, db: Db, queue: Wakes, hints: NodeHints, fo
         for id in ids:
             if act == "archive":
                 actions.archive(session, writer, id, True)
-                note_made(session, id)
+                note_created(session, id)
             elif find(session, Task, id, writer, "task").status not in TASK_TERMINAL:  # one may have ended since it was chosen
-                actions.cancel(session, queue, hints, writer, id)
-                note_made(session, id)
+                actions.cancel(session, queue, wakeups, writer, id)
+                note_created(session, id)
     return RedirectResponse(f"/tasks?{done[act]}={len(ids)}", 303)
 
 

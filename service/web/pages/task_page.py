@@ -11,7 +11,7 @@ from sqlalchemy import select
 from contract.states import TASK_TERMINAL
 from service.adapters.models import Adapter
 from service.adapters.resource import AdapterResource
-from service.app_state import Config, NodeHints, Wakes, Works
+from service.app_state import Config, DependenciesDep, QueueDep, WakeupsDep
 from service.authentication import Db, Writer
 from service.scheduler.models import PlanChange
 from service.tasks import actions
@@ -111,21 +111,21 @@ def confirm(task_id: str, act: Act, viewer: Looking, writer: Writer, db: Db, req
 
 
 @router.post("/tasks/{task_id}/cancel")
-def cancel_task(task_id: str, writer: Writer, db: Db, queue: Wakes, hints: NodeHints) -> Response:
+def cancel_task(task_id: str, writer: Writer, db: Db, queue: QueueDep, wakeups: WakeupsDep) -> Response:
     with db.begin() as session:
-        actions.cancel(session, queue, hints, writer, task_id)
+        actions.cancel(session, queue, wakeups, writer, task_id)
     return _back(task_id)
 
 
 @router.post("/tasks/{task_id}/pause")
-def pause_task(task_id: str, writer: Writer, db: Db, parts: Works) -> Response:
+def pause_task(task_id: str, writer: Writer, db: Db, parts: DependenciesDep) -> Response:
     with db.begin() as session:
         actions.pause(session, parts, writer, task_id)
     return _back(task_id)
 
 
 @router.post("/tasks/{task_id}/resume")
-def resume_task(task_id: str, writer: Writer, db: Db, parts: Works) -> Response:
+def resume_task(task_id: str, writer: Writer, db: Db, parts: DependenciesDep) -> Response:
     with db.begin() as session:
         actions.resume(session, parts, writer, task_id)
     return _back(task_id)

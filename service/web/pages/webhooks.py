@@ -4,11 +4,11 @@ from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
 from pydantic import ValidationError
 
-from service.app_state import Wakes
+from service.app_state import QueueDep
 from service.authentication import Db, Writer
 from service.http.problem_handlers import field_error
 from service.http.problems import BadRequest, Invalid
-from service.idempotency.idempotency_dependencies import AnswerBox, Once
+from service.idempotency.idempotency_dependencies import AnswerBox, ClaimedKey
 from service.web.forms import Form
 from service.web.page_route import pages
 from service.web.rendering import render
@@ -34,7 +34,7 @@ def create_webhook(
     out: Out,
     form: Form,
     request: Request,
-    claim: Once,
+    claim: ClaimedKey,
     answers: AnswerBox,
 ) -> Response:
     try:
@@ -58,13 +58,13 @@ def show_webhook(webhook_id: str, viewer: Looking, db: Db, request: Request, cur
 
 
 @router.post("/webhooks/{webhook_id}/deliveries/{delivery_id}/replay")
-def replay_delivery(webhook_id: str, delivery_id: str, writer: Writer, db: Db, queue: Wakes, claim: Once) -> Response:
+def replay_delivery(webhook_id: str, delivery_id: str, writer: Writer, db: Db, queue: QueueDep, claim: ClaimedKey) -> Response:
     webhooks.replay_delivery(webhook_id, delivery_id, writer, db, queue, claim)
     return RedirectResponse(f"/webhooks/{webhook_id}", 303)
 
 
 @router.post("/webhooks/{webhook_id}/{act}")
-def change_webhook(webhook_id: str, act: str, writer: Writer, db: Db, queue: Wakes, out: Out, claim: Once) -> Response:
+def change_webhook(webhook_id: str, act: str, writer: Writer, db: Db, queue: QueueDep, out: Out, claim: ClaimedKey) -> Response:
     match act:
         case "test":
             webhooks.test_webhook(webhook_id, writer, db, queue, claim)

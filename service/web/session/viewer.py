@@ -37,7 +37,7 @@ async def _viewer(request: Request, reader: Reader, db: Db) -> Viewer:
 
 def _tenant_name(db: Database, reader: Principal) -> str:
     # not the audited session of the page's action: this reads alone
-    with db.of(reader.tenant_id).begin() as session:
+    with db.for_tenant(reader.tenant_id).begin() as session:
         return session.get_one(Tenant, reader.tenant_id).name
 
 

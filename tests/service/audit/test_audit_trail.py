@@ -101,15 +101,15 @@ def test_an_entry_comes_and_goes_with_what_it_tells_of(settings, tenant):
     note = Note(Principal(tenant.tenant_id, "key_x", frozenset(Scope)), "rename", ["file_x"], "req_x")
     tenant.file()
     before = entries(tenant)
-    with contextlib.suppress(ZeroDivisionError), db.of(tenant.tenant_id, note).begin() as session:
+    with contextlib.suppress(ZeroDivisionError), db.for_tenant(tenant.tenant_id, note).begin() as session:
         session.scalars(select(File)).one().name = "other"
         session.flush()
         raise ZeroDivisionError
     assert entries(tenant) == before
-    with db.of(tenant.tenant_id, note).begin() as session:
+    with db.for_tenant(tenant.tenant_id, note).begin() as session:
         session.scalars(select(File)).one().name = "other"
     assert [entry["action"] for entry in entries(tenant)] == ["rename", "create_file"]
-    with db.of(tenant.tenant_id, note).begin() as session:
+    with db.for_tenant(tenant.tenant_id, note).begin() as session:
         session.scalars(select(AuditEntry)).all()
     assert len(entries(tenant)) == 2
     db.engine.dispose()

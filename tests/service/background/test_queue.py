@@ -124,14 +124,16 @@ def test_forged_queue_jobs_run_nothing_and_the_worker_goes_on(stack, works, work
     written = tmp_path / "written"
     forger = rq.Queue(QUEUE_NAME, connection=connection, serializer=JSONSerializer)
     pickler = rq.Queue(QUEUE_NAME, connection=connection, serializer=DefaultSerializer)
-    touch = f"touch {written}"
-    forger.enqueue("os.system", touch)
-    pickler.enqueue("os.system", touch)
+    bump_version_and_notify = f"touch {written}"
+    forger.enqueue("os.system", bump_version_and_notify)
+    pickler.enqueue("os.system", bump_version_and_notify)
     forger.enqueue("subprocess.run", ["touch", str(written)])
     # a name of the closed set, with company that RQ would otherwise keep
     spy = {"on_success": Callback("tests.service.background.test_queue.note"), "on_failure": Callback("os.system")}
     forger.enqueue("replan", **spy, webhooks=[Webhook(listener.url, "finished", method="POST")])
-    forger.enqueue("os.system", touch, webhooks=[Webhook(listener.url, "failed"), Webhook(listener.url, "finished")])
+    forger.enqueue(
+        "os.system", bump_version_and_notify, webhooks=[Webhook(listener.url, "failed"), Webhook(listener.url, "finished")]
+    )
     forger.enqueue("replan", str(written), {"unexpected": 1})
     forger.enqueue("replan", retry=rq.Retry(max=3))
     until(lambda: connection.llen(f"rq:queue:{QUEUE_NAME}") == 0)

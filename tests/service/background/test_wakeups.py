@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 import redis
 
 from service.messaging.queue import QUEUE_NAME, NamedQueueJob, Queue, QueueJob, asked
-from service.messaging.wakeups import Hints
+from service.messaging.wakeups import NodeWakeups
 
 
 def test_what_only_hints_never_raises_and_never_waits_long(stack):
-    queue, hints = Queue(stack.redis_url), Hints(stack.redis_url)
+    queue, hints = Queue(stack.redis_url), NodeWakeups(stack.redis_url)
     stack.stop_valkey()
     try:
         queue.wake(QueueJob.REPLAN)

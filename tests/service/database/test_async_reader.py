@@ -45,8 +45,8 @@ def test_each_tenant_sees_its_own_rows_and_nobody_none(line, tenant, new_tenant)
     mine, theirs = tenant.task()["id"], other.task()["id"]
 
     async def body() -> list[Any]:
-        whose = (tenant.tenant_id, other.tenant_id, "tenant_none", tenant.tenant_id)
-        return [await ask(line, one, TASKS) for one in whose]
+        tenant_parameter = (tenant.tenant_id, other.tenant_id, "tenant_none", tenant.tenant_id)
+        return [await ask(line, one, TASKS) for one in tenant_parameter]
 
     assert asked(line, body()) == [[(mine,)], [(theirs,)], [], [(mine,)]]
 

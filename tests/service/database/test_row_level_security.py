@@ -140,7 +140,7 @@ def test_without_a_tenant_there_are_no_rows(table, app_role, system_role):
     with app_role.begin() as session:
         assert session.execute(select(table)).all() == []
     for nobody in ("", "tenant_", "%", "tenant_c"):
-        with app_role.of(nobody).begin() as session:
+        with app_role.for_tenant(nobody).begin() as session:
             assert session.execute(select(table)).all() == []
 
 
@@ -148,7 +148,7 @@ def test_without_a_tenant_there_are_no_rows(table, app_role, system_role):
 def test_a_tenant_sees_its_own_row_alone(table, app_role):
     seen = []
     for tenant in TENANTS:
-        with app_role.of(tenant).begin() as session:
+        with app_role.for_tenant(tenant).begin() as session:
             seen += (rows := session.execute(select(table)).all())
             assert len(rows) == 1
             own = table.columns.get("tenant_id", table.columns.id if table.name == "tenants" else None)
@@ -166,11 +166,11 @@ def test_another_tenants_row_is_neither_changed_nor_taken_nor_given(table, app_r
     with system_role.begin() as connection:
         before = sorted(map(str, connection.execute(select(table)).all()))
     key = next(iter(table.primary_key.columns))
-    with app_role.of(TENANTS[0]).begin() as session:
+    with app_role.for_tenant(TENANTS[0]).begin() as session:
         own = session.scalars(select(key)).one()
         assert session.execute(update(table).where(key != own).values({key.name: key})).rowcount == 0
     if "tenant_id" in table.columns:
-        with pytest.raises(ProgrammingError, match="row-level security"), app_role.of(TENANTS[0]).begin() as session:
+        with pytest.raises(ProgrammingError, match="row-level security"), app_role.for_tenant(TENANTS[0]).begin() as session:
             session.execute(update(table).values(tenant_id=TENANTS[1]))
     with system_role.begin() as connection:
         assert sorted(map(str, connection.execute(select(table)).all())) == before
@@ -179,7 +179,7 @@ def test_another_tenants_row_is_neither_changed_nor_taken_nor_given(table, app_r
 def test_the_tenant_is_forgotten_with_its_transaction(app_role):
     one = Database(str(app_role.engine.url.render_as_string(hide_password=False)), pool_size=1)
     files = schema_upgrade.metadata.tables["files"]
-    with one.of(TENANTS[0]).begin() as session:
+    with one.for_tenant(TENANTS[0]).begin() as session:
         assert len(session.execute(select(files)).all()) == 1
     with one.begin() as session:  # the same connection
         assert session.execute(select(files)).all() == []
@@ -204,7 +204,10 @@ def test_the_tenant_is_forgotten_with_its_transaction(app_role):
     ],
 )
 def test_what_the_app_role_may_not_do(app_role, statement):
-    with pytest.raises(ProgrammingError, match=r"permission denied|must be owner"), app_role.of(TENANTS[0]).begin() as session:
+    with (
+        pytest.raises(ProgrammingError, match=r"permission denied|must be owner"),
+        app_role.for_tenant(TENANTS[0]).begin() as session,
+    ):
         session.execute(text(statement))
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import select, text, update
 
-from service.background.reconciler import plan_what_time_has_changed
+from service.background.reconciler import replan_elapsed_delays
 from service.database.engine import Database, clock
 from service.dependencies import Dependencies
 from service.fleet import join_tokens
@@ -92,7 +92,7 @@ def rested(database, parts, plan) -> Callable[[], None]:
                 faults = {node: fault.model_copy(update={"rest_until": now}) for node, fault in faults_of(task).items()}
                 task.faults = {node: fault.model_dump(mode="json") for node, fault in faults.items()}
                 task.retry_at = now
-        plan_what_time_has_changed(parts)
+        replan_elapsed_delays(parts)
         plan()
 
     return end

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from service.tasks.lifecycle.change_notices import touch
+from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.lifecycle.event_log import Kind, record
 from service.tasks.models import Task, TaskEvent
 from tests.service.fleet.scripted import completed, exited, moved, points
@@ -28,7 +28,7 @@ def tell(database):
             with database.begin() as session:
                 task = session.scalars(select(Task).where(Task.id == task_id).with_for_update()).one()
                 record(session, task, Kind.BASE, {"val_loss": 1.0})
-                touch(session, task)
+                bump_version_and_notify(session, task)
 
     return act
 

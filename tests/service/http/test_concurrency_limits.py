@@ -56,14 +56,14 @@ def test_as_many_compute_as_have_seats() -> None:
     ("path", "method"),
     [("/v1/tasks/estimate", "post"), ("/internal/v1/placements/{placement_id}/reports", "post")],
 )
-def test_what_computes_much_takes_a_seat(client, path, method) -> None:
+def test_what_computes_much_waits_for_a_semaphore(client, path, method) -> None:
     (route,) = [one for one in client.app.routes if getattr(one, "path", "") == path and method.upper() in one.methods]
-    assert any("_seat." in found.call.__qualname__ for found in route.dependant.dependencies)
+    assert any("_limited." in found.call.__qualname__ for found in route.dependant.dependencies)
 
 
 @pytest.mark.parametrize("said", ["application/json", "application/json; charset=utf-8"])
-def test_a_submission_takes_its_seat_whichever_way_it_goes(client, tenant, monkeypatch, said) -> None:
-    seat, taken = client.app.state.motet.seats["submissions"], []
+def test_a_submission_takes_its_semaphore_whichever_way_it_goes(client, tenant, monkeypatch, said) -> None:
+    seat, taken = client.app.state.motet.semaphores["submissions"], []
     give_back = seat.release
     monkeypatch.setattr(seat, "release", lambda: taken.append(seat.locked()) or give_back())
     assert tenant.post("/v1/tasks", json=tenant.spec("file_none"), headers={"content-type": said}).status_code == 422

@@ -14,7 +14,7 @@ from sqlalchemy import select, update
 from service.audit.models import AuditEntry
 from service.background.retention import delete_in_batches
 from service.database.engine import clock
-from service.idempotency.idempotency_store import KEPT, Answer, Claim, StillInHand, claim
+from service.idempotency.idempotency_store import KEPT, Answer, Claim, InFlight, claim
 from service.metrics.health_routes import Health
 from service.tasks.models import Task
 from service.tenants.api_keys import Principal, Scope
@@ -109,9 +109,9 @@ def test_a_request_that_died_is_taken_over_and_cannot_come_back(tenant, database
         session.execute(update(Answer).where(Answer.key == dead.key).values(claimed_at=old))
     made = tenant.post("/v1/tasks", json=spec, headers=key)
     assert made.status_code == 201, made.text
-    with pytest.raises(StillInHand), database.begin() as session:
-        dead.keep(session, 201, Health(), {})
-    dead.let_go(database)
+    with pytest.raises(InFlight), database.begin() as session:
+        dead.store_answer(session, 201, Health(), {})
+    dead.release(database)
     assert tenant.post("/v1/tasks", json=spec, headers=key).json() == made.json()
 
 

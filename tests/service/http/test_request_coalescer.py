@@ -9,7 +9,7 @@ from structlog.contextvars import bound_contextvars, get_contextvars
 
 from service.database.engine import Database
 from service.tenants.api_keys import Principal
-from service.tenants.request_coalescer import LONGEST_REST, RequestCoalescer, in_thread
+from service.tenants.request_coalescer import MAX_COOLDOWN_SECONDS, RequestCoalescer, in_thread
 from tests.service.live_server import PATIENCE
 
 NO_DB = cast(Database, None)
@@ -46,7 +46,7 @@ def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 def asking(coalescer: RequestCoalescer[str, str], who: str, *asked: str) -> list[asyncio.Future[str | None]]:
-    return [asyncio.ensure_future(coalescer.ask(NO_DB, tenant(who), one)) for one in asked]
+    return [asyncio.ensure_future(coalescer.submit(NO_DB, tenant(who), one)) for one in asked]
 
 
 async def all_of(*futures: Awaitable[Any]) -> list[Any]:
@@ -72,7 +72,7 @@ def test_a_full_go_leaves_the_others_to_the_next() -> None:
     async def body() -> None:
         goes = Goes()
         goes.let.set()
-        coalescer = RequestCoalescer(goes.act, most=3)
+        coalescer = RequestCoalescer(goes.act, max_group_size=3)
         names = [f"n{number}" for number in range(8)]
         assert await all_of(*asking(coalescer, "a", *names)) == [name.upper() for name in names]
         assert goes.begun == [("a", names[:3]), ("a", names[3:6]), ("a", names[6:])]
@@ -83,7 +83,7 @@ def test_a_full_go_leaves_the_others_to_the_next() -> None:
 def test_tenants_have_goes_of_their_own_and_take_turns() -> None:
     async def body() -> None:
         goes = Goes()
-        coalescer = RequestCoalescer(goes.act, turn=asyncio.Semaphore(1))
+        coalescer = RequestCoalescer(goes.act, semaphore=asyncio.Semaphore(1))
         waiting = asking(coalescer, "a", "x")
         await goes.begins(1)
         waiting += asking(coalescer, "b", "x") + asking(coalescer, "c", "x")
@@ -107,7 +107,7 @@ def test_a_go_that_fails_fails_for_those_in_it_alone() -> None:
         assert [type(answer) for answer in answers] == [ValueError, ValueError]
         goes.fails = False
         assert await all_of(*asking(coalescer, "a", "x")) == ["X"]
-        assert not coalescer._gathering
+        assert not coalescer._pending
         assert not coalescer._newest
 
     run(body)
@@ -130,7 +130,7 @@ def test_who_goes_away_takes_nobody_along() -> None:
 def test_what_nobody_waits_for_any_more_is_not_done() -> None:
     async def body() -> None:
         goes = Goes()
-        coalescer = RequestCoalescer(goes.act, most=2)
+        coalescer = RequestCoalescer(goes.act, max_group_size=2)
         waiting = asking(coalescer, "a", "v")
         await goes.begins(1)
         waiting += asking(coalescer, "a", "w", "x", "x", "y", "z")  # w and x, y and z
@@ -163,9 +163,9 @@ def test_a_go_is_no_one_requests() -> None:
 @pytest.mark.parametrize(
     ("how", "asked", "least"),
     [
-        ({"apart": 1.0}, "x", 1.0),
-        ({"rest": 2.0}, "xw", 0.06),
-        ({"rest": 1000.0}, "xw", 0.02 + LONGEST_REST),
+        ({"min_interval_seconds": 1.0}, "x", 1.0),
+        ({"cooldown_factor": 2.0}, "xw", 0.06),
+        ({"cooldown_factor": 1000.0}, "xw", 0.02 + MAX_COOLDOWN_SECONDS),
     ],
 )
 def test_a_tenants_next_go_waits_and_anothers_does_not(how: dict[str, float], asked: str, least: float) -> None:
@@ -179,7 +179,7 @@ def test_a_tenants_next_go_waits_and_anothers_does_not(how: dict[str, float], as
 
 def test_who_asks_one_by_one_does_not_wait() -> None:
     async def body() -> None:
-        began = await three_goes({"rest": 1000.0}, "x", LONGEST_REST / 2)
+        began = await three_goes({"cooldown_factor": 1000.0}, "x", MAX_COOLDOWN_SECONDS / 2)
         assert began["y"] < began["z"]
 
     run(body)
@@ -204,7 +204,7 @@ def test_a_go_that_waits_is_for_all_who_come_meanwhile() -> None:
     async def body() -> None:
         goes = Goes()
         goes.let.set()
-        coalescer = RequestCoalescer(goes.act, apart=0.1)
+        coalescer = RequestCoalescer(goes.act, min_interval_seconds=0.1)
         assert await all_of(*asking(coalescer, "a", "w")) == ["W"]
         waiting = asking(coalescer, "a", "x")
         await asyncio.sleep(0)

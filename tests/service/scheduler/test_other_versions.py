@@ -8,7 +8,7 @@ from sqlalchemy import select, text
 from contract.compatibility.lenient_documents import combine
 from contract.compatibility.version import VERSION
 from contract.task_spec import TaskSpec
-from service.background.reconciler import plan_what_waited_for_this_version
+from service.background.reconciler import replan_newly_readable_tasks
 from service.fleet.models import Placement
 from service.tasks.models import Job, Task
 from tests.service.fleet.scripted import completed, moved, points, throughput
@@ -111,12 +111,12 @@ def test_the_version_that_can_read_a_task_asks_for_its_plan(tenant, new_node, pl
     task, node = tenant.task()["id"], new_node()
     store(task, {"of_tomorrow": 1})
     plan()
-    plan_what_waited_for_this_version(parts)
+    replan_newly_readable_tasks(parts)
     assert plan() == 0, "this version still cannot read it"
     with database.begin() as session:
         session.execute(text("UPDATE tasks SET spec = spec - 'of_tomorrow' WHERE id = :id"), {"id": task})
     parts.memo.clear()
-    plan_what_waited_for_this_version(parts)
+    replan_newly_readable_tasks(parts)
     assert plan() == 1
     assert [placement.task_id for placement in node.desired().placements] == [task]
 

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select, update
 
 from contract.states import TaskStatus
-from service.background.reconciler import plan_what_time_has_changed
+from service.background.reconciler import replan_elapsed_delays
 from service.database.engine import clock
 from service.fleet.models import Node, Placement
 from service.scheduler.core.fair_share import decayed, entered
@@ -199,14 +199,14 @@ def test_a_task_starts_no_earlier_than_it_asks_to(tenant, new_node, plan, parts,
     assert node.desired().placements == []
     said = waits(tenant, task)
     assert (said["code"], datetime.fromisoformat(said["expected_start"])) == ("not_before", moment)
-    plan_what_time_has_changed(parts)
+    replan_elapsed_delays(parts)
     assert plan() == 0, "nothing has changed"
     past = (datetime.now(UTC) - timedelta(seconds=1)).isoformat()
     with database.begin() as session:
         row = session.get_one(Task, task)
         row.spec, row.waiting = row.spec | {"not_before": past}, row.waiting | {"expected_start": past}
     parts.memo.clear()
-    plan_what_time_has_changed(parts)
+    replan_elapsed_delays(parts)
     assert plan() >= 1
     assert node.take(task)
 

@@ -11,26 +11,26 @@ import pytest
 from sqlalchemy import func, select, update
 
 from contract.states import TaskStatus
-from service.background.reconciler import plan_the_forgotten
+from service.background.reconciler import replan_missed_requests
 from service.database.engine import Database
 from service.dependencies import Dependencies
 from service.fleet.models import Node, Placement
 from service.messaging.plan_requests import request_plan
 from service.messaging.queue import Queue, QueueJob
-from service.messaging.wakeups import Hints, stream_of
+from service.messaging.wakeups import NodeWakeups, stream_of
 from service.scheduler import planner
 from service.scheduler.core.problem import Problem, objective
 from service.scheduler.core.rules import backfill
 from service.scheduler.models import Plan, PlannerLease, PlanRequest, ThroughputProfile
 from service.scheduler.planner import plan_once, replan
-from service.scheduler.replan_pacing import Asked, Pace
+from service.scheduler.replan_pacing import Pace, PlanCauses
 from service.scheduler.state import planner_lease
 from service.scheduler.state.planner_lease import LeaseLost
 from service.tasks.models import Task
 from service.tasks.submission.data_validation import validate_due
 from tests.service.fleet.scripted import completed, moved, throughput
 
-FULL = Asked(changed=False, room=False)  # arrivals alone, and no room for them
+FULL = PlanCauses(changed=False, room=False)  # arrivals alone, and no room for them
 
 
 def rows(database: Database, model):
@@ -285,7 +285,7 @@ def test_planners_at_once_place_every_task_once_and_no_device_twice(parts, setti
 PLANNER = """
 import os, signal
 from dataclasses import replace
-from service.messaging.wakeups import Hints
+from service.messaging.wakeups import NodeWakeups
 from service.dependencies import Dependencies
 from service.scheduler import planner
 from service.settings import Settings
@@ -293,7 +293,7 @@ from service.settings import Settings
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
-class Deadly(Hints):
+class Deadly(NodeWakeups):
     desired_changed = die
 
 parts = Dependencies.of(Settings.load())
@@ -330,7 +330,7 @@ def test_a_planner_killed_between_writing_and_hinting_has_lost_nothing(killed_pl
     with database.begin() as session:
         session.execute(update(PlannerLease).values(until=func.clock_timestamp() - planner_lease.LEASE))
         session.execute(update(PlanRequest).values(created_at=func.clock_timestamp() - planner_lease.LEASE))
-    plan_the_forgotten(parts)
+    replan_missed_requests(parts)
     assert rows(database, PlanRequest) == []
     assert tenant.get(f"/v1/tasks/{waiting}").json()["waiting"]["code"] == "waiting_for_capacity"
 
@@ -366,11 +366,11 @@ def test_a_planner_killed_before_it_wrote_leaves_the_request(killed_planner, par
 
 def test_the_node_is_hinted_after_the_commit(parts, tenant, new_node, database):
     node = new_node()
-    hints = Hints(parts.settings.redis_url)
+    hints = NodeWakeups(parts.settings.redis_url)
     before = hints._redis.xlen(stream_of(node.id))
     seen = []
 
-    class Watching(Hints):
+    class Watching(NodeWakeups):
         def desired_changed(self, node_id):
             seen.append(len(live(database)))
             super().desired_changed(node_id)

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import select, update
 
-from service.background.reconciler import plan_what_time_has_changed
+from service.background.reconciler import replan_elapsed_delays
 from service.fleet.models import Node
 from service.scheduler.explain import plan_news
 from service.scheduler.models import Plan, PlanChange, PlanRequest, QueueStatus
@@ -131,7 +131,7 @@ def test_news_that_was_put_off_is_told_by_a_later_plan(tenant, queue, plan, agai
         assert {get(tenant, id).json()["waiting"]["code"] for id in waits} == {"node_drained"}, "whoever asks knows at once"
         with database.begin() as session:
             session.execute(update(Plan).values(created_at=Plan.created_at - parts_turn(parts)))
-        plan_what_time_has_changed(parts)
+        replan_elapsed_delays(parts)
         with database.begin() as session:
             asked = [request.reason for request in session.scalars(select(PlanRequest))]
         assert asked == (["news_put_off"] if len(told[-1]) < 4 else [])

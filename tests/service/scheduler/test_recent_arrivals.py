@@ -1,4 +1,4 @@
-"""Foresight on a real database: the latest arrivals as the planner reads them, and a task that it holds back for them."""
+"""Expected arrivals on a real database: the latest arrivals as the planner reads them, and a task held back for them."""
 
 from datetime import timedelta
 

@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import pytest
 
-from service.scheduler.replan_pacing import Asked, Pace
+from service.scheduler.replan_pacing import Pace, PlanCauses
 
-CHANGED, ROOM, FULL = Asked(True, False), Asked(False, True), Asked(False, False)
+CHANGED, ROOM, FULL = PlanCauses(True, False), PlanCauses(False, True), PlanCauses(False, False)
 
 
 class Clock:

@@ -14,8 +14,8 @@ from service.scheduler.estimate.survival import (
     CLASS_JOBS,
     NOTHING,
     OWN,
+    JobLifetimes,
     JobProgress,
-    Lives,
     belief,
     hazards,
     learned,
@@ -30,29 +30,29 @@ JOB = JobProgress(JobStatus.PENDING, 0, 1000, 100, 4, False)
 @pytest.mark.parametrize(
     ("job", "seen"),
     [
-        (JOB, Lives()),
-        (replace(JOB, status=JobStatus.WARMUP, step=50), Lives(0, 0.5)),
-        (replace(JOB, status=JobStatus.EXITED, step=50, exit_reason=ExitReason.DIVERGING), Lives(1, 0.5)),
-        (replace(JOB, status=JobStatus.EXITED, step=100, exit_reason=ExitReason.UNDERPERFORMING), Lives(0, 1)),
-        (replace(JOB, status=JobStatus.TRAINING, step=550, promoted=True), Lives(0, 1, 0, 0.5)),
-        (replace(JOB, status=JobStatus.EXITED, step=550, promoted=True), Lives(0, 1, 1, 0.5)),
-        (replace(JOB, status=JobStatus.COMPLETED, step=1000, promoted=True), Lives(0, 1, 0, 1)),
+        (JOB, JobLifetimes()),
+        (replace(JOB, status=JobStatus.WARMUP, step=50), JobLifetimes(0, 0.5)),
+        (replace(JOB, status=JobStatus.EXITED, step=50, exit_reason=ExitReason.DIVERGING), JobLifetimes(1, 0.5)),
+        (replace(JOB, status=JobStatus.EXITED, step=100, exit_reason=ExitReason.UNDERPERFORMING), JobLifetimes(0, 1)),
+        (replace(JOB, status=JobStatus.TRAINING, step=550, promoted=True), JobLifetimes(0, 1, 0, 0.5)),
+        (replace(JOB, status=JobStatus.EXITED, step=550, promoted=True), JobLifetimes(0, 1, 1, 0.5)),
+        (replace(JOB, status=JobStatus.COMPLETED, step=1000, promoted=True), JobLifetimes(0, 1, 0, 1)),
     ],
 )  # fmt: skip
-def test_what_one_job_has_lived(job: JobProgress, seen: Lives) -> None:
+def test_what_one_job_has_lived(job: JobProgress, seen: JobLifetimes) -> None:
     assert lived([job]) == seen
 
 
 def test_a_class_counts_as_much_as_some_jobs_and_own_exits_more() -> None:
-    many = Lives(100, 1000, 100, 1000)
+    many = JobLifetimes(100, 1000, 100, 1000)
     assert belief(POLICY, many, NOTHING).warm_lived == pytest.approx(ALTO.warm_lived + CLASS_JOBS)
-    assert belief(POLICY, NOTHING, Lives(1, 1)).warm_exits == ALTO.warm_exits + OWN
+    assert belief(POLICY, NOTHING, JobLifetimes(1, 1)).warm_exits == ALTO.warm_exits + OWN
 
 
 def test_a_class_that_changes_its_ways_is_believed_in_the_end() -> None:
-    seen = Lives(200, 200, 0, 200)
+    seen = JobLifetimes(200, 200, 0, 200)
     for _ in range(200):
-        seen = learned(seen, Lives(0, 16, 0, 4))
+        seen = learned(seen, JobLifetimes(0, 16, 0, 4))
     assert seen.warm_exits / seen.warm_lived < 0.1
 
 

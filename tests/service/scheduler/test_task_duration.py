@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from contract.states import ExitReason, JobStatus
 from contract.task_spec import EarlyExitPolicy
 from service.scheduler.core.gpu_types import hardware
-from service.scheduler.estimate.survival import JobProgress, Lives
+from service.scheduler.estimate.survival import JobLifetimes, JobProgress
 from service.scheduler.estimate.task_duration import SHORTEST_SECONDS, Work, estimate, tokens_per_row
 from service.scheduler.estimate.throughput import Model, key_of, measured
 
@@ -46,7 +46,7 @@ def test_one_of_few_jobs_passes_for_certain() -> None:
 
 
 def test_a_class_whose_jobs_live_on_is_expected_to_take_longer() -> None:
-    dies, lives = Lives(10, 12, 10, 6), Lives(0.1, 12, 0.1, 12)
+    dies, lives = JobLifetimes(10, 12, 10, 6), JobLifetimes(0.1, 12, 0.1, 12)
     jobs = (NEW,) * 16
     assert estimate(work(*jobs, of_class=dies), MODEL, 1).tokens < estimate(work(*jobs, of_class=lives), MODEL, 1).tokens
 

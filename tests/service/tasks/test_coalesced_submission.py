@@ -13,8 +13,8 @@ from contract.states import JobStatus
 from service.database.engine import Database
 from service.tasks import actions
 from service.tasks.models import Job, Task, TaskEvent
-from service.tasks.submission import coalesced_submission
 from service.tenants.models import Tenant
+from service.usage.quotas import MAX_SHARED_TASKS
 from tests.service.live_server import PATIENCE
 
 
@@ -54,7 +54,7 @@ def test_each_has_its_own_task_jobs_event_and_audit_entry(server, tenant, databa
     answers = storm(server.url, posts)
     assert [answer.status_code for answer in answers] == [201] * 40
     assert len(batches) < 40
-    assert max(map(len, batches)) <= coalesced_submission._MOST
+    assert max(map(len, batches)) <= MAX_SHARED_TASKS
     assert sorted(name for batch in batches for name in batch if name is not None) == sorted(s["name"] for s in wanted)
     for spec, answer in zip(wanted, answers, strict=True):
         made = answer.json()

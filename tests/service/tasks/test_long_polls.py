@@ -101,7 +101,7 @@ def test_a_listener_that_lost_its_connection_misses_nothing(server, stack, http,
 
 def test_all_that_a_plan_changes_are_told_in_few_notices(server, tenant, database, settings, monkeypatch):
     ids = [tenant.task()["id"] for _ in range(5)]
-    monkeypatch.setattr(change_notices, "TOLD_TOGETHER", 2)
+    monkeypatch.setattr(change_notices, "IDS_PER_NOTICE", 2)
     with psycopg.connect(driver_url(settings.database_url), autocommit=True) as listener:
         listener.execute(f"LISTEN {change_notices.CHANNEL}")
 

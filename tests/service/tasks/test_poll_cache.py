@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.tasks.lifecycle.change_notices import touch
+from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.models import Task
 from service.tenants.request_coalescer import RequestCoalescer
 from tests.service.live_server import PATIENCE, until
@@ -163,7 +163,7 @@ def test_what_a_poller_sees_is_never_older_than_its_question(http, tenant, datab
         with database.begin() as session:
             task = session.get_one(Task, task_id)
             task.name = f"name {number}"
-            touch(session, task)
+            bump_version_and_notify(session, task)
         seen = [http.get(f"/v1/tasks/{task_id}") for _ in range(3)]
         assert {(answer.json()["name"], answer.headers["etag"]) for answer in seen} == {(f"name {number}", f'"{number}"')}
 

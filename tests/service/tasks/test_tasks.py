@@ -50,7 +50,7 @@ def test_a_task_is_made_with_all_its_jobs(tenant, database):
 def test_what_making_one_tells_is_what_is_stored(tenant, settings, database, queue):
     spec = tenant.spec(tenant.file(), name="sums", labels={"run": "7"}, priority=3, deadline="2031-01-01T00:00:00Z")
     caller = Principal(tenant.tenant_id, "key_x", frozenset(Scope))
-    with Database(settings.app_database_url, pool_size=1).of(tenant.tenant_id).begin() as session:
+    with Database(settings.app_database_url, pool_size=1).for_tenant(tenant.tenant_id).begin() as session:
         told = actions.create(session, queue, caller, TaskSpec.model_validate(spec))
     with database.begin() as session:
         stored = session.get_one(Task, told.id)

@@ -11,7 +11,7 @@ from sqlalchemy import select
 from contract.states import JOB_TERMINAL, TASK_TERMINAL, TASK_TRANSITIONS, IllegalTransition, JobStatus, TaskStatus
 from service.database.engine import clock
 from service.tasks.lifecycle import transitions
-from service.tasks.lifecycle.change_notices import touch
+from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.models import Job, Task, TaskEvent
 from service.tasks.submission import task_insertion
 from service.webhooks.webhook_messages import types_of
@@ -119,7 +119,7 @@ def test_a_set_of_tasks_is_moved_as_each_of_them_would_be(tenant, database, befo
     with database.begin() as session:
         task = session.get_one(Task, alone)
         transitions.enter(task, after, clock(session))
-        touch(session, task)
+        bump_version_and_notify(session, task)
     with database.begin() as session:
         moved = transitions.SetTransition(before, after).run(session, [in_set, elsewhere, desired])
         assert moved == {in_set: session.get_one(Task, in_set).request_id}
@@ -168,7 +168,7 @@ def test_jobs_are_cancelled_together_as_alone(tenant, database):
 
 
 def test_every_status_says_what_it_writes():
-    assert set(transitions.TASK_ENTERS) == set(TaskStatus) - {TaskStatus.VALIDATING}
-    assert set(transitions.JOB_ENTERS) == set(JobStatus) - {JobStatus.PENDING}
-    assert all(transitions.TASK_ENTERS[status]["ended_at"] is transitions.At.NOW for status in TASK_TERMINAL)
-    assert all(transitions.JOB_ENTERS[status]["ended_at"] is transitions.At.NOW for status in JOB_TERMINAL)
+    assert set(transitions.ON_TASK_ENTER) == set(TaskStatus) - {TaskStatus.VALIDATING}
+    assert set(transitions.ON_JOB_ENTER) == set(JobStatus) - {JobStatus.PENDING}
+    assert all(transitions.ON_TASK_ENTER[status]["ended_at"] is transitions.TimeColumn.NOW for status in TASK_TERMINAL)
+    assert all(transitions.ON_JOB_ENTER[status]["ended_at"] is transitions.TimeColumn.NOW for status in JOB_TERMINAL)

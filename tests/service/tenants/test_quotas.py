@@ -10,7 +10,6 @@ from service.database.engine import new_id
 from service.fleet.models import Node, Placement
 from service.settings import Settings
 from service.tasks.models import Task
-from service.tasks.submission import coalesced_submission
 from service.tenants.models import Tenant
 from service.usage import quotas
 from service.usage.models import TaskUsage, TenantUsage
@@ -22,8 +21,7 @@ UNLIMITED = {"running_gpus": None, "queued_tasks": 1000, "stored_bytes": None, "
 
 def test_the_last_tasks_before_a_limit_are_as_many_as_all_processes_make_at_once():
     bounds = Settings.model_fields["api_processes"].metadata
-    assert coalesced_submission._MOST <= quotas._SHARED
-    assert coalesced_submission._MOST * next(bound.le for bound in bounds if hasattr(bound, "le")) <= quotas._NEAR
+    assert quotas.MAX_SHARED_TASKS * next(bound.le for bound in bounds if hasattr(bound, "le")) <= quotas._NEAR
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from sqlalchemy.orm import Session
 
 from service.database.engine import Database
-from service.tasks.lifecycle.change_notices import touch
+from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.lifecycle.event_log import Kind, record
 from service.tasks.models import Job, Task
 from tests.service.sample_tasks import chunk, jobs_of
@@ -29,7 +29,7 @@ def begin(database: Database, task_id: str, steps: int = 40, total: int = 100) -
             record(
                 session, task, Kind.JOB, {"job": job.index, "status": job.status, "step": job.step, "exit_reason": "diverging"}
             )
-        touch(session, task)
+        bump_version_and_notify(session, task)
 
 
 def curve(session: Session, job: Job, first: int, last: int) -> None:
@@ -57,7 +57,7 @@ def go_on(database: Database, task_id: str, index: int, first: int, last: int) -
         job.step = last
         told = {"job": index, "series": "train_loss", "from_step": first, "to_step": last, "last": loss(job, last)}
         record(session, task, Kind.CURVES, {"curves": [told]})
-        touch(session, task)
+        bump_version_and_notify(session, task)
 
 
 def end(database: Database, task_id: str) -> None:
@@ -66,4 +66,4 @@ def end(database: Database, task_id: str) -> None:
         for job in jobs_of(session, task_id):
             job.status = "exited" if job.exit_reason else "completed"
         task.status, task.ended_at = "succeeded", datetime.now(UTC)
-        touch(session, task)
+        bump_version_and_notify(session, task)
