@@ -118,9 +118,9 @@ def run_worker(settings: Settings) -> None:
                 [QUEUE_NAME], connection=connection, job_class=NamedQueueJob, serializer=JSONSerializer, worker_ttl=_TTL_SECONDS
             )
             current[:] = [worker]
-            log.info("working off queue jobs")
+            log.info("queue worker started")
             worker.work(logging_level="WARNING")
         except (redis.RedisError, StopRequested) as error:
-            log.warning("the queue worker lost Redis and will look again: %r", error)
+            log.warning("the queue worker lost Redis and will reconnect: %r", error)
         current.clear()
         stop.wait(_RETRY_SECONDS)

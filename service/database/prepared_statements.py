@@ -22,7 +22,7 @@ class PreparedStatement:
     def __init__(self, statement: ClauseElement) -> None:
         compiled = cast(SQLCompiler, statement.compile(dialect=_DIALECT))
         if compiled.post_compile_params:
-            raise ValueError(f"in_() is worked out each time it is executed; say == any_(...) in: {compiled}")
+            raise ValueError(f"in_() is expanded at each execution; use == any_(...) in: {compiled}")
         self.sql = str(compiled)
         self._constants = {name: value for name, value in compiled.params.items() if value is not None}
 

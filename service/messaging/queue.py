@@ -108,7 +108,7 @@ class Queue:
         except redis.RedisError as error:
             if isinstance(error, redis.TimeoutError):
                 self._breaker.failed()
-            log.warning("queue job %s was not sent, Redis is away: %s", job, error)
+            log.warning("queue job %s was not sent, Redis is unreachable: %s", job, error)
 
     def wake_later(self, job: QueueJob, seconds: float) -> None:
         """Send a wake-up after `seconds`, or with an earlier one that is already delayed. It is lost if the process ends."""

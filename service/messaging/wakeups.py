@@ -49,4 +49,4 @@ class NodeWakeups:
         except redis.RedisError as error:
             if isinstance(error, redis.TimeoutError):
                 self._breaker.failed()  # only a hung server costs the timeout; a refused connection fails at once
-            log.warning("node %s was not hinted, Redis is away: %s", node_id, error)
+            log.warning("wake-up for node %s was not sent, Redis is unreachable: %s", node_id, error)

@@ -169,7 +169,7 @@ class Courier:
             with self._db.begin() as session:
                 _note(session, due_delivery.due.id, status, error)
         except SQLAlchemyError as failure:
-            log.error("what came of message %s is not noted, and it is sent again: %s", due_delivery.due.id, failure)
+            log.error("result of delivery %s could not be stored; it will be sent again: %s", due_delivery.due.id, failure)
         finally:
             slow = time.monotonic() - began > _SLOW_SECONDS
             with self._changed:

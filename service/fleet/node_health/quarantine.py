@@ -145,7 +145,7 @@ def note_progress(session: Session, parts: Dependencies, task: Task, placement: 
     sound = {str(index) for index in placement.device_indexes}
     node.device_losses = {index: lost for index, lost in node.device_losses.items() if index not in sound}
     if mend(node):
-        log.info("node %s trains again, and its losses are forgotten", node.name)
+        log.info("node %s trains again; its executor losses are cleared", node.name)
         request_plan(session, parts.queue, "node_mended")
 
 

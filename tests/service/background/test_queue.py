@@ -62,7 +62,7 @@ def worker(settings, environment_of, tmp_path_factory) -> Iterator[Worker]:
 def own_worker(settings, environment_of, tmp_path) -> Iterator[Worker]:
     """A worker of this test alone."""
     made = Worker(environment_of(settings), tmp_path / "log")
-    until(lambda: "working off queue jobs" in made.said())
+    until(lambda: "queue worker started" in made.said())
     yield made
     made.end()
 
