@@ -43,5 +43,5 @@ def test_a_connection_that_is_lost_meanwhile_is_not_used_again(database):
 
 
 def test_a_statement_that_is_never_worked_out_once_is_refused():
-    with pytest.raises(ValueError, match=r"in_\(\) is worked out each time"):
+    with pytest.raises(ValueError, match=r"in_\(\) is expanded at each execution"):
         PreparedStatement(select(column("n")).where(column("n").in_([1, 2])))
