@@ -14,7 +14,7 @@ from service.storage.upload_grants import UploadGrants
 
 @dataclass(frozen=True)
 class Dependencies:
-    """One process's state (`db`, `storage`), wake-ups (`queue`, `hints`) and its planner's cache (`memo`)."""
+    """One process's state (`db`, `storage`), wake-ups (`queue`, `wakeups`) and its planner's cache (`memo`)."""
 
     settings: Settings
     db: Database

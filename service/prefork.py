@@ -27,7 +27,7 @@ class Prefork:
         self._lost, self._orphaned = lost, orphaned
         self._due = dict.fromkeys(range(size), 0.0)  # members to start, and when
         self._members: dict[int, tuple[int, float]] = {}  # by process id: number, and when it was started
-        self._leash, self._held = os.pipe()  # a member's read blocks until the leader's death closes the pipe
+        self._parent_pipe, self._held = os.pipe()  # a member's read blocks until the leader's death closes the pipe
 
     def lead(self) -> int | None:
         """Fork the members. Returns in each member with its number, from 0, and in the leader with None, once it got a stop
@@ -59,12 +59,12 @@ class Prefork:
             self._members[pid] = number, time.monotonic()
             return False
         os.close(self._held)
-        threading.Thread(target=self._exit_with_parent, name="leash", daemon=True).start()
+        threading.Thread(target=self._exit_with_parent, name="parent-watchdog", daemon=True).start()
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         return True
 
     def _exit_with_parent(self) -> None:
-        os.read(self._leash, 1)
+        os.read(self._parent_pipe, 1)
         self._orphaned()
         os.kill(os.getpid(), signal.SIGKILL)
 

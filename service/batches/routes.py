@@ -24,7 +24,7 @@ _Event = Annotated[str | None, Header(max_length=2000, description="Id of the la
 
 
 def create_batch(
-    spec: BatchSpec, writer: Writer, db: Db, queue: QueueDep, claim: ClaimedKey, response: Response, seat: Submitting
+    spec: BatchSpec, writer: Writer, db: Db, queue: QueueDep, claim: ClaimedKey, response: Response, limited: Submitting
 ) -> BatchResource:
     with db.begin() as session:
         resource = render(session, [actions.create(session, queue, writer, spec)])[0]
@@ -59,7 +59,7 @@ router.add_api_route(
     responses=problems(400, 413, 422, 429),
 )
 def estimate_batch(
-    spec: BatchSpec, reader: Reader, db: Db, parts: DependenciesDep, counted: Counted, seat: Estimating
+    spec: BatchSpec, reader: Reader, db: Db, parts: DependenciesDep, counted: Counted, limited: Estimating
 ) -> BatchEstimateResource:
     with db.begin() as session:
         refs = actions.checked(SpecChecker(session, reader), spec)

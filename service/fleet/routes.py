@@ -85,7 +85,12 @@ def cached_files(node_id: str, said: CachedFiles, bearer: Bearer, parts: Depende
 
 @router.post("/placements/{placement_id}/reports")
 def report(
-    placement_id: str, said: Whole, bearer: Bearer, parts: DependenciesDep, profile_updates: ProfileUpdatesDep, seat: Reporting
+    placement_id: str,
+    said: Whole,
+    bearer: Bearer,
+    parts: DependenciesDep,
+    profile_updates: ProfileUpdatesDep,
+    limited: Reporting,
 ) -> ReportAck:
     return reports.accept(parts, profile_updates, placement_id, bearer, read_json(Report, said))
 

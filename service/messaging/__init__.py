@@ -1,3 +1,3 @@
 """Wakes other processes: the Redis queue, wake-ups of nodes, plan requests, and a circuit breaker for an absent Redis.
 
-Enters: ids, after a commit. Leaves: hints, which may be lost (Postgres has the work). Must not know: what the work is."""
+Enters: ids, after a commit. Leaves: wake-ups, which may be lost (Postgres has the work). Must not know: what the work is."""

@@ -41,5 +41,5 @@ def metrics(service: Service, db: SystemDb) -> Response:
     registry = CollectorRegistry()
     with db.begin() as session:
         registry.register(FleetMetrics(session, service.settings))
-        house = generate_latest(registry)
-    return Response(service.metrics.exposition() + house, media_type=TEXT)
+        fleet_exposition = generate_latest(registry)
+    return Response(service.metrics.exposition() + fleet_exposition, media_type=TEXT)

@@ -37,7 +37,9 @@ def _objects(session: Session, tasks: list[Task]) -> list[JobObject]:
 
 
 @router.post("")
-def create_job(wanted: JobRequest, writer: Writer, db: Db, queue: QueueDep, claim: ClaimedKey, seat: Submitting) -> JobObject:
+def create_job(
+    wanted: JobRequest, writer: Writer, db: Db, queue: QueueDep, claim: ClaimedKey, limited: Submitting
+) -> JobObject:
     with db.begin() as session:
         made = _objects(session, [actions.create(session, queue, writer, wanted.spec())])[0]
         claim.store_answer(session, 200, made, {})

@@ -1,7 +1,7 @@
 """The planner loop: while plan requests exist, read a snapshot, solve, write. A leased row with a token admits one planner.
 
 Postgres has the last word: a plan is written only under the token, and each task only if its status and fence are as they were
-read. Starts are committed before the reasons of the waiting tasks. Hints go out after the commit, and may be lost.
+read. Starts are committed before the reasons of the waiting tasks. Wake-ups go out after the commit, and may be lost.
 """
 
 import logging

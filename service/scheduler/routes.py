@@ -74,7 +74,7 @@ def list_plan_history(
     responses=problems(400, 413, 422, 429),
 )
 def estimate_task(
-    spec: TaskSpec, reader: Reader, db: Db, parts: DependenciesDep, counted: Counted, seat: Estimating
+    spec: TaskSpec, reader: Reader, db: Db, parts: DependenciesDep, counted: Counted, limited: Estimating
 ) -> EstimateResource:
     with db.begin() as session:
         refs = SpecChecker(session, reader).check(spec)

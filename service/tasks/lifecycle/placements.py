@@ -18,14 +18,14 @@ FINISHED = "finished"  # end reason of a placement whose task ended there
 
 
 def touch_nodes(session: Session, wakeups: NodeWakeups, *node_ids: str) -> None:
-    """Raise the nodes' desired versions, and hint the nodes after the commit."""
+    """Raise the nodes' desired versions, and wake the nodes after the commit."""
 
-    def hint() -> None:
+    def wake() -> None:
         for node_id in node_ids:
             wakeups.desired_changed(node_id)
 
     session.execute(update(Node).where(Node.id.in_(node_ids)).values(desired_version=Node.desired_version + 1))
-    after_commit(session, hint)
+    after_commit(session, wake)
 
 
 def live_placement(session: Session, task_id: str) -> Placement | None:

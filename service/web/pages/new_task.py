@@ -98,7 +98,7 @@ def estimate(
     form: Form,
     request: Request,
     counted: Counted,
-    seat: Estimating,
+    limited: Estimating,
 ) -> Response:
     draft, found = Draft.read(form), None
     if draft.checked is not None:
@@ -148,7 +148,14 @@ def preview(
 
 @router.post("/tasks/new")
 def submit(
-    viewer: Looking, writer: Writer, db: Db, settings: Config, queue: QueueDep, form: Form, request: Request, seat: Submitting
+    viewer: Looking,
+    writer: Writer,
+    db: Db,
+    settings: Config,
+    queue: QueueDep,
+    form: Form,
+    request: Request,
+    limited: Submitting,
 ) -> Response:
     draft = Draft.read(form)
     if draft.checked is not None:
