@@ -84,15 +84,15 @@ class ProcessReaper:
     def __init__(self, log: Path, mark: str) -> None:
         self.log = log
         self._mark = mark
-        self._leash: IO[bytes] | None = None
+        self._reaper_pipe: IO[bytes] | None = None
 
     def start(self) -> Process:
-        if self._leash is not None:
-            self._leash.close()
+        if self._reaper_pipe is not None:
+            self._reaper_pipe.close()
         process = spawn(
             [sys.executable, "-I", "-S", str(Path(process_reaper.__file__)), self._mark], self.log, stdin=subprocess.PIPE
         )
-        self._leash = process.stdin
+        self._reaper_pipe = process.stdin
         return process
 
     def ready(self) -> bool:
