@@ -7,12 +7,12 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 # two concurrent submission transactions under full load doubled the latency of polls
-SEATS = {"submissions": 1, "reports": 2, "estimates": 1}
+LIMITS = {"submissions": 1, "reports": 2, "estimates": 1}
 
 
 def make() -> dict[str, asyncio.Semaphore]:
     """One process's semaphores, by kind."""
-    return {kind: asyncio.Semaphore(count) for kind, count in SEATS.items()}
+    return {kind: asyncio.Semaphore(count) for kind, count in LIMITS.items()}
 
 
 def _limited(kind: str) -> Callable[[Request], AsyncIterator[None]]:

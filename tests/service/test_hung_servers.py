@@ -1,4 +1,4 @@
-"""A server that is stopped, not dead, costs a request a bounded time: Postgres then a 503, Valkey nothing but its hints."""
+"""A server that is stopped, not dead, costs a request a bounded time: Postgres then a 503, Valkey nothing but its wakeups."""
 
 import asyncio
 import re
@@ -186,7 +186,7 @@ def test_a_hung_valkey_holds_nobody_up(stack, calls, tenant):
 def test_a_hung_valkey_is_asked_once_and_then_left_alone(stack, settings, monkeypatch):
     asked: list[str] = []
     really = redis.connection.AbstractConnection.send_packed_command
-    hints, queue, rates = NodeWakeups(settings.redis_url), Queue(settings.redis_url), Rates(settings.redis_url)
+    wakeups, queue, rates = NodeWakeups(settings.redis_url), Queue(settings.redis_url), Rates(settings.redis_url)
 
     def counted(connection: redis.connection.AbstractConnection, *given: object, **how: object) -> object:
         asked.append(threading.current_thread().name)
@@ -205,17 +205,17 @@ def test_a_hung_valkey_is_asked_once_and_then_left_alone(stack, settings, monkey
     with stack.hung_valkey():
         with pytest.raises(redis.TimeoutError):
             connect(settings.redis_url).ping()
-        hints.desired_changed("node_x")
+        wakeups.desired_changed("node_x")
         queue.wake(QueueJob.SWEEP)
         assert asyncio.run(take(8)) == 5, "counted by this process alone, and bounded"
         monkeypatch.setattr(redis.connection.AbstractConnection, "send_packed_command", counted)
         for _ in range(50):
-            hints.desired_changed("node_x")
+            wakeups.desired_changed("node_x")
             queue.wake(QueueJob.DELIVER)
         asyncio.run(take(8))
         assert len(asked) <= 3, "one try of each in five seconds at most"
-    for breaker in (hints._breaker, queue._breaker, rates._breaker):
+    for breaker in (wakeups._breaker, queue._breaker, rates._breaker):
         breaker._try_at = 0.0  # as comes by itself within seconds
-    hints.desired_changed("node_y")
+    wakeups.desired_changed("node_y")
     with redis.Redis.from_url(stack.redis_url) as valkey:
         assert valkey.xlen("motet:node:node_y") == 1

@@ -9,16 +9,16 @@ from service.messaging.queue import QUEUE_NAME, NamedQueueJob, Queue, QueueJob, 
 from service.messaging.wakeups import NodeWakeups
 
 
-def test_what_only_hints_never_raises_and_never_waits_long(stack):
-    queue, hints = Queue(stack.redis_url), NodeWakeups(stack.redis_url)
+def test_what_only_wakes_never_raises_and_never_waits_long(stack):
+    queue, wakeups = Queue(stack.redis_url), NodeWakeups(stack.redis_url)
     stack.stop_valkey()
     try:
         queue.wake(QueueJob.REPLAN)
-        hints.desired_changed("node_1")
+        wakeups.desired_changed("node_1")
     finally:
         stack.start_valkey()
     queue.wake(QueueJob.REPLAN)  # and the same objects work on afterwards
-    hints.desired_changed("node_1")
+    wakeups.desired_changed("node_1")
     connection = redis.Redis.from_url(stack.redis_url)
     assert connection.llen(f"rq:queue:{QUEUE_NAME}") == 1
     assert connection.xlen("motet:node:node_1") == 1

@@ -14,36 +14,36 @@ class House:
     """An app whose requests stay until they are let go."""
 
     def __init__(self) -> None:
-        self.app, self.inside, self.let_go = FastAPI(), {kind: 0 for kind in concurrency_limits.SEATS}, asyncio.Event()
-        self.app.state.motet = SimpleNamespace(seats=concurrency_limits.make())
+        self.app, self.inside, self.let_go = FastAPI(), {kind: 0 for kind in concurrency_limits.LIMITS}, asyncio.Event()
+        self.app.state.motet = SimpleNamespace(semaphores=concurrency_limits.make())
         self.app.post("/submissions")(self.submit)
         self.app.post("/reports")(self.report)
         self.app.post("/estimates")(self.estimate)
 
-    async def submit(self, seat: concurrency_limits.Submitting) -> None:
+    async def submit(self, limited: concurrency_limits.Submitting) -> None:
         await self.stay("submissions")
 
-    async def report(self, seat: concurrency_limits.Reporting) -> None:
+    async def report(self, limited: concurrency_limits.Reporting) -> None:
         await self.stay("reports")
 
-    async def estimate(self, seat: concurrency_limits.Estimating) -> None:
+    async def estimate(self, limited: concurrency_limits.Estimating) -> None:
         await self.stay("estimates")
 
     async def stay(self, kind: str) -> None:
         self.inside[kind] += 1
-        assert self.inside[kind] <= concurrency_limits.SEATS[kind]
+        assert self.inside[kind] <= concurrency_limits.LIMITS[kind]
         await self.let_go.wait()
         self.inside[kind] -= 1
-        raise ValueError("fails, and leaves its seat")
+        raise ValueError("fails, and frees its semaphore")
 
 
-def test_as_many_compute_as_have_seats() -> None:
+def test_as_many_compute_as_the_limits_allow() -> None:
     async def many() -> None:
         house = House()
         transport = httpx.ASGITransport(house.app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://house") as client:
-            asked = [asyncio.ensure_future(client.post(f"/{kind}")) for kind in concurrency_limits.SEATS for _ in range(7)]
-            while house.inside != concurrency_limits.SEATS:
+            asked = [asyncio.ensure_future(client.post(f"/{kind}")) for kind in concurrency_limits.LIMITS for _ in range(7)]
+            while house.inside != concurrency_limits.LIMITS:
                 await asyncio.wait(asked, timeout=0.01, return_when=asyncio.FIRST_COMPLETED)
             house.let_go.set()
             assert {answer.status_code for answer in await asyncio.gather(*asked)} == {500}

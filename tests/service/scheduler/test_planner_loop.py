@@ -299,7 +299,7 @@ class Deadly(NodeWakeups):
 parts = Dependencies.of(Settings.load())
 {act}
 """
-HINTING = "planner.replan(replace(parts, hints=Deadly(parts.settings.redis_url)))"
+HINTING = "planner.replan(replace(parts, wakeups=Deadly(parts.settings.redis_url)))"
 THINKING = "planner.solve = die; planner.replan(parts)"
 
 
@@ -366,8 +366,8 @@ def test_a_planner_killed_before_it_wrote_leaves_the_request(killed_planner, par
 
 def test_the_node_is_hinted_after_the_commit(parts, tenant, new_node, database):
     node = new_node()
-    hints = NodeWakeups(parts.settings.redis_url)
-    before = hints._redis.xlen(stream_of(node.id))
+    wakeups = NodeWakeups(parts.settings.redis_url)
+    before = wakeups._redis.xlen(stream_of(node.id))
     seen = []
 
     class Watching(NodeWakeups):
@@ -376,9 +376,9 @@ def test_the_node_is_hinted_after_the_commit(parts, tenant, new_node, database):
             super().desired_changed(node_id)
 
     validated(parts, tenant)
-    replan(replace(parts, hints=Watching(parts.settings.redis_url)))
+    replan(replace(parts, wakeups=Watching(parts.settings.redis_url)))
     assert seen == [1]
-    assert hints._redis.xlen(stream_of(node.id)) == before + 1
+    assert wakeups._redis.xlen(stream_of(node.id)) == before + 1
 
 
 def test_a_first_measurement_asks_for_a_new_plan_and_moves_the_expected_start(tenant, new_node, plan):
