@@ -1,0 +1,116 @@
+"""Tasks whose files are checked before they are queued: whole or damaged, several at once, stopped in the middle."""
+
+import pytest
+from sqlalchemy import select
+
+from contract.states import TaskStatus
+from service.files.models import File
+from service.scheduler.models import PlanRequest
+from service.tasks.models import Task, TaskEvent
+from service.tasks.submission.data_validation import validate_due
+from tests.service.api import PAIR
+
+
+def test_a_task_whose_files_are_whole_is_queued(tenant, database, storage, queue):
+    task = tenant.task()
+    assert validate_due(database, storage, queue) >= 1
+    queued = tenant.get(f"/v1/tasks/{task['id']}").json()
+    assert (queued["status"], queued["version"]) == ("queued", 2)
+    assert queued["queued_at"]
+    with database.begin() as session:
+        assert "task_arrived" in session.scalars(select(PlanRequest.reason)).all()
+    assert validate_due(database, storage, queue) == 0
+
+
+@pytest.mark.parametrize("damage", ["lost", "changed"])
+def test_a_task_whose_file_is_damaged_fails_and_says_so(tenant, database, storage, queue, damage):
+    file_id = tenant.file([PAIR | {"prompt": damage + str(n)} for n in range(9)])
+    task_id = tenant.post("/v1/tasks", json=tenant.spec(file_id)).json()["id"]
+    with database.begin() as session:
+        sha256 = session.get_one(File, file_id).sha256
+    if damage == "lost":
+        storage.delete(sha256)
+    else:
+        path = storage.path(sha256)
+        path.write_bytes(path.read_bytes().replace(b"4", b"5"))
+    validate_due(database, storage, queue)
+    failed = tenant.get(f"/v1/tasks/{task_id}").json()
+    assert failed["status"] == "failed"
+    assert file_id in failed["error"]
+    assert "upload it again" in failed["error"]
+    assert failed["jobs"]["failed"] == 2
+
+
+def test_tasks_of_the_same_files_are_validated_by_one_reading(tenant, database, storage, queue):
+    class Counting:
+        """Storage that counts how often it is read."""
+
+        read = 0
+
+        def open(self, sha256: str):
+            self.read += 1
+            return storage.open(sha256)
+
+    validate_due(database, storage, queue)
+    spec, counting = tenant.spec(tenant.file()), Counting()
+    tasks = [tenant.post("/v1/tasks", json=spec).json()["id"] for _ in range(5)]
+    assert (validate_due(database, counting, queue), counting.read) == (5, 1)
+    for task in tasks:
+        seen = tenant.get(f"/v1/tasks/{task}").json()
+        assert (seen["status"], seen["version"], seen["waiting"]["code"]) == ("queued", 2, "not_planned")
+        assert seen["queued_at"] > seen["created_at"]
+        assert statuses_told(database, task) == ["validating", "queued"]
+
+
+def statuses_told(database, task_id: str) -> list[str]:
+    """By its events, which are numbered without gaps."""
+    with database.begin() as session:
+        told = list(session.scalars(select(TaskEvent).where(TaskEvent.task_id == task_id).order_by(TaskEvent.number)))
+        task = session.get_one(Task, task_id)
+        assert (task.last_event, task.told_status) == (len(told), told[-1].data["status"])
+    assert [event.number for event in told] == list(range(1, len(told) + 1))
+    return [event.data["status"] for event in told]
+
+
+def test_of_tasks_that_are_validated_together_one_that_was_paused_is_not_queued(tenant, database, storage, queue):
+    spec = tenant.spec(tenant.file())
+    one, other = (tenant.post("/v1/tasks", json=spec).json()["id"] for _ in range(2))
+    tenant.post(f"/v1/tasks/{other}/pause")
+    validate_due(database, storage, queue)
+    assert [tenant.get(f"/v1/tasks/{task}").json()["status"] for task in (one, other)] == ["queued", "paused"]
+    assert statuses_told(database, one) == ["validating", "queued"]
+    assert statuses_told(database, other) == ["validating", "paused"]
+
+
+def test_a_task_that_is_cancelled_while_it_is_validated_stays_cancelled(tenant, database, storage, queue):
+    task_id = tenant.task()["id"]
+
+    class Slow:
+        """Storage in which reading a file takes just long enough for somebody to cancel."""
+
+        def open(self, sha256: str):
+            tenant.post(f"/v1/tasks/{task_id}/cancel")
+            return storage.open(sha256)
+
+    validate_due(database, Slow(), queue)
+    assert tenant.get(f"/v1/tasks/{task_id}").json()["status"] == TaskStatus.CANCELLED
+
+
+def test_a_task_that_is_in_another_validators_hands_is_left_to_it(tenant, database, storage, queue):
+    class Twice:
+        """Storage in which, while a file is read, another validator comes along."""
+
+        found: int | None = None
+
+        def open(self, sha256: str):
+            if self.found is None:
+                self.found = 0
+                self.found = validate_due(database, storage, queue)
+            return storage.open(sha256)
+
+    both = Twice()
+    validate_due(database, storage, queue)
+    task_id = tenant.task()["id"]
+    assert validate_due(database, both, queue) == 1
+    assert both.found == 0
+    assert tenant.get(f"/v1/tasks/{task_id}").json()["status"] == TaskStatus.QUEUED
