@@ -24,7 +24,7 @@ _GROUPS = {
     ),
     "Stored": (stored.files, stored.adapters),
     "Fleet": (cluster.cluster, cluster.schedule, cluster.nodes, cluster.models),
-    "Account": (account.login, account.logout, account.use, account.services, account.usage),
+    "Account": (account.login, account.logout, account.use, account.services, account.dashboard, account.usage),
     "This machine": (local.up, local.demo, local.doctor),
 }
 

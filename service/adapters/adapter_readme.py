@@ -50,20 +50,25 @@ def readme(task: Task, adapter: Adapter, jobs: Sequence[JobResource], validation
 
 def _loading(base: str, folder: str, rank: int, precision: Precision) -> str:
     if precision in ("bf16", "fp8"):
-        imports, load = "AutoModelForCausalLM", "AutoModelForCausalLM.from_pretrained(BASE)"
+        imports, load = "AutoModelForCausalLM, AutoTokenizer", "AutoModelForCausalLM.from_pretrained(BASE)"
     else:
-        imports, double = "AutoModelForCausalLM, BitsAndBytesConfig", precision == "nf4_double"
+        imports, double = "AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig", precision == "nf4_double"
         config = f'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant={double})'
         load = f"AutoModelForCausalLM.from_pretrained(BASE, quantization_config={config})"
     return f"""## Load it
 
-`BASE` is where the weights of `{base}` lie, a folder or a name on a hub; `{folder}` is this folder.
+`BASE` is where the weights of `{base}` lie: a folder, or a name on a hub. Whoever allowed that base knows which; for the
+example that `motet up` brings it is the folder `examples/base-model`. `{folder}` is this folder.
 
 ```python
 from peft import PeftModel
 from transformers import {imports}
 
 model = PeftModel.from_pretrained({load}, "{folder}")
+tokenizer = AutoTokenizer.from_pretrained(BASE)
+question = [{{"role": "user", "content": "..."}}]  # rows of prompt and completion: tokenizer("...", return_tensors="pt")
+asked = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+print(tokenizer.decode(model.generate(**asked, max_new_tokens=100)[0][asked["input_ids"].shape[1] :]))
 ```
 
 ```bash

@@ -79,8 +79,8 @@ def underperforming(rank: int, finished: int) -> str:
 
 
 def test_a_rank_says_of_how_many_it_is():
-    assert underperforming(13, 16) == "rank 13 of 16 after warmup, the best 4 go on"
-    assert underperforming(5, 7) == "rank 5 of the first 7 after warmup, the best 4 of 16 go on"
+    assert underperforming(13, 16) == "13th of 16 after warmup, the best 4 go on"
+    assert underperforming(5, 7) == "5th of the first 7 of 16 after warmup, the best 4 go on"
 
 
 def test_a_reason_without_numbers_says_its_pattern():

@@ -12,7 +12,7 @@ from motet.commands.common import Json, Limit, Output, first
 from motet.display.account_tables import keys_table, quotas_table, services_table, usage_table
 from motet.specs.spec_file import SpecError
 
-keys = typer.Typer(help="This tenant's API keys: list, make, revoke.", invoke_without_command=True)
+keys = typer.Typer(help="This tenant's API keys: listed, or one created or revoked.", invoke_without_command=True)
 Scopes = Annotated[list[str], typer.Option("--scope", help="What the key may do: read, write, admin; may be repeated.")]
 Expires = Annotated[str | None, typer.Option(help="When it ends, such as 2027-01-01T00:00:00Z; left out, when it is revoked.")]
 
@@ -58,6 +58,14 @@ def use(name: Annotated[str, typer.Argument(help="A service, or `local`, the sta
     ring.current = None if name == keyring.LOCAL else name
     ring.save()
     Output().say(f"{name} is used")
+
+
+def dashboard(json: Json = False) -> None:
+    """Print a link that signs a browser in to the dashboard: once, within 15 minutes."""
+    output = Output(json)
+    with Client() as client:
+        link = client.account.sign_in_link()
+    output.give(link, lambda: link.url)
 
 
 def services(json: Json = False) -> None:

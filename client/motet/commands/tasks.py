@@ -145,7 +145,7 @@ def cancel(task: TaskId, json: Json = False) -> None:
 
 def download(
     task: Annotated[str, typer.Argument(metavar="TASK", help="A task (its winner), an adapter's id, or `last`.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to make.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to make; left out, called after the adapter.")] = None,
     json: Json = False,
 ) -> None:
     """Fetch the winner's adapter as a PEFT folder, checked by sha256."""
@@ -159,7 +159,7 @@ def download(
                 raise MotetError(f"{found.id} has no winner{'' if found.ended else ' yet'}: it is {found.status}{why}")
             adapter_id = found.winner.adapter_id
         with output.console_output.doing(f"downloading {adapter_id}"):
-            folder = client.adapters.download(adapter_id, out)
+            folder = client.adapters.download(adapter_id, out or Path(adapter_id))
     output.give({"adapter_id": adapter_id, "folder": str(folder)}, lambda: f"{adapter_id} is in {folder}")
 
 

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from contract.config_labels import label, varying
+from contract.exit_sentences import exit_sentence
 from contract.search_space import JobConfig
-from contract.states import JOB_TERMINAL, ExitReason, JobStatus, TaskStatus
+from contract.states import JOB_TERMINAL, JobStatus, TaskStatus
 from motet.api.client import Client
 from motet.api.resources import Exit, Job, Task
 from motet.display.durations import starts
@@ -139,16 +140,4 @@ def _task_news(before: Task, task: Task) -> list[str]:
 
 
 def why(exit: Exit) -> str:
-    """Early exit's reason with its numbers, as a sentence."""
-    seen = exit.evidence
-    match exit.reason:
-        case ExitReason.UNDERPERFORMING if {"rank", "alive", "kept"} <= seen.keys():
-            alive, kept = seen["alive"], seen["kept"]
-            finished = seen.get("finished", alive)  # fewer if no later finisher could have rescued the job
-            of, best = (f"{alive}", f"{kept}") if finished == alive else (f"the first {finished}", f"{kept} of {alive}")
-            return f"rank {seen['rank']} of {of} after warmup, the best {best} go on"
-        case ExitReason.OVERFITTING if seen.get("gap") is not None and "tau_gap" in seen:
-            return f"validation loss {seen['gap']:.0%} above training loss, {seen['tau_gap']:.0%} is the limit"
-        case ExitReason.DIVERGING if {"train_slope", "val_slope"} <= seen.keys():
-            return f"both losses rise, {seen['train_slope']:+.2f} and {seen['val_slope']:+.2f} per evaluation"
-    return str(seen.get("pattern", "see its evidence"))
+    return exit_sentence(exit.reason, exit.evidence)

@@ -68,10 +68,13 @@ def _capacity(reason: Reason, scene: Scene) -> str:
         there = [task for task, node in scene.running.items() if node == reason.node]
         where = f" It is planned for {scene.offers[reason.node].name}, held by {_names(there, reason.task, scene)}."
     queue = f" {_count(ahead, 'task is', 'tasks are')} planned before it." if ahead else ""
-    return (
-        f"It needs {_gpus(asked)} of one node, and of the {_gpus(fitting)} it could run on at most {free} stand free on one."
-        f"{where}{queue}"
-    )
+    if fitting == asked == 1:
+        short = "The only GPU that it could run on is taken."
+    elif free:
+        short = f"It needs {_gpus(asked)} of one node; of the {fitting} that it could run on, at most {free} are free on one."
+    else:
+        short = f"It needs {_gpus(asked)} of one node; none of the {fitting} that it could run on is free."
+    return f"{short}{where}{queue}"
 
 
 def _quota(reason: Reason, scene: Scene) -> str:

@@ -62,7 +62,7 @@ async def use_sign_in_link(secret: str, request: Request) -> Response:
         principal = await run_in_threadpool(_use, state, secret)
         attempt.failed = principal is None
     if principal is None:
-        said = "This link was used already, or is older than 15 minutes. Sign in with a key, or make a new link."
+        said = "This link was used already, or is older than 15 minutes. Sign in with a key; `motet dashboard` makes a link."
         return _refusal(request, _HOME, said, 401)
     return await _opened(request, principal, render(request, "signed_in.html", next=_HOME))
 

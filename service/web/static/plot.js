@@ -63,9 +63,11 @@ export class Plot {
     g.setTransform(ratio, 0, 0, ratio, 0, 0);
     g.save();
     this.clip(g);
-    const loud = this.lit ?? this.best;
-    for (const line of shown) if (line.job === loud) this.line(g, line, line.colour ?? this.css("--b-work"), line.kind === "train" ? 1.4 : 2.8, line.kind === "train" ? 0.75 : 1);
-    if (this.lit !== null && this.shows.val) for (const line of shown) if (line.job === loud && line.kind === "val") this.exit(g, line, 3);
+    for (const [job, colour] of [[this.best, "--b-work"], [this.lit === this.best ? null : this.lit, "--text"]]) {
+      if (job === null) continue;
+      for (const line of shown) if (line.job === job) this.line(g, line, line.colour ?? this.css(colour), line.kind === "train" ? 1.4 : 2.8, line.kind === "train" ? 0.75 : 1);
+    }
+    if (this.lit !== null && this.shows.val) for (const line of shown) if (line.job === this.lit && line.kind === "val") this.exit(g, line, 3);
     g.restore();
   }
 

@@ -2,7 +2,7 @@
 
 export function uploader(place, done) {
   const input = Object.assign(document.createElement("input"), { type: "file", accept: ".jsonl,.json,.ndjson", id: "upload-file" });
-  const label = Object.assign(document.createElement("label"), { htmlFor: "upload-file", textContent: "Upload a JSONL file: choose it, or drop it here " });
+  const label = Object.assign(document.createElement("label"), { htmlFor: "upload-file", textContent: "Upload a JSONL file: choose it, or drop it here. One example a line: {\"prompt\": \"…\", \"completion\": \"…\"} or {\"messages\": [{\"role\": \"user\", \"content\": \"…\"}, …]} " });
   const progress = Object.assign(document.createElement("progress"), { max: 1, value: 0, hidden: true });
   progress.setAttribute("aria-label", "upload");
   const said = document.createElement("div");

@@ -82,6 +82,13 @@ def when(moment: datetime | str | None) -> str | Markup:
     return Markup('<time datetime="{}" title="{}">{}</time>').format(at.isoformat(), clock(at), relative(at, datetime.now(UTC)))
 
 
+def coming(moment: datetime | str | None) -> str | Markup:
+    """As `when`, but a moment that has come is "at once"."""
+    if moment is not None and _moment(moment) <= datetime.now(UTC):
+        return "at once"
+    return when(moment)
+
+
 def relative(at: datetime, now: datetime) -> str:
     seconds = (at - now).total_seconds()
     if abs(seconds) < 1:
@@ -122,5 +129,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "duration": duration,
     "clock": clock,
     "when": when,
+    "coming": coming,
     "value": value_of,
 }

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from contract.config_labels import HEADINGS, cell, label, varying
+from contract.exit_sentences import exit_sentence
 from contract.search_space import JobConfig
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus
 from service.tasks.job_resource import JobResource
@@ -26,6 +27,7 @@ class JobRow:
     label: str
     cells: list[str]
     facts: dict[str, Any]  # what the plots read
+    why: str  # it stopped early; empty if it did not
 
     @property
     def ended(self) -> bool:
@@ -73,7 +75,8 @@ def _row(job: JobResource, names: Sequence[str]) -> JobRow:
         "best_step": job.best_step,
         "config": {name: _plain(getattr(config, name), cell(config, name)) for name in names},
     }
-    return JobRow(job, label(config, names), [cell(config, name) for name in names], facts)
+    why = exit_sentence(job.exit.reason, job.exit.evidence) if job.exit is not None else ""
+    return JobRow(job, label(config, names), [cell(config, name) for name in names], facts, why)
 
 
 def _plain(value: Any, shown: str) -> float | str | None:

@@ -31,8 +31,8 @@ def test_capacity_says_how_many_when_and_who_is_there():
     found = told(problem)
     assert [(found[task]["code"], found[task]["place"]) for task in "ab"] == [("waiting_for_capacity", at) for at in (1, 2)]
     assert found["a"]["sentence"] == (
-        "It needs 1 GPU of one node, and of the 2 GPUs it could run on at most 0 stand free on one. It is "
-        "planned for name-n, held by r and another tenant's task."
+        "It needs 1 GPU of one node; none of the 2 that it could run on is free. It is planned for name-n, held by r and "
+        "another tenant's task."
     )
     assert "1 task is planned before it" in found["b"]["sentence"]
     assert found["a"]["expected_start"] == "2026-01-01T00:01:40+00:00"

@@ -1,0 +1,27 @@
+"""Why early exit stopped a job, as a sentence with its numbers. The command line and the dashboard share it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from contract.states import ExitReason
+
+
+def exit_sentence(reason: ExitReason, evidence: Mapping[str, Any]) -> str:
+    """The sentence; where the evidence lacks the numbers (another version's), its pattern alone."""
+    match reason:
+        case ExitReason.UNDERPERFORMING if {"rank", "alive", "kept"} <= evidence.keys():
+            alive, kept = evidence["alive"], evidence["kept"]
+            finished = evidence.get("finished", alive)  # fewer if no later finisher could have rescued the job
+            of = f"{alive}" if finished == alive else f"the first {finished} of {alive}"
+            goes_on = "only the best one goes on" if kept == 1 else f"the best {kept} go on"
+            return f"{_ordinal(evidence['rank'])} of {of} after warmup, {goes_on}"
+        case ExitReason.OVERFITTING if evidence.get("gap") is not None and "tau_gap" in evidence:
+            return f"validation loss {evidence['gap']:.0%} above training loss, {evidence['tau_gap']:.0%} is the limit"
+        case ExitReason.DIVERGING if {"train_slope", "val_slope"} <= evidence.keys():
+            return f"both losses rise, {evidence['train_slope']:+.2f} and {evidence['val_slope']:+.2f} per evaluation"
+    return str(evidence.get("pattern", "see its evidence"))
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
