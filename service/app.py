@@ -31,7 +31,7 @@ from service.app_state import State
 from service.database.engine import pool_of
 from service.http import openapi, problem_handlers
 from service.http.middleware import BodyLimit, RequestLog
-from service.idempotency import idempotency_dependencies
+from service.idempotency import repeated_requests
 from service.internal_port import InternalPort
 from service.metrics import health_routes
 from service.metrics.api_metrics import ApiMetrics
@@ -89,7 +89,7 @@ def routes(metrics: ApiMetrics | None = None, internal_port: int | None = None) 
     app.add_middleware(BodyLimit)
     app.add_middleware(RequestLog, metrics=metrics or ApiMetrics())
     problem_handlers.install(app, {error_objects.PREFIX: error_objects.respond})
-    idempotency_dependencies.install(app)
+    repeated_requests.install(app)
     for router in _ROUTERS:
         # not include_router: FastAPI would match each router in turn, and the right one twice, which takes milliseconds
         app.router.routes.extend(router.routes)

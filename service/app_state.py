@@ -21,8 +21,8 @@ from service.scheduler.state.report_learning import ReportLearning
 from service.settings import Settings
 from service.storage.object_store import LocalStorage, Storage
 from service.storage.upload_grants import UploadGrants
-from service.tasks.polling.change_listener import ChangeListener
 from service.tasks.polling.event_stream import Feed
+from service.tasks.polling.long_polling import ChangeListener
 from service.tasks.polling.poll_cache import PollCache
 from service.tasks.submission.coalesced_submission import SubmissionCoalescer
 from service.tenants.auth_throttle import AuthThrottle

@@ -15,8 +15,8 @@ from contract.states import TASK_TERMINAL
 from service.database.engine import Database
 from service.http.problems import invalid_field
 from service.tasks.models import Batch, Task, TaskEvent
-from service.tasks.polling.change_listener import ChangeListener
 from service.tasks.polling.event_stream import LONGEST_SECONDS, PACE_SECONDS, SILENCE_SECONDS, heard
+from service.tasks.polling.long_polling import ChangeListener
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import find, scoped
 

@@ -13,7 +13,7 @@ from service.batches.resource import BatchResource, render
 from service.http.concurrency_limits import Estimating, Submitting
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.response_schemas import event_stream, event_stream_of, problems
-from service.idempotency.idempotency_dependencies import ClaimedKey
+from service.idempotency.repeated_requests import ClaimedKey
 from service.scheduler.routes import Counted
 from service.tasks.models import Batch
 from service.tasks.submission.spec_checks import SpecChecker

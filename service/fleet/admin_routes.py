@@ -20,7 +20,7 @@ from service.fleet.node_health.quarantine import Trouble, trouble_of
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.problems import NotFound, shown
 from service.http.response_schemas import problems
-from service.idempotency.idempotency_dependencies import AdminClaimedKey
+from service.idempotency.repeated_requests import AdminClaimedKey
 from service.scheduler.models import Plan
 from service.settings import Settings
 

@@ -15,7 +15,7 @@ from service.fleet.models import JoinToken
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.problems import NotFound, shown
 from service.http.response_schemas import problems
-from service.idempotency.idempotency_dependencies import AdminClaimedKey, AnswerBox
+from service.idempotency.repeated_requests import AdminClaimedKey, AnswerBox
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"], responses=problems(401, 403, 422))
 

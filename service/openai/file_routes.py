@@ -14,8 +14,8 @@ from service.files import actions
 from service.files.models import File
 from service.files.multipart_upload import Upload, receiving
 from service.http.problems import invalid_field
-from service.idempotency.idempotency_dependencies import Key as IdempotencyKey
-from service.idempotency.idempotency_dependencies import claim_key_of_body
+from service.idempotency.repeated_requests import Key as IdempotencyKey
+from service.idempotency.repeated_requests import claim_key_of_body
 from service.openai import result_files
 from service.openai.error_objects import PREFIX
 from service.openai.list_envelope import After, ListOf, listed

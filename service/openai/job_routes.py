@@ -11,7 +11,7 @@ from service.app_state import DependenciesDep, QueueDep, WakeupsDep
 from service.authentication import Db, Reader, Writer
 from service.http.concurrency_limits import Submitting
 from service.http.problems import invalid_field
-from service.idempotency.idempotency_dependencies import ClaimedKey
+from service.idempotency.repeated_requests import ClaimedKey
 from service.openai.error_objects import PREFIX
 from service.openai.event_objects import EventObject, events_page
 from service.openai.job_requests import JobRequest

@@ -14,7 +14,7 @@ from service.database.engine import Database, clock
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.problems import invalid_field
 from service.http.response_schemas import problems
-from service.idempotency.idempotency_dependencies import AnswerBox, ClaimedKey, ReaderClaimedKey
+from service.idempotency.repeated_requests import AnswerBox, ClaimedKey, ReaderClaimedKey
 from service.tenants.api_keys import Principal, mint_key
 from service.tenants.browser_sessions import LINK_LASTS, make_link
 from service.tenants.models import ApiKey

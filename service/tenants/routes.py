@@ -16,7 +16,7 @@ from service.database.engine import new_id
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.problems import Conflict, NotFound, invalid_field
 from service.http.response_schemas import problems
-from service.idempotency.idempotency_dependencies import AdminClaimedKey, AnswerBox
+from service.idempotency.repeated_requests import AdminClaimedKey, AnswerBox
 from service.messaging.plan_requests import request_plan
 from service.tenants.api_keys import Scope, mint_key
 from service.tenants.models import QUEUED_TASKS, ApiKey, Tenant

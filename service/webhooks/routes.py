@@ -13,7 +13,7 @@ from service.authentication import Db, Reader, Writer
 from service.http.outbound import MAX_URL, Outbound
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.response_schemas import problems
-from service.idempotency.idempotency_dependencies import AnswerBox, ClaimedKey
+from service.idempotency.repeated_requests import AnswerBox, ClaimedKey
 from service.secret_box import SecretBox
 from service.tenants.tenant_scope import scoped
 from service.webhooks import actions

@@ -28,6 +28,13 @@ ENDED = ("succeeded", "failed", "cancelled")
 ONE_THREAD = {"MOTET_WORKER_THREADS": "1"}
 
 
+def unpacked(archive: bytes, folder: Path) -> Path:
+    """The one folder of an adapter's archive, unpacked into `folder` as a person would."""
+    subprocess.run(["tar", "-xzf", "-", "-C", str(folder)], input=archive, check=True)
+    (found,) = [path for path in folder.iterdir() if path.is_dir()]
+    return found
+
+
 class House:
     """One running `python -m deploy.devstack` and the demo tenant's way to talk to it."""
 

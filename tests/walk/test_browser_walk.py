@@ -1,14 +1,13 @@
 """The dashboard's walk: from a file on one's own disk to an adapter that PEFT loads, by clicks alone, on a real worker."""
 
 import json
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.browser import Visitor, eventually, launched, visiting
-from tests.walk.house import House, gsm8k, house
+from tests.walk.house import House, gsm8k, house, unpacked
 from tests.walk.test_walk import peft_losses
 
 PICTURE = "document.querySelector('#plot canvas').toDataURL()"
@@ -60,11 +59,7 @@ def test_a_task_made_by_clicks_comes_back_as_an_adapter_that_peft_loads(visitor:
 
     with page.expect_download() as download:
         page.click("text=Download the best adapter")
-    archive = tmp_path / download.value.suggested_filename
-    download.value.save_as(archive)
-    with tarfile.open(archive) as tar:
-        tar.extractall(tmp_path, filter="data")
-    (folder,) = [path for path in tmp_path.iterdir() if path.is_dir()]
+    folder = unpacked(download.value.path().read_bytes(), tmp_path)
     losses = peft_losses(folder, validation, tmp_path)
     assert losses["adapter_loss"] < losses["base_loss"]
     assert motet.task(task)["winner"]["adapter_id"] in page.content()

@@ -1,12 +1,10 @@
 """The walk: a task posted over HTTP comes back as a trained adapter. Real processes, sockets, rows and weights."""
 
-import io
 import json
 import math
 import random
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
@@ -17,7 +15,7 @@ import httpx
 import pytest
 import sqlalchemy
 
-from tests.walk.house import BASE_MODEL, ROOT, House, gsm8k, house
+from tests.walk.house import BASE_MODEL, ROOT, House, gsm8k, house, unpacked
 
 USE_ADAPTER = ROOT / "examples" / "use_adapter.py"  # transformers and PEFT alone; nothing of Motet
 LEARNABLE = {"method": "grid", "learning_rate": [3e-3], "rank": [8], "batch_size": [8]}
@@ -81,9 +79,7 @@ def test_a_posted_task_comes_back_as_a_trained_adapter(motet: House, tmp_path: P
 
     archive = motet.http.get(f"/v1/tasks/{task_id}/adapter")
     assert archive.status_code == 200, archive.text
-    with tarfile.open(fileobj=io.BytesIO(archive.content)) as tar:
-        tar.extractall(tmp_path, filter="data")
-    (folder,) = [path for path in tmp_path.iterdir() if path.is_dir()]
+    folder = unpacked(archive.content, tmp_path)
     files = motet.http.get(f"/v1/adapters/{winner['adapter_id']}").json()["files"]
     assert {f["path"] for f in files} | {"README.md"} == {path.name for path in folder.iterdir()}
     assert f"{winner['val_loss']:.4f}" in (folder / "README.md").read_text()

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from worker.model.plain.trainer import OutOfMemory
 from worker.policy.activations import Need, choose_activations, recompute_after_oom, step_tokens
+from worker.policy.adapter_memory_model import Capacity, capacity_after_oom, fitting_tokens, grown_capacity
 from worker.policy.job_record import JobKey
-from worker.policy.memory_model import Capacity, capacity_after_oom, fitting_tokens, grown_capacity
 
 log = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
 from worker.model.arena import AdapterState, Slot, rows_for
 from worker.model.plain.trainer import Trainer
+from worker.policy.adapter_memory_model import max_arena_rows
 from worker.policy.job_record import JobKey, JobProgress
-from worker.policy.memory_model import max_arena_rows
 
 log = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ from worker.executor.retry import persist
 from worker.model.arena import rows_for
 from worker.model.plain.trainer import OutOfMemory
 from worker.policy.activations import Activations, Need, choose_activations
+from worker.policy.adapter_memory_model import Capacity
 from worker.policy.job_record import JobProgress
-from worker.policy.memory_model import Capacity
 from worker.replicas.base_loader import Base
 from worker.replicas.memory_profile import Profiles, capacity_of, held_bytes, profiles_of
 from worker.settings import Settings

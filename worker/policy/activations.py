@@ -8,7 +8,7 @@ not fit.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from worker.policy.memory_model import Capacity, fitting_tokens
+from worker.policy.adapter_memory_model import Capacity, fitting_tokens
 
 _SHARE = 2  # one part in so many of the memory beside the base is for activations, the rest for adapters
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from worker.policy.memory_model import Capacity, fitting_tokens
+from worker.policy.adapter_memory_model import Capacity, fitting_tokens
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ Pure: numbers in, choices out. A replica is a copy of the base on its own device
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from worker.policy.adapter_memory_model import Capacity
 from worker.policy.admission import Demand, choose, fits
-from worker.policy.memory_model import Capacity
 
 _LEAD = 0.25  # a move must save at least this share of what the giver has left
 _STEPS = 4  # and this many steps of all its jobs, since a move costs a copy to the host and one back

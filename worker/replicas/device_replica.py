@@ -15,8 +15,8 @@ from worker.adapters.capacity_tracker import CapacityTracker
 from worker.adapters.tiered_adapter_store import AdapterStore
 from worker.model.arena import Slot
 from worker.model.plain.trainer import OutOfMemory
+from worker.policy.adapter_memory_model import Capacity
 from worker.policy.job_record import JobKey
-from worker.policy.memory_model import Capacity
 from worker.policy.step_time import PRIOR, StepLoad, StepModel, StepTimes
 from worker.replicas.base_loader import Base
 from worker.replicas.packed_step import Stepped, advance, refusal

@@ -29,7 +29,7 @@ from worker.main_memory import available_memory
 from worker.model.arena import ROW_MULTIPLE
 from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.plain.trainer import OutOfMemory, Trainer, probe
-from worker.policy.memory_model import Capacity, MemoryModel
+from worker.policy.adapter_memory_model import Capacity, MemoryModel
 from worker.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -17,10 +17,10 @@ from worker.adapters.tiered_adapter_store import AdapterStore
 from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
 from worker.policy.activations import Need
+from worker.policy.adapter_memory_model import Capacity
 from worker.policy.admission import Demand, refusal
 from worker.policy.deficit_round_robin import SliceCost
 from worker.policy.job_record import JobKey
-from worker.policy.memory_model import Capacity
 from worker.policy.replica_assignment import Load, assign, next_move
 from worker.replicas.base_loader import Base
 from worker.replicas.device_replica import OnProgress, Replica, Unrunnable

@@ -2,7 +2,7 @@
 
 Per adapter i with tokens X_i:  S_i = s_i X_i A_i^T,  Y_i += S_i B_i^T  (Hu et al. 2021, section 4.1). Works in any float dtype,
 float64 included. Every product's shape depends on one adapter alone, so an adapter's numbers have the same bits with and
-without neighbours. Knows no autograd: reference_linear.py wraps these functions.
+without neighbours. Knows no autograd: autograd_linear.py wraps these functions.
 
 Legend: see adapter_spans.py. `weights_RC` is the arena; B lies transposed, so that one arena row is one rank.
 """

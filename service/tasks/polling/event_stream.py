@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from contract.states import TASK_TERMINAL, TaskStatus
 from service.database.engine import Database
 from service.tasks.models import Task, TaskEvent
-from service.tasks.polling.change_listener import ChangeListener
+from service.tasks.polling.long_polling import ChangeListener
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import find, scoped
 

@@ -21,7 +21,7 @@ from service.scheduler.models import QueueStatus
 from service.storage.downloads import matches
 from service.tasks.models import Task
 from service.tasks.plan_status.queue_status import NONE, Entries, Entry, entry_of, unpack
-from service.tasks.polling.change_listener import ChangeListener
+from service.tasks.polling.long_polling import ChangeListener
 from service.tasks.resource import QUEUE, RELATED_READS, RelatedRows, TaskResource
 from service.tenants.api_keys import Principal
 from service.tenants.request_coalescer import RequestCoalescer

@@ -6,7 +6,7 @@ from contract.task_spec import TaskSpec
 from service.app_state import state_of
 from service.authentication import Db, Writer, WriterFirst, note_of
 from service.http.response_schemas import problems
-from service.idempotency.idempotency_dependencies import Key, with_key
+from service.idempotency.repeated_requests import Key, with_key
 from service.tasks.resource import TaskResource
 from service.tasks.submission.coalesced_submission import Submission
 

@@ -16,7 +16,7 @@ from service.fleet import admin_routes, join_token_routes
 from service.fleet.models import BaseModel as Base
 from service.http.problem_handlers import field_error
 from service.http.problems import Invalid
-from service.idempotency.idempotency_dependencies import AdminClaimedKey, AnswerBox
+from service.idempotency.repeated_requests import AdminClaimedKey, AnswerBox
 from service.tenants import routes as tenants
 from service.web.forms import Form
 from service.web.page_route import pages

@@ -9,7 +9,7 @@ from service.app_state import Service
 from service.authentication import Reader, Writer
 from service.http.problem_handlers import field_error
 from service.http.problems import Invalid
-from service.idempotency.idempotency_dependencies import AnswerBox, ClaimedKey
+from service.idempotency.repeated_requests import AnswerBox, ClaimedKey
 from service.tenants import own_key_routes
 from service.tenants.api_keys import Scope
 from service.tenants.own_key_routes import KeysDb

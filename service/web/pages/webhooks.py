@@ -8,7 +8,7 @@ from service.app_state import QueueDep
 from service.authentication import Db, Writer
 from service.http.problem_handlers import field_error
 from service.http.problems import BadRequest, Invalid
-from service.idempotency.idempotency_dependencies import AnswerBox, ClaimedKey
+from service.idempotency.repeated_requests import AnswerBox, ClaimedKey
 from service.web.forms import Form
 from service.web.page_route import pages
 from service.web.rendering import render

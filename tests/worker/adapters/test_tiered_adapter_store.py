@@ -15,8 +15,8 @@ from worker.adapters.location_types import AdapterSpec, ArenaRows, OnDisk, Pinne
 from worker.adapters.tiered_adapter_store import AdapterStore
 from worker.data.object_cache import ObjectCache
 from worker.model.arena import AdapterState
+from worker.policy.adapter_memory_model import Capacity, MemoryModel
 from worker.policy.job_record import JobKey, JobProgress
-from worker.policy.memory_model import Capacity, MemoryModel
 from worker.replicas.base_loader import load_bases
 
 RANK = 4

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.policy.activations import Activations, Need, choose_activations, step_tokens
+from worker.policy.adapter_memory_model import Capacity, MemoryModel, capacity_after_oom
 from worker.policy.admission import Demand, peak, refusal
-from worker.policy.memory_model import Capacity, MemoryModel, capacity_after_oom
 
 MIB = 2**20
 

@@ -5,8 +5,8 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worker.policy.adapter_memory_model import Capacity, MemoryModel, capacity_after_oom, grown_capacity, max_arena_rows
 from worker.policy.admission import Demand, peak, refusal
-from worker.policy.memory_model import Capacity, MemoryModel, capacity_after_oom, grown_capacity, max_arena_rows
 from worker.policy.replica_assignment import Load, assign
 
 MIB = 2**20

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worker.policy.adapter_memory_model import Capacity, MemoryModel
 from worker.policy.admission import Demand, peak, refusal
-from worker.policy.memory_model import Capacity, MemoryModel
 from worker.policy.replica_assignment import Load, Move, assign, next_move
 
 MIB = 2**20
