@@ -198,7 +198,7 @@ class Schedule(Strict):
     total_steps: int
     warmup_steps: int
     eval_every: int
-    rungs: tuple[int, ...]  # steps after which the job is ranked within its task; empty if warmup is all there is
+    rungs: tuple[int, ...]  # steps after which the job is ranked in its task, warmup's end first; empty under policy `none`
 
     @property
     def boundary(self) -> bool:

@@ -62,8 +62,8 @@ def share_of_block(blocks_ptr, spans_ptr, block, skipped=0):
 def by_rank(body: tl.constexpr, operands, share, sizes, RMAX: tl.constexpr, HANDLES_UNADAPTED: tl.constexpr):
     """Call body(operands, share, sizes, R) with the narrowest tile width R that holds the adapter's exact rank, at most RMAX.
 
-    R is a constant of `body`, which the compiler makes once for each width. BARE: tokens without an adapter come here too, with
-    R = 0; otherwise the caller has returned for them.
+    R is a constant of `body`, which the compiler makes once for each width. HANDLES_UNADAPTED: tokens without an adapter come
+    here too, with R = 0; otherwise the caller has returned for them.
     """
     if RMAX == 0:
         body(operands, share, sizes, 0)

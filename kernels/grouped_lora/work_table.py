@@ -1,4 +1,4 @@
-"""Work tables: which program of a launch processes which tokens. Built once per step on the host and shared by all layers.
+"""Work tables: which program of a launch processes which tokens. Built once per pass on the host and shared by all layers.
 
 Knows token ranges, arena rows and ranks. Knows no layers, no matrices and no losses. A table has a fixed capacity, so that a
 captured graph can be replayed with other contents: programs beyond the last entry find an empty range and return.
@@ -61,7 +61,7 @@ def rank_class(rank: int) -> int:
 def host_table(
     spans: Sequence[Span], tokens: int, accumulate: Sequence[bool] = (), span_step: int = 1, block_step: int = 1
 ) -> HostTable:
-    """The table of one step; sizes are rounded up to multiples of the steps, so that they repeat from step to step.
+    """The table of one pass; sizes are rounded up to multiples of the steps, so that they repeat from pass to pass.
 
     No larger than that: an idle program occupies an SM slot for about a microsecond, and a launch has one program per entry and
     column tile. Tokens outside all spans get rank-0 spans. accumulate[i]: span i adds to its gradient rows instead of
@@ -104,6 +104,6 @@ def work_table(
     accumulate: Sequence[bool] = (),
     keys: NDArray[np.uint32] | None = None,
 ) -> WorkTable:
-    """The table of one step on the device, without spare capacity."""
+    """The table of one pass on the device, without spare capacity."""
     table = host_table(spans, tokens, accumulate).on(device)
     return table if keys is None else replace(table, keys=torch.from_numpy(keys.view(np.int32)).to(device))

@@ -78,7 +78,7 @@ class Note:
     def _flushed(self, session: Session, context: UOWTransaction) -> None:
         if session.new or session.dirty or session.deleted:
             self._wrote = True
-        ids: list[Any] = [getattr(add_created, "id", None) for add_created in session.new]
+        ids: list[Any] = [getattr(row, "id", None) for row in session.new]
         self._created += [id for id in ids if isinstance(id, str)]
 
     def _executes(self, state: ORMExecuteState) -> None:

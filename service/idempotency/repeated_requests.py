@@ -58,7 +58,7 @@ async def claim_key(request: Request, writer: Writer, idempotency_key: Key = Non
 async def claim_key_as_admin(
     request: Request, admin: Admin, idempotency_key: Key = None
 ) -> AsyncIterator[idempotency_store.Claim]:
-    """As `once`, on routes that need the scope admin. The key is of the caller's tenant."""
+    """As `claim_key`, on routes that need the scope admin. The key is of the caller's tenant."""
     async with _claimed(request, admin, idempotency_key) as claim:
         yield claim
 
@@ -66,7 +66,7 @@ async def claim_key_as_admin(
 async def claim_key_as_reader(
     request: Request, reader: Reader, idempotency_key: Key = None
 ) -> AsyncIterator[idempotency_store.Claim]:
-    """As `once`, on a route that needs the scope read alone."""
+    """As `claim_key`, on a route that needs the scope read alone."""
     async with _claimed(request, reader, idempotency_key) as claim:
         yield claim
 
@@ -91,7 +91,7 @@ async def with_key(request: Request, key: str | None) -> idempotency_store.Keyed
 
 @contextmanager
 def claim_key_of_body(request: Request, writer: Principal, key: str | None, *said: str) -> Iterator[idempotency_store.Claim]:
-    """As `once`, for a body too large for memory that has been received; `said` (its sha256, its name) identifies it."""
+    """As `claim_key`, for a body too large for memory that has been received; `said` (its sha256, its name) identifies it."""
     with _claiming(request, writer, key, "\0".join(said).encode()) as claim:
         yield claim
 

@@ -5,7 +5,7 @@
 One step is an optimizer step of every job that holds a slot, on all replicas in parallel. The loop decides with the pure
 policies, and slow work (network, disk, tokenising) runs in background threads, which queue callbacks for the loop. A job ends
 early for a training loss that is not finite (`_record`), by its own curve after an evaluation (`_apply_evaluation` asks
-Policy.on_evaluation), or by its rank at a rung (`_rank` asks Policy.rank); the rules are in worker/policy/early_exit/.
+Policy.on_evaluation), or by its rank at a rung (`_decide_ranks` asks Policy.decide_ranks). The rules: policy/early_exit/.
 """
 
 import math

@@ -1,8 +1,9 @@
 """Shrink: S = scale · X Wᵀ for every adapter in one launch, from features down to ranks.
 
-Forward: S = s X Aᵀ (all matrices that read the same X share one read of it). Backward: dS = s dY B (each matrix has its own
-columns of dY). Knows no meaning of ranks. Legend: X[T, K] activations; W rows of the arena, one per rank, K columns; S[T, M,
-RMAX] for M matrices, in X's dtype, the scale folded in. Ranks beyond an adapter's own (rounded up to 8) stay unwritten.
+Forward: S = s X Aᵀ (all matrices that read the same X share one read of it). Backward: dS = s dY Bᵀ, with B as stored, [R, N]
+(each matrix has its own columns of dY). Knows no meaning of ranks. Legend: X[T, K] activations; W rows of the arena, one per
+rank, K columns; S[T, M, RMAX] for M matrices, in X's dtype, the scale folded in. Ranks beyond an adapter's own (rounded up to
+8) stay unwritten.
 """
 
 from typing import Any, NamedTuple

@@ -5,7 +5,7 @@ and dA of down, are made in block/swiglu.py, which has their factors in register
 
 One program owns one adapter's columns and walks that adapter's own tokens in order, in blocks counted from the adapter's first
 token. So the summation order is fixed: two runs give the same bits, alone or packed. No atomics. Legend: S[T, M, RMAX] (or dS);
-Y[T, columns] (X, or dY); grad[rows, W] fp32.
+Y[T, columns] (X, or dY); grad[rows, W] fp32. S and dS carry the scale alpha / r (shrink.py).
 """
 
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""Creates tasks: concurrent submissions of a tenant share one transaction, each accepted or refused on its own. Knows no HTTP.
+"""Creates tasks: concurrent submissions of a tenant share one transaction, each accepted or refused on its own.
 
 A burst of submissions then costs the database a fraction of the round trips.
 """
@@ -92,7 +92,7 @@ class SubmissionCoalescer:
         self, db: Database, principal: Principal, submissions: list[Submission]
     ) -> dict[Submission, Outcome]:
         outcomes: dict[Submission, Outcome] = {}
-        # without the first request's note: each submission adds its own audit entry
+        # `for_tenant` again: it drops the first request's note; each submission adds its own audit entry
         with db.for_tenant(principal.tenant_id).begin() as session:
             claims = _claim(session, principal, submissions, outcomes)
             pending = [submission for submission in submissions if submission not in outcomes]

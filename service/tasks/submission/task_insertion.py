@@ -1,4 +1,4 @@
-"""Inserts new tasks with their jobs and first events: the first status of a task and of a job, and the first fence.
+"""Inserts new tasks, their jobs and their first events, and so sets the first status and fence.
 
 lifecycle/transitions.py writes each status after that. Knows no spec, no quota and no HTTP.
 """

@@ -94,15 +94,14 @@ class Alto:
         return True
 
     def decide_ranks(self, standings: Iterable[Standing]) -> dict[int, Verdict | None]:
-        """Lines 15-21, decided as early as possible: the finished jobs whose rank no arrival can change any more.
+        """Lines 15-21, decided as early as possible: the jobs past warmup whose rank no later arrival can change.
 
-        None is a job that continues. A job that is absent from the answer must wait for others. `standings` are all jobs alive
-        at the boundary, settled ones included: a finished job counts even if it ended later, a job that ended before it
-        finished its warmup does not.
+        None is a job that continues. A job that is absent from the answer must wait for others. `standings` are all jobs that
+        reached the end of warmup, decided ones included, and those that still may.
 
-        With f jobs better among the finished and u unfinished, a job's final rank lies in f..f+u. The cut k shrinks when an
-        unfinished job ends, by at most one each. So a job is certainly out when f >= k now, and certainly in when f + u < k
-        now.
+        With `better` jobs ahead of it and `unfinished` ones still in warmup, a job's final rank, counted from 0, lies between
+        better and better + unfinished. The cut shrinks by at most one for each unfinished job that ends. So a job is certainly
+        out when better >= cut now, and certainly in when better + unfinished < cut now.
         """
         alive = list(standings)
         cut = math.ceil(self._p.keep_fraction * len(alive))
