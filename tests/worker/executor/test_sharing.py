@@ -232,7 +232,7 @@ def test_a_tenant_whose_rows_find_no_memory(fleet, placing, tmp_path, three, mon
 
 
 def test_a_tenant_that_cancels_in_the_midst_of_a_step(fleet, placing, tmp_path, three):
-    bad = of_tenant(placing(JOB | {"batch_size": [16]}, early_exit=CALM, training={"max_steps": 400}), "bad")
+    bad = of_tenant(placing(JOB | {"batch_size": [16]}, early_exit=CALM, training={"epochs": 100}), "bad")
     placements, alone = three
     inside = Inside(fleet, tmp_path / "all", worker_step_tokens=4096)
 

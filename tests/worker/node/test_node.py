@@ -1,7 +1,7 @@
 """What a node says of itself: its settings, its devices, and what its memory holds."""
 
 import os
-import sys
+import shlex
 from pathlib import Path
 
 import pytest
@@ -69,7 +69,7 @@ def test_cpu_slots_share_the_memory():
 def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A driver's tool that lists three GPUs."""
     tool = tmp_path / "nvidia-smi"
-    tool.write_text(f"#!{sys.executable}\nprint({GPUS!r}, end='')\n")
+    tool.write_text(f"#!/bin/sh\nprintf %s {shlex.quote(GPUS)}\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
