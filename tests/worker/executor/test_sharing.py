@@ -110,8 +110,10 @@ def steps_by_task() -> tuple[list[tuple[str, int]], object]:
 def test_a_neighbour_of_long_rows_is_split_along_its_batch_and_the_others_step_meanwhile(fleet, placing, tmp_path, monkeypatch):
     """Its step takes eight pieces of a micro-batch; every loss of everybody is that of running alone, to the bit."""
     long_job = {"learning_rate": [3e-3], "rank": [8], "batch_size": [8], "dropout": [0.1]}
-    long = of_tenant(placing(long_job, LONG, early_exit=CALM, training={"max_steps": 12, "max_seq_len": 200}), "long")
-    short = of_tenant(placing(JOB, rows(24), early_exit=CALM, training={"max_steps": 60}), "short")
+    long = of_tenant(
+        placing(long_job, LONG, early_exit=CALM, training={"max_steps": 24, "epochs": 20, "max_seq_len": 200}), "long"
+    )
+    short = of_tenant(placing(JOB, rows(24), early_exit=CALM, training={"max_steps": 60, "epochs": 20}), "short")
     narrow = {"worker_step_tokens": 200}
     alone = [Inside(fleet, tmp_path / name, **narrow).run(again(p, name))[0] for name, p in (("a", long), ("b", short))]
     made, noted = steps_by_task()
