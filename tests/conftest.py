@@ -191,6 +191,11 @@ class SmallDisk:
         self._filler.unlink()
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One test process for each core that this process may use; the machine may have more."""
+    return int(os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS") or len(os.sched_getaffinity(0)))
+
+
 class NotRun:
     """Counts what a marker kept from running, and says so last. Test processes send their counts to the one that reports."""
 
