@@ -59,55 +59,45 @@ def share_of_block(blocks_ptr, spans_ptr, block, skipped=0):
 
 
 @triton.jit
-def by_rank(body: tl.constexpr, operands, share, sizes, RMAX: tl.constexpr, HANDLES_UNADAPTED: tl.constexpr):
-    """Call body(operands, share, sizes, R) with the narrowest tile width R that holds the adapter's exact rank, at most RMAX.
+def by_rank(body: tl.constexpr, operands, share, sizes, RCLASS: tl.constexpr, HANDLES_UNADAPTED: tl.constexpr):
+    """Call body(operands, share, sizes, R) with the narrowest tile width R that holds the adapter's exact rank.
 
-    R is a constant of `body`, which the compiler makes once for each width. HANDLES_UNADAPTED: tokens without an adapter come
-    here too, with R = 0; otherwise the caller has returned for them.
+    RCLASS: the launch's class. Above 64 all its adapters have this width; else widths up to it are chosen from here. R is a
+    constant of `body`, which the compiler makes once for each width. HANDLES_UNADAPTED: tokens without an adapter come here
+    too, with R = 0; otherwise the caller has returned for them.
     """
-    if RMAX == 0:
+    if RCLASS == 0:
         body(operands, share, sizes, 0)
     else:
         if HANDLES_UNADAPTED:
             if share.rank == 0:
                 body(operands, share, sizes, 0)
             else:
-                _from_16(body, operands, share, sizes, RMAX)
+                _adapted(body, operands, share, sizes, RCLASS)
         else:
-            _from_16(body, operands, share, sizes, RMAX)
+            _adapted(body, operands, share, sizes, RCLASS)
 
 
 @triton.jit
-def _from_16(body: tl.constexpr, operands, share, sizes, RMAX: tl.constexpr):
-    if RMAX <= 16:
-        body(operands, share, sizes, 16)
-    else:
+def _adapted(body: tl.constexpr, operands, share, sizes, RCLASS: tl.constexpr):
+    if RCLASS == 32 or RCLASS == 64:
         if share.rank <= 16:
             body(operands, share, sizes, 16)
         else:
-            _from_32(body, operands, share, sizes, RMAX)
+            _above_16(body, operands, share, sizes, RCLASS)
+    else:
+        body(operands, share, sizes, RCLASS)
 
 
 @triton.jit
-def _from_32(body: tl.constexpr, operands, share, sizes, RMAX: tl.constexpr):
-    if RMAX <= 32:
+def _above_16(body: tl.constexpr, operands, share, sizes, RCLASS: tl.constexpr):
+    if RCLASS == 32:
         body(operands, share, sizes, 32)
     else:
         if share.rank <= 32:
             body(operands, share, sizes, 32)
         else:
-            _from_64(body, operands, share, sizes, RMAX)
-
-
-@triton.jit
-def _from_64(body: tl.constexpr, operands, share, sizes, RMAX: tl.constexpr):
-    if RMAX <= 64:
-        body(operands, share, sizes, 64)
-    else:
-        if share.rank <= 64:
             body(operands, share, sizes, 64)
-        else:
-            body(operands, share, sizes, RMAX)
 
 
 @triton.jit

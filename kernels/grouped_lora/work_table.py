@@ -1,11 +1,16 @@
 """Work tables: which program of a launch processes which tokens. Built once per pass on the host and shared by all layers.
 
-Knows token ranges, arena rows and ranks. Knows no layers, no matrices and no losses. A table has a fixed capacity, so that a
+Work is sorted by rank class, and kernels are launched once a class: ranks up to 64 are one class, whose programs choose among
+its tile widths; 128 and 256 are classes of their own, since a launch has the registers of its widest tile and its warps. Knows
+token ranges, arena rows and ranks. Knows no layers, no matrices and no losses. A table has a fixed capacity, so that a
 captured graph can be replayed with other contents: programs beyond the last entry find an empty range and return.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,20 +23,64 @@ BLOCK_T = 64
 SPAN_COLUMNS = 6  # first token, end, first arena row, exact rank, accumulate (1: add to the gradient), dropout's threshold
 BLOCK_COLUMNS = 3  # span, first token, end
 RANK_CLASSES = (16, 32, 64, 128, 256)
+NARROW = 64  # ranks up to it share a launch
 # Tokens without an adapter are cut into spans of this length, so that programs which walk a span stay balanced.
 OWNERLESS_SPAN = 512
+Entry = tuple[int, int, int, int, int, int, float]  # the columns of a span, and its scale
+
+
+class ClassSize(NamedTuple):
+    """One rank class of a table: the tile width that holds its ranks (0: no adapters), and how many of the table's spans and
+    blocks it has, empty ones included."""
+
+    width: int
+    spans: int
+    blocks: int
+
+
+@dataclass(frozen=True)
+class ClassTable:
+    """The part of a table that one launch processes; its blocks count spans from the class's first."""
+
+    width: int
+    spans: torch.Tensor
+    scales: torch.Tensor
+    blocks: torch.Tensor
 
 
 @dataclass(frozen=True)
 class WorkTable:
-    """spans [N, 6] int32, scales [N] fp32, blocks [M, 3] int32 on the device; `max_rank` is the class that holds every rank (0:
-    no adapters). keys [T] int32: dropout's key of each token (dropout.py); None where no adapter has dropout."""
+    """spans [N, 6] int32, scales [N] fp32, blocks [M, 3] int32 on the device, class after class by ascending width (`sizes`).
+
+    keys [T] int32: dropout's key of each token (dropout.py); None where no adapter has dropout.
+    """
 
     spans: torch.Tensor
     scales: torch.Tensor
     blocks: torch.Tensor
-    max_rank: int
+    sizes: tuple[ClassSize, ...]
     keys: torch.Tensor | None = None
+
+    @property
+    def max_rank(self) -> int:
+        """The tile width that holds every rank, and S's stored width (0: no adapters)."""
+        return self.sizes[-1].width
+
+    @cached_property
+    def classes(self) -> tuple[ClassTable, ...]:
+        """The part of each launch that processes tokens without an adapter, too. Such tokens are of the first class."""
+        span = block = 0
+        found = []
+        for size in self.sizes:
+            own, blocks = slice(span, span + size.spans), slice(block, block + size.blocks)
+            found.append(ClassTable(size.width, self.spans[own], self.scales[own], self.blocks[blocks]))
+            span, block = own.stop, blocks.stop
+        return tuple(found)
+
+    @cached_property
+    def adapted(self) -> tuple[ClassTable, ...]:
+        """The part of each launch that processes adapters alone."""
+        return tuple(part for part in self.classes if part.width)
 
 
 @dataclass(frozen=True)
@@ -41,11 +90,11 @@ class HostTable:
     spans: np.ndarray
     scales: np.ndarray
     blocks: np.ndarray
-    max_rank: int
+    sizes: tuple[ClassSize, ...]
 
     def on(self, device: torch.device | str) -> WorkTable:
         spans, scales, blocks = (torch.from_numpy(part).to(device) for part in (self.spans, self.scales, self.blocks))
-        return WorkTable(spans, scales, blocks, self.max_rank)
+        return WorkTable(spans, scales, blocks, self.sizes)
 
 
 def rank_class(rank: int) -> int:
@@ -61,14 +110,14 @@ def rank_class(rank: int) -> int:
 def host_table(
     spans: Sequence[Span], tokens: int, accumulate: Sequence[bool] = (), span_step: int = 1, block_step: int = 1
 ) -> HostTable:
-    """The table of one pass; sizes are rounded up to multiples of the steps, so that they repeat from pass to pass.
+    """The table of one pass; each class's sizes are rounded up to multiples of the steps, so that they repeat.
 
     No larger than that: an idle program occupies an SM slot for about a microsecond, and a launch has one program per entry and
     column tile. Tokens outside all spans get rank-0 spans. accumulate[i]: span i adds to its gradient rows instead of
     overwriting them. Raises ValueError where spans overlap or leave the step.
     """
     flags = list(accumulate) or [False] * len(spans)
-    entries: list[tuple[int, int, int, int, int, int, float]] = []
+    entries: list[Entry] = []
     cursor = 0
 
     def ownerless(until: int) -> None:
@@ -83,6 +132,26 @@ def host_table(
             entries.append((span.start, span.stop, span.row, span.rank, int(accumulates), limit, span.kept_scale))
         cursor = span.stop
     ownerless(tokens)
+    parts = [_class_part(own, span_step, block_step) for own in _by_class(entries)]
+    spans_of, scales_of, blocks_of, sizes = zip(*parts, strict=True)
+    return HostTable(np.concatenate(spans_of), np.concatenate(scales_of), np.concatenate(blocks_of), sizes)
+
+
+def _by_class(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """The entries of each class, by ascending width. Those without an adapter join the first, so that they take no launch."""
+    found = defaultdict[int, list[Entry]](list)
+    for entry in entries:
+        found[max(NARROW, rank_class(entry[3]))].append(entry)
+    if len(found) > 1 and not any(entry[3] for entry in found[NARROW]):
+        bare = found.pop(NARROW)
+        found[min(found)] = sorted([*bare, *found[min(found)]])
+    return [found[width] for width in sorted(found)] or [[]]
+
+
+def _class_part(
+    entries: Sequence[Entry], span_step: int, block_step: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, ClassSize]:
+    """(spans, scales, blocks, size) of one class."""
     blocks = [
         (index, at, min(at + BLOCK_T, stop))
         for index, (start, stop, *_) in enumerate(entries)
@@ -94,7 +163,8 @@ def host_table(
         table[index], scales[index] = entry[:SPAN_COLUMNS], entry[SPAN_COLUMNS]
     block_table = np.zeros((-(-max(len(blocks), 1) // block_step) * block_step, BLOCK_COLUMNS), np.int32)
     block_table[: len(blocks)] = np.array(blocks, np.int32).reshape(-1, BLOCK_COLUMNS)
-    return HostTable(table, scales, block_table, rank_class(max((entry[3] for entry in entries), default=0)))
+    width = rank_class(max((entry[3] for entry in entries), default=0))
+    return table, scales, block_table, ClassSize(width, table.shape[0], block_table.shape[0])
 
 
 def work_table(

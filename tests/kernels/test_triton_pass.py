@@ -14,7 +14,7 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 from benchmarks.contestants import GroupedLora, LoopLora, Lora, PeerPass
 from tests.kernels.triton_case import DEVICE, error
 from tests.worker.model import tiny
-from worker.model.arena import Arena
+from worker.model.arena import Arena, rows_for
 from worker.model.backbone import Backbone
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_batch import BatchShape, fill, tables, unpack
@@ -26,7 +26,6 @@ from worker.model.flat_batch import Dropout, FlatBatch, Segment
 from worker.model.plain.trainer import Trainer
 
 CLOSE = 2e-5
-ROWS = 40
 SIZES = {  # as few heads and blocks as show everything: the interpreter is slow
     "vocab_size": tiny.VOCAB,
     "hidden_size": 36,
@@ -41,15 +40,15 @@ NARROW = Qwen3Config(**SIZES)
 
 
 class Step:
-    """Two adapters and rows of the base itself, as the plain path sees them and as one upload."""
+    """Adapters and rows of the base itself, as the plain path sees them and as one upload."""
 
-    def __init__(self, config: PreTrainedConfig, dropout: float) -> None:
+    def __init__(self, config: PreTrainedConfig, dropout: float, ranks: tuple[int, ...] = (8, 20)) -> None:
         self.config = config
         self.backbone = Backbone.of(tiny.model(config), DEVICE)
-        self.arena = DeviceArena(self.backbone.targets, ROWS, DEVICE, torch.float32)
-        slots = [self.arena.attach(rank, 2.0 * rank) for rank in (8, 20)]
+        self.arena = DeviceArena(self.backbone.targets, sum(map(rows_for, ranks)), DEVICE, torch.float32)
+        slots = [self.arena.attach(rank, 2.0 * rank) for rank in ranks]
         self.segments = [
-            Segment(slot, tiny.examples([17, 9], seed=place), 0.3 + place, Dropout(dropout * place, 5, 2))
+            Segment(slot, tiny.examples([17, 9], seed=place), 0.3 + place, Dropout(dropout * (place % 2), 5, 2))
             for place, slot in enumerate(slots)
         ]
         tiny.randomise(Trainer(self.backbone, self.arena), self.segments)
@@ -68,7 +67,7 @@ class Step:
     def truth(self) -> tuple[Tensor, Tensor]:
         """Sums of log-probabilities, and the gradient [rows, W], by the plain path in float64."""
         backbone = Backbone.of(tiny.model(self.config, torch.float64), DEVICE)
-        plain = Trainer(backbone, Arena(backbone.targets, ROWS, DEVICE, torch.float64))
+        plain = Trainer(backbone, Arena(backbone.targets, self.arena.rows, DEVICE, torch.float64))
         segments = []
         for segment in self.segments:
             slot = None
@@ -92,16 +91,19 @@ class Step:
 
 
 @pytest.mark.parametrize(
-    ("config", "dropout", "recompute"),
+    ("config", "dropout", "recompute", "ranks"),
     [
-        pytest.param(NARROW, 0.3, False, id="narrow"),
-        pytest.param(NARROW, 0.0, True, id="recomputed", marks=pytest.mark.slow),
-        pytest.param(tiny.configs()["llama3_rope"], 0.0, False, id="llama", marks=pytest.mark.slow),
-        pytest.param(tiny.configs()["qwen2_window"], 0.0, False, id="qwen2", marks=pytest.mark.slow),
+        pytest.param(NARROW, 0.3, False, (8, 20), id="narrow"),
+        pytest.param(NARROW, 0.0, False, (4, 256, 16, 100), id="rank_classes"),
+        pytest.param(NARROW, 0.0, True, (8, 20), id="recomputed", marks=pytest.mark.slow),
+        pytest.param(tiny.configs()["llama3_rope"], 0.0, False, (8, 20), id="llama", marks=pytest.mark.slow),
+        pytest.param(tiny.configs()["qwen2_window"], 0.0, False, (130, 24), id="qwen2", marks=pytest.mark.slow),
     ],
 )
-def test_a_pass_equals_the_plain_path(config: PreTrainedConfig, dropout: float, recompute: bool) -> None:
-    step = Step(config, dropout)
+def test_a_pass_equals_the_plain_path(
+    config: PreTrainedConfig, dropout: float, recompute: bool, ranks: tuple[int, ...]
+) -> None:
+    step = Step(config, dropout, ranks)
     sums, grad = step.truth()
     batch, labels = step.upload(adapters=True)
     layered = step.arena.layered

@@ -20,18 +20,26 @@ if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
 
 
 class Case:
-    """`lengths` tokens per adapter, ranks in turn from RANKS, arena rows of `width` with gaps of NaN between the adapters.
+    """`lengths` tokens per adapter, ranks in turn from `ranks`, arena rows of `width` with gaps of NaN between the adapters.
 
     dropout: of every second adapter, from the first on.
     """
 
-    def __init__(self, lengths: tuple[int, ...], width: int, dtype: torch.dtype, tail: int = 0, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        lengths: tuple[int, ...],
+        width: int,
+        dtype: torch.dtype,
+        tail: int = 0,
+        dropout: float = 0.0,
+        ranks: tuple[int, ...] = RANKS,
+    ) -> None:
         self.generator = torch.Generator().manual_seed(len(lengths) * 1000 + width)
         self.dtype = dtype
         self.spans: list[Span] = []
         at, row = 0, 3
         for index, length in enumerate(lengths):
-            rank = RANKS[index % len(RANKS)]
+            rank = ranks[index % len(ranks)]
             self.spans.append(Span(at, at + length, row, rank, 0.5 + index, 0.0 if index % 2 else dropout))
             at += length
             row += rank + 5

@@ -6,6 +6,7 @@ rows, N key rows of a tile; D head size; lse, delta [Hq, T] fp32.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -127,7 +128,7 @@ def _backward_of_queries(queries, keys, out_ptr, dqkv_ptr, start, sequence, size
 def _dq(
     qkv_ptr, out_ptr, dout_ptr, lse_ptr, delta_ptr, dqkv_ptr, blocks_ptr, T, scale, window, ds_ptr, w_ptr, keys_ptr, spans_ptr,
     w_stride, column, matrix, HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, B: tl.constexpr,
-    WINDOWED: tl.constexpr, RMAX: tl.constexpr, DROP: tl.constexpr,
+    WINDOWED: tl.constexpr, RMAX: tl.constexpr, LEAST: tl.constexpr, RCLASS: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     start, sequence = sequence_of_block(blocks_ptr, tl.program_id(0))
@@ -135,10 +136,12 @@ def _dq(
         return
     if RMAX > 0:
         whole = share_of_span(spans_ptr, sequence.span)
+        if (whole.rank < LEAST) | (whole.rank > RCLASS):
+            return  # another class's launch has it
         if whole.rank > 0:
             share = Share(start, sequence.stop, whole.row0, whole.rank, whole.limit, whole.accumulate)
             join = _Join(dout_ptr, head * D, ds_ptr, w_ptr + column, w_stride, keys_ptr, matrix)
-            by_rank(_join, join, share, _JoinSizes(HeadSizes(HQ, HKV, D, BD, B, WINDOWED), RMAX, DROP), RMAX, False)
+            by_rank(_join, join, share, _JoinSizes(HeadSizes(HQ, HKV, D, BD, B, WINDOWED), RMAX, DROP), RCLASS, False)
         tl.debug_barrier()  # other threads of this program read dout than wrote it
     keys = Keys(qkv_ptr, (HQ + 2 * HKV) * D, (HQ + head // (HQ // HKV)) * D, scale, window)
     queries = _Queries(dout_ptr, lse_ptr, delta_ptr, head, T)
@@ -219,15 +222,17 @@ def attention_backward(
     }  # fmt: skip
     reach = NO_WINDOW if window is None else window
     cfg = config("attention_backward")
-    ds, adapters, spans, keys, column, matrix, rank = dout, dout, table.blocks, None, 0, 0, 0
+    ds, adapters, spans, keys, column, matrix, classes = dout, dout, table.blocks, None, 0, 0, [0]
     if incoming is not None:
         ds, adapters, column, matrix = incoming.ds, incoming.adapters, incoming.column, incoming.matrix
-        spans, keys, rank = incoming.table.spans, incoming.table.keys, incoming.table.max_rank
-    _dq[(table.blocks.shape[0], hq)](
-        qkv, out, dout, lse, delta, dqkv, table.blocks, qkv.shape[0], scale, reach, ds, adapters,
-        keys if keys is not None else spans, spans, adapters.stride(0), column, matrix,
-        **numbers, RMAX=rank, DROP=keys is not None, num_warps=cfg.warps, num_stages=cfg.stages,
-    )  # fmt: skip
+        spans, keys, classes = incoming.table.spans, incoming.table.keys, [part.width for part in incoming.table.classes]
+    for below, rank in pairwise([-1, *classes]):
+        _dq[(table.blocks.shape[0], hq)](
+            qkv, out, dout, lse, delta, dqkv, table.blocks, qkv.shape[0], scale, reach, ds, adapters,
+            keys if keys is not None else spans, spans, adapters.stride(0), column, matrix,
+            **numbers, RMAX=classes[-1], LEAST=below + 1, RCLASS=rank, DROP=keys is not None,
+            num_warps=cfg.warps, num_stages=cfg.stages,
+        )  # fmt: skip
     _dkv[(table.blocks.shape[0], hkv)](
         qkv, dout, lse, delta, dqkv, table.blocks, qkv.shape[0], scale, reach,
         **numbers, num_warps=cfg.warps, num_stages=cfg.stages,

@@ -102,7 +102,7 @@ def _heads(p, share, sizes, R: tl.constexpr):
 def _rotary(
     qkv_ptr, s_ptr, w_ptr, raw_ptr, qn_ptr, kn_ptr, cos_ptr, sin_ptr, pos_ptr, spans_ptr, blocks_ptr, w_stride,
     q_column, k_column, v_column, eps, GROUP: tl.constexpr, HQ: tl.constexpr, HKV: tl.constexpr, H: tl.constexpr,
-    BH: tl.constexpr, NORM: tl.constexpr, BT: tl.constexpr, RMAX: tl.constexpr,
+    BH: tl.constexpr, NORM: tl.constexpr, BT: tl.constexpr, RMAX: tl.constexpr, RCLASS: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * GROUP
     _, share = share_of_block(blocks_ptr, spans_ptr, tl.program_id(1))
@@ -114,7 +114,7 @@ def _rotary(
     operands = _Rotary(
         qkv_ptr, s_ptr, w_ptr + column, w_stride, raw_ptr, qn_ptr, kn_ptr, cos_ptr, sin_ptr, pos_ptr, mat, first, eps
     )
-    by_rank(_heads, operands, share, _Sizes(GROUP, HQ, HKV, H, BH, NORM, BT, RMAX), RMAX, True)
+    by_rank(_heads, operands, share, _Sizes(GROUP, HQ, HKV, H, BH, NORM, BT, RMAX), RCLASS, True)
 
 
 @Kernel
@@ -173,13 +173,15 @@ def rotary(
     raw = torch.empty((qkv.shape[0], (hq + hkv) * 2 * half), dtype=qkv.dtype, device=qkv.device) if head_norms else None
     cfg = config("rotary_normed" if head_norms else "rotary")
     group = gcd(GROUP, hq, hkv)
-    _rotary[((hq + 2 * hkv) // group, table.blocks.shape[0])](
-        qkv, s if s is not None else qkv, adapters, raw if raw is not None else qkv,
-        head_norms[0] if head_norms else qkv, head_norms[1] if head_norms else qkv, cos, sin, positions,
-        table.spans, table.blocks, adapters.stride(0), *b_columns, head_norms[2] if head_norms else 0.0,
-        GROUP=group, HQ=hq, HKV=hkv, H=half, BH=max(16, triton.next_power_of_2(half)), NORM=head_norms is not None, BT=BLOCK_T,
-        RMAX=table.max_rank if s is not None else 0, num_warps=cfg.warps, num_stages=cfg.stages,
-    )  # fmt: skip
+    for part in table.classes:
+        _rotary[((hq + 2 * hkv) // group, part.blocks.shape[0])](
+            qkv, s if s is not None else qkv, adapters, raw if raw is not None else qkv,
+            head_norms[0] if head_norms else qkv, head_norms[1] if head_norms else qkv, cos, sin, positions,
+            part.spans, part.blocks, adapters.stride(0), *b_columns, head_norms[2] if head_norms else 0.0,
+            GROUP=group, HQ=hq, HKV=hkv, H=half, BH=max(16, triton.next_power_of_2(half)), NORM=head_norms is not None,
+            BT=BLOCK_T, RMAX=table.max_rank if s is not None else 0, RCLASS=part.width if s is not None else 0,
+            num_warps=cfg.warps, num_stages=cfg.stages,
+        )  # fmt: skip
     return raw
 
 

@@ -82,12 +82,13 @@ def _forward(p, share, sizes, R: tl.constexpr):
 def _residual_norm(
     x_ptr, y_ptr, s_ptr, b_ptr, w_ptr, sum_ptr, h_ptr, rstd_ptr, spans_ptr, blocks_ptr, b_stride, b_column, eps,
     HAS_Y: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr,
+    RCLASS: tl.constexpr,
 ):  # fmt: skip
     _, share = share_of_block(blocks_ptr, spans_ptr, tl.program_id(1), tl.program_id(0) * BT)
     if share.start >= share.end:
         return
     operands = _Norm(x_ptr, y_ptr, s_ptr, b_ptr + b_column, b_stride, w_ptr, sum_ptr, h_ptr, rstd_ptr, eps)
-    by_rank(_forward, operands, share, _NormSizes(HAS_Y, D, BT, BN, STAGES, RMAX), RMAX, True)
+    by_rank(_forward, operands, share, _NormSizes(HAS_Y, D, BT, BN, STAGES, RMAX), RCLASS, True)
 
 
 class _Back(NamedTuple):
@@ -194,6 +195,7 @@ def _norm_backward(
     dh_ptr, ds_ptr, s_ptr, a_ptr, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, keys_ptr, spans_ptr, scales_ptr, blocks_ptr, a_stride,
     a_column0, a_step, matrix, SHARE: tl.constexpr, MATS: tl.constexpr, HAS_DR: tl.constexpr, D: tl.constexpr,
     WIDE: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, DROP: tl.constexpr, RMAX: tl.constexpr,
+    RCLASS: tl.constexpr,
 ):  # fmt: skip
     span, share = share_of_block(blocks_ptr, spans_ptr, tl.program_id(2), tl.program_id(1) * BT)
     scale = tl.load(scales_ptr + span)
@@ -204,7 +206,7 @@ def _norm_backward(
         dh_ptr, ds_ptr, s_ptr, a_ptr + a_column0, a_stride, a_step, x_ptr, rstd_ptr, w_ptr, dr_ptr, dx_ptr, keys_ptr, matrix,
         scale, low, tl.minimum(low + SHARE, D),
     )  # fmt: skip
-    by_rank(_backward, operands, share, _BackSizes(MATS, HAS_DR, D, WIDE, BT, BN, STAGES, DROP, RMAX), RMAX, True)
+    by_rank(_backward, operands, share, _BackSizes(MATS, HAS_DR, D, WIDE, BT, BN, STAGES, DROP, RMAX), RCLASS, True)
 
 
 def residual_norm(
@@ -224,14 +226,15 @@ def residual_norm(
     total = torch.empty_like(x) if y is not None else x
     h = torch.empty_like(x)
     rstd = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
-    width = table.max_rank if s is not None else 0
-    cfg = config("norm", width)
-    _residual_norm[(BLOCK_T // cfg.block_t, table.blocks.shape[0])](
-        x, y if y is not None else x, s if s is not None else x, adapters, weight, total, h, rstd, table.spans, table.blocks,
-        adapters.stride(0), b_column, eps,
-        HAS_Y=y is not None, D=x.shape[1], BT=cfg.block_t, BN=cfg.block_n, STAGES=cfg.stages, RMAX=width,
-        num_warps=cfg.warps, num_stages=cfg.stages,
-    )  # fmt: skip
+    for part in table.classes:
+        rank = part.width if s is not None else 0
+        cfg = config("norm", rank)
+        _residual_norm[(BLOCK_T // cfg.block_t, part.blocks.shape[0])](
+            x, y if y is not None else x, s if s is not None else x, adapters, weight, total, h, rstd, part.spans, part.blocks,
+            adapters.stride(0), b_column, eps,
+            HAS_Y=y is not None, D=x.shape[1], BT=cfg.block_t, BN=cfg.block_n, STAGES=cfg.stages,
+            RMAX=table.max_rank if s is not None else 0, RCLASS=rank, num_warps=cfg.warps, num_stages=cfg.stages,
+        )  # fmt: skip
     return total, h, rstd
 
 
@@ -253,19 +256,21 @@ def norm_backward(
     s [T, M, RMAX]: those matrices' S from forward. `a_columns` are evenly spaced. matrix: the number of the first, for dropout.
     """
     dx = torch.empty_like(dh)
-    width = table.max_rank if ds is not None else 0
-    cfg = config("norm_backward", width)
     step = a_columns[1] - a_columns[0] if len(a_columns) > 1 else 0
-    programs = table.blocks.shape[0] * BLOCK_T // cfg.block_t
-    share = dh.shape[1]
-    while programs < FILLING and share > 2 * cfg.block_n:
-        programs, share = 2 * programs, -(-share // (2 * cfg.block_n)) * cfg.block_n
-    _norm_backward[(-(-dh.shape[1] // share), BLOCK_T // cfg.block_t, table.blocks.shape[0])](
-        dh, ds if ds is not None else dh, s if s is not None else dh, adapters, x, rstd, weight, dr if dr is not None else dh,
-        dx, table.keys if table.keys is not None else dh, table.spans, table.scales, table.blocks, adapters.stride(0),
-        a_columns[0] if a_columns else 0, step, matrix,
-        SHARE=share, MATS=max(len(a_columns), 1), HAS_DR=dr is not None, D=dh.shape[1],
-        WIDE=min(WIDE, triton.next_power_of_2(dh.shape[1])), BT=cfg.block_t, BN=cfg.block_n, STAGES=cfg.stages,
-        DROP=table.keys is not None, RMAX=width, num_warps=cfg.warps, num_stages=cfg.stages,
-    )  # fmt: skip
+    for part in table.classes:
+        rank = part.width if ds is not None else 0
+        cfg = config("norm_backward", rank)
+        programs = part.blocks.shape[0] * BLOCK_T // cfg.block_t
+        share = dh.shape[1]
+        while programs < FILLING and share > 2 * cfg.block_n:
+            programs, share = 2 * programs, -(-share // (2 * cfg.block_n)) * cfg.block_n
+        _norm_backward[(-(-dh.shape[1] // share), BLOCK_T // cfg.block_t, part.blocks.shape[0])](
+            dh, ds if ds is not None else dh, s if s is not None else dh, adapters, x, rstd, weight,
+            dr if dr is not None else dh, dx, table.keys if table.keys is not None else dh, part.spans, part.scales,
+            part.blocks, adapters.stride(0), a_columns[0] if a_columns else 0, step, matrix,
+            SHARE=share, MATS=max(len(a_columns), 1), HAS_DR=dr is not None, D=dh.shape[1],
+            WIDE=min(WIDE, triton.next_power_of_2(dh.shape[1])), BT=cfg.block_t, BN=cfg.block_n, STAGES=cfg.stages,
+            DROP=table.keys is not None, RMAX=table.max_rank if ds is not None else 0, RCLASS=rank, num_warps=cfg.warps,
+            num_stages=cfg.stages,
+        )  # fmt: skip
     return dx

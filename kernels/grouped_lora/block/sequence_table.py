@@ -36,6 +36,7 @@ def sequence_blocks(bounds: Sequence[int], capacity: int | None = None, spans: n
     blocks[:total, 1] = np.repeat(starts, counts)
     blocks[:total, 2] = np.repeat(stops, counts)
     if spans is not None:
-        used = spans[: np.count_nonzero(spans[:, 1])]
-        blocks[:total, 3] = np.repeat(np.searchsorted(used[:, 0], starts, "right") - 1, counts)
+        used = np.flatnonzero(spans[:, 1])
+        used = used[np.argsort(spans[used, 0])]
+        blocks[:total, 3] = np.repeat(used[np.searchsorted(spans[used, 0], starts, "right") - 1], counts)
     return blocks

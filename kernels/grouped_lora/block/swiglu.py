@@ -112,7 +112,7 @@ def _forward(p, share, sizes, R: tl.constexpr):
 def _swiglu(
     gu_ptr, s_ptr, w_ptr, act_ptr, pieces_ptr, keys_ptr, spans_ptr, scales_ptr, blocks_ptr, w_stride, gate_column, up_column,
     down_column, matrix, F, T, CHUNK: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
-    RMAX: tl.constexpr, DROP: tl.constexpr,
+    RMAX: tl.constexpr, RCLASS: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
     piece = tl.program_id(0)
     span, share = share_of_block(blocks_ptr, spans_ptr, tl.program_id(1))
@@ -124,7 +124,7 @@ def _swiglu(
         gu_ptr, s_ptr, w_ptr + gate_column, w_ptr + up_column, w_ptr + down_column, w_stride, act_ptr,
         pieces_ptr + piece.to(tl.int64) * T * RMAX, keys_ptr, matrix, first, tl.minimum(F, first + CHUNK), F, scale,
     )  # fmt: skip
-    by_rank(_forward, operands, share, _Sizes(BT, BN, STAGES, RMAX, DROP), RMAX, True)
+    by_rank(_forward, operands, share, _Sizes(BT, BN, STAGES, RMAX, DROP), RCLASS, True)
 
 
 @triton.jit
@@ -232,7 +232,8 @@ def _backward(p, share, sizes, R: tl.constexpr):
 @triton.jit
 def _swiglu_backward(
     gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, grad_ptr, keys_ptr, spans_ptr, w_stride, grad_stride, gate_column, up_column,
-    down_column, matrix, F, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr, DROP: tl.constexpr,
+    down_column, matrix, F, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, RMAX: tl.constexpr, RCLASS: tl.constexpr,
+    DROP: tl.constexpr,
 ):  # fmt: skip
     share = share_of_span(spans_ptr, tl.program_id(1))
     if share.start >= share.end:
@@ -242,7 +243,7 @@ def _swiglu_backward(
         gu_ptr, dact_ptr, s_ptr, ds_ptr, w_ptr, w_stride, grad_ptr, grad_stride, gate_column, up_column, down_column, keys_ptr,
         matrix, columns, F,
     )  # fmt: skip
-    by_rank(_backward, operands, share, _Sizes(BT, BN, STAGES, RMAX, DROP), RMAX, True)
+    by_rank(_backward, operands, share, _Sizes(BT, BN, STAGES, RMAX, DROP), RCLASS, True)
 
 
 def swiglu(
@@ -255,15 +256,17 @@ def swiglu(
     tokens, features = gate_up.shape[0], gate_up.shape[1] // 2
     act = torch.empty((tokens, features), dtype=gate_up.dtype, device=gate_up.device)
     width = table.max_rank if s is not None else 0
-    cfg = config("swiglu", width)
     pieces = -(-features // CHUNK)
     partial = torch.empty((pieces, tokens, 1, width), dtype=torch.float32, device=gate_up.device)
-    _swiglu[(pieces, table.blocks.shape[0])](
-        gate_up, s if s is not None else gate_up, adapters, act, partial, table.keys if table.keys is not None else act,
-        table.spans, table.scales, table.blocks, adapters.stride(0), at.b_gate, at.b_up, at.a_down, at.down, features, tokens,
-        CHUNK=CHUNK, BT=BLOCK_T, BN=cfg.block_n, STAGES=cfg.stages, RMAX=width, DROP=table.keys is not None,
-        num_warps=cfg.warps, num_stages=cfg.stages, maxnreg=cfg.registers,
-    )  # fmt: skip
+    for part in table.classes:
+        rank = part.width if s is not None else 0
+        cfg = config("swiglu", rank)
+        _swiglu[(pieces, part.blocks.shape[0])](
+            gate_up, s if s is not None else gate_up, adapters, act, partial, table.keys if table.keys is not None else act,
+            part.spans, part.scales, part.blocks, adapters.stride(0), at.b_gate, at.b_up, at.a_down, at.down, features, tokens,
+            CHUNK=CHUNK, BT=BLOCK_T, BN=cfg.block_n, STAGES=cfg.stages, RMAX=width, RCLASS=rank, DROP=table.keys is not None,
+            num_warps=cfg.warps, num_stages=cfg.stages, maxnreg=cfg.registers,
+        )  # fmt: skip
     return act, sum_pieces(partial, table, gate_up.dtype) if s is not None else None
 
 
@@ -283,12 +286,14 @@ def swiglu_backward(
     """
     features = gate_up.shape[1] // 2
     width = table.max_rank if s is not None else 0
-    cfg = config("swiglu_backward", width)
-    _swiglu_backward[(-(-features // cfg.block_n), table.spans.shape[0])](
-        gate_up, dact, s if s is not None else gate_up, ds_down if ds_down is not None else gate_up, adapters, grad,
-        table.keys if table.keys is not None else dact, table.spans, adapters.stride(0), grad.stride(0), at.b_gate, at.b_up,
-        at.a_down, at.down, features,
-        BT=cfg.block_t, BN=cfg.block_n, STAGES=cfg.stages, RMAX=width, DROP=table.keys is not None,
-        num_warps=cfg.warps, num_stages=cfg.stages, maxnreg=cfg.registers,
-    )  # fmt: skip
+    for part in table.classes:
+        rank = part.width if s is not None else 0
+        cfg = config("swiglu_backward", rank)
+        _swiglu_backward[(-(-features // cfg.block_n), part.spans.shape[0])](
+            gate_up, dact, s if s is not None else gate_up, ds_down if ds_down is not None else gate_up, adapters, grad,
+            table.keys if table.keys is not None else dact, part.spans, adapters.stride(0), grad.stride(0), at.b_gate, at.b_up,
+            at.a_down, at.down, features,
+            BT=cfg.block_t, BN=cfg.block_n, STAGES=cfg.stages, RMAX=width, RCLASS=rank, DROP=table.keys is not None,
+            num_warps=cfg.warps, num_stages=cfg.stages, maxnreg=cfg.registers,
+        )  # fmt: skip
     return gate_up

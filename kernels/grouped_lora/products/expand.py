@@ -1,4 +1,4 @@
-"""Expand: Y = S W for every adapter in one launch; rows of tokens without an adapter become 0.
+"""Expand: Y = S W for every adapter, one launch a rank class; rows of tokens without an adapter become 0.
 
 Used by the torch operators alone (torch_ops.py): the executor's passes add S W inside the kernels that write that output
 anyway.
@@ -46,21 +46,22 @@ def _tile(p, share, sizes, R: tl.constexpr):
 @Kernel
 @triton.jit
 def _expand(s_ptr, w_ptr, y_ptr, spans_ptr, blocks_ptr, s_stride, w_stride, y_stride, w_column, width,
-            BT: tl.constexpr, BN: tl.constexpr, RMAX: tl.constexpr):  # fmt: skip
+            BT: tl.constexpr, BN: tl.constexpr, RCLASS: tl.constexpr):  # fmt: skip
     _, share = share_of_block(blocks_ptr, spans_ptr, tl.program_id(0))
     if share.start >= share.end:
         return
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
     operands = _Tile(s_ptr, s_stride, w_ptr + w_column, w_stride, y_ptr, y_stride, columns, width)
-    by_rank(_tile, operands, share, _Sizes(BT, BN), RMAX, True)
+    by_rank(_tile, operands, share, _Sizes(BT, BN), RCLASS, True)
 
 
 def expand(s: torch.Tensor, adapters: torch.Tensor, column: int, width: int, table: WorkTable) -> torch.Tensor:
     """y [T, width] = s[:, 0] @ adapters[rows of each adapter, column : + width]; s is [T, 1, RMAX]."""
     y = torch.empty((s.shape[0], width), dtype=s.dtype, device=s.device)
-    cfg = config("expand", table.max_rank)
-    _expand[(table.blocks.shape[0], -(-width // cfg.block_n))](
-        s, adapters, y, table.spans, table.blocks, s.stride(0), adapters.stride(0), y.stride(0), column, width,
-        BT=BLOCK_T, BN=cfg.block_n, RMAX=table.max_rank, num_warps=cfg.warps, num_stages=cfg.stages,
-    )  # fmt: skip
+    for part in table.classes:
+        cfg = config("expand", part.width)
+        _expand[(part.blocks.shape[0], -(-width // cfg.block_n))](
+            s, adapters, y, part.spans, part.blocks, s.stride(0), adapters.stride(0), y.stride(0), column, width,
+            BT=BLOCK_T, BN=cfg.block_n, RCLASS=part.width, num_warps=cfg.warps, num_stages=cfg.stages,
+        )  # fmt: skip
     return y

@@ -1,4 +1,4 @@
-"""Shrink: S = scale · X Wᵀ for every adapter in one launch, from features down to ranks.
+"""Shrink: S = scale · X Wᵀ for every adapter, one launch a rank class, from features down to ranks.
 
 Forward: S = s X Aᵀ (all matrices that read the same X share one read of it). Backward: dS = s dY Bᵀ, with B as stored, [R, N]
 (each matrix has its own columns of dY). Knows no meaning of ranks. Legend: X[T, K] activations; W rows of the arena, one per
@@ -16,7 +16,7 @@ from grouped_lora.cached_launch import Kernel
 from grouped_lora.dropout_mask import keep_mask, load_keys
 from grouped_lora.launch_configs import config
 from grouped_lora.tiles import by_rank, load_ranks, load_shrunk, load_tokens, mma, share_of_block, store_shrunk
-from grouped_lora.work_table import BLOCK_T, WorkTable
+from grouped_lora.work_table import BLOCK_T, NARROW, WorkTable
 
 # Longer sums are split into pieces of this many features, so that a step of few tokens still fills the chip; the split depends
 # on the matrix alone, never on the tokens.
@@ -85,6 +85,7 @@ def _shrink(
     x_ptr, w_ptr, out_ptr, keys_ptr, spans_ptr, scales_ptr, blocks_ptr, x_stride, w_stride, out_stride, split_stride,
     x_column0, x_column1, x_column2, w_column0, w_column1, w_column2, k0, k1, k2, matrix,
     SHARED: tl.constexpr, SPLIT: tl.constexpr, BK: tl.constexpr, BT: tl.constexpr, DROP: tl.constexpr, RMAX: tl.constexpr,
+    RCLASS: tl.constexpr,
 ):  # fmt: skip
     mat = tl.program_id(1)  # with SHARED > 1 one program serves all matrices, and mat is 0
     piece = tl.program_id(2)
@@ -103,24 +104,24 @@ def _shrink(
         x_ptr + x_column, x_stride, w_ptr + w_column, w_stride, w_column1 - w_column0, s_ptr, out_stride, RMAX, keys_ptr,
         matrix + mat, first, end, scale,
     )  # fmt: skip
-    by_rank(_product, operands, share, _Sizes(SHARED, BK, BT, DROP), RMAX, False)
+    by_rank(_product, operands, share, _Sizes(SHARED, BK, BT, DROP), RCLASS, False)
 
 
 @Kernel
 @triton.jit
 def _sum_pieces(pieces_ptr, out_ptr, spans_ptr, blocks_ptr, split_stride, PIECES: tl.constexpr, MATS: tl.constexpr,
-                BT: tl.constexpr, RMAX: tl.constexpr):  # fmt: skip
+                BT: tl.constexpr, RMAX: tl.constexpr, RCLASS: tl.constexpr):  # fmt: skip
     mat = tl.program_id(1)
     _, share = share_of_block(blocks_ptr, spans_ptr, tl.program_id(0), tl.program_id(2) * BT)
     start, end, rank = share.start, share.end, share.rank
     if (start >= end) | (rank == 0):
         return
-    total = tl.zeros((BT, RMAX), tl.float32)
+    total = tl.zeros((BT, RCLASS), tl.float32)
     for piece in tl.static_range(PIECES):
         total += load_shrunk(
-            pieces_ptr + piece * tl.cast(split_stride, tl.int64), MATS * RMAX, mat * RMAX, start, end, rank, BT, RMAX
+            pieces_ptr + piece * tl.cast(split_stride, tl.int64), MATS * RMAX, mat * RMAX, start, end, rank, BT, RCLASS
         )
-    store_shrunk(out_ptr + mat * RMAX, start, end, MATS * RMAX, rank, total, BT, RMAX)
+    store_shrunk(out_ptr + mat * RMAX, start, end, MATS * RMAX, rank, total, BT, RCLASS)
 
 
 def sum_pieces(pieces: torch.Tensor, table: WorkTable, dtype: torch.dtype, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -128,10 +129,11 @@ def sum_pieces(pieces: torch.Tensor, table: WorkTable, dtype: torch.dtype, out: 
     count, tokens, mats, width = pieces.shape
     s = torch.empty((tokens, mats, width), dtype=dtype, device=pieces.device) if out is None else out
     cfg = config("sum_pieces")
-    _sum_pieces[(table.blocks.shape[0], mats, BLOCK_T // cfg.block_t)](
-        pieces, s, table.spans, table.blocks, tokens * mats * width,
-        PIECES=count, MATS=mats, BT=cfg.block_t, RMAX=width, num_warps=cfg.warps,
-    )  # fmt: skip
+    for part in table.adapted:
+        _sum_pieces[(part.blocks.shape[0], mats, BLOCK_T // cfg.block_t)](
+            pieces, s, part.spans, part.blocks, tokens * mats * width,
+            PIECES=count, MATS=mats, BT=cfg.block_t, RMAX=width, RCLASS=part.width, num_warps=cfg.warps,
+        )  # fmt: skip
     return s
 
 
@@ -157,9 +159,6 @@ def shrink(
     s = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
     if table.max_rank == 0:
         return s
-    # Three accumulators of a wide rank do not fit in registers: then each matrix is its own item and reads x again.
-    together = x_columns is None and table.max_rank <= 64
-    shared = mats if together else 1
     starts = x_columns or (0,) * mats
     pieces = -(-max(widths) // SPLIT_K) if max(widths) > 2 * SPLIT_K else 1
     target = s if pieces == 1 else torch.empty((pieces, *shape), dtype=torch.float32, device=x.device)
@@ -168,11 +167,15 @@ def shrink(
     def third(values: tuple[int, ...]) -> tuple[int, ...]:
         return (*values, *(values[-1],) * (3 - mats))
 
-    cfg = config(f"shrink_{shared}", table.max_rank)
-    _shrink[(table.blocks.shape[0], mats // shared, pieces)](
-        x, weights, target, table.keys if drop else x, table.spans, table.scales, table.blocks, x.stride(0), weights.stride(0),
-        mats * table.max_rank, x.shape[0] * mats * table.max_rank, *third(starts), *third(columns), *third(widths),
-        dropout_matrix or 0, SHARED=shared, SPLIT=SPLIT_K if pieces > 1 else 1 << 20, BK=cfg.block_n * 2 // x.element_size(),
-        BT=BLOCK_T, DROP=drop, RMAX=table.max_rank, num_warps=cfg.warps, num_stages=cfg.stages,
-    )  # fmt: skip
+    for part in table.adapted:
+        # Three accumulators of a wide rank do not fit in registers: then each matrix is its own item and reads x again.
+        shared = mats if x_columns is None and part.width <= NARROW else 1
+        cfg = config(f"shrink_{shared}", part.width)
+        _shrink[(part.blocks.shape[0], mats // shared, pieces)](
+            x, weights, target, table.keys if drop else x, part.spans, part.scales, part.blocks, x.stride(0), weights.stride(0),
+            mats * table.max_rank, x.shape[0] * mats * table.max_rank, *third(starts), *third(columns), *third(widths),
+            dropout_matrix or 0, SHARED=shared, SPLIT=SPLIT_K if pieces > 1 else 1 << 20,
+            BK=cfg.block_n * 2 // x.element_size(), BT=BLOCK_T, DROP=drop, RMAX=table.max_rank, RCLASS=part.width,
+            num_warps=cfg.warps, num_stages=cfg.stages,
+        )  # fmt: skip
     return s if pieces == 1 else sum_pieces(target, table, x.dtype, s)

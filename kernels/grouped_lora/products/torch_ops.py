@@ -6,6 +6,7 @@ dispatch costs more than a launch.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,51 +15,72 @@ from torch import Tensor
 from grouped_lora.products.expand import expand
 from grouped_lora.products.shrink import shrink
 from grouped_lora.products.weight_gradients import weight_gradient
-from grouped_lora.work_table import WorkTable
+from grouped_lora.work_table import ClassSize, WorkTable
+
+
+def _table(spans: Tensor, scales: Tensor, blocks: Tensor, sizes: Sequence[int]) -> WorkTable:
+    """The work table whose classes' sizes an operator was given one after another."""
+    return WorkTable(spans, scales, blocks, tuple(map(ClassSize, sizes[::3], sizes[1::3], sizes[2::3])))
 
 
 @torch.library.custom_op("grouped_lora::shrink", mutates_args=())
 def shrink_op(
-    x: Tensor, weights: Tensor, spans: Tensor, scales: Tensor, blocks: Tensor, max_rank: int, column: int, width: int
+    x: Tensor, weights: Tensor, spans: Tensor, scales: Tensor, blocks: Tensor, sizes: Sequence[int], column: int, width: int
 ) -> Tensor:
-    """S [T, 1, max_rank] of one matrix; ranks beyond an adapter's own are zero, and so are rows without an adapter."""
-    s = x.new_zeros(x.shape[0], 1, max_rank)
-    return shrink(x, weights, WorkTable(spans, scales, blocks, max_rank), (column,), (width,), out=s)
+    """S [T, 1, RMAX] of one matrix; ranks beyond an adapter's own are zero, and so are rows without an adapter."""
+    s = x.new_zeros(x.shape[0], 1, sizes[-3])
+    return shrink(x, weights, _table(spans, scales, blocks, sizes), (column,), (width,), out=s)
 
 
 @shrink_op.register_fake
 def _(
-    x: Tensor, weights: Tensor, spans: Tensor, scales: Tensor, blocks: Tensor, max_rank: int, column: int, width: int
+    x: Tensor, weights: Tensor, spans: Tensor, scales: Tensor, blocks: Tensor, sizes: Sequence[int], column: int, width: int
 ) -> Tensor:
-    return x.new_empty(x.shape[0], 1, max_rank)
+    return x.new_empty(x.shape[0], 1, sizes[-3])
 
 
 @torch.library.custom_op("grouped_lora::expand", mutates_args=())
 def expand_op(
-    s: Tensor, weights: Tensor, spans: Tensor, scales: Tensor, blocks: Tensor, max_rank: int, column: int, width: int
+    s: Tensor, weights: Tensor, spans: Tensor, scales: Tensor, blocks: Tensor, sizes: Sequence[int], column: int, width: int
 ) -> Tensor:
     """s[:, 0] @ each adapter's own rows: [T, width]."""
-    return expand(s, weights, column, width, WorkTable(spans, scales, blocks, max_rank))
+    return expand(s, weights, column, width, _table(spans, scales, blocks, sizes))
 
 
 @expand_op.register_fake
 def _(
-    s: Tensor, weights: Tensor, spans: Tensor, scales: Tensor, blocks: Tensor, max_rank: int, column: int, width: int
+    s: Tensor, weights: Tensor, spans: Tensor, scales: Tensor, blocks: Tensor, sizes: Sequence[int], column: int, width: int
 ) -> Tensor:
     return s.new_empty(s.shape[0], width)
 
 
 @torch.library.custom_op("grouped_lora::weight_gradient", mutates_args=("grad",))
 def weight_gradient_op(
-    s: Tensor, y: Tensor, grad: Tensor, spans: Tensor, scales: Tensor, blocks: Tensor, max_rank: int, column: int, width: int
+    s: Tensor,
+    y: Tensor,
+    grad: Tensor,
+    spans: Tensor,
+    scales: Tensor,
+    blocks: Tensor,
+    sizes: Sequence[int],
+    column: int,
+    width: int,
 ) -> None:
     """Set (or add to) each adapter's rows of grad[:, column : + width]: s[:, 0]ᵀ @ y."""
-    weight_gradient(s, y, grad, WorkTable(spans, scales, blocks, max_rank), (column,), (width,))
+    weight_gradient(s, y, grad, _table(spans, scales, blocks, sizes), (column,), (width,))
 
 
 @weight_gradient_op.register_fake
 def _(
-    s: Tensor, y: Tensor, grad: Tensor, spans: Tensor, scales: Tensor, blocks: Tensor, max_rank: int, column: int, width: int
+    s: Tensor,
+    y: Tensor,
+    grad: Tensor,
+    spans: Tensor,
+    scales: Tensor,
+    blocks: Tensor,
+    sizes: Sequence[int],
+    column: int,
+    width: int,
 ) -> None:
     return None
 
@@ -68,21 +90,21 @@ class _Adapt(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, y: Tensor, weights: Tensor, grad: Tensor, table: Sequence[Tensor], places: Sequence[int]
     ) -> Tensor:
-        a, b, max_rank = places
-        s = shrink_op(x, weights, *table, max_rank, a, x.shape[1])
+        a, b, *sizes = places
+        s = shrink_op(x, weights, *table, sizes, a, x.shape[1])
         ctx.save_for_backward(x, s, weights, grad, *table)
         ctx.places = places
-        return y + expand_op(s, weights, *table, max_rank, b, y.shape[1])
+        return y + expand_op(s, weights, *table, sizes, b, y.shape[1])
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, s, weights, grad, *table = ctx.saved_tensors
-        a, b, max_rank = ctx.places
+        a, b, *sizes = ctx.places
         dy = dy.contiguous()
-        ds = shrink_op(dy, weights, *table, max_rank, b, dy.shape[1])
-        weight_gradient_op(s, dy, grad, *table, max_rank, b, dy.shape[1])
-        weight_gradient_op(ds, x, grad, *table, max_rank, a, x.shape[1])
-        return expand_op(ds, weights, *table, max_rank, a, x.shape[1]), dy, None, None, None, None
+        ds = shrink_op(dy, weights, *table, sizes, b, dy.shape[1])
+        weight_gradient_op(s, dy, grad, *table, sizes, b, dy.shape[1])
+        weight_gradient_op(ds, x, grad, *table, sizes, a, x.shape[1])
+        return expand_op(ds, weights, *table, sizes, a, x.shape[1]), dy, None, None, None, None
 
 
 def adapt(x: Tensor, y: Tensor, weights: Tensor, grad: Tensor, table: WorkTable, a: int, b: int) -> Tensor:
@@ -90,5 +112,7 @@ def adapt(x: Tensor, y: Tensor, weights: Tensor, grad: Tensor, table: WorkTable,
 
     Differentiable in x and y. dA and dB are written to `grad` [rows, W] fp32, as the table's spans say.
     """
-    adapted: Tensor = _Adapt.apply(x, y, weights, grad, (table.spans, table.scales, table.blocks), (a, b, table.max_rank))
+    adapted: Tensor = _Adapt.apply(
+        x, y, weights, grad, (table.spans, table.scales, table.blocks), (a, b, *chain.from_iterable(table.sizes))
+    )
     return adapted

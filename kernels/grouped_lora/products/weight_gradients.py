@@ -1,4 +1,5 @@
-"""Weight gradients: dA = dSᵀ X and dB = Sᵀ dY of every adapter in one launch, written in fp32 to the arena's gradient rows.
+"""Weight gradients: dA = dSᵀ X and dB = Sᵀ dY of every adapter, one launch a rank class, written in fp32 to the arena's
+gradient rows.
 
 Makes dA and dB of q, k, v and o, dA of gate and up, and dB of down. The other three of a layer's fourteen, dB of gate and up
 and dA of down, are made in block/swiglu.py, which has their factors in registers.
@@ -18,7 +19,7 @@ from grouped_lora.cached_launch import Kernel
 from grouped_lora.dropout_mask import keep_mask, load_keys
 from grouped_lora.launch_configs import config
 from grouped_lora.tiles import by_rank, load_shrunk, load_tokens, mma, share_of_span, store_ranks
-from grouped_lora.work_table import WorkTable
+from grouped_lora.work_table import NARROW, WorkTable
 
 
 class _Walk(NamedTuple):
@@ -88,7 +89,7 @@ def _sum_over_tokens(p, share, sizes, R: tl.constexpr):
 def _weight_gradient(
     s_ptr, y_ptr, grad_ptr, keys_ptr, spans_ptr, s_stride, y_stride, grad_stride, y_column0, y_column1, y_column2,
     grad_column0, grad_column1, grad_column2, width0, width1, width2, tiles0, tiles1, matrix,
-    SHARED: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, DROP: tl.constexpr, RMAX: tl.constexpr,
+    SHARED: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, DROP: tl.constexpr, RMAX: tl.constexpr, RCLASS: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     share = share_of_span(spans_ptr, tl.program_id(1))
@@ -103,7 +104,7 @@ def _weight_gradient(
         s_ptr + mat * RMAX, s_stride, RMAX, y_ptr + y_column, y_stride, grad_ptr + grad_column, grad_stride,
         grad_column1 - grad_column0, tile * BN + tl.arange(0, BN), width, keys_ptr, matrix + mat,
     )  # fmt: skip
-    by_rank(_sum_over_tokens, operands, share, _Sizes(SHARED, BT, BN, DROP), RMAX, False)
+    by_rank(_sum_over_tokens, operands, share, _Sizes(SHARED, BT, BN, DROP), RCLASS, False)
 
 
 def weight_gradient(
@@ -124,21 +125,20 @@ def weight_gradient(
     dropout_matrix: the number of the first matrix, where y is an adapter's input, to which dropout applies; None: no
     dropout here.
     """
-    if table.max_rank == 0:
-        return
     mats = len(columns)
-    cfg = config("weight_gradient", table.max_rank)
-    shared = mats if y_columns is None and table.max_rank <= 64 else 1
     starts = y_columns or (0,) * mats
     drop = table.keys is not None and dropout_matrix is not None
-    tiles = [-(-width // cfg.block_n) for width in widths]
 
     def third(values: tuple[int, ...]) -> tuple[int, ...]:
         return (*values, *(values[-1],) * (3 - mats))
 
-    _weight_gradient[(tiles[0] if shared > 1 else sum(tiles), table.spans.shape[0])](
-        s, y, grad, table.keys if drop else y, table.spans, s.stride(0), y.stride(0), grad.stride(0), *third(starts),
-        *third(columns), *third(widths), tiles[0], third(tuple(tiles))[1], dropout_matrix or 0,
-        SHARED=shared, BT=cfg.block_t, BN=cfg.block_n, DROP=drop, RMAX=table.max_rank, num_warps=cfg.warps,
-        num_stages=cfg.stages, maxnreg=cfg.registers,
-    )  # fmt: skip
+    for part in table.adapted:
+        cfg = config("weight_gradient", part.width)
+        shared = mats if y_columns is None and part.width <= NARROW else 1
+        tiles = tuple(-(-width // cfg.block_n) for width in widths)
+        _weight_gradient[(tiles[0] if shared > 1 else sum(tiles), part.spans.shape[0])](
+            s, y, grad, table.keys if drop else y, part.spans, s.stride(0), y.stride(0), grad.stride(0), *third(starts),
+            *third(columns), *third(widths), tiles[0], third(tiles)[1], dropout_matrix or 0,
+            SHARED=shared, BT=cfg.block_t, BN=cfg.block_n, DROP=drop, RMAX=table.max_rank, RCLASS=part.width,
+            num_warps=cfg.warps, num_stages=cfg.stages, maxnreg=cfg.registers,
+        )  # fmt: skip

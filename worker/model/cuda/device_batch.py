@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from grouped_lora import Span
 from grouped_lora.block.sequence_table import BLOCK, SEQUENCE_COLUMNS, SequenceTable, sequence_blocks
-from grouped_lora.work_table import SPAN_COLUMNS, HostTable, WorkTable, host_table
+from grouped_lora.work_table import SPAN_COLUMNS, ClassSize, HostTable, WorkTable, host_table
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -53,15 +53,13 @@ def tables(batch: FlatBatch, spans: tuple[Span, ...], accumulate: tuple[bool, ..
 
 @dataclass(frozen=True)
 class BatchShape:
-    """What a pass's launches depend on. rank: the rank class (0: no adapters). drops: whether an adapter has dropout."""
+    """What a pass's launches depend on. classes: the work table's rank classes. drops: whether an adapter has dropout."""
 
     tokens: int
     labels: int
     segments: int
     sequences: int
-    spans: int
-    blocks: int
-    rank: int
+    classes: tuple[ClassSize, ...]
     drops: bool = False
 
     @classmethod
@@ -72,9 +70,7 @@ class BatchShape:
             labels=bucket(batch.label_bounds[-1], grain.steps, 64),
             segments=_power(len(batch.ranges)),
             sequences=_power(len(batch.bounds)),
-            spans=table.spans.shape[0],
-            blocks=table.blocks.shape[0],
-            rank=table.max_rank,
+            classes=table.sizes,
             drops=batch.keys is not None,
         )
 
@@ -84,6 +80,7 @@ class BatchShape:
 
     def pieces(self) -> dict[str, tuple[int, ...]]:
         """The shape of every piece of the buffer, in its order."""
+        spans, blocks = sum(size.spans for size in self.classes), sum(size.blocks for size in self.classes)
         return {
             "tokens": (self.tokens,),
             "positions": (self.tokens,),
@@ -91,9 +88,9 @@ class BatchShape:
             "label_tokens": (self.labels,),
             "label_weights": (self.labels,),
             "label_bounds": (self.segments + 1,),
-            "spans": (self.spans, SPAN_COLUMNS),
-            "scales": (self.spans,),
-            "blocks": (self.blocks, 3),
+            "spans": (spans, SPAN_COLUMNS),
+            "scales": (spans,),
+            "blocks": (blocks, 3),
             "attention": (self.attention_blocks, SEQUENCE_COLUMNS),
             "keys": (self.tokens if self.drops else 0,),
         }
@@ -147,7 +144,7 @@ def unpack(shape: BatchShape, flat: Tensor) -> tuple[DeviceBatch, Labels]:
         return flat[starts[name] : starts[name] + int(np.prod(size))].view(size)
 
     keys = piece("keys") if shape.drops else None
-    table = WorkTable(piece("spans"), piece("scales").view(torch.float32), piece("blocks"), shape.rank, keys)
+    table = WorkTable(piece("spans"), piece("scales").view(torch.float32), piece("blocks"), shape.classes, keys)
     labels = Labels(
         piece("label_rows"), piece("label_tokens"), piece("label_weights").view(torch.float32), piece("label_bounds")
     )

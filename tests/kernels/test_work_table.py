@@ -1,0 +1,73 @@
+"""The work table's rank classes: every token in exactly one block, spans found by attention, no launch for nobody."""
+
+import pytest
+from grouped_lora.adapter_spans import Span
+from grouped_lora.block.sequence_table import sequence_blocks
+from grouped_lora.work_table import BLOCK_T, OWNERLESS_SPAN, ClassSize, HostTable, host_table
+
+
+def spans(*parts: tuple[int, int]) -> list[Span]:
+    """Adapters (tokens, rank) one after another."""
+    found, at, row = [], 0, 0
+    for tokens, rank in parts:
+        found.append(Span(at, at + tokens, row, rank, 1.0))
+        at, row = at + tokens, row + rank
+    return found
+
+
+def walked(table: HostTable) -> list[tuple[int, int, int, int]]:
+    """(token, end, rank, class's width) of each block in use, found as a launch finds them."""
+    found = []
+    for part in table.on("cpu").classes:
+        for span, start, stop in part.blocks.tolist():
+            if stop > start:
+                assert part.spans[span, 0] <= start
+                assert stop <= part.spans[span, 1]
+                found.append((start, stop, int(part.spans[span, 3]), part.width))
+    return sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("parts", "widths"),
+    [
+        (((70, 16), (5, 256), (130, 64), (1, 4), (64, 100)), [64, 128, 256]),
+        (((70, 16), (5, 200)), [16, 256]),
+        (((70, 130), (5, 65)), [128, 256]),
+        (((3, 8), (5, 32)), [32]),
+        ((), [0]),
+    ],
+)
+def test_every_token_lies_in_one_block_of_its_adapters_class(parts: tuple[tuple[int, int], ...], widths: list[int]) -> None:
+    adapters = spans(*parts)
+    tokens = sum(size for size, _ in parts) + OWNERLESS_SPAN + 7
+    table = host_table(adapters, tokens, span_step=4, block_step=16)
+    assert [size.width for size in table.sizes] == widths
+    assert all(size.spans % 4 == 0 and size.blocks % 16 == 0 for size in table.sizes)
+    blocks = walked(table)
+    assert [at for start, stop, _, _ in blocks for at in range(start, stop)] == list(range(tokens))
+    assert max(stop - start for start, stop, _, _ in blocks) <= BLOCK_T
+    for start, _, rank, width in blocks:
+        own = next((span.rank for span in adapters if span.start <= start < span.stop), 0)
+        assert rank == own
+        assert width == next(w for w in widths if w >= own)
+
+
+def test_attention_finds_each_sequences_span_in_the_sorted_table() -> None:
+    adapters = spans((70, 256), (5, 16), (130, 100), (9, 4))
+    table = host_table(adapters, 250, span_step=4, block_step=16)
+    found = sequence_blocks([0, 60, 70, 75, 205, 214, 250], 20, table.spans)
+    for start, first, stop, span in found[found[:, 2] > 0]:
+        assert first <= start < stop
+        assert table.spans[span, 0] <= first
+        assert stop <= table.spans[span, 1]
+
+
+def test_narrow_adapters_have_the_table_that_they_have_without_a_wide_neighbour() -> None:
+    alone = host_table(spans((70, 16), (5, 64)), 75)
+    beside = host_table(spans((70, 16), (5, 64), (33, 256)), 108)
+    narrow, wide = beside.on("cpu").classes
+    assert beside.sizes[0] == alone.sizes[0]
+    assert narrow.spans.equal(alone.on("cpu").spans)
+    assert narrow.blocks.equal(alone.on("cpu").blocks)
+    assert beside.sizes[1] == ClassSize(256, 1, 1)
+    assert wide.blocks.tolist() == [[0, 75, 108]]
