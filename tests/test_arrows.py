@@ -44,6 +44,7 @@ LIVES_ON = {
     "grouped_lora": {"torch", "triton", "numpy"},  # numpy fills its work tables on the host
     "motet": {"httpx", "typer", "rich", "yaml", "pydantic"},
 }
+PURE_GENERATION = ("batch_scheduler", "page_allocator", "sequence", "stop_matcher", "text_decoder")
 # values in, values out: no clock, no files, no network, no processes
 PURE = [
     "service/scheduler/core/*.py",
@@ -51,6 +52,7 @@ PURE = [
     "service/scheduler/explain/reason_codes.py",
     "worker/policy/*.py",
     "worker/policy/early_exit/*.py",
+    *(f"worker/generate/{name}.py" for name in PURE_GENERATION),
 ]
 IMPURE_PLANNER = {
     "service.scheduler.models",
@@ -63,6 +65,7 @@ PURE_SEES = {
     "service.fleet.node_health.node_faults",
     "service.scheduler",
     "worker.policy",
+    *(f"worker.generate.{name}" for name in PURE_GENERATION),
     "numpy",
     "ortools",
     "pydantic",

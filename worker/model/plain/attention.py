@@ -65,19 +65,14 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv_TN: Tensor, axis: Axis, heads: Heads) -> Tensor:
         x = qkv_TN.view(qkv_TN.shape[0], -1, heads.size)
-        raw, inverse = x[:, : heads.turned], None
-        if heads.norm_SD is not None:
-            normed = torch.empty(raw.shape, dtype=raw.dtype, device=raw.device)
-            inverse = norm_forward(raw, heads.norm_SD, heads.eps, normed)
-            raw = normed
-        qk = torch.empty(raw.shape, dtype=raw.dtype, device=raw.device)
-        apply_rotary(raw, axis.cos, axis.sin, qk)
+        qk, inverse = rotated(x, axis, heads)
         out = x.new_empty(x.shape[0], heads.query, heads.size)
         out[axis.bounds[-1] :].zero_()
         kept = []
         for start, stop in pairwise(axis.bounds):
             rows = slice(start, stop)
-            kept.append(_forward(qk[rows], x[rows], heads, axis.mask, out[rows].transpose(0, 1)))
+            q, k, v = _split(qk[rows], x[rows], heads)
+            kept.append(attend_keys(q, k, v, heads, axis.mask, out[rows].transpose(0, 1)))
         ctx.axis, ctx.heads = axis, heads
         ctx.save_for_backward(qkv_TN, qk, out, inverse, *kept)
         return out.flatten(1)
@@ -114,6 +109,18 @@ def attend(qkv_TN: Tensor, axis: Axis, heads: Heads) -> Tensor:
     return out_TN
 
 
+def rotated(x_TSD: Tensor, axis: Axis, heads: Heads) -> tuple[Tensor, Tensor | None]:
+    """q and k of every token, [T, H + G, D], normed where the family norms them and rotated; and the norms' 1 / rms."""
+    raw, inverse = x_TSD[:, : heads.turned], None
+    if heads.norm_SD is not None:
+        normed = torch.empty(raw.shape, dtype=raw.dtype, device=raw.device)
+        inverse = norm_forward(raw, heads.norm_SD, heads.eps, normed)
+        raw = normed
+    qk = torch.empty(raw.shape, dtype=raw.dtype, device=raw.device)
+    apply_rotary(raw, axis.cos, axis.sin, qk)
+    return qk, inverse
+
+
 def _split(qk_LSD: Tensor, x_LSD: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
     """q [H, L, D], k and v [G, L, D] of one sequence, as views."""
     turned = qk_LSD.transpose(0, 1)
@@ -125,10 +132,10 @@ def _repeated(x_GLD: Tensor, heads: Heads) -> Tensor:
     return x_GLD if heads.query == heads.key else x_GLD.repeat_interleave(heads.query // heads.key, 0)
 
 
-def _blocks(length: int, window: int | None) -> list[tuple[int, int, int]]:
-    """Query rows [first, last) and the first key they see, block by block."""
+def _blocks(length: int, window: int | None, past: int = 0) -> list[tuple[int, int, int]]:
+    """Query rows [first, last) and the first key they see, block by block. past: keys before the first query."""
     starts = range(0, length, BLOCK)
-    return [(at, min(at + BLOCK, length), 0 if window is None else max(0, at - window + 1)) for at in starts]
+    return [(at, min(at + BLOCK, length), 0 if window is None else max(0, past + at - window + 1)) for at in starts]
 
 
 def _probabilities(q_HQD: Tensor, k_HLD: Tensor, behind: int, heads: Heads, mask: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -149,14 +156,18 @@ def _probabilities(q_HQD: Tensor, k_HLD: Tensor, behind: int, heads: Heads, mask
     return torch.softmax(scores, -1), slope
 
 
-def _forward(qk: Tensor, x: Tensor, heads: Heads, mask: Tensor, out_HLD: Tensor) -> Tensor | None:
-    """Write the sequence's output; returns its probabilities if it is a single block and backward needs nothing else."""
-    q, k, v = _split(qk, x, heads)
-    k, v = _repeated(k, heads), _repeated(v, heads)
-    blocks = _blocks(q.shape[1], heads.window)
+def attend_keys(q_HQD: Tensor, k_GLD: Tensor, v_GLD: Tensor, heads: Heads, mask: Tensor, out_HQD: Tensor) -> Tensor | None:
+    """Write one sequence's output. Its queries are of its last Q of L tokens; `mask` holds all keys before a block.
+
+    Returns the probabilities if they are a single block and backward needs nothing else.
+    """
+    past = k_GLD.shape[1] - q_HQD.shape[1]
+    k, v = _repeated(k_GLD, heads), _repeated(v_GLD, heads)
+    blocks = _blocks(q_HQD.shape[1], heads.window, past)
     for first, last, key in blocks:
-        p, _ = _probabilities(q[:, first:last], k[:, key:last], first - key, heads, mask)
-        out_HLD[:, first:last] = torch.bmm(p, v[:, key:last])
+        seen = slice(key, past + last)
+        p, _ = _probabilities(q_HQD[:, first:last], k[:, seen], past + first - key, heads, mask)
+        out_HQD[:, first:last] = torch.bmm(p, v[:, seen])
     return p if len(blocks) == 1 and heads.cap is None else None
 
 

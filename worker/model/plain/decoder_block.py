@@ -3,6 +3,7 @@
 Legend: T tokens, K hidden, H query heads, G key heads, D head size, I intermediate size.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 from worker.model.plain.attention import Axis, Heads, attend
 from worker.model.plain.gated_mlp import Pieces, gated
 from worker.model.plain.rms_norm import rms_norm
+
+Attention = Callable[[Tensor, Axis, Heads], Tensor]  # as `attend`
 
 
 @dataclass(frozen=True)
@@ -59,11 +62,12 @@ def run_block(
     pieces: Pieces,
     adapters: Adapters,
     groups: dict[str, Group],
+    attention: Attention = attend,
 ) -> Tensor:
-    """The layer's output, [T, K]. `pieces`: see gated."""
+    """The layer's output, [T, K]. `pieces`: see gated. attention: over the flat axis, or over a cache of earlier keys too."""
     normed = rms_norm(x_TK, weights.norm_attention, shape.eps)
     qkv = grouped_linear(normed, weights.w_qkv, weights.b_qkv, adapters, groups["qkv"])
-    attended = attend(qkv, axis, _heads(weights, shape))
+    attended = attention(qkv, axis, _heads(weights, shape))
     x_TK = _joined(x_TK, attended, weights.w_o, weights.b_o, weights.norm_attended, shape.eps, adapters, groups["o"])
     normed = rms_norm(x_TK, weights.norm_mlp, shape.eps)
     gate_up = grouped_linear(normed, weights.w_gate_up, weights.b_gate_up, adapters, groups["gate_up"])
