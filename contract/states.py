@@ -58,7 +58,7 @@ TASK_TRANSITIONS: dict[TaskStatus, frozenset[TaskStatus]] = {
     _T.CANCELLED: frozenset(),
 }
 
-# A job may complete or exit from any training state; a parked job exits at the warmup boundary.
+# A job may complete or exit in warmup or training; a parked job may exit at the warmup boundary.
 JOB_TRANSITIONS: dict[JobStatus, frozenset[JobStatus]] = {
     _J.PENDING: frozenset({_J.WARMUP, _J.FAILED, _J.CANCELLED}),
     _J.WARMUP: frozenset({_J.PARKED, _J.TRAINING, _J.COMPLETED, _J.EXITED, _J.FAILED, _J.CANCELLED}),

@@ -52,7 +52,7 @@ class State:
     metrics: ApiMetrics
     tokenizers: Tokenizers
     profile_updates: ProfileUpdates
-    memo: LruCache  # cache of estimates; the limit of one estimate at a time leaves it to a single thread
+    memo: LruCache  # cache of estimates; needs no lock, since one estimate runs at a time
 
     @classmethod
     def of(cls, settings: Settings, metrics: ApiMetrics) -> "State":
@@ -62,7 +62,7 @@ class State:
         system = Database(settings.database_url, connections, timeouts)
         change_listener = ChangeListener(settings.app_database_url, timeouts)
         throttle = AuthThrottle(settings.failed_authentications_per_minute)
-        lines = [AsyncReader(settings.app_database_url, timeouts) for _ in range(2)]
+        readers = [AsyncReader(settings.app_database_url, timeouts) for _ in range(2)]
         return cls(
             settings=settings,
             db=Database(settings.app_database_url, connections, timeouts),
@@ -73,7 +73,7 @@ class State:
             grants=grants,
             change_listener=change_listener,
             feed=Feed(change_listener),
-            polls=PollCache(change_listener, *lines),
+            polls=PollCache(change_listener, *readers),
             submissions=SubmissionCoalescer(queue, semaphores["submissions"]),
             semaphores=semaphores,
             throttle=throttle,

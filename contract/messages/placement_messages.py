@@ -53,7 +53,7 @@ class JobAssignment(Message):
     exit_reason: ExitReason | None = None
     warmup_val_loss: float | None = None  # set once the job finished warmup, which is its first rung
     rung_losses: list[float] = Field(default=[])  # of an ended job under asha: validation losses at the rungs it reached
-    promoted: bool = False  # passed the warmup boundary; never ranked again
+    promoted: bool = False  # passed the warmup boundary; under asha still ranked at later rungs
     checkpoint: CheckpointRef | None = None
 
 

@@ -73,7 +73,8 @@ Series = Literal["train_loss", "val_loss", "train_accuracy", "train_margin", "va
 
 
 class Points(Message):
-    """Points of one series of one job; `steps` ascend strictly, and no step of a series is ever reported twice."""
+    """Points of one series of one job; `steps` ascend strictly, and no step of a series is reported twice between two
+    rewinds."""
 
     kind: Literal["points"] = "points"
     job: int
@@ -113,7 +114,7 @@ class Throughput(Message):
 
 
 class Checkpointed(Message):
-    """All unfinished jobs at one common moment, uploaded. Jobs not named keep the checkpoint they had."""
+    """Checkpoints, uploaded, of all unfinished jobs that have trained since their last one, taken at one moment."""
 
     kind: Literal["checkpointed"] = "checkpointed"
     jobs: dict[int, CheckpointRef]

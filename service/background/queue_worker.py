@@ -18,12 +18,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from service.background.garbage_collection import sweep
 from service.background.retention import Retention
 from service.dependencies import Dependencies
-from service.messaging.queue import LIMIT_SECONDS, QUEUE_NAME, NamedQueueJob, QueueJob, asked
+from service.messaging.queue import LIMIT_SECONDS, QUEUE_NAME, NamedQueueJob, QueueJob, pending_key
 from service.messaging.wakeups import connect
 from service.scheduler.planner import replan
 from service.scheduler.replan_pacing import Pace
 from service.settings import Settings
-from service.tasks.submission.data_validation import validate_due
+from service.tasks.submission.stored_file_check import validate_due
 from service.webhooks.courier import Courier
 from service.webhooks.factories import box_of, outbound_of
 
@@ -62,7 +62,7 @@ class _Worker(rq.SimpleWorker):
         with self.connection.pipeline() as pipeline:
             pipeline.delete(job.key)
             pipeline.lrem(queue.intermediate_queue_key, 1, job.id)
-            pipeline.delete(asked(str(job.func_name)))  # before the work, which may miss what is asked from now on
+            pipeline.delete(pending_key(str(job.func_name)))  # before the work, which may miss what is asked from now on
             pipeline.execute()
         self.working = True
         try:

@@ -34,7 +34,7 @@ from service.tasks.lifecycle.rewind import rewind
 from service.tasks.models import Task
 from service.tasks.plan_status.unplanned_reasons import NOT_BEFORE
 from service.tasks.stored_specs import understood
-from service.tasks.submission.data_validation import validate_due
+from service.tasks.submission.stored_file_check import validate_due
 from service.webhooks.courier import Courier
 from service.webhooks.factories import box_of, outbound_of
 

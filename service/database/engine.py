@@ -146,8 +146,8 @@ class Database:
         self._note: TransactionObserver | None = None
 
     def for_tenant(self, tenant_id: str | None, note: "TransactionObserver | None" = None) -> Self:
-        """The same engine, bound to a tenant: each transaction names it for row-level security. `note` is called when a
-        transaction begins and just before it commits."""
+        """The same engine, bound to a tenant: each transaction names it for row-level security. `note.attach`
+        runs when a transaction begins, `note.write_entry` just before it commits."""
         made = object.__new__(type(self))  # copy.copy would double the time of a request's authorization
         made.engine, made._tenant_id, made._note = self.engine, tenant_id, note
         return made

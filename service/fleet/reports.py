@@ -30,12 +30,12 @@ from service.messaging.plan_requests import request_plan
 from service.settings import Settings
 from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.lifecycle.placements import FINISHED, end_placement, lock_placement, release
-from service.tasks.lifecycle.report_reducer import EventRefused, Record
+from service.tasks.lifecycle.report_reducer import EventRefused, ReportReducer
 from service.tasks.models import Task
 from service.usage.usage_ledger import book
 
 _ENDS = (JobCompleted, JobExited, JobFailed)
-_SAFE = (Checkpointed, JobCompleted, JobExited)  # events that prove that the node trains
+_PROVES_TRAINING = (Checkpointed, JobCompleted, JobExited)  # events that prove that the node trains
 
 
 def accept(
@@ -57,15 +57,15 @@ def accept(
         if said.seq > placement.last_seq + 1:
             expected = placement.last_seq + 1
             raise SeqGap(f"Report {said.seq} came, {expected} is expected.", expected_seq=expected)
-        record = Record(session, parts.storage, task)
+        reducer = ReportReducer(session, parts.storage, task)
         try:
-            record.apply(said.events)
+            reducer.apply(said.events)
         except EventRefused as error:
             raise ReportRefused([FieldError(field="events", code="event_refused", message=str(error))]) from None
         placement.last_seq = said.seq
         bump_version_and_notify(session, task)
         session.flush()
-        _applied(session, parts, profile_updates, task, placement, said.events)
+        _update_from_events(session, parts, profile_updates, task, placement, said.events)
         return ReportAck(seq=said.seq)
 
 
@@ -96,7 +96,7 @@ def _may_come_late(said: Report) -> bool:
     return all(isinstance(event, Throughput | Detached) for event in said.events)
 
 
-def _applied(
+def _update_from_events(
     session: Session,
     parts: Dependencies,
     profile_updates: ProfileUpdates,
@@ -106,11 +106,14 @@ def _applied(
 ) -> None:
     """Update the placement's sums, the learned speeds and lifetimes, and the plan requests from a report's events."""
     done = [event for event in events if isinstance(event, Throughput)]
-    measured = [_count(session, profile_updates, task, placement, event) for event in done]
-    if any(isinstance(event, _SAFE) for event in events):
+    measured = [_add_throughput(session, profile_updates, task, placement, event) for event in done]
+    if any(isinstance(event, _PROVES_TRAINING) for event in events):
         note_progress(session, parts, task, placement)
     _book(session, task, placement, done)
-    told = any(isinstance(event, _ENDS) for event in events) or any(number & (number - 1) == 0 for number in measured if number)
+    # after an end, or at the 1st, 2nd, 4th, 8th … measurement
+    end_may_have_moved = any(isinstance(event, _ENDS) for event in events) or any(
+        number & (number - 1) == 0 for number in measured if number
+    )
     if task.status in TASK_TERMINAL:
         if placement.ended_at is None:
             end_placement(session, parts.wakeups, placement, FINISHED)
@@ -118,7 +121,7 @@ def _applied(
             profile_updates.note_ended(session, task)
     elif placement.leaving is not None and any(isinstance(event, Detached) for event in events):
         release(session, parts, task, placement, RequeueReason(placement.leaving))
-    elif told and profile_updates.end_moved(session, task, placement):
+    elif end_may_have_moved and profile_updates.end_moved(session, task, placement):
         request_plan(session, parts.queue, "end_moved")
 
 
@@ -128,7 +131,9 @@ def _book(session: Session, task: Task, placement: Placement, done: Sequence[Thr
         book(session, task, placement, tokens, evaluated, sum(one.own_seconds for one in done))
 
 
-def _count(session: Session, profile_updates: ProfileUpdates, task: Task, placement: Placement, done: Throughput) -> int:
+def _add_throughput(
+    session: Session, profile_updates: ProfileUpdates, task: Task, placement: Placement, done: Throughput
+) -> int:
     """Add to the placement's sums and to the learned speeds. Returns the number of measurements."""
     placement.steps += done.steps
     placement.tokens += done.tokens

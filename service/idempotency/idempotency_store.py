@@ -56,7 +56,7 @@ class Replayed(Exception):
 
     def __init__(self, answer: Answer) -> None:
         super().__init__("answered before")
-        # read now: the transaction that raises this rolls back, and its rows can be read no more
+        # copied now: the handler runs after the session is closed
         self.status, self.headers, self.body = answer.status or 200, dict(answer.headers or {}), answer.body
 
 
@@ -121,7 +121,8 @@ def claim(db: Database, principal: Principal, key: str, fingerprint: bytes) -> C
 
 
 def claim_in(session: Session, principal: Principal, request: KeyedRequest) -> Claim:
-    """Claim the key for the request. Raises Replayed if it has an answer, KeyReused or InFlight.
+    """Claim the key for the request. Raises Replayed if the key has an answer, KeyReused if it belongs to another request,
+    InFlight if its first request has no answer yet.
 
     Waits for another transaction that claims the same key. One that claims several takes them in order, or two could deadlock.
     """

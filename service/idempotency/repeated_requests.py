@@ -84,7 +84,7 @@ async def _claimed(request: Request, caller: Principal, key: str | None) -> Asyn
         await run_in_threadpool(claiming.__exit__, None, None, None)
 
 
-async def with_key(request: Request, key: str | None) -> idempotency_store.KeyedRequest | None:
+async def keyed_request_of(request: Request, key: str | None) -> idempotency_store.KeyedRequest | None:
     """The request's key and fingerprint, for a route that claims it in the transaction of its change; None without a key."""
     return None if key is None else idempotency_store.KeyedRequest(key, _fingerprint(request, await request.body()))
 

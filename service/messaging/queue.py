@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 QUEUE_NAME = "motet"
 LIMIT_SECONDS = 900  # for one queue job
 _ASKED_SECONDS = 2  # the longest that a lost wake-up suppresses others of its kind
-_STORM = 12  # wake-ups of a kind within a second; beyond that
-_PACE_SECONDS = 0.2  # they are sent at this interval
+_STORM = 12  # wake-ups of one kind within a second from which pacing starts
+_PACE_SECONDS = 0.2  # between two paced wake-ups
 
 
 class QueueJob(StrEnum):
@@ -68,7 +68,7 @@ class NamedQueueJob(Job):
         self.work[named]()
 
 
-def asked(job: str) -> str:
+def pending_key(job: str) -> str:
     """The Redis key that exists while a wake-up of this kind is queued and not yet executing."""
     return f"motet:asked:{job}"
 
@@ -99,7 +99,7 @@ class Queue:
         if not self._breaker.allows():
             return
         try:
-            free = self._redis.set(asked(job), 1, nx=True, ex=_ASKED_SECONDS)
+            free = self._redis.set(pending_key(job), 1, nx=True, ex=_ASKED_SECONDS)
             self._breaker.succeeded()
             if not free:
                 return

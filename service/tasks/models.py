@@ -1,6 +1,7 @@
 """Tables of tasks: tasks, their jobs, loss points and event logs.
 
-`fence` rises with every placement, pause, cancel and preemption; a write that carries an older fence changes nothing.
+`fence` rises when a task is placed, leaves its node before its end, is paused in the queue, or is cancelled; a write that
+carries an older fence changes nothing.
 """
 
 from typing import Any

@@ -72,7 +72,8 @@ class RequestCoalescer(Generic[Item, Result]):
         if pending is None or len(pending.items) == self._max_group_size:
             items: dict[Item, int] = {}
             run = self._run_group(db, principal, items, self._newest.get(tenant))
-            pending = _PendingGroup(items, asyncio.create_task(run, context=Context()))  # shared: no one request's context
+            # an empty context: the group must not run in the context of its first request
+            pending = _PendingGroup(items, asyncio.create_task(run, context=Context()))
             self._pending[tenant], self._newest[tenant] = pending, pending.run
         pending.items[item] = pending.items.get(item, 0) + 1
         try:

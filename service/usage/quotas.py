@@ -19,19 +19,21 @@ from service.tenants.tenant_scope import scoped, scoped_by_parameter, tenant_par
 from service.usage.usage_queries import month_of, trained_tokens
 
 _WAITING = (TaskStatus.VALIDATING, TaskStatus.QUEUED, TaskStatus.PAUSED)
-MAX_SHARED_TASKS = 16  # most tasks that a transaction creates without the tenant's lock: as many submissions share one
-_NEAR = 16 * MAX_SHARED_TASKS + MOST_TASKS  # what the most processes of an API create at once, and the batch with the lock
+MAX_SHARED_TASKS = 16  # most tasks that one transaction creates without the tenant's lock; the coalescer's group size too
+_MAX_API_PROCESSES = 16  # the bound of settings.api_processes
+# tasks that may be created at once outside the lock (one transaction a process), plus one batch under it
+_NEAR = _MAX_API_PROCESSES * MAX_SHARED_TASKS + MOST_TASKS
 
 _OPEN = (*_WAITING, TaskStatus.RUNNING)
 _FEWER_BYTES = "delete files and adapters that nobody needs any more"
 
 _IS_WAITING = Task.status.in_([literal_column(f"'{status}'") for status in _WAITING])  # as in ix_tasks_open
 _IS_OPEN = Task.status.in_([literal_column(f"'{status}'") for status in _OPEN])
-_QUEUED = scoped_by_parameter(select(func.count()).select_from(Task).where(_IS_WAITING), Task)
+_WAITING_COUNT = scoped_by_parameter(select(func.count()).select_from(Task).where(_IS_WAITING), Task)
 _LIMITS = PreparedStatement(
-    select(Tenant.queued_tasks_quota, Tenant.month_tokens_quota, Tenant.stored_bytes_quota, _QUEUED.scalar_subquery()).where(
-        Tenant.id == bindparam("tenant")
-    )
+    select(
+        Tenant.queued_tasks_quota, Tenant.month_tokens_quota, Tenant.stored_bytes_quota, _WAITING_COUNT.scalar_subquery()
+    ).where(Tenant.id == bindparam("tenant"))
 )
 
 
@@ -52,10 +54,9 @@ class TaskQuota:
     def __init__(self, session: Session, principal: Principal, wanted: int = 1) -> None:
         ((self._limit, tokens, stored, self._used),) = _LIMITS.run(session.connection(), tenant_parameter(principal))
         if self._limit is not None and (wanted > MAX_SHARED_TASKS or self._used + wanted + _NEAR > self._limit):
-            _lock_tenant_quota(
-                session, principal
-            )  # so many, or so close to the limit, that transactions could exceed it together
-            self._used = queued_tasks(session, principal)
+            # with so many, or so close to the limit, concurrent transactions could exceed it together
+            _lock_tenant_quota(session, principal)
+            self._used = count_waiting_tasks(session, principal)
         self._full: QuotaExceeded | None = None
         if tokens is not None and (trained := trained_tokens(session, principal, month_of(session))) >= tokens:
             way_out = "the count resets on the first of the month"
@@ -87,9 +88,9 @@ def admit_bytes(session: Session, principal: Principal, more: int) -> None:
         raise QuotaExceeded.of("stored_bytes", limit, used, _FEWER_BYTES)
 
 
-def queued_tasks(session: Session, principal: Principal) -> int:
+def count_waiting_tasks(session: Session, principal: Principal) -> int:
     """The number of tasks that have not ended and have no node."""
-    return session.scalars(_QUEUED, tenant_parameter(principal)).one()
+    return session.scalars(_WAITING_COUNT, tenant_parameter(principal)).one()
 
 
 def stored_bytes(session: Session, principal: Principal) -> int:

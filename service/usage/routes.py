@@ -85,7 +85,7 @@ def get_quotas(reader: Reader, db: Db) -> Quotas:
         tenant = session.get_one(Tenant, reader.tenant_id)
         return Quotas(
             running_gpus=Quota(limit=tenant.running_gpus_quota, used=usage_shares.running_gpus(session, reader)),
-            queued_tasks=Quota(limit=tenant.queued_tasks_quota, used=quotas.queued_tasks(session, reader)),
+            queued_tasks=Quota(limit=tenant.queued_tasks_quota, used=quotas.count_waiting_tasks(session, reader)),
             stored_bytes=Quota(limit=tenant.stored_bytes_quota, used=quotas.stored_bytes(session, reader)),
             month_tokens=Quota(limit=tenant.month_tokens_quota, used=trained_tokens(session, reader, month_of(session))),
         )

@@ -1,4 +1,4 @@
-"""The transition tables say what DESIGN's state machines say, and nothing leaves an end."""
+"""The transition tables say what the state machines of ARCHITECTURE.md say, and nothing leaves an end."""
 
 from itertools import pairwise
 

@@ -18,10 +18,10 @@ _SHARE = 50  # copies take at most one part in so many of the time
 
 
 class CheckpointPolicy:
-    """Checkpoints all unfinished jobs of a task at one moment, every `seconds`, one checkpoint at a time."""
+    """Checkpoints a task's unfinished jobs that have trained since their last one, at one moment, every `seconds`."""
 
-    def __init__(self, keeper: ArtifactUploader, cache: NodeCache, seconds: float) -> None:
-        self._uploader, self._cache, self._seconds = keeper, cache, seconds
+    def __init__(self, uploader: ArtifactUploader, cache: NodeCache, seconds: float) -> None:
+        self._uploader, self._cache, self._seconds = uploader, cache, seconds
 
     def expect(self, task: TaskRun) -> None:
         """Schedule the task's first checkpoint."""

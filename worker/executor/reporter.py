@@ -1,8 +1,8 @@
 """Sends a placement's events to the service, in order and without gaps, from a thread of its own. Knows no jobs and no
 training.
 
-The thread resends an event until the service acknowledges it, through any outage that the lease outlasts. It collects loss
-points for _GATHER_SECONDS and merges them; any other event is sent at once.
+The thread resends an event until the service acknowledges it, through any outage that the lease outlasts. It gathers
+loss points and throughput for _GATHER_SECONDS and merges the points; any other event is sent at once.
 """
 
 import logging
@@ -24,7 +24,7 @@ _REMEMBERED = 64  # acknowledged reports that can be sent again
 
 
 class Reporter:
-    """Its thread calls `over(lost, detail)` when the placement has ended; `lost`: the service must be told."""
+    """Its thread calls `over(tell_service, detail)` when the placement has ended; `tell_service`: the service must be told."""
 
     def __init__(self, link: PlacementLink, lease: Lease, next_seq: int, over: Callable[[bool, str], None]) -> None:
         self._link, self._lease, self._seq, self._over = link, lease, next_seq, over
@@ -45,9 +45,9 @@ class Reporter:
                 self._urgent = True
             self._changed.notify_all()  # also for points: they start the wait of _GATHER_SECONDS
 
-    def point(self, job: int, series: Series, step: int, loss: float) -> None:
-        """Record a job's loss after `step`."""
-        self.record(Points(job=job, series=series, steps=[step], values=[loss]))
+    def point(self, job: int, series: Series, step: int, value: float) -> None:
+        """Record one point of a job's series, after `step`."""
+        self.record(Points(job=job, series=series, steps=[step], values=[value]))
 
     def drain(self, seconds: float) -> bool:
         """Wait until the service has acknowledged all events. Returns whether it has."""
@@ -99,7 +99,7 @@ class Reporter:
             waiting = list(self._events)
         events, used = assemble(waiting)
         report = Report(fence=self._lease.fence, seq=self._seq, events=events)
-        self._acknowledged(report)
+        self._send_until_acknowledged(report)
         with self._changed:
             for _ in range(used):
                 self._events.popleft()
@@ -107,7 +107,7 @@ class Reporter:
             self._idle = not self._events
             self._changed.notify_all()
 
-    def _acknowledged(self, report: Report) -> None:
+    def _send_until_acknowledged(self, report: Report) -> None:
         """Send until acknowledged. If the service lost reports that it had acknowledged, resends those first."""
         while True:
             try:

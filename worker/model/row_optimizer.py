@@ -1,7 +1,8 @@
 """AdamW over arena rows (Loshchilov & Hutter 2019), each adapter with its own rate, decay, step and clip.
 
 Row ranges and numbers only: knows no jobs, no model and no loss. Each adapter is one contiguous block of rows, updated by
-calls whose shape is its own: bits do not depend on neighbours, and a block's four buffers stay in cache between calls.
+calls whose shape is its own: bits do not depend on neighbours, and a block's four buffers stay in cache between calls. This is
+the plain path's optimizer; the device trainer takes the same `RowUpdate` and runs grouped_lora/optimizer/adamw.py.
 """
 
 import math

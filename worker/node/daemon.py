@@ -27,7 +27,7 @@ from worker.settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)
 
-_DETACH_SECONDS = 10.0  # an executor that holds the placement for longer is killed (DESIGN 3)
+_DETACH_SECONDS = 10.0  # an executor that holds the placement for longer is killed
 _STOP_GRACE = 2.0  # after the settings' stop seconds, executors are killed
 
 _STOP = object()

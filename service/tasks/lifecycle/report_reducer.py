@@ -51,7 +51,7 @@ class EventRefused(ValueError):
     """An event contradicts the stored state. The message is for the worker's operator."""
 
 
-class Record:
+class ReportReducer:
     """Reduces events into one task, in order; then writes the curves, and concludes the task if its last job ended."""
 
     def __init__(self, session: Session, storage: Storage, task: Task) -> None:

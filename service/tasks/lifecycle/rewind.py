@@ -46,10 +46,10 @@ def _rows(task: Task) -> int:
     return sum(rows_trained(job.step, int(job.config["batch_size"]), task.train_rows or 0) for job in task.jobs)
 
 
-def _back(session: Session, job: Job, selects: bool, fence: int) -> int:
+def _back(session: Session, job: Job, has_boundary: bool, fence: int) -> int:
     """Rewind one job. Returns the last step that still counts; -1 if none does."""
     step = job.checkpoint["step"] if job.checkpoint else None
-    status = status_at(job, step, selects)
+    status = status_at(job, step, has_boundary)
     rewind_job(job, status)
     kept = -1 if step is None else step
     hide_after(session, job.id, kept, fence)
@@ -62,11 +62,13 @@ def _back(session: Session, job: Job, selects: bool, fence: int) -> int:
     return kept
 
 
-def status_at(job: Job, step: int | None, selects: bool) -> JobStatus:
+def status_at(job: Job, step: int | None, has_boundary: bool) -> JobStatus:
     """The job's status when it had trained `step` steps (None: before its first checkpoint)."""
     if step is None:
         return JobStatus.PENDING
     if job.promoted:
         return JobStatus.TRAINING
-    at_boundary = selects and job.warmup_steps is not None and job.warmup_steps <= step and job.warmup_steps != job.total_steps
+    at_boundary = (
+        has_boundary and job.warmup_steps is not None and job.warmup_steps <= step and job.warmup_steps != job.total_steps
+    )
     return JobStatus.PARKED if at_boundary and job.warmup_val_loss is not None else JobStatus.WARMUP

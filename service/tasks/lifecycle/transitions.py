@@ -40,7 +40,7 @@ class TimeColumn(Enum):
     FIRST = "coalesce({column}, {time})"
 
 
-ColumnWrites = Mapping[str, Any]  # what a row gets, by column: At, None, or a value
+ColumnWrites = Mapping[str, Any]  # what a row gets, by column: a TimeColumn, None, or a value
 
 _ENDED: ColumnWrites = {"ended_at": TimeColumn.NOW, "waiting": None, "desired_status": None}
 ON_TASK_ENTER: Mapping[TaskStatus, ColumnWrites] = {

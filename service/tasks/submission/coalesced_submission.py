@@ -8,7 +8,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy.exc import OperationalError, TimeoutError
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
@@ -29,10 +30,12 @@ from service.usage.quotas import MAX_SHARED_TASKS
 log = logging.getLogger(__name__)
 
 _MAX_SHARED_JOBS = 64  # most jobs of a task that shares a transaction: a larger one would delay the others
-_COOLDOWN_FACTOR = (
-    2.0  # pause after a transaction, as a multiple of its duration, so that polls run: without it they took twice as long
-)
-_OUTCOME_UNKNOWN = (OperationalError, TimeoutError)  # the commit's outcome is unknown
+# pause after a shared transaction, as a multiple of its duration; without the pause, polls took twice as long
+_COOLDOWN_FACTOR = 2.0
+_NOT_RETRIED = (
+    OperationalError,
+    PoolTimeout,
+)  # the commit may have happened; or no connection was free, and one would wait again
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,8 +79,9 @@ class SubmissionCoalescer:
         """
         if submission.spec.search_space.size > _MAX_SHARED_JOBS:
             return await self._create_alone(db, principal, submission)
+        # `gather` returns both kinds of exception alike: one that the group raised, and one that is this submission's outcome
         (created,) = await asyncio.gather(self._coalescer.submit(db, principal, submission), return_exceptions=True)
-        if isinstance(created, Exception) and not isinstance(created, (Problem, Replayed, *_OUTCOME_UNKNOWN)):
+        if isinstance(created, Exception) and not isinstance(created, (Problem, Replayed, *_NOT_RETRIED)):
             log.warning("shared submission transaction failed (%s); creating each task in its own", type(created).__name__)
             return await self._create_alone(db, principal, submission)
         return _raise_or_return(created)
@@ -99,7 +103,7 @@ class SubmissionCoalescer:
             requests = [actions.NewTaskRequest(submission.spec, submission.note.request_id) for submission in pending]
             created = actions.create_all(session, self._queue, principal, requests) if requests else []
             for submission, task in zip(pending, created, strict=True):
-                submission.note.reset()
+                submission.note.reset()  # forgets what a shared transaction that failed before this one recorded
                 outcomes[submission] = _answer(session, submission, task, claims.get(submission))
             add_entries(session, [submission.note for submission in pending])
         return outcomes
@@ -115,10 +119,11 @@ def _raise_or_return(outcome: Outcome | BaseException | None) -> CreatedResponse
 def _claim(
     session: Session, principal: Principal, submissions: Sequence[Submission], outcomes: dict[Submission, Outcome]
 ) -> dict[Submission, Claim]:
-    """Claim the keys of those that have one; the `outcomes` of those whose key is taken."""
+    """Claim the keys of the submissions that have one, in key order. Where a key is taken, the problem or the stored answer
+    goes into `outcomes`."""
     claims: dict[Submission, Claim] = {}
-    with_key = [(submission.keyed_request, submission) for submission in submissions if submission.keyed_request is not None]
-    for keyed_request, submission in sorted(with_key, key=lambda pair: pair[0].key):
+    keyed = [(submission.keyed_request, submission) for submission in submissions if submission.keyed_request is not None]
+    for keyed_request, submission in sorted(keyed, key=lambda pair: pair[0].key):
         try:
             claims[submission] = claim_in(session, principal, keyed_request)
         except (Problem, Replayed) as answered:

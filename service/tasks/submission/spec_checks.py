@@ -24,10 +24,12 @@ from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import tenant_parameter
 
 _LISTED = 20  # models named in a refusal
-_IS_IT = (BaseModel.name == bindparam("name")) & BaseModel.enabled
-_ENABLED = select(BaseModel).where(_IS_IT)
+_MODEL_MATCHES = (BaseModel.name == bindparam("name")) & BaseModel.enabled
+_ENABLED = select(BaseModel).where(_MODEL_MATCHES)
 _OF_FILE, _OF_MODEL = File.__table__.c, BaseModel.__table__.c
-_NAMED = PreparedStatement(files.PINNED.outerjoin_from(File, BaseModel, _IS_IT).with_only_columns(*_OF_FILE, *_OF_MODEL))
+_FIND_FILES_AND_MODEL = PreparedStatement(
+    files.PINNED.outerjoin_from(File, BaseModel, _MODEL_MATCHES).with_only_columns(*_OF_FILE, *_OF_MODEL)
+)
 
 
 class SpecRefused(Invalid):
@@ -36,7 +38,7 @@ class SpecRefused(Invalid):
     code, title = "task_refused", "The task could not run"
 
 
-_Named = tuple[dict[str, File], BaseModel | None]  # files by id, and the base model
+_Found = tuple[dict[str, File], BaseModel | None]  # files by id, and the base model
 
 
 @dataclass(frozen=True)
@@ -53,26 +55,26 @@ class SpecChecker:
 
     def __init__(self, session: Session, principal: Principal) -> None:
         self._session, self._principal = session, principal
-        self._named: dict[tuple[str | None, ...], _Named] = {}
+        self._found: dict[tuple[str | None, ...], _Found] = {}
 
     def check(self, spec: TaskSpec) -> ResolvedRefs:
         """Look up and lock what the spec names. Raises SpecRefused, which lists every mistake."""
         session, wanted = self._session, spec.dataset
         names = wanted.file_id, wanted.validation_file_id, spec.base_model
-        if names not in self._named:
-            self._named[names] = _find(session, self._principal, spec)
-        held, model = self._named[names]
+        if names not in self._found:
+            self._found[names] = _find(session, self._principal, spec)
+        held, model = self._found[names]
         train = held.get(wanted.file_id)
         validation = held.get(wanted.validation_file_id or "")
         errors = [
-            *_files(spec, train, validation),
+            *_file_errors(spec, train, validation),
             *(
                 _model_unknown(session, spec.base_model)
                 if model is None
-                else _model("training.max_seq_len", spec.training.max_seq_len, model)
+                else _length_errors("training.max_seq_len", spec.training.max_seq_len, model)
             ),
-            *(() if train is None else _sizes(spec, train)),
-            *(() if model is None else _start(session, self._principal, spec, model)),
+            *(() if train is None else _size_errors(spec, train)),
+            *(() if model is None else _warm_start_errors(session, self._principal, spec, model)),
         ]
         if errors:
             raise SpecRefused(errors)
@@ -88,8 +90,8 @@ def for_preview(
     file = files.pin(session, principal, [file_id]).get(file_id)
     model = _find_model(session, base_model)
     errors = [
-        *(_unknown("file_id", file_id) if file is None else _format("file_id", file, objective)),
-        *(_model_unknown(session, base_model) if model is None else _model("max_seq_len", max_seq_len, model)),
+        *(_unknown("file_id", file_id) if file is None else _format_errors("file_id", file, objective)),
+        *(_model_unknown(session, base_model) if model is None else _length_errors("max_seq_len", max_seq_len, model)),
     ]
     if errors:
         raise SpecRefused(errors)
@@ -98,12 +100,12 @@ def for_preview(
     return file, model
 
 
-def _find(session: Session, principal: Principal, spec: TaskSpec) -> _Named:
+def _find(session: Session, principal: Principal, spec: TaskSpec) -> _Found:
     """The files by id that the spec names, and its base model, as far as they exist."""
     ids = [id for id in (spec.dataset.file_id, spec.dataset.validation_file_id) if id is not None]
-    found = _NAMED.run(session.connection(), tenant_parameter(principal) | {"ids": ids, "name": spec.base_model})
+    found = _FIND_FILES_AND_MODEL.run(session.connection(), tenant_parameter(principal) | {"ids": ids, "name": spec.base_model})
     held = [File(**dict(zip(_OF_FILE.keys(), row[: len(_OF_FILE)], strict=True))) for row in found]
-    if not found:
+    if not found:  # the model is joined to the files: with no file found there is no row, so it is read alone
         model = _find_model(session, spec.base_model)
     else:
         of_model = dict(zip(_OF_MODEL.keys(), found[0][len(_OF_FILE) :], strict=True))
@@ -115,19 +117,19 @@ def _find_model(session: Session, name: str) -> BaseModel | None:
     return session.scalar(_ENABLED, {"name": name})
 
 
-def _format(field: str, file: File, objective: Objective) -> Iterator[FieldError]:
+def _format_errors(field: str, file: File, objective: Objective) -> Iterator[FieldError]:
     if (file.format == Format.PREFERENCE) != (objective.type == "dpo"):
         kind = "preference rows" if objective.type == "dpo" else "chat, completion or text rows"
         message = f"is a {file.format} file, but objective {objective.type} learns from {kind}"
         yield FieldError(field=field, code="format_of_other_objective", message=message)
 
 
-def _files(spec: TaskSpec, train: File | None, validation: File | None) -> Iterator[FieldError]:
+def _file_errors(spec: TaskSpec, train: File | None, validation: File | None) -> Iterator[FieldError]:
     wanted = spec.dataset
     if train is None:
         yield from _unknown("dataset.file_id", wanted.file_id)
     else:
-        yield from _format("dataset.file_id", train, spec.objective)
+        yield from _format_errors("dataset.file_id", train, spec.objective)
     if wanted.validation_file_id is None:
         return
     field = "dataset.validation_file_id"
@@ -159,13 +161,13 @@ def _model_unknown(session: Session, name: str) -> Iterator[FieldError]:
     yield FieldError(field="base_model", code="model_unknown", message=message)
 
 
-def _model(field: str, asked: int, model: BaseModel) -> Iterator[FieldError]:
+def _length_errors(field: str, asked: int, model: BaseModel) -> Iterator[FieldError]:
     if asked > model.max_position:
         message = f"is {asked}, but {model.name} has positions for at most {model.max_position} tokens"
         yield FieldError(field=field, code="beyond_model", message=message)
 
 
-def _start(session: Session, principal: Principal, spec: TaskSpec, model: BaseModel) -> Iterator[FieldError]:
+def _warm_start_errors(session: Session, principal: Principal, spec: TaskSpec, model: BaseModel) -> Iterator[FieldError]:
     """The warm-start adapter must belong to the tenant, and to the same revision of the same base."""
     if spec.warm_start is None:
         return
@@ -184,7 +186,7 @@ def _start(session: Session, principal: Principal, spec: TaskSpec, model: BaseMo
         yield FieldError(field=field, code="adapter_of_other_base", message=message)
 
 
-def _sizes(spec: TaskSpec, train: File) -> Iterator[FieldError]:
+def _size_errors(spec: TaskSpec, train: File) -> Iterator[FieldError]:
     if spec.dataset.validation_file_id is None and train.rows < 2:
         message = "has one row, and none would be left to validate on; add rows, or name a validation_file_id"
         yield FieldError(field="dataset.file_id", code="too_few_rows", message=message)

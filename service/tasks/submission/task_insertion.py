@@ -21,7 +21,7 @@ _COLUMNS = {
     **dict.fromkeys(("validation_file_id", "request_id", "made_by", "batch_id"), "varchar"),
     **dict.fromkeys(("gpus", "priority", "version"), "integer"),
     **dict.fromkeys(("spec", "spec_defaults", "labels"), "jsonb"),
-}  # columns of a new task, by type
+}  # columns of a new task, each with its Postgres type
 _INSERT = PreparedStatement(
     text(
         f"""WITH new_tasks AS MATERIALIZED (

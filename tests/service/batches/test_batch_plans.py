@@ -23,7 +23,7 @@ from service.scheduler.estimate.task_duration import LOADING_SECONDS
 from service.scheduler.models import Plan, ThroughputProfile
 from service.scheduler.planner import replan
 from service.tasks.models import Task
-from service.tasks.submission.data_validation import validate_due
+from service.tasks.submission.stored_file_check import validate_due
 from tests.service.fleet.scripted import ScriptedNode, ScriptedPlacement, completed, moved
 
 BATCH, PER_STEP = 4, 1.0  # rows of a step, and the seconds that each lasts

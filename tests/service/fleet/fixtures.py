@@ -15,7 +15,7 @@ from service.fleet.models import Node
 from service.fleet.node_health.quarantine import faults_of
 from service.scheduler.planner import replan
 from service.tasks.models import Task
-from service.tasks.submission.data_validation import validate_due
+from service.tasks.submission.stored_file_check import validate_due
 from tests.service.fleet.scripted import ScriptedNode
 
 _numbers = itertools.count(1)

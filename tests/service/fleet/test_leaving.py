@@ -9,7 +9,7 @@ from service.background.reconciler import end_expired_leases
 from service.database.engine import clock
 from service.fleet.models import Placement
 from service.tasks.models import Task
-from service.tasks.submission.data_validation import validate_due
+from service.tasks.submission.stored_file_check import validate_due
 from tests.service.fleet.rows import dump
 from tests.service.fleet.scripted import completed, moved, points
 

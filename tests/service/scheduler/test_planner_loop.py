@@ -11,7 +11,7 @@ from service.scheduler.core.rules import backfill
 from service.scheduler.models import Plan, PlanRequest, ThroughputProfile
 from service.scheduler.planner import replan
 from service.scheduler.replan_pacing import Pace, PlanCauses
-from service.tasks.submission.data_validation import validate_due
+from service.tasks.submission.stored_file_check import validate_due
 from tests.service.fleet.scripted import completed, moved, throughput
 from tests.service.scheduler.planned import live, rows, validated
 

@@ -1,4 +1,4 @@
-"""Validates a new task's data: reads its files back from storage, then queues the task or fails it.
+"""Checks a new task's stored files (sha256, number of rows), then queues the task or fails it.
 
 Holds no row lock while it reads; the result counts only if the task is still `validating` afterwards.
 """
@@ -25,10 +25,13 @@ from service.tasks.models import Task
 log = logging.getLogger(__name__)
 
 _TOGETHER = 100  # tasks per transaction and notice
+_TRY_LOCK = text(
+    "SELECT id FROM unnest(CAST(:ids AS varchar[])) AS id WHERE pg_try_advisory_xact_lock(hashtextextended(id, 0))"
+)
 
 
 def validate_due(db: Database, storage: Storage, queue: Queue) -> int:
-    """Validate every waiting task that no other validator has claimed. Returns their number.
+    """Validate every task in `validating` that no other validator has claimed. Returns their number.
 
     Tasks with the same files are validated together: a search submitted as many tasks reads its files once.
     """
@@ -43,12 +46,12 @@ def validate_due(db: Database, storage: Storage, queue: Queue) -> int:
 
 def _validate(db: Database, storage: Storage, queue: Queue, file_ids: Sequence[str], task_ids: list[str]) -> int:
     """Validates tasks that train on the same files; returns how many of them no other validator had claimed."""
-    with db.begin() as turn:
+    with db.begin() as lock_session:
         # advisory locks instead of row locks: a tenant can cancel a task while its large file is read
-        ours = list(turn.scalars(_TAKE, {"ids": task_ids}))
+        ours = list(lock_session.scalars(_TRY_LOCK, {"ids": task_ids}))
         if not ours:
             return 0
-        files = list(turn.scalars(select(File).where(File.id.in_(file_ids)).order_by(File.id)))
+        files = list(lock_session.scalars(select(File).where(File.id.in_(file_ids)).order_by(File.id)))
         try:
             errors = [error for file in files if (error := _damage(storage, file)) is not None]
         except OSError as error:
@@ -56,9 +59,6 @@ def _validate(db: Database, storage: Storage, queue: Queue, file_ids: Sequence[s
             return 0
         with db.begin() as session:
             return _settle(session, queue, ours, errors)
-
-
-_TAKE = text("SELECT id FROM unnest(CAST(:ids AS varchar[])) AS id WHERE pg_try_advisory_xact_lock(hashtextextended(id, 0))")
 
 
 def _damage(storage: Storage, file: File) -> str | None:
@@ -79,7 +79,8 @@ def _damage(storage: Storage, file: File) -> str | None:
 
 
 def _settle(session: Session, queue: Queue, task_ids: list[str], errors: list[str]) -> int:
-    """Queue the tasks, or with `errors` fail them, unless a tenant has cancelled them meanwhile. Returns the number changed."""
+    """Queue the tasks (those paused meanwhile become paused), or with `errors` fail them. Skips cancelled ones. Returns the
+    number changed."""
     queued = _queue(session, task_ids) if not errors else set()
     settled = len(queued) + _settle_apart(session, set(task_ids) - queued, errors)
     if settled and not errors:
@@ -99,7 +100,7 @@ def _settle_apart(session: Session, task_ids: set[str], errors: list[str]) -> in
             if errors:
                 _fail(session, task, "; ".join(errors))
             else:
-                _move(task, now)
+                _queue_or_pause(task, now)
     bump_version_and_notify(session, *tasks)
     return len(tasks)
 
@@ -118,7 +119,7 @@ def _fail(session: Session, task: Task, error: str) -> None:
     conclude(session, task, error)
 
 
-def _move(task: Task, now: datetime) -> None:
+def _queue_or_pause(task: Task, now: datetime) -> None:
     desired = task.desired_status
     transitions.enter(task, TaskStatus.QUEUED, now)
     if desired is not None:  # paused before it was queued

@@ -7,7 +7,7 @@ from contract.states import TaskStatus
 from service.files.models import File
 from service.scheduler.models import PlanRequest
 from service.tasks.models import Task, TaskEvent
-from service.tasks.submission.data_validation import validate_due
+from service.tasks.submission.stored_file_check import validate_due
 from tests.service.api import PAIR
 
 
