@@ -9,7 +9,6 @@ from torch import Tensor
 from contract.search_space import JobConfig
 from worker.adapters.job_checkpoint import Tensors
 from worker.adapters.warm_start import WarmStart
-from worker.model.arena import Slot
 from worker.model.arena_layout import Layout
 from worker.model.plain.trainer import first_weights
 
@@ -41,14 +40,10 @@ class Unmade:
 
 @dataclass(frozen=True)
 class ArenaRows:
-    """Rows of a replica's arena. trains: False where the rows are only kept until another job needs them.
-
-    best: a host copy of its best weights, float32 [rank, W]; None before the first evaluation."""
+    """Rows of a replica's arena. trains: False where the rows are only kept until another job needs them."""
 
     replica: int
-    slot: Slot
     trains: bool = True
-    best: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -2,47 +2,37 @@
 replica. Chooses no jobs.
 
 A job that trains lies in rows of a replica's arena. A parked one keeps its rows until another job needs them; then it moves to
-host memory up to a budget, and to disk beyond that. Every move writes the new copy before it frees the old one.
+host memory up to a budget, and to disk beyond that. Every move writes the new copy before it frees the old one. The arenas and
+what lies in them are their replicas' own (arena_adapters.py), in whatever processes these are.
 """
 
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from uuid import uuid4
 
 from torch import Tensor
 
-from worker.adapters.arena_growth import NoRows, allocate_slot, make_room
-from worker.adapters.capacity_tracker import CapacityTracker
+from worker.adapters.arena_adapters import Adapters, Source
 from worker.adapters.job_checkpoint import Tensors, load_tensors, save
 from worker.adapters.location_types import AdapterSpec, ArenaRows, Location, OnDisk, PinnedHost, Unmade
-from worker.adapters.warm_start import WarmStart
 from worker.data.disk_full import DiskFull
 from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
-from worker.model.arena import AdapterState, Slot, rows_for
-from worker.model.plain.trainer import Trainer
-from worker.policy.adapter_memory_model import max_arena_rows
+from worker.model.arena import AdapterState, rows_for
 from worker.policy.job_record import JobKey, JobProgress
 
 log = logging.getLogger(__name__)
 
 
 class AdapterStore:
-    """Replicas are numbered as their trainers. The loop's thread moves adapters; replicas' threads only look at them."""
+    """`replicas`: the adapters in each replica's arena, by its number. The loop's thread alone moves adapters."""
 
     def __init__(
-        self,
-        trainers: Sequence[Trainer],
-        trackers: Sequence[CapacityTracker],
-        host_bytes: int,
-        scratch: ObjectCache,
-        cache: NodeCache | None = None,
+        self, replicas: Sequence[Adapters], host_bytes: int, scratch: ObjectCache, cache: NodeCache | None = None
     ) -> None:
         """host_bytes: of main memory for parked adapters. cache: evicted to make room where the disk is full."""
-        self._trainers, self._trackers = trainers, trackers
+        self._replicas = replicas
         self._host_bytes_left = host_bytes
         self._scratch, self._cache = scratch, cache
         self._specs: dict[JobKey, AdapterSpec] = {}
@@ -54,32 +44,38 @@ class AdapterStore:
         """Where the job's adapter lies; None for a job that is not here."""
         return self._locations.get(key)
 
-    def rows(self, key: JobKey) -> ArenaRows | None:
-        """The rows in which the job trains; None for a job that does not train now."""
+    def trains_on(self, key: JobKey) -> int | None:
+        """The replica in whose rows the job trains; None for a job that does not train now."""
         at = self._locations.get(key)
-        return at if isinstance(at, ArenaRows) and at.trains else None
+        return at.replica if isinstance(at, ArenaRows) and at.trains else None
 
     def best(self, key: JobKey) -> Tensor | None:
         """The best weights of a job that trains, float32 [rank, W]."""
-        at = self.rows(key)
-        return at.best if at is not None else None
+        at = self.trains_on(key)
+        return self._replicas[at].best(key) if at is not None else None
 
     def trained_in(self, key: JobKey) -> tuple[int, int] | None:
         """The arena rows, [first, stop), of a job that trains."""
-        at = self.rows(key)
-        return (at.slot.row, at.slot.row + at.slot.rank) if at is not None else None
+        at = self.trains_on(key)
+        return self._replicas[at].rows(key) if at is not None else None
 
-    def tensors(self, key: JobKey) -> Tensors:
-        """A host copy of the job's adapter as it is now, wherever it lies."""
-        match self._locations[key]:
-            case ArenaRows() as at:
-                return Tensors(self._trainers[at.replica].arena.snapshot(at.slot), at.best)
-            case PinnedHost(tensors):
-                return tensors
-            case OnDisk(path):
-                return load_tensors(path)
-            case Unmade():
-                raise ValueError(f"{key} has no adapter yet")
+    def tensors(self, keys: Iterable[JobKey]) -> dict[JobKey, Tensors]:
+        """Host copies of the jobs' adapters as they are now, wherever they lie."""
+        found: dict[JobKey, Tensors] = {}
+        arenas: dict[int, list[JobKey]] = {}
+        for key in keys:
+            match self._locations[key]:
+                case ArenaRows(replica):
+                    arenas.setdefault(replica, []).append(key)
+                case PinnedHost(tensors):
+                    found[key] = tensors
+                case OnDisk(path):
+                    found[key] = load_tensors(path)
+                case Unmade():
+                    raise ValueError(f"{key} has no adapter yet")
+        for replica, own in arenas.items():
+            found |= self._replicas[replica].tensors(own)
+        return found
 
     # ---- arrival and departure ---------------------------------------------------------------------------------------
 
@@ -96,14 +92,16 @@ class AdapterStore:
         """Free everything that the job holds."""
         at = self._locations.pop(key, None)
         self._specs.pop(key, None)
-        if at is not None:
-            self._free(at)
+        if isinstance(at, ArenaRows):
+            self._replicas[at.replica].free(key)
+        elif at is not None:
+            self._drop(at)
 
     # ---- moving ------------------------------------------------------------------------------------------------------
 
     def allocate_rows(self, replica: int, keys: Sequence[JobKey]) -> dict[JobKey, str]:
         """Give each job rows on this replica, with its stored adapter or its first weights. Returns the jobs for which the
-        device has no memory, and why: they keep waiting, and no job is admitted beyond the present rows until some are free."""
+        device has no memory, and why: they keep waiting."""
         for key in keys:
             at = self._locations[key]
             if isinstance(at, ArenaRows) and at.replica != replica:
@@ -112,90 +110,61 @@ class AdapterStore:
         for place, key in enumerate(keys):
             at = self._locations[key]
             if isinstance(at, ArenaRows):
-                self._locations[key] = replace(at, trains=True)
+                self._locations[key] = ArenaRows(replica)
                 continue
             wanted = sum(rows_for(self._specs[later].rank) for later in keys[place:] if not self._in_arena(later))
-            try:
-                self._allocate(replica, key, at, wanted, keys)
-            except NoRows as error:
-                log.warning("%s: no memory for adapter rows: %s", key, error)
-                lacking[key] = str(error)
-                self._trackers[replica].limit_rows(self._trainers[replica].arena.rows)
+            allocated = self._replicas[replica].allocate(
+                key, self._specs[key], _source(at), wanted, self._may_leave(replica, keys)
+            )
+            self.keep_evicted(allocated.evicted)
+            if allocated.lacking is not None:
+                log.warning("%s: no memory for adapter rows: %s", key, allocated.lacking)
+                lacking[key] = allocated.lacking
+            else:
+                self._locations[key] = ArenaRows(replica)
+                self._drop(at)
         return lacking
 
-    def _allocate(self, replica: int, key: JobKey, at: Location, wanted: int, staying: Sequence[JobKey]) -> None:
-        trainer, spec = self._trainers[replica], self._specs[key]
-        self._make_room(replica, spec.rank, wanted, staying)
-        slot, best = allocate_slot(trainer, spec.rank, spec.alpha, partial(self._fill, trainer, key))
-        self._locations[key] = ArenaRows(replica, slot, best=best)
-        self._free(at)
+    def may_leave(self, replica: int) -> list[JobKey]:
+        """The parked jobs in this replica's arena, longest parked first."""
+        return self._may_leave(replica, ())
+
+    def _may_leave(self, replica: int, staying: Sequence[JobKey]) -> list[JobKey]:
+        parked = ArenaRows(replica, trains=False)
+        return [key for key, at in self._locations.items() if at == parked and key not in staying]
+
+    def keep_evicted(self, evicted: Mapping[JobKey, Tensors]) -> None:
+        """Store the adapters of jobs that lost their rows."""
+        for key, tensors in evicted.items():
+            self._locations[key] = self._stored(tensors)
 
     def note_best(self, key: JobKey) -> None:
         """Keep a host copy of the weights of a job that trains, as its best so far."""
-        at = self._training(key)
-        weights = self._trainers[at.replica].arena.snapshot(at.slot, moments=False).weights
-        self._locations[key] = replace(at, best=weights)
+        self._replicas[self._training(key)].note_best(key)
 
     def park(self, key: JobKey) -> None:
         """Stop training the job. It keeps its rows until another job needs them."""
         at = self._training(key)
         del self._locations[key]  # so that it is the last of those parked
-        self._locations[key] = replace(at, trains=False)
-        self._trackers[at.replica].limit_rows(None)
+        self._locations[key] = ArenaRows(at, trains=False)
+        self._replicas[at].park(key)
 
     def evict(self, key: JobKey) -> None:
         """Move a parked job out of the arena, to where every replica may continue it."""
         at = self._locations[key]
         if isinstance(at, ArenaRows) and not at.trains:
-            self._locations[key] = self._stored(Tensors(self._trainers[at.replica].arena.snapshot(at.slot), at.best))
-            self._free(at)
+            self._locations[key] = self._stored(self._replicas[at.replica].evict(key))
 
-    # ---- a start that no job owns ------------------------------------------------------------------------------------
-
-    def hold_start(self, replica: int, start: WarmStart) -> Slot:
-        """Rows that hold the adapter which a task starts from, unchanged, until `drop_start`. Raises NoRows."""
-        trainer = self._trainers[replica]
-        self._make_room(replica, start.rank, rows_for(start.rank), ())
-        state, alpha = AdapterState(start.rows), start.scale * start.rank
-        return allocate_slot(trainer, start.rank, alpha, lambda slot: trainer.arena.restore(slot, state))[0]
-
-    def drop_start(self, replica: int, slot: Slot) -> None:
-        self._trainers[replica].arena.detach(slot)
-
-    # ---- rows, memory and disk ---------------------------------------------------------------------------------------
+    # ---- memory and disk ---------------------------------------------------------------------------------------------
 
     def _in_arena(self, key: JobKey) -> bool:
         return isinstance(self._locations[key], ArenaRows)
 
-    def _training(self, key: JobKey) -> ArenaRows:
-        at = self.rows(key)
+    def _training(self, key: JobKey) -> int:
+        at = self.trains_on(key)
         if at is None:
             raise ValueError(f"{key} has no rows to train in")
         return at
-
-    def _fill(self, trainer: Trainer, key: JobKey, slot: Slot) -> Tensor | None:
-        """Write the job's adapter into its rows. Returns its best weights."""
-        if isinstance(self._locations[key], Unmade):
-            trainer.arena.restore(slot, AdapterState(self._specs[key].first_weights(trainer.arena.layout)))
-            return None
-        tensors = self.tensors(key)
-        trainer.arena.restore(slot, tensors.adapter)
-        return tensors.best
-
-    def _make_room(self, replica: int, rank: int, wanted: int, staying: Sequence[JobKey]) -> None:
-        """Make room for an adapter of this rank; evicts parked jobs that are not among `staying` before the arena exceeds
-        R_cap."""
-
-        def evict() -> bool:
-            here = ((key, at) for key, at in self._locations.items() if isinstance(at, ArenaRows) and at.replica == replica)
-            waiting = next((key for key, at in here if not at.trains and key not in staying), None)
-            if waiting is not None:
-                self.evict(waiting)
-            return waiting is not None
-
-        tracker = self._trackers[replica]
-        tokens = max(tracker.capacity.pass_budget, tracker.longest)
-        make_room(self._trainers[replica], rank, wanted, max_arena_rows(tracker.capacity, tokens, tracker.recomputes), evict)
 
     def _stored(self, tensors: Tensors) -> PinnedHost | OnDisk:
         """Host memory within the budget, else a file; memory again where the disk is full."""
@@ -218,13 +187,20 @@ class AdapterStore:
                     return None
         return None
 
-    def _free(self, at: Location) -> None:
-        """Free a place that a job has left. Freed rows let jobs that found none try again."""
+    def _drop(self, at: Location) -> None:
+        """Give back the memory or the file that a job's adapter has left."""
         match at:
-            case ArenaRows():
-                self._trainers[at.replica].arena.detach(at.slot)
-                self._trackers[at.replica].limit_rows(None)
             case PinnedHost(tensors):
                 self._host_bytes_left += tensors.bytes
             case OnDisk(_, name) if name is not None:
                 self._scratch.drop(name)
+
+
+def _source(at: Location) -> Source:
+    match at:
+        case PinnedHost(tensors):
+            return tensors
+        case OnDisk(path):
+            return path
+        case _:
+            return None

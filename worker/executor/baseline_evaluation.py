@@ -12,8 +12,9 @@ from worker.executor.placement_preparation import Prepared
 from worker.executor.task_run import TaskRun
 from worker.model.plain.trainer import OutOfMemory
 from worker.policy.job_record import JobKey
-from worker.replicas.device_replica import Replica, Unrunnable
+from worker.replicas.device_replica import Unrunnable
 from worker.replicas.dpo_reference import Reference, key_of, reference_passes
+from worker.replicas.replica_set import Replicas
 from worker.replicas.validation_pass import EvaluationRequest, evaluating
 
 Passes = Generator[None, None, None]
@@ -32,9 +33,9 @@ class Baselines:
     def __contains__(self, task: TaskRun) -> bool:
         return task.key in self._begun
 
-    def begin(self, replica: Replica, task: TaskRun, prepared: Prepared) -> None:
-        """Evaluate the task's baseline from now on, on one replica for all."""
-        self._begun[task.key] = _Baseline(replica, task, prepared, self._cache, self._on_progress)
+    def begin(self, replicas: Replicas, task: TaskRun, prepared: Prepared) -> None:
+        """Evaluate the task's baseline from now on, on the first replica for all."""
+        self._begun[task.key] = _Baseline(replicas, task, prepared, self._cache, self._on_progress)
 
     def drop(self, task: TaskRun) -> None:
         """The task leaves: give up its baseline."""
@@ -54,16 +55,16 @@ class Baselines:
 
 class _Baseline:
     def __init__(
-        self, replica: Replica, task: TaskRun, prepared: Prepared, cache: NodeCache, on_progress: Callable[[], None]
+        self, replicas: Replicas, task: TaskRun, prepared: Prepared, cache: NodeCache, on_progress: Callable[[], None]
     ) -> None:
         self.task, self.done = task, False
-        self._replica, self._prepared, self._cache, self._on_progress = replica, prepared, cache, on_progress
+        self._replicas, self._prepared, self._cache, self._on_progress = replicas, prepared, cache, on_progress
         self._passes: Passes | None = None
 
     def advance(self) -> Unrunnable:
         jobs = [run.key for run in self.task.runs if run.unfinished]
         try:
-            _, unrunnable = self._replica.run_with_oom_retries(jobs, self._pass)
+            _, unrunnable = self._replicas.first.run_with_oom_retries(jobs, self._pass)
         except NoRows as error:  # for the adapter that the task starts from
             self.done = True
             return dict.fromkeys(jobs, str(error))
@@ -90,7 +91,7 @@ class _Baseline:
             self.done = True
 
     def _begin(self) -> Passes:
-        task, replica = self.task, self._replica
+        task, replica = self.task, self._replicas.first
         if task.placement.spec.objective.type == "dpo":
             reference = yield from self._reference(task.placement)
             for run in task.runs:
@@ -103,19 +104,19 @@ class _Baseline:
                     None, self._prepared.data.validation, piece_tokens=replica.tracker.piece_tokens(task.key), owner=task.key
                 )
             }
-            found = yield from evaluating(replica.base.trainer, requests, replica.capacity.step_tokens, self._on_progress)
+            found = yield from evaluating(replica.trainer, requests, replica.capacity.step_tokens, self._on_progress)
             task.record(BaseEvaluated(val_loss=found[task.key].loss))
 
     def _reference(self, placement: Placement) -> Generator[None, None, Reference]:
-        replica, start, data = self._replica, self._prepared.start, self._prepared.data
-        trainer, budget = replica.base.trainer, replica.capacity.step_tokens
-        key = key_of(replica.base.ref, trainer.backbone.device.type, start.sha256 if start is not None else "", data)
+        replicas, start, data = self._replicas, self._prepared.start, self._prepared.data
+        trainer, budget = replicas.first.trainer, replicas.first.capacity.step_tokens
+        key = key_of(replicas.ref, trainer.backbone.device.type, start.sha256 if start is not None else "", data)
         if placement.validation_file is not None:
             key = f"{key}-{placement.validation_file.sha256}"  # so that erasing either file erases it
         scratch = self._cache.file(placement.tenant_id, placement.train_file.sha256).references
-        slot = replica.store.hold_start(replica.number, start) if start is not None else None
+        slot = replicas.hold_start(start) if start is not None else None
         try:
             return (yield from reference_passes(trainer, slot, data, key, scratch, budget, self._on_progress))
         finally:
             if slot is not None:
-                replica.store.drop_start(replica.number, slot)
+                replicas.first.adapters.drop_start(slot)

@@ -36,7 +36,9 @@ class CheckpointPolicy:
             began = boot_now()
             if task.checkpointing or not (now or task.leaving or began >= task.checkpoint_due):
                 continue
-            snapshots = [Snapshot(run.index, run.progress, store.tensors(run.key)) for run in task.runs if run.record.changed]
+            changed = [run for run in task.runs if run.record.changed]
+            copies = store.tensors(run.key for run in changed)
+            snapshots = [Snapshot(run.index, run.progress, copies[run.key]) for run in changed]
             ended = boot_now()
             task.checkpoint_due = ended + max(self._seconds, _SHARE * (ended - began))
             if snapshots:

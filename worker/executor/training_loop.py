@@ -119,7 +119,7 @@ class Executor:
             spec, path = AdapterSpec.of(run.job.config, prepared.start), prepared.file(run.index)
             replicas.store.add(run.key, spec, path, prepared.drawn.get(run.index))
         self._give_up(replicas, replicas.rejected(run.demand for run in task.runs))
-        self._baselines.begin(replicas.first, task, prepared)
+        self._baselines.begin(replicas, task, prepared)
         self._checkpoint_policy.expect(task)
         self._recheck_admission = True
         self._awaiting_ranks[task.key] = task
@@ -152,7 +152,7 @@ class Executor:
         return [run for task in self._attached.training for run in task.runs if self._trains(run)]
 
     def _trains(self, run: JobRun) -> bool:
-        return self._replicas is not None and self._replicas.store.rows(run.key) is not None
+        return self._replicas is not None and self._replicas.store.trains_on(run.key) is not None
 
     def _admit(self, replicas: Replicas) -> None:
         """Give arena rows to the jobs that the policy admits, and balance the replicas."""
@@ -176,7 +176,7 @@ class Executor:
         runs, slices = self._scheduler.choose(replicas, placements, runs)
         stepped, unrunnable = replicas.step([(run.job, run.step) for run in runs], slices, self._attached.progress)
         self._scheduler.record_duration(stepped.seconds)
-        self._recheck_admission |= replicas.record_step(run.key for run in runs)
+        self._recheck_admission |= stepped.grew
         self._give_up(replicas, unrunnable)
         return stepped
 
@@ -215,7 +215,7 @@ class Executor:
     def _evaluate_due(self, replicas: Replicas, due: list[JobRun]) -> None:
         """Evaluate the jobs that are due, and apply the early-exit policy to each."""
         began = time.monotonic()
-        found, unrunnable = replicas.evaluate({run.key: run.evaluation_request for run in due}, self._attached.progress)
+        found, unrunnable = replicas.evaluate([run.job for run in due], self._attached.progress)
         self._give_up(replicas, unrunnable)
         per_token = (time.monotonic() - began) / max(1, sum(result.tokens for result in found.values()))
         for key, result in found.items():
@@ -269,7 +269,7 @@ class Executor:
         self._awaiting_ranks[task.key] = task
         if keeps_adapter(verdict, run.best) and weights is not None:
             task.ending(run)
-            best = BestAdapter(run, replicas.bases[0], weights, rows)
+            best = BestAdapter(run, replicas.base, weights, rows)
             self._uploader.keep_adapter(task, best, partial(task.kept, run, closing))
         else:
             task.ended(run, closing)

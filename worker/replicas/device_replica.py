@@ -10,38 +10,40 @@ from typing import TypeVar
 
 import torch
 
+from worker.adapters.arena_adapters import ArenaAdapters
 from worker.adapters.arena_growth import shrink_arena
 from worker.adapters.capacity_tracker import CapacityTracker
-from worker.adapters.tiered_adapter_store import AdapterStore
-from worker.model.arena import Slot
-from worker.model.plain.trainer import OutOfMemory
+from worker.model.plain.trainer import OutOfMemory, Trainer
+from worker.policy.activations import Need
 from worker.policy.adapter_memory_model import Capacity
 from worker.policy.job_record import JobKey
 from worker.policy.step_time import PRIOR, StepLoad, StepModel, StepTimes
-from worker.replicas.base_loader import Base
 from worker.replicas.packed_step import Stepped, advance, refusal
 from worker.replicas.step_in_progress import StepInProgress
 from worker.replicas.training_job import JobStep, TrainingJob
-from worker.replicas.validation_pass import EvaluationRequest, ValidationResult, evaluate
+from worker.replicas.validation_pass import ValidationResult, evaluate
 
 T = TypeVar("T")
 OnProgress = Callable[[], None]
 _REFIT_STEPS = 16  # measured steps between two fits of the model
 _THROUGHPUT_SHARE = 0.97  # of an endless pass's throughput: longer passes are not sought
+Pending = Callable[[], T]  # work that has begun, or begins when its result is asked for
 Unrunnable = dict[JobKey, str]  # jobs that cannot be stepped, for lack of memory or by their own numbers, and why
 
 
 class Replica:
-    """The replica of this number. thread: its own; None: it runs in the caller's thread."""
+    """`adapters`: those in its arena."""
 
-    def __init__(self, number: int, base: Base, tracker: CapacityTracker, store: AdapterStore) -> None:
-        self.number, self.base, self.tracker, self.store = number, base, tracker, store
+    def __init__(self, trainer: Trainer, tracker: CapacityTracker, own_thread: bool = False) -> None:
+        """own_thread: work in a thread of its own, instead of the caller's."""
+        self.trainer, self.tracker = trainer, tracker
+        self.adapters = ArenaAdapters(trainer, tracker)
         self.times = StepTimes.empty()  # of this replica's steps
         self._model: StepModel | None = None  # fitted after so many steps
         self._model_at = 0
         self._rounds: dict[str, StepInProgress] = {}  # each task's step under way, or its last one
         share = (torch.get_num_threads(),)  # of the cores: torch counts threads per thread, so the new one needs the same count
-        self.thread = ThreadPoolExecutor(1, "replica", torch.set_num_threads, share) if number else None
+        self._thread = ThreadPoolExecutor(1, "replica", torch.set_num_threads, share) if own_thread else None
 
     @property
     def capacity(self) -> Capacity:
@@ -50,13 +52,17 @@ class Replica:
     @property
     def empty(self) -> bool:
         """Whether the arena holds no adapter."""
-        return not self.base.trainer.arena.slots
+        return not self.trainer.arena.slots
+
+    def add_placement(self, placement: str, need: Need) -> None:
+        """Add a task, with what it needs here."""
+        self.tracker.add_placement(placement, need)
 
     def remove_placement(self, placement: str) -> None:
         """A task has left, and holds nothing here: shrink the arena to the rows in use."""
         self._rounds.pop(placement, None)
         if self.tracker.remove_placement(placement):
-            shrink_arena(self.base.trainer)
+            shrink_arena(self.trainer)
 
     @property
     def model(self) -> StepModel:
@@ -65,10 +71,10 @@ class Replica:
             self._model, self._model_at = self.times.model(), self.times.count
         return self._model or PRIOR
 
-    def record_step(self) -> bool:
-        """Record a step that found its memory; whether micro-batches grew just now: again after a failure, or because longer
+    def _grew(self) -> bool:
+        """After a step that found its memory: whether micro-batches grew just now, again after a failure, or because longer
         ones were found to pay."""
-        rows = self.base.trainer.arena.rows
+        rows = self.trainer.arena.rows
         grew = self.tracker.record_step(rows)
         if self.times.count >= _REFIT_STEPS and self.capacity.most_pass_tokens:
             longest = self.model.tokens_for_throughput_share(_THROUGHPUT_SHARE, self.capacity.most_pass_tokens)
@@ -84,11 +90,25 @@ class Replica:
         known = self._rounds.get(placement)
         return known is not None and known.started and not known.done
 
-    def step(
+    def begin_step(
+        self, jobs: Sequence[tuple[TrainingJob, int]], slices: int | None, on_progress: OnProgress
+    ) -> Pending[tuple[Stepped, Unrunnable]]:
+        """Begin to run the next so many slices (None: all) of the steps that these tasks' jobs take, of this number. The
+        results are without the jobs whose update cannot be made or that find no memory."""
+        return self._begun(lambda: self._step(jobs, slices, on_progress))
+
+    def begin_evaluation(
+        self, jobs: Sequence[TrainingJob], on_progress: OnProgress
+    ) -> Pending[tuple[dict[JobKey, ValidationResult], Unrunnable]]:
+        """Begin to evaluate these jobs: validation losses with their adapters as they are now."""
+        return self._begun(lambda: self._evaluate(jobs, on_progress))
+
+    def _begun(self, work: Callable[[], T]) -> Pending[T]:
+        return work if self._thread is None else self._thread.submit(work).result
+
+    def _step(
         self, jobs: Sequence[tuple[TrainingJob, int]], slices: int | None, on_progress: OnProgress
     ) -> tuple[Stepped, Unrunnable]:
-        """Run the next so many slices (None: all) of the steps that these tasks' jobs take, of this number, without the jobs
-        whose update cannot be made or that find no memory."""
         steps = {key: one for some in self._steps(jobs).values() for key, one in some.items()}
         rejected = {key: why for key, one in steps.items() if (why := refusal(one)) is not None}
         runnable = [key for key in steps if key not in rejected]
@@ -97,19 +117,20 @@ class Replica:
         )
         if stepped.passes and not stepped.preferences:  # computing preferences takes time besides
             self.times = self.times.learned(stepped.load, stepped.seconds)
+        stepped.grew = self._grew()
         return stepped, rejected | unrunnable
 
     def _advance(self, steps: Sequence[JobStep], slices: int | None, on_progress: OnProgress) -> Stepped:
         rounds = [self._round(placement, some) for placement, some in _by_placement(steps).items()]
         try:
-            return advance(self.base.trainer, dict.fromkeys(rounds, slices), self.capacity.pass_budget, on_progress)
+            return advance(self.trainer, dict.fromkeys(rounds, slices), self.capacity.pass_budget, on_progress)
         except OutOfMemory:
             for placement in _by_placement(steps):
                 del self._rounds[placement]
             raise
 
     def _steps(self, jobs: Sequence[tuple[TrainingJob, int]]) -> dict[str, dict[JobKey, JobStep]]:
-        return _by_placement([JobStep(job, self._slot(job.key), number) for job, number in jobs])
+        return _by_placement([JobStep(job, self.adapters.slot(job.key), number) for job, number in jobs])
 
     def _round(self, placement: str, steps: Mapping[JobKey, JobStep]) -> StepInProgress:
         """The task's step under way, or its next one. Where it cannot go on (rows moved, pieces of another size), the gradients
@@ -119,28 +140,30 @@ class Replica:
             return known
         if known is not None:
             here = {one.slot for one in steps.values()}
-            self.base.trainer.discard_gradients([slot for slot in known.slots if slot in here])
+            self.trainer.discard_gradients([slot for slot in known.slots if slot in here])
         self._rounds[placement] = StepInProgress(list(steps.values()), budget)
         return self._rounds[placement]
 
-    def evaluate(
-        self, requests: Mapping[JobKey, EvaluationRequest], on_progress: OnProgress
-    ) -> tuple[Mapping[JobKey, ValidationResult], Unrunnable]:
-        """Validation losses of these jobs, with their adapters as they are now."""
+    def _evaluate(
+        self, jobs: Sequence[TrainingJob], on_progress: OnProgress
+    ) -> tuple[dict[JobKey, ValidationResult], Unrunnable]:
         found: dict[JobKey, ValidationResult] = {}
         placed = {
-            key: replace(
-                request, slot=self._slot(key), piece_tokens=self.tracker.piece_tokens(key.placement), owner=key.placement
+            job.key: replace(
+                job.evaluation_request,
+                slot=self.adapters.slot(job.key),
+                piece_tokens=self.tracker.piece_tokens(job.key.placement),
+                owner=job.key.placement,
             )
-            for key, request in requests.items()
+            for job in jobs
         }
 
         def go_on(left: Sequence[JobKey]) -> None:
             wanted = {key: placed[key] for key in left if key not in found}
-            for key, result in evaluate(self.base.trainer, wanted, self.capacity.step_tokens, on_progress):
+            for key, result in evaluate(self.trainer, wanted, self.capacity.step_tokens, on_progress):
                 found[key] = result
 
-        _, unrunnable = self.run_with_oom_retries(list(requests), go_on)
+        _, unrunnable = self.run_with_oom_retries(list(placed), go_on)
         return found, {key: why for key, why in unrunnable.items() if key not in found}
 
     def run_with_oom_retries(self, jobs: Sequence[JobKey], work: Callable[[list[JobKey]], T]) -> tuple[T, Unrunnable]:
@@ -154,15 +177,10 @@ class Replica:
             except OutOfMemory as error:
                 unrunnable |= self._shrink_after_oom(error, left)
 
-    def _slot(self, key: JobKey) -> Slot:
-        rows = self.store.rows(key)
-        assert rows is not None, "only jobs with rows train and are evaluated"
-        return rows.slot
-
     def _shrink_after_oom(self, error: OutOfMemory, jobs: Sequence[JobKey]) -> Unrunnable:
         """Handle a pass of these jobs that found no memory: voids their gradients. Returns those that cannot run."""
-        trainer = self.base.trainer
-        trainer.discard_gradients([rows.slot for key in jobs if (rows := self.store.rows(key)) is not None])
+        trainer = self.trainer
+        trainer.discard_gradients(self.adapters.slots(jobs))
         return self.tracker.shrink_after_oom(error, jobs, trainer.arena.rows)
 
 

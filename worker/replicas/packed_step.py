@@ -53,6 +53,7 @@ class Stepped:
     work: dict[str, Work] = field(default_factory=lambda: defaultdict(Work))
     preferences: dict[JobKey, Preference] = field(default_factory=dict)
     passes: int = 0  # training passes of the base
+    grew: bool = False  # whether micro-batches may be longer from now on
 
     @property
     def load(self) -> StepLoad:

@@ -7,15 +7,17 @@ replica finished first.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import wait
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from contract.messages.placement_messages import BaseModelRef
 from worker.adapters.capacity_tracker import CapacityTracker
+from worker.adapters.job_checkpoint import Tensors
 from worker.adapters.tiered_adapter_store import AdapterStore
+from worker.adapters.warm_start import WarmStart
 from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
+from worker.model.arena import Slot
 from worker.policy.activations import Need
 from worker.policy.adapter_memory_model import Capacity
 from worker.policy.admission import Demand, refusal
@@ -23,14 +25,13 @@ from worker.policy.deficit_round_robin import SliceCost
 from worker.policy.job_record import JobKey
 from worker.policy.replica_assignment import Load, assign, next_move
 from worker.replicas.base_loader import Base
-from worker.replicas.device_replica import OnProgress, Replica, Unrunnable
+from worker.replicas.device_replica import OnProgress, Pending, Replica, Unrunnable
 from worker.replicas.packed_step import Stepped
 from worker.replicas.training_job import TrainingJob
-from worker.replicas.validation_pass import EvaluationRequest, ValidationResult
+from worker.replicas.validation_pass import ValidationResult
 
 log = logging.getLogger(__name__)
 
-S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -39,18 +40,22 @@ class Replicas:
 
     def __init__(self, bases: Sequence[Base], capacities: Sequence[Capacity], scratch: ObjectCache, cache: NodeCache) -> None:
         self.bases = tuple(bases)
-        trackers = [CapacityTracker(capacity) for capacity in capacities]
-        self.store = AdapterStore([base.trainer for base in bases], trackers, capacities[0].park_bytes, scratch, cache)
-        made = enumerate(zip(bases, trackers, strict=True))
-        self._all = [Replica(number, base, tracker, self.store) for number, (base, tracker) in made]
+        made = enumerate(zip(bases, capacities, strict=True))
+        self._all = [Replica(base.trainer, CapacityTracker(capacity), number > 0) for number, (base, capacity) in made]
+        self.store = AdapterStore([replica.adapters for replica in self._all], capacities[0].park_bytes, scratch, cache)
 
     @property
     def ref(self) -> BaseModelRef:
-        return self.bases[0].ref
+        return self.base.ref
+
+    @property
+    def base(self) -> Base:
+        """The base in this process."""
+        return self.bases[0]
 
     @property
     def first(self) -> Replica:
-        """The replica that measures what is the same on all."""
+        """The replica in this process, which measures what is the same on all."""
         return self._all[0]
 
     # ---- which job where -------------------------------------------------------------------------------------------
@@ -58,7 +63,7 @@ class Replicas:
     def add_placement(self, placement: str, needs: Sequence[Need]) -> None:
         """Add a task, with what it needs of each replica."""
         for replica, need in zip(self._all, needs, strict=True):
-            replica.tracker.add_placement(placement, need)
+            replica.add_placement(placement, need)
 
     def remove_placement(self, placement: str) -> None:
         """Remove a task that has left and whose jobs are forgotten."""
@@ -78,10 +83,10 @@ class Replicas:
         no memory. A job that waited in one replica's arena may continue in another's."""
         assigned = assign(self._loads(active), waiting)
         given, unrunnable = set[JobKey](), Unrunnable()
-        for replica, demands in zip(self._all, assigned, strict=True):
+        for number, (replica, demands) in enumerate(zip(self._all, assigned, strict=True)):
             chosen = set(map(_key, demands))
             keys = [_key(demand) for demand in waiting if _key(demand) in chosen]
-            lacking = self.store.allocate_rows(replica.number, keys)
+            lacking = self.store.allocate_rows(number, keys)
             if replica.empty:
                 unrunnable |= lacking
             given.update(chosen - lacking.keys())
@@ -99,6 +104,15 @@ class Replicas:
                 return True
         return False
 
+    def hold_start(self, start: WarmStart) -> Slot:
+        """Rows on the first replica that hold the adapter which a task starts from, until its `adapters.drop_start`. Raises
+        NoRows."""
+        evicted: dict[JobKey, Tensors] = {}
+        try:
+            return self.first.adapters.hold_start(start, self.store.may_leave(0), evicted)
+        finally:
+            self.store.keep_evicted(evicted)
+
     def _loads(self, active: Sequence[Demand]) -> list[Load]:
         shares = self._shares({_key(demand): demand for demand in active})
         return [Load(tuple(shares[replica].values()), replica.capacity) for replica in self._all]
@@ -107,9 +121,9 @@ class Replicas:
         """The running jobs of each replica, in the caller's order."""
         shares: dict[Replica, dict[JobKey, T]] = {replica: {} for replica in self._all}
         for key, value in jobs.items():
-            rows = self.store.rows(key)
-            assert rows is not None, "only jobs with rows run"
-            shares[self._all[rows.replica]][key] = value
+            number = self.store.trains_on(key)
+            assert number is not None, "only jobs with rows run"
+            shares[self._all[number]][key] = value
         return shares
 
     # ---- all at once -----------------------------------------------------------------------------------------------
@@ -137,12 +151,12 @@ class Replicas:
         began = time.monotonic()
         wanted = self._next(jobs)
         whole, unrunnable = Stepped({}, 0.0), Unrunnable()
-        for stepped, lost in self._on_each_replica(
-            lambda replica, own: replica.step(list(own.values()), slices, on_progress), wanted
-        ):
+        begun = [replica.begin_step(list(own.values()), slices, on_progress) for replica, own in self._at_work(wanted).items()]
+        for stepped, lost in _results(begun):
             whole.losses |= stepped.losses
             whole.preferences |= stepped.preferences
             whole.passes += stepped.passes
+            whole.grew |= stepped.grew
             unrunnable |= lost
             for placement, work in stepped.work.items():
                 whole.work[placement].add(work)
@@ -163,29 +177,26 @@ class Replicas:
         return {key: pair for key, pair in placed.items() if key not in waits}
 
     def evaluate(
-        self, requests: Mapping[JobKey, EvaluationRequest], on_progress: OnProgress
+        self, jobs: Sequence[TrainingJob], on_progress: OnProgress
     ) -> tuple[Mapping[JobKey, ValidationResult], Unrunnable]:
         """Validation losses of these jobs."""
         found, unrunnable = dict[JobKey, ValidationResult](), Unrunnable()
-        for results, lost in self._on_each_replica(lambda replica, own: replica.evaluate(own, on_progress), requests):
+        shares = self._at_work({job.key: job for job in jobs})
+        for results, lost in _results(
+            [replica.begin_evaluation(list(own.values()), on_progress) for replica, own in shares.items()]
+        ):
             found |= results
             unrunnable |= lost
-        return {key: found[key] for key in requests if key in found}, unrunnable
+        return {job.key: found[job.key] for job in jobs if job.key in found}, unrunnable
 
-    def record_step(self, jobs: Iterable[JobKey]) -> bool:
-        """Record a step of these jobs; whether the micro-batches of any replica grew just now."""
-        return any([replica.record_step() for replica, own in self._shares(dict.fromkeys(jobs)).items() if own])
+    def _at_work(self, jobs: Mapping[JobKey, T]) -> dict[Replica, dict[JobKey, T]]:
+        """The replicas that hold any of these jobs. The first one comes last, since it works in the caller's thread."""
+        return {replica: own for replica, own in reversed(self._shares(jobs).items()) if own}
 
-    def _on_each_replica(self, work: Callable[[Replica, dict[JobKey, S]], T], jobs: Mapping[JobKey, S]) -> list[T]:
-        """Run `work` in parallel on each replica that holds any of these jobs. Waits for all replicas before it raises an
-        error."""
-        shares = {replica: own for replica, own in self._shares(jobs).items() if own}
-        begun = {replica: replica.thread.submit(work, replica, own) for replica, own in shares.items() if replica.thread}
-        try:
-            done = {replica: work(replica, own) for replica, own in shares.items() if replica.thread is None}
-        finally:
-            wait(begun.values())
-        return [begun[replica].result() if replica in begun else done[replica] for replica in shares]
+
+def _results(begun: Sequence[Pending[T]]) -> list[T]:
+    """The results of all; the one that began last comes first, since it may begin only now."""
+    return [pending() for pending in reversed(begun)]
 
 
 def _key(demand: Demand) -> JobKey:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from contract.search_space import MODULES
+from worker.adapters.arena_adapters import ArenaAdapters
 from worker.adapters.capacity_tracker import CapacityTracker
 from worker.adapters.job_checkpoint import Tensors, save
 from worker.adapters.location_types import AdapterSpec, ArenaRows, OnDisk, PinnedHost, Unmade
@@ -41,27 +42,39 @@ def trainers(tiny_base):
     return [base.trainer for base in load_bases(tiny_base, [torch.device("cpu")] * 2)]
 
 
-def store_of(trainers, scratch: ObjectCache, host_bytes: int = 10**9, cache=None) -> AdapterStore:
-    return AdapterStore(trainers, [CapacityTracker(ROOMY) for _ in trainers], host_bytes, scratch, cache)
+class Store(AdapterStore):
+    """With the arenas of its replicas at hand."""
+
+    def __init__(self, trainers, scratch: ObjectCache, host_bytes: int = 10**9, cache=None, capacity=ROOMY) -> None:
+        self.arenas = [ArenaAdapters(trainer, CapacityTracker(capacity)) for trainer in trainers]
+        super().__init__(self.arenas, host_bytes, scratch, cache)
+
+    def slot(self, key: JobKey):
+        at = self.location(key)
+        assert isinstance(at, ArenaRows)
+        return self.arenas[at.replica].slot(key)
+
+    def one(self, key: JobKey) -> Tensors:
+        return self.tensors([key])[key]
 
 
-def trained(store: AdapterStore, trainer, job: int, replica: int = 0) -> Tensors:
+def trained(store: Store, trainer, job: int, replica: int = 0) -> Tensors:
     """A job that has rows, with numbers in all of its buffers; returns these."""
     store.add(key(job), spec(job))
     assert store.allocate_rows(replica, [key(job)]) == {}
-    slot = store.rows(key(job)).slot
+    slot = store.slot(key(job))
     trainer.arena.master[slot.used] += 1 + job
     for place, buffer in enumerate(trainer.arena.moments.buffers):
         buffer[slot.used] = 10 * job + place
     store.note_best(key(job))
     trainer.arena.master[slot.used] -= 0.5
-    return store.tensors(key(job))
+    return store.one(key(job))
 
 
 def test_parked_jobs_spill_to_disk_and_come_back(trainers, tmp_path):
     scratch = ObjectCache(tmp_path / "s")
     bytes_each = 4 * RANK * trainers[0].arena.layout.width * 4
-    store = store_of(trainers, scratch, 2 * bytes_each)
+    store = Store(trainers, scratch, 2 * bytes_each)
     was = {job: trained(store, trainers[0], job) for job in range(4)}
     for job in was:
         store.park(key(job))
@@ -70,11 +83,11 @@ def test_parked_jobs_spill_to_disk_and_come_back(trainers, tmp_path):
     assert len(list(scratch.folder.iterdir())) == 2, "two fit in memory"
     assert not trainers[0].arena.slots
     for job, tensors in was.items():
-        assert same(store.tensors(key(job)), tensors)
+        assert same(store.one(key(job)), tensors)
     assert store.allocate_rows(1, [key(job) for job in was]) == {}
     for job, tensors in was.items():
         assert store.location(key(job)).replica == 1
-        assert same(store.tensors(key(job)), tensors), "on another replica"
+        assert same(store.one(key(job)), tensors), "on another replica"
     assert list(scratch.folder.iterdir()) == []
     for job in (0, 1):
         store.park(key(job))
@@ -87,35 +100,35 @@ def test_a_fetched_checkpoint_is_a_place_to_wait(trainers, tmp_path):
     width = trainers[0].arena.layout.width
     was = Tensors(AdapterState(*(torch.randn(RANK, width) for _ in range(3))), torch.randn(RANK, width))
     kept = scratch.keep(lambda path: save(path, JobProgress(step=4), was))
-    store = store_of(trainers, scratch, 0)
+    store = Store(trainers, scratch, 0)
     store.add(key(0), spec(), kept.path)
-    assert same(store.tensors(key(0)), was)
+    assert same(store.one(key(0)), was)
     assert store.allocate_rows(0, [key(0)]) == {}
-    assert same(store.tensors(key(0)), was)
+    assert same(store.one(key(0)), was)
     store.remove(key(0))
     assert kept.path.exists(), "it is the service's checkpoint still"
 
 
 def test_a_parked_job_keeps_its_rows_until_another_needs_them(trainers, tmp_path):
-    fits = [CapacityTracker(Capacity(MemoryModel(0, 0, 1), 16, 0, margin=1.0)) for _ in trainers]  # R_cap: 16 rows
-    store = AdapterStore(trainers, fits, 10**9, ObjectCache(tmp_path))
+    fits = Capacity(MemoryModel(0, 0, 1), 16, 0, margin=1.0)  # R_cap: 16 rows
+    store = Store(trainers, ObjectCache(tmp_path), capacity=fits)
     was = {job: trained(store, trainers[0], job) for job in (0, 1)}
-    slots = {job: store.rows(key(job)).slot for job in was}
+    slots = {job: store.slot(key(job)) for job in was}
     for job in (1, 0):
         store.park(key(job))
     assert store.allocate_rows(0, [key(1)]) == {}
-    assert store.rows(key(1)).slot is slots[1], "nothing was copied"
+    assert store.slot(key(1)) is slots[1], "nothing was copied"
     store.park(key(1))
     trained(store, trainers[0], 2)
     assert isinstance(store.location(key(0)), PinnedHost), "it was parked first"
     assert isinstance(store.location(key(1)), ArenaRows)
     for job, tensors in was.items():
-        assert same(store.tensors(key(job)), tensors)
+        assert same(store.one(key(job)), tensors)
 
 
 def test_a_parked_job_stays_in_memory_while_the_disk_is_full(trainers, small_disk, caplog):
     scratch = ObjectCache(small_disk.folder / "parked")
-    store = store_of(trainers, scratch, 0)
+    store = Store(trainers, scratch, 0)
     was = {job: trained(store, trainers[0], job) for job in range(2)}
     store.park(key(0))
     store.park(key(1))
@@ -126,26 +139,26 @@ def test_a_parked_job_stays_in_memory_while_the_disk_is_full(trainers, small_dis
     store.evict(key(1))
     assert [type(store.location(key(job))) for job in was] == [PinnedHost, OnDisk], "the next one goes to disk again"
     for job, tensors in was.items():
-        assert same(store.tensors(key(job)), tensors)
+        assert same(store.one(key(job)), tensors)
 
 
 def test_two_jobs_parked_alike_do_not_share_a_file(trainers, tmp_path):
-    store = store_of(trainers, ObjectCache(tmp_path), 0)
+    store = Store(trainers, ObjectCache(tmp_path), 0)
     for job in (0, 1):
         store.add(key(job), spec(seed=5))
         store.allocate_rows(0, [key(job)])
         store.park(key(job))
         store.evict(key(job))
-    was = store.tensors(key(1))
+    was = store.one(key(1))
     store.remove(key(0))
-    assert same(store.tensors(key(1)), was)
+    assert same(store.one(key(1)), was)
 
 
 def test_what_cannot_be_asked_says_so(trainers, tmp_path):
-    store = store_of(trainers, ObjectCache(tmp_path))
+    store = Store(trainers, ObjectCache(tmp_path))
     store.add(key(3), spec())
     with pytest.raises(ValueError, match="job 3 of placement p has no adapter yet"):
-        store.tensors(key(3))
+        store.one(key(3))
     with pytest.raises(ValueError, match="job 3 of placement p has no rows to train in"):
         store.note_best(key(3))
     assert store.location(key(4)) is None
@@ -160,7 +173,7 @@ def machine(trainers, scratch: ObjectCache) -> type[RuleBasedStateMachine]:
     class Moves(RuleBasedStateMachine):
         def __init__(self) -> None:
             super().__init__()
-            self.store = store_of(trainers, scratch, 4 * RANK * width * 4)
+            self.store = Store(trainers, scratch, 4 * RANK * width * 4)
             self.holds: dict[int, Tensors | None] = {}
 
         def teardown(self) -> None:
@@ -170,7 +183,7 @@ def machine(trainers, scratch: ObjectCache) -> type[RuleBasedStateMachine]:
             assert list(scratch.folder.iterdir()) == []
 
         def _trains(self, job: int) -> bool:
-            return self.store.rows(key(job)) is not None
+            return self.store.trains_on(key(job)) is not None
 
         @rule(job=jobs)
         def add(self, job: int) -> None:
@@ -183,16 +196,16 @@ def machine(trainers, scratch: ObjectCache) -> type[RuleBasedStateMachine]:
             chosen = [job for job in some if job in self.holds and not self._trains(job)]
             assert self.store.allocate_rows(replica, [key(job) for job in chosen]) == {}
             for job in chosen:
-                assert self.store.rows(key(job)).replica == replica
-                self.holds[job] = self.holds[job] or self.store.tensors(key(job))
+                assert self.store.trains_on(key(job)) == replica
+                self.holds[job] = self.holds[job] or self.store.one(key(job))
 
         @rule(job=jobs)
         def learn(self, job: int) -> None:
             if self._trains(job):
-                at = self.store.rows(key(job))
-                trainers[at.replica].arena.master[at.slot.used] += 0.25
+                arena = trainers[self.store.trains_on(key(job))].arena
+                arena.master[self.store.slot(key(job)).used] += 0.25
                 self.store.note_best(key(job))
-                self.holds[job] = self.store.tensors(key(job))
+                self.holds[job] = self.store.one(key(job))
 
         @rule(job=jobs)
         def park(self, job: int) -> None:
@@ -219,10 +232,10 @@ def machine(trainers, scratch: ObjectCache) -> type[RuleBasedStateMachine]:
             assert {job for job, at in places.items() if at is not None} == self.holds.keys()
             for job, tensors in self.holds.items():
                 assert (tensors is None) == isinstance(places[job], Unmade)
-                assert tensors is None or same(self.store.tensors(key(job)), tensors)
+                assert tensors is None or same(self.store.one(key(job)), tensors)
             for replica, trainer in enumerate(trainers):
-                here = {at.slot for at in places.values() if isinstance(at, ArenaRows) and at.replica == replica}
-                assert set(trainer.arena.slots) == here
+                here = [job for job, at in places.items() if isinstance(at, ArenaRows) and at.replica == replica]
+                assert set(trainer.arena.slots) == {self.store.slot(key(job)) for job in here}
             files = {at.path for at in places.values() if isinstance(at, OnDisk)}
             assert {Path(path) for path in scratch.folder.iterdir()} == files
 

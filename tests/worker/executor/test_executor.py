@@ -112,7 +112,7 @@ def test_candidates_rotate_through_few_slots(fleet, placing, tmp_path):
 def test_parked_jobs_that_do_not_fit_in_memory_come_back_from_disk_the_same(fleet, placing, tmp_path, monkeypatch):
     placement = placing(SPACE, training={"epochs": 3}, early_exit={"warmup_fraction": 0.2, "tau_gap": 10.0})
     (in_memory,) = Inside(fleet, tmp_path, worker_step_tokens=150).run(placement)
-    monkeypatch.setattr("worker.adapters.tiered_adapter_store.max_arena_rows", lambda capacity, tokens, recompute: 0)
+    monkeypatch.setattr("worker.adapters.arena_adapters.max_arena_rows", lambda capacity, tokens, recompute: 0)
     (on_disk,) = Inside(fleet, tmp_path, worker_step_tokens=150, worker_park_bytes=1).run(
         placement.model_copy(update={"placement_id": "disk", "token": "token-disk"})
     )

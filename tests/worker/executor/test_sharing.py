@@ -15,8 +15,8 @@ from contract.messages.report_messages import Throughput
 from contract.states import ExitReason, JobStatus
 from tests.worker.corpus import rows
 from tests.worker.inside import Inside
+from worker.adapters.arena_adapters import ArenaAdapters
 from worker.adapters.job_checkpoint import Tensors, save
-from worker.adapters.tiered_adapter_store import AdapterStore
 from worker.executor.task_run import TaskRun
 from worker.model.arena import AdapterState, Arena, SlotOwnershipError
 from worker.model.backbone import Backbone
@@ -290,15 +290,15 @@ def test_an_adapter_from_anothers_rows_is_never_exported(fleet, placing, tmp_pat
     """The rows of two tenants are shuffled under the store: the executor ends, and nothing of either was stored."""
     spec = {"early_exit": CALM, "training": {"max_steps": 8}}
     one, other = of_tenant(placing(JOB, **spec), "one"), of_tenant(placing(JOB, **spec), "other")
-    real = AdapterStore.note_best
+    real = ArenaAdapters.note_best
 
     def shuffled(self, key):
-        rows = [self.rows(JobKey(placement.placement_id, 0)) for placement in (one, other)]
-        if all(rows):
-            rows[0].slot.row, rows[1].slot.row = rows[1].slot.row, rows[0].slot.row
+        slots = self.slots([JobKey(placement.placement_id, 0) for placement in (one, other)])
+        if len(slots) == 2:
+            slots[0].row, slots[1].row = slots[1].row, slots[0].row
         real(self, key)
 
-    monkeypatch.setattr(AdapterStore, "note_best", shuffled)
+    monkeypatch.setattr(ArenaAdapters, "note_best", shuffled)
     with pytest.raises(SlotOwnershipError):
         Inside(fleet, tmp_path).run(one, other)
     assert not any(reported.manifests for reported in fleet.reported.values())

@@ -1,0 +1,152 @@
+"""The adapters in one replica's arena: given rows, copied to the host, freed. Lives beside its device, in whatever process that
+is. Chooses no jobs: who may lose its rows to another is the caller's to say.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from worker.adapters.arena_growth import NoRows, allocate_slot, make_room
+from worker.adapters.capacity_tracker import CapacityTracker
+from worker.adapters.job_checkpoint import Tensors, load_tensors
+from worker.adapters.location_types import AdapterSpec
+from worker.adapters.warm_start import WarmStart
+from worker.model.arena import AdapterState, Slot, rows_for
+from worker.model.plain.trainer import Trainer
+from worker.policy.adapter_memory_model import max_arena_rows
+from worker.policy.job_record import JobKey
+
+Source = Tensors | Path | None  # what an adapter is filled with: a host copy, a checkpoint's file, or its first weights
+
+
+@dataclass(frozen=True)
+class Allocated:
+    """lacking: why the device had no memory for the rows; None where it had. evicted: host copies of the adapters that lost
+    their rows, whether that sufficed or not."""
+
+    lacking: str | None = None
+    evicted: dict[JobKey, Tensors] = field(default_factory=dict)
+
+
+class Adapters(Protocol):
+    """The adapters of one replica, as the store sees them."""
+
+    def allocate(
+        self, key: JobKey, spec: AdapterSpec, source: Source, wanted: int, may_leave: Sequence[JobKey]
+    ) -> Allocated: ...
+    def tensors(self, keys: Sequence[JobKey]) -> dict[JobKey, Tensors]: ...
+    def best(self, key: JobKey) -> Tensor | None: ...
+    def rows(self, key: JobKey) -> tuple[int, int]: ...
+    def note_best(self, key: JobKey) -> None: ...
+    def park(self, key: JobKey) -> None: ...
+    def evict(self, key: JobKey) -> Tensors: ...
+    def free(self, key: JobKey) -> None: ...
+
+
+@dataclass
+class _Held:
+    """best: a host copy of its best weights, float32 [rank, W]; None before the first evaluation."""
+
+    slot: Slot
+    best: Tensor | None
+
+
+class ArenaAdapters:
+    def __init__(self, trainer: Trainer, tracker: CapacityTracker) -> None:
+        self._trainer, self._tracker = trainer, tracker
+        self._held: dict[JobKey, _Held] = {}
+
+    def slot(self, key: JobKey) -> Slot:
+        """Where the job's adapter lies."""
+        return self._held[key].slot
+
+    def slots(self, keys: Sequence[JobKey]) -> list[Slot]:
+        """Those of these jobs that have rows here."""
+        return [self._held[key].slot for key in keys if key in self._held]
+
+    def allocate(self, key: JobKey, spec: AdapterSpec, source: Source, wanted: int, may_leave: Sequence[JobKey]) -> Allocated:
+        """Give the job rows with this adapter. wanted: rows by which the arena may grow, for those that come next. may_leave:
+        adapters that may lose their rows to it, in this order, before the arena exceeds R_cap or where it cannot grow.
+
+        Where the device has no memory, no job is admitted beyond the present rows until some are free."""
+        evicted: dict[JobKey, Tensors] = {}
+        try:
+            self._make_room(spec.rank, wanted, may_leave, evicted)
+            slot, best = allocate_slot(self._trainer, spec.rank, spec.alpha, lambda slot: self._fill(slot, spec, source))
+        except NoRows as error:
+            self._tracker.limit_rows(self._trainer.arena.rows)
+            return Allocated(str(error), evicted)
+        self._held[key] = _Held(slot, best)
+        return Allocated(None, evicted)
+
+    def _fill(self, slot: Slot, spec: AdapterSpec, source: Source) -> Tensor | None:
+        """Write the adapter into its rows. Returns its best weights."""
+        arena = self._trainer.arena
+        if source is None:
+            arena.restore(slot, AdapterState(spec.first_weights(arena.layout)))
+            return None
+        tensors = load_tensors(source) if isinstance(source, Path) else source
+        arena.restore(slot, tensors.adapter)
+        return tensors.best
+
+    def tensors(self, keys: Sequence[JobKey]) -> dict[JobKey, Tensors]:
+        """Host copies of the jobs' adapters as they are now."""
+        return {key: Tensors(self._trainer.arena.snapshot(held.slot), held.best) for key in keys for held in (self._held[key],)}
+
+    def best(self, key: JobKey) -> Tensor | None:
+        """The job's best weights, float32 [rank, W]."""
+        return self._held[key].best
+
+    def rows(self, key: JobKey) -> tuple[int, int]:
+        """The arena rows, [first, stop), of the adapter."""
+        used = self.slot(key).used
+        return used.start, used.stop
+
+    def note_best(self, key: JobKey) -> None:
+        """Keep a host copy of the job's weights, as its best so far."""
+        held = self._held[key]
+        held.best = self._trainer.arena.snapshot(held.slot, moments=False).weights
+
+    def park(self, key: JobKey) -> None:
+        """The job trains no more, and keeps its rows until another needs them: jobs that found none may try again."""
+        assert key in self._held, "only a job with rows is parked"
+        self._tracker.limit_rows(None)
+
+    def evict(self, key: JobKey) -> Tensors:
+        """Take the adapter out of the arena."""
+        tensors = self.tensors([key])[key]
+        self.free(key)
+        return tensors
+
+    def free(self, key: JobKey) -> None:
+        """Free the job's rows. Freed rows let jobs that found none try again."""
+        self._trainer.arena.detach(self._held.pop(key).slot)
+        self._tracker.limit_rows(None)
+
+    # ---- a start that no job owns ------------------------------------------------------------------------------------
+
+    def hold_start(self, start: WarmStart, may_leave: Sequence[JobKey], evicted: dict[JobKey, Tensors]) -> Slot:
+        """Rows that hold the adapter which a task starts from, unchanged, until `drop_start`; adds the adapters that lost their
+        rows to `evicted`. Raises NoRows."""
+        self._make_room(start.rank, rows_for(start.rank), may_leave, evicted)
+        state, alpha = AdapterState(start.rows), start.scale * start.rank
+        return allocate_slot(self._trainer, start.rank, alpha, lambda slot: self._trainer.arena.restore(slot, state))[0]
+
+    def drop_start(self, slot: Slot) -> None:
+        self._trainer.arena.detach(slot)
+
+    def _make_room(self, rank: int, wanted: int, may_leave: Sequence[JobKey], evicted: dict[JobKey, Tensors]) -> None:
+        leaving = iter(may_leave)
+
+        def evict() -> bool:
+            key = next(leaving, None)
+            if key is not None:
+                evicted[key] = self.evict(key)
+            return key is not None
+
+        tracker = self._tracker
+        tokens = max(tracker.capacity.pass_budget, tracker.longest)
+        make_room(self._trainer, rank, wanted, max_arena_rows(tracker.capacity, tokens, tracker.recomputes), evict)
