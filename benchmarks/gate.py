@@ -9,7 +9,7 @@ import torch
 from grouped_lora.base.fp8 import Fp8Weight
 from torch import Tensor
 
-from benchmarks.llama_shapes import LlamaShape, Rows, attach, feed, in_fp8, random_backbone
+from benchmarks.llama_shapes import RANKS, LlamaShape, Rows, attach, feed, in_fp8, random_backbone
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
 from worker.model.cuda.device_arena import DeviceArena
@@ -19,6 +19,7 @@ from worker.model.plain.rotary import RotaryTable
 from worker.model.plain.trainer import Trainer
 
 SMALL = LlamaShape(3, 256, 768, 4, 2, 64, 1000, True)
+GATE_ROWS = 512  # of the arena: six adapters of ranks 16, 32, 64, 256 in turn
 FLOOR = 1e-4  # relative, of a loss: a fortieth of bf16's resolution
 TOLERANCE = 1.5  # times the error of plain bf16, against float64
 
@@ -47,8 +48,8 @@ def run_gate(longest: int = 0, fp8: bool = False) -> dict[str, Any]:
     """
     backbone = replace(random_backbone(SMALL), max_positions=max(4096, longest))
     backbone = in_fp8(backbone) if fp8 else backbone
-    ours = DeviceTrainer(backbone, DeviceArena(backbone.targets, 256, "cuda", torch.bfloat16))
-    segments = feed(attach(ours, 6), Rows(SMALL.vocabulary), 2)
+    ours = DeviceTrainer(backbone, DeviceArena(backbone.targets, GATE_ROWS, "cuda", torch.bfloat16))
+    segments = feed(attach(ours, 6, (*RANKS, 256)), Rows(SMALL.vocabulary), 2)
     if longest:
         row = long_row(longest, SMALL.vocabulary)
         segments[0] = replace(segments[0], examples=[row, *segments[0].examples], weight=1 / longest)
@@ -56,7 +57,7 @@ def run_gate(longest: int = 0, fp8: bool = False) -> dict[str, Any]:
     losses = torch.stack([loss.total for loss in ours.train(segments, recompute=longest > 0)]).double()
     results = []
     for dtype in (torch.float64, torch.bfloat16):
-        plain = Trainer(converted(backbone, dtype), Arena(backbone.targets, 256, "cuda", dtype))
+        plain = Trainer(converted(backbone, dtype), Arena(backbone.targets, GATE_ROWS, "cuda", dtype))
         moved = []
         for segment in segments:
             assert segment.slot is not None

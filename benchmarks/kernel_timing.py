@@ -26,7 +26,7 @@ from torch.nn.attention.varlen import varlen_attn
 from benchmarks.gate import run_gate
 from benchmarks.llama_shapes import LLAMA_1B, LlamaShape, Rows, attach, feed, random_backbone
 from benchmarks.result_file import median_ms, write_result
-from benchmarks.roofline import COPY_BYTES_PER_S
+from benchmarks.roofline import copy_bytes_per_s
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_batch import BatchShape, fill, tables, unpack
 from worker.model.cuda.device_trainer import DeviceTrainer, spans_of
@@ -182,7 +182,7 @@ def measure(call: Measured) -> dict[str, Any]:
     median, least, most = (value / SETS * 1e3 for value in median_ms(graph.replay, 20))
     return {
         "what": call.name, "us": median, "least_us": least, "most_us": most, "must_move_mb": call.moved / 1e6,
-        "of_copy_bandwidth": call.moved / (median * 1e-6) / COPY_BYTES_PER_S,
+        "of_copy_bandwidth": call.moved / (median * 1e-6) / copy_bytes_per_s(),
     }  # fmt: skip
 
 

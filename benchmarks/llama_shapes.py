@@ -1,6 +1,7 @@
 """Llama-shaped backbones with random weights, and batches of GSM8K rows for them. Knows no kernels and measures nothing."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -115,11 +116,11 @@ class Rows:
         return Example(tokens, np.arange(question + answer) >= question)
 
 
-def attach(trainer: DeviceTrainer, adapters: int) -> list[Segment]:
-    """Adapters of ranks 16, 32, 64 in turn with non-zero B; segments without rows yet."""
+def attach(trainer: DeviceTrainer, adapters: int, ranks: Sequence[int] = RANKS) -> list[Segment]:
+    """Adapters of these ranks in turn with non-zero B; segments without rows yet."""
     segments = []
     for index in range(adapters):
-        rank = RANKS[index % len(RANKS)]
+        rank = ranks[index % len(ranks)]
         slot = trainer.arena.attach(rank, 2.0 * rank)
         trainer.arena.master[slot.used].normal_(std=0.02)
         trainer.arena.touched(slot)

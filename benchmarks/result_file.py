@@ -43,6 +43,22 @@ def in_turns(calls: dict[str, Callable[[], object]], rounds: int = 3, each: int 
     return {name: _spread(found) for name, found in times.items()}
 
 
+def in_pairs(run: Callable[[], object], over: Callable[[], object], pairs: int = 6, each: int = 5) -> list[float]:
+    """The ratio of `run`'s time to that of `over` in each pair of blocks, every second pair in the other order.
+
+    A block counts after its own call has run for SETTLE_MS, so both have the clocks that they have for long.
+    """
+    calls = (run, over)
+    lead = [math.ceil(SETTLE_MS / median_ms(call, 3, 2)[0]) for call in calls]
+    found = []
+    for pair in range(pairs):
+        ms = [0.0, 0.0]
+        for which in (0, 1) if pair % 2 == 0 else (1, 0):
+            ms[which] = _spread(_timed(calls[which], each, lead[which]))[0]
+        found.append(ms[0] / ms[1])
+    return found
+
+
 def _timed(run: Callable[[], object], count: int, lead: int) -> list[float]:
     """Milliseconds between CUDA events around each of `count` consecutive calls, after `lead` more."""
     for _ in range(lead):

@@ -6,10 +6,22 @@ dS, and the activations that a sum over features or tokens must read again becau
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+
+import torch
 
 from benchmarks.llama_shapes import LlamaShape
+from benchmarks.result_file import median_ms
 
-COPY_BYTES_PER_S = 3.0e12  # an H100's device-to-device copy, reads plus writes
+COPIED_BYTES = 2 << 30  # many times the largest cache
+
+
+@cache
+def copy_bytes_per_s() -> float:
+    """Bandwidth of a device-to-device copy on this GPU, bytes read plus bytes written."""
+    source = torch.randint(0, 256, (COPIED_BYTES,), dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * COPIED_BYTES / (median_ms(lambda: target.copy_(source), 20)[0] / 1e3)
 
 
 @dataclass(frozen=True)
@@ -25,9 +37,8 @@ class Floor:
     def bytes(self) -> int:
         return self.weights + self.gradients + self.ranks + self.activations
 
-    @property
-    def ms(self) -> float:
-        return self.bytes / COPY_BYTES_PER_S * 1e3
+    def ms(self, bytes_per_s: float) -> float:
+        return self.bytes / bytes_per_s * 1e3
 
 
 def adapter_floor(shape: LlamaShape, ranks: Sequence[int], tokens: int) -> Floor:

@@ -2,13 +2,17 @@
 
     python -m benchmarks.step [--commit HASH] [--skip peers,sequential,compiled,eight_b]
 
+Parts by name: cells (whole steps, and passes beside the base), peers, fp8, mixed (ranks), solo, few (adapters), optimizer,
+eight_b, sequential, compiled. The result file has those that ran.
+
 Ours is the executor's step with everything it does in service. 32 adapters of ranks 16, 32, 64 on Llama-3.2-1B's shape is also
 the setting of ALTO's Table 2. The gate runs first; figures that miss their target are written all the same.
 """
 
 import argparse
 import gc
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -18,26 +22,26 @@ from grouped_lora.base.fp8 import CAPABILITY
 from benchmarks.consecutive_steps import consecutive_steps, count_compilations
 from benchmarks.gate import run_gate
 from benchmarks.llama_shapes import LLAMA_1B, LLAMA_8B, RANKS, Rows, attach, feed, in_fp8, random_backbone
-from benchmarks.pass_timing import BASE, GROUPED, LOOP, OURS, OURS_FP8, cell, fp8_cell, new_trainer, small_cells
+from benchmarks.pass_timing import cell, fp8_cell, mixed_rank_cell, new_trainer, small_cells, solo_cell
 from benchmarks.result_file import median_ms, write_result
-from benchmarks.sequential_peft import COMPILED, SEQUENTIAL, sequential_ms
+from benchmarks.roofline import copy_bytes_per_s
+from benchmarks.sequential_peft import sequential_ms
+from benchmarks.step_figures import COPY, FP8, STEP, figures
 from worker.model.backbone import Backbone
 from worker.model.flat_batch import Segment
 from worker.model.row_optimizer import RowUpdate
 
-PEAK_FLOPS = 989e12  # H100 SXM, dense bf16, the vendor's datasheet
+PARTS = ("cells", "peers", "fp8", "mixed", "solo", "few", "optimizer", "eight_b", "sequential", "compiled")
 ROWS_32 = 1168 + 128  # arena rows for 32 adapters of 16, 32, 64 in turn, and room to attach more
-STEP = "the executor's step, consecutive batches"
-FP8 = "fp8: "  # how rows of a base in fp8 begin
 
 
 def updates(segments: list[Segment], step: int) -> list[RowUpdate]:
     return [RowUpdate(segment.slot, 1e-4, 0.01, step, 1.0) for segment in segments if segment.slot is not None]
 
 
-def optimizer_rows(backbone: Backbone) -> list[dict[str, Any]]:
-    """Clip and AdamW of 32 adapters, fp32 and 8-bit moments."""
-    found = []
+def optimizer_rows(backbone: Backbone) -> Iterator[dict[str, Any]]:
+    """Clip and AdamW of 32 adapters, fp32 and 8-bit moments, and the bandwidth of a copy."""
+    yield {"what": COPY, "bytes_per_s": copy_bytes_per_s()}
     for name, coded in (("fp32", False), ("8-bit", True)):
         trainer = new_trainer(backbone, ROWS_32, coded)
         segments = attach(trainer, 32)
@@ -50,11 +54,37 @@ def optimizer_rows(backbone: Backbone) -> list[dict[str, Any]]:
         ms = median_ms(once)
         moments = trainer.arena.moments
         gigabytes = moments.bytes_per_row * trainer.arena.rows_used / 1e9
-        found.append(
-            {"what": f"optimizer, {name} moments", "ms": ms[0], "least_ms": ms[1], "most_ms": ms[2], "moments_gb": gigabytes}
-        )
+        yield {
+            "what": f"optimizer, {name} moments", "ms": ms[0], "least_ms": ms[1], "most_ms": ms[2], "moments_gb": gigabytes
+        }  # fmt: skip
+        del trainer, once
+
+
+def cells(backbone: Backbone, reader: Rows, peers: bool) -> Iterator[dict[str, Any]]:
+    """Whole steps, and passes beside the base alone and the peers, of 32 adapters."""
+    for batch in (1, 2, 4):
+        trainer = new_trainer(backbone, ROWS_32)
+        yield consecutive_steps(trainer, reader, batch, 32)
         del trainer
-    return found
+        trainer = new_trainer(backbone, ROWS_32)
+        yield from cell(trainer, LLAMA_1B, "1B", feed(attach(trainer, 32), reader, batch), batch, loop=True, peers=peers)
+        del trainer
+
+
+def mixed_ranks(backbone: Backbone, reader: Rows) -> Iterator[dict[str, Any]]:
+    """One adapter of rank 256 beside 31, and beside 3, of rank 16."""
+    for batch, adapters in ((1, 32), (4, 32), (1, 4)):
+        trainer = new_trainer(backbone, 16 * adapters + 256)
+        yield from mixed_rank_cell(trainer, reader, batch, adapters)
+        del trainer
+
+
+def solo(backbone: Backbone, reader: Rows) -> Iterator[dict[str, Any]]:
+    """32 adapters packed, and one after another in captured passes."""
+    for batch in (1, 4):
+        trainer = new_trainer(backbone, ROWS_32)
+        yield from solo_cell(trainer, feed(attach(trainer, 32), reader, batch), batch)
+        del trainer
 
 
 def base_in_fp8(backbone: Backbone, reader: Rows) -> Iterator[dict[str, Any]]:
@@ -98,61 +128,14 @@ def eight_billion() -> list[dict[str, Any]]:
     return found
 
 
-def first(rows: list[dict[str, Any]], what: str, **match: Any) -> dict[str, Any]:
-    return next(row for row in rows if row["what"] == what and all(row.get(key) == value for key, value in match.items()))
-
-
-def figures(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The figures by name, from the rows."""
-
-    def ms(contestant: str, batch: int) -> float:
-        found: float = first(rows, f"forward + backward, {contestant}", batch=batch, model="1B")["ms"]
-        return found
-
-    large = first(rows, f"forward + backward, {OURS}", batch=4, model="1B")
-    steps = {batch: first(rows, STEP, batch=batch) for batch in (1, 2, 4)}
-    few = {n: first(rows, "forward + backward, few adapters", adapters=n)["ms"] for n in (1, 4, 12)}
-    flops = 4 * (LLAMA_1B.matrix_parameters * large["tokens"] + LLAMA_1B.hidden * LLAMA_1B.vocabulary * large["labels"])
-    worst = [row["ms"] / first(rows, f"forward + backward, {OURS}", batch=row["batch"], model=row["model"])["ms"]
-             for row in rows if row["what"] == f"forward + backward, {GROUPED}"]  # fmt: skip
-    found = {
-        **{f"step_ms_bs{batch}": steps[batch]["step_ms"] for batch in (1, 2, 4)},
-        **{f"lora_tax_bs{batch}": ms(OURS, batch) / ms(BASE, batch) - 1 for batch in (1, 2, 4)},
-        "base_ms_bs1": ms(BASE, 1), "base_ms_bs4": ms(BASE, 4),
-        **{f"ms_{n}x1": few[n] for n in (1, 4, 12)},
-        "label_fraction": steps[1]["label_fraction"], "tail_fraction": steps[1]["tail_fraction"],
-        "mfu_bs4": flops / (large["ms"] / 1e3) / PEAK_FLOPS,
-        "optimizer_ms_fp32": first(rows, "optimizer, fp32 moments")["ms"],
-        "optimizer_ms_8bit": first(rows, "optimizer, 8-bit moments")["ms"],
-        "tokens_per_s_bs1": steps[1]["tokens_per_s"],
-    }  # fmt: skip
-    if worst:
-        found |= {"x_grouped_mm_min": min(worst), "x_loop_bs1": ms(LOOP, 1) / ms(OURS, 1)}
-    for row in rows:
-        if row["what"] == FP8 + STEP:
-            found[f"step_ms_fp8_bs{row['batch']}"] = row["step_ms"]
-        if row["what"] == f"{FP8}forward + backward, {OURS_FP8}":
-            base = first(rows, f"{FP8}forward + backward, {BASE}", batch=row["batch"])["ms"]
-            found[f"fp8_over_bf16_base_bs{row['batch']}"] = row["ms"] / base
-    for name, what in (("", SEQUENTIAL), ("_compiled", COMPILED)):
-        for row in rows:
-            if row["what"] == what:
-                found[f"x_sequential{name}_bs{row['batch']}"] = row["ms"] / steps[row["batch"]]["step_ms"]
-    for row in rows:
-        if row["what"].startswith("step on the 8B"):
-            found["peak_gb_8b_32"] = row["peak_gb"]
-        if row["what"] == f"forward + backward, {OURS}" and row["model"] == "8B":
-            alone = first(rows, f"forward + backward, {BASE}", model="8B")["ms"]
-            found |= {"ms_8b_16": row["ms"], "lora_tax_8b_16": row["ms"] / alone - 1}
-    return {name: round(value, 4) for name, value in found.items()}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--commit", help="the commit measured, where the tree is not a checkout")
-    parser.add_argument("--skip", default="", help="comma-separated: peers, sequential, compiled, eight_b")
+    parser.add_argument("--skip", default="", help=f"comma-separated: {', '.join(PARTS)}")
     options = parser.parse_args()
-    skip = set(options.skip.split(","))
+    skip = {name for name in options.skip.split(",") if name}
+    if unknown := skip - set(PARTS):
+        parser.error(f"--skip {', '.join(sorted(unknown))}: no such part; there are {', '.join(PARTS)}")
     triton.knobs.runtime.jit_post_compile_hook = count_compilations
     gate = run_gate()
     print("gate", gate["passed"], round(gate["worst_error"], 3), flush=True)
@@ -161,37 +144,34 @@ def main() -> None:
         print("gate in fp8", coded["passed"], round(coded["worst_error"], 3), flush=True)
         gate |= {"fp8": coded, "passed": gate["passed"] and coded["passed"]}
     rows: list[dict[str, Any]] = []
+    began = time.monotonic()
 
-    def note(*found: dict[str, Any]) -> None:
+    def note(found: Iterable[dict[str, Any]]) -> None:
         for row in found:
             rows.append(row)
-            print({key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()}, flush=True)
+            shown = {key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()}
+            print(f"{time.monotonic() - began:.0f} s", shown, flush=True)
+        # Written after each part, since a slow host may not finish the rest in time.
+        write_result("step", gate, figures(rows), rows, options.commit)
 
     backbone, reader = random_backbone(LLAMA_1B), Rows(LLAMA_1B.vocabulary)
-    for batch in (1, 2, 4):
-        trainer = new_trainer(backbone, ROWS_32)
-        note(consecutive_steps(trainer, reader, batch, 32))
-        del trainer
-        trainer = new_trainer(backbone, ROWS_32)
-        note(
-            *cell(
-                trainer, LLAMA_1B, "1B", feed(attach(trainer, 32), reader, batch), batch, loop=True, peers="peers" not in skip
-            )
-        )
-        del trainer
-    for row in base_in_fp8(backbone, reader):
-        note(row)
-    note(*small_cells(backbone, reader))
-    note(*optimizer_rows(backbone))
-    del backbone
+    parts: dict[str, Iterable[dict[str, Any]]] = {
+        "optimizer": optimizer_rows(backbone),
+        "cells": cells(backbone, reader, "peers" not in skip),
+        "fp8": base_in_fp8(backbone, reader),
+        "mixed": mixed_ranks(backbone, reader),
+        "solo": solo(backbone, reader),
+        "few": small_cells(backbone, reader),
+    }
+    for name, part in parts.items():
+        if name not in skip:
+            note(part)
+    del backbone, parts, part
     if "eight_b" not in skip:
-        note(*eight_billion())
-    # Written now, since a slow host may not finish the rest in time.
-    write_result("step", gate, figures(rows), rows, options.commit)
+        note(eight_billion())
     for batch, compiled in ((1, False), (1, True), (2, False), (4, False)):
-        if ("compiled" if compiled else "sequential") not in skip:
-            note(sequential_ms([reader.take(batch) for _ in range(32)], compiled))
-            write_result("step", gate, figures(rows), rows, options.commit)
+        if "cells" not in skip and ("compiled" if compiled else "sequential") not in skip:
+            note([sequential_ms([reader.take(batch) for _ in range(32)], compiled)])
     print(write_result("step", gate, figures(rows), rows, options.commit))
     print(figures(rows))
 
