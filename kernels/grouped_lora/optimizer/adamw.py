@@ -65,50 +65,58 @@ def _clip(partial_ptr, firsts_ptr, rates_ptr, norms_ptr, per_row, BN: tl.constex
 
 
 @triton.jit
+def _float_of(number):
+    """A whole number in 0 .. 2^23 - 1 as fp32 by its bits: a conversion has a quarter of an addition's rate."""
+    return (number | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
+
+
+@triton.jit
 def _decode(code, SIGNED: tl.constexpr):
     """Value in [-1, 1] of an 8-bit code. Unsigned: 0 is 0, 255 is 1, c in 1..254 lies in decade floor(log2(c + 1)) - 1."""
     c = code.to(tl.int32)
+    ordinal = (c & 127) + 1 if SIGNED else c + 1
+    bits = _float_of(ordinal).to(tl.int32, bitcast=True)
+    exponent = bits >> 23  # biased: 127 for ordinal 1
+    fraction = ((bits & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True)  # of 1 .. 2
+    half = ((253 - exponent) << 23).to(tl.float32, bitcast=True)  # 2^-(e + 1): half a cell
+    decade = _float_of(exponent) - (133.0 if SIGNED else 134.0)
+    # The last ordinal would begin a decade above 1, and stands for 1.
+    value = tl.minimum(tl.exp2(decade * 3.321928094887362) * ((fraction + half) * 0.9 - 0.8), 1.0)
     if SIGNED:
-        magnitude = c & 127
-        ordinal = magnitude + 1
-        first = 0
-    else:
-        magnitude = c
-        ordinal = c + 1
-        first = 1
-    bits = ordinal.to(tl.float32).to(tl.int32, bitcast=True)
-    exponent = (bits >> 23) - 127
-    fraction = ((bits & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True) - 1.0
-    half = 0.5 / (1 << exponent).to(tl.float32)
-    value = tl.exp2((exponent - first - 6).to(tl.float32) * 3.321928094887362) * (0.1 + 0.9 * (fraction + half))
-    if SIGNED:
-        value = tl.where(magnitude == 127, 1.0, value)
-        value = tl.where(c >= 128, -value, value)
+        value = (value.to(tl.int32, bitcast=True) ^ ((c & 128) << 24)).to(tl.float32, bitcast=True)
         return tl.where(c == 255, 0.0, value)
-    value = tl.where(c == 255, 1.0, value)
     return tl.where(c == 0, 0.0, value)
 
 
 @triton.jit
 def _encode(x, SIGNED: tl.constexpr):
-    """The code of x in [-1, 1]: nearest within its decade."""
+    """The code of x in [-1, 1]: nearest within its decade, of which there are 7, decade d up to 10^d for d in -6 .. 0.
+
+    1.5 * 2^23 = 12582912 plus a small number is that number rounded, in the sum's low bits.
+    """
     magnitude = tl.minimum(tl.abs(x), 1.0)
-    decade = (
-        (magnitude > 1e-6).to(tl.int32) + (magnitude > 1e-5).to(tl.int32) + (magnitude > 1e-4).to(tl.int32)
-        + (magnitude > 1e-3).to(tl.int32) + (magnitude > 1e-2).to(tl.int32) + (magnitude > 1e-1).to(tl.int32)
-    )  # fmt: skip
-    exponent = decade if SIGNED else decade + 1
-    count = (1 << exponent).to(tl.float32)
-    scaled = magnitude * tl.exp2((6 - decade).to(tl.float32) * 3.321928094887362)
-    place = tl.minimum(tl.maximum((scaled - 0.1) / 0.9 * count, 0.0), count - 1.0).to(tl.int32)
-    code = place + (1 << exponent) - 1
-    last = 1.0 - 0.225 / count  # halfway between the largest value of the top decade and 1
+    # log10, up to 0.003 off by a parabola through the powers of two: next to an edge either decade's last cell is near.
+    bits = magnitude.to(tl.int32, bitcast=True)
+    fraction = ((bits & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True)
+    log2 = (_float_of(bits >> 23) - 128.6874) + (2.0311 - 0.3437 * fraction) * fraction
+    raised = (tl.maximum(log2 * 0.30102999566398120, -6.0) + 0.5) + 12582912.0  # rounded up
+    count = ((raised.to(tl.int32, bitcast=True) << 23) + ((133 if SIGNED else 134) << 23)).to(tl.float32, bitcast=True)
+    scaled = magnitude * tl.exp2((12582912.0 - raised) * 3.321928094887362)
+    place = tl.minimum(tl.maximum((scaled * (1 / 0.9) - 0.1 / 0.9) * count - 0.5, -0.49), count - 1.0)
+    code = (place + (count + 12582911.0)).to(tl.int32, bitcast=True) & 255
+    # Above halfway between the largest value of the last decade and 1.
     if SIGNED:
-        code = tl.where((x < 0.0), code + 128, tl.where((decade == 6) & (magnitude > last), 127, code))
+        code = tl.where(x < 0.0, code + 128, tl.where(magnitude > 1.0 - 0.225 / 64, 127, code))
         return tl.where(magnitude < 2.75e-7, 255, code)
-    code = tl.where((decade == 6) & (magnitude > last), 255, code)
+    code = tl.where(magnitude > 1.0 - 0.225 / 128, 255, code)
     # A non-zero second moment is never stored as 0: the step would be divided by eps alone.
     return tl.where(magnitude == 0.0, 0, code)
+
+
+@triton.jit
+def _inverse(scale):
+    """1 / scale, finite for the smallest scales, too."""
+    return 1.0 / tl.maximum(scale, 1.2e-38)
 
 
 @triton.jit
@@ -183,10 +191,8 @@ def _adamw8(
     v_scale = tl.max(v, 1)
     tl.store(mscale_ptr + scale_at, m_scale, mask=known)
     tl.store(vscale_ptr + scale_at, v_scale, mask=known)
-    m_unit = m / tl.where(m_scale > 0.0, m_scale, 1.0)[:, None]
-    v_unit = v / tl.where(v_scale > 0.0, v_scale, 1.0)[:, None]
-    tl.store(m_ptr + at, _encode(m_unit, True).to(tl.uint8), mask=mask)
-    tl.store(v_ptr + at, _encode(v_unit, False).to(tl.uint8), mask=mask)
+    tl.store(m_ptr + at, _encode(m * _inverse(m_scale)[:, None], True).to(tl.uint8), mask=mask)
+    tl.store(v_ptr + at, _encode(v * _inverse(v_scale)[:, None], False).to(tl.uint8), mask=mask)
 
 
 def clip_scales(grad: torch.Tensor, table: RowTable) -> torch.Tensor:
