@@ -46,6 +46,7 @@ HOPPER = {
     "attention_backward": Config(64, 4, 1),
     "cross_entropy": Config(16384, 32, 1),
     "adamw": Config(2048, 4, 1),
+    "adamw_beside": Config(4096, 16, 1),
     "nf4": Config(4096, 8, 1),
     "transpose": Config(128, 8, 1),
 }

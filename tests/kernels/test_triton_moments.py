@@ -45,13 +45,15 @@ def test_codes_are_those_of_plain_pytorch_but_next_to_an_edge(signed: bool) -> N
     x[::BLOCK] = 1.0  # so that plain PyTorch divides by 1
     x[1::BLOCK] = 1e-30
     x[2::BLOCK] = 0.0
+    x[3::BLOCK] = 0.999
     if signed:
         x *= torch.where(torch.rand(COUNT, generator=generator) < 0.5, -1.0, 1.0)
-        x[::BLOCK] = 1.0
+        x[::BLOCK], x[3::BLOCK] = 1.0, -1.0
     codes, values = coded(x, signed)
     plain = encode(x.view(-1, BLOCK), signed)[0].flatten()
     assert (codes != plain).float().mean() < 2e-3
     truth = code_map(signed)[plain.long()]
     assert (values - x).abs().sum() <= 1.005 * (truth - x).abs().sum()
+    assert torch.equal(codes[3::BLOCK], plain[3::BLOCK])
     assert torch.equal(values[2::BLOCK], torch.zeros(COUNT // BLOCK))
     assert signed or (values[1::BLOCK] > 0).all(), "a second moment that is not zero never becomes zero"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from worker.model.plain.trainer import LossSum, OutOfMemory, Trainer
+from worker.model.plain.trainer import LossSum, OutOfMemory, StepLosses, Trainer
 from worker.model.row_optimizer import RowUpdate
 from worker.policy.job_record import JobKey
 from worker.policy.packing import Piece, pack_pieces
@@ -102,9 +102,8 @@ def advance(
         if finished.job.key not in preferred
         for loss in current.sums[finished.job.key]
     ]
-    found = {**_means(sums), **preferred}
+    found = {**_update_and_read(trainer, [finished for _, finished in done], sums, preferred), **preferred}
     stepped.losses = {finished.job.key: found[finished.job.key] for _, finished in done}
-    trainer.update([_update(finished) for _, finished in done if math.isfinite(stepped.losses[finished.job.key])])
     stepped.seconds = time.monotonic() - began
     for work in stepped.work.values():
         work.device_steps, work.device_seconds = 1, stepped.seconds
@@ -170,12 +169,27 @@ def _weights(batch: Sequences, preference: Preference | None) -> list[float]:
     return [1 / sum(example.labels for example in batch.examples)] * len(batch.examples)
 
 
-def _means(sums: list[tuple[JobKey, LossSum]]) -> dict[JobKey, float]:
-    """Each job's mean loss, its micro-batches added in order in double precision; one device read for all jobs."""
+def _update_and_read(
+    trainer: Trainer, done: Sequence[JobStep], sums: Sequence[tuple[JobKey, LossSum]], preferred: Mapping[JobKey, float]
+) -> dict[JobKey, float]:
+    """Update these jobs but those whose loss is not finite, and return the mean losses of `sums`.
+
+    The update is queued before losses are read, and the device finds out whose are not finite, so it never waits for the host.
+    """
+    due = [one for one in done if math.isfinite(preferred.get(one.job.key, 0.0))]
     if not sums:
+        trainer.update([_update(one) for one in due])
         return {}
+    place = {one.job.key: at for at, one in enumerate(due)}
+    totals = torch.stack([loss.total for _, loss in sums])
+    read = trainer.read_later(totals)
+    trainer.update([_update(one) for one in due], StepLosses(totals, tuple(place[key] for key, _ in sums)))
+    return _means(sums, read())
+
+
+def _means(sums: Sequence[tuple[JobKey, LossSum]], read: Sequence[float]) -> dict[JobKey, float]:
+    """Each job's mean loss, its micro-batches added in order in double precision. read: the sums' totals."""
     totals, labels = defaultdict[JobKey, float](float), defaultdict[JobKey, int](int)
-    read = torch.stack([loss.total for _, loss in sums]).tolist()
     for (key, loss), total in zip(sums, read, strict=True):
         totals[key] += total
         labels[key] += loss.labels

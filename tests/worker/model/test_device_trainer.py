@@ -2,81 +2,20 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from worker.model.arena import Arena, Slot
+from tests.worker.model.device_case import RANKS, device_trainer, error, examples, fill_slots, llama, plain_trainer, qwen
+from worker.model.arena import Arena
 from worker.model.backbone import Backbone
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_trainer import CAPTURE_AFTER, DeviceTrainer
-from worker.model.flat_batch import Dropout, Example, Segment
-from worker.model.plain.trainer import OutOfMemory, Trainer
+from worker.model.flat_batch import Dropout, Segment
+from worker.model.plain.trainer import OutOfMemory
 from worker.model.row_optimizer import RowUpdate, update_rows
 
 pytestmark = pytest.mark.gpu
-
-SIZES = {
-    "hidden_size": 128,
-    "intermediate_size": 192,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "vocab_size": 300,
-    "max_position_embeddings": 512,
-}
-RANKS = (16, 24, 64, 8)
-
-
-def llama() -> PreTrainedModel:
-    torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**SIZES))
-
-
-def qwen() -> PreTrainedModel:
-    torch.manual_seed(0)
-    return Qwen3ForCausalLM(Qwen3Config(**SIZES))
-
-
-def examples(seed: int, count: int = 2, longest: int = 150) -> list[Example]:
-    rng = np.random.default_rng(seed)
-    made = []
-    for _ in range(count):
-        length = int(rng.integers(20, longest))
-        mask = np.arange(length) >= length // 3
-        made.append(Example(rng.integers(0, 300, length, dtype=np.int32), mask))
-    return made
-
-
-def fill_slots(trainer: Trainer, ranks: tuple[int, ...] = RANKS) -> list[Slot]:
-    """Adapters whose B is not zero, equal on every trainer."""
-    slots = []
-    for index, rank in enumerate(ranks):
-        slot = trainer.arena.attach(rank, 2.0 * rank)
-        trainer.init_adapter(slot, index)
-        for a, b in trainer.arena.weights(slot).values():
-            generator = torch.Generator().manual_seed(index)
-            a.copy_(a.bfloat16())
-            b.copy_((torch.randn(b.shape, generator=generator) * 0.02).bfloat16())
-        slots.append(slot)
-    return slots
-
-
-def device_trainer(model: PreTrainedModel, rows: int = 128) -> DeviceTrainer:
-    backbone = Backbone.of(model.to(torch.bfloat16), "cuda")
-    return DeviceTrainer(backbone, DeviceArena(backbone.targets, rows, "cuda", torch.bfloat16))
-
-
-def plain_trainer(model: PreTrainedModel, dtype: torch.dtype, device: str, rows: int = 128) -> Trainer:
-    backbone = Backbone.of(model.to(torch.bfloat16).to(dtype), device)
-    return Trainer(backbone, Arena(backbone.targets, rows, device, dtype))
-
-
-def error(got: torch.Tensor, want: torch.Tensor) -> float:
-    return ((got.double().cpu() - want.double().cpu()).norm() / want.double().norm()).item()
 
 
 @pytest.mark.parametrize(("make", "ranks"), [(llama, RANKS), (qwen, RANKS), (llama, (128, 13, 100)), (qwen, (256, 16, 130))])
@@ -194,24 +133,6 @@ def test_checkpointing_gives_the_same_gradient_to_rounding() -> None:
         assert arena.grad.data_ptr() == at
         grads.append(torch.cat([arena.grad[slot.used] for slot in slots]))
     assert error(grads[1], grads[0]) < 5e-3
-
-
-@pytest.mark.parametrize("graph_tokens", [0, 4096])
-def test_nothing_in_a_step_waits_for_the_device(graph_tokens: int) -> None:
-    trainer = device_trainer(llama())
-    trainer.graph_tokens = graph_tokens
-    slots = fill_slots(trainer)
-
-    def step(number: int) -> None:
-        trainer.train([Segment(slot, examples(index), 0.01) for index, slot in enumerate(slots)])
-        trainer.update([RowUpdate(slot, 1e-3, 0.0, number, 1.0) for slot in slots])
-
-    step(1)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        step(2)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_a_pass_without_memory_says_so_and_the_step_is_done_anew_in_smaller_ones() -> None:

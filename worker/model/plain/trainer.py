@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -30,6 +30,14 @@ class LossSum:
 
     total: Tensor
     labels: int
+
+
+@dataclass(frozen=True)
+class StepLosses:
+    """totals [n]: losses on the device; owners: which of a step's updates each belongs to."""
+
+    totals: Tensor
+    owners: tuple[int, ...]
 
 
 class OutOfMemory(RuntimeError):
@@ -142,10 +150,21 @@ class Trainer:
                 raise
             raise OutOfMemory(tokens, recompute) from None
 
-    def update(self, updates: Sequence[RowUpdate]) -> list[Tensor]:
-        """One optimizer step per adapter; its gradient is zero afterwards. Returns the gradient norms before clipping."""
+    def update(self, updates: Sequence[RowUpdate], losses: StepLosses | None = None) -> list[Tensor]:
+        """One optimizer step per adapter; its gradient is zero afterwards. Returns the gradient norms before clipping.
+
+        losses: those of the step; an adapter with one that is not finite keeps its weights and moments.
+        """
+        ruined = set[int]()
+        if losses is not None:
+            totals = losses.totals.tolist()
+            ruined = {owner for owner, total in zip(losses.owners, totals, strict=True) if not math.isfinite(total)}
         with torch.no_grad():
-            return [update_rows(self.arena, update) for update in updates]
+            return [update_rows(self.arena, update) for place, update in enumerate(updates) if place not in ruined]
+
+    def read_later(self, values: Tensor) -> Callable[[], list[float]]:
+        """Begin to copy values [n] to the host; the result returns them, and waits for the copy alone."""
+        return values.tolist
 
     def discard_gradients(self, slots: Iterable[Slot]) -> None:
         """Void these adapters' gradients, as before the first pass of a step."""
