@@ -2,9 +2,9 @@
 
     python -m benchmarks.compile_ahead [--chip 80] [--limit-kb 163] [--processes N]
 
-Llama-3.2-1B's shape in bf16, with launch_configs.py's table for that chip, in three rank classes (none, 64, 256), with dropout,
-and on a base in fp8. Launches nothing. Exits with 1 if a kernel does not fit: a program may use 163 KB on an A100 (80), 99 KB
-on other Ampere and Ada chips (86, 89), 227 KB on a Hopper.
+Llama-3.2-1B's shape in bf16, with launch_configs.py's table for that chip, in all rank classes (none, 64, 128, 256), with
+dropout, for a Hopper in fp32, too (which tests run), and on a base in fp8. Launches nothing. Exits with 1 if a kernel does not
+fit: a program may use 163 KB on an A100 (80), 99 KB on other Ampere and Ada chips (86, 89), 227 KB on a Hopper.
 """
 
 import argparse
@@ -50,23 +50,26 @@ TYPES = {
 OPTIONS = ("num_warps", "num_stages", "maxnreg")
 FP8 = "fp8"  # from compute capability 8.9 on
 CLASSES = {
-    "no adapter": (0, False),
-    "rank 64": (64, False),
-    "rank 64, dropout": (64, True),
-    "rank 256": (256, False),
-    FP8: (0, False),
+    "no adapter": (0, False, torch.bfloat16),
+    "rank 64": (64, False, torch.bfloat16),
+    "rank 64, dropout": (64, True, torch.bfloat16),
+    "rank 128": (128, False, torch.bfloat16),
+    "rank 256": (256, False, torch.bfloat16),
+    "rank 64, fp32": (64, False, torch.float32),
+    "rank 256, fp32": (256, False, torch.float32),
+    FP8: (0, False, torch.bfloat16),
 }
 T, D, F, KV = 192, 2048, 8192, 512
 
 
-def kernels(rank: int, drop: bool) -> dict[str, Callable[[], object]]:
+def kernels(rank: int, drop: bool, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
     """One call of each kernel wrapper, on tensors whose contents do not matter."""
     spans = [Span(0, 64, 0, 16, 1.0, 0.1 if drop else 0.0), Span(64, T, 16, rank, 1.0)] if rank else []
     table = work_table(spans, T, "cpu", keys=token_keys(0, 0, [0], [T]) if drop else None)
     rows = rank + 16
 
     def half(*size: int) -> torch.Tensor:
-        return torch.empty(*size, dtype=torch.bfloat16)
+        return torch.empty(*size, dtype=dtype)
 
     copy, grad, x, rstd = half(rows, 5 * F), torch.empty(rows, 5 * F), half(T, D), torch.empty(T)
     gate_up, act, qkv, cos = half(T, 2 * F), half(T, F), half(T, D + 2 * KV), torch.empty(99, 32)
@@ -170,7 +173,8 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     options = parser.parse_args()
     limit = options.limit_kb or {80: 163, 87: 163, 90: 227}.get(options.chip, 99)
-    cases = [(name, call) for name in CLASSES if name != FP8 or options.chip >= 89 for call in calls(name)]
+    least = {FP8: 89, **dict.fromkeys((name for name, (*_, dtype) in CLASSES.items() if dtype == torch.float32), 90)}
+    cases = [(name, call) for name in CLASSES if options.chip >= least.get(name, 0) for call in calls(name)]
     worst = 0.0
     with ProcessPoolExecutor(options.processes) as pool:
         for rows in pool.map(partial(one, options.chip), cases):

@@ -264,7 +264,8 @@ def swiglu(
         _swiglu[(pieces, part.blocks.shape[0])](
             gate_up, s if s is not None else gate_up, adapters, act, partial, table.keys if table.keys is not None else act,
             part.spans, part.scales, part.blocks, adapters.stride(0), at.b_gate, at.b_up, at.a_down, at.down, features, tokens,
-            CHUNK=CHUNK, BT=BLOCK_T, BN=cfg.block_n, STAGES=cfg.stages, RMAX=width, RCLASS=rank, DROP=table.keys is not None,
+            CHUNK=CHUNK, BT=BLOCK_T, BN=cfg.block_n * 2 // gate_up.element_size(), STAGES=cfg.stages, RMAX=width, RCLASS=rank,
+            DROP=table.keys is not None,
             num_warps=cfg.warps, num_stages=cfg.stages, maxnreg=cfg.registers,
         )  # fmt: skip
     return act, sum_pieces(partial, table, gate_up.dtype) if s is not None else None
