@@ -26,6 +26,7 @@ from grouped_lora.base.fp8_quantise import quantise_on_device, transposed
 from grouped_lora.block.cross_entropy import cross_entropy
 from grouped_lora.block.packed_attention import attention
 from grouped_lora.block.packed_attention_backward import Incoming, attention_backward
+from grouped_lora.block.paged_attention import paged_attention
 from grouped_lora.block.qkv_rotary import rotary, rotary_backward
 from grouped_lora.block.residual_norm import norm_backward, residual_norm
 from grouped_lora.block.sequence_table import SequenceTable, sequence_blocks
@@ -89,6 +90,9 @@ def kernels(rank: int, drop: bool, dtype: torch.dtype) -> dict[str, Callable[[],
     if not rank:
         return found | {
             "attention": lambda: attention(qkv, sequences, heads, 0.125),
+            "paged attention": lambda: paged_attention(
+                qkv, half(9, 8, 64, 64), half(9, 8, 64, 64), places.view(-1, 1), places, heads, 0.125, 96
+            ),
             "attention backward": lambda: attention_backward(x, qkv, x, lse, sequences, heads, 0.125),
             "rotary backward": lambda: rotary_backward(qkv, cos, cos, places, heads),
             "cross entropy": lambda: cross_entropy(half(64, 128256), places, rstd),

@@ -44,6 +44,7 @@ HOPPER = {
     "swiglu_backward_bare": Config(128, 8, 2),
     "attention": Config(64, 4, 2),
     "attention_backward": Config(64, 4, 1),
+    "paged_attention": Config(0, 4, 3),
     "cross_entropy": Config(16384, 32, 1),
     "adamw": Config(2048, 4, 1),
     "adamw_beside": Config(4096, 16, 1),

@@ -73,16 +73,17 @@ class _Tables:
             self.sequences.append((start, stop, own, past + stop - start))
 
 
+def prompt_segment(sequence: Sequence, tokens: Many[int]) -> Segment:
+    """Tokens of a sequence as a segment whose one label follows the last of them: so all are laid out, and the batch says where
+    the last one lies."""
+    assert sequence.adapter is None or isinstance(sequence.adapter, Slot)
+    example = Example(np.array([*tokens, 0], np.int32), np.arange(len(tokens) + 1) == len(tokens))
+    return Segment(sequence.adapter, [example])
+
+
 def _flat(sequences: Many[Sequence], pasts: Many[int], device: torch.device) -> FlatBatch:
     """The tokens that are not cached yet, with their positions in their sequences."""
-    segments = []
-    for sequence in sequences:
-        fed = sequence.generated[-1:] or sequence.prompt
-        assert sequence.adapter is None or isinstance(sequence.adapter, Slot)
-        # A label after the last token makes the batch lay out all of them, and say where the last one lies.
-        example = Example(np.array([*fed, 0], np.int32), np.arange(len(fed) + 1) == len(fed))
-        segments.append(Segment(sequence.adapter, [example]))
-    batch = FlatBatch.of(segments, device)
+    batch = FlatBatch.of([prompt_segment(one, one.generated[-1:] or one.prompt) for one in sequences], device)
     shifts = np.zeros(batch.tokens.shape[0], np.int64)
     for (start, stop), past in zip(batch.sequences(), pasts, strict=True):
         shifts[start:stop] = past

@@ -164,7 +164,7 @@ class FusedStack:
         raw = rotary(
             qkv, s_qkv, own, b_qkv, self.cos, self.sin, batch.positions, (sh.heads, sh.kv_heads), table, self._norms(w)
         )
-        attended, lse = attention(qkv, batch.sequences, (sh.heads, sh.kv_heads), self.scale, w.window)
+        attended, lse = self._attend(index, qkv, batch)
         s_o = shrunk(attended, "o_proj")
         y = linear(attended, w.w_o, w.b_o)
         self._streams.join()
@@ -176,6 +176,11 @@ class FusedStack:
         s = {"qkv": s_qkv, "o": s_o, "gate_up": s_gu, "down": s_down}
         trace = Trace(x, SavedActivations(rstd, h, qkv, raw, attended, lse, x_mid, rstd_mid, h_mid, gate_up, s))
         return PendingResidual(x_mid, linear(act, w.w_down, w.b_down), s_down), trace
+
+    def _attend(self, index: int, qkv: Tensor, batch: DeviceBatch) -> tuple[Tensor, Tensor]:
+        """(attention's output [T, Hq D], its log-sum-exp) of layer `index`; generation attends to a cache instead."""
+        heads = (self.shape.heads, self.shape.kv_heads)
+        return attention(qkv, batch.sequences, heads, self.scale, self.layers[index].window)
 
     def abandon(self) -> None:
         """Drop a pass that ended in an error. The device is idle."""

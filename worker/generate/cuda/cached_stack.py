@@ -1,0 +1,51 @@
+"""The fused layers with a key-value cache: prompts attend to themselves, decode steps to their pages. Knows no sequences.
+
+Legend: T tokens of a pass (B sequences of a decode step), P tokens of a page.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from grouped_lora.block.paged_attention import paged_attention
+from torch import Tensor
+
+from worker.generate.paged_cache import PagedCache
+from worker.model.cuda.fused_stack import DeviceBatch, FusedStack
+
+
+@dataclass(frozen=True)
+class CachedBatch(DeviceBatch):
+    """pages, places: int64 [T], where each token's key and value are written; padding's page is 0. tables int32 [T, pages] and
+    lengths int32 [T] of a decode step: each sequence's pages and its tokens, the new one included; None for prompts."""
+
+    pages: Tensor
+    places: Tensor
+    tables: Tensor | None = None
+    lengths: Tensor | None = None
+
+
+class CachedStack(FusedStack):
+    def __init__(self, stack: FusedStack, cache: PagedCache) -> None:
+        """The layers of `stack`, writing to and reading from `cache`."""
+        super().__init__(stack.layers, stack.final_norm, stack.shape, stack.cos, stack.sin)
+        self._cache = cache
+
+    def _attend(self, index: int, qkv: Tensor, batch: DeviceBatch) -> tuple[Tensor, Tensor]:
+        assert isinstance(batch, CachedBatch)
+        shape, cache = self.shape, self._cache
+        heads = qkv.view(qkv.shape[0], -1, shape.head_size)
+        first = shape.heads + shape.kv_heads
+        cache.write(index, batch.pages, batch.places, heads[:, shape.heads : first], heads[:, first:])
+        if batch.tables is None or batch.lengths is None:
+            return super()._attend(index, qkv, batch)
+        attended = paged_attention(
+            qkv,
+            cache.keys[index],
+            cache.values[index],
+            batch.tables,
+            batch.lengths,
+            (shape.heads, shape.kv_heads),
+            self.scale,
+            self.layers[index].window,
+        )
+        return attended, torch.empty(0, device=qkv.device)  # nothing goes backward

@@ -1,0 +1,117 @@
+"""A decode step as one upload: every number it reads in one int32 buffer whose shape repeats, so that graphs can be replayed.
+
+Knows sequences and the kernels' tables; knows no weights. Rows beyond the sequences are padding of length 0.
+"""
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import torch
+from grouped_lora import Span
+from grouped_lora.block.sequence_table import SequenceTable
+from grouped_lora.work_table import SPAN_COLUMNS, ClassSize, WorkTable, host_table
+from numpy.typing import NDArray
+from torch import Tensor
+
+from worker.generate.cuda.cached_stack import CachedBatch
+from worker.generate.sequence import Sequence
+from worker.model.arena import Slot
+from worker.model.cuda.device_batch import Grain, token_bucket
+
+GRAIN = Grain(2, 8, 16)  # sequences come and go: few buckets, which repeat
+_ALIGN = 4  # int32 numbers: every piece starts on 16 bytes
+
+
+@dataclass(frozen=True)
+class DecodeShape:
+    """What a decode step's launches depend on. pages: columns of the tables. classes: the work table's rank classes."""
+
+    rows: int
+    pages: int
+    classes: tuple[ClassSize, ...]
+
+    def pieces(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every piece of the buffer, in its order."""
+        spans, blocks = sum(size.spans for size in self.classes), sum(size.blocks for size in self.classes)
+        return {
+            "tokens": (self.rows,),
+            "positions": (self.rows,),
+            "lengths": (self.rows,),
+            "tables": (self.rows, self.pages),
+            "spans": (spans, SPAN_COLUMNS),
+            "scales": (spans,),
+            "blocks": (blocks, 3),
+        }
+
+    def places(self) -> tuple[dict[str, int], int]:
+        """Where each piece starts, and the buffer's length."""
+        starts, at = {}, 0
+        for name, shape in self.pieces().items():
+            starts[name] = at
+            at += -(-int(np.prod(shape)) // _ALIGN) * _ALIGN
+        return starts, at
+
+
+def by_adapter(sequences: Many[Sequence]) -> list[int]:
+    """The sequences' places in order of their adapters' rows in the arena, the base's first."""
+    return sorted(range(len(sequences)), key=lambda place: _row(sequences[place]))
+
+
+def _row(sequence: Sequence) -> int:
+    return sequence.adapter.row if isinstance(sequence.adapter, Slot) else -1
+
+
+def adapter_spans(sequences: Many[Sequence]) -> tuple[tuple[Span, ...], list[Slot]]:
+    """One span per adapter over a decode step's rows, and the adapters' slots. The sequences are in order of their adapters."""
+    spans, slots, at = [], [], 0
+    for slot, own in groupby(sequences, key=lambda sequence: sequence.adapter):
+        count = len(list(own))
+        if isinstance(slot, Slot):
+            spans.append(Span(at, at + count, slot.row, slot.rank, slot.scale))
+            slots.append(slot)
+        at += count
+    return tuple(spans), slots
+
+
+def decode_buffer(sequences: Many[Sequence], spans: tuple[Span, ...]) -> tuple[DecodeShape, NDArray[np.int32]]:
+    """The upload of one step. sequences: in order of their adapters, each with at least one generated token."""
+    rows, count = token_bucket(len(sequences), GRAIN), len(sequences)
+    table = host_table(spans, rows, (), GRAIN.spans, GRAIN.blocks)
+    most = 1 << (max(len(sequence.pages) for sequence in sequences) - 1).bit_length()
+    shape = DecodeShape(rows, most, table.sizes)
+    starts, length = shape.places()
+    flat = np.zeros(length, np.int32)
+    cached = np.array([sequence.cached for sequence in sequences], np.int32)
+    flat[starts["tokens"] :][:count] = [sequence.generated[-1] for sequence in sequences]
+    flat[starts["positions"] :][:count] = cached
+    flat[starts["lengths"] :][:count] = cached + 1
+    tables = flat[starts["tables"] :][: rows * most].reshape(rows, most)
+    for row, sequence in enumerate(sequences):
+        tables[row, : len(sequence.pages)] = sequence.pages
+    for name, values in (("spans", table.spans), ("scales", table.scales.view(np.int32)), ("blocks", table.blocks)):
+        flat[starts[name] : starts[name] + values.size] = values.ravel()
+    return shape, flat
+
+
+def unpack_decode(shape: DecodeShape, flat: Tensor, page_tokens: int) -> CachedBatch:
+    """An uploaded buffer as the fused layers read it. Where keys are written is computed on the device."""
+    starts, _ = shape.places()
+
+    def piece(name: str) -> Tensor:
+        size = shape.pieces()[name]
+        return flat[starts[name] : starts[name] + int(np.prod(size))].view(size)
+
+    positions, tables = piece("positions"), piece("tables")
+    pages = tables.gather(1, (positions // page_tokens).long()[:, None])[:, 0].long()
+    return CachedBatch(
+        tokens=piece("tokens"),
+        positions=positions,
+        sequences=SequenceTable(tables),  # read by prompts alone
+        table=WorkTable(piece("spans"), piece("scales").view(torch.float32), piece("blocks"), shape.classes),
+        pages=pages,
+        places=(positions % page_tokens).long(),
+        tables=tables,
+        lengths=piece("lengths"),
+    )

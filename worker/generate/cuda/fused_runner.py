@@ -1,0 +1,141 @@
+"""Runs generation's passes through the fused layers: prompts launched kernel by kernel, decode steps as captured graphs.
+
+Takes a trainer of the fused path for its weights and its arena. Nothing here waits for the device.
+"""
+
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.generate.batch_scheduler import BatchStep
+from worker.generate.cuda.cached_stack import CachedBatch, CachedStack
+from worker.generate.cuda.decode_batch import DecodeShape, adapter_spans, by_adapter, decode_buffer, unpack_decode
+from worker.generate.paged_cache import PagedCache
+from worker.generate.plain_pass import prompt_segment
+from worker.generate.sequence import Sequence
+from worker.model.cuda.device_batch import BatchShape, fill, tables, unpack
+from worker.model.cuda.device_trainer import DeviceTrainer, spans_of
+from worker.model.cuda.fused_pass import FusedPass
+from worker.model.flat_batch import FlatBatch
+
+MAX_GRAPHS = 32
+CAPTURE_AFTER = 4  # decode steps of a bucket, the last of which captures it
+
+
+@dataclass(frozen=True)
+class _Graph:
+    graph: torch.cuda.CUDAGraph
+    inputs: Tensor
+    logits: Tensor
+
+
+class FusedRunner:
+    """A sequence's `adapter` is a slot of the trainer's arena, or None. The cache's pages hold a power of two of at least 16
+    tokens."""
+
+    def __init__(self, trainer: DeviceTrainer, cache: PagedCache, capture_after: int = CAPTURE_AFTER) -> None:
+        self._trainer, self._cache, self._capture_after = trainer, cache, capture_after
+        fused = FusedPass(trainer.backbone, trainer.arena.layout, trainer.backbone.max_positions)
+        self._stack = CachedStack(fused.stack, cache)
+        self._graphs: OrderedDict[DecodeShape, _Graph] = OrderedDict()
+        self._seen = Counter[DecodeShape]()
+        self._pool: Any = None
+        self._side: Any = None
+        self._copy_at = 0
+
+    @property
+    def captured(self) -> tuple[DecodeShape, ...]:
+        """The buckets that have a captured graph."""
+        return tuple(self._graphs)
+
+    def run(self, step: BatchStep) -> Tensor:
+        """Logits of each sequence's last token [sequences, V], in the base's dtype; valid until the next call."""
+        order = by_adapter(step.sequences)
+        inverse = np.empty(len(order), np.int64)
+        inverse[order] = np.arange(len(order))
+        sequences = [step.sequences[place] for place in order]
+        with torch.no_grad(), self._trainer.on_device():
+            logits = self._prefill(sequences) if step.prefill else self._decode(sequences)
+            if (inverse[1:] > inverse[:-1]).all():
+                return logits
+            return logits[torch.from_numpy(inverse).to(logits.device)]
+
+    def _prefill(self, sequences: list[Sequence]) -> Tensor:
+        flat = FlatBatch.of([prompt_segment(sequence, sequence.prompt) for sequence in sequences])
+        spans, owners = spans_of(flat.segments, flat.ranges)
+        self._trainer.arena.refresh(owners)
+        table = tables(flat, spans, ())
+        shape = BatchShape.of(flat, table)
+        batch, labels = unpack(shape, self._up(fill(shape, flat, table)))
+        pages, places = np.zeros((2, shape.tokens), np.int64)
+        size = self._cache.page_tokens
+        for sequence, (start, stop) in zip(sequences, flat.sequences(), strict=True):
+            own = np.arange(stop - start)
+            pages[start:stop] = np.array(sequence.pages)[own // size]
+            places[start:stop] = own % size
+        cached = CachedBatch(**vars(batch), pages=self._up(pages), places=self._up(places))
+        _, h, _ = self._stack.forward(self._embed(cached), cached, self._adapters(), None)
+        return self._logits(h[labels.rows[: len(sequences)].long()])
+
+    def _decode(self, sequences: list[Sequence]) -> Tensor:
+        spans, owners = adapter_spans(sequences)
+        self._trainer.arena.refresh(owners)
+        shape, host = decode_buffer(sequences, spans)
+        return self._replay(shape, host)[: len(sequences)]
+
+    def _launch(self, shape: DecodeShape, flat: Tensor) -> Tensor:
+        batch = unpack_decode(shape, flat, self._cache.page_tokens)
+        _, h, _ = self._stack.forward(self._embed(batch), batch, self._adapters(), None)
+        return self._logits(h)
+
+    def _replay(self, shape: DecodeShape, host: np.ndarray) -> Tensor:
+        at = self._trainer.arena.copy.data_ptr()
+        if at != self._copy_at:  # the arena has grown or shrunk: graphs know the old address
+            self._graphs.clear()
+            self._pool, self._copy_at = None, at
+        if shape not in self._graphs:
+            self._seen[shape] += 1
+            if self._seen[shape] < self._capture_after or self._trainer.backbone.device.type != "cuda":
+                return self._launch(shape, self._up(host))
+            del self._seen[shape]
+            if len(self._graphs) == MAX_GRAPHS:
+                self._graphs.popitem(last=False)
+            self._graphs[shape] = self._capture(shape, host)
+        self._graphs.move_to_end(shape)
+        graph = self._graphs[shape]
+        graph.inputs.copy_(torch.from_numpy(host).pin_memory(), non_blocking=True)
+        graph.graph.replay()
+        return graph.logits
+
+    def _capture(self, shape: DecodeShape, host: np.ndarray) -> _Graph:
+        # Running twice writes the same keys to the same places.
+        inputs = self._up(host)
+        self._side = self._side or torch.cuda.Stream(self._trainer.backbone.device)
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
+            self._launch(shape, inputs)
+        torch.cuda.current_stream().wait_stream(self._side)
+        graph = torch.cuda.CUDAGraph()
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"):
+            logits = self._launch(shape, inputs)
+        return _Graph(graph, inputs, logits)
+
+    def _embed(self, batch: CachedBatch) -> Tensor:
+        return self._trainer.backbone.embedding.index_select(0, batch.tokens)
+
+    def _logits(self, h: Tensor) -> Tensor:
+        return torch.mm(h, self._trainer.backbone.head.t())
+
+    def _adapters(self) -> Tensor:
+        return self._trainer.arena.layered(self._trainer.arena.copy)
+
+    def _up(self, values: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(values)
+        if self._trainer.backbone.device.type == "cuda":
+            return tensor.pin_memory().to(self._trainer.backbone.device, non_blocking=True)
+        return tensor
