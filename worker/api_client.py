@@ -5,6 +5,7 @@ Each call sends one request and returns the answer or raises. The caller may ret
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -153,10 +154,21 @@ class _Link:
         if message is not None:
             headers["Content-Type"] = "application/json"
             content = message.model_dump_json()
-        try:
+        with self._errors(f"{method} {path}"):
             return _answer(self._http.request(method, self._url + path, headers=headers, content=content))
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        """Raises Unreachable for errors of the connection, and for a link that another thread has closed: its requests end with
+        their leases."""
+        try:
+            yield
         except httpx.HTTPError as error:
-            raise Unreachable(f"{method} {path}: {type(error).__name__} {error}".rstrip()) from None
+            raise Unreachable(f"{what}: {type(error).__name__} {error}".rstrip()) from None
+        except RuntimeError:
+            if not self._http.is_closed:
+                raise
+            raise Unreachable(f"{what}: the link is closed") from None
 
 
 class NodeLink(_Link):
@@ -205,15 +217,12 @@ class PlacementLink(_Link):
     def put(self, grant: UploadGrant, path: Path) -> None:
         """Upload a file to the grant's URL."""
         assert grant.url is not None, "a grant of what is missing says where to put it"
-        try:
-            with path.open("rb") as content:
-                _answer(self._http.put(urljoin(self._url, grant.url), headers=grant.headers, content=content))
-        except httpx.HTTPError as error:
-            raise Unreachable(f"PUT of {path.name}: {type(error).__name__} {error}".rstrip()) from None
+        with self._errors(f"PUT of {path.name}"), path.open("rb") as content:
+            _answer(self._http.put(urljoin(self._url, grant.url), headers=grant.headers, content=content))
 
     def _download(self, path: str, token: str) -> Iterator[bytes]:
-        try:
-            with self._http.stream("GET", self._url + path, headers={"Authorization": f"Bearer {token}"}) as response:
-                yield from _answer(response).iter_bytes(2**20)
-        except httpx.HTTPError as error:
-            raise Unreachable(f"GET {path}: {type(error).__name__} {error}".rstrip()) from None
+        with (
+            self._errors(f"GET {path}"),
+            self._http.stream("GET", self._url + path, headers={"Authorization": f"Bearer {token}"}) as response,
+        ):
+            yield from _answer(response).iter_bytes(2**20)

@@ -11,7 +11,8 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from contract.messages.placement_messages import BaseModelRef, Placement
 from contract.model_revision import revision_of
 from tests.worker.corpus import EXAMPLE_BASE
-from tests.worker.fleet import Fleet, placer
+from tests.worker.fleet import Fleet
+from tests.worker.placer import placer
 
 hypothesis.settings.register_profile("unhurried", deadline=None)  # the cores are shared with real processes
 hypothesis.settings.load_profile("unhurried")

@@ -1,11 +1,9 @@
 """A fleet API for tests: real HTTP, in memory, as strict about reports as the service. It lets outages be played."""
 
 import hashlib
-import itertools
 import json
 import re
 import threading
-from collections import defaultdict
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
@@ -19,88 +17,17 @@ from contract.messages.node_messages import (
     NodeWelcome,
     PlacementsLost,
 )
-from contract.messages.placement_messages import BaseModelRef, FileRef, JobAssignment, Placement
+from contract.messages.placement_messages import FileRef, Placement
 from contract.messages.report_messages import (
-    AdapterKept,
-    Checkpointed,
     Detached,
-    Event,
-    JobCompleted,
-    JobExited,
-    JobFailed,
-    JobMoved,
-    Points,
     Report,
     ReportAck,
 )
 from contract.messages.upload_messages import UploadGrant, UploadRequest
-from contract.states import JOB_TERMINAL, JobStatus, check_job
-from contract.task_spec import TaskSpec
-from tests.worker.corpus import jsonl, rows
+from contract.states import JOB_TERMINAL
+from tests.worker.reported import Reported
 
 JOIN_TOKEN = "join-" + "x" * 32
-
-
-class Reported:
-    """What one placement reported, checked event by event."""
-
-    def __init__(self, placement: Placement) -> None:
-        self.placement = placement
-        self.last_seq = placement.next_seq - 1
-        self.live = True
-        self.events: list[Event] = []
-        self.status = {job.index: job.status for job in placement.jobs}
-        self.step = {job.index: job.checkpoint.step if job.checkpoint else 0 for job in placement.jobs}
-        self.curves: dict[tuple[int, str], dict[int, float | None]] = defaultdict(dict)
-        self.checkpoints = {job.index: job.checkpoint for job in placement.jobs if job.checkpoint}
-        self.manifests: dict[int, Any] = {}
-        self.promoted = {job.index for job in placement.jobs if job.promoted}
-        self.warmup_losses = {job.index: job.warmup_val_loss for job in placement.jobs if job.warmup_val_loss is not None}
-
-    def of(self, kind: type) -> list[Any]:
-        return [event for event in self.events if isinstance(event, kind)]
-
-    @property
-    def ended(self) -> dict[int, Any]:
-        """The event that ended each job."""
-        return {e.job: e for e in self.events if isinstance(e, JobCompleted | JobExited | JobFailed)}
-
-    def apply(self, event: Event, objects: dict[str, bytes]) -> None:
-        job = getattr(event, "job", None)
-        if job is not None and self.status[job] in JOB_TERMINAL:
-            raise ValueError(f"job {job} is {self.status[job]}, and now: {event}")
-        match event:
-            case Points():
-                curve = self.curves[job, event.series]
-                assert event.steps[0] > max([*curve, self.first_step(job)]), f"{event} after step {max(curve, default=None)}"
-                curve.update(zip(event.steps, event.values, strict=True))
-                self.step[job] = max(self.step[job], event.steps[-1])
-            case JobMoved():
-                self.status[job] = check_job(self.status[job], event.status)
-                if event.warmup_val_loss is not None:
-                    self.warmup_losses[job] = event.warmup_val_loss
-                if event.status == JobStatus.TRAINING:
-                    self.promoted.add(job)
-            case Checkpointed():
-                for index, ref in event.jobs.items():
-                    assert self.status[index] not in (JobStatus.PENDING, *JOB_TERMINAL), self.status[index]
-                    assert len(objects[ref.sha256]) == ref.bytes
-                    assert ref.step <= self.step[index]
-                    self.checkpoints[index] = ref
-            case AdapterKept():
-                assert all(len(objects[file.sha256]) == file.bytes for file in event.manifest.files)
-                self.manifests[job] = event.manifest
-            case JobCompleted():
-                self.status[job] = check_job(self.status[job], JobStatus.COMPLETED)
-            case JobExited():
-                self.status[job] = check_job(self.status[job], JobStatus.EXITED)
-            case JobFailed():
-                self.status[job] = check_job(self.status[job], JobStatus.FAILED)
-        self.events.append(event)
-
-    def first_step(self, job: int) -> int:
-        ref = next(j for j in self.placement.jobs if j.index == job).checkpoint
-        return ref.step if ref else 0
 
 
 class Fleet:
@@ -326,33 +253,3 @@ class Fleet:
         r"POST /internal/v1/placements/(\w+)/uploads": _grant,
         r"PUT /internal/v1/objects/(\w+)\.(\d+)": _put,
     }
-
-
-def placer(fleet: Fleet, base: BaseModelRef) -> Callable[..., Placement]:
-    """Makes placements of tasks: `(space, rows, **more of the spec)`. Their files are on the fleet at once."""
-    numbers = itertools.count(1)
-
-    def place(space: dict[str, Any], data: list[dict[str, Any]] | None = None, **spec: Any) -> Placement:
-        number = next(numbers)
-        file = fleet.add_file(f"file_{number}", jsonl(data if data is not None else rows(40)))
-        dataset = {"file_id": file.file_id, **spec.pop("dataset", {})}
-        made = TaskSpec.model_validate({"base_model": "tiny", "dataset": dataset, "search_space": space, **spec})
-        key = f"p{number}"
-        return Placement(
-            placement_id=key,
-            fence=1,
-            token=f"token-{key}",
-            lease_seconds=fleet.lease_seconds,
-            task_id=f"task_{number}",
-            device_indexes=[0],
-            base=base.model_copy(update={"precision": made.precision}),
-            train_file=file,
-            validation_file=None,
-            spec=made,
-            jobs=[
-                JobAssignment(job_id=f"job_{number}_{index}", index=index, config=config, status=JobStatus.PENDING)
-                for index, config in enumerate(made.jobs())
-            ],
-        )
-
-    return place

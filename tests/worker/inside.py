@@ -7,7 +7,8 @@ from typing import Any
 from contract.messages.placement_messages import Placement
 from contract.messages.report_messages import Attached, Report
 from contract.states import JOB_TERMINAL, JobStatus
-from tests.worker.fleet import JOIN_TOKEN, Fleet, Reported
+from tests.worker.fleet import JOIN_TOKEN, Fleet
+from tests.worker.reported import Reported
 from worker.api_client import PlacementLink
 from worker.boot_clock import boot_now
 from worker.executor.training_loop import Executor

@@ -11,9 +11,9 @@ from contract.messages.node_messages import NodeWelcome
 from contract.messages.report_messages import Attached
 from contract.model_revision import revision_of
 from tests.worker.corpus import jsonl, rows
-from tests.worker.fleet import placer
 from tests.worker.inside import Inside
-from tests.worker.node.test_daemon import running
+from tests.worker.placer import placer
+from tests.worker.running_node import running
 from worker.api_client import NodeLink
 from worker.data import token_cache
 from worker.data.node_cache import NodeCache

@@ -1,15 +1,8 @@
-"""The executor on a real tiny model, over real HTTP: what becomes of jobs, alone and packed, hurt and resumed."""
-
-import math
-import random
-import threading
-
-import pytest
+"""The executor on a real tiny model, over real HTTP: what becomes of jobs, alone and packed."""
 
 from contract.messages.report_messages import (
     Attached,
     BaseEvaluated,
-    Checkpointed,
     Detached,
     JobMoved,
     PlacementFailed,
@@ -18,8 +11,8 @@ from contract.messages.report_messages import (
 from contract.states import ExitReason, JobStatus
 from contract.task_spec import Schedule
 from tests.worker.corpus import rows
-from tests.worker.inside import Inside, resumed
-from worker.pipe_messages import Detach, ExecutorProgress, Renew, Stop
+from tests.worker.inside import Inside
+from worker.pipe_messages import ExecutorProgress
 
 CALM = {"policy": "none", "eval_every": 4}
 SPACE = {"learning_rate": [1e-2, 1e-3, 1e-4, 3e-3], "rank": [8], "batch_size": [4]}
@@ -150,167 +143,6 @@ def test_a_ruined_neighbour_changes_nobody(fleet, placing, tmp_path):
     assert ruined.step < packed.ended[0].step
     assert packed.curves[0, "train_loss"] == solo.curves[0, "train_loss"]
     assert adapter(packed) == adapter(solo)
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_killed_task_resumes_bit_for_bit(fleet, placing, tmp_path, seed):
-    """Placed anew from whatever checkpoint was last, anywhere in the run, until it is done: the curves of an unbroken run."""
-    draw = random.Random(seed)
-    spec = {"training": {"epochs": 2}, "early_exit": {"warmup_fraction": 0.3, "keep_fraction": 0.5, "tau_gap": 10.0}}
-    placement = placing(SPACE, **spec)
-    narrow = {"worker_step_tokens": 300}
-    (unbroken,) = Inside(fleet, tmp_path / "unbroken", **narrow).run(placement)
-
-    curves, manifests, ends = {}, {}, {}
-    for number in range(40):
-        key = f"again{number}"
-        placement = placement.model_copy(update={"placement_id": key, "token": f"token-{key}"})
-        fatal = draw.randint(3, 10)  # reports until the placement is lost, without a word to the executor
-        fleet.on_report = lambda reported, report, fatal=fatal: setattr(reported, "live", report.seq < fatal)
-        inside = Inside(fleet, tmp_path / key, worker_checkpoint_seconds=0.05, **narrow)
-        (reported,) = inside.run(placement)
-        kept = {job: ref.step for job, ref in reported.checkpoints.items()}
-        for (job, series), points in reported.curves.items():
-            done = math.inf if job in reported.ended else kept.get(job, 0)
-            curves.setdefault((job, series), {}).update({step: v for step, v in points.items() if step <= done})
-        manifests.update({job: m for job, m in reported.manifests.items() if job in reported.ended})
-        ends.update(reported.ended)
-        if len(ends) == 4:
-            break
-        placement = resumed(reported, key)
-    assert number > 0, "it was never hurt"
-    assert curves == unbroken.curves
-    assert {job: (e.kind, e.step) for job, e in ends.items()} == {j: (e.kind, e.step) for j, e in unbroken.ended.items()}
-    assert {job: m.files for job, m in manifests.items()} == {job: m.files for job, m in unbroken.manifests.items()}
-
-
-def test_an_outage_in_the_middle_changes_nothing(fleet, placing, tmp_path):
-    placement = placing(SPACE, early_exit=CALM, training={"epochs": 2})
-    (calm,) = Inside(fleet, tmp_path / "calm").run(placement)
-    again = placement.model_copy(update={"placement_id": "again", "token": "token-again"})
-    outages = iter([0.8, 0.8])
-
-    def go_down(reported, report):
-        seconds = next(outages, None) if reported.step[0] >= 2 else None
-        if seconds is not None:
-            fleet.down = True
-            threading.Timer(seconds, setattr, (fleet, "down", False)).start()
-
-    fleet.on_report = go_down
-    (hurt,) = Inside(fleet, tmp_path / "hurt", worker_checkpoint_seconds=0.05).run(again)
-    assert any(status == 503 for _, _, status in fleet.requests)
-    assert hurt.curves == calm.curves
-    assert {job: m.files for job, m in hurt.manifests.items()} == {job: m.files for job, m in calm.manifests.items()}
-
-
-def test_told_to_stop_it_leaves_checkpoints_of_all_jobs(fleet, placing, tmp_path):
-    placement = placing(SPACE, early_exit=CALM, training={"epochs": 20})
-    inside = Inside(fleet, tmp_path)
-
-    def stop_soon(executor):
-        def on_report(reported, report):
-            if reported.step[0] >= 5:
-                executor.handle_command(Stop(seconds=20))
-
-        fleet.on_report = on_report
-
-    (reported,) = inside.run(placement, prepare=stop_soon)
-    assert inside.ended == [], "the daemon gives the placements back itself"
-    (checkpointed,) = reported.of(Checkpointed)
-    steps = {ref.step for ref in checkpointed.jobs.values()}
-    assert set(checkpointed.jobs) == {0, 1, 2, 3}
-    assert steps == {reported.step[0]}, "one moment for all, and nothing after it"
-
-
-def test_a_placement_that_was_ended_leaves_and_others_stay(fleet, placing, tmp_path):
-    first, second = placing(SPACE, early_exit=CALM, training={"epochs": 50}), placing(SPACE, early_exit=CALM)
-    inside = Inside(fleet, tmp_path)
-
-    def detach_soon(executor):
-        def on_report(reported, report):
-            if reported.placement is first and reported.step[0] >= 2:
-                executor.handle_command(Detach(placement_id=first.placement_id))
-
-        fleet.on_report = on_report
-
-    cut, whole = inside.run(first, second, prepare=detach_soon)
-    assert {e.placement_id: e.lost for e in inside.ended} == {"p1": False, "p2": False}
-    assert len(whole.ended) == 4
-    assert cut.ended == {}
-
-
-def test_asked_to_leave_it_loses_no_step_and_goes_on_elsewhere_bit_for_bit(fleet, placing, tmp_path):
-    """In warmup, near its boundary, behind it: the jobs' states are stored at one moment, all is told, and then it goes."""
-    spec = {"training": {"epochs": 6}, "early_exit": {"warmup_fraction": 0.3, "keep_fraction": 0.5, "tau_gap": 10.0}}
-    narrow = {"worker_step_tokens": 300}
-    placement = placing(SPACE, **spec)
-    (unbroken,) = Inside(fleet, tmp_path / "unbroken", **narrow).run(placement)
-    curves, manifests = {}, {}
-    for at in (0, 13, 30):
-        key = f"leaves{at}"
-        placement = placement.model_copy(update={"placement_id": key, "token": f"token-{key}"})
-        leaving = Inside(fleet, tmp_path / key, **narrow)
-
-        def leave_soon(executor, key=key, at=at):
-            def on_report(reported, report):
-                if max(reported.step.values()) >= at:
-                    executor.handle_command(Detach(placement_id=key, keep=True))
-
-            fleet.on_report = on_report
-
-        (left,) = leaving.run(placement, prepare=leave_soon)
-        assert [(e.placement_id, e.lost) for e in leaving.ended] == [(key, False)]
-        assert isinstance(left.events[-1], Detached)
-        unfinished = {job for job in left.status if job not in left.ended}
-        assert unfinished, "it left before its end"
-        kept = {job: ref.step for job, ref in left.checkpoints.items() if job in unfinished}
-        assert kept == {job: left.step[job] for job in unfinished if left.step[job]}
-        _merge(curves, manifests, left)
-        placement = resumed(left, "rest")
-    fleet.on_report = lambda reported, report: None
-    (rest,) = Inside(fleet, tmp_path / "rest", **narrow).run(placement)
-    _merge(curves, manifests, rest)
-    assert curves == unbroken.curves
-    assert {job: m.files for job, m in manifests.items()} == {job: m.files for job, m in unbroken.manifests.items()}
-
-
-def _merge(curves, manifests, reported):
-    for key, points in reported.curves.items():
-        assert not curves.get(key, {}).keys() & points.keys(), "no step is trained twice"
-        curves.setdefault(key, {}).update(points)
-    manifests.update(reported.manifests)
-
-
-def test_asked_to_leave_while_it_is_prepared_it_goes_at_once_and_its_neighbour_stays(fleet, placing, tmp_path):
-    first, second = placing(SPACE, early_exit=CALM, training={"epochs": 50}), placing(SPACE, early_exit=CALM)
-    gone, whole = Inside(fleet, tmp_path).run(
-        first, second, prepare=lambda executor: executor.handle_command(Detach(placement_id=first.placement_id, keep=True))
-    )
-    assert [event.kind for event in gone.events] == ["detached"]
-    assert len(whole.ended) == 4
-
-
-def test_past_its_lease_a_placement_is_given_back(fleet, placing, tmp_path):
-    fleet.lease_seconds = 3.0
-    inside = Inside(fleet, tmp_path)
-    (reported,) = inside.run(placing(SPACE, early_exit=CALM, training={"epochs": 100}))
-    assert [(e.placement_id, e.lost) for e in inside.ended] == [("p1", True)]
-    assert "lease" in inside.ended[0].detail
-    assert reported.ended == {}
-
-
-def test_a_renewed_lease_goes_on(fleet, placing, tmp_path):
-    fleet.lease_seconds = 3.0
-    placement = placing(SPACE, early_exit=CALM, training={"epochs": 4})
-
-    def renew(executor):
-        executor.handle_command(Renew(placement_id="p1", deadline=0.0, token=placement.token))  # before it is attached: in vain
-        fleet.on_report = lambda reported, report: executor.handle_command(
-            Renew(placement_id="p1", deadline=1e12, token=placement.token)
-        )
-
-    (reported,) = Inside(fleet, tmp_path).run(placement, prepare=renew)
-    assert len(reported.ended) == 4
 
 
 def test_what_cannot_be_trained_fails_with_a_reason(fleet, placing, tmp_path):

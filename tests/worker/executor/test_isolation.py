@@ -13,8 +13,9 @@ from contract.messages.report_messages import PlacementFailed
 from contract.model_revision import revision_of
 from contract.states import ExitReason, JobStatus
 from tests.worker.corpus import rows
-from tests.worker.fleet import Fleet, placer
+from tests.worker.fleet import Fleet
 from tests.worker.inside import Inside
+from tests.worker.placer import placer
 from worker.adapters.job_checkpoint import Tensors, save
 from worker.model.arena import AdapterState, Arena
 from worker.model.backbone import Backbone

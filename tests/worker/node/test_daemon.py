@@ -3,10 +3,7 @@
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 import redis
@@ -14,80 +11,9 @@ import redis
 from contract.messages.placement_messages import BaseModelRef, Placement
 from contract.messages.report_messages import Checkpointed, Detached, JobCompleted
 from contract.states import RequeueReason
-from tests.worker.fleet import JOIN_TOKEN, Fleet, Reported, placer
-from tests.worker.processes import command, environment, gone, parent, processes
-
-Placing = Callable[..., Placement]
-
-LONG = {"early_exit": {"policy": "none", "eval_every": 50}, "training": {"epochs": 100}}
-SHORT = {"early_exit": {"policy": "none"}, "training": {"epochs": 1}}
-SPACE = {"learning_rate": [1e-3], "rank": [8], "batch_size": [4]}
-
-
-class Node:
-    """A running `python -m worker`, or a `program` that is one."""
-
-    def __init__(self, fleet: Fleet, folder: Path, program: Sequence[str] = ("-m", "worker"), **environment: str) -> None:
-        self.fleet = fleet
-        own = {
-            "MOTET_API_URL": fleet.url,
-            "MOTET_JOIN_TOKEN": JOIN_TOKEN,
-            "MOTET_NODE_NAME": "node",
-            "MOTET_WORKER_DIR": str(folder),
-            "MOTET_WORKER_DEVICE": "cpu",
-            "MOTET_WORKER_THREADS": "1",
-        }
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("MOTET_", "MKL_"))}
-        self.log = folder / "log"
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen([sys.executable, *program], env={**kept, **own, **environment}, stderr=log)
-
-    def children(self, module: str) -> list[int]:
-        """Pids of the daemon's children that run `module`."""
-        return [pid for pid in processes() if parent(pid) == self.process.pid and module in command(pid)]
-
-    def child(self, module: str) -> int:
-        self.fleet.until(lambda: self.children(module))
-        (pid,) = self.children(module)
-        return pid
-
-    def family(self) -> list[int]:
-        return [self.process.pid, *self.children("worker.node.heartbeat"), *self.children("worker.executor")]
-
-    def end(self) -> None:
-        family = self.family()
-        self.process.kill()
-        self.process.wait()
-        for pid in family[1:]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-            assert gone(pid), (pid, command(pid))
-
-
-@contextmanager
-def house(base: BaseModelRef, folder: Path, **fleet_options: float) -> Iterator[tuple[Fleet, Placing]]:
-    fleet = Fleet(**fleet_options)
-    try:
-        yield fleet, placer(fleet, base)
-        assert fleet.refused == []
-    finally:
-        fleet.close()
-
-
-@contextmanager
-def running(fleet: Fleet, folder: Path, program: Sequence[str] = ("-m", "worker"), **environment: str) -> Iterator[Node]:
-    """A daemon that has joined. (What was placed before would be lost with the boot before.)"""
-    it = Node(fleet, folder, program, **environment)
-    try:
-        if not fleet.down:
-            fleet.until(lambda: fleet.registrations)
-        yield it
-    finally:
-        it.end()
-
-
-def trains(reported: Reported) -> Callable[[], bool]:
-    return lambda: bool(reported.curves[0, "train_loss"])
+from tests.worker.fleet import Fleet
+from tests.worker.processes import environment, gone
+from tests.worker.running_node import LONG, SHORT, SPACE, Node, Placing, house, refused, running, trains
 
 
 @pytest.fixture(scope="class")
@@ -321,12 +247,6 @@ def test_it_waits_for_its_service_and_nothing_outlives_it(tiny_base, tmp_path):
             assert len(family) == 3
             node.process.kill()
             assert all(gone(pid) for pid in family[1:])
-
-
-@contextmanager
-def refused(fleet: Fleet, folder: Path, **environment: str) -> Iterator[tuple[int, str]]:
-    it = Node(fleet, folder, **environment)
-    yield it.process.wait(timeout=60), it.log.read_text()
 
 
 def test_a_wrong_configuration_says_so_in_one_line(fleet, tmp_path):

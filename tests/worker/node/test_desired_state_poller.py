@@ -9,7 +9,7 @@ import pytest
 from contract.compatibility.capabilities import understood
 from contract.compatibility.protocol import PROTOCOL
 from contract.states import RequeueReason
-from tests.worker.node.test_daemon import LONG, SHORT, SPACE, house, refused, running, trains
+from tests.worker.running_node import LONG, SHORT, SPACE, house, refused, running, trains
 
 HANGS_AND_DIES = "heartbeats go on while this thread is dead"
 DIES_PARSING = f"""

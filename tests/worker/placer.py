@@ -1,0 +1,41 @@
+"""Makes placements of tasks, whose files are on the fleet at once."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from contract.messages.placement_messages import BaseModelRef, JobAssignment, Placement
+from contract.states import JobStatus
+from contract.task_spec import TaskSpec
+from tests.worker.corpus import jsonl, rows
+from tests.worker.fleet import Fleet
+
+
+def placer(fleet: Fleet, base: BaseModelRef) -> Callable[..., Placement]:
+    """Makes placements of tasks: `(space, rows, **more of the spec)`. Their files are on the fleet at once."""
+    numbers = itertools.count(1)
+
+    def place(space: dict[str, Any], data: list[dict[str, Any]] | None = None, **spec: Any) -> Placement:
+        number = next(numbers)
+        file = fleet.add_file(f"file_{number}", jsonl(data if data is not None else rows(40)))
+        dataset = {"file_id": file.file_id, **spec.pop("dataset", {})}
+        made = TaskSpec.model_validate({"base_model": "tiny", "dataset": dataset, "search_space": space, **spec})
+        key = f"p{number}"
+        return Placement(
+            placement_id=key,
+            fence=1,
+            token=f"token-{key}",
+            lease_seconds=fleet.lease_seconds,
+            task_id=f"task_{number}",
+            device_indexes=[0],
+            base=base.model_copy(update={"precision": made.precision}),
+            train_file=file,
+            validation_file=None,
+            spec=made,
+            jobs=[
+                JobAssignment(job_id=f"job_{number}_{index}", index=index, config=config, status=JobStatus.PENDING)
+                for index, config in enumerate(made.jobs())
+            ],
+        )
+
+    return place

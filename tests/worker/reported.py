@@ -1,0 +1,79 @@
+"""What one placement reported, checked event by event, as strictly as the service does."""
+
+from collections import defaultdict
+from typing import Any
+
+from contract.messages.placement_messages import Placement
+from contract.messages.report_messages import (
+    AdapterKept,
+    Checkpointed,
+    Event,
+    JobCompleted,
+    JobExited,
+    JobFailed,
+    JobMoved,
+    Points,
+)
+from contract.states import JOB_TERMINAL, JobStatus, check_job
+
+
+class Reported:
+    """What one placement reported, checked event by event."""
+
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
+        self.last_seq = placement.next_seq - 1
+        self.live = True
+        self.events: list[Event] = []
+        self.status = {job.index: job.status for job in placement.jobs}
+        self.step = {job.index: job.checkpoint.step if job.checkpoint else 0 for job in placement.jobs}
+        self.curves: dict[tuple[int, str], dict[int, float | None]] = defaultdict(dict)
+        self.checkpoints = {job.index: job.checkpoint for job in placement.jobs if job.checkpoint}
+        self.manifests: dict[int, Any] = {}
+        self.promoted = {job.index for job in placement.jobs if job.promoted}
+        self.warmup_losses = {job.index: job.warmup_val_loss for job in placement.jobs if job.warmup_val_loss is not None}
+
+    def of(self, kind: type) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def ended(self) -> dict[int, Any]:
+        """The event that ended each job."""
+        return {e.job: e for e in self.events if isinstance(e, JobCompleted | JobExited | JobFailed)}
+
+    def apply(self, event: Event, objects: dict[str, bytes]) -> None:
+        job = getattr(event, "job", None)
+        if job is not None and self.status[job] in JOB_TERMINAL:
+            raise ValueError(f"job {job} is {self.status[job]}, and now: {event}")
+        match event:
+            case Points():
+                curve = self.curves[job, event.series]
+                assert event.steps[0] > max([*curve, self.first_step(job)]), f"{event} after step {max(curve, default=None)}"
+                curve.update(zip(event.steps, event.values, strict=True))
+                self.step[job] = max(self.step[job], event.steps[-1])
+            case JobMoved():
+                self.status[job] = check_job(self.status[job], event.status)
+                if event.warmup_val_loss is not None:
+                    self.warmup_losses[job] = event.warmup_val_loss
+                if event.status == JobStatus.TRAINING:
+                    self.promoted.add(job)
+            case Checkpointed():
+                for index, ref in event.jobs.items():
+                    assert self.status[index] not in (JobStatus.PENDING, *JOB_TERMINAL), self.status[index]
+                    assert len(objects[ref.sha256]) == ref.bytes
+                    assert ref.step <= self.step[index]
+                    self.checkpoints[index] = ref
+            case AdapterKept():
+                assert all(len(objects[file.sha256]) == file.bytes for file in event.manifest.files)
+                self.manifests[job] = event.manifest
+            case JobCompleted():
+                self.status[job] = check_job(self.status[job], JobStatus.COMPLETED)
+            case JobExited():
+                self.status[job] = check_job(self.status[job], JobStatus.EXITED)
+            case JobFailed():
+                self.status[job] = check_job(self.status[job], JobStatus.FAILED)
+        self.events.append(event)
+
+    def first_step(self, job: int) -> int:
+        ref = next(j for j in self.placement.jobs if j.index == job).checkpoint
+        return ref.step if ref else 0

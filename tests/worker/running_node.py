@@ -1,0 +1,98 @@
+"""A running daemon with its children for tests, and a fleet API that it joins."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from contract.messages.placement_messages import BaseModelRef, Placement
+from tests.worker.fleet import JOIN_TOKEN, Fleet
+from tests.worker.placer import placer
+from tests.worker.processes import command, gone, parent, processes
+from tests.worker.reported import Reported
+
+Placing = Callable[..., Placement]
+
+
+LONG = {"early_exit": {"policy": "none", "eval_every": 50}, "training": {"epochs": 100}}
+
+
+SHORT = {"early_exit": {"policy": "none"}, "training": {"epochs": 1}}
+
+
+SPACE = {"learning_rate": [1e-3], "rank": [8], "batch_size": [4]}
+
+
+class Node:
+    """A running `python -m worker`, or a `program` that is one."""
+
+    def __init__(self, fleet: Fleet, folder: Path, program: Sequence[str] = ("-m", "worker"), **environment: str) -> None:
+        self.fleet = fleet
+        own = {
+            "MOTET_API_URL": fleet.url,
+            "MOTET_JOIN_TOKEN": JOIN_TOKEN,
+            "MOTET_NODE_NAME": "node",
+            "MOTET_WORKER_DIR": str(folder),
+            "MOTET_WORKER_DEVICE": "cpu",
+            "MOTET_WORKER_THREADS": "1",
+        }
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("MOTET_", "MKL_"))}
+        self.log = folder / "log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen([sys.executable, *program], env={**kept, **own, **environment}, stderr=log)
+
+    def children(self, module: str) -> list[int]:
+        """Pids of the daemon's children that run `module`."""
+        return [pid for pid in processes() if parent(pid) == self.process.pid and module in command(pid)]
+
+    def child(self, module: str) -> int:
+        self.fleet.until(lambda: self.children(module))
+        (pid,) = self.children(module)
+        return pid
+
+    def family(self) -> list[int]:
+        return [self.process.pid, *self.children("worker.node.heartbeat"), *self.children("worker.executor")]
+
+    def end(self) -> None:
+        family = self.family()
+        self.process.kill()
+        self.process.wait()
+        for pid in family[1:]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+            assert gone(pid), (pid, command(pid))
+
+
+@contextmanager
+def house(base: BaseModelRef, folder: Path, **fleet_options: float) -> Iterator[tuple[Fleet, Placing]]:
+    fleet = Fleet(**fleet_options)
+    try:
+        yield fleet, placer(fleet, base)
+        assert fleet.refused == []
+    finally:
+        fleet.close()
+
+
+@contextmanager
+def running(fleet: Fleet, folder: Path, program: Sequence[str] = ("-m", "worker"), **environment: str) -> Iterator[Node]:
+    """A daemon that has joined. (What was placed before would be lost with the boot before.)"""
+    it = Node(fleet, folder, program, **environment)
+    try:
+        if not fleet.down:
+            fleet.until(lambda: fleet.registrations)
+        yield it
+    finally:
+        it.end()
+
+
+def trains(reported: Reported) -> Callable[[], bool]:
+    return lambda: bool(reported.curves[0, "train_loss"])
+
+
+@contextmanager
+def refused(fleet: Fleet, folder: Path, **environment: str) -> Iterator[tuple[int, str]]:
+    it = Node(fleet, folder, **environment)
+    yield it.process.wait(timeout=60), it.log.read_text()
