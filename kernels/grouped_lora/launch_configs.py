@@ -47,7 +47,7 @@ HOPPER = {
     "paged_attention": Config(0, 4, 3),
     "cross_entropy": Config(16384, 32, 1),
     "adamw": Config(2048, 4, 1),
-    "adamw_beside": Config(4096, 16, 1),
+    "adamw8": Config(1024, 4, 1),
     "nf4": Config(4096, 8, 1),
     "transpose": Config(128, 8, 1),
 }

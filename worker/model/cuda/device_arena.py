@@ -5,7 +5,6 @@ snapshot would have been a copy per layer (docs/NUMERICS.md).
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from weakref import WeakSet
 
 import torch
@@ -13,92 +12,21 @@ from torch import Tensor
 
 from worker.model.arena import AdapterState, Arena, Slot
 from worker.model.arena_layout import Target
-from worker.model.moments import Moments
-
-
-@dataclass(frozen=True)
-class PendingUpdate:
-    """An optimizer step that a stream of its own is taking, layer by layer. layers: an event for each, recorded behind it.
-    held: tensors that the step reads, which live until others wait for its end."""
-
-    layers: tuple[torch.cuda.Event, ...]
-    held: tuple[Tensor, ...]
-
-    def wait(self, layer: int) -> None:
-        """Make the current stream wait until the layer's rows are updated."""
-        self.layers[layer].wait()
 
 
 class DeviceArena(Arena):
     """`copy`: the compute copy [rows, W]. Gradient rows of a slot that is not in `slots_with_gradient` are stale: the first
-    pass of a step overwrites them, later ones add (the work table's column `accumulate`).
-
-    While an update is pending, every access to a buffer makes the current stream wait for it; only a pass, which waits layer by
-    layer, takes the update over (`pass_buffers`).
-    """
+    pass of a step overwrites them, later ones add (the work table's column `accumulate`)."""
 
     _names = ("master", "grad", "copy")
 
     def __init__(
         self, targets: Iterable[Target], rows: int, device: torch.device | str, dtype: torch.dtype, eight_bit: bool = False
     ) -> None:
-        self._pending: PendingUpdate | None = None
         super().__init__(targets, rows, device, eight_bit=eight_bit)
         self.copy = torch.zeros(self.master.shape, device=device, dtype=dtype)
-        self.copy_dtype = dtype
         self.slots_with_gradient: WeakSet[Slot] = WeakSet()
         self._fresh: WeakSet[Slot] = WeakSet()
-
-    @property
-    def master(self) -> Tensor:
-        self.settle()
-        return self._master
-
-    @master.setter
-    def master(self, buffer: Tensor) -> None:
-        self._master = buffer
-
-    @property
-    def grad(self) -> Tensor:
-        self.settle()
-        return self._grad
-
-    @grad.setter
-    def grad(self, buffer: Tensor) -> None:
-        self._grad = buffer
-
-    @property
-    def copy(self) -> Tensor:
-        self.settle()
-        return self._copy
-
-    @copy.setter
-    def copy(self, buffer: Tensor) -> None:
-        self._copy = buffer
-
-    @property
-    def moments(self) -> Moments:
-        self.settle()
-        return self._moments
-
-    @moments.setter
-    def moments(self, moments: Moments) -> None:
-        self._moments = moments
-
-    def settle(self) -> None:
-        """Make the current stream wait for a pending update, and forget it."""
-        if self._pending is not None:
-            self._pending.wait(-1)
-            self._pending = None
-
-    def begin_update(self, pending: PendingUpdate) -> None:
-        """An update is under way on another stream."""
-        self._pending = pending
-
-    def pass_buffers(self) -> tuple[Tensor, Tensor, PendingUpdate | None]:
-        """(copy, grad, the pending update): the caller's stream waits for a layer of it before it reads that layer's copy."""
-        pending, self._pending = self._pending, None
-        return self._copy, self._grad, pending
 
     @property
     def bytes_per_row(self) -> int:

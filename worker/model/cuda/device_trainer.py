@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from grouped_lora import Span
 from grouped_lora.base.fp8 import Fp8Weight
-from grouped_lora.optimizer.adamw import RowTable, clip_scales, clipped_adamw
+from grouped_lora.optimizer.adamw import RowTable, adamw
 from torch import Tensor
 
 from worker.model.arena import ROW_MULTIPLE, Slot
 from worker.model.backbone import Backbone
-from worker.model.cuda.device_arena import DeviceArena, PendingUpdate
+from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_batch import COARSE, FINE, BatchShape, Grain, fill, tables, unpack
 from worker.model.cuda.fused_pass import FusedPass, PassResult
 from worker.model.flat_batch import FlatBatch, Segment
@@ -30,9 +30,6 @@ GRAPH_TOKENS = 4096  # passes of more tokens keep the chip busy while the host l
 # On a base in fp8 the chip takes less time and the host more (cuBLASLt chooses an algorithm at each product): this many, for
 # layers of as many parameters as Llama-3.2-1B's, fewer for larger ones. They are captured in coarse buckets.
 GRAPH_TOKENS_FP8, LAYER_PARAMETERS = 8192, 61e6
-# After a launched pass, AdamW runs layer by layer beside the next pass's forward, in so many programs; 0: before it, on the
-# whole chip. Captured passes wait for all layers.
-UPDATE_PROGRAMS = 0
 MAX_GRAPHS = 64
 Kind = Literal["saved", "recomputed", "forward"]  # of a pass: a training one saves its activations or recomputes them
 SAVED, RECOMPUTED, FORWARD = get_args(Kind)
@@ -58,8 +55,6 @@ class DeviceTrainer(Trainer):
         self._pool: Any = None  # memory of all graphs: one runs at a time, so their activations share it
         self._side: Any = None  # the stream on which all are captured: memory is shared within one
         self._buffers: tuple[int, int] = (0, 0)
-        self._launched = False  # the last training pass was launched, so that the next one probably is
-        self._update_stream: Any = None
 
     @property
     def captured(self) -> list[BatchShape]:
@@ -67,7 +62,7 @@ class DeviceTrainer(Trainer):
         return [shape for shape, _ in self._graphs]
 
     def sibling(self) -> "DeviceTrainer":
-        device, dtype = self.backbone.device, self.arena.copy_dtype
+        device, dtype = self.backbone.device, self.arena.copy.dtype
         return DeviceTrainer(self.backbone, DeviceArena(self.backbone.targets, ROW_MULTIPLE, device, dtype))
 
     def discard_gradients(self, slots: Iterable[Slot]) -> None:
@@ -83,7 +78,7 @@ class DeviceTrainer(Trainer):
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-        # Nothing was updated: all allocations precede the kernels that write, and are small beside what caches hold.
+        # Nothing was updated: all allocations precede the one kernel that writes, and are small beside what caches hold.
         self.release_caches()
         with self.on_device():
             return self._update(updates, losses)
@@ -119,31 +114,13 @@ class DeviceTrainer(Trainer):
             ruined.index_add_(0, self._up(np.array(losses.owners)), (~torch.isfinite(losses.totals)).float())
             on[0] = torch.where(ruined.index_select(0, on[1]) == 0, on[0], -1)
         table = RowTable(on[0], on[1], on[2], self._up(np.array(rates, np.float32)))
-        norms = self._step_rows(table)
-        for update in updates:
-            arena.slots_with_gradient.discard(update.slot)
-        return list(norms[:, 0])
-
-    def _step_rows(self, table: RowTable) -> Tensor:
-        """Clip and update; returns norms [A, 2]. Beside the next forward, where that will be launched."""
-        arena = self.arena
         master, grad, copy, *moments = (
             arena.layered(buffer) for buffer in (arena.master, arena.grad, arena.copy, *arena.moments.buffers)
         )
-        norms = clip_scales(grad, table)
-        if not (UPDATE_PROGRAMS and self._launched):
-            clipped_adamw(master, grad, tuple(moments), copy, table, norms, BETAS, EPS)
-            return norms
-        stream = self._update_stream = self._update_stream or torch.cuda.Stream(self.backbone.device, priority=-1)
-        stream.wait_stream(torch.cuda.current_stream())
-        layers = []
-        with torch.cuda.stream(stream):
-            for one in (slice(layer, layer + 1) for layer in range(len(master))):
-                state = tuple(part[one] for part in moments)
-                clipped_adamw(master[one], grad[one], state, copy[one], table, norms, BETAS, EPS, UPDATE_PROGRAMS)
-                layers.append(stream.record_event())
-        arena.begin_update(PendingUpdate(tuple(layers), (*vars(table).values(), norms)))
-        return norms
+        norms = adamw(master, grad, tuple(moments), copy, table, BETAS, EPS)
+        for update in updates:
+            arena.slots_with_gradient.discard(update.slot)
+        return list(norms[:, 0])
 
     def _up(self, values: np.ndarray) -> Tensor:
         """An asynchronous upload: fp32 as it is, all else as int32."""
@@ -177,7 +154,6 @@ class DeviceTrainer(Trainer):
         else:
             result = self._launch(shape, host.to(self.backbone.device, non_blocking=True), kind)
         if kind != FORWARD:
-            self._launched = shape.tokens > self.graph_tokens
             self.arena.slots_with_gradient.update(owners)
         sums = result.sums.neg()
         found = {
@@ -191,12 +167,10 @@ class DeviceTrainer(Trainer):
 
     def _launch(self, shape: BatchShape, flat: Tensor, kind: Kind) -> PassResult:
         batch, labels = unpack(shape, flat)
-        copy, grad, pending = self.arena.pass_buffers()
-        before = pending.wait if pending is not None else None
-        layered = self.arena.layered
+        copy = self.arena.layered(self.arena.copy)
         if kind == FORWARD:
-            return self._fused.evaluate(batch, labels, layered(copy), before)
-        return self._fused.train(batch, labels, layered(copy), layered(grad), kind == RECOMPUTED, before)
+            return self._fused.evaluate(batch, labels, copy)
+        return self._fused.train(batch, labels, copy, self.arena.layered(self.arena.grad), kind == RECOMPUTED)
 
     def _replay(self, shape: BatchShape, host: Tensor, kind: Kind) -> PassResult:
         buffers = (self.arena.copy.data_ptr(), self.arena.grad.data_ptr())

@@ -10,7 +10,7 @@ from torch import Tensor
 from worker.model.arena_layout import GROUPS, Layout
 from worker.model.backbone import Backbone
 from worker.model.cuda.fused_head import Labels, head_loss
-from worker.model.cuda.fused_stack import BeforeLayer, DeviceBatch, FusedStack, StackDims, Trace
+from worker.model.cuda.fused_stack import DeviceBatch, FusedStack, StackDims, Trace
 from worker.model.families import UnsupportedModelError
 
 
@@ -59,19 +59,10 @@ class FusedPass:
         self.stack = FusedStack(backbone.layers, backbone.norm, numbers, cos, sin)
         self.embedding, self.head = backbone.embedding, backbone.head
 
-    def train(
-        self,
-        batch: DeviceBatch,
-        labels: Labels,
-        adapters: Tensor,
-        grad: Tensor,
-        recompute: bool = False,
-        before: BeforeLayer | None = None,
-    ) -> PassResult:
-        """Forward and backward. adapters (compute copy) and grad (fp32): [L, rows, C] views of the arena. before: called ahead
-        of each layer of the forward."""
+    def train(self, batch: DeviceBatch, labels: Labels, adapters: Tensor, grad: Tensor, recompute: bool = False) -> PassResult:
+        """Forward and backward. adapters (compute copy) and grad (fp32): [L, rows, C] views of the arena."""
         traces: list[Trace] = []
-        x, h, rstd = self.stack.forward(self._embed(batch), batch, adapters, traces, recompute, before)
+        x, h, rstd = self.stack.forward(self._embed(batch), batch, adapters, traces, recompute)
         sums, logp, dh = head_loss(h, self.head, labels, grad=True)
         del h
         assert dh is not None
@@ -80,9 +71,9 @@ class FusedPass:
         self.stack.backward(dx, batch, adapters, grad, traces)
         return PassResult(sums, logp)
 
-    def evaluate(self, batch: DeviceBatch, labels: Labels, adapters: Tensor, before: BeforeLayer | None = None) -> PassResult:
+    def evaluate(self, batch: DeviceBatch, labels: Labels, adapters: Tensor) -> PassResult:
         """Forward alone."""
-        _, h, _ = self.stack.forward(self._embed(batch), batch, adapters, None, before=before)
+        _, h, _ = self.stack.forward(self._embed(batch), batch, adapters, None)
         sums, logp, _ = head_loss(h, self.head, labels, grad=False)
         return PassResult(sums, logp)
 

@@ -6,7 +6,7 @@ kernels: swiglu_backward writes dB of gate and up and dA of down, weight_gradien
 device; knows no jobs, losses or optimizers. Legend: T tokens, D hidden, F ffn; C one layer's arena columns.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grouped_lora.block.packed_attention import attention
@@ -21,8 +21,6 @@ from torch import Tensor
 from worker.model.cuda.base_products import linear, linear_backward
 from worker.model.cuda.side_streams import GradientProduct, SideStreams
 from worker.model.plain.decoder_block import BlockWeights
-
-BeforeLayer = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -115,24 +113,15 @@ class FusedStack:
         self._streams = SideStreams(cos.device)
 
     def forward(
-        self,
-        x: Tensor,
-        batch: DeviceBatch,
-        adapters: Tensor,
-        traces: list[Trace] | None,
-        recompute: bool = False,
-        before: BeforeLayer | None = None,
+        self, x: Tensor, batch: DeviceBatch, adapters: Tensor, traces: list[Trace] | None, recompute: bool = False
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(x, h, rstd) after the last layer: the residual stream and its final norm, [T, D] each.
 
-        Appends to `traces` if given: all that backward reads, or with `recompute` each layer's input alone. before: called
-        ahead of the launches that read a layer's adapters.
+        Appends to `traces` if given: all that backward reads, or with `recompute` each layer's input alone.
         """
         self._streams.begin(x.shape[0])
         pending = PendingResidual(x)
         for index in range(len(self.layers)):
-            if before is not None:
-                before(index)
             pending, trace = self._layer(index, pending, batch, adapters)
             if traces is not None:
                 traces.append(Trace(trace.x) if recompute else trace)
