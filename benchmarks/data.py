@@ -56,7 +56,7 @@ import sys, time
 from pathlib import Path
 from service.files.dataset_intake import Intake, Limits
 from service.storage.upload_grants import UploadGrants
-from service.storage.object_store import LocalStorage
+from service.storage.local_storage import LocalStorage
 storage = LocalStorage(Path(sys.argv[2]), UploadGrants("x" * 32))
 def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM:"))

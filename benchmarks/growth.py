@@ -28,7 +28,7 @@ from benchmarks.result_file import write_result
 from service.background.garbage_collection import sweep
 from service.background.retention import Retention, forget_surplus_plans
 from service.database.engine import Database
-from service.storage.object_store import LocalStorage
+from service.storage.local_storage import LocalStorage
 from service.storage.upload_grants import UploadGrants
 from tests.walk.house import House, house
 

@@ -19,6 +19,7 @@ import service.openai.file_routes
 import service.openai.job_routes
 import service.openai.model_routes
 import service.scheduler.routes
+import service.storage.routes
 import service.tasks.routes
 import service.tasks.submission.routes
 import service.tenants.own_key_routes
@@ -54,6 +55,7 @@ _ROUTERS = (
     service.audit.routes.router,
     service.fleet.routes.router,
     service.metrics.routes.router,
+    service.storage.routes.router,
     service.openai.file_routes.router,
     service.openai.job_routes.router,
     service.openai.model_routes.router,

@@ -1,7 +1,6 @@
 """The state of one API process, and the FastAPI dependencies that inject its members into routes."""
 
 import asyncio
-import shutil
 from dataclasses import dataclass
 from typing import Annotated, cast
 
@@ -19,7 +18,8 @@ from service.messaging.wakeups import NodeWakeups
 from service.metrics.api_metrics import ApiMetrics
 from service.scheduler.state.report_learning import ReportLearning
 from service.settings import Settings
-from service.storage.object_store import LocalStorage, Storage
+from service.storage.connect import storage_of
+from service.storage.object_store import Storage
 from service.storage.upload_grants import UploadGrants
 from service.tasks.polling.event_stream import Feed
 from service.tasks.polling.long_polling import ChangeListener
@@ -69,7 +69,7 @@ class State:
             system=system,
             queue=queue,
             wakeups=NodeWakeups(settings.redis_url),
-            storage=LocalStorage(settings.storage_dir, grants),
+            storage=storage_of(settings, system),
             grants=grants,
             change_listener=change_listener,
             feed=Feed(change_listener),
@@ -89,7 +89,7 @@ class State:
         """Set the gauges of this process: database connections in use, room for objects."""
         for role, database in (("app", self.db), ("system", self.system)):
             self.metrics.connections.labels(role).set(database.in_use)
-        self.metrics.storage_free.set(shutil.disk_usage(self.settings.storage_dir).free)
+        self.metrics.storage_free.set(self.storage.free_bytes())
 
 
 def state_of(request: Request) -> State:

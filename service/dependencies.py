@@ -8,8 +8,8 @@ from service.lru_cache import LruCache
 from service.messaging.queue import Queue
 from service.messaging.wakeups import NodeWakeups
 from service.settings import Settings
-from service.storage.object_store import LocalStorage, Storage
-from service.storage.upload_grants import UploadGrants
+from service.storage.connect import storage_of
+from service.storage.object_store import Storage
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,11 @@ class Dependencies:
     @classmethod
     def of(cls, settings: Settings) -> "Dependencies":
         """Build them from the settings. Opens no connection yet."""
+        db = Database(settings.database_url, pool_size=5, timeouts=settings.work_timeouts)
         return cls(
             settings=settings,
-            db=Database(settings.database_url, pool_size=5, timeouts=settings.work_timeouts),
-            storage=LocalStorage(settings.storage_dir, UploadGrants(settings.secret_key.get_secret_value())),
+            db=db,
+            storage=storage_of(settings, db),
             queue=Queue(settings.redis_url),
             wakeups=NodeWakeups(settings.redis_url),
         )

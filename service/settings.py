@@ -4,7 +4,7 @@ import ipaddress
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
@@ -64,6 +64,8 @@ Wait = Annotated[float, Field(ge=0.1, le=86_400)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Limit = Annotated[int, Field(ge=1)]
 Days = Annotated[float, Field(ge=0, le=36_500)]
+StorageUrl = Annotated[str, Field(pattern=r"^(file:///|(s3|gs|az)://[^/]).*")]
+HttpUrlText = Annotated[str, Field(pattern=r"^https?://[^/]+")]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -86,7 +88,19 @@ class Settings(BaseSettings):
     join_token: Secret | None = None  # `bootstrap` registers it; each of `join_nodes` may join with it once
     join_nodes: Annotated[tuple[NodeName, ...], NoDecode, BeforeValidator(_listed)] = ()
     metrics_token: Secret | None = None  # Prometheus's bearer token for /metrics, instead of an admin key
-    storage_dir: Path
+    storage_dir: Path | None  # of the objects, shared by all service processes; needed unless storage_url is set
+    storage_url: StorageUrl | None = None  # file:///…, s3://bucket/prefix, gs://…, az://…
+    storage_endpoint: HttpUrlText | None = None  # of an S3-compatible server; left out, the cloud's own
+    storage_public_endpoint: HttpUrlText | None = None  # the same for tenants and workers, where it differs
+    storage_region: str | None = None
+    storage_path_style: bool | None = None  # endpoint/bucket/key; left out, wherever an endpoint is named
+    storage_encryption: Literal["AES256", "aws:kms", "aws:kms:dsse"] | None = None
+    storage_kms_key: str | None = None
+    storage_retries: Annotated[int, Field(ge=0, le=20)] = 2
+    storage_timeout_seconds: Annotated[float, Field(ge=1, le=600)] = 15  # of one request, an 8 MiB part or 1 GiB copy
+    storage_url_seconds: Annotated[float, Field(ge=1, le=604_800)] = 300  # life of a presigned download
+    # who sends local files: the proxy before the API, told by `x-accel-redirect:/prefix` (nginx) or `x-sendfile`
+    download_offload: Annotated[str, Field(pattern=r"^(x-accel-redirect:/\S+|x-sendfile)$")] | None = None
     state_dir: Path = Field(default_factory=_state_home)
     host: str = "127.0.0.1"
     port: Port = 8321
@@ -131,6 +145,32 @@ class Settings(BaseSettings):
     max_file_bytes: Limit = 1024 * MIB
     max_file_rows: Limit = 1_000_000
     max_line_bytes: Limit = 4 * MIB
+
+    @model_validator(mode="before")
+    @classmethod
+    def _folder_or_url(cls, values: Any) -> Any:
+        """`storage_dir` may be left out where `storage_url` is set."""
+        if isinstance(values, dict) and values.get("storage_url") and not values.get("storage_dir"):
+            return values | {"storage_dir": None}
+        return values
+
+    @model_validator(mode="after")
+    def _storage_agrees(self) -> Self:
+        bucket = not self.storage_address.startswith("file://")
+        if bucket and self.download_offload is not None:
+            raise ValueError(
+                "MOTET_DOWNLOAD_OFFLOAD is for files of this machine; from a bucket tenants download by themselves"
+            )
+        for_a_bucket = {
+            "endpoint": self.storage_endpoint,
+            "encryption": self.storage_encryption,
+            "kms_key": self.storage_kms_key,
+        }
+        if not bucket and (named := [name for name, value in for_a_bucket.items() if value is not None]):
+            raise ValueError(f"MOTET_STORAGE_{named[0].upper()} needs MOTET_STORAGE_URL to name a bucket (s3://bucket/prefix)")
+        if self.storage_kms_key is not None and self.storage_encryption in (None, "AES256"):
+            raise ValueError("MOTET_STORAGE_KMS_KEY needs MOTET_STORAGE_ENCRYPTION=aws:kms or aws:kms:dsse")
+        return self
 
     @model_validator(mode="after")
     def _leases_outlast_heartbeats(self) -> Self:
@@ -203,6 +243,14 @@ class Settings(BaseSettings):
         urls = [self.database_url, self.app_database_url, self.owner_database_url or "", self.redis_url]
         passwords = [urlsplit(url).password for url in urls]
         return [secret.get_secret_value() for secret in kept if secret] + [unquote(one) for one in passwords if one]
+
+    @property
+    def storage_address(self) -> str:
+        """Where objects are: a URL, also for a folder."""
+        if self.storage_url is not None:
+            return self.storage_url
+        assert self.storage_dir is not None, "one of both is required"
+        return f"file://{self.storage_dir.absolute()}"
 
     @property
     def api_url(self) -> str:

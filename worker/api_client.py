@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, BinaryIO, Self, TypeVar
 from urllib.parse import urljoin
 
 import httpx
@@ -18,10 +18,13 @@ from contract.messages.cached_file_list import CachedFiles
 from contract.messages.node_messages import Heartbeat, HeartbeatAnswer, NodeRegistration, NodeWelcome, PlacementsLost
 from contract.messages.placement_messages import DesiredState, Placement
 from contract.messages.report_messages import Report, ReportAck
-from contract.messages.upload_messages import UploadGrant, UploadRequest
+from contract.messages.upload_messages import FOLLOWS_REDIRECTS, UploadGrant, UploadRequest
 from contract.strict import Message
 
-_TIMEOUT = httpx.Timeout(10, connect=3)
+_SECONDS, _CONNECT_SECONDS = 10.0, 3.0
+_TIMEOUT = httpx.Timeout(_SECONDS, connect=_CONNECT_SECONDS)
+_BLOCK = 2**20
+_VERIFIED_A_SECOND = 10 * 2**20  # bytes that the service hashes at least, once an upload is complete
 _SAYS = 400  # characters of an error's body that go into the message
 
 
@@ -215,14 +218,39 @@ class PlacementLink(_Link):
         return _read(UploadGrant, answer.content)
 
     def put(self, grant: UploadGrant, path: Path) -> None:
-        """Upload a file to the grant's URL."""
-        assert grant.url is not None, "a grant of what is missing says where to put it"
+        """Upload a file as the grant says: whole, or in parts to presigned URLs and then a call that has it verified."""
         with self._errors(f"PUT of {path.name}"), path.open("rb") as content:
-            _answer(self._http.put(urljoin(self._url, grant.url), headers=grant.headers, content=content))
+            for part in grant.parts:
+                content.seek(part.offset)
+                headers = {"Content-Length": str(part.bytes)}
+                _presigned(self._http.put(part.url, headers=headers, content=_blocks(content, part.bytes)))
+            if grant.url is not None:
+                _answer(self._http.put(urljoin(self._url, grant.url), headers=grant.headers, content=content))
+            if grant.complete is not None:
+                timeout = httpx.Timeout(_SECONDS + path.stat().st_size / _VERIFIED_A_SECOND, connect=_CONNECT_SECONDS)
+                _answer(self._http.post(urljoin(self._url, grant.complete), headers=grant.headers, timeout=timeout))
 
     def _download(self, path: str, token: str) -> Iterator[bytes]:
-        with (
-            self._errors(f"GET {path}"),
-            self._http.stream("GET", self._url + path, headers={"Authorization": f"Bearer {token}"}) as response,
-        ):
-            yield from _answer(response).iter_bytes(2**20)
+        headers = {"Authorization": f"Bearer {token}", FOLLOWS_REDIRECTS: "1"}
+        with self._errors(f"GET {path}"):
+            with self._http.stream("GET", self._url + path, headers=headers) as response:
+                if response.status_code != httpx.codes.TEMPORARY_REDIRECT:
+                    yield from _answer(response).iter_bytes(_BLOCK)
+                    return
+                presigned = response.headers["location"]
+            with self._http.stream("GET", presigned) as response:  # without the token, which is not for the bucket
+                yield from _presigned(response).iter_bytes(_BLOCK)
+
+
+def _presigned(response: httpx.Response) -> httpx.Response:
+    """The bucket's answer if it is a success. Otherwise raises Unreachable: the next try asks the service for another URL, and
+    the service says what is wrong. The URL, which opens the object, is not told."""
+    if response.is_success:
+        return response
+    raise Unreachable(f"{response.request.method} of an object at {response.request.url.host}: {response.status_code}")
+
+
+def _blocks(content: BinaryIO, count: int) -> Iterator[bytes]:
+    while count > 0 and (block := content.read(min(_BLOCK, count))):
+        count -= len(block)
+        yield block

@@ -1,6 +1,7 @@
 """Adapter routes: list, describe, delete, download file by file or as an archive; and a task's winner."""
 
 from collections.abc import Mapping
+from functools import partial
 from hashlib import sha256
 from itertools import chain
 from typing import Annotated
@@ -21,7 +22,7 @@ from service.authentication import Db, NotedDb, Reader, Writer
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.problems import Conflict, NotFound
 from service.http.response_schemas import bytes_of, problems
-from service.storage.downloads import ObjectLost, attachment, matches, send_object
+from service.storage.downloads import ObjectLost, attachment, matches, redirect, send_object
 from service.storage.object_store import ObjectMissing, Storage
 from service.tasks.adapter_queries import adapters_of
 from service.tasks.curves.curve_reader import MAX_RESOLUTION, Window, coarse_curves
@@ -160,7 +161,10 @@ def carried(session: Session, principal: Principal, adapter: Adapter) -> dict[st
 
 
 def send_archive(request: Request, storage: Storage, adapter: Adapter, texts: Mapping[str, bytes]) -> Response:
-    """Respond with the adapter's folder and `texts` (by name) as a tar.gz, or 304 if the caller has it. Raises ObjectLost."""
+    """Respond with the adapter's folder and `texts` (by name) as a tar.gz, a redirect to it, or 304 if the caller has it.
+
+    Raises ObjectLost.
+    """
     files = AdapterManifest.model_validate(adapter.manifest).files
     named = [*(f"{file.path} {file.sha256}" for file in files), *(f"{n} {sha256(t).hexdigest()}" for n, t in texts.items())]
     identity = "\n".join([adapter.id, *named])
@@ -172,8 +176,12 @@ def send_archive(request: Request, storage: Storage, adapter: Adapter, texts: Ma
     }
     if matches(request.headers.get("if-none-match"), etag):
         return Response(status_code=304, headers=headers)
-    blocks = tar_gz(storage, adapter.id, files, int(adapter.created_at.timestamp()), texts)
+    made = partial(tar_gz, storage, adapter.id, files, int(adapter.created_at.timestamp()), texts)
     try:
+        url = storage.presign_derived(f"{etag.strip(chr(34))}/{adapter.id}.tar.gz", made)
+        if url is not None:
+            return redirect(url)
+        blocks = made()
         first = next(blocks)
     except ObjectMissing:
         raise ObjectLost("A file of the adapter is missing from storage; please report this.") from None

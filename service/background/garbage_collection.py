@@ -3,7 +3,9 @@
 It also checks the usage counters against the usage rows.
 """
 
+import itertools
 import logging
+from collections.abc import Iterable, Iterator
 
 from sqlalchemy import or_, select, update
 from sqlalchemy.orm import Session
@@ -21,29 +23,37 @@ log = logging.getLogger(__name__)
 
 KEPT_SECONDS = 24 * 3600.0  # the longest time between an object's upload and the report that refers to it
 _DEFAULT = Retention()
+_BATCH, _ROWS = 50_000, 1000  # objects that are looked for at a time, rows read at a time
 
 
 def sweep(db: Database, storage: Storage, keep: Retention = _DEFAULT) -> int:
     """Delete unreferenced objects and old rows; returns the number of objects.
 
-    Safe beside uploads: a grant or put resets the object's age.
+    Safe beside uploads: a grant or put resets the object's age. Memory is bounded, however many objects there are.
     """
-    listed = storage.keys()  # before the rows that refer to them
-    old = {stored.sha256 for stored in listed if stored.age > KEPT_SECONDS}
     with db.begin() as session:
         expired = update(File).where(File.deleted_at.is_(None), File.expires_at <= clock(session))
         session.execute(expired.values(deleted_at=File.expires_at))
     forgotten = {table: rows for table, rows in forget(db, keep).items() if rows}
     if forgotten:
         log.info("removed rows that were kept long enough: %s", forgotten)
-    with db.begin() as session:
-        orphans = old - _referenced(session)
     _compare_counters(db)
-    removed = sum(storage.delete(sha256, older_than=KEPT_SECONDS) for sha256 in sorted(orphans))
+    removed = 0
+    listed = storage.keys()
+    for old in _batches(stored.sha256 for stored in listed if stored.age > KEPT_SECONDS):
+        with db.begin() as session:  # after the listing: what was referred to meanwhile is kept
+            orphans = _unreferenced(session, old)
+        removed += sum(storage.delete(sha256, older_than=KEPT_SECONDS) for sha256 in sorted(orphans))
     removed += storage.sweep_incoming()
     if removed:
         log.info("removed %d objects that nothing referred to", removed)
     return removed
+
+
+def _batches(keys: Iterable[str]) -> Iterator[set[str]]:
+    keys = iter(keys)
+    while batch := set(itertools.islice(keys, _BATCH)):
+        yield batch
 
 
 def _compare_counters(db: Database) -> None:
@@ -54,15 +64,17 @@ def _compare_counters(db: Database) -> None:
             log.error("the counter of the tokens that tenant %s trained this month is not the sum over its tasks", tenant)
 
 
-def _referenced(session: Session) -> set[str]:
-    """Every sha256 that a file, a checkpoint or an adapter refers to. A deleted file counts while a task still needs it."""
+def _unreferenced(session: Session, found: set[str]) -> set[str]:
+    """Those of `found` that no file, checkpoint or adapter refers to. A deleted file counts while a task still needs it."""
     needed = select(Task.id).where(
         Task.status.not_in(list(TASK_TERMINAL)), or_(Task.train_file_id == File.id, Task.validation_file_id == File.id)
     )
     files = select(File.sha256).where(or_(File.deleted_at.is_(None), needed.exists()))
     checkpoints = select(Job.checkpoint["sha256"].astext).where(Job.checkpoint.is_not(None))
-    adapters = session.scalars(
-        select(Adapter.manifest["files"]).where(Adapter.deleted_at.is_(None)).execution_options(yield_per=1000)
-    )
-    kept = {file["sha256"] for manifest in adapters for file in manifest}
-    return kept | set(session.scalars(files)) | set(session.scalars(checkpoints))
+    adapters = select(Adapter.manifest["files"]).where(Adapter.deleted_at.is_(None))
+    left = set(found)
+    for one in (files, checkpoints):
+        left.difference_update(session.scalars(one.execution_options(yield_per=_ROWS)))
+    for manifest in session.scalars(adapters.execution_options(yield_per=_ROWS)):
+        left.difference_update(file["sha256"] for file in manifest)
+    return left

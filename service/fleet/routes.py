@@ -18,11 +18,11 @@ from service.fleet.cached_files import unwanted
 from service.fleet.desired_state import desired_state, warm_start
 from service.fleet.errors import ObjectUnknown
 from service.fleet.worker_authentication import check_node
-from service.http.concurrency_limits import Reporting
+from service.http.concurrency_limits import Completing, Reporting
 from service.http.problems import invalid_field
 from service.http.request_bodies import Whole, pour, read_json
 from service.storage.downloads import send_object
-from service.storage.object_store import ObjectMismatch
+from service.storage.object_store import ObjectMismatch, ObjectMissing
 from service.tenants.auth_throttle import address_of
 
 router = APIRouter(prefix="/internal/v1", include_in_schema=False)
@@ -103,7 +103,7 @@ def file(placement_id: str, file_id: str, bearer: Bearer, parts: DependenciesDep
         if file_id not in (task.train_file_id, task.validation_file_id):
             raise ObjectUnknown(f"File {file_id} is not one of task {task.id}.")
         found = session.get_one(File, file_id)
-    return send_object(request, parts.storage, found.sha256, found.name, "application/jsonl")
+    return send_object(request, parts.storage, found.sha256, found.name, "application/jsonl", worker=True)
 
 
 @router.get("/placements/{placement_id}/objects/{sha256}")
@@ -115,7 +115,7 @@ def checkpoint(placement_id: str, sha256: str, bearer: Bearer, parts: Dependenci
         served = {job.checkpoint["sha256"] for job in task.jobs if job.checkpoint}
         if sha256 not in served | {file.sha256 for file in (start.files if start else [])}:
             raise ObjectUnknown(f"No job of task {task.id} has a checkpoint {sha256}, nor starts from it.")
-    return send_object(request, parts.storage, sha256, sha256, "application/octet-stream")
+    return send_object(request, parts.storage, sha256, sha256, "application/octet-stream", worker=True)
 
 
 @router.post("/placements/{placement_id}/uploads")
@@ -127,7 +127,7 @@ def upload(placement_id: str, said: UploadRequest, bearer: Bearer, parts: Depend
         _, placement = reports.own_placement(session, parts.settings, placement_id, bearer)
         if said.fence != placement.fence:
             raise reports.stale(placement)
-    grant = parts.storage.grant_upload(said.sha256, said.bytes)
+    grant = parts.storage.grant_upload(said.sha256, said.bytes, said.direct)
     if grant.exists:
         return grant
     return grant.model_copy(update={"headers": grant.headers | {"Authorization": f"Bearer {bearer}", _PLACEMENT: placement_id}})
@@ -147,6 +147,17 @@ async def put_object(token: str, request: Request, bearer: Bearer, state: Servic
         raise invalid_field("body", "object_mismatch", str(error)) from None
     finally:
         await run_in_threadpool(incoming.abandon)
+
+
+@router.post("/objects/{token}/complete", status_code=204)
+def complete_object(token: str, bearer: Bearer, state: Service, limited: Completing, placement: OfPlacement = "") -> None:
+    """Verifies and keeps what a placement, which has not ended since, put to the presigned URLs of its grant."""
+    granted = state.grants.verify(token)
+    _require_live(state, placement, bearer)
+    try:
+        state.storage.complete_upload(token, granted.sha256, granted.size)
+    except (ObjectMismatch, ObjectMissing) as error:
+        raise invalid_field("body", "object_mismatch", str(error)) from None
 
 
 def _require_live(state: State, placement_id: str, bearer: str | None) -> None:

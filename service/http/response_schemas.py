@@ -50,5 +50,6 @@ def event_stream(frames: AsyncIterator[str]) -> StreamingResponse:
 
 
 def bytes_of(media_type: str, description: str) -> dict[int | str, dict[str, Any]]:
-    """A 200 response that is a byte stream, for a route's `responses`."""
-    return {200: {"description": description, "content": {media_type: {"schema": {"type": "string", "format": "binary"}}}}}
+    """A 200 response that is a byte stream, or a redirect to it, for a route's `responses`."""
+    bytes_ = {"description": description, "content": {media_type: {"schema": {"type": "string", "format": "binary"}}}}
+    return {200: bytes_, 307: {"description": "The bytes are at `Location`, for minutes: with storage in a bucket"}}

@@ -1,6 +1,7 @@
 """/openai/v1/files: training data sets, and jobs' result files."""
 
 from datetime import timedelta
+from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -86,12 +87,18 @@ def get_file_content(file_id: str, reader: Reader, db: Db, storage: Store, reque
     with db.begin() as session:
         if not result_files.is_result(file_id):
             file = actions.find_file(session, reader, file_id)
-            return send_object(request, storage, file.sha256, file.name, "application/jsonl")
-        result = result_files.find_result(session, reader, file_id)
-        if result.kind == "adapter":
-            adapter = result_files.winners_adapter(session, reader, result.task)
-            return send_archive(request, storage, adapter, carried(session, reader, adapter))
-        content = b"".join(result_files.text(session, reader, result))
+            answer = partial(send_object, request, storage, file.sha256, file.name, "application/jsonl")
+        else:
+            result = result_files.find_result(session, reader, file_id)
+            if result.kind == "adapter":
+                adapter = result_files.winners_adapter(session, reader, result.task)
+                answer = partial(send_archive, request, storage, adapter, carried(session, reader, adapter))
+            else:
+                answer = partial(_as_text, result, b"".join(result_files.text(session, reader, result)))
+    return answer()  # after the transaction: storage may be slow
+
+
+def _as_text(result: result_files.Result, content: bytes) -> Response:
     return Response(content, 200, {"Content-Disposition": attachment(result.filename)}, _MEDIA[result.kind])
 
 

@@ -1,4 +1,7 @@
-"""Streams a stored object in blocks: its sha256 is its ETag and Content-Digest, and a request may ask for one byte range."""
+"""Answers with a stored object: a redirect to its presigned URL, headers for a proxy that sends it, or its bytes in blocks.
+
+The sha256 is the ETag and Content-Digest; a request may ask for one byte range.
+"""
 
 import base64
 import re
@@ -7,8 +10,9 @@ from typing import BinaryIO
 from urllib.parse import quote
 
 from fastapi import Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
+from contract.messages.upload_messages import FOLLOWS_REDIRECTS
 from service.http.problems import Problem
 from service.storage.object_store import BLOCK, ObjectMissing, Storage
 
@@ -23,17 +27,30 @@ class ObjectLost(Problem):
     status, code, title = 500, "object_lost", "Storage does not hold what the database refers to"
 
 
-def send_object(request: Request, storage: Storage, sha256: str, filename: str, media_type: str) -> Response:
-    """The object, the requested range (206), or 304 if the caller has it. Raises ObjectLost or RangeOutside."""
+def send_object(
+    request: Request, storage: Storage, sha256: str, filename: str, media_type: str, worker: bool = False
+) -> Response:
+    """The object, the requested range (206), a redirect (307), or 304 if the caller has it. Raises ObjectLost or RangeOutside.
+
+    worker: the caller is one, and comes without a proxy; it is redirected only if it says that it follows.
+    """
     etag = f'"{sha256}"'
     headers = {"ETag": etag, "Accept-Ranges": "bytes", "Cache-Control": "private, no-cache"}
     if matches(request.headers.get("if-none-match"), etag):
         return Response(status_code=304, headers=headers)
     try:
-        size, source = storage.size(sha256), storage.open(sha256)
+        size = storage.size(sha256)
+        follows = not worker or FOLLOWS_REDIRECTS in request.headers
+        if follows and (url := storage.presign(sha256)) is not None:
+            return redirect(url)
+        source = storage.open(sha256)
     except ObjectMissing:
         raise ObjectLost("The bytes are missing from storage; please report this.") from None
     headers |= {"Content-Disposition": attachment(filename), "Content-Digest": digest(sha256)}
+    if not worker and (by_proxy := storage.proxy_headers(sha256)):
+        source.close()
+        del headers["Content-Digest"]  # the proxy also answers with ranges
+        return Response(None, 200, headers | by_proxy, media_type)
     try:
         wanted = _range(request, etag, size)
     except RangeOutside:
@@ -46,6 +63,11 @@ def send_object(request: Request, storage: Storage, sha256: str, filename: str, 
     headers |= {"Content-Range": f"bytes {first}-{last}/{size}", "Content-Length": str(last - first + 1)}
     del headers["Content-Digest"]  # it would have to be the range's digest
     return StreamingResponse(_blocks(source, first, last - first + 1), 206, headers, media_type)
+
+
+def redirect(url: str) -> Response:
+    """To a presigned URL, which nobody may keep: it ends soon, and opens its object to whoever has it."""
+    return RedirectResponse(url, 307, {"Cache-Control": "private, no-store", "Referrer-Policy": "no-referrer"})
 
 
 def matches(header: str | None, etag: str) -> bool:

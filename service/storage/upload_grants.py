@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from service.http.problems import Forbidden
 
-_SECONDS = 3600
+GRANT_SECONDS = 3600
 
 
 class GrantRefused(Forbidden):
@@ -30,7 +30,7 @@ class UploadGrants:
         self._key = hmac.digest(secret.encode(), b"motet upload grant", "sha256")
 
     def sign(self, sha256: str, size: int) -> str:
-        said = f"{sha256}.{size}.{int(time.time()) + _SECONDS}"
+        said = f"{sha256}.{size}.{int(time.time()) + GRANT_SECONDS}"
         return f"{said}.{self._signature(said)}"
 
     def verify(self, token: str) -> Granted:

@@ -140,7 +140,7 @@ class ArtifactUploader:
         self._hand_over(partial(then, made))
 
     def _upload(self, lease: Lease, kept: Kept) -> None:
-        request = UploadRequest(fence=lease.fence, sha256=kept.sha256, bytes=kept.bytes)
+        request = UploadRequest(fence=lease.fence, sha256=kept.sha256, bytes=kept.bytes, direct=True)
 
         def attempt() -> None:
             grant = self._link.grant(lease.placement_id, lease.token, request)

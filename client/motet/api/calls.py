@@ -132,6 +132,7 @@ class Admin(Calls[D]):
     """Calls that need the admin scope."""
 
     register_model = Call(fleet.register_model)
+    storage = Call(fleet.storage)
     nodes = Paginated(fleet.nodes)
     drain = Call(fleet.drain)
     undrain = Call(fleet.undrain)

@@ -15,7 +15,9 @@ _HERE = {"127.0.0.1", "::1", "localhost"}  # proxies from the environment are fo
 def options(api_url: str, key: str) -> dict[str, Any]:
     """How to make an httpx client for this address. Raises Unreachable where it is no address."""
     headers = {"Authorization": f"Bearer {key}", "User-Agent": f"motet-client/{VERSION}"}
-    return {"base_url": api_url, "headers": headers, "trust_env": _address(api_url).host not in _HERE}
+    proxied = _address(api_url).host not in _HERE
+    # a download may be a redirect to storage, to which httpx does not send the key
+    return {"base_url": api_url, "headers": headers, "trust_env": proxied, "follow_redirects": True}
 
 
 def sent(request: Send) -> dict[str, Any]:

@@ -12,6 +12,11 @@ from motet.api.resources import Node, Task
 _LOSES = 3  # executors lost in a row before a device is named
 _LOOKED_AT = 50  # tasks per status, at most
 
+_SLOW_SECONDS = 5.0
+_STORAGE_SLOW = "uploads and downloads are as slow; look at the bucket's own measurements and the network between"
+_STORAGE_AWAY = "nothing is lost: workers try again; see that its server runs and that the API reaches it"
+_STORAGE_REFUSES = "see MOTET_STORAGE_URL, its region and its credentials (docs/OPERATIONS.md, Storage); the API's log has more"
+
 _TROUBLES = {  # of nodes that send heartbeats, and how to fix them
     "quarantined": (
         "its worker's log tells how its executors ended; once that is mended restart the worker, or let it take tasks again "
@@ -42,6 +47,7 @@ def examine(connect: Callable[[], Client] = Client) -> Iterator[Finding]:
     with client:
         try:
             yield from _service(client)
+            yield from _storage(client)
             yield from _models(client)
             yield from _nodes(client)
             yield from _tasks(client)
@@ -56,6 +62,23 @@ def _service(client: Client) -> Iterator[Finding]:
     yield Finding(True, f"{client.api_url} answers, and its database is up to date")
     next(client.tasks.list(), None)
     yield Finding(True, "the key is good")
+
+
+def _storage(client: Client) -> Iterator[Finding]:
+    try:
+        found = client.admin.storage()
+    except NoCredentials:
+        return  # said of the machines
+    except ApiError as error:
+        if error.status != 404:  # a service of an earlier version
+            raise
+        return
+    if found.problem is None:
+        slow = f", slowly: a small object took {found.seconds:.1f} s" if found.seconds > _SLOW_SECONDS else ""
+        yield Finding(not slow, f"storage at {found.address} keeps what is written to it{slow}", _STORAGE_SLOW if slow else "")
+    else:
+        mend = _STORAGE_AWAY if found.may_pass else _STORAGE_REFUSES
+        yield Finding(False, f"storage at {found.address} does not work: {found.problem}", mend)
 
 
 def _models(client: Client) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from service.files.dataset_intake import MAX_ERRORS, FileInvalid, FileTooLarge, Intake, Limits, RowCheck
 from service.files.row_checks import Format
-from service.storage.object_store import LocalStorage
+from service.storage.local_storage import LocalStorage
 from service.storage.upload_grants import UploadGrants
 from tests.service.api import CHAT, PAIR, jsonl
 

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from contract.messages.upload_messages import UploadGrant
 from service.storage.object_store import ObjectMissing
 from tests.service.fleet.scripted import moved, points
 
@@ -47,7 +48,7 @@ def test_an_object_that_is_there_is_not_sent_again(placement):
     assert not first["exists"]
     for _ in range(2):  # an upload that is repeated, because its answer was lost, changes nothing
         assert put(placement, first, content) == (204, None)
-    assert grant(placement, content) == {"exists": True, "url": None, "headers": {}}
+    assert grant(placement, content) == UploadGrant(exists=True).model_dump()
 
 
 @pytest.mark.parametrize("content", [b"other bytes!", b"short", b"", b"far more than was announced"])

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from service.storage.object_store import LocalStorage, ObjectMismatch, ObjectMissing
+from service.storage.local_storage import LocalStorage
+from service.storage.object_store import ObjectMismatch, ObjectMissing
 from service.storage.upload_grants import GrantRefused, UploadGrants
 
 DATA = b"some bytes"

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from motet.api.resources import JoinToken, Model, Node, Schedule
+from motet.api.resources import JoinToken, Model, Node, Schedule, Storage
 from motet.api.steps import Listing, Operation, change, entries, gathered, get, make, one, pages
 
 
@@ -35,6 +35,11 @@ def ready() -> Operation[None]:
 def register_model(name: str, source: str | Path) -> Operation[Model]:
     """Allow a base model: `source` is a folder that every node has. Its current revision is pinned."""
     return one(Model, make("/v1/admin/models", json={"name": name, "source": str(source)}))
+
+
+def storage() -> Operation[Storage]:
+    """Where the service keeps objects, and whether it can: it tries."""
+    return one(Storage, get("/v1/admin/storage"))
 
 
 def nodes() -> Listing[Node]:

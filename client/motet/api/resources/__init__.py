@@ -18,7 +18,17 @@ from motet.api.resources.account import (
 from motet.api.resources.adapters import Adapter
 from motet.api.resources.batches import Batch, BatchEstimate, BatchTask
 from motet.api.resources.files import File, Preview, PreviewRow, PreviewSequence, RowProblem
-from motet.api.resources.fleet import Device, Model, Node, RunningTask, Schedule, ScheduledNode, ScheduledTask, WaitingTask
+from motet.api.resources.fleet import (
+    Device,
+    Model,
+    Node,
+    RunningTask,
+    Schedule,
+    ScheduledNode,
+    ScheduledTask,
+    Storage,
+    WaitingTask,
+)
 from motet.api.resources.tasks import (
     Between,
     Curve,
@@ -73,6 +83,7 @@ __all__ = [
     "ScheduledNode",
     "ScheduledTask",
     "SignInLink",
+    "Storage",
     "Task",
     "TaskUsage",
     "Tenant",

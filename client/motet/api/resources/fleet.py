@@ -17,6 +17,17 @@ class Model(Message):
     max_position: int = 0
 
 
+class Storage(Message):
+    """Where the service keeps files, checkpoints and adapters. `problem`: why it cannot now; `may_pass` by itself."""
+
+    kind: str
+    address: str
+    problem: str | None = None
+    may_pass: bool | None = None
+    seconds: float = 0.0
+    free_bytes: int | None = None
+
+
 class Device(Message):
     """One accelerator, or one CPU slot that stands in for one."""
 

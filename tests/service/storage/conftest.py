@@ -1,0 +1,53 @@
+"""Storage of every kind, made by the settings as a service's own: a folder, and buckets of two servers that speak S3."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from service.database.engine import Database
+from service.storage.connect import storage_of
+from service.storage.object_store import Storage
+from tests.service.storage.object_servers import CREDENTIALS, KINDS, ObjectServer, object_server
+
+
+@pytest.fixture(scope="session")
+def moto(tmp_path_factory) -> Iterator[ObjectServer]:
+    with object_server("moto", tmp_path_factory.mktemp("moto")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def localbucket(tmp_path_factory) -> Iterator[ObjectServer]:
+    with object_server("localbucket", tmp_path_factory.mktemp("localbucket")) as server:
+        yield server
+
+
+@pytest.fixture
+def credentials(monkeypatch) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def storage_with(database, settings_for, database_url, tmp_path, credentials) -> Callable[..., Storage]:
+    """Make storage with these settings."""
+
+    def make(**changes: object) -> Storage:
+        return storage_of(settings_for(database_url, tmp_path, **changes), Database(database_url, pool_size=2))
+
+    return make
+
+
+@pytest.fixture(params=["folder", *KINDS])
+def kept(request, storage_with, tmp_path) -> Storage:
+    """Empty storage of each kind."""
+    if request.param == "folder":
+        return storage_with()
+    server: ObjectServer = request.getfixturevalue(request.param)
+    return storage_with(**server.settings(prefix=tmp_path.name))
+
+
+@pytest.fixture(params=KINDS)
+def bucket(request, storage_with, tmp_path) -> Storage:
+    """Empty storage in a bucket of each server."""
+    return storage_with(**request.getfixturevalue(request.param).settings(prefix=tmp_path.name))
