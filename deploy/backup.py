@@ -44,6 +44,8 @@ def back_up(state: State, target: Path) -> None:
     _tool(postgres, "pg_dump", *words, f"--file={draft}", grows=draft)
     draft.replace(target / _DUMP)
     shutil.copy2(state.folder / "secrets.json", target / "secrets.json")
+    if in_bucket() is not None:
+        return
     for path in sorted((state.folder / "storage" / "objects").glob("??/*")):
         copy = target / "storage" / "objects" / path.parent.name / path.name
         if not copy.exists() or copy.stat().st_size != path.stat().st_size:
@@ -52,13 +54,20 @@ def back_up(state: State, target: Path) -> None:
             copy.with_suffix(".new").replace(copy)
 
 
+def in_bucket() -> str | None:
+    """The bucket that holds this stack's objects, which is backed up by its own means."""
+    url = os.environ.get("MOTET_STORAGE_URL", "")
+    return url if url and not url.startswith("file://") else None
+
+
 def restore(state: State, source: Path) -> None:
     """Create the state folder from a backup. It must contain neither secrets nor a database."""
     if (state.folder / "secrets.json").exists():
         raise StackError(f"{state.folder} is in use", "name another one with MOTET_STATE_DIR, or remove it")
     if not state.lock():
         raise StackError("a stack is starting there", "wait, or name another folder with MOTET_STATE_DIR")
-    shutil.copytree(source / "storage", state.folder / "storage", dirs_exist_ok=True)
+    if (source / "storage").exists():
+        shutil.copytree(source / "storage", state.folder / "storage", dirs_exist_ok=True)
     shutil.copy2(source / "secrets.json", state.folder / "secrets.json")
     with _running(postgres_of(state, choose_account())) as postgres:
         postgres.create_database()
@@ -112,6 +121,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"motet: {error}", file=sys.stderr)
         return 1
     print(f"restored {default_folder()}" if chosen.restore else f"backed up to {chosen.folder}")
+    if (bucket := in_bucket()) is not None:
+        print(f"objects are in {bucket}: back them up and restore them by the bucket's own means (versions, replication)")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""python -m service migrate | bootstrap | api | queue | reconcile | openapi
+"""python -m service migrate | bootstrap | api | queue | reconcile | move-storage | openapi
 
 Each command imports only its own modules: the solver alone takes a second and a hundred megabytes.
 """
@@ -13,6 +13,7 @@ from sqlalchemy.exc import OperationalError
 from service import json_logging
 from service.schema import schema_upgrade
 from service.settings import Settings, SettingsError, complain
+from service.storage.object_store import StorageAway, StorageRefused
 from service.thread_excepthook import end_process_with_its_threads
 
 # each function takes the settings and returns when its work is done
@@ -22,6 +23,7 @@ _COMMANDS = {
     "api": "service.server:run",
     "queue": "service.background.queue_worker:run_worker",
     "reconcile": "service.background.reconciler:run",
+    "move-storage": "service.storage.storage_move:run",
 }
 _NEED_TABLES = ("api", "queue", "reconcile")
 _OPENAPI = "service.app:openapi_yaml"
@@ -42,6 +44,9 @@ def main(arguments: list[str]) -> int:
         _run(arguments[0], settings)
     except (SettingsError, schema_upgrade.SchemaBehind) as error:
         complain(str(error))
+        return 1
+    except (StorageAway, StorageRefused) as error:
+        complain(f"storage: {error}")
         return 1
     except (OperationalError, ConnectionFailed) as error:
         cause = error.orig if isinstance(error, OperationalError) else error

@@ -90,6 +90,7 @@ class Settings(BaseSettings):
     metrics_token: Secret | None = None  # Prometheus's bearer token for /metrics, instead of an admin key
     storage_dir: Path | None  # of the objects, shared by all service processes; needed unless storage_url is set
     storage_url: StorageUrl | None = None  # file:///…, s3://bucket/prefix, gs://…, az://…
+    storage_move_to: StorageUrl | None = None  # where `move-storage` copies the objects
     storage_endpoint: HttpUrlText | None = None  # of an S3-compatible server; left out, the cloud's own
     storage_public_endpoint: HttpUrlText | None = None  # the same for tenants and workers, where it differs
     storage_region: str | None = None
@@ -166,7 +167,12 @@ class Settings(BaseSettings):
             "encryption": self.storage_encryption,
             "kms_key": self.storage_kms_key,
         }
-        if not bucket and (named := [name for name, value in for_a_bucket.items() if value is not None]):
+        moves_to_bucket = self.storage_move_to is not None and not self.storage_move_to.startswith("file://")
+        if (
+            not bucket
+            and not moves_to_bucket
+            and (named := [name for name, value in for_a_bucket.items() if value is not None])
+        ):
             raise ValueError(f"MOTET_STORAGE_{named[0].upper()} needs MOTET_STORAGE_URL to name a bucket (s3://bucket/prefix)")
         if self.storage_kms_key is not None and self.storage_encryption in (None, "AES256"):
             raise ValueError("MOTET_STORAGE_KMS_KEY needs MOTET_STORAGE_ENCRYPTION=aws:kms or aws:kms:dsse")

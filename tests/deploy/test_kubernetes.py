@@ -43,7 +43,22 @@ OWN_SERVERS: Mapping[str, Any] = {
     "networkPolicies": {"enabled": False},
     "workers": {"gpus": 0},
 }
-CASES = pytest.mark.parametrize("values", [{}, EVERYTHING, OWN_SERVERS], ids=["default", "everything", "own servers"])
+A_BUCKET: Mapping[str, Any] = {
+    "storage": {
+        "url": "s3://models/motet",
+        "endpoint": "http://minio.storage:9000",
+        "publicEndpoint": "https://objects.example.com",
+        "region": "eu-central-1",
+        "encryption": "aws:kms",
+        "kmsKey": "alias/motet",
+        "credentialsSecret": "bucket",
+        "accessMode": "ReadWriteOnce",
+        "size": "1Gi",
+    }
+}
+CASES = pytest.mark.parametrize(
+    "values", [{}, EVERYTHING, OWN_SERVERS, A_BUCKET], ids=["default", "everything", "own servers", "a bucket"]
+)
 
 
 def objects(values: Mapping[str, Any] | None = None, name: str = "motet") -> list[dict[str, Any]]:
@@ -152,6 +167,19 @@ def test_commands_ports_and_probes_exist(values: Mapping[str, Any]) -> None:
     assert (str(ports["public"]), str(ports["internal"])) == (env["MOTET_PORT"], env["MOTET_INTERNAL_PORT"])
     worker = find("StatefulSet", "motet-worker", values)["spec"]["template"]["spec"]["containers"][0]
     assert env_of(worker)["MOTET_API_URL"] == f"http://motet-internal:{env['MOTET_INTERNAL_PORT']}"
+
+
+def test_with_a_bucket_only_the_first_keys_need_a_claim() -> None:
+    for name in ("api", "queue", "reconcile"):
+        pod = find("Deployment", f"motet-{name}", A_BUCKET)["spec"]["template"]["spec"]
+        given = env_of(pod["containers"][0])
+        assert {volume["name"]: volume for volume in pod["volumes"]}["storage"] == {"name": "storage", "emptyDir": {}}
+        assert given["MOTET_STORAGE_URL"] == "s3://models/motet"
+        assert {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= given.keys()
+        assert "MOTET_STORAGE_DIR" not in given
+    job = find("Job", "motet-migrate", A_BUCKET)["spec"]["template"]["spec"]
+    assert "persistentVolumeClaim" in {volume["name"]: volume for volume in job["volumes"]}["storage"]
+    assert "AWS_ACCESS_KEY_ID" not in str(find("StatefulSet", "motet-worker", A_BUCKET)), "workers get presigned URLs"
 
 
 def test_selectors_find_their_pods() -> None:

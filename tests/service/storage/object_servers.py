@@ -31,7 +31,7 @@ class ObjectServer:
     def settings(self, prefix: str = "of/tests", **changes: object) -> dict[str, Any]:
         """The settings of a service that keeps its objects here."""
         where = {"storage_url": f"s3://{self.bucket}/{prefix}", "storage_endpoint": self.url, "storage_region": "us-east-1"}
-        return where | {"storage_timeout_seconds": 5, "storage_retries": 1, "storage_dir": None} | changes
+        return where | {"storage_timeout_seconds": 60, "storage_retries": 3, "storage_dir": None} | changes
 
     @contextmanager
     def hung(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from service.storage.object_store import ObjectMismatch, ObjectMissing
 from service.storage.upload_grants import GRANT_SECONDS
 
 SMALL = b"some bytes"
-LARGE = os.urandom(2**20) * 20  # several parts of a multipart upload
+LARGE = os.urandom(2**20) * 17  # several parts of a multipart upload
 
 
 def sha_of(data: bytes) -> str:

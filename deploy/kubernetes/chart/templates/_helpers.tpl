@@ -75,7 +75,32 @@ redis
   value: postgresql+psycopg://motet_app:$(POSTGRES_APP_PASSWORD)@{{ include "motet.postgres.address" . }}
 - name: MOTET_REDIS_URL
   value: {{ include "motet.valkey.scheme" . }}://service:$(VALKEY_PASSWORD)@{{ include "motet.valkey.host" . }}:{{ .Values.valkey.port }}/0
+{{- if .Values.storage.url }}
+- {name: MOTET_STORAGE_URL, value: {{ .Values.storage.url | quote }}}
+{{- with .Values.storage.endpoint }}
+- {name: MOTET_STORAGE_ENDPOINT, value: {{ . | quote }}}
+{{- end }}
+{{- with .Values.storage.publicEndpoint }}
+- {name: MOTET_STORAGE_PUBLIC_ENDPOINT, value: {{ . | quote }}}
+{{- end }}
+{{- with .Values.storage.region }}
+- {name: MOTET_STORAGE_REGION, value: {{ . | quote }}}
+{{- end }}
+{{- with .Values.storage.encryption }}
+- {name: MOTET_STORAGE_ENCRYPTION, value: {{ . | quote }}}
+{{- end }}
+{{- with .Values.storage.kmsKey }}
+- {name: MOTET_STORAGE_KMS_KEY, value: {{ . | quote }}}
+{{- end }}
+{{- with .Values.storage.credentialsSecret }}
+- name: AWS_ACCESS_KEY_ID
+  valueFrom: {secretKeyRef: {name: {{ . }}, key: AWS_ACCESS_KEY_ID}}
+- name: AWS_SECRET_ACCESS_KEY
+  valueFrom: {secretKeyRef: {name: {{ . }}, key: AWS_SECRET_ACCESS_KEY}}
+{{- end }}
+{{- else }}
 - {name: MOTET_STORAGE_DIR, value: /var/lib/motet/storage}
+{{- end }}
 - {name: MOTET_STATE_DIR, value: /var/lib/motet/state}
 - {name: MOTET_HOST, value: 0.0.0.0}
 - {name: MOTET_PORT, value: "8321"}
@@ -99,7 +124,21 @@ redis
 
 {{- define "motet.service.volumes" -}}
 - name: storage
+{{- if .Values.storage.url }}
+  emptyDir: {}
+{{- else }}
   persistentVolumeClaim: {claimName: {{ include "motet.storage.claim" . }}}
+{{- end }}
+{{ include "motet.other.volumes" . }}
+{{- end }}
+
+{{- define "motet.bootstrap.volumes" -}}
+- name: storage
+  persistentVolumeClaim: {claimName: {{ include "motet.storage.claim" . }}}
+{{ include "motet.other.volumes" . }}
+{{- end }}
+
+{{- define "motet.other.volumes" -}}
 - name: models
   persistentVolumeClaim: {claimName: {{ .Values.models.existingClaim }}, readOnly: true}
 - name: tmp

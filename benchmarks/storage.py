@@ -1,0 +1,158 @@
+"""A large upload and download beside polls: `python -m benchmarks.storage --gb 1 --kind localbucket` (or `--kind folder`).
+
+The API, Postgres, Valkey and the server that speaks S3 are real processes on this machine, which all share its cores. A file of
+`--gb` gigabytes is uploaded through the API, which checks its rows and sends it on in parts, then downloaded: over a bucket, by
+the redirect to a presigned URL. Meanwhile somebody polls a task every 20 ms.
+
+The gate: what comes back has the sha256 of what was sent, and the API's memory grew by less than FLAT_MB, whatever the size.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+
+from benchmarks.process_usage import Spent, memory_mb, stolen_seconds
+from benchmarks.result_file import write_result
+from tests.service.storage.object_servers import CREDENTIALS, object_server
+from tests.walk.house import House, gsm8k, house
+
+FLAT_MB = 200.0
+_BOUNDARY = "a-boundary-of-the-benchmark"
+_ROW_BYTES = 64 * 1024
+_POLL_SECONDS, _IDLE_SECONDS = 0.02, 15.0
+_SECONDS = 3600.0  # of one transfer
+
+
+class Polls:
+    """Polls a task and looks at the API's memory, in a thread, while the body runs."""
+
+    def __init__(self, motet: House, task_id: str) -> None:
+        self._motet, self._path, self._stop = motet, f"/v1/tasks/{task_id}", threading.Event()
+        self._thread = threading.Thread(target=self._poll)
+        self.times: list[float] = []
+        self.memory: list[float] = []
+
+    def __enter__(self) -> "Polls":
+        self._spent, self._stolen, self._began = Spent({"api": self._motet.pids["api"]}), stolen_seconds(), time.monotonic()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.seconds = time.monotonic() - self._began
+        self.cpu, self.stolen = self._spent.seconds()["api"], stolen_seconds() - self._stolen
+
+    def row(self, what: str) -> dict[str, Any]:
+        ordered = sorted(self.times)
+        return {
+            "what": what,
+            "seconds": self.seconds,
+            "polls": len(ordered),
+            "poll_p50_ms": 1000 * median(ordered),
+            "poll_p99_ms": 1000 * ordered[int(0.99 * (len(ordered) - 1))],
+            "api_cpu_s": self.cpu,
+            "api_memory_mb": max(self.memory),
+            "stolen_s": self.stolen,
+        }
+
+    def _poll(self) -> None:
+        headers = {"Authorization": f"Bearer {self._motet.demo}"}
+        with httpx.Client(base_url=self._motet.url, headers=headers, timeout=60) as http:
+            while not self._stop.wait(_POLL_SECONDS):
+                began = time.perf_counter()
+                assert http.get(self._path).status_code == 200
+                self.times.append(time.perf_counter() - began)
+                self.memory.append(memory_mb([self._motet.pids["api"]]))
+
+
+def body(size: int, digest: Any) -> Iterator[bytes]:
+    """The multipart body of a file of about `size` bytes, whose hash goes into `digest`."""
+    yield f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="large.jsonl"\r\n\r\n'.encode()
+    for number in range(size // _ROW_BYTES):
+        row = {"prompt": f"row {number}", "completion": os.urandom(_ROW_BYTES // 2 - 32).hex()}
+        line = json.dumps(row).encode() + b"\n"
+        digest.update(line)
+        yield line
+    yield f"\r\n--{_BOUNDARY}--\r\n".encode()
+
+
+def upload(motet: House, size: int) -> tuple[dict[str, Any], str]:
+    digest = hashlib.sha256()
+    headers = {"Content-Type": f"multipart/form-data; boundary={_BOUNDARY}"}
+    answer = motet.http.post("/v1/files", content=body(size, digest), headers=headers, timeout=_SECONDS)
+    assert answer.status_code == 201, answer.text
+    return answer.json(), digest.hexdigest()
+
+
+def download(motet: House, file_id: str) -> str:
+    digest = hashlib.sha256()
+    with motet.http.stream("GET", f"/v1/files/{file_id}/content", follow_redirects=True, timeout=_SECONDS) as answer:
+        assert answer.status_code == 200
+        for block in answer.iter_bytes(2**20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def measure(motet: House, size: int) -> tuple[list[dict[str, Any]], dict[str, float], dict[str, Any]]:
+    task_id = motet.submit(
+        dataset={"file_id": motet.upload(gsm8k(20))},
+        search_space={"learning_rate": [1e-3], "rank": [4]},
+        training={"max_steps": 1},
+    )
+    motet.until(task_id, lambda task: task["status"] == "succeeded")
+    with Polls(motet, task_id) as idle:
+        time.sleep(_IDLE_SECONDS)
+    with Polls(motet, task_id) as uploading:
+        file, sent = upload(motet, size)
+    with Polls(motet, task_id) as downloading:
+        came = download(motet, file["id"])
+    rows = [idle.row("idle"), uploading.row("upload"), downloading.row("download")]
+    grown = max(row["api_memory_mb"] for row in rows[1:]) - rows[0]["api_memory_mb"]
+    figures = {
+        "upload_mb_s": file["bytes"] / 1e6 / uploading.seconds,
+        "download_mb_s": file["bytes"] / 1e6 / downloading.seconds,
+        "upload_gb": file["bytes"] / 1e9,
+        "api_memory_grown_mb": grown,
+        "poll_p99_ms_idle": rows[0]["poll_p99_ms"],
+        "poll_p99_ms_upload": rows[1]["poll_p99_ms"],
+        "poll_p99_ms_download": rows[2]["poll_p99_ms"],
+    }
+    same = sent == file["sha256"] == came
+    gate = {"passed": same and grown < FLAT_MB, "same_sha256": same, "api_memory_grown_mb": grown, "bound_mb": FLAT_MB}
+    return rows, figures, gate
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--gb", type=float, default=1.0)
+    parser.add_argument("--kind", choices=["folder", "localbucket", "moto"], default="localbucket")
+    given = parser.parse_args()
+    size = int(given.gb * 1e9)
+    environment = {"MOTET_MAX_FILE_BYTES": str(2 * size), "MOTET_MAX_FILE_ROWS": str(10**9)}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        if given.kind != "folder":
+            server = stack.enter_context(object_server(given.kind, Path(folder)))
+            where = server.settings(storage_timeout_seconds=120)
+            environment |= CREDENTIALS | {f"MOTET_{name.upper()}": str(value) for name, value in where.items() if value}
+        motet = stack.enter_context(house(Path(folder) / "state", **environment))
+        rows, figures, gate = measure(motet, size)
+    for row in rows:
+        print(row)
+    print(figures, gate)
+    print(write_result("storage", gate, figures, [{"kind": given.kind} | row for row in rows]))
+
+
+if __name__ == "__main__":
+    main()
