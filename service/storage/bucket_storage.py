@@ -81,13 +81,8 @@ class BucketStorage:
         return removed
 
     def grant_upload(self, sha256: str, size: int, direct: bool = False) -> UploadGrant:
-        with self._lock(require_sha256(sha256)):
-            try:
-                if self._found(sha256).bytes == size:
-                    self._mark(sha256)
-                    return UploadGrant(exists=True)
-            except ObjectMissing:
-                pass
+        if self._renewed(sha256, size):
+            return UploadGrant(exists=True)
         token = self._grants.sign(sha256, size)
         url = f"/internal/v1/objects/{token}"
         if not direct:
@@ -155,13 +150,20 @@ class BucketStorage:
         except KeyMissing:
             return float("inf")
 
-    def _mark(self, sha256: str) -> None:
-        self._bucket.put(f"{_TOUCHED}/{sha256}", b"")
+    def _renewed(self, sha256: str, size: int) -> bool:
+        """Whether the object is there, which is then young. The lock holds a connection: it is taken only if so."""
+        try:
+            if self._found(sha256).bytes != size:
+                return False
+            self._touch(sha256)
+            return self._found(sha256).bytes == size  # a removal may have been faster than the lock
+        except ObjectMissing:
+            return False
 
     def _touch(self, sha256: str) -> None:
         """Before an object is written: a removal that has begun ends first, a later one spares it."""
         with self._lock(require_sha256(sha256)):
-            self._mark(sha256)
+            self._bucket.put(f"{_TOUCHED}/{sha256}", b"")
 
     def _keep(self, written: str | bytes, sha256: str, size: int) -> None:
         """Store bytes that this process hashed: themselves, or those under a key that no URL was given for."""
