@@ -9,13 +9,16 @@ from datetime import timedelta
 
 import httpx
 import pytest
+from sqlalchemy import update
 
 from service.background import garbage_collection
 from service.background.garbage_collection import sweep
 from service.background.retention import Retention
 from service.storage.object_store import StorageAway, StorageRefused
+from service.tasks.models import Task
 from tests.service.adapters.test_adapters import FILES, unpack, won
 from tests.service.api import PAIR, jsonl
+from tests.service.sample_tasks import adapter, jobs_of
 from tests.service.storage.object_servers import CREDENTIALS, object_server
 from tests.service.storage.test_contract import put, sha_of
 
@@ -66,8 +69,12 @@ def test_rows_are_read_back_for_a_preview_and_a_validation(tenant, app):
     assert sum(1 for _ in from_storage) == 12
 
 
-def test_what_is_deleted_is_erased_by_the_next_sweep_a_day_later(tenant, won, database, storage, monkeypatch):
-    task_id, _ = won
+def test_what_is_deleted_is_erased_by_the_next_sweep_a_day_later(tenant, database, storage, monkeypatch):
+    own = {"adapter_config.json": os.urandom(30), "adapter_model.safetensors": os.urandom(3000)}
+    task_id = tenant.task()["id"]
+    with database.begin() as session:
+        adapter(session, storage, jobs_of(session, task_id)[0], own)
+        session.execute(update(Task).where(Task.id == task_id).values(status="cancelled"))
     monkeypatch.setattr(garbage_collection, "_BATCH", 3)
     gone, stays = (tenant.upload(jsonl(PAIR | {"prompt": name})).json() for name in ("gone", "stays"))
     assert tenant.delete(f"/v1/files/{gone['id']}").status_code == 204
@@ -76,16 +83,16 @@ def test_what_is_deleted_is_erased_by_the_next_sweep_a_day_later(tenant, won, da
     assert storage.exists(gone["sha256"]), "it may still be an upload that nobody reported yet"
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + garbage_collection.KEPT_SECONDS + 60)
-    assert sweep(database, storage, Retention(deleted=timedelta(0))) >= 1 + len(FILES)
+    assert sweep(database, storage, Retention(deleted=timedelta(0))) >= 1 + len(own)
     assert (storage.exists(gone["sha256"]), storage.exists(stays["sha256"])) == (False, True)
-    assert not any(storage.exists(hashlib.sha256(content).hexdigest()) for content in FILES.values())
+    assert not any(storage.exists(hashlib.sha256(content).hexdigest()) for content in own.values())
 
 
 def test_a_bucket_that_hangs_or_is_gone_is_said_and_may_be_tried_again(
     serve, settings_for, new_database_url, tmp_path, credentials
 ):
     with object_server("localbucket", tmp_path) as server:
-        changes = server.settings(storage_timeout_seconds=1, storage_retries=0)
+        changes = server.settings(storage_timeout_seconds=5, storage_retries=0)
         caller = serve(settings_for(new_database_url, tmp_path, **changes))
         file = caller.upload(jsonl(PAIR)).json()
         with server.hung():
