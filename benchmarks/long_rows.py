@@ -16,57 +16,29 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
 
+from benchmarks import drawn_base
 from benchmarks.gate import run_gate
-from benchmarks.llama_shapes import LLAMA_8B, LlamaShape, random_backbone
 from benchmarks.result_file import write_result
-from benchmarks.sweep.random_base import TOKENIZER
 from contract.messages.placement_messages import BaseModelRef
 from contract.messages.report_messages import ActivationsChosen, Attached, JobFailed, Report, Throughput
 from tests.worker.corpus import WORDS
-from tests.worker.fleet import Fleet, Reported, placer
+from tests.worker.fleet import Fleet
 from tests.worker.inside import Inside
-from worker.data.row_reader import reader_of
-from worker.executor import attached_placements
-from worker.model.arena import Arena
-from worker.model.backbone import Backbone
-from worker.model.cuda.device_arena import DeviceArena
-from worker.model.cuda.device_trainer import DeviceTrainer
-from worker.model.plain.trainer import Trainer
-from worker.replicas.base_loader import Base
+from tests.worker.placer import placer
+from tests.worker.reported import Reported
 
+SHAPE = "8B"
 MEMORY = 80_000_000_000  # bytes; an 80 GB card has a little more
-POSITIONS = 131072
 TOKENS, TOO_MANY = 32768, 131072  # per row
 ROWS = 6  # one of which is held out
 RANKS, TOO_HIGH = [16, 32], [256]
 STEPS = 3
-
-
-class Drawn:
-    """Replaces `worker.replicas.base_loader.load_bases`: draws a shape's weights on the device."""
-
-    def __init__(self, shape: LlamaShape, device: str = "cuda") -> None:
-        self._shape, self._device = shape, device
-
-    def __call__(
-        self, ref: BaseModelRef, devices: Sequence[torch.device], eight_bit: bool = False, memory: int | None = None
-    ) -> tuple[Base, ...]:
-        backbone = replace(random_backbone(self._shape, device=self._device), max_positions=POSITIONS)
-        reader = reader_of(AutoTokenizer.from_pretrained(TOKENIZER, local_files_only=True))
-        return (Base(ref, self._trainer(backbone, eight_bit), reader),)
-
-    def _trainer(self, backbone: Backbone, eight_bit: bool) -> Trainer:
-        if backbone.device.type == "cpu":
-            return Trainer(backbone, Arena(backbone.targets, 8, eight_bit=eight_bit))
-        return DeviceTrainer(backbone, DeviceArena(backbone.targets, 8, backbone.device, torch.bfloat16, eight_bit))
 
 
 def rows(tokens: int, seed: int) -> list[dict[str, Any]]:
@@ -81,7 +53,7 @@ def run(
     """Run a task with rows of this length on its own executor; returns its reports and the seconds until all jobs had ended.
     `attached` is called once the executor has profiled its memory."""
     fleet = Fleet()
-    base = BaseModelRef(name="random", source=str(folder), revision="0" * 64)
+    base = BaseModelRef(name=SHAPE, source=str(folder), revision="0" * 64)
     try:
         placement = placer(fleet, base)(
             {"learning_rate": [1e-4], "rank": ranks, "batch_size": [1]},
@@ -154,7 +126,7 @@ def main() -> None:
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name:
         folder, settings = Path(name), {"worker_device": "cuda", "worker_memory_bytes": MEMORY}
-        attached_placements.load_bases = Drawn(LLAMA_8B)
+        drawn_base.install()
         found.append(refusal(TOO_MANY, folder / "refused", **settings))
         print(found[-1], flush=True)
         figures["refused_s"] = round(found[-1]["seconds"], 2)

@@ -29,7 +29,9 @@ from benchmarks.sweep.live_search import read_rows
 from benchmarks.sweep.random_base import write_base
 from contract.messages.placement_messages import BaseModelRef, Placement
 from contract.messages.report_messages import JobFailed, Throughput
-from tests.worker.fleet import JOIN_TOKEN, Fleet, Reported, placer
+from tests.worker.fleet import JOIN_TOKEN, Fleet
+from tests.worker.placer import placer
+from tests.worker.reported import Reported
 from worker.api_client import PlacementLink
 from worker.boot_clock import boot_now
 from worker.executor.training_loop import Executor

@@ -11,8 +11,10 @@ from benchmarks.sweep.stopwatch import Stopwatch
 from contract.messages.placement_messages import BaseModelRef
 from contract.messages.report_messages import JobFailed, Throughput
 from contract.states import ExitReason
-from tests.worker.fleet import Fleet, Reported, placer
+from tests.worker.fleet import Fleet
 from tests.worker.inside import Inside
+from tests.worker.placer import placer
+from tests.worker.reported import Reported
 
 HELD_OUT = 32
 SPACE = {"learning_rate": list(RATES), "rank": list(RANKS), "batch_size": list(BATCH_SIZES)}  # ALTO A.4: 60 configurations

@@ -29,6 +29,10 @@ def parent(pid: int) -> int | None:
         return None
 
 
+def children(pid: int) -> list[int]:
+    return [one for one in processes() if parent(one) == pid]
+
+
 def gone(pid: int, seconds: float = 20.0) -> bool:
     """Wait until the process has ended; it need not be ours."""
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from contract.messages.placement_messages import BaseModelRef, Placement
 from tests.worker.fleet import JOIN_TOKEN, Fleet
 from tests.worker.placer import placer
-from tests.worker.processes import command, gone, parent, processes
+from tests.worker.processes import children, command, gone, parent, processes
 from tests.worker.reported import Reported
 
 Placing = Callable[..., Placement]
@@ -53,8 +53,13 @@ class Node:
         (pid,) = self.children(module)
         return pid
 
+    def ranks(self) -> list[int]:
+        """Pids of the processes that executors have for their devices beyond the first."""
+        return [rank for pid in self.children("worker.executor") for rank in children(pid)]
+
     def family(self) -> list[int]:
-        return [self.process.pid, *self.children("worker.node.heartbeat"), *self.children("worker.executor")]
+        found = [self.process.pid, *self.children("worker.node.heartbeat"), *self.children("worker.executor")]
+        return [*found, *self.ranks()]
 
     def end(self) -> None:
         family = self.family()

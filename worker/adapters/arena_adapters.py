@@ -2,7 +2,7 @@
 is. Chooses no jobs: who may lose its rows to another is the caller's to say.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -37,7 +37,7 @@ class Adapters(Protocol):
     def allocate(
         self, key: JobKey, spec: AdapterSpec, source: Source, wanted: int, may_leave: Sequence[JobKey]
     ) -> Allocated: ...
-    def tensors(self, keys: Sequence[JobKey]) -> dict[JobKey, Tensors]: ...
+    def begin_tensors(self, keys: Sequence[JobKey]) -> Callable[[], dict[JobKey, Tensors]]: ...
     def best(self, key: JobKey) -> Tensor | None: ...
     def rows(self, key: JobKey) -> tuple[int, int]: ...
     def note_best(self, key: JobKey) -> None: ...
@@ -95,6 +95,10 @@ class ArenaAdapters:
     def tensors(self, keys: Sequence[JobKey]) -> dict[JobKey, Tensors]:
         """Host copies of the jobs' adapters as they are now."""
         return {key: Tensors(self._trainer.arena.snapshot(held.slot), held.best) for key in keys for held in (self._held[key],)}
+
+    def begin_tensors(self, keys: Sequence[JobKey]) -> Callable[[], dict[JobKey, Tensors]]:
+        """The same, copied when the result is asked for; in another process, from now on."""
+        return lambda: self.tensors(keys)
 
     def best(self, key: JobKey) -> Tensor | None:
         """The job's best weights, float32 [rank, W]."""

@@ -73,8 +73,9 @@ class AdapterStore:
                     found[key] = load_tensors(path)
                 case Unmade():
                     raise ValueError(f"{key} has no adapter yet")
-        for replica, own in arenas.items():
-            found |= self._replicas[replica].tensors(own)
+        begun = [self._replicas[replica].begin_tensors(arenas[replica]) for replica in sorted(arenas, reverse=True)]
+        for copies in reversed(begun):  # the first replica copies in this thread, while the others do
+            found |= copies()
         return found
 
     # ---- arrival and departure ---------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, overload
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,17 +71,35 @@ class TokenStream:
     bounds: NDArray[np.int64]  # where each sequence begins in `tokens`; one more than there are sequences
     _held: IO[bytes] = field(repr=False)
 
+    @property
+    def folder(self) -> Path:
+        """Where it is, or was when it was opened."""
+        return Path(self._held.name).parent
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as its folder: another process of the executor maps the same files."""
+        return TokenStream.mapped, (self.folder,)
+
+    @classmethod
+    def mapped(cls, folder: Path) -> "TokenStream":
+        """Map a stream that another process has checked and holds open; one object while it lives. Raises
+        FileNotFoundError."""
+        found = _mapped_streams.get(folder)
+        if found is None:
+            _mapped_streams[folder] = found = cls.open(folder, check=False)
+        return found
+
     def example(self, sequence: int) -> Example:
         start, stop = self.bounds[sequence], self.bounds[sequence + 1]
         return Example(self.tokens[start:stop], self.labels[start:stop])
 
     @classmethod
-    def open(cls, folder: Path) -> "TokenStream":
-        """Check the stream and map it. Raises FileNotFoundError where there is none, and StreamDamaged."""
+    def open(cls, folder: Path, check: bool = True) -> "TokenStream":
+        """Check the stream's bytes and map it. Raises FileNotFoundError where there is none, and StreamDamaged."""
         held = (folder / HEADER).open("rb")
         fcntl.flock(held, fcntl.LOCK_SH)
         said, digest = _header(held.read())
-        for name, part in said["parts"].items():
+        for name, part in said["parts"].items() if check else ():
             _verify(folder / name, part)
         arrays = {name: _mapped(folder / name, kind) for name, kind in _PARTS.items()}
         counts = arrays.pop("counts")
@@ -93,6 +112,9 @@ class TokenStream:
         os.utime(held.fileno())  # marks it as used now
         members: dict[str, Any] = {**numbers, **arrays}
         return cls(digest=digest, bounds=bounds, _held=held, **members)
+
+
+_mapped_streams: WeakValueDictionary[Path, TokenStream] = WeakValueDictionary()
 
 
 class StreamView(Sequence[Example]):

@@ -6,7 +6,6 @@ lease ends it, or when it cannot continue; the daemon is notified each time.
 
 import logging
 import os
-import threading
 from collections.abc import Callable
 from functools import partial
 
@@ -26,8 +25,8 @@ from worker.executor.placement_preparation import CannotTrain, Preparation, Prep
 from worker.executor.reporter import Reporter
 from worker.executor.task_run import TaskRun
 from worker.pipe_messages import Attach, Detach, ExecutorProgress, Phase, PlacementEnded, Renew
-from worker.replicas.base_loader import Base, BaseError, Crowded, load_bases
-from worker.replicas.memory_profile import memory_of
+from worker.replicas.base_loader import BaseError, Crowded
+from worker.replicas.ranks.rank_group import LoadedBase, RankGroup
 from worker.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -35,6 +34,7 @@ log = logging.getLogger(__name__)
 Act = Callable[[], None]
 Send = Callable[[ExecutorProgress | PlacementEnded], None]
 _TELL_SECONDS = 0.5
+_SILENT_SECONDS = 10.0  # without a word from a rank, after which it is not waited for without a lease
 
 
 class AttachedPlacements:
@@ -54,11 +54,11 @@ class AttachedPlacements:
         self._settings, self._link, self._scratch, self._cache = settings, link, scratch, cache
         self._hand_over, self._send, self._opened, self._left = hand_over, send, opened, left
         self._worker = BackgroundWorker("preparations")
-        self._loaded: tuple[Base, ...] = ()  # used by the preparation thread alone
+        self._ranks = RankGroup(self._check_leases)
+        self._loaded: LoadedBase | None = None  # used by the preparation thread alone
         self._tasks: dict[str, TaskRun] = {}
         self._leases: dict[str, Lease] = {}
         self._told_at = 0.0
-        self._telling = threading.Lock()
 
     @property
     def tasks(self) -> list[TaskRun]:
@@ -138,12 +138,17 @@ class AttachedPlacements:
             return [torch.device("cpu")] * len(placement.device_indexes)
         return [torch.device("cuda", index) for index in sorted(placement.device_indexes)]
 
-    def _load(self, ref: BaseModelRef, devices: list[torch.device]) -> tuple[Base, ...]:
-        if [(base.ref, base.trainer.backbone.device) for base in self._loaded] != [(ref, device) for device in devices]:
-            self._loaded = ()  # the next base needs its memory
-            eight_bit, memory = self._settings.worker_moments == "8bit", memory_of(devices[0], self._settings)
-            self._loaded = load_bases(ref, devices, eight_bit, memory)
+    def _load(self, ref: BaseModelRef, devices: list[torch.device]) -> LoadedBase:
+        if self._loaded is None or (self._loaded.base.ref, self._loaded.devices) != (ref, tuple(devices)):
+            self._loaded = None  # the next base needs its memory
+            self._loaded = self._ranks.load(ref, devices, self._settings)
         return self._loaded
+
+    def _check_leases(self, silent: float) -> None:
+        """A rank has said nothing for so many seconds: raises LeaseOver where no placement may wait for it any more, which
+        ends the executor."""
+        if silent >= _SILENT_SECONDS and not any(lease.holds() for lease in list(self._leases.values())):
+            raise LeaseOver(f"a rank has said nothing for {silent:.0f} s, and no placement has a lease")
 
     def _open(self, task: TaskRun, prepared: Prepared) -> None:
         if task.key in self._tasks and not task.detaching:
@@ -196,16 +201,19 @@ class AttachedPlacements:
         self._left(task)
         self._send(PlacementEnded(placement_id=task.key, lost=lost, detail=detail[:2000]))
 
+    def close(self) -> None:
+        """End the other ranks."""
+        self._ranks.close()
+
     # ---- progress --------------------------------------------------------------------------------------------------
 
     def progress(self, now: bool = False) -> None:
-        """Report progress to the daemon, at most every _TELL_SECONDS unless `now`. Replicas call it from their threads."""
-        with self._telling:
-            at = boot_now()
-            if now or at - self._told_at >= _TELL_SECONDS:
-                self._told_at = at
-                waits = {task.key: why for task in self.tasks if (why := task.lease.waits_for) is not None}
-                self._send(ExecutorProgress(phases={task.key: _phase(task) for task in self.tasks}, waits=waits, at=at))
+        """Report progress to the daemon, at most every _TELL_SECONDS unless `now`."""
+        at = boot_now()
+        if now or at - self._told_at >= _TELL_SECONDS:
+            self._told_at = at
+            waits = {task.key: why for task in self.tasks if (why := task.lease.waits_for) is not None}
+            self._send(ExecutorProgress(phases={task.key: _phase(task) for task in self.tasks}, waits=waits, at=at))
 
 
 def _needs(placement: Placement) -> tuple[BaseModelRef, frozenset[int]]:

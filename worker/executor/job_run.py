@@ -12,6 +12,7 @@ from worker.policy.early_exit.policy_interface import Policy, Verdict
 from worker.policy.job_record import Best, Evaluated, JobEvent, JobKey, JobProgress, JobRecord, Stage, reduced
 from worker.replicas.dpo_reference import Reference
 from worker.replicas.training_job import TrainingJob
+from worker.replicas.validation_pass import EvaluationRequest
 
 # Warmup goes first: the boundary waits for every job in warmup, and parked jobs cost memory.
 _TURNS = {Stage.WARMUP: 0, Stage.PENDING: 1, Stage.TRAINING: 2}
@@ -128,6 +129,12 @@ class JobRun:
         return max(0, warmup - self.step) + (self.spec.early_exit.keep_fraction if self.boundary_ahead else 1) * (
             total - max(warmup, self.step)
         )
+
+    @property
+    def evaluation_request(self) -> EvaluationRequest:
+        """What to evaluate for its validation loss, but for the place of its adapter."""
+        reference = self.job.reference.validation if self.job.reference is not None else ()
+        return EvaluationRequest(None, self.job.data.validation, self.job.config.beta, reference)
 
     def rung(self) -> int | None:
         """The rung at which it stands after the step just taken, if it does."""

@@ -29,7 +29,8 @@ from worker.policy.activations import Activations, Need, choose_activations
 from worker.policy.adapter_memory_model import Capacity
 from worker.policy.job_record import JobProgress
 from worker.replicas.base_loader import Base
-from worker.replicas.memory_profile import Profiles, capacity_of, held_bytes, profiles_of
+from worker.replicas.memory_profile import Profiles, held_bytes, profiles_of
+from worker.replicas.ranks.rank_group import LoadedBase
 from worker.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class Prepared:
     """capacities: what each replica of the base can hold with rows as long as these. checkpoints: by job index, the file of the
     job's state, and its content without tensors."""
 
-    bases: tuple[Base, ...]
+    loaded: LoadedBase
     capacities: tuple[Capacity, ...]
     data: DataSet
     checkpoints: dict[int, tuple[Path, JobProgress]]
@@ -97,17 +98,17 @@ class Preparation:
         self._link, self._scratch, self._cache, self._placement, self._lease = link, scratch, cache, placement, lease
         self._settings = settings
 
-    def prepare(self, load_bases: Callable[[], tuple[Base, ...]]) -> Prepared:
+    def prepare(self, load: Callable[[], LoadedBase]) -> Prepared:
         """Raises CannotTrain, BaseError, DataError, CheckpointError, LeaseOver, and Refused if the service does not serve a
         file."""
         clock = PartsClock()
-        bases = load_bases()
-        base = bases[0]
+        loaded = load()
+        base = loaded.base
         clock.note("base")
         train, held_out = self._placement.train_file, self._placement.validation_file
         reading = self._reading(base)
-        validation = self._stream(held_out, reading) if held_out is not None else None
-        data = split(self._placement.spec, self._stream(train, reading), validation)
+        validation = self._stream(held_out, reading, loaded) if held_out is not None else None
+        data = split(self._placement.spec, self._stream(train, reading, loaded), validation)
         _check_fits(data, base)
         clock.note("rows")
         checkpoints = {index: (path, load_progress(path)) for index, path in self._checkpoints().items()}
@@ -115,14 +116,14 @@ class Preparation:
         clock.note("checkpoints")
         profiles = self._profiles(base, data.longest)
         widest = max((job.config.rank for job in self._unfinished), default=0)
-        capacities = tuple(capacity_of(profiles, each.trainer, self._settings, len(bases), widest) for each in bases)
+        capacities = loaded.capacities(profiles, self._settings, widest)
         rows = [rows_for(job.config.rank) for job in self._unfinished]
         activations = choose_activations(capacities[0], data.longest, rows, self._settings.worker_recompute)
         clock.note("memory profile")
         drawn = self._drawn(base, start, checkpoints.keys(), capacities[0].park_bytes // _DRAWN_SHARE)
         clock.note("first weights")
         log.info("placement %s is prepared: %s", self._placement.placement_id, clock)
-        return Prepared(bases, capacities, data, checkpoints, activations, start, drawn)
+        return Prepared(loaded, capacities, data, checkpoints, activations, start, drawn)
 
     def _drawn(self, base: Base, start: WarmStart | None, resumed: Collection[int], most_bytes: int) -> dict[int, Tensor]:
         """The first weights of jobs without a checkpoint, as many as `most_bytes` hold: drawing takes the host longer than a
@@ -185,8 +186,8 @@ class Preparation:
         spec, dated = placement.spec, created_at if base.reads_date else None
         return Reading(reader, spec.objective, spec.training.max_seq_len, base.tokenizer, dated)
 
-    def _stream(self, ref: FileRef, reading: Reading) -> TokenStream:
-        """The file as a token stream. Fetches it only if it was not tokenised here before."""
+    def _stream(self, ref: FileRef, reading: Reading, loaded: LoadedBase) -> TokenStream:
+        """The file as a token stream, which all ranks map. Fetches it only if it was not tokenised here before."""
         link, key = self._link, self._lease.placement_id
         file = self._cache.file(self._placement.tenant_id, ref.sha256)
 
@@ -197,7 +198,9 @@ class Preparation:
 
         def attempt() -> TokenStream:
             try:
-                return stream_of(file, reading, fetch, self._lease.check)
+                stream = stream_of(file, reading, fetch, self._lease.check)
+                loaded.open_stream(self._placement.placement_id, stream)
+                return stream
             except FileNotFoundError as error:  # its tenant deleted the file, which erases its streams
                 raise Unreachable(f"the file was removed from this node meanwhile: {error}") from None
 

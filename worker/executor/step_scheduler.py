@@ -10,7 +10,7 @@ from worker.replicas.replica_set import Replicas
 
 
 class StepScheduler:
-    """One decision for all replicas. Where an executor is several processes, rank 0 alone has one, and tells the others."""
+    """One decision for all replicas. Rank 0 alone has one, and tells the other ranks with the step."""
 
     def __init__(self) -> None:
         self._deficits: Mapping[str, float] = {}

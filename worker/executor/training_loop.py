@@ -8,6 +8,7 @@ early for a training loss that is not finite (`_record`), by its own curve after
 Policy.on_evaluation), or by its rank at a rung (`_decide_ranks` asks Policy.decide_ranks). The rules: policy/early_exit/.
 """
 
+import contextlib
 import math
 import queue
 import time
@@ -61,20 +62,25 @@ class Executor:
         self._stopping = False
 
     def run(self) -> None:
-        """The training loop, until a Stop."""
-        while self._run_inbox():
-            if self._replicas is None:
-                continue
-            self._measure(self._replicas)
-            self._admit(self._replicas)
-            runs = self._active()
-            if runs:
-                stepped = self._step(self._replicas, runs)
-                self._record(self._replicas, stepped)
-                self._evaluate_due(self._replicas, [run for run in self._active() if run.key in stepped.losses and run.due])
-            self._decide_ranks(self._replicas)
-            self._release()
-            self._checkpoint_policy.take(self._attached.open, self._replicas.store)
+        """The training loop, until a Stop. An error ends it, and the loss of a rank is one."""
+        with contextlib.closing(self._attached):
+            while self._run_inbox():
+                if self._replicas is not None:
+                    self._iterate(self._replicas)
+
+    def _iterate(self, replicas: Replicas) -> None:
+        if self._baselines:
+            self._measure(replicas)
+        if self._recheck_admission:
+            self._admit(replicas)
+        runs = self._active()
+        if runs:
+            stepped = self._step(replicas, runs)
+            self._record(replicas, stepped)
+            self._evaluate_due(replicas, [run for run in self._active() if run.key in stepped.losses and run.due])
+        self._decide_ranks(replicas)
+        self._release()
+        self._checkpoint_policy.take(self._attached.open, replicas.store)
 
     # ---- commands and callbacks ------------------------------------------------------------------------------------
 
@@ -111,10 +117,10 @@ class Executor:
 
     def _opened(self, task: TaskRun, prepared: Prepared) -> None:
         """A placement is prepared: make its jobs schedulable."""
-        if self._replicas is None or self._replicas.bases is not prepared.bases:
-            self._replicas = Replicas(prepared.bases, prepared.capacities, self._scratch, self._cache)
+        if self._replicas is None or self._replicas.loaded is not prepared.loaded:
+            self._replicas = Replicas(prepared.loaded, prepared.capacities, self._scratch, self._cache)
         replicas = self._replicas
-        replicas.add_placement(task.key, prepared.needs([run.demand.rows for run in task.runs]))
+        replicas.add_placement(task.key, prepared.needs([run.demand.rows for run in task.runs]), [run.job for run in task.runs])
         for run in task.runs:
             spec, path = AdapterSpec.of(run.job.config, prepared.start), prepared.file(run.index)
             replicas.store.add(run.key, spec, path, prepared.drawn.get(run.index))
@@ -126,8 +132,6 @@ class Executor:
 
     def _measure(self, replicas: Replicas) -> None:
         """Run one pass of a new task's baseline, between the steps of the others."""
-        if not self._baselines:
-            return
         task, unrunnable = self._baselines.advance()
         self._give_up(replicas, unrunnable)
         if task not in self._baselines:
@@ -149,18 +153,14 @@ class Executor:
 
     def _active(self) -> list[JobRun]:
         """The jobs that train: those with arena rows."""
-        return [run for task in self._attached.training for run in task.runs if self._trains(run)]
-
-    def _trains(self, run: JobRun) -> bool:
-        return self._replicas is not None and self._replicas.store.trains_on(run.key) is not None
+        runs = [run for task in self._attached.training for run in task.runs]
+        return [run for run in runs if self._replicas is not None and self._replicas.store.trains_on(run.key) is not None]
 
     def _admit(self, replicas: Replicas) -> None:
         """Give arena rows to the jobs that the policy admits, and balance the replicas."""
-        if not self._recheck_admission:
-            return
         self._recheck_admission = False
-        runs = (run for task in self._attached.training for run in task.runs)
-        waiting = {run.key: run for run in runs if run.trainable and not self._trains(run)}
+        runs = (run for task in self._attached.training for run in task.runs if run.trainable)
+        waiting = {run.key: run for run in runs if replicas.store.trains_on(run.key) is None}
         running = [run.demand for run in self._active()]
         given, unrunnable = replicas.admit(running, [run.demand for run in waiting.values()])
         for key in given:
@@ -215,7 +215,7 @@ class Executor:
     def _evaluate_due(self, replicas: Replicas, due: list[JobRun]) -> None:
         """Evaluate the jobs that are due, and apply the early-exit policy to each."""
         began = time.monotonic()
-        found, unrunnable = replicas.evaluate([run.job for run in due], self._attached.progress)
+        found, unrunnable = replicas.evaluate({run.key: run.evaluation_request for run in due}, self._attached.progress)
         self._give_up(replicas, unrunnable)
         per_token = (time.monotonic() - began) / max(1, sum(result.tokens for result in found.values()))
         for key, result in found.items():

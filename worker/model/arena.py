@@ -63,8 +63,14 @@ def rows_for(rank: int) -> int:
     return -(-rank // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
-def _on_host(tensor: Tensor) -> Tensor:
-    """A host copy; from a GPU into pinned memory, which is several times as fast, unless the host has none left."""
+HostMemory = Callable[[torch.Size, torch.dtype], Tensor]  # makes tensors on the host, their content undefined
+
+
+def _on_host(tensor: Tensor, memory: HostMemory | None) -> Tensor:
+    """A host copy in this memory; or from a GPU into pinned memory, which is several times as fast, unless the host has none
+    left."""
+    if memory is not None:
+        return memory(tensor.shape, tensor.dtype).copy_(tensor)
     try:
         copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
     except RuntimeError as error:
@@ -112,6 +118,7 @@ class Arena:
             EightBitMoments(rows, layers, width // layers, device) if eight_bit else PlainMoments(rows, width, device, dtype)
         )
         self.row_slot_ids = torch.zeros(rows, 1, dtype=torch.int64)  # on the host: each row's slot_id; 0 where it is free
+        self.host_memory: HostMemory | None = None  # for snapshots; None: of this process alone
         self._last_slot_id = 0  # given so far
         self._slots: list[Slot] = []  # in row order
 
@@ -219,11 +226,10 @@ class Arena:
     def snapshot(self, slot: Slot, moments: bool = True) -> AdapterState:
         """Copy an adapter to the host."""
         self._own(slot)
-        weights = _on_host(self.master[slot.used])
+        weights = _on_host(self.master[slot.used], self.host_memory)
         if not moments:
             return AdapterState(weights)
-        exp_avg, exp_avg_sq = self.moments.read(slot.used)
-        return AdapterState(weights, _on_host(exp_avg), _on_host(exp_avg_sq))
+        return AdapterState(weights, *(_on_host(moment, self.host_memory) for moment in self.moments.read(slot.used)))
 
     def restore(self, slot: Slot, state: AdapterState) -> None:
         """Write a snapshot back into a slot of the same rank. Without moments they start at zero; the gradient always does."""

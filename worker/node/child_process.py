@@ -6,7 +6,6 @@ exit when their standard input closes, so none outlives the daemon, kill -9 incl
 
 import logging
 import queue
-import shutil
 import subprocess
 import sys
 import threading
@@ -17,16 +16,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from contract.strict import Message
+from worker.parent_watchdog import dying_with_parent
 from worker.pipe_messages import Writer, read
 
 log = logging.getLogger(__name__)
-
-
-def _dying_with_us() -> list[str]:
-    """Command prefix that kills a child when the thread that started it ends: imports take seconds before the child reads its
-    pipe."""
-    tool = shutil.which("setpriv")
-    return [tool, "--pdeathsig", "KILL", "--"] if tool else []
 
 
 @dataclass(frozen=True)
@@ -56,7 +49,7 @@ class Child:
         self._messages = messages
         self._on_event = on_event
         self._process = subprocess.Popen(
-            [*_dying_with_us(), sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [*dying_with_parent(), sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         for work in (self._read, self._write):

@@ -1,8 +1,8 @@
-"""Loads a base model onto each of an executor's devices: backbone, tokenizer, arena and trainer. Knows no tasks."""
+"""Loads a base model onto a device: backbone, tokenizer, arena and trainer. Knows no tasks."""
 
 import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,25 +57,9 @@ class Base:
         return self.trainer.backbone.max_positions
 
 
-def load_base(ref: BaseModelRef, device: torch.device, eight_bit: bool = False) -> Base:
-    """One copy of a base: see load_bases."""
-    return load_bases(ref, [device], eight_bit)[0]
-
-
-def load_bases(
-    ref: BaseModelRef, devices: Sequence[torch.device], eight_bit: bool = False, memory: int | None = None
-) -> tuple[Base, ...]:
-    """Check the revision, and load the weights onto each device, one after another. Raises BaseError, or Crowded.
-
-    A device that is named again gets its own arena and trainer over the same frozen weights. eight_bit: keep moments in 8 bits.
-    memory: bytes that a copy may take at most; a larger base is not loaded.
-    """
+def load_base(ref: BaseModelRef, device: torch.device, eight_bit: bool = False, memory: int | None = None) -> Base:
+    """Check the revision, and load the base with its tokenizer. Arguments and errors as of load_trainer."""
     source = Path(ref.source)
-    if ref.precision == "fp8" and (lacking := _without_fp8(devices)) is not None:
-        raise BaseError(
-            f"base model {ref.name}: precision fp8 takes a GPU of compute capability {CAPABILITY[0]}.{CAPABILITY[1]} or later, "
-            f"and {lacking} is none; take precision bf16, or nf4 for less memory"
-        )
     try:
         found = revision_of(source)
     except (NoWeights, OSError) as error:
@@ -85,39 +69,54 @@ def load_bases(
             f"base model {ref.name}: the weights in {source} have revision {found}, the task is pinned to {ref.revision}; "
             "bring the folder back, or register the new weights and submit again"
         )
+    trainer = load_trainer(ref, device, eight_bit, memory)
     try:
-        need = weight_bytes(source, _dtype(devices[0]), ref.precision)
-        if memory is not None and need > memory:
-            raise BaseError(_too_large(ref, need, memory))
-        trainers = _tried(lambda: _trainers(source, ref.precision, devices, eight_bit))
-        if trainers is None:
-            if memory is not None and need > _MOST_SHARE * memory:
-                raise BaseError(_too_large(ref, need, memory))
-            raise Crowded(
-                f"base model {ref.name}: no memory for its weights ({need >> 20} MiB), though this worker may use "
-                f"{'more' if memory is None else f'{memory >> 20} MiB'}; something else has it"
-            )
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
         reader = reader_of(tokenizer)
+    except (TokenizerError, OSError, ValueError) as error:
+        raise BaseError(f"base model {ref.name}: {error}") from None
+    return Base(ref, trainer, reader, fingerprint_of(tokenizer), reads_date(tokenizer))
+
+
+def load_trainer(ref: BaseModelRef, device: torch.device, eight_bit: bool = False, memory: int | None = None) -> Trainer:
+    """Load the weights, whose revision was checked, under an arena. Raises BaseError, or Crowded.
+
+    eight_bit: keep moments in 8 bits. memory: bytes that the base may take at most; a larger one is not loaded.
+    """
+    source = Path(ref.source)
+    if ref.precision == "fp8" and (lacking := _without_fp8(device)) is not None:
+        raise BaseError(
+            f"base model {ref.name}: precision fp8 takes a GPU of compute capability {CAPABILITY[0]}.{CAPABILITY[1]} or later, "
+            f"and {lacking} is none; take precision bf16, or nf4 for less memory"
+        )
+    try:
+        need = weight_bytes(source, _dtype(device), ref.precision)
+        if memory is not None and need > memory:
+            raise BaseError(_too_large(ref, need, memory))
+        trainer = _tried(lambda: _trainer(source, ref.precision, device, eight_bit))
     except BaseError:
         raise
-    except (UnsupportedModelError, TokenizerError, OSError, ValueError) as error:
+    except (UnsupportedModelError, OSError, ValueError) as error:
         raise BaseError(f"base model {ref.name}: {error}") from None
-    fingerprint, dated = fingerprint_of(tokenizer), reads_date(tokenizer)
-    return tuple(Base(ref, trainer, reader, fingerprint, dated) for trainer in trainers)
+    if trainer is not None:
+        return trainer
+    if memory is not None and need > _MOST_SHARE * memory:
+        raise BaseError(_too_large(ref, need, memory))
+    raise Crowded(
+        f"base model {ref.name}: no memory for its weights ({need >> 20} MiB), though this worker may use "
+        f"{'more' if memory is None else f'{memory >> 20} MiB'}; something else has it"
+    )
 
 
-def _without_fp8(devices: Sequence[torch.device]) -> str | None:
-    """The first device whose matrix unit does not multiply e4m3, in words."""
-    for device in devices:
-        if device.type != "cuda":
-            return "a CPU"
-        if (found := torch.cuda.get_device_capability(device)) < CAPABILITY:
-            return f"{torch.cuda.get_device_name(device)} ({found[0]}.{found[1]})"
-    return None
+def _without_fp8(device: torch.device) -> str | None:
+    """The device in words, where its matrix unit does not multiply e4m3."""
+    if device.type != "cuda":
+        return "a CPU"
+    found = torch.cuda.get_device_capability(device)
+    return f"{torch.cuda.get_device_name(device)} ({found[0]}.{found[1]})" if found < CAPABILITY else None
 
 
-def _tried(load: Callable[[], list[Trainer]]) -> list[Trainer] | None:
+def _tried(load: Callable[[], Trainer]) -> Trainer | None:
     """Call `load`, and once more if it found no memory; None where the second call finds none, either."""
     for _ in range(2):
         try:
@@ -144,25 +143,14 @@ def _dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
-def _trainers(source: Path, precision: Precision, devices: Sequence[torch.device], eight_bit: bool) -> list[Trainer]:
-    backbones = _backbones(source, precision, devices)
-    return [_trainer(backbones[device], eight_bit) for device in devices]
-
-
-def _backbones(source: Path, precision: Precision, devices: Sequence[torch.device]) -> dict[torch.device, Backbone]:
-    backbones = {device: Backbone.load(source, device, _dtype(device), precision) for device in dict.fromkeys(devices)}
-    backbone = backbones[devices[0]]
-    if devices[0].type == "cuda" and backbone.beyond_kernels:
-        log.warning(
-            "no fused kernel runs %s (%s): it trains by plain PyTorch, several times slower",
-            *(backbone.family, ", ".join(backbone.beyond_kernels)),
-        )
-    return backbones
-
-
-def _trainer(backbone: Backbone, eight_bit: bool) -> Trainer:
+def _trainer(source: Path, precision: Precision, device: torch.device, eight_bit: bool) -> Trainer:
     """The fused trainer on a GPU whose kernels run the family, else plain PyTorch. The arena grows as jobs come."""
-    device = backbone.device
+    backbone = Backbone.load(source, device, _dtype(device), precision)
     if device.type == "cpu" or backbone.beyond_kernels:
+        if device.type == "cuda":
+            log.warning(
+                "no fused kernel runs %s (%s): it trains by plain PyTorch, several times slower",
+                *(backbone.family, ", ".join(backbone.beyond_kernels)),
+            )
         return Trainer(backbone, Arena(backbone.targets, 8, device, eight_bit=eight_bit))
     return DeviceTrainer(backbone, DeviceArena(backbone.targets, 8, device, torch.bfloat16, eight_bit))

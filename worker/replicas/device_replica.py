@@ -4,11 +4,8 @@ A pass that finds no memory is repeated in shorter passes, or with recomputation
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
-
-import torch
 
 from worker.adapters.arena_adapters import ArenaAdapters
 from worker.adapters.arena_growth import shrink_arena
@@ -21,7 +18,7 @@ from worker.policy.step_time import PRIOR, StepLoad, StepModel, StepTimes
 from worker.replicas.packed_step import Stepped, advance, refusal
 from worker.replicas.step_in_progress import StepInProgress
 from worker.replicas.training_job import JobStep, TrainingJob
-from worker.replicas.validation_pass import ValidationResult, evaluate
+from worker.replicas.validation_pass import EvaluationRequest, ValidationResult, evaluate
 
 T = TypeVar("T")
 OnProgress = Callable[[], None]
@@ -34,16 +31,13 @@ Unrunnable = dict[JobKey, str]  # jobs that cannot be stepped, for lack of memor
 class Replica:
     """`adapters`: those in its arena."""
 
-    def __init__(self, trainer: Trainer, tracker: CapacityTracker, own_thread: bool = False) -> None:
-        """own_thread: work in a thread of its own, instead of the caller's."""
+    def __init__(self, trainer: Trainer, tracker: CapacityTracker) -> None:
         self.trainer, self.tracker = trainer, tracker
         self.adapters = ArenaAdapters(trainer, tracker)
         self.times = StepTimes.empty()  # of this replica's steps
         self._model: StepModel | None = None  # fitted after so many steps
         self._model_at = 0
         self._rounds: dict[str, StepInProgress] = {}  # each task's step under way, or its last one
-        share = (torch.get_num_threads(),)  # of the cores: torch counts threads per thread, so the new one needs the same count
-        self._thread = ThreadPoolExecutor(1, "replica", torch.set_num_threads, share) if own_thread else None
 
     @property
     def capacity(self) -> Capacity:
@@ -54,8 +48,8 @@ class Replica:
         """Whether the arena holds no adapter."""
         return not self.trainer.arena.slots
 
-    def add_placement(self, placement: str, need: Need) -> None:
-        """Add a task, with what it needs here."""
+    def add_placement(self, placement: str, need: Need, jobs: Sequence[TrainingJob]) -> None:
+        """Add a task, with what it needs here. jobs: its jobs, for a rank; here each call brings its own."""
         self.tracker.add_placement(placement, need)
 
     def remove_placement(self, placement: str) -> None:
@@ -93,18 +87,15 @@ class Replica:
     def begin_step(
         self, jobs: Sequence[tuple[TrainingJob, int]], slices: int | None, on_progress: OnProgress
     ) -> Pending[tuple[Stepped, Unrunnable]]:
-        """Begin to run the next so many slices (None: all) of the steps that these tasks' jobs take, of this number. The
-        results are without the jobs whose update cannot be made or that find no memory."""
-        return self._begun(lambda: self._step(jobs, slices, on_progress))
+        """The next so many slices (None: all) of the steps that these tasks' jobs take, of this number; they run when the
+        result is asked for. It is without the jobs whose update cannot be made or that find no memory."""
+        return lambda: self._step(jobs, slices, on_progress)
 
     def begin_evaluation(
-        self, jobs: Sequence[TrainingJob], on_progress: OnProgress
+        self, requests: Mapping[JobKey, EvaluationRequest], on_progress: OnProgress
     ) -> Pending[tuple[dict[JobKey, ValidationResult], Unrunnable]]:
-        """Begin to evaluate these jobs: validation losses with their adapters as they are now."""
-        return self._begun(lambda: self._evaluate(jobs, on_progress))
-
-    def _begun(self, work: Callable[[], T]) -> Pending[T]:
-        return work if self._thread is None else self._thread.submit(work).result
+        """Validation losses of these jobs with their adapters as they are now, once the result is asked for."""
+        return lambda: self._evaluate(requests, on_progress)
 
     def _step(
         self, jobs: Sequence[tuple[TrainingJob, int]], slices: int | None, on_progress: OnProgress
@@ -145,17 +136,17 @@ class Replica:
         return self._rounds[placement]
 
     def _evaluate(
-        self, jobs: Sequence[TrainingJob], on_progress: OnProgress
+        self, requests: Mapping[JobKey, EvaluationRequest], on_progress: OnProgress
     ) -> tuple[dict[JobKey, ValidationResult], Unrunnable]:
         found: dict[JobKey, ValidationResult] = {}
         placed = {
-            job.key: replace(
-                job.evaluation_request,
-                slot=self.adapters.slot(job.key),
-                piece_tokens=self.tracker.piece_tokens(job.key.placement),
-                owner=job.key.placement,
+            key: replace(
+                request,
+                slot=self.adapters.slot(key),
+                piece_tokens=self.tracker.piece_tokens(key.placement),
+                owner=key.placement,
             )
-            for job in jobs
+            for key, request in requests.items()
         }
 
         def go_on(left: Sequence[JobKey]) -> None:

@@ -132,9 +132,9 @@ def capacity_of(profiles: Profiles, trainer: Trainer, settings: Settings, replic
         parked = settings.worker_park_bytes or available_memory() // _PARK_SHARE["cuda"]
     else:
         fixed = _resident()
-        whole = settings.worker_memory_bytes or fixed + replicas * (available_memory() // settings.worker_slots)
+        whole = settings.worker_memory_bytes or replicas * (fixed + available_memory() // settings.worker_slots)
         parked = settings.worker_park_bytes or whole // _PARK_SHARE["cpu"]
-        memory = fixed + (whole - parked - fixed) // replicas
+        memory = (whole - parked) // replicas
         per_row = arena.bytes_per_row + _HOST_COPIES * arena.layout.width
     graph_tokens = trainer.graph_tokens if isinstance(trainer, DeviceTrainer) else 0
 

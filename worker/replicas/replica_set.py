@@ -27,21 +27,26 @@ from worker.policy.replica_assignment import Load, assign, next_move
 from worker.replicas.base_loader import Base
 from worker.replicas.device_replica import OnProgress, Pending, Replica, Unrunnable
 from worker.replicas.packed_step import Stepped
+from worker.replicas.ranks.rank_group import LoadedBase
+from worker.replicas.ranks.remote_replica import RemoteReplica
 from worker.replicas.training_job import TrainingJob
-from worker.replicas.validation_pass import ValidationResult
+from worker.replicas.validation_pass import EvaluationRequest, ValidationResult
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+AnyReplica = Replica | RemoteReplica  # of one interface
 
 
 class Replicas:
-    """All replicas of one loaded base. The first replica works in the caller's thread. `store` has all their adapters."""
+    """All replicas of one loaded base: the first in this process, each other in a process of its own. `store` has all their
+    adapters."""
 
-    def __init__(self, bases: Sequence[Base], capacities: Sequence[Capacity], scratch: ObjectCache, cache: NodeCache) -> None:
-        self.bases = tuple(bases)
-        made = enumerate(zip(bases, capacities, strict=True))
-        self._all = [Replica(base.trainer, CapacityTracker(capacity), number > 0) for number, (base, capacity) in made]
+    def __init__(self, loaded: LoadedBase, capacities: Sequence[Capacity], scratch: ObjectCache, cache: NodeCache) -> None:
+        self.loaded = loaded
+        self.first = Replica(self.base.trainer, CapacityTracker(capacities[0]))  # measures what is the same on all
+        layout, others = self.base.trainer.arena.layout, zip(loaded.ranks, capacities[1:], strict=True)
+        self._all: tuple[AnyReplica, ...] = (self.first, *(RemoteReplica(rank, capacity, layout) for rank, capacity in others))
         self.store = AdapterStore([replica.adapters for replica in self._all], capacities[0].park_bytes, scratch, cache)
 
     @property
@@ -50,20 +55,14 @@ class Replicas:
 
     @property
     def base(self) -> Base:
-        """The base in this process."""
-        return self.bases[0]
-
-    @property
-    def first(self) -> Replica:
-        """The replica in this process, which measures what is the same on all."""
-        return self._all[0]
+        return self.loaded.base
 
     # ---- which job where -------------------------------------------------------------------------------------------
 
-    def add_placement(self, placement: str, needs: Sequence[Need]) -> None:
-        """Add a task, with what it needs of each replica."""
+    def add_placement(self, placement: str, needs: Sequence[Need], jobs: Sequence[TrainingJob]) -> None:
+        """Add a task and its jobs, with what it needs of each replica."""
         for replica, need in zip(self._all, needs, strict=True):
-            replica.add_placement(placement, need)
+            replica.add_placement(placement, need, jobs)
 
     def remove_placement(self, placement: str) -> None:
         """Remove a task that has left and whose jobs are forgotten."""
@@ -117,9 +116,9 @@ class Replicas:
         shares = self._shares({_key(demand): demand for demand in active})
         return [Load(tuple(shares[replica].values()), replica.capacity) for replica in self._all]
 
-    def _shares(self, jobs: Mapping[JobKey, T]) -> dict[Replica, dict[JobKey, T]]:
+    def _shares(self, jobs: Mapping[JobKey, T]) -> dict[AnyReplica, dict[JobKey, T]]:
         """The running jobs of each replica, in the caller's order."""
-        shares: dict[Replica, dict[JobKey, T]] = {replica: {} for replica in self._all}
+        shares: dict[AnyReplica, dict[JobKey, T]] = {replica: {} for replica in self._all}
         for key, value in jobs.items():
             number = self.store.trains_on(key)
             assert number is not None, "only jobs with rows run"
@@ -177,19 +176,17 @@ class Replicas:
         return {key: pair for key, pair in placed.items() if key not in waits}
 
     def evaluate(
-        self, jobs: Sequence[TrainingJob], on_progress: OnProgress
+        self, requests: Mapping[JobKey, EvaluationRequest], on_progress: OnProgress
     ) -> tuple[Mapping[JobKey, ValidationResult], Unrunnable]:
         """Validation losses of these jobs."""
         found, unrunnable = dict[JobKey, ValidationResult](), Unrunnable()
-        shares = self._at_work({job.key: job for job in jobs})
-        for results, lost in _results(
-            [replica.begin_evaluation(list(own.values()), on_progress) for replica, own in shares.items()]
-        ):
+        begun = [replica.begin_evaluation(own, on_progress) for replica, own in self._at_work(requests).items()]
+        for results, lost in _results(begun):
             found |= results
             unrunnable |= lost
-        return {job.key: found[job.key] for job in jobs if job.key in found}, unrunnable
+        return {key: found[key] for key in requests if key in found}, unrunnable
 
-    def _at_work(self, jobs: Mapping[JobKey, T]) -> dict[Replica, dict[JobKey, T]]:
+    def _at_work(self, jobs: Mapping[JobKey, T]) -> dict[AnyReplica, dict[JobKey, T]]:
         """The replicas that hold any of these jobs. The first one comes last, since it works in the caller's thread."""
         return {replica: own for replica, own in reversed(self._shares(jobs).items()) if own}
 

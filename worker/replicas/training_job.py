@@ -8,7 +8,6 @@ from worker.model.arena import Slot
 from worker.policy.activations import Activations
 from worker.policy.job_record import JobKey
 from worker.replicas.dpo_reference import Reference
-from worker.replicas.validation_pass import EvaluationRequest
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,12 +25,6 @@ class TrainingJob:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "order", Order(len(self.data.train), self.config.batch_size, self.config.seed))
-
-    @property
-    def evaluation_request(self) -> EvaluationRequest:
-        """What to evaluate for its validation loss, but for the place of its adapter."""
-        reference = self.reference.validation if self.reference is not None else ()
-        return EvaluationRequest(None, self.data.validation, self.config.beta, reference)
 
 
 @dataclass(frozen=True, eq=False)

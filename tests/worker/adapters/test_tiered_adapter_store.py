@@ -18,7 +18,7 @@ from worker.data.object_cache import ObjectCache
 from worker.model.arena import AdapterState
 from worker.policy.adapter_memory_model import Capacity, MemoryModel
 from worker.policy.job_record import JobKey, JobProgress
-from worker.replicas.base_loader import load_bases
+from worker.replicas.base_loader import load_base
 
 RANK = 4
 ROOMY = Capacity(MemoryModel(0, 0, 1), 10**9, 4096)
@@ -39,7 +39,7 @@ def same(one: Tensors, other: Tensors) -> bool:
 
 @pytest.fixture
 def trainers(tiny_base):
-    return [base.trainer for base in load_bases(tiny_base, [torch.device("cpu")] * 2)]
+    return [load_base(tiny_base, torch.device("cpu")).trainer for _ in range(2)]
 
 
 class Store(AdapterStore):

@@ -80,14 +80,15 @@ def test_a_ruined_neighbour_changes_no_bit_of_anybody(fleet, placing, tmp_path):
 
 @pytest.mark.usefixtures("two_gpus")
 def test_two_gpus_train_what_each_trains_alone(fleet, placing, tmp_path, made):
-    """Jobs 0 and 2 are dealt to the first GPU, 1 and 3 to the second: packed as two placements of their own would be."""
+    """Jobs 0 and 2 are dealt to the first GPU, 1 and 3 to the second, which is another process's: packed as two placements of
+    their own would be."""
     spec = {"early_exit": CALM, "training": {"epochs": 6}}
     rates = [1e-2, 1e-3, 3e-3, 1e-4]
     (both,) = Inside(fleet, tmp_path / "both", worker_device="cuda").run(
         on(placing({**JOB, "learning_rate": rates}, **spec), 0, 1)
     )
-    assert [trainer.backbone.device.index for trainer in made] == [0, 1]
-    assert all(trainer.captured for trainer in made)
+    assert [trainer.backbone.device.index for trainer in made] == [0]
+    assert made[0].captured
     assert set(both.manifests) == {0, 1, 2, 3}
     for gpu in (0, 1):
         placement = on(placing({**JOB, "learning_rate": rates[gpu::2]}, **spec), gpu)

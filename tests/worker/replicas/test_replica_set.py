@@ -1,20 +1,20 @@
-"""A placement on several devices: its jobs are dealt to replicas, and each is bit for bit the job of a single one."""
+"""A placement on several devices: its jobs are dealt to replicas, each in a process of its own, and each is bit for bit the job
+of a placement on one."""
 
-import threading
+import os
+import signal
 
 import pytest
-import torch
 
 from contract.messages.placement_messages import Placement
-from contract.messages.report_messages import Checkpointed, JobMoved, Throughput
+from contract.messages.report_messages import ActivationsChosen, Checkpointed, JobMoved, Throughput
 from contract.states import ExitReason, JobStatus
 from tests.worker.inside import Inside, resumed
-from worker.api_client import PlacementLink
+from tests.worker.processes import children, environment, gone
+from tests.worker.replicas import faulty_rank
 from worker.boot_clock import boot_now
-from worker.executor.training_loop import Executor
-from worker.model.plain.trainer import OutOfMemory, Trainer
-from worker.pipe_messages import Attach
-from worker.replicas.base_loader import load_bases
+from worker.executor.placement_lease import LeaseOver
+from worker.replicas.ranks.rank_process import RankLost, RankProcess
 
 CALM = {"policy": "none", "eval_every": 4}
 JOB = {"rank": [8], "batch_size": [4]}
@@ -36,19 +36,33 @@ def device_steps(reported) -> tuple[int, int]:
     return sum(w.steps for w in work), sum(w.device_steps or 0 for w in work)
 
 
-def test_copies_on_one_device_share_the_frozen_weights(tiny_base):
-    one, other = load_bases(tiny_base, [torch.device("cpu")] * 2)
-    assert one.trainer.backbone is other.trainer.backbone
-    assert one.trainer.arena is not other.trainer.arena
+def ranks() -> list[int]:
+    """The other ranks of an executor in this process."""
+    return [pid for pid in children(os.getpid()) if "RANK" in environment(pid)]
 
 
-def test_five_jobs_on_two_replicas_are_those_of_one(fleet, placing, tmp_path):
-    """A replica has room for one of them, so that jobs wait, are parked, and go on where there is room."""
+@pytest.fixture(autouse=True)
+def no_rank_stays():
+    yield
+    assert ranks() == []
+
+
+def test_one_device_takes_one_process(fleet, placing, tmp_path):
+    seen = []
+    fleet.on_report = lambda reported, report: seen.append(ranks())
+    Inside(fleet, tmp_path).run(placing({**JOB, "learning_rate": [1e-3]}, early_exit=CALM, training={"max_steps": 4}))
+    assert seen
+    assert not any(seen)
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_five_jobs_on_several_replicas_are_those_of_one(fleet, placing, tmp_path, devices):
+    """A replica has room for one of them, so that on two jobs wait, are parked, and go on where there is room."""
     space = {"learning_rate": [1e-2, 1e-3, 3e-3, 1e-4, 3e-2], "rank": [8], "batch_size": [4], "dropout": [0.1]}
     early_exit = {"warmup_fraction": 0.3, "keep_fraction": 0.6, "tau_gap": 10.0}
     placement = placing(space, early_exit=early_exit, training={"epochs": 1})
     (narrow,) = Inside(fleet, tmp_path / "narrow", worker_step_tokens=300).run(placement)
-    (reported,) = Inside(fleet, tmp_path / "wide", worker_step_tokens=300).run(wide(placement))
+    (reported,) = Inside(fleet, tmp_path / "wide", worker_step_tokens=300).run(wide(placement, devices=devices))
     assert any(e.status is JobStatus.PARKED for e in reported.of(JobMoved))
     assert reported.curves == narrow.curves
     assert adapters(reported) == adapters(narrow) != {}
@@ -58,7 +72,7 @@ def test_five_jobs_on_two_replicas_are_those_of_one(fleet, placing, tmp_path):
     steps, single = device_steps(reported)
     assert single > 1.5 * steps
     work = reported.of(Throughput)
-    assert 0 < sum(w.device_seconds or 0 for w in work) <= 2 * sum(w.seconds for w in work)
+    assert 0 < sum(w.device_seconds or 0 for w in work) <= devices * sum(w.seconds for w in work)
     assert len(set(device_steps(narrow))) == 1
 
 
@@ -110,47 +124,134 @@ def test_killed_on_one_width_it_goes_on_on_another(fleet, placing, tmp_path):
     assert found == adapters(unbroken)
 
 
-def on_second() -> bool:
-    return threading.current_thread().name.startswith("replica")
+@pytest.mark.parametrize("objective", ["dpo", "sft"])
+def test_what_trains_on_one_device_trains_on_several(fleet, placing, tmp_path, objective):
+    """Preferences against a reference that the first replica computes; a base in 4 bits; and more replicas than jobs."""
+    pairs = [{"prompt": f"{n} apples", "chosen": f" yes {n}", "rejected": " no"} for n in range(20)]
+    space = {**JOB, "learning_rate": [3e-3, 1e-3]}
+    task = {"early_exit": CALM, "training": {"max_steps": 6}}
+    if objective == "dpo":
+        placement = placing({**space, "beta": [0.1]}, pairs, objective={"type": "dpo"}, **task)
+    else:
+        placement = placing(space, precision="nf4", **task)
+    (narrow,) = Inside(fleet, tmp_path / "narrow").run(placement)
+    (reported,) = Inside(fleet, tmp_path / "wide").run(wide(placement, devices=3 if objective == "sft" else 2))
+    assert reported.curves == narrow.curves
+    assert adapters(reported) == adapters(narrow)
+    assert len(adapters(reported)) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_is_lost_ends_the_executor_and_each_job_goes_on_from_its_checkpoint(
+    fleet, placing, tmp_path, monkeypatch, number
+):
+    """Killed, it ends the executor at once; stopped, once the lease is over, and then it does not stay behind."""
+    placement = placing({**JOB, "learning_rate": [1e-2, 1e-3, 1e-4]}, early_exit=CALM, training={"max_steps": 24})
+    (unbroken,) = Inside(fleet, tmp_path / "unbroken").run(placement)
+    monkeypatch.setattr("worker.executor.attached_placements._SILENT_SECONDS", 2.0)
+    lost, hit = wide(placement, "lost"), []
+
+    def hurt(reported, report):
+        if not hit and reported.checkpoints and min(reported.step.values()) >= 6:
+            hit.extend(ranks())
+            os.kill(hit[0], number)
+            if number == signal.SIGSTOP:
+                monkeypatch.setattr("worker.executor.placement_lease.boot_now", lambda: boot_now() + fleet.lease_seconds)
+
+    fleet.on_report = hurt
+    inside = Inside(fleet, tmp_path / "lost", worker_checkpoint_seconds=0.05)
+    with pytest.raises(RankLost if number == signal.SIGKILL else LeaseOver) as error:
+        inside.run(lost)
+    if number == signal.SIGKILL:
+        assert f"rank 1 (pid {hit[0]}) ended with -9" in str(error.value)
+    assert gone(hit[0])
+    reported = fleet.reported["lost"]
+    assert not reported.ended
+    reported.live = False
+    fleet.on_report = lambda reported, report: None
+    monkeypatch.undo()
+    (rest,) = Inside(fleet, tmp_path / "rest").run(wide(resumed(reported, "rest"), "rest"))
+    kept = {job: ref.step for job, ref in reported.checkpoints.items()}
+    assert set(kept) == {0, 1, 2}
+    for key, curve in unbroken.curves.items():
+        before = {step: value for step, value in reported.curves[key].items() if step <= kept[key[0]]}
+        assert before | rest.curves[key] == curve
+    assert adapters(rest) == adapters(unbroken)
+
+
+def faulty(monkeypatch, fault: str) -> None:
+    """Ranks beyond the first have this fault."""
+    monkeypatch.setattr("worker.replicas.ranks.rank_process.RANK_MODULE", faulty_rank.MODULE)
+    monkeypatch.setenv(faulty_rank.VARIABLE, fault)
 
 
 def test_memory_that_one_replica_lacks_shrinks_that_one_alone(fleet, placing, tmp_path, monkeypatch, caplog):
     rates = [1e-2, 1e-3, 3e-3, 3e-4]
     placement = placing({**JOB, "learning_rate": rates}, early_exit=CALM, training={"max_steps": 4})
     (wanted,) = Inside(fleet, tmp_path / "large").run(placement)
-    real = Trainer.train
-
-    def small(self, segments, *form):
-        tokens = sum(example.length for segment in segments for example in segment.examples)
-        if on_second() and tokens > 150:
-            self.arena.grad.fill_(float("nan"))
-            raise OutOfMemory(tokens)
-        return real(self, segments, *form)
-
-    monkeypatch.setattr(Trainer, "train", small)
+    faulty(monkeypatch, "no_memory:150")
     (reported,) = Inside(fleet, tmp_path / "small").run(wide(placement))
-    cuts = [record for record in caplog.records if "out of memory in a pass" in record.message]
-    assert cuts
-    assert all(record.threadName.startswith("replica") for record in cuts)
+    assert not [record for record in caplog.records if "out of memory in a pass" in record.message], "not here"
+    differ = 0
     for job, told in reported.ended.items():
         assert told.kind == "job_completed"
         curve, same = reported.curves[job, "train_loss"], wanted.curves[job, "train_loss"]
         assert list(curve.values()) == pytest.approx(list(same.values()), rel=1e-4)
-    assert sum(reported.curves[job, "train_loss"] == wanted.curves[job, "train_loss"] for job in range(4)) >= 2
+        differ += curve != same
+    assert 1 <= differ <= 2, "the batches of its jobs are cut otherwise, and those of no others"
+
+
+def test_a_job_that_a_rank_cannot_run_fails_alone_and_says_why(fleet, placing, tmp_path, monkeypatch):
+    """Its rows find no memory there in any form, so the task is told that it recomputes, and then that the job cannot run."""
+    faulty(monkeypatch, "no_memory:5")
+    placement = placing({**JOB, "learning_rate": [1e-2, 1e-3]}, early_exit=CALM, training={"max_steps": 4})
+    (reported,) = Inside(fleet, tmp_path).run(wide(placement))
+    assert sorted(event.kind for event in reported.ended.values()) == ["job_completed", "job_failed"]
+    (failed,) = (event for event in reported.ended.values() if event.kind == "job_failed")
+    assert "ran out of memory in a pass" in failed.error
+    assert [event.recompute for event in reported.of(ActivationsChosen)] == [False, True], "the rank's choice is told"
+
+
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_a_step_is_one_message_to_a_rank(fleet, placing, tmp_path, monkeypatch, tasks):
+    """Also where two tasks take turns: what their next slices take comes with the answer."""
+    called, real = [], RankProcess._send
+
+    def noted(self, name, *more, **how):
+        called.append(name)
+        return real(self, name, *more, **how)
+
+    monkeypatch.setattr(RankProcess, "_send", noted)
+    spec = {"early_exit": {"policy": "none", "eval_every": 200}, "training": {"max_steps": 40 * tasks, "epochs": 12}}
+    placements = [wide(placing({**JOB, "learning_rate": [1e-2, 1e-3]}, **spec), f"task{task}") for task in range(tasks)]
+    reported = Inside(fleet, tmp_path, worker_step_tokens=160).run(*placements)
+    assert all(len(task.manifests) == 2 for task in reported)
+    all_there = max(place for place, name in enumerate(called) if name == "allocate") + 1
+    steps = called[all_there : called.index("evaluate", all_there)]
+    assert steps.count("step") >= 10
+    assert len(steps) - steps.count("step") <= tasks, steps  # what a task's first slice takes is asked
 
 
 def test_an_error_on_one_replica_ends_the_executor(fleet, placing, tmp_path, monkeypatch):
-    real = Trainer.train
-
-    def broken(self, segments, *form):
-        if on_second():
-            raise RuntimeError("the second device is gone")
-        return real(self, segments, *form)
-
-    monkeypatch.setattr(Trainer, "train", broken)
+    faulty(monkeypatch, "broken")
     placement = wide(placing({**JOB, "learning_rate": [1e-2, 1e-3]}, early_exit=CALM))
-    fleet.place(placement)
-    executor = Executor(Inside(fleet, tmp_path).settings, PlacementLink(fleet.url), lambda news: None)
-    executor.handle_command(Attach(placement=placement, deadline=boot_now() + placement.lease_seconds))
-    with pytest.raises(RuntimeError, match="second device is gone"):
-        executor.run()
+    with pytest.raises(RankLost, match=r"rank 1 \(pid \d+\) ended with 1"):
+        Inside(fleet, tmp_path).run(placement)
+
+
+def test_ranks_have_the_variables_of_torchrun(fleet, placing, tmp_path, monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "192.0.2.1")
+    seen = {}
+
+    def look(reported, report):
+        seen.update({environment(pid)["RANK"]: environment(pid) for pid in ranks()})
+
+    fleet.on_report = look
+    placement = placing({**JOB, "learning_rate": [1e-2]}, early_exit=CALM, training={"max_steps": 2})
+    Inside(fleet, tmp_path).run(wide(placement, devices=3))
+    assert sorted(seen) == ["1", "2"]
+    for rank, has in seen.items():
+        assert (has["LOCAL_RANK"], has["WORLD_SIZE"], has["LOCAL_WORLD_SIZE"]) == (rank, "3", "3")
+        assert has["MASTER_ADDR"] == "192.0.2.1", "one that is given stays"
+        assert has["MASTER_PORT"] == seen["1"]["MASTER_PORT"]
+        assert int(has["MASTER_PORT"])

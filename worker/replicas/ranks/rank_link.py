@@ -1,0 +1,101 @@
+"""The socket between rank 0 and another rank of its executor: pickled messages, their tensors in shared memory beside them.
+
+A Unix socket pair, so that descriptors of shared memory travel with a message, and the end of a process closes its end. Rank 0
+started the process at the other end: nothing unpickled here comes from elsewhere. Knows no replicas.
+"""
+
+import io
+import pickle
+import select
+import socket
+import struct
+from typing import Any
+
+from torch import Tensor
+
+from worker.replicas.ranks.shared_host_memory import Handle, SharedHostMemory
+
+_HEADER = struct.Struct("!QI")  # bytes of the message, descriptors beside it
+_AT_ONCE = 128  # descriptors with one byte; Linux takes up to 253
+
+
+class LinkClosed(ConnectionError):
+    """The process at the other end has ended, or closed its end."""
+
+
+class RankLink:
+    """One thread at a time sends, one receives."""
+
+    def __init__(self, end: socket.socket, memory: SharedHostMemory) -> None:
+        self._socket, self._memory = end, memory
+        self._poll = select.poll()
+        self._poll.register(end, select.POLLIN)
+
+    def send(self, message: object) -> list[Tensor]:
+        """Send a message. Returns the tensors that it names, which must live until the receiver has read them. Raises
+        LinkClosed."""
+        body, descriptors = io.BytesIO(), list[int]()
+        pickler = _Pickler(body, self._memory, descriptors)
+        pickler.dump(message)
+        try:
+            self._socket.sendall(_HEADER.pack(body.tell(), len(descriptors)))
+            for first in range(0, len(descriptors), _AT_ONCE):
+                socket.send_fds(self._socket, [b"."], descriptors[first : first + _AT_ONCE])
+            self._socket.sendall(body.getbuffer())
+        except OSError as error:
+            raise LinkClosed(str(error)) from None
+        return pickler.named
+
+    def waits(self, seconds: float) -> bool:
+        """Whether a message, or the end, comes within so many seconds."""
+        return bool(self._poll.poll(1e3 * seconds))
+
+    def receive(self) -> Any:
+        """The next message. Raises LinkClosed."""
+        try:
+            size, count = _HEADER.unpack(self._exactly(_HEADER.size))
+            descriptors: list[int] = []
+            while len(descriptors) < count:
+                dot, some, _, _ = socket.recv_fds(self._socket, 1, _AT_ONCE)
+                if not dot:
+                    raise LinkClosed("it ended within a message")
+                descriptors += some
+            return _Unpickler(io.BytesIO(self._exactly(size)), self._memory, descriptors).load()
+        except OSError as error:
+            raise LinkClosed(str(error)) from None
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _exactly(self, size: int) -> bytearray:
+        body = bytearray(size)
+        view, done = memoryview(body), 0
+        while done < size:
+            got = self._socket.recv_into(view[done:])
+            if not got:
+                raise LinkClosed("it is closed")
+            done += got
+        return body
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, body: io.BytesIO, memory: SharedHostMemory, descriptors: list[int]) -> None:
+        super().__init__(body, pickle.HIGHEST_PROTOCOL)
+        self._memory, self._descriptors = memory, descriptors
+        self.named: list[Tensor] = []
+
+    def persistent_id(self, obj: object) -> Handle | None:
+        if not isinstance(obj, Tensor):
+            return None
+        handle, tensor = self._memory.handle(obj, self._descriptors)
+        self.named.append(tensor)
+        return handle
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, body: io.BytesIO, memory: SharedHostMemory, descriptors: list[int]) -> None:
+        super().__init__(body)
+        self._memory, self._descriptors = memory, descriptors
+
+    def persistent_load(self, pid: Handle) -> Tensor:
+        return self._memory.received(pid, self._descriptors)

@@ -1,0 +1,160 @@
+"""Rank 0's end of another rank: its process, started and ended here, and calls of it. Knows no replicas.
+
+One call is one message, and its answer another; a thread that waits for an answer holds no lock of the interpreter. A rank that
+ends, for whatever reason, ends the executor too (RankLost): each job then goes on from its last checkpoint.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from worker.boot_clock import boot_now
+from worker.parent_watchdog import dying_with_parent
+from worker.policy.activations import Activations
+from worker.replicas.ranks.rank_link import LinkClosed, RankLink
+from worker.replicas.ranks.rank_messages import Answer, Call, Progress, ReplicaState
+from worker.replicas.ranks.shared_host_memory import SharedHostMemory
+
+RANK_MODULE = "worker.replicas.ranks"  # what a rank runs
+_LOOK_SECONDS = 1.0  # between looks at the leases while a rank says nothing
+_END_SECONDS = 5.0  # for a process whose pipe is closed
+
+OnProgress = Callable[[], None]
+
+
+class RankLost(RuntimeError):
+    """A rank has ended, or broke the link. What it held is lost."""
+
+
+class RankProcess:
+    """`state`: of its replica, as of its last answer."""
+
+    def __init__(self, environment: Mapping[str, str], memory: SharedHostMemory, on_silence: Callable[[float], None]) -> None:
+        """environment: besides this process's own, with its RANK. on_silence: called now and then while the rank owes an
+        answer, with the seconds since its last word; may raise."""
+        self.number, self.state = int(environment["RANK"]), ReplicaState()
+        self._memory, self._on_silence = memory, on_silence
+        self._activations: dict[str, Activations] = {}  # tasks', shared with the loop
+        self._told: dict[str, Activations] = {}  # the same, as the rank knows them
+        self._calling = threading.Lock()  # the loop and the preparation thread take turns
+        ours, its = socket.socketpair()
+        with its:
+            self._process = subprocess.Popen(
+                [*dying_with_parent(), sys.executable, "-m", RANK_MODULE, str(its.fileno())],
+                env=os.environ | dict(environment),
+                stdin=subprocess.PIPE,  # its end tells the rank that this process has ended
+                pass_fds=[its.fileno()],
+            )
+        self._link = RankLink(ours, memory)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def call(self, name: str, *args: object) -> Any:
+        """The result of this call. Raises RankLost, and what the call raises."""
+        return self.begin(name, *args)()
+
+    def begin(self, name: str, *args: object, on_progress: OnProgress = lambda: None) -> Callable[[], Any]:
+        """Begin a call; what is returned waits for its result, and must be called before any other call of this thread."""
+        self._calling.acquire()
+        try:
+            kept = self._send(name, args, answers=True)
+        except BaseException:
+            self._calling.release()
+            raise
+
+        def result() -> Any:
+            try:
+                return self._answer(on_progress)
+            finally:
+                kept.clear()  # until now the rank may have read them
+                self._calling.release()
+
+        return result
+
+    def post(self, name: str, *args: object) -> None:
+        """A call whose result nobody waits for, without tensors. The rank runs it before all later ones."""
+        with self._calling:
+            self._send(name, args, answers=False)
+
+    def follow(self, placement: str, activations: Activations | None) -> None:
+        """Keep these activations of a task alike here and there; None: no more."""
+        if activations is None:
+            self._activations.pop(placement, None)
+            self._told.pop(placement, None)
+        else:
+            self._activations[placement], self._told[placement] = activations, replace(activations)
+
+    def trim_memory(self) -> None:
+        """Give back memory that calls were sent in."""
+        self._memory.trim()
+
+    def note_freed_rows(self) -> None:
+        """A call that was posted frees rows: the limit that a lack of memory set is void."""
+        if self.state.capacity is not None:
+            self.state = replace(self.state, capacity=replace(self.state.capacity, most_rows=None))
+
+    def close(self) -> None:
+        """End the process. It holds nothing that is not lost with it."""
+        self._process.kill()
+        self._link.close()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait()
+        self._memory.drop(self.pid)
+
+    def _send(self, name: str, args: tuple[object, ...], answers: bool) -> list[Any]:
+        changed = {key: replace(now) for key, now in self._activations.items() if now != self._told[key]}
+        self._told |= changed
+        try:
+            return list(self._link.send(Call(name, args, answers, self._memory.take_returned(self.pid), changed)))
+        except LinkClosed as error:
+            raise self._lost(error) from None
+
+    def _answer(self, on_progress: OnProgress) -> Any:
+        heard = boot_now()
+        try:
+            while True:
+                if not self._link.waits(_LOOK_SECONDS):
+                    self._look(boot_now() - heard)
+                    continue
+                heard = boot_now()
+                match self._link.receive():
+                    case Progress():
+                        on_progress()
+                    case Answer() as answer:
+                        break
+        except LinkClosed as error:
+            raise self._lost(error) from None
+        self._memory.drop(self.pid, answer.dropped)
+        self._learn(answer.state)
+        if isinstance(answer.result, Exception):
+            raise answer.result
+        return answer.result
+
+    def _look(self, silent: float) -> None:
+        try:
+            self._on_silence(silent)
+        except BaseException:
+            self._process.kill()  # its answer would be taken for another call's
+            raise
+
+    def _learn(self, state: ReplicaState) -> None:
+        self.state = state
+        for placement, now in state.activations.items():
+            if placement in self._told and now != self._told[placement]:
+                self._activations[placement].copy_from(now)
+                self._told[placement] = now
+
+    def _lost(self, error: LinkClosed) -> RankLost:
+        try:
+            how = f"ended with {self._process.wait(_END_SECONDS)}"
+        except subprocess.TimeoutExpired:
+            how = "broke its link"
+        return RankLost(f"rank {self.number} (pid {self.pid}) {how}: {error}")

@@ -1,0 +1,194 @@
+"""A rank's own side: holds a copy of the base and its replica, and runs what rank 0 calls, one call after another."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from contract.messages.placement_messages import BaseModelRef
+from worker.adapters.arena_adapters import Allocated, Source
+from worker.adapters.capacity_tracker import CapacityTracker
+from worker.adapters.job_checkpoint import Tensors, load_tensors
+from worker.adapters.location_types import AdapterSpec
+from worker.data.token_stream import TokenStream
+from worker.model.plain.trainer import Trainer
+from worker.policy.activations import Activations, Need
+from worker.policy.adapter_memory_model import Capacity
+from worker.policy.job_record import JobKey
+from worker.replicas.base_loader import BaseError, Crowded, load_trainer
+from worker.replicas.device_replica import Replica, Unrunnable
+from worker.replicas.dpo_reference import Reference
+from worker.replicas.memory_profile import Profiles, capacity_of, memory_of
+from worker.replicas.packed_step import Stepped
+from worker.replicas.ranks.rank_link import LinkClosed, RankLink
+from worker.replicas.ranks.rank_messages import Answer, Call, Progress, ReplicaState, SliceForecast, StepOrder
+from worker.replicas.ranks.shared_host_memory import SharedHostMemory
+from worker.replicas.training_job import TrainingJob
+from worker.replicas.validation_pass import EvaluationRequest, ValidationResult
+from worker.settings import Settings
+
+_PROGRESS_SECONDS = 0.5  # at least, between messages of progress
+_MAY_FAIL = (BaseError, Crowded, FileNotFoundError)  # errors that answer a call; any other ends the rank
+
+
+class RankServer:
+    def __init__(self, link: RankLink, memory: SharedHostMemory) -> None:
+        self._link, self._memory = link, memory
+        self._trainer: Trainer | None = None
+        self._replica: Replica | None = None
+        self._streams: dict[str, list[TokenStream]] = {}  # of tasks
+        self._jobs: dict[JobKey, TrainingJob] = {}
+        self._activations: dict[str, Activations] = {}
+        self._dropped: list[int] = []
+        self._told_at = 0.0
+        calls: list[Callable[..., Any]] = [
+            *(self.load, self.capacity, self.start),
+            *(self.open_stream, self.add_placement, self.remove_placement, self.refer),
+            *(self.step, self.forecasts, self.evaluate),
+            *(self.allocate, self.tensors, self.best, self.rows, self.note_best, self.park, self.evict, self.free),
+        ]
+        self._calls = {call.__name__: call for call in calls}
+
+    def serve(self) -> None:
+        """Run calls until rank 0 closes the link."""
+        try:
+            while True:
+                self._run(self._link.receive())
+        except LinkClosed:
+            return
+
+    def _run(self, call: Call) -> None:
+        self._memory.take_back(call.returned)
+        for placement, now in call.activations.items():
+            self._activations[placement].copy_from(now)
+        try:
+            result = self._calls[call.name](*call.args)
+        except _MAY_FAIL as error:
+            result = error
+        if call.answers:
+            dropped, self._dropped = self._dropped, []
+            self._link.send(Answer(result, self._state(), dropped))
+
+    def _state(self) -> ReplicaState:
+        if self._replica is None:
+            return ReplicaState()
+        replica = self._replica
+        under_way = frozenset(placement for placement in self._activations if replica.under_way(placement))
+        return ReplicaState(replica.capacity, replica.model, under_way, self._activations)
+
+    def _progress(self) -> None:
+        now = time.monotonic()
+        if now - self._told_at >= _PROGRESS_SECONDS:
+            self._told_at = now
+            self._link.send(Progress())
+
+    # ---- the base ------------------------------------------------------------------------------------------------------
+
+    def load(self, ref: BaseModelRef, device: torch.device, threads: int, settings: Settings) -> None:
+        """Load a copy of the base, which rank 0 has checked. Raises BaseError, or Crowded."""
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # no context on another's
+            self._memory.pin()
+        else:
+            torch.set_num_threads(threads)
+        self._trainer = load_trainer(ref, device, settings.worker_moments == "8bit", memory_of(device, settings))
+        self._trainer.arena.host_memory = self._memory.empty
+
+    def capacity(self, profiles: Profiles, settings: Settings, replicas: int, rank: int) -> Capacity:
+        return capacity_of(profiles, self._loaded, settings, replicas, rank)
+
+    def start(self, capacity: Capacity) -> None:
+        self._replica = Replica(self._loaded, CapacityTracker(capacity))
+
+    @property
+    def _loaded(self) -> Trainer:
+        assert self._trainer is not None, "the base is loaded first"
+        return self._trainer
+
+    @property
+    def _own(self) -> Replica:
+        assert self._replica is not None, "the replica is started first"
+        return self._replica
+
+    # ---- tasks -----------------------------------------------------------------------------------------------------------
+
+    def open_stream(self, placement: str, folder: Path) -> None:
+        """Map the stream before its task's jobs come, so that it is readable even where its folder is removed. Raises
+        FileNotFoundError."""
+        self._streams.setdefault(placement, []).append(TokenStream.mapped(folder))
+
+    def add_placement(self, placement: str, need: Need, jobs: Sequence[TrainingJob]) -> None:
+        self._activations[placement] = need.activations  # one object with the jobs', as one message brought them
+        self._jobs |= {job.key: job for job in jobs}
+        self._own.add_placement(placement, need, jobs)
+
+    def remove_placement(self, placement: str) -> None:
+        self._own.remove_placement(placement)
+        self._streams.pop(placement, None)
+        self._jobs = {key: job for key, job in self._jobs.items() if key.placement != placement}
+        self._activations.pop(placement, None)
+        self._dropped += self._memory.trim()
+
+    def refer(self, placement: str, reference: Reference) -> None:
+        """The task's reference is known."""
+        own = {key: replace(job, reference=reference) for key, job in self._jobs.items() if key.placement == placement}
+        self._jobs |= own
+
+    # ---- work ------------------------------------------------------------------------------------------------------------
+
+    def step(self, order: StepOrder) -> tuple[Stepped, Unrunnable, dict[str, SliceForecast]]:
+        jobs = [(self._jobs[key], number) for key, number in order.jobs]
+        stepped, unrunnable = self._own.begin_step(jobs, order.slices, self._progress)()
+        if order.slices is None:
+            return stepped, unrunnable, {}
+        coming = [(key, number + (key in stepped.losses)) for key, number in order.jobs if key not in unrunnable]
+        left = [(key, number) for key, number in coming if number < self._jobs[key].total_steps]
+        return stepped, unrunnable, self.forecasts(left)
+
+    def forecasts(self, jobs: Sequence[tuple[JobKey, int]]) -> dict[str, SliceForecast]:
+        """What the next slice of each task's step takes, if these are its jobs, at these steps."""
+        loads = self._own.next_slice_costs([(self._jobs[key], number) for key, number in jobs])
+        return {
+            placement: SliceForecast(frozenset(pair for pair in jobs if pair[0].placement == placement), load)
+            for placement, load in loads.items()
+        }
+
+    def evaluate(self, requests: Mapping[JobKey, EvaluationRequest]) -> tuple[dict[JobKey, ValidationResult], Unrunnable]:
+        return self._own.begin_evaluation(requests, self._progress)()
+
+    # ---- adapters --------------------------------------------------------------------------------------------------------
+
+    def allocate(self, key: JobKey, spec: AdapterSpec, source: Source, wanted: int, may_leave: Sequence[JobKey]) -> Allocated:
+        if source is not None:
+            source = self._kept(source if isinstance(source, Tensors) else load_tensors(source))
+        return self._own.adapters.allocate(key, spec, source, wanted, may_leave)
+
+    def _kept(self, tensors: Tensors) -> Tensors:
+        """Its best weights in memory of this rank: those of a message are there for the call alone."""
+        if tensors.best is None:
+            return tensors
+        return Tensors(tensors.adapter, self._memory.empty(tensors.best.shape, tensors.best.dtype).copy_(tensors.best))
+
+    def tensors(self, keys: Sequence[JobKey]) -> dict[JobKey, Tensors]:
+        return self._own.adapters.tensors(keys)
+
+    def best(self, key: JobKey) -> torch.Tensor | None:
+        return self._own.adapters.best(key)
+
+    def rows(self, key: JobKey) -> tuple[int, int]:
+        return self._own.adapters.rows(key)
+
+    def note_best(self, key: JobKey) -> None:
+        self._own.adapters.note_best(key)
+
+    def park(self, key: JobKey) -> None:
+        self._own.adapters.park(key)
+
+    def evict(self, key: JobKey) -> Tensors:
+        return self._own.adapters.evict(key)
+
+    def free(self, key: JobKey) -> None:
+        self._own.adapters.free(key)
