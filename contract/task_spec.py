@@ -198,11 +198,11 @@ class Schedule(Strict):
     total_steps: int
     warmup_steps: int
     eval_every: int
-    rungs: tuple[int, ...]  # steps after which the job is ranked in its task, warmup's end first; empty under policy `none`
+    rungs: tuple[int, ...]  # steps after which the job is ranked, warmup's end first; empty without such a boundary
 
     @property
     def boundary(self) -> bool:
-        """Whether warmup ends before training does, so that jobs are selected at its end."""
+        """Whether jobs are ranked at the end of warmup: not under policy `none`, nor where warmup lasts the whole training."""
         return bool(self.rungs)
 
     @classmethod

@@ -2,7 +2,7 @@
 
 Plain numbers only. Knows no models and no jobs, holds no tensors.
 
-Legend used throughout the package:
+Legend of this file and of the plain path; each kernel file has its own:
   T  tokens of the flat axis          K  features a group of matrices reads
   N  features the group writes        R  rows of the arena (one per rank of an adapter)
   C  columns of the arena             P  matrices in the group (q, k, v: 3; gate, up: 2; o: 1; down: 1)

@@ -1,4 +1,5 @@
-"""Launch configurations: tile sizes, warps and pipeline stages of every kernel, one table for Hopper and Ampere.
+"""Launch configurations: tile sizes, warps and pipeline stages of every kernel: a table for Hopper, and one for Ampere that
+overrides parts of it.
 
 Nothing is tuned at run time. Widths in R are rank classes; a kernel that would exceed shared memory at a wide class uses fewer
 stages there.

@@ -41,7 +41,7 @@ class Share(NamedTuple):
 
 @triton.jit
 def share_of_span(spans_ptr, span):
-    """All tokens of a span of the work table."""
+    """All tokens of a span of the work table; columns as in work_table.SPAN_COLUMNS."""
     entry = spans_ptr + span * 6
     return Share(
         tl.load(entry), tl.load(entry + 1), tl.load(entry + 2), tl.load(entry + 3), tl.load(entry + 5), tl.load(entry + 4)

@@ -23,7 +23,8 @@ class MemoryModel:
 
 @dataclass(frozen=True)
 class Capacity:
-    """An executor's limits: its memory models, the bytes it may use, the share of them it fills, the micro-batch's tokens."""
+    """An executor's limits: its memory models, the bytes it may use, the share of them it fills. step_tokens: of a piece, the
+    longest that a batch is cut into; passes may hold several (`pass_budget`)."""
 
     model: MemoryModel  # of passes that keep their activations
     memory_bytes: int

@@ -1,4 +1,4 @@
-"""SwiGLU fused with the adapters of gate, up and down, forward and backward: each direction reads gate, up and act once.
+"""SwiGLU fused with the adapters of gate, up and down, forward and backward: each direction reads gate and up once.
 
 Forward: act = silu(gate + S_g B_g) * (up + S_u B_u), and down's S = scale · act Aᵀ, summed while act is in registers. Backward:
 the gradients of gate and up in place, with down's dS A added to dact; dB of gate and up and dA of down, summed while their

@@ -1,5 +1,5 @@
-"""AdamW over the arena's active rows: per-adapter gradient clipping, decay, step and the compute copy, in one pass over the
-parameters.
+"""AdamW over the arena's active rows: per-adapter gradient clipping, decay, step and the compute copy. Gradients are
+read twice (for their norm, and to update); parameters and moments are read and written once.
 
 Knows rows and their adapters. Knows no matrices and no layers beyond the arena's shape [L, rows, W]. An adapter's gradient norm
 is summed in two stages of fixed order, so its bits are the same alone and packed. Moments are fp32, or 8-bit codes in blocks of
@@ -17,7 +17,6 @@ from grouped_lora.cached_launch import Kernel
 from grouped_lora.launch_configs import config
 
 MOMENT_BLOCK = 256
-RATE, DECAY, CORRECTION1, CORRECTION2, MAX_NORM = range(5)  # columns of the rates table
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ and dA of down, are made in block/swiglu.py, which has their factors in register
 
 One program owns one adapter's columns and walks that adapter's own tokens in order, in blocks counted from the adapter's first
 token. So the summation order is fixed: two runs give the same bits, alone or packed. No atomics. Legend: S[T, M, RMAX] (or dS);
-Y[T, columns] (X, or dY); grad[rows, W] fp32. S and dS carry the scale alpha / r (shrink.py).
+Y[T, columns] (X, or dY); grad[rows, W] fp32. S and dS carry the span's scale (`Span.kept_scale`).
 """
 
 from typing import Any, NamedTuple
@@ -23,7 +23,8 @@ from grouped_lora.work_table import NARROW, WorkTable
 
 
 class _Walk(NamedTuple):
-    """One to three matrices' S, `s_step` columns apart, and gradient, `grad_step` apart; y's and the gradient's columns."""
+    """s: S of one to three matrices, `s_step` columns apart; y: what they share; grad: their gradients, `grad_step` columns
+    apart; columns: this program's, of y and of each gradient."""
 
     s_ptr: Any
     s_stride: Any

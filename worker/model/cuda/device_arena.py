@@ -1,7 +1,7 @@
 """The arena on a GPU: the same rows, with a bf16 copy that products read. Knows when the copy is stale; knows no steps.
 
-Row-major on the GPU, too: a step over per-layer slabs measured 1.3 % faster on an H100 (74.7 against 75.7 ms), and every
-snapshot would have been a copy per layer (docs/NUMERICS.md).
+Row-major on the GPU too, although per-layer slabs made a step 1.3 % faster (74.7 against 75.7 ms on an H100): with slabs every
+snapshot would be one copy per layer (docs/NUMERICS.md).
 """
 
 from collections.abc import Iterable

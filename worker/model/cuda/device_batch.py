@@ -23,7 +23,8 @@ _ALIGN = 4  # int32 numbers: every piece starts on 16 bytes
 
 
 def bucket(count: int, steps: int, least: int) -> int:
-    """`count` rounded up to one of `steps` evenly spaced sizes an octave, multiples of `least`: at most 1/steps is added."""
+    """`count` rounded up to one of `steps` evenly spaced sizes an octave, multiples of `least`. At most 1/steps is added, or
+    `least` - 1 where that is more."""
     step = max(least, (1 << max(count - 1, 1).bit_length() - 1) // steps)
     return -(-max(count, 1) // step) * step
 
@@ -38,7 +39,7 @@ class Grain:
     blocks: int
 
 
-FINE = Grain(32, 32, 4, 16)  # a tail of 1/64 on average of an octave's upper half, less below
+FINE = Grain(32, 32, 4, 16)  # padding of at most 1/32 above 1,024 tokens
 # Twice the tail, in far fewer buckets, which repeat: 7 instead of 48 in 160 steps of 32 adapters on GSM8K's rows.
 COARSE = Grain(16, 4, 8, 64)
 

@@ -78,7 +78,7 @@ class DeviceTrainer(Trainer):
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-        # Nothing was updated: all allocations precede the one kernel that writes, and are small beside what caches hold.
+        # Nothing was updated: all allocations precede the first kernel that writes to the arena, and are small.
         self.release_caches()
         with self.on_device():
             return self._update(updates, losses)

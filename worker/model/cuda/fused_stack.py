@@ -1,6 +1,7 @@
 """The decoder stack on CUDA: forward and backward written by hand over grouped_lora's kernels, base products in cuBLAS.
 
-Backward is explicit, so what is saved is chosen here: the residual stream, the input of each product, and the small S. Gate and
+Backward is explicit, so what is saved is chosen here: the residual stream, the input of each product, and each adapter's
+S = scale · X Aᵀ [T, matrices, rank class]. Gate and
 up are saved before the adapters' part is added, and their gradients overwrite them. The adapters' gradients come from two
 kernels: swiglu_backward writes dB of gate and up and dA of down, weight_gradients.py all others. Knows one flat batch on the
 device; knows no jobs, losses or optimizers. Legend: T tokens, D hidden, F ffn; C one layer's arena columns.
