@@ -49,7 +49,7 @@ def test_objects_go_to_a_bucket_and_a_second_run_brings_what_came_meanwhile(run,
 
 
 def test_a_move_to_nowhere_is_refused_in_one_line(run, storage_with, tmp_path, free_port):
-    assert "MOTET_STORAGE_MOVE_TO is not set" in run().stderr
+    assert "MOTET_STORAGE_MOVE_TO is not set" in run(storage_endpoint=None).stderr
     here = run(f"file://{tmp_path / 'storage'}", storage_endpoint=None)
     assert (here.returncode, "where the objects are" in here.stderr) == (1, True)
     away = run("s3://bucket", storage_endpoint=f"http://127.0.0.1:{free_port()}", storage_retries=0)
