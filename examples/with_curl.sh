@@ -18,5 +18,5 @@ task=$("${call[@]}" -H 'Content-Type: application/json' -H "Idempotency-Key: $RA
 }' | field id)
 echo "submitted $task"
 "${call[@]}" -N "$api/v1/tasks/$task/events" | sed -n 's/^data: //p' # ends with the task; Last-Event-ID goes on after a break
-"${call[@]}" "$api/v1/tasks/$task/adapter" -o "$task.tar.gz"
+"${call[@]}" -L "$api/v1/tasks/$task/adapter" -o "$task.tar.gz"
 echo "saved $task.tar.gz"
