@@ -15,9 +15,13 @@ from contract.strict import NO_BOOL, STORABLE, Strict
 EVALUATIONS = 30  # per job, roughly, if a policy sets no interval: chosen together with guard_patience (docs/NUMERICS.md)
 MAX_STEPS = 10_000_000  # per job
 _LAST_YEAR = 2199  # latest year of a timestamp: later ones overflow a plan's seconds
+MAX_SLOWDOWN = 3.0  # default bound beside others, chosen on traces (docs/SCHEDULING.md)
 DPO_BETA = 0.1  # default of a search space (Rafailov et al. 2023, section 6)
 
 Precision = Literal["bf16", "nf4", "nf4_double", "fp8"]  # of the frozen base
+
+Isolation = Literal["shared", "dedicated"]
+MaxSlowdown = Annotated[float, Field(ge=1, le=100, allow_inf_nan=False), NO_BOOL]
 
 Name = Annotated[str, Field(min_length=1, max_length=128), STORABLE]
 
@@ -157,6 +161,18 @@ class TaskSpec(Strict):
             "node. You pay for the seconds of each GPU; an estimate says how many at each width. A width that saves less than "
             "a tenth of the time is not taken."
         ),
+    )
+    max_slowdown: MaxSlowdown | None = Field(
+        default=None,
+        description=(
+            "How many times slower than alone the task may become by sharing its GPUs with other tasks of the same base. A "
+            "task joins others only where it ends sooner than by waiting, and where everybody there stays within such a bound. "
+            f"Left out: the default that an admin gave your tenant, or else {MAX_SLOWDOWN:g}. 1 shares with nobody."
+        ),
+    )
+    isolation: Isolation = Field(
+        default="shared",
+        description="dedicated: the task has its GPUs for itself, for all of whose time it pays; no other task joins it.",
     )
     priority: Annotated[int, Field(ge=1, le=100, strict=True)] = Field(default=1, description="Weight in the queue.")
     not_before: Moment | None = Field(default=None, description="The task starts no earlier.")

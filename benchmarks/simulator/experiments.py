@@ -19,6 +19,7 @@ from benchmarks.simulator.policies import big_m
 from benchmarks.simulator.run_record import Setup
 from service.scheduler.core.decision import Decision, SearchBudget
 from service.scheduler.core.problem import Node, Problem, Queued, Running, makespan
+from service.scheduler.core.problem_json import problem_from_json, problem_to_json
 from service.scheduler.core.rules import backfill
 from service.scheduler.core.solve import solve
 from service.scheduler.estimate.task_duration import INSIDE
@@ -109,9 +110,9 @@ class Experiments:
         rules: list[tuple[float, float]] = []
         solve(busy_fleet(99))
         for seed in range(15):
-            problem = busy_fleet(seed).to_json()
+            problem = problem_to_json(busy_fleet(seed))
             for kind, act, found in (("rules", lambda p: Decision(backfill(p), "greedy", 0), rules), ("plan", solve, plans)):
-                fresh = Problem.from_json(problem)  # without cached derived values
+                fresh = problem_from_json(problem)  # without cached derived values
                 wall, cpu = time.perf_counter(), time.process_time()
                 decision = act(fresh)
                 wall, cpu = time.perf_counter() - wall, time.process_time() - cpu

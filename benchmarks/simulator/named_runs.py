@@ -19,6 +19,7 @@ from benchmarks.simulator.run_plot import draw
 from benchmarks.simulator.run_record import Outcome, Setup
 from service.scheduler.core.decision import Decision
 from service.scheduler.core.problem import Problem
+from service.scheduler.core.problem_json import problem_to_json
 
 
 @dataclass(frozen=True)
@@ -65,14 +66,14 @@ def run_one(run: Run) -> Ended:
 
 
 def _observer(run: Run) -> Observer | None:
-    """Writes every problem with its plan: `Problem.from_json` makes the same problem, and `solve` then the same plan."""
+    """Writes every problem with its plan: `problem_from_json` makes the same problem, and `solve` then the same plan."""
     if not run.export:
         return None
     lines = (run.export / f"{run.name}.jsonl").open("w")
 
     def write(at: int, problem: Problem, decision: Decision) -> None:
         starts = [[s.task, s.node, s.start, s.end, s.gpus] for s in decision.starts]
-        said = {"at": at, "problem": problem.to_json(), "method": decision.method, "starts": starts}
+        said = {"at": at, "problem": problem_to_json(problem), "method": decision.method, "starts": starts}
         lines.write(json.dumps(said) + "\n")
         lines.flush()
 

@@ -16,7 +16,8 @@ from contract.model_types import MODEL_TYPES
 from contract.task_spec import TaskSpec
 
 # Read by the service alone: a worker that does not know one of these fields can still train the task.
-SERVICE_FIELDS = frozenset({"name", "priority", "labels", "not_before", "deadline", "max_gpus"})
+SERVICE_FIELDS = frozenset({"name", "priority", "labels", "not_before", "deadline", "max_gpus", "max_slowdown", "isolation"})
+SHARING = "sharing"  # the worker trains several tasks on one executor, each within its bound
 
 Schema = Mapping[str, Any]
 
@@ -24,7 +25,7 @@ Schema = Mapping[str, Any]
 def understood(spec_schema: Schema | None = None, model_types: Iterable[str] = MODEL_TYPES) -> frozenset[str]:
     """The capabilities of a worker built with this spec schema (default: the current one)."""
     schema = _today() if spec_schema is None else spec_schema
-    found = {f"model_type={name}" for name in model_types}
+    found = {SHARING, *(f"model_type={name}" for name in model_types)}
     for name, field in schema["properties"].items():
         if name not in SERVICE_FIELDS:
             found.update(_all(schema, field, name))

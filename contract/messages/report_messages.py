@@ -106,6 +106,7 @@ class Throughput(Message):
     share_seconds: float | None = None
     device_steps: int | None = None
     device_seconds: float | None = None
+    slowdown: float | None = None  # of late, as a multiple of the time alone; only where tasks share the executor
 
     @property
     def own_seconds(self) -> float:

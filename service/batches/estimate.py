@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from contract.batch_spec import BatchSpec
 from service.database.engine import new_id
 from service.dependencies import Dependencies
-from service.scheduler.core.batch_arrangement import without_solver
+from service.scheduler.core.joins.joining import without_the_solver
 from service.scheduler.core.problem import Start
 from service.scheduler.dry_run import Draft, EstimateResource, asked_of
 from service.scheduler.state import snapshot
@@ -40,10 +40,10 @@ def batch_dry_run(
     batch = Batch(id=new_id("asked"), tenant_id=tenant_id, objective=spec.objective, deadline=spec.deadline, task_ids=[])
     asked = [asked_of(tenant_id, one, files, batch.id) for one, files in zip(spec.tasks, refs, strict=True)]
     seen = snapshot.read(session, parts, asked=asked, batch=batch)
-    starts, held = without_solver(seen.problem)
-    draft = Draft(seen, starts, held)
+    plan = without_the_solver(seen.problem)
+    draft = Draft(seen, plan)
     tasks = [draft.estimate(parts, one.task, spec.tasks[at], refs[at]) for at, one in enumerate(asked)]
-    last = _last(seen, starts, {one.task.id for one in asked}, len(asked))
+    last = _last(seen, plan.starts, {one.task.id for one in asked}, len(asked))
     end = None if last is None else seen.at + timedelta(seconds=last)
     return BatchEstimateResource(
         objective=spec.objective,

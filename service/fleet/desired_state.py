@@ -27,6 +27,7 @@ from service.settings import Settings
 from service.tasks.curves.curve_writer import values_at
 from service.tasks.models import Job, Task
 from service.tasks.stored_specs import config_of, part, spec_of
+from service.tenants.models import Tenant
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ def desired_state(session: Session, settings: Settings, node: Node) -> DesiredSt
 def _placement(session: Session, settings: Settings, placement: Placement, task: Task) -> PlacementMessage:
     spec = spec_of(task)
     base = session.get_one(BaseModel, task.base_model)
+    weight = session.scalars(select(Tenant.weight).where(Tenant.id == task.tenant_id)).one()
     left = (placement.lease_until - clock(session)).total_seconds()
     return PlacementMessage(
         placement_id=placement.id,
@@ -76,6 +78,8 @@ def _placement(session: Session, settings: Settings, placement: Placement, task:
         request_id=task.request_id,
         tenant_id=task.tenant_id,
         created_at=task.created_at,
+        weight=weight,
+        max_slowdown=placement.max_slowdown,
     )
 
 

@@ -101,6 +101,10 @@ class Placement(Base):
     expected_end: Mapped[At | None]  # by the last plan, with its prediction interval
     expected_low: Mapped[At | None]
     expected_high: Mapped[At | None]
+    beside: Mapped[int] = mapped_column(default=0, server_default="0")  # other tasks on its executor, by the last plan
+    max_slowdown: Mapped[float | None]  # most times slower than alone that sharing may make it; null: it shares with nobody
+    slowdown: Mapped[float | None]  # the same as its worker measured it last
+    correction: Mapped[float | None]  # measured over predicted, once a bound was broken beside it
     ended_at: Mapped[At | None]
     end_reason: Mapped[str | None] = mapped_column(String(32))
     # sums over the throughput events

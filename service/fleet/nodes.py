@@ -121,7 +121,8 @@ def heartbeat(parts: Dependencies, node_id: str, bearer: str | None, said: Heart
         now = clock(session)
         for placement, pulse in _pulsing(session, node_id, said.pulses):
             if _stalls(parts.settings, placement, pulse):
-                stalled.append((placement.id, f"no progress for {pulse.progress_age:.0f} s"))
+                devices = tuple(sorted(placement.device_indexes))
+                stalled.append((placement.id, f"no progress for {pulse.progress_age:.0f} s", devices))
             else:
                 placement.acknowledged_at = placement.acknowledged_at or now
                 placement.heartbeat_at = now
@@ -132,8 +133,11 @@ def heartbeat(parts: Dependencies, node_id: str, bearer: str | None, said: Heart
                     waiting[placement.id] = pulse.waits_for
         session.flush()
         version = _record_heartbeat(parts, session, node, said, now)
-    for placement_id, detail in stalled:
-        lose(parts, placement_id, RequeueReason.EXECUTOR_LOST, detail, ExecutorLoss.EXECUTOR)
+    counted = set[tuple[int, ...]]()  # one executor with several tasks is one loss of its node
+    for placement_id, detail, devices in stalled:
+        loss = ExecutorLoss.BESIDE if devices in counted else ExecutorLoss.EXECUTOR
+        if lose(parts, placement_id, RequeueReason.EXECUTOR_LOST, detail, loss):
+            counted.add(devices)
     for placement_id, waits_for in waiting.items():
         _note_wait(parts, placement_id, waits_for)
     return HeartbeatAnswer(leases=leases, desired_version=version)
@@ -200,7 +204,9 @@ def report_lost(parts: Dependencies, node_id: str, bearer: str | None, said: Pla
         own = select(Placement.id, Placement.fence).where(Placement.node_id == node_id, Placement.id.in_(list(said.fences)))
         lost = [placement_id for placement_id, fence in session.execute(own) if said.fences[placement_id] == fence]
     for placement_id in lost:
-        lose(parts, placement_id, said.reason, said.detail, ExecutorLoss.REFUSED if said.refused else loss)
+        counted = lose(parts, placement_id, said.reason, said.detail, ExecutorLoss.REFUSED if said.refused else loss)
+        if counted and loss is ExecutorLoss.EXECUTOR:
+            loss = ExecutorLoss.BESIDE  # one executor with several tasks is one loss of its node
 
 
 def lose(parts: Dependencies, placement_id: str, reason: RequeueReason, detail: str, loss: ExecutorLoss | None = None) -> bool:

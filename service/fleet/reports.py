@@ -34,6 +34,7 @@ from service.tasks.lifecycle.report_reducer import EventRefused, ReportReducer
 from service.tasks.models import Task
 from service.usage.usage_ledger import book
 
+BROKEN_AT = 1.1  # times a bound of slowdown: what is measured varies
 _ENDS = (JobCompleted, JobExited, JobFailed)
 _PROVES_TRAINING = (Checkpointed, JobCompleted, JobExited)  # events that prove that the node trains
 
@@ -106,7 +107,7 @@ def _update_from_events(
 ) -> None:
     """Update the placement's sums, the learned speeds and lifetimes, and the plan requests from a report's events."""
     done = [event for event in events if isinstance(event, Throughput)]
-    measured = [_add_throughput(session, profile_updates, task, placement, event) for event in done]
+    measured = [_add_throughput(session, parts, profile_updates, task, placement, event) for event in done]
     if any(isinstance(event, _PROVES_TRAINING) for event in events):
         note_progress(session, parts, task, placement)
     _book(session, task, placement, done)
@@ -131,8 +132,14 @@ def _book(session: Session, task: Task, placement: Placement, done: Sequence[Thr
         book(session, task, placement, tokens, evaluated, sum(one.own_seconds for one in done))
 
 
+def _broken(placement: Placement) -> bool:
+    """Whether sharing slows the placement beyond its bound."""
+    slowdown, bound = placement.slowdown, placement.max_slowdown
+    return slowdown is not None and bound is not None and slowdown > BROKEN_AT * bound
+
+
 def _add_throughput(
-    session: Session, profile_updates: ProfileUpdates, task: Task, placement: Placement, done: Throughput
+    session: Session, parts: Dependencies, profile_updates: ProfileUpdates, task: Task, placement: Placement, done: Throughput
 ) -> int:
     """Add to the placement's sums and to the learned speeds. Returns the number of measurements."""
     placement.steps += done.steps
@@ -143,6 +150,10 @@ def _add_throughput(
     placement.evaluation_tokens += done.evaluation_tokens
     placement.evaluation_seconds += done.evaluation_seconds
     placement.gpu_seconds += done.own_seconds
+    broken = _broken(placement)
+    placement.slowdown = done.slowdown if done.slowdown is not None or done.steps else placement.slowdown
+    if _broken(placement) and not broken:
+        request_plan(session, parts.queue, "bound_broken")
     session.flush()
     node = session.scalars(select(Node).where(Node.id == placement.node_id).with_for_update()).one()
     return profile_updates.note_steps(session, task, node, len(placement.device_indexes), done)

@@ -63,8 +63,9 @@ class FleetMetrics:
         devices = func.jsonb_array_length(Node.devices)
         total = select(func.coalesce(func.sum(devices), 0)).where(Node.status == "ready")
         yield self._one("motet_devices", "Devices of nodes that are ready", total)
-        busy = select(func.coalesce(func.sum(func.cardinality(Placement.device_indexes)), 0))
-        yield self._one("motet_devices_in_use", "Devices that placements hold", busy.where(Placement.ended_at.is_(None)))
+        held = select(Placement.node_id, func.unnest(Placement.device_indexes)).where(Placement.ended_at.is_(None)).distinct()
+        busy = select(func.count()).select_from(held.subquery())
+        yield self._one("motet_devices_in_use", "Devices that placements hold, alone or together", busy)
         beat = _age(func.min(Node.heartbeat_at)).where(Node.status == "ready")
         yield self._one("motet_nodes_oldest_heartbeat_seconds", "Age of the oldest last heartbeat of a ready node", beat)
 

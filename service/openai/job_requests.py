@@ -9,7 +9,19 @@ from pydantic import Field, model_validator
 
 from contract.search_space import BatchSize, Beta, SearchSpace, Seed
 from contract.strict import NO_BOOL, STORABLE, Strict
-from contract.task_spec import Dataset, EarlyExitPolicy, Gpus, MaxGpus, Name, Objective, TaskSpec, Training, WarmStart
+from contract.task_spec import (
+    Dataset,
+    EarlyExitPolicy,
+    Gpus,
+    Isolation,
+    MaxGpus,
+    MaxSlowdown,
+    Name,
+    Objective,
+    TaskSpec,
+    Training,
+    WarmStart,
+)
 
 BASE_LEARNING_RATE = 1e-4
 _AUTO_MULTIPLIERS = (0.5, 2.0, 10.0)
@@ -78,6 +90,8 @@ class JobRequest(Strict):
     early_exit: EarlyExitPolicy = EarlyExitPolicy()
     gpus: Gpus = 1
     max_gpus: MaxGpus | None = None
+    max_slowdown: MaxSlowdown | None = None
+    isolation: Isolation = "shared"
     priority: Annotated[int, Field(ge=1, le=100, strict=True)] = 1
 
     @model_validator(mode="after")
@@ -113,6 +127,8 @@ class JobRequest(Strict):
             early_exit=self.early_exit,
             gpus=self.gpus,
             max_gpus=self.max_gpus,
+            max_slowdown=self.max_slowdown,
+            isolation=self.isolation,
             priority=self.priority,
             labels=self.metadata or {},
         )

@@ -7,7 +7,7 @@ tasks come from the memo. Not thread-safe.
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
@@ -17,11 +17,13 @@ from contract.task_spec import TaskSpec
 from service.database.engine import new_id
 from service.dependencies import Dependencies
 from service.http.problems import FieldError
-from service.scheduler.core.batch_arrangement import without_solver
+from service.scheduler.core.decision import Decision
+from service.scheduler.core.joins.joining import without_the_solver
 from service.scheduler.core.problem import Start
 from service.scheduler.estimate.prediction_intervals import Between as Interval
 from service.scheduler.estimate.task_duration import BYTES_PER_TOKEN, Estimate
 from service.scheduler.explain import waiting_sentences
+from service.scheduler.explain.join_sentences import shares
 from service.scheduler.explain.reason_codes import Reason, reasons
 from service.scheduler.state import snapshot
 from service.scheduler.state.plan_announcements import scene
@@ -69,6 +71,8 @@ class EstimateResource(BaseModel):
     expected_start_interval: list[datetime] | None
     expected_end_interval: list[datetime] | None
     waiting: str | None = Field(description="Why it would not start at once")
+    slowdown: float = Field(description="How many times slower than alone it would begin, beside others; 1: it would be alone")
+    sharing: str | None = Field(description="With how many tasks it would share GPUs, and what that means, in a sentence")
     problems: list[FieldError] = Field(description="Rows of its files that will be cut or left out; GPUs that stand idle")
 
 
@@ -76,15 +80,18 @@ def dry_run(session: Session, parts: Dependencies, tenant_id: str, spec: TaskSpe
     """The estimate for a spec that has passed preflight. The session's transaction must be new and see all tenants' rows."""
     asked = asked_of(tenant_id, spec, refs)
     seen = snapshot.read(session, parts, asked=[asked])
-    return Draft(seen, *without_solver(seen.problem)).estimate(parts, asked.task, spec, refs)
+    return Draft(seen, without_the_solver(seen.problem)).estimate(parts, asked.task, spec, refs)
 
 
 class Draft:
     """A snapshot that holds tasks without rows, and a plan of it; what it says of all tasks is worked out once."""
 
-    def __init__(self, seen: Snapshot, starts: tuple[Start, ...], held: tuple[str, ...]) -> None:
-        self._seen, self._starts, self._held = seen, starts, held
-        self._by_task = {start.task: start for start in starts}
+    def __init__(self, seen: Snapshot, plan: Decision) -> None:
+        self._seen, self._held = seen, plan.held
+        self._joins = {join.task: join for join in plan.joins}
+        shared = (Start(join.task, join.node, 0, join.end, seen.tasks[join.task].gpus) for join in plan.joins)
+        self._starts = (*plan.starts, *shared)
+        self._by_task = {start.task: start for start in self._starts}
 
     @cached_property
     def _between(self) -> dict[str, Interval]:
@@ -119,8 +126,15 @@ class Draft:
             device_type=kind or None,
             **self._moments(start),
             waiting=self._why(start, task.id),
+            **self._sharing(task.id),
             problems=[*_idle(spec), *_rows(parts, spec, refs)],
         )
+
+    def _sharing(self, id: str) -> dict[str, Any]:
+        join = self._joins.get(id)
+        if join is None:
+            return {"slowdown": 1.0, "sharing": None}
+        return {"slowdown": join.slowdown, "sharing": shares(join, self._seen.nodes[join.node].name)}
 
     def _moments(self, start: Start | None) -> dict[str, datetime | list[datetime] | None]:
         names = ("expected_start", "expected_end", "expected_start_interval", "expected_end_interval")
@@ -151,6 +165,7 @@ def asked_of(tenant_id: str, spec: TaskSpec, refs: ResolvedRefs, batch_id: str |
         status=TaskStatus.QUEUED,
         fence=0,
         base_model=refs.model.name,
+        base_revision=refs.model.revision,
         train_file_id=refs.train.id,
         validation_file_id=refs.validation.id if refs.validation else None,
         gpus=spec.gpus,

@@ -14,8 +14,9 @@ from service.tasks.plan_status.unplanned_reasons import NOT_PLANNED
 
 def plan_causes(session: Session) -> PlanCauses:
     """Why plans are requested now. The session must see all tenants' rows."""
-    held = select(func.sum(func.cardinality(Placement.device_indexes))).where(Placement.ended_at.is_(None))
-    of_node = held.where(Placement.node_id == Node.id).correlate(Node).scalar_subquery()
+    devices = select(func.unnest(Placement.device_indexes)).where(Placement.ended_at.is_(None)).distinct()
+    held = devices.where(Placement.node_id == Node.id).correlate(Node).subquery()
+    of_node = select(func.count()).select_from(held).scalar_subquery()
     free = func.max(func.jsonb_array_length(Node.devices) - func.coalesce(of_node, 0))
     most = select(free).where(Node.status == "ready", Node.drained_at.is_(None)).scalar_subquery()
     unseen = or_(Task.waiting.is_(None), Task.waiting["code"].astext == NOT_PLANNED)

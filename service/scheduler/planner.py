@@ -15,8 +15,10 @@ from service.scheduler.core.solve import solve
 from service.scheduler.pending_requests import plan_causes
 from service.scheduler.replan_pacing import Pace
 from service.scheduler.state import planner_lease, snapshot
+from service.scheduler.state.crowding import relieve
 from service.scheduler.state.gpu_reservations import GpuReservation
-from service.scheduler.state.plan_writer import Placed, note_ends, place, starting, tell
+from service.scheduler.state.placement_writer import Placed, place, starting
+from service.scheduler.state.plan_writer import note_ends, tell
 from service.scheduler.state.planner_lease import LeaseLost
 from service.scheduler.state.reclaim import reclaim
 from service.scheduler.state.snapshot import Snapshot
@@ -77,18 +79,20 @@ def plan_once(parts: Dependencies, token: str) -> Outcome:
     while len(given) < _CLAIMS and (promise := reclaim(parts, token, seen)) is not None:
         given.append(promise)
         seen = _look(parts, given)
+    if relieve(parts, token, seen):
+        seen = _look(parts, given)
     began = time.perf_counter()
     decision = solve(seen.problem)
     seconds = time.perf_counter() - began
     placed = Placed()
-    if starting(seen, decision):
+    if starting(seen, decision) or decision.joins:
         with parts.db.begin() as session:
             planner_lease.hold(session, token)
             placed = place(session, parts, seen, decision)
     with parts.db.begin() as session:
         planner_lease.hold(session, token)
         tell(session, seen, decision, placed, seconds)
-        note_ends(session, seen)
+        note_ends(session, seen, decision)
     return Outcome.MOVED if given or placed.started or placed.dropped else Outcome.SAME
 
 

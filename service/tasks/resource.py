@@ -61,7 +61,9 @@ class PlacementResource(BaseModel):
     """Where a running task runs, or an ended one ran last, and what it did there."""
 
     node: str
-    gpus: int = Field(description="That it holds; with max_gpus, it may be more than the task's own")
+    gpus: int = Field(description="That it holds; with max_gpus, or beside others, it may be more than the task's own")
+    beside: int = Field(description="How many other tasks shared these GPUs by the last plan; it pays for its part by tokens")
+    slowdown: float | None = Field(description="How many times slower than alone it was of late beside them, as measured")
     since: datetime
     acknowledged_at: datetime | None = Field(description="When the node said that it has the task")
     waits_for: str | None = Field(description="What it cannot go on without, in a sentence: room on the node's disk")
@@ -144,6 +146,8 @@ _PLACEMENTS = (  # columns as PlacementResource names them
         Placement.task_id,
         Node.name.label("node"),
         func.cardinality(Placement.device_indexes).label("gpus"),
+        Placement.beside,
+        Placement.slowdown,
         Placement.created_at.label("since"),
         Placement.acknowledged_at,
         case((Placement.ended_at.is_(None), Placement.waits_for)).label("waits_for"),

@@ -16,6 +16,7 @@ class Tenant(Base):
     name: Mapped[str] = mapped_column(String(128), unique=True)
     weight: Mapped[float] = mapped_column(default=1.0, server_default="1")  # of its fair share
     created_at: Mapped[Now]
+    max_slowdown: Mapped[float | None]  # default bound of its tasks beside others; null: the product's
     # quotas; null: no limit
     running_gpus_quota: Mapped[int | None]
     queued_tasks_quota: Mapped[int | None] = mapped_column(default=QUEUED_TASKS, server_default=str(QUEUED_TASKS))

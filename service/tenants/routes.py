@@ -10,6 +10,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from contract.strict import Strict
+from contract.task_spec import MAX_SLOWDOWN, MaxSlowdown
 from service.app_state import QueueDep, Service
 from service.authentication import AdminDb
 from service.database.engine import new_id
@@ -27,6 +28,9 @@ Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Amount = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Weight = Annotated[float, Field(gt=0, le=1000)]
 Label = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f]*$")]
+
+
+_BOUND = f"How many times slower than alone its tasks may become beside others, unless they say; null: {MAX_SLOWDOWN:g}"
 
 
 class NameTaken(Conflict):
@@ -55,6 +59,7 @@ class QuotaLimits(Strict):
 class NewTenant(Strict):
     name: Label
     weight: Weight = Field(default=1.0, description="Of its fair share")
+    max_slowdown: MaxSlowdown | None = Field(default=None, description=_BOUND)
     quotas: QuotaLimits = QuotaLimits()
 
 
@@ -62,6 +67,7 @@ class TenantChange(Strict):
     """What is left out stays."""
 
     weight: Weight | None = Field(default=None, description="Of its fair share")
+    max_slowdown: MaxSlowdown | None = Field(default=None, description=f"{_BOUND}; null takes the tenant's away")
     quotas: QuotaLimits | None = Field(default=None, description="All four; one that is left out gets its default")
 
 
@@ -79,13 +85,21 @@ class TenantResource(BaseModel):
     id: str
     name: str
     weight: float
+    max_slowdown: float | None = Field(description=_BOUND)
     quotas: QuotaLimits
     created_at: datetime
 
     @classmethod
     def of(cls, tenant: Tenant) -> "TenantResource":
         quotas = QuotaLimits.of(tenant)
-        return cls(id=tenant.id, name=tenant.name, weight=tenant.weight, quotas=quotas, created_at=tenant.created_at)
+        return cls(
+            id=tenant.id,
+            name=tenant.name,
+            weight=tenant.weight,
+            max_slowdown=tenant.max_slowdown,
+            quotas=quotas,
+            created_at=tenant.created_at,
+        )
 
 
 class KeyResource(BaseModel):
@@ -117,7 +131,7 @@ class KeyResource(BaseModel):
 
 @router.post("/tenants", status_code=201, operation_id="create_tenant", summary="Make a tenant", responses=problems(409))
 def create_tenant(new: NewTenant, db: AdminDb, claim: AdminClaimedKey) -> TenantResource:
-    tenant = Tenant(id=new_id("tenant"), name=new.name, weight=new.weight)
+    tenant = Tenant(id=new_id("tenant"), name=new.name, weight=new.weight, max_slowdown=new.max_slowdown)
     new.quotas.give(tenant)
     try:
         with db.begin() as session:
@@ -140,7 +154,7 @@ def list_tenants(db: AdminDb, cursor: Cursor = None, limit: Limit = 20) -> Page[
 @router.patch(
     "/tenants/{tenant_id}",
     operation_id="change_tenant",
-    summary="Change a tenant's weight or quotas",
+    summary="Change a tenant's weight, default bound or quotas",
     description="A quota below what is used takes nothing away: it keeps more from coming.",
     responses=problems(404),
 )
@@ -149,6 +163,8 @@ def change_tenant(tenant_id: str, change: TenantChange, db: AdminDb, queue: Queu
         tenant = _tenant(session, tenant_id, lock=True)
         if change.weight is not None:
             tenant.weight = change.weight
+        if "max_slowdown" in change.model_fields_set:
+            tenant.max_slowdown = change.max_slowdown
         if change.quotas is not None:
             change.quotas.give(tenant)
         request_plan(session, queue, "tenant_changed")

@@ -17,6 +17,7 @@ from benchmarks.simulator.run_plot import draw
 from benchmarks.simulator.run_record import Outcome, Setup
 from service.scheduler.core.decision import Decision
 from service.scheduler.core.problem import Node, Problem, Queued, Start
+from service.scheduler.core.problem_json import problem_from_json
 from service.scheduler.core.rules import backfill
 from service.scheduler.core.solve import solve
 
@@ -154,7 +155,7 @@ def test_an_exported_problem_is_planned_again_to_the_letter(tmp_path: Path) -> N
     assert (tmp_path / "small.svg").stat().st_size > 1000
     for line in (tmp_path / "small.jsonl").read_text().splitlines():
         said = json.loads(line)
-        starts = solve(Problem.from_json(said["problem"])).starts
+        starts = solve(problem_from_json(said["problem"])).starts
         assert [[s.task, s.node, s.start, s.end, s.gpus] for s in starts] == said["starts"]
 
 

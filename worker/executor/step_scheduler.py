@@ -8,6 +8,8 @@ from worker.executor.job_run import JobRun
 from worker.policy.deficit_round_robin import Candidate, SliceCost, SpeedEstimate, select, urgency
 from worker.replicas.replica_set import Replicas
 
+_MEASURED_SECONDS = 5.0  # of shared steps before a slowdown is told
+
 
 class StepScheduler:
     """One decision for all replicas. Rank 0 alone has one, and tells the other ranks with the step."""
@@ -36,6 +38,11 @@ class StepScheduler:
     def record_duration(self, seconds: float) -> None:
         """The step of the last choice took so long."""
         self._progress = {key: seen.after(seconds, self._chosen.get(key, 0.0)) for key, seen in self._progress.items()}
+
+    def slowdown(self, placement: str) -> float | None:
+        """How many times slower than alone the placement has been of late; None where it is alone or nothing is known."""
+        seen = self._progress.get(placement)
+        return 1.0 / seen.speed if seen is not None and seen.seconds >= _MEASURED_SECONDS and seen.speed > 0 else None
 
     def _candidate(self, placement: Placement, cost: SliceCost) -> Candidate:
         speed = self._progress.get(placement.placement_id, SpeedEstimate()).speed

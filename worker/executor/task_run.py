@@ -251,12 +251,17 @@ class TaskRun:
             }
         )
 
+    def slowed(self, slowdown: float | None) -> None:
+        """How many times slower than alone it has been of late, beside others; None: it is alone."""
+        if slowdown != self._done.slowdown:
+            self._done = self._done.model_copy(update={"slowdown": slowdown})
+
     def flush_throughput(self) -> None:
         """Record the work done since the last record."""
         self._said_at = boot_now()
-        if self._done != _NOTHING:
+        if self._done.model_copy(update={"slowdown": None}) != _NOTHING:
             self.record(self._done)
-            self._done = _NOTHING
+            self._done = _NOTHING.model_copy(update={"slowdown": self._done.slowdown})
 
 
 def _best(best: Best | None) -> tuple[int | None, float | None]:

@@ -208,6 +208,7 @@ class Executor:
                 self._end(replicas, run, broken)
         tokens = sum(work.tokens for work in stepped.work.values())
         for placement, work in stepped.work.items():
+            self._attached[placement].slowed(self._scheduler.slowdown(placement))
             self._attached[placement].worked(stepped.seconds, work.tokens / tokens, work)
 
     # ---- evaluate and rank -------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ def estimate_table(estimate: Estimate, jobs: Sequence[JobConfig]) -> RenderableT
         ("starts", _moment(estimate.expected_start, estimate.expected_start_interval)),
         ("ends", _moment(estimate.expected_end, estimate.expected_end_interval)),
         ("waits", estimate.waiting or ""),
+        ("beside others", estimate.sharing or ""),
     ]
     facts += [
         (f"on {width.gpus} GPUs", f"ends {span(width.seconds.expected)} after its start") for width in estimate.widths[1:]

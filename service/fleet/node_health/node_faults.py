@@ -33,8 +33,8 @@ class Fault(BaseModel):
 
 @dataclass(frozen=True)
 class Witness:
-    """A node's record. `losing` are the tasks lost there in a row, `proved_at` when a placement there last saved something,
-    `devices` how many it has."""
+    """A node's record. `losing` are the tasks lost there in a row, joined by + where they shared an executor; `proved_at` is
+    when a placement there last saved something, `devices` how many it has."""
 
     losing: tuple[str, ...]
     proved_at: datetime | None

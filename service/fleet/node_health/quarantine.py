@@ -33,6 +33,7 @@ class ExecutorLoss(Enum):
     """How a placement was lost."""
 
     EXECUTOR = "executor"  # its executor died or stalled: the node's or the task's fault
+    BESIDE = "beside"  # the same, where another placement of that executor counted the node's loss
     UNTAKEN = "untaken"  # no executor ever took it: the node's fault
     NODE = "node"  # the node disappeared or rebooted with it
     REFUSED = "refused"  # the node could not read it: a matter of its version
@@ -69,10 +70,11 @@ def note_loss(
     node = _locked(session, placement.node_id)
     faults = faults_of(task)
     fault = _after(faults.get(node.id, Fault()), loss, node, now, detail)
-    if loss is ExecutorLoss.EXECUTOR:
+    if loss in (ExecutorLoss.EXECUTOR, ExecutorLoss.BESIDE):
         task.losses += 1
         places = {*fault.devices, tuple(sorted(placement.device_indexes))}
         fault = fault.model_copy(update={"devices": tuple(sorted(places))})
+    if loss is ExecutorLoss.EXECUTOR:
         counts = {str(index): node.device_losses.get(str(index), 0) + 1 for index in placement.device_indexes}
         node.device_losses = node.device_losses | counts
     if loss is ExecutorLoss.UNTAKEN or fault.losses:
@@ -81,10 +83,13 @@ def note_loss(
     task.faults = {name: one.model_dump(mode="json") for name, one in faults.items()}
     task.retry_at = min((f.rest_until for f in faults.values() if f.rest_until and f.rest_until > now), default=None)
     witnesses = _witnesses(session, faults)
-    if loss is not ExecutorLoss.REFUSED and not suspect(task.id, faults, witnesses, node.id):
+    if loss is ExecutorLoss.BESIDE:
+        _blame_too(node, task.id)
+        witnesses[node.id] = witness_of(node)
+    elif loss is not ExecutorLoss.REFUSED and not suspect(task.id, faults, witnesses, node.id):
         _count(node, task.id, now, unit, detail)
         witnesses[node.id] = witness_of(node)
-    if loss is not ExecutorLoss.EXECUTOR or not at_fault(task.id, faults, witnesses):
+    if loss not in (ExecutorLoss.EXECUTOR, ExecutorLoss.BESIDE) or not at_fault(task.id, faults, witnesses):
         return None
     lost = [one.losses for one in faults.values() if one.losses]
     where = "on one node, which trains other tasks" if len(lost) == 1 else f"on {len(lost)} nodes"
@@ -101,7 +106,7 @@ def _locked(session: Session, node_id: str) -> Node:
 
 def _after(fault: Fault, loss: ExecutorLoss, node: Node, now: datetime, detail: str) -> Fault:
     match loss:
-        case ExecutorLoss.EXECUTOR:
+        case ExecutorLoss.EXECUTOR | ExecutorLoss.BESIDE:
             return fault.model_copy(update={"losses": fault.losses + 1, "first_at": fault.first_at or now})
         case ExecutorLoss.UNTAKEN:
             return fault.model_copy(update={"missed": fault.missed + 1})
@@ -124,6 +129,12 @@ def by_trust(node: Node, devices: Iterable[int], task: Task) -> list[int]:
     fault = faults_of(task).get(node.id, Fault())
     lost = {index for indexes in fault.devices for index in indexes}
     return sorted(devices, key=lambda index: (index in lost, node.device_losses.get(str(index), 0), index))
+
+
+def _blame_too(node: Node, task_id: str) -> None:
+    """The last counted loss was of this task's executor as well: then it is evidence against none of its tasks."""
+    if node.losing:
+        node.losing = [*node.losing[:-1], f"{node.losing[-1]}+{task_id}"]
 
 
 def _count(node: Node, task_id: str, now: datetime, unit: float, detail: str) -> None:

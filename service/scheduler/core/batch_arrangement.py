@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import gcd
 
+from service.scheduler.core.checks.plan_checks import violations
 from service.scheduler.core.decision import BatchPlan, Decision, SearchResult
 from service.scheduler.core.multifit import pack
-from service.scheduler.core.plan_checks import violations
 from service.scheduler.core.problem import Problem, Queued, Start, Width, makespan, missed, objective
 from service.scheduler.core.rules import backfill, by_rule, longest_first, lpt, start_all, widened
 from service.scheduler.core.timeline import Timeline

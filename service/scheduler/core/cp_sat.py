@@ -10,8 +10,8 @@ from math import ceil
 
 from ortools.sat.python import cp_model
 
+from service.scheduler.core.checks.plan_checks import held
 from service.scheduler.core.decision import SearchBudget, SearchResult
-from service.scheduler.core.plan_checks import held
 from service.scheduler.core.problem import LATE_FACTOR, Node, Problem, Queued, Running, Start
 
 
@@ -139,7 +139,9 @@ class _Model:
             tasks = zip(self._window, self._options, strict=True)
             options = [option for task, options in tasks if task.tenant == limit.tenant for option in options]
             if options:
-                theirs = [task for task in self._problem.running if task.tenant == limit.tenant]
+                each = self._problem.units
+                shares = [replace(run, gpus=run.units_of(limit.tenant, each[run.node])) for run in self._problem.running]
+                theirs = [run for run in shares if run.gpus]
                 fixed = [start for start in self._fixed if self._tenants[start.task] == limit.tenant]
                 self._hold(options, theirs, fixed, limit.units, self._problem.units)
 
@@ -151,12 +153,13 @@ class _Model:
         most: int,
         units: Mapping[str, int] | None = None,
     ) -> None:
-        """Cumulative constraint: at most `most` GPUs at once, or limit units if `units` gives each node's units per GPU."""
+        """Cumulative constraint: at most `most` GPUs at once, or limit units if `units` gives each node's units per GPU. What
+        `running` holds is counted so already."""
 
         def counts(gpus: int, node: str) -> int:
             return gpus if units is None else gpus * units[node]
 
-        taken = held([replace(task, gpus=counts(task.gpus, task.node)) for task in running], most)
+        taken = held(running, most)
         intervals = [option.interval for option in options]
         intervals += [self._model.new_fixed_size_interval_var(0, seconds, "running") for seconds, _ in taken]
         intervals += [self._model.new_fixed_size_interval_var(s.start, s.end - s.start, "fixed") for s in fixed]

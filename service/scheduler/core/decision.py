@@ -35,6 +35,23 @@ class SearchResult:
 
 
 @dataclass(frozen=True)
+class Join:
+    """A queued task that starts now on the executor of the running (or just started) task `beside`, on `node`, and ends `end`
+    seconds from now. `among` is how many tasks were there before, `slowdown` its own against running alone while all are there,
+    `worst` the largest of anybody's, `sooner` by how many seconds it ends sooner than by waiting; None: it had no start."""
+
+    task: str
+    beside: str
+    node: str
+    gpus: int
+    end: int
+    among: int
+    slowdown: float
+    worst: float
+    sooner: int | None = None
+
+
+@dataclass(frozen=True)
 class BatchPlan:
     """How one batch's waiting tasks were arranged: seconds until the last one ends, the method, CP-SAT's status and bound."""
 
@@ -52,7 +69,7 @@ class Decision:
     `objective` and `bound` cover the tasks that the solver saw, at their narrowest (for method `start`: all, as they start);
     for a closed batch they are makespans. `status` is CP-SAT's status. `late` lists the deadlines that this plan will miss.
     Who decided what: `held` tasks would fit now and are held back for foreseen arrivals, the starts of `solved` are the
-    solver's, all others the rules'.
+    solver's, all others the rules'. Tasks in `joins` have no start: they begin now on executors of others, by joining.py.
     """
 
     starts: tuple[Start, ...]
@@ -65,3 +82,4 @@ class Decision:
     held: tuple[str, ...] = ()
     solved: tuple[str, ...] = ()
     batches: tuple[BatchPlan, ...] = ()
+    joins: tuple[Join, ...] = ()

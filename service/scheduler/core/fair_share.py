@@ -31,7 +31,7 @@ class Share:
 
     tenant: str
     weight: float = 1.0
-    held: Mapping[str, int] = field(default_factory=dict)
+    held: Mapping[str, float] = field(default_factory=dict)
     use: Mapping[str, float] = field(default_factory=dict)
     active: bool = True  # has running or waiting tasks
     demand: float | None = None

@@ -3,14 +3,16 @@
 Times are whole seconds from the moment of the snapshot. A task keeps its GPUs, all on one node, from start to end.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from service.scheduler.core.joins.slowdowns import Member, Sharing
 
 _CHURN_PART = 16  # moving a planned task costs 1/16 of an average completion (more: holes stay open; less: tasks keep moving)
 NEVER = 1 << 40  # seconds; longer than any plan
@@ -55,13 +57,27 @@ class Limit:
 
 @dataclass(frozen=True)
 class Running:
-    """A task on its node, where it stays for `remaining` > 0 seconds."""
+    """A task on its node, where it stays for `remaining` > 0 seconds: or several tasks that share an executor, until the last
+    of them ends.
+
+    `members` are those whom others may join, and with whom; empty: nobody may. With several members, `id` and `tenant` are the
+    first's. `correction` is their measured slowdown over the predicted one, at least 1.
+    """
 
     id: str
     node: str
     gpus: int
     remaining: int
     tenant: str = ""
+    members: tuple[Member, ...] = ()
+    correction: float = 1.0
+
+    def units_of(self, tenant: str, each: int) -> int:
+        """The limit units of `each` GPU that count for this tenant: those of several count by how wide each would run."""
+        if len(self.members) < 2:
+            return self.gpus * each if tenant == self.tenant else 0
+        theirs = sum(member.gpus for member in self.members if member.tenant == tenant)
+        return round(self.gpus * each * theirs / sum(member.gpus for member in self.members))
 
 
 @dataclass(frozen=True)
@@ -86,7 +102,8 @@ class Queued:
 
     `weight` > 0 is the cost of a second of its completion; `planned` is its node in the previous plan; `deadline` may lie in
     the past; `waited` is its seconds in the queue. `barred` maps nodes that it would fit but may not run on to the reason
-    (eligibility.Bar); its seconds there are None. `batch` is the batch whose makespan it counts for.
+    (eligibility.Bar); its seconds there are None. `batch` is the batch whose makespan it counts for. `sharing` is what it would
+    bring to an executor of each node, None where it may share none; empty: nowhere.
     """
 
     id: str
@@ -100,6 +117,7 @@ class Queued:
     barred: tuple[tuple[str, str], ...] = ()
     waited: int = 0
     batch: str | None = None
+    sharing: tuple[Sharing | None, ...] = ()
 
     @cached_property
     def shortest(self) -> int | None:
@@ -190,65 +208,20 @@ class Problem:
         weights = sum(task.weight for task in self.placeable)
         return seconds * weights // (len(self.placeable) ** 2 * _CHURN_PART)
 
-    def to_json(self) -> dict[str, Any]:
-        """JSON-ready and complete: `Problem.from_json` returns an equal problem."""
-        return {
-            "nodes": [asdict(node) for node in self.nodes],
-            "running": [asdict(task) for task in self.running],
-            "queued": [_said(task) for task in self.queued],
-            "limits": [asdict(limit) for limit in self.limits],
-            "closed": self.closed,
-            "recent": [list(arrived) for arrived in self.recent],
-        }
-
-    @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> "Problem":
-        return cls(
-            nodes=tuple(Node(**node) for node in said["nodes"]),
-            running=tuple(Running(**task) for task in said["running"]),
-            queued=tuple(_queued(task, len(said["nodes"])) for task in said["queued"]),
-            limits=tuple(Limit(**limit) for limit in said.get("limits", ())),
-            closed=said.get("closed", False),
-            recent=tuple(Arrived(*arrived) for arrived in said.get("recent", ())),
-        )
-
 
 Seconds = tuple[int | None, ...]  # by node
 
 
-def _alike(seconds: Seconds) -> bool:
+def alike(seconds: Seconds) -> bool:
     """Whether the duration is the same on every node: one number then stands for the row, which is many times faster."""
     return bool(seconds) and seconds.count(seconds[0]) == len(seconds)
 
 
 def row_of(seconds: Seconds) -> int | list[int]:
     """The row in a form that numpy broadcasts."""
-    if _alike(seconds):
+    if alike(seconds):
         return NEVER if seconds[0] is None else seconds[0]
     return [NEVER if s is None else s for s in seconds]
-
-
-def _told(seconds: Seconds) -> int | list[int | None] | None:
-    return seconds[0] if _alike(seconds) else list(seconds)
-
-
-def _heard(said: int | list[int | None] | None, nodes: int) -> Seconds:
-    return tuple(said) if isinstance(said, list) else (said,) * nodes
-
-
-def _said(task: Queued) -> dict[str, Any]:
-    """As `asdict`, without its deep copy of every number."""
-    said = {field.name: getattr(task, field.name) for field in fields(task)}
-    wider = [{"gpus": width.gpus, "seconds": _told(width.seconds)} for width in task.wider]
-    if task.batch is None:
-        del said["batch"]  # a version that knows no batches can read what holds none
-    return said | {"seconds": _told(task.seconds), "wider": wider}
-
-
-def _queued(said: Mapping[str, Any], nodes: int) -> Queued:
-    wider = tuple(Width(width["gpus"], _heard(width["seconds"], nodes)) for width in said.get("wider", ()))
-    barred = tuple((node, bar) for node, bar in said.get("barred", ()))
-    return Queued(**{**said, "seconds": _heard(said["seconds"], nodes), "wider": wider, "barred": barred})
 
 
 def cost(task: Queued, start: Start, churn: int) -> int:

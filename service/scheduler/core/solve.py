@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from service.scheduler.core.batch_arrangement import alone, arrange, in_units, shortest
+from service.scheduler.core.checks.plan_checks import violations
+from service.scheduler.core.checks.problem_checks import malformed
 from service.scheduler.core.cp_sat import polish, search
 from service.scheduler.core.decision import BatchPlan, Decision, SearchBudget, SearchResult
 from service.scheduler.core.expected_arrivals import ExpectedArrivals
-from service.scheduler.core.plan_checks import violations
+from service.scheduler.core.joins.joining import joined
 from service.scheduler.core.problem import Problem, Queued, Start, makespan, missed, objective, slowdown
-from service.scheduler.core.problem_checks import malformed
 from service.scheduler.core.rules import backfill, ranked, start_all, widened
 from service.scheduler.core.timeline import Timeline
 
@@ -30,10 +31,16 @@ class MalformedProblem(ValueError):
 
 
 def solve(problem: Problem, budget: SearchBudget = BUDGET) -> Decision:
-    """The plan for `problem`. Deterministic unless the wall guard triggers, which `note` then says. Raises MalformedProblem."""
+    """The plan for `problem`, with the joins that it leaves room for. Deterministic unless the wall guard triggers, which
+    `note` then says. Raises MalformedProblem."""
     wrong = malformed(problem)
     if wrong:
         raise MalformedProblem("; ".join(wrong))
+    return joined(problem, placed(problem, budget))
+
+
+def placed(problem: Problem, budget: SearchBudget = BUDGET) -> Decision:
+    """The plan without joins, for a problem that is not malformed."""
     batch = None if problem.closed else alone(problem)
     problem = replace(problem, closed=True) if batch is not None else problem
     order = ranked(problem)

@@ -104,8 +104,9 @@ class Timeline:
         self._planned = np.zeros(len(problem.nodes), bool)  # nodes with a later start: they may have holes
         for task in problem.running:
             self._profiles[self._places[task.node]].take(0, task.remaining, task.gpus)
-            if task.tenant in self._limits:
-                self._limits[task.tenant].take(0, task.remaining, task.gpus * self._units[self._places[task.node]])
+            for tenant in {task.tenant, *(member.tenant for member in task.members)} & self._limits.keys():
+                units = task.units_of(tenant, self._units[self._places[task.node]])
+                self._limits[tenant].take(0, task.remaining, units)
         self._soonest = _rows([p.forever(node.gpus) for p, node in zip(self._profiles, problem.nodes, strict=True)])
         self._now = np.array([profile.free(0) for profile in self._profiles], np.int64)
         self.most_free = self._most()  # free GPUs at time 0 on the node with the most

@@ -20,6 +20,7 @@ def end_moved(session: Session, task: Task, placement: Placement) -> bool:
     if task.id in work.unread:
         return False
     node = session.get_one(Node, placement.node_id)
-    seconds = work.estimate(task, node.device_type, len(placement.device_indexes)).seconds
+    alone = work.estimate(task, node.device_type, len(placement.device_indexes)).seconds
+    seconds = alone * max(1.0, placement.slowdown or 1.0) if placement.beside else alone
     believed = (placement.expected_end - clock(session)).total_seconds()
     return abs(seconds - believed) > max(_LEAST_SECONDS, _PART * max(seconds, believed))

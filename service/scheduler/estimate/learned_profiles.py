@@ -37,13 +37,14 @@ def note_steps(session: Session, base: str, precision: str, kind: str, width: in
     """Add a measurement of a base's steps on a device type, in a placement with `width` devices. Returns the number of
     measurements, or 0 if this one is empty.
 
-    Excludes evaluations: task_duration.py counts them separately.
+    Excludes evaluations: task_duration.py counts them separately. Of steps that tasks shared, the whole step counts.
     """
     steps, seconds = done.device_steps or done.steps, done.device_seconds or done.seconds
     if steps <= 0 or done.tokens <= 0 or seconds <= 0:
         return 0
-    tokens, seconds = done.tokens / steps, seconds / steps
-    key = throughput.key_of(base, precision, kind, tokens, done.rows / steps, width)
+    whole = done.seconds / done.share_seconds if done.share_seconds else 1.0  # of shared steps, which are divided by tokens
+    tokens, seconds = whole * done.tokens / steps, seconds / steps
+    key = throughput.key_of(base, precision, kind, tokens, whole * done.rows / steps, width)
     own = {"base_model": base, "precision": precision, "device_type": kind, "tokens": key.tokens, "rows": key.rows}
     own |= {"width": width}
     blank = {"mean_tokens": 0.0, "log_seconds": 0.0, "variance": 0.0, "measured": 0}

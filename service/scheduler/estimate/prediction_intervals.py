@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from service.scheduler.core.problem import Running, Start
+from service.scheduler.estimate.task_duration import Estimate
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,11 @@ class Spread:
 
     low: float = 1.0
     high: float = 1.0
+
+
+def spread(found: Estimate) -> Spread:
+    """The interval of an estimate relative to its expected seconds."""
+    return Spread(found.low / found.seconds, found.high / found.seconds)
 
 
 @dataclass(frozen=True)

@@ -12,18 +12,22 @@ from sqlalchemy.orm import Session
 
 from contract.compatibility.capabilities import needed
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus, TaskStatus
-from contract.task_spec import Precision, Schedule, TaskSpec
+from contract.task_spec import MAX_SLOWDOWN, Precision, Schedule, TaskSpec
 from service.files.models import File
 from service.fleet.models import BaseModel, Node
 from service.lru_cache import LruCache
 from service.scheduler.core.gpu_types import hardware
+from service.scheduler.core.joins.slowdowns import Sharing
 from service.scheduler.core.problem import Seconds, Width
 from service.scheduler.estimate import learned_profiles
+from service.scheduler.estimate.sharing_estimate import ALONE_AFTER, sharing
+from service.scheduler.estimate.step_cost import StepCost, step_cost
 from service.scheduler.estimate.survival import JobProgress, shape_class
 from service.scheduler.estimate.task_duration import Estimate, Work, estimate, tokens_per_row
 from service.scheduler.estimate.throughput import Model, relevant
 from service.tasks.models import Job, Task
 from service.tasks.stored_specs import SpecUnreadable, config_of, spec_of
+from service.tenants.models import Tenant
 
 PAYS = 0.1  # least part of the time that a doubling of the GPUs must save
 
@@ -44,11 +48,15 @@ class Shape(NamedTuple):
     memory: int
 
 
+def shape_of(node: Node) -> Shape:
+    return Shape(node.device_type, len(node.devices), memory_of(node))
+
+
 class Shapes:
     """The nodes that tasks may run on, by shape."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
-        self._of = tuple(Shape(node.device_type, len(node.devices), memory_of(node)) for node in nodes)
+        self._of = tuple(map(shape_of, nodes))
         self.distinct = tuple(dict.fromkeys(self._of))
 
     def each(self, seconds: Mapping[Shape, int | None]) -> Seconds:
@@ -83,6 +91,10 @@ class Workload:
         self._profiles = learned_profiles.profiles(session, {task.base_model for task in sound})
         self._lives = learned_profiles.lives(session, {shape_class(spec) for spec in self.specs.values()})
         self._models: dict[tuple[str, Precision, str], Model] = {}
+        self._costs: dict[tuple[str, Precision, str], StepCost] = {}
+        owners = {task.tenant_id for task in sound}
+        rows = session.execute(select(Tenant.id, Tenant.weight, Tenant.max_slowdown).where(Tenant.id.in_(owners)))
+        self._owners = {id: (weight, bound) for id, weight, bound in rows}
         self._jobs = self._read(session, sound, unsaved or {})
 
     def bytes_per_gpu(self, task: Task) -> int:
@@ -115,6 +127,35 @@ class Workload:
 
         moment = task.fence if task.status == TaskStatus.QUEUED else (jobs, validation)
         return self._memo.get(("estimate", task.id, moment, model, of_class, gpus), work_out)
+
+    def bound(self, task: Task) -> float:
+        """The largest slowdown that sharing may cause it: its own, its tenant's default, or the product's; 1: none."""
+        spec = self.specs[task.id]
+        if spec.isolation == "dedicated" or (task.losses or 0) >= ALONE_AFTER:
+            return 1.0
+        _, of_tenant = self._owners.get(task.tenant_id, (1.0, None))
+        return spec.max_slowdown or of_tenant or MAX_SLOWDOWN
+
+    def sharing(self, task: Task, shape: "Shape", gpus: int) -> Sharing | None:
+        """What it would bring to an executor on `gpus` GPUs of a node of this shape; None if it shares with nobody there."""
+        bound, precision = self.bound(task), self.specs[task.id].precision
+        if bound <= 1 or gpus > shape.gpus:
+            return None
+        key, file = (task.base_model, precision, shape.kind), self._files[task.train_file_id]
+        if key not in self._costs:
+            self._costs[key] = step_cost(self._model(*key))
+        weight, _ = self._owners.get(task.tenant_id, (1.0, None))
+        return sharing(
+            f"{task.base_model} {task.base_revision} {precision}",
+            self._jobs[task.id],
+            tokens_per_row(file.bytes, file.rows, self.specs[task.id].training.max_seq_len),
+            self._costs[key],
+            gpus,
+            shape.memory - self.bytes_per_gpu(task),
+            self._bases[task.base_model].parameters,
+            bound,
+            weight,
+        )
 
     def full_tokens(self, task: Task) -> float:
         """Tokens that its jobs would train without any early exit."""

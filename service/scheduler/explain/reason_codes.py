@@ -167,7 +167,8 @@ class _Seen:
         """Limit units held by tenant, after the plan's starts at 0."""
         held, units = defaultdict[str, int](int), self._problem.units
         for run in self._problem.running:
-            held[run.tenant] += run.gpus * units[run.node]
+            for tenant in {run.tenant, *(member.tenant for member in run.members)}:
+                held[tenant] += run.units_of(tenant, units[run.node])
         for start in self.planned.values():
             held[self._tasks[start.task][1].tenant] += start.gpus * units[start.node] if start.start == 0 else 0
         return held

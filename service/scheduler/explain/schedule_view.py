@@ -35,6 +35,8 @@ class Running(BaseModel):
     leaving: bool = Field(description="It was asked to go, and brings its jobs to safety")
     expected_end: datetime | None
     expected_end_interval: list[datetime] | None = Interval
+    beside: int = Field(description="How many other tasks share its GPUs")
+    slowdown: float | None = Field(description="How many times slower than alone it has been of late beside them, as measured")
 
 
 class ScheduledNode(BaseModel):
@@ -185,15 +187,19 @@ def _node(node: Node, trouble: Trouble | None, live: list[tuple[Placement, Task]
         name=node.name,
         device_type=node.device_type,
         gpus=len(node.devices),
-        free=max(0, len(node.devices) - sum(len(placed.device_indexes) for placed, _ in live)),
+        free=max(0, len(node.devices) - len({index for placed, _ in live for index in placed.device_indexes})),
         drained=node.drained_at is not None,
         status="ready" if trouble is None else trouble.status,
         trouble=None if trouble is None else trouble.sentence,
-        running=[_running(placed, task, tenant_id in (None, task.tenant_id)) for placed, task in live],
+        running=[_running(placed, task, tenant_id in (None, task.tenant_id), live) for placed, task in live],
     )
 
 
-def _running(placed: Placement, task: Task, own: bool) -> Running:
+def _shares(placed: Placement, other: Placement) -> bool:
+    return sorted(placed.device_indexes) == sorted(other.device_indexes)
+
+
+def _running(placed: Placement, task: Task, own: bool, live: list[tuple[Placement, Task]]) -> Running:
     low, high = placed.expected_low, placed.expected_high
     return Running(
         task_id=task.id if own else None,
@@ -203,6 +209,8 @@ def _running(placed: Placement, task: Task, own: bool) -> Running:
         leaving=placed.leaving is not None,
         expected_end=placed.expected_end,
         expected_end_interval=[low, high] if low is not None and high is not None else None,
+        beside=sum(_shares(placed, other) for other, _ in live) - 1,
+        slowdown=placed.slowdown,
     )
 
 

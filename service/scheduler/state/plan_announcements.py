@@ -5,12 +5,16 @@ from datetime import timedelta
 from typing import Any
 
 from service.scheduler.core.decision import Decision
+from service.scheduler.core.joins.joining import settled_joins
 from service.scheduler.core.problem import Start
 from service.scheduler.estimate.prediction_intervals import Between
+from service.scheduler.estimate.sharing_estimate import ALONE_AFTER
 from service.scheduler.estimate.task_workload import memory_of
 from service.scheduler.explain import waiting_sentences
+from service.scheduler.explain.join_sentences import runs_alone
 from service.scheduler.explain.reason_codes import Code, reasons
-from service.scheduler.state.snapshot import LEAVING_SECONDS, Snapshot
+from service.scheduler.state.live_executors import LEAVING_SECONDS
+from service.scheduler.state.snapshot import Snapshot
 from service.tasks.plan_status import unplanned_reasons
 
 
@@ -20,8 +24,11 @@ def reasons_of(seen: Snapshot, decision: Decision, between: Mapping[str, Between
     late = {miss.task: float(miss.end - miss.deadline) for miss in decision.late}
     found = {
         reason.task: waiting_sentences.tell(reason, shown, seen.at, between.get(reason.task), late.get(reason.task))
-        for reason in reasons(seen.problem, decision.starts, seen.standing or None, decision.held)
+        for reason in reasons(settled_joins(seen.problem, decision), decision.starts, seen.standing or None, decision.held)
     }
+    for id in found.keys() & seen.tasks.keys():
+        if seen.tasks[id].losses >= ALONE_AFTER:
+            found[id]["sentence"] += f" {runs_alone(seen.tasks[id].losses)}"
     for id, promise in seen.awaited.items():
         room = f"GPUs of {seen.nodes[promise.node].name} are being given back for it; it starts once the tasks there are safe."
         soon = (seen.at + timedelta(seconds=LEAVING_SECONDS)).isoformat()
@@ -38,5 +45,6 @@ def scene(seen: Snapshot, starts: Sequence[Start]) -> waiting_sentences.Scene:
     }
     owners = {id: task.tenant_id for id, task in seen.tasks.items()}
     running = {run.id: run.node for run in seen.problem.running if run.id in seen.placements}
+    running |= {run.id: run.node for run in seen.live if run.id in seen.placements}
     running |= {start.task: start.node for start in starts if start.start == 0}
     return waiting_sentences.Scene(offers, owners, seen.needs, running, seen.lacking)

@@ -13,6 +13,7 @@ from service.scheduler.core.fair_share import owed
 from service.scheduler.core.preemption import Claim, Held, Preemption, preemption
 from service.scheduler.core.problem import NEVER
 from service.scheduler.state import planner_lease
+from service.scheduler.state.executors import executor_of, grouped
 from service.scheduler.state.gpu_reservations import GpuReservation
 from service.scheduler.state.snapshot import Snapshot
 from service.tasks.lifecycle.placements import ask_to_leave, lock_placement
@@ -28,7 +29,8 @@ def reclaim(parts: Dependencies, token: str, seen: Snapshot) -> GpuReservation |
     found = due(seen, parts.settings.preempt_after_seconds)
     if found is None:
         return None
-    asked = {victim.task for victim in found.victims if _ask(parts, token, seen, found, victim)}
+    victims = [one for victim in found.victims for one in _sharers(seen, victim)]
+    asked = {victim.task for victim in victims if _ask(parts, token, seen, found, victim)}
     return GpuReservation(found.claim.task, found.node, frozenset(asked)) if asked or not found.victims else None
 
 
@@ -47,29 +49,42 @@ def due(seen: Snapshot, bound: float) -> Preemption | None:
 
 
 def _held(seen: Snapshot) -> list[Held]:
+    """What may be taken back: executors, each with all who share it, named after the first who came."""
     open_ = [node for node in seen.nodes.values() if node.id not in seen.closed]
-    return [
-        Held(
-            task_id,
-            seen.tasks[task_id].tenant_id,
-            placed.node_id,
-            len(placed.device_indexes),
-            seen.tasks[task_id].priority,
-            (seen.at - placed.created_at).total_seconds(),
-            frozenset(node.id for node in open_ if seen.work.fits(seen.tasks[task_id], node)),
-            max(0, len(placed.device_indexes) - seen.tasks[task_id].gpus),
+    found = []
+    for (node_id, devices), there in grouped(seen.placements.values()).items():
+        if any(placed.leaving is not None for placed in there):
+            continue
+        tasks = [seen.tasks[placed.task_id] for placed in there]
+        found.append(
+            Held(
+                tasks[0].id,
+                tasks[0].tenant_id,
+                node_id,
+                len(devices),
+                max(task.priority for task in tasks),
+                (seen.at - there[0].created_at).total_seconds(),
+                frozenset(node.id for node in open_ if all(seen.work.fits(task, node) for task in tasks)),
+                max(0, len(devices) - tasks[0].gpus) if len(there) == 1 else 0,
+            )
         )
-        for task_id, placed in seen.placements.items()
-        if placed.leaving is None
-    ]
+    return found
+
+
+def _sharers(seen: Snapshot, victim: Held) -> list[Held]:
+    """The victim, and each who shares its executor."""
+    first = executor_of(seen.placements[victim.task])
+    there = grouped(seen.placements.values())[first]
+    return [replace(victim, task=one.task_id, tenant=seen.tasks[one.task_id].tenant_id) for one in there]
 
 
 def _claims(seen: Snapshot) -> list[Claim]:
     """Waiting tasks within their quota, of tenants without a reservation."""
     limits = {limit.tenant: limit.units for limit in seen.problem.limits}
     holds, units = Counter[str](), seen.problem.units
-    for task_id, placed in seen.placements.items():
-        holds[seen.tasks[task_id].tenant_id] += len(placed.device_indexes) * units[placed.node_id]
+    for run in seen.problem.running:
+        for tenant in {run.tenant, *(member.tenant for member in run.members)}:
+            holds[tenant] += run.units_of(tenant, units[run.node])
     reserved = {seen.tasks[task].tenant_id for task in (*seen.awaited, *(start.task for start in seen.reserved))}
     claims = []
     for queued in seen.problem.queued:

@@ -23,7 +23,7 @@ class ReportLearning:
     def note_steps(self, session: Session, task: Task, node: Node, gpus: int, done: Throughput) -> int:
         """Update the node's measured speed with this base, and the profile of such steps on its device type."""
         before = node.tokens_per_second.get(task.base_model)
-        rate = measured_rate(before, done.tokens, done.seconds + done.evaluation_seconds, gpus)
+        rate = measured_rate(before, done.tokens, done.own_seconds, gpus)
         if rate is not None:
             node.tokens_per_second = node.tokens_per_second | {task.base_model: rate}
         return learned_profiles.note_steps(session, task.base_model, task.precision, node.device_type, gpus, done)

@@ -3,9 +3,9 @@
 Decides nothing. The plan writer compares the fences read here, and drops every task that changed since.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from sqlalchemy import func, select
@@ -17,13 +17,14 @@ from service.fleet.models import Node, Placement
 from service.scheduler.core import problem as p
 from service.scheduler.core.eligibility import Bar, Bars
 from service.scheduler.core.fair_share import Ask, Share, standing, total, weights, worth
-from service.scheduler.estimate.prediction_intervals import Between, Spread, intervals
-from service.scheduler.estimate.task_duration import Estimate
+from service.scheduler.estimate.prediction_intervals import Between, Spread, intervals, spread
 from service.scheduler.estimate.task_workload import Shapes, Workload
 from service.scheduler.models import PlanRequest
 from service.scheduler.state.batch_rows import Batches
+from service.scheduler.state.executors import Shared, each_of, running_of
 from service.scheduler.state.gpu_reservations import GpuReservation, kept, reservations_of
 from service.scheduler.state.host_eligibility import Hosts
+from service.scheduler.state.live_executors import LiveExecutors
 from service.scheduler.state.recent_arrivals import recent_arrivals, waited_before
 from service.scheduler.state.usage_shares import capacity, limits, shares
 from service.tasks.models import Batch, Job, Task
@@ -31,8 +32,6 @@ from service.tasks.plan_status import queue_status
 from service.tasks.stored_specs import needs_version, newer_fields
 
 Widths = Mapping[str, Sequence[p.Width]]  # by task, each narrowest first
-LEAVING_SECONDS = 10  # expected time until a task that was asked to leave has left
-_UNREAD_SECONDS = 60  # least expected remaining time of a running task that cannot be read
 
 
 @dataclass(frozen=True)
@@ -73,19 +72,21 @@ class Snapshot:
     lacking: dict[str, str] = field(default_factory=dict)  # tasks that no node understands, and what it would take
     closed: frozenset[str] = frozenset()  # nodes that are drained or in trouble
     capacity: float = 0.0  # GPUs that tenants share, in GPUs of the fastest type
+    live: tuple[p.Running, ...] = ()  # the running tasks one by one, each with its own end
 
-    def between(self, starts: Sequence[p.Start] = ()) -> dict[str, Between]:
+    def between(self, starts: Sequence[p.Start] = (), ends: Mapping[str, Shared] | None = None) -> dict[str, Between]:
         """The prediction intervals of running tasks and of `starts`, each at its own width."""
         wide = {start.task: self._spread_of(start) for start in starts if start.gpus > self.tasks[start.task].gpus}
-        return intervals(self.problem.running, starts, self.spreads | wide)
+        return intervals(self.each_running(ends), starts, self.spreads | wide)
+
+    def each_running(self, ends: Mapping[str, Shared] | None = None) -> list[p.Running]:
+        """The running tasks one by one, and those whose GPUs are reserved. `ends`: of those whom others join by a plan."""
+        moved = [replace(run, remaining=ends[run.id].end) if ends and run.id in ends else run for run in self.live]
+        known = {run.id for run in moved}
+        return [*moved, *(run for run in self.problem.running if run.id not in known)]
 
     def _spread_of(self, start: p.Start) -> Spread:
         return spread(self.work.estimate(self.tasks[start.task], self.nodes[start.node].device_type, start.gpus))
-
-
-def spread(found: Estimate) -> Spread:
-    """The interval of an estimate relative to its expected seconds."""
-    return Spread(found.low / found.seconds, found.high / found.seconds)
 
 
 def read(
@@ -150,6 +151,7 @@ class _Seen:
         self._spreads: dict[str, Spread] = {}
         self._waited: dict[str, float] = {}
         self._hosts = Hosts.of(self._nodes, {placed.node_id for placed, _ in live}, now, parts.settings)
+        self._executors = LiveExecutors(self._nodes, live, work, now, self._hosts.troubles.keys())
         self._lacking: dict[str, str] = {}
         self._barred: Bars = {}
 
@@ -157,20 +159,19 @@ class _Seen:
         closed = frozenset(
             node.id for node in self._nodes.values() if node.drained_at is not None or node.id in self._hosts.troubles
         )
-        busy = Counter[str]()
-        for placed, _ in self._live:
-            busy[placed.node_id] += len(placed.device_indexes)
-        gpus = capacity(self._nodes.values(), closed, busy)
+        gpus = capacity(self._nodes.values(), closed, self._executors.busy())
         worths = worth(gpus)
         self._worth = {node.id: worths[node.device_type] for node in self._nodes.values()}
         fleet = tuple(
             p.Node(node.id, len(node.devices), node.drained_at is not None, self._worth[node.id])
             for node in self._nodes.values()
         )
-        running = [self._running(placed, task) for placed, task in self._live]
         quotas = limits(self._session, {task.tenant_id for task in self._queued})
         widths = self._widths(quotas)
         shared = self._shares(widths)
+        stands = standing(shared, gpus) if shared else {}
+        live = self._executors.tasks(stands, self._spreads)
+        running = running_of(live, self._executors.joinable)
         waiting = self._waiting(shared, gpus, widths)
         given = kept([*reservations_of(self._session, self._now), *self._reserved], fleet, running, waiting)
         return Snapshot(
@@ -182,7 +183,7 @@ class _Seen:
             nodes=self._nodes,
             placements={task.id: placed for placed, task in self._live if task.id in self._work.specs},
             shares=tuple(shared),
-            standing=standing(shared, gpus) if shared else {},
+            standing=stands,
             needs={task.id: self._work.bytes_per_gpu(task) for task in self._queued},
             waited=self._waited,
             spreads=self._spreads,
@@ -195,20 +196,8 @@ class _Seen:
             lacking=self._lacking,
             closed=closed,
             capacity=total(gpus, worths),
+            live=each_of(live, running),
         )
-
-    def _running(self, placed: Placement, task: Task) -> p.Running:
-        node, gpus = self._nodes[placed.node_id], len(placed.device_indexes)
-        if placed.leaving is not None:
-            seconds = LEAVING_SECONDS
-        elif task.id not in self._work.specs:
-            left = (placed.expected_end - self._now).total_seconds() if placed.expected_end is not None else 0.0
-            seconds = max(_UNREAD_SECONDS, round(left))
-        else:
-            found = self._work.estimate(task, node.device_type, gpus)
-            self._spreads[task.id] = spread(found)
-            seconds = max(1, round(found.seconds))
-        return p.Running(task.id, node.id, gpus, seconds, task.tenant_id)
 
     def _widths(self, quotas: Sequence[p.Limit]) -> Widths:
         """The duration of each task at each width on each node that it may run on."""
@@ -247,7 +236,7 @@ class _Seen:
         ]
 
     def _queueing(
-        self, task: Task, weight: int, widths: Sequence[p.Width], planned: str | None, barred: Mapping[str, Bar]
+        self, task: Task, rank: int, widths: Sequence[p.Width], planned: str | None, barred: Mapping[str, Bar]
     ) -> p.Queued:
         narrow, *wider = widths
         pairs = zip(self._nodes.values(), narrow.seconds, strict=True)
@@ -258,7 +247,7 @@ class _Seen:
         return p.Queued(
             id=task.id,
             gpus=task.gpus,
-            weight=weight,
+            weight=rank,
             seconds=narrow.seconds,
             planned=planned,
             tenant=task.tenant_id,
@@ -267,6 +256,7 @@ class _Seen:
             barred=tuple((node, bar.value) for node, bar in barred.items()),
             waited=round(self._waited[task.id]),
             batch=self._batches.arranged(task),
+            sharing=self._executors.sharing(task),
         )
 
     def _recent(self, widths: Widths) -> tuple[p.Arrived, ...]:
@@ -276,10 +266,9 @@ class _Seen:
         return recent_arrivals(self._session, self._now, waiting)
 
     def _shares(self, widths: Widths) -> Sequence[Share]:
-        held: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        held = self._executors.held()
         wanted: dict[str, float] = defaultdict(float)
         for placed, task in self._live:
-            held[task.tenant_id][self._nodes[placed.node_id].device_type] += len(placed.device_indexes)
             wanted[task.tenant_id] += task.gpus * self._worth[placed.node_id]
         for task in self._queued:
             wanted[task.tenant_id] += task.gpus * self._fastest(widths[task.id])[1]

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, Double, cast, extract, func, literal, or_, select
+from sqlalchemy import ColumnElement, Double, case, cast, extract, func, literal, or_, select
 from sqlalchemy.orm import Session
 
 from service.fleet.models import Node, Placement
@@ -33,7 +33,7 @@ def capacity(nodes: Iterable[Node], closed: Collection[str], busy: Mapping[str, 
 
 
 def shares(
-    session: Session, now: datetime, half_life: float, held: Mapping[str, Mapping[str, int]], wanted: Mapping[str, float]
+    session: Session, now: datetime, half_life: float, held: Mapping[str, Mapping[str, float]], wanted: Mapping[str, float]
 ) -> list[Share]:
     """Every tenant that holds, waits or has used something. `held`: GPUs by tenant and type; `wanted`: by tenant, what its
     running and waiting tasks ask for at their narrowest, in GPUs of the fastest type."""
@@ -61,7 +61,9 @@ def _use(session: Session, now: datetime, half_life: float) -> dict[str, dict[st
         """What is left now of one unit of use at `moment`."""
         return func.power(0.5, extract("epoch", literal(now) - moment) / half_life)
 
-    gpus = cast(func.cardinality(Placement.device_indexes), Double)
+    stepped = Placement.train_seconds + Placement.evaluation_seconds
+    part = case((stepped > 0, func.least(1.0, Placement.gpu_seconds / func.nullif(stepped, 0.0))), else_=1.0)
+    gpus = cast(func.cardinality(Placement.device_indexes), Double) * part  # of shared steps, its part by tokens
     began, ended = kept(Placement.created_at.expression), kept(func.coalesce(Placement.ended_at, now))
     entry = 1 - 0.5 ** (ENTRY_SECONDS / half_life)
     rows = session.execute(
@@ -87,9 +89,10 @@ def limits(session: Session, tenants: Iterable[str]) -> tuple[Limit, ...]:
 
 def running_gpus(session: Session, principal: Principal) -> int:
     """GPUs that the tenant's tasks hold now, weighted by speed as devices of the fleet's fastest type, rounded up."""
-    devices = select(Placement.node_id, func.sum(func.cardinality(Placement.device_indexes)))
-    held = devices.join(Task, Task.id == Placement.task_id).where(Placement.ended_at.is_(None)).group_by(Placement.node_id)
-    numbers = {node: int(number) for node, number in session.execute(scoped(held, Task, principal))}
+    held = select(Placement.node_id, Placement.device_indexes).join(Task, Task.id == Placement.task_id)
+    rows = session.execute(scoped(held.where(Placement.ended_at.is_(None)), Task, principal))
+    devices = {(node, index) for node, indexes in rows for index in indexes}  # tasks that share a device hold it once
+    numbers = Counter(node for node, _ in devices)
     if not numbers:
         return 0
     nodes = session.scalars(select(Node).where(or_(Node.status == "ready", Node.id.in_(numbers))))

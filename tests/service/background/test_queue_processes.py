@@ -93,7 +93,7 @@ def test_one_request_id_leads_from_the_call_to_the_node_and_no_secret_does(servi
     assert {(line["logger"], line["event"]) for line in lines if line.get("request_id") == "walk-1"} >= {
         ("service.http.middleware", "request"),
         ("service.tasks.submission.stored_file_check", f"task {made['id']} is queued"),
-        ("service.scheduler.state.plan_writer", f"task {made['id']} is placed on node wired"),
+        ("service.scheduler.state.placement_writer", f"task {made['id']} is placed on node wired"),
     }
     for secret in (caller.key, node.credential, *settings.secrets):
         assert secret not in said

@@ -17,7 +17,8 @@ from service.database.engine import Database, clock
 from service.dependencies import Dependencies
 from service.fleet.models import Node
 from service.scheduler.core.decision import SearchBudget
-from service.scheduler.core.problem import Problem, makespan
+from service.scheduler.core.problem import makespan
+from service.scheduler.core.problem_json import problem_from_json
 from service.scheduler.core.solve import solve
 from service.scheduler.estimate.task_duration import LOADING_SECONDS
 from service.scheduler.models import Plan, ThroughputProfile
@@ -92,7 +93,7 @@ class Fleet:
         self.plan()
         with self.database.begin() as session:
             newest = session.scalars(select(Plan.problem).order_by(Plan.id.desc()).limit(1)).first()
-        for task in Problem.from_json(newest).queued if newest is not None else ():
+        for task in problem_from_json(newest).queued if newest is not None else ():
             self.seconds.setdefault(task.id, float(task.shortest or 0))
         for node in self.nodes:
             for given in node.desired().placements:
@@ -168,7 +169,7 @@ def test_altos_eleven_tasks_on_eight_gpus_end_at_the_proven_optimum(tenant, flee
     run.start()
     shown = tenant.get(f"/v1/batches/{made['id']}").json()
     with database.begin() as session:
-        problem = Problem.from_json(session.scalars(select(Plan.problem).order_by(Plan.id).limit(1)).one())
+        problem = problem_from_json(session.scalars(select(Plan.problem).order_by(Plan.id).limit(1)).one())
     proven = solve(problem, SearchBudget(polish=40.0, wall=300.0))
     assert (proven.status, proven.bound) == ("OPTIMAL", makespan(problem, proven.starts))
     assert shown["plan"]["makespan_seconds"] == proven.bound
@@ -208,7 +209,7 @@ def test_two_batches_at_once_end_and_neither_starves(tenant, new_tenant, fleet, 
     second = post(other, [(180, 2), (120, 1), (90, 1), (70, 2)], objective="makespan")
     run.start()
     with database.begin() as session:
-        queued = Problem.from_json(session.scalars(select(Plan.problem).order_by(Plan.id.desc()).limit(1)).one()).queued
+        queued = problem_from_json(session.scalars(select(Plan.problem).order_by(Plan.id.desc()).limit(1)).one()).queued
     assert {task.batch for task in queued} == {first["id"], second["id"]}
     for caller, made in ((tenant, first), (other, second)):
         assert caller.get(f"/v1/batches/{made['id']}").json()["plan"] is not None
@@ -239,6 +240,6 @@ def test_a_batchs_deadline_is_each_tasks(tenant, fleet, database):
     post(tenant, [(100, 1), (50, 1)], objective="weighted_completion", deadline="2100-01-01T00:00:00Z")
     run.plan()
     with database.begin() as session:
-        queued = Problem.from_json(session.scalars(select(Plan.problem).order_by(Plan.id.desc()).limit(1)).one()).queued
+        queued = problem_from_json(session.scalars(select(Plan.problem).order_by(Plan.id.desc()).limit(1)).one()).queued
     assert all(task.deadline is not None and task.batch is None for task in queued)
     assert len(queued) == 2

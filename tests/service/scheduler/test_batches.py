@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from service.scheduler.core.batch_arrangement import alone, in_units, tightened, without_solver
+from service.scheduler.core.checks.plan_checks import violations
 from service.scheduler.core.cp_sat import polish
 from service.scheduler.core.decision import SearchBudget
-from service.scheduler.core.plan_checks import violations
 from service.scheduler.core.problem import Node, Problem, Queued, Start
 from service.scheduler.core.solve import solve
 from tests.service.scheduler.problems import problems

@@ -9,6 +9,7 @@ from benchmarks.simulator.plan_judge import check
 from service.scheduler.core.decision import SearchBudget
 from service.scheduler.core.expected_arrivals import ENOUGH, lasting_rate
 from service.scheduler.core.problem import Arrived, Node, Problem, Queued, Running
+from service.scheduler.core.problem_json import problem_from_json, problem_to_json
 from service.scheduler.core.rules import by_rule
 from service.scheduler.core.solve import solve
 from tests.service.scheduler.problems import problems
@@ -109,7 +110,7 @@ def test_plans_with_tasks_held_back_are_possible_complete_and_repeatable(problem
         if start.task in decision.held:
             assert start.start > 0
             assert tasks[start.task].deadline is None
-    again = Problem.from_json(problem.to_json())
+    again = problem_from_json(problem_to_json(problem))
     assert again == problem
     assert solve(again, QUICK) == decision
 

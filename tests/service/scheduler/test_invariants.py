@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.simulator.plan_judge import check
+from service.scheduler.core.checks.plan_checks import violations
 from service.scheduler.core.decision import SearchBudget
-from service.scheduler.core.plan_checks import violations
 from service.scheduler.core.problem import Limit, Node, Problem, Queued, Running, Width, missed, objective
+from service.scheduler.core.problem_json import problem_from_json, problem_to_json
 from service.scheduler.core.rules import backfill, ranked
 from service.scheduler.core.solve import MalformedProblem, solve
 from service.scheduler.core.timeline import Timeline
@@ -38,7 +39,7 @@ def test_every_plan_of_a_closed_batch_is_possible_and_complete(problem: Problem)
 @given(problems(), st.booleans())
 def test_the_same_problem_has_the_same_plan(problem: Problem, closed: bool) -> None:
     problem = replace(problem, closed=closed)
-    again = Problem.from_json(problem.to_json())
+    again = problem_from_json(problem_to_json(problem))
     assert again == problem
     assert solve(again, QUICK) == solve(problem, QUICK)
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from service.messaging.queue import Queue, QueueJob
 from service.messaging.wakeups import NodeWakeups, stream_of
 from service.scheduler import planner
-from service.scheduler.core.problem import Problem, objective
+from service.scheduler.core.problem import objective
+from service.scheduler.core.problem_json import problem_from_json
 from service.scheduler.core.rules import backfill
 from service.scheduler.models import Plan, PlanRequest, ThroughputProfile
 from service.scheduler.planner import replan
@@ -29,7 +30,7 @@ def test_a_task_that_fits_starts_at_once_and_the_plan_says_how(database, admin, 
     assert rows(database, PlanRequest) == []
     (kept,) = admin.get("/v1/admin/plans").json()["data"]
     assert (kept["method"], kept["decision"]["started"], kept["decision"]["dropped"]) == ("start", [task["id"]], [])
-    assert Problem.from_json(kept["problem"]).queued[0].id == task["id"]
+    assert problem_from_json(kept["problem"]).queued[0].id == task["id"]
 
 
 def test_every_waiting_task_says_why_its_place_and_when(tenant, new_node, plan, database):
@@ -84,7 +85,7 @@ def test_where_the_rules_are_not_optimal_the_stored_plan_is(database, parts, adm
         validated(parts, admin, search_space=space, gpus=gpus, early_exit=policy)
     replan(parts)
     (kept,) = admin.get("/v1/admin/plans").json()["data"]
-    problem = Problem.from_json(kept["problem"])
+    problem = problem_from_json(kept["problem"])
     assert kept["objective"] < objective(problem, backfill(problem))
     assert (kept["method"], kept["solver_status"], kept["bound"]) == ("cpsat", "OPTIMAL", kept["objective"])
     assert kept["decision"]["started"]
@@ -197,5 +198,5 @@ def test_a_plan_can_be_made_again_from_what_is_stored(admin, tenant, new_node, p
         tenant.task()
     plan()
     for kept in admin.get("/v1/admin/plans").json()["data"]:
-        again = planner.solve(Problem.from_json(json.loads(json.dumps(kept["problem"]))))
+        again = planner.solve(problem_from_json(json.loads(json.dumps(kept["problem"]))))
         assert [start.__dict__ for start in again.starts] == kept["decision"]["starts"]

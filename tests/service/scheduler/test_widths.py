@@ -7,7 +7,7 @@ from sqlalchemy import func, select, update
 
 from contract.states import TaskStatus
 from service.fleet.models import Placement
-from service.scheduler.core.problem import Problem
+from service.scheduler.core.problem_json import problem_from_json
 from service.scheduler.models import Plan, ThroughputProfile
 from service.tasks.models import Task
 from service.tenants.models import Tenant
@@ -90,7 +90,7 @@ def test_each_node_is_offered_what_it_has_room_for(tenant, new_node, plan, datab
     made = tenant.task(max_gpus=8, **LONG | EIGHT)["id"]
     plan()
     with database.begin() as session:
-        problem = Problem.from_json(session.scalars(select(Plan)).one().problem)
+        problem = problem_from_json(session.scalars(select(Plan)).one().problem)
         assert session.scalars(select(Placement)).one().device_indexes == [0, 1, 2, 3]
     (queued,) = problem.queued
     assert queued.id == made

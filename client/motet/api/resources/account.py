@@ -100,6 +100,7 @@ class Tenant(Message):
     id: str
     name: str
     weight: float = 1.0
+    max_slowdown: float | None = None  # default bound of its tasks beside others
     quotas: QuotaLimits = QuotaLimits()
     created_at: datetime
 

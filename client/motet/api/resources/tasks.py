@@ -59,11 +59,14 @@ class Placement(Message):
     micro_batches: int = 0
     forwards: int = 0
     waits_for: str | None = None  # what it cannot go on without: room on the node's disk
+    beside: int = 0  # other tasks on its GPUs
+    slowdown: float | None = None  # how many times slower than alone it was of late beside them
 
     @property
     def where(self) -> str:
-        """The node, and the number of GPUs if it has several."""
-        return self.node if self.gpus == 1 else f"{self.gpus} GPUs of {self.node}"
+        """The node, the number of GPUs if it has several, and of tasks that share them."""
+        place = self.node if self.gpus == 1 else f"{self.gpus} GPUs of {self.node}"
+        return place if not self.beside else f"{place}, beside {self.beside}"
 
 
 class Waiting(Message):
@@ -206,4 +209,6 @@ class Estimate(Message):
     expected_start_interval: Sequence[datetime] | None = None
     expected_end_interval: Sequence[datetime] | None = None
     waiting: str | None = None
+    slowdown: float = 1.0  # at its start, against running alone
+    sharing: str | None = None  # with how many tasks it would share GPUs, as a sentence
     problems: Sequence[RowProblem] = ()

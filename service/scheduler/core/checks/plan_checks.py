@@ -34,7 +34,7 @@ def violations(problem: Problem, starts: Iterable[Start]) -> list[str]:
         wrong += _overfull(node.id, node.gpus, runs[node.id], on_nodes[node.id])
     for limit in problem.limits:
         counts = problem.units
-        theirs = [replace(run, gpus=run.gpus * counts[run.node]) for run in problem.running if run.tenant == limit.tenant]
+        theirs = [replace(run, gpus=run.units_of(limit.tenant, counts[run.node])) for run in problem.running]
         begun = [replace(start, gpus=start.gpus * counts[start.node]) for start in of_tenants[limit.tenant]]
         wrong += _overfull(f"{limit.tenant} (GPUs by units)", limit.units, theirs, begun)
     return wrong

@@ -7,7 +7,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from service.scheduler.core.problem import NEVER, Problem, Queued, row_of
+from service.scheduler.core.joins.slowdowns import Sharing
+from service.scheduler.core.problem import NEVER, Problem, Queued, Running, row_of
 
 
 def malformed(problem: Problem) -> list[str]:
@@ -15,7 +16,7 @@ def malformed(problem: Problem) -> list[str]:
     wrong = []
     for what, ids in (
         ("nodes", [node.id for node in problem.nodes]),
-        ("running and queued", [*(task.id for task in problem.running), *(task.id for task in problem.queued)]),
+        ("running and queued", [*_running_ids(problem), *(task.id for task in problem.queued)]),
         ("limits", [limit.tenant for limit in problem.limits]),
     ):
         if len(set(ids)) != len(ids):
@@ -29,11 +30,41 @@ def malformed(problem: Problem) -> list[str]:
     for run in problem.running:
         if run.node not in names or run.gpus < 1 or run.remaining < 1:
             wrong.append(f"running {run.id}: {run.gpus} GPUs of node {run.node} for {run.remaining} s is not possible")
+        wrong += [f"running {run.id}: {why}" for why in _malformed_members(run)]
     for task in problem.queued:
         wrong += [f"queued {task.id}: {why}" for why in _malformed_task(task, len(problem.nodes))]
     many = len(problem.nodes)
     sized = [t for t in problem.queued if len(t.seconds) == many and all(len(width.seconds) == many for width in t.wider)]
     return wrong + _unfit(problem if len(sized) == len(problem.queued) else replace(problem, queued=tuple(sized)))
+
+
+def _running_ids(problem: Problem) -> Iterator[str]:
+    for run in problem.running:
+        yield run.id
+        yield from (member.id for member in run.members[1:])
+
+
+def _malformed_members(run: Running) -> Iterator[str]:
+    if run.members and (run.members[0].id, run.members[0].tenant) != (run.id, run.tenant):
+        yield f"its first member is {run.members[0].id} of {run.members[0].tenant}, must be itself"
+    if len({member.sharing.group for member in run.members}) > 1:
+        yield "its members are of several groups"
+    for member in run.members:
+        if member.remaining < 1 or member.weight < 1 or not 1 <= member.gpus <= run.gpus:
+            yield (
+                f"member {member.id}: remaining {member.remaining} and weight {member.weight} must be positive, and "
+                f"gpus {member.gpus} from 1 to the executor's {run.gpus}"
+            )
+        yield from (f"member {member.id}: {why}" for why in _malformed_sharing(member.sharing))
+    if run.correction < 1:
+        yield f"correction is {run.correction}, must be at least 1"
+
+
+def _malformed_sharing(sharing: Sharing) -> Iterator[str]:
+    if not 0 <= sharing.overhead < 1:
+        yield f"overhead is {sharing.overhead}, must lie in [0, 1)"
+    if sharing.room < 0 or sharing.bound < 1 or not sharing.weight > 0:
+        yield f"room {sharing.room}, bound {sharing.bound} and weight {sharing.weight} must be at least 0, 1 and above 0"
 
 
 def _malformed_task(task: Queued, nodes: int) -> list[str]:
@@ -44,6 +75,11 @@ def _malformed_task(task: Queued, nodes: int) -> list[str]:
     for seconds in (task.seconds, *(width.seconds for width in task.wider)):
         if len(seconds) != nodes:
             wrong.append(f"seconds names {len(seconds)} nodes, there are {nodes}")
+    if task.sharing and len(task.sharing) != nodes:
+        wrong.append(f"sharing names {len(task.sharing)} nodes, there are {nodes}")
+    alike = bool(task.sharing) and task.sharing.count(task.sharing[0]) == len(task.sharing)
+    for sharing in task.sharing[:1] if alike else set(task.sharing):
+        wrong += _malformed_sharing(sharing) if sharing is not None else ()
     return wrong
 
 

@@ -1,0 +1,60 @@
+"""Relieves executors on which a bound of slowdown is broken, as its worker measured: the youngest joiner is asked to leave."""
+
+import logging
+
+from sqlalchemy import update
+
+from contract.states import RequeueReason
+from service.dependencies import Dependencies
+from service.fleet.models import Placement
+from service.fleet.reports import BROKEN_AT
+from service.scheduler.core.joins.slowdowns import slowdowns
+from service.scheduler.core.problem import Running
+from service.scheduler.explain.join_sentences import makes_room
+from service.scheduler.state import planner_lease
+from service.scheduler.state.executors import grouped
+from service.scheduler.state.snapshot import Snapshot
+from service.tasks.lifecycle.placements import ask_to_leave, lock_placement
+
+log = logging.getLogger(__name__)
+
+
+def relieve(parts: Dependencies, token: str, seen: Snapshot) -> bool:
+    """Ask the youngest of each crowded executor to leave, unless somebody leaves it already. Returns whether any was asked.
+    Raises LeaseLost."""
+    asked, runs = False, {run.id: run for run in seen.problem.running}
+    for there in grouped(seen.placements.values()).values():
+        if len(there) > 1 and all(placed.leaving is None for placed in there):
+            slowest = max(there, key=_over)
+            if _over(slowest) > BROKEN_AT:
+                asked |= _ask(parts, token, there, slowest, _correction(runs[there[0].task_id], slowest))
+    return asked
+
+
+def _correction(run: Running, slowest: Placement) -> float:
+    """Measured over predicted slowdown: those who stay are not joined by as many again."""
+    predicted = slowdowns(run.members, run.gpus).get(slowest.task_id, 1.0)
+    return max(run.correction, (slowest.slowdown or 1.0) / predicted)
+
+
+def _over(placed: Placement) -> float:
+    """Its measured slowdown over its bound."""
+    if placed.slowdown is None or placed.max_slowdown is None:
+        return 0.0
+    return placed.slowdown / placed.max_slowdown
+
+
+def _ask(parts: Dependencies, token: str, there: list[Placement], slowest: Placement, correction: float) -> bool:
+    *stay, youngest = there
+    with parts.db.begin() as session:
+        planner_lease.hold(session, token)
+        locked = lock_placement(session, youngest.id)
+        if locked is None or locked[1].ended_at is not None or locked[1].leaving is not None:
+            return False
+        task, placement = locked
+        staying = update(Placement).where(Placement.id.in_([one.id for one in stay]))
+        session.execute(staying.values(correction=correction))
+        why = makes_room(slowest.slowdown or 1.0, slowest.max_slowdown or 1.0)
+        log.info("task %s leaves its executor: %s", task.id, why)
+        ask_to_leave(session, parts, task, placement, RequeueReason.PREEMPTED, why)
+        return True

@@ -1,0 +1,92 @@
+"""The live executors at one moment, with what the planner must know of each: who is there, how long for, who may join."""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from datetime import datetime
+
+from contract.compatibility.capabilities import SHARING
+from service.fleet.models import Node, Placement
+from service.scheduler.core.fair_share import weight
+from service.scheduler.core.joins.slowdowns import Sharing
+from service.scheduler.estimate.prediction_intervals import Spread, spread
+from service.scheduler.estimate.task_workload import Workload, shape_of
+from service.scheduler.state.executors import LiveTask, executor_of, grouped
+from service.tasks.models import Task
+
+LEAVING_SECONDS = 10  # expected time until a task that was asked to leave has left
+_UNREAD_SECONDS = 60  # least expected remaining time of a running task that cannot be read
+
+
+class LiveExecutors:
+    """`troubled` are nodes that take no tasks, or one at a time: nobody joins an executor there."""
+
+    def __init__(
+        self,
+        nodes: Mapping[str, Node],
+        live: Sequence[tuple[Placement, Task]],
+        work: Workload,
+        now: datetime,
+        troubled: Collection[str],
+    ) -> None:
+        self._nodes, self._live, self._work, self._now = nodes, live, work, now
+        self._by_executor = grouped(placed for placed, _ in live)
+        self._tenants = {placed.id: task.tenant_id for placed, task in live}
+        self._widths = {placed.id: task.gpus for placed, task in live}
+        self.joinable = frozenset(
+            node.id
+            for node in nodes.values()
+            if SHARING in (node.capabilities or ()) and node.drained_at is None and node.id not in troubled
+        )
+
+    def busy(self) -> dict[str, int]:
+        """Devices that executors hold, by node."""
+        found = Counter[str]()
+        for node, devices in self._by_executor:
+            found[node] += len(devices)
+        return found
+
+    def held(self) -> dict[str, dict[str, float]]:
+        """GPUs by tenant and type. Those that several tasks share count by how wide each would run."""
+        found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        for (node, devices), placements in self._by_executor.items():
+            wanted = sum(self._widths[placed.id] for placed in placements)
+            for placed in placements:
+                part = self._widths[placed.id] / wanted
+                found[self._tenants[placed.id]][self._nodes[node].device_type] += len(devices) * part
+        return found
+
+    def tasks(self, standing: Mapping[str, float], spreads: MutableMapping[str, Spread]) -> list[LiveTask]:
+        """Each live task with what is left of it alone; adds their `spreads`."""
+        highest: dict[str, int] = defaultdict(int)
+        for _, task in self._live:
+            highest[task.tenant_id] = max(highest[task.tenant_id], task.priority)
+        found = []
+        for placed, task in self._live:
+            alone = self._widths_alone(placed, task)
+            node = self._nodes[placed.node_id]
+            if placed.leaving is not None:
+                found.append(LiveTask(placed, task, LEAVING_SECONDS, None))
+            elif task.id not in self._work.specs:
+                left = (placed.expected_end - self._now).total_seconds() if placed.expected_end is not None else 0.0
+                found.append(LiveTask(placed, task, max(_UNREAD_SECONDS, round(left)), None))
+            else:
+                estimate = self._work.estimate(task, node.device_type, alone)
+                spreads[task.id] = spread(estimate)
+                rank = weight(task.priority / highest[task.tenant_id], standing.get(task.tenant_id, 1.0), 0.0)
+                sharing = self._work.sharing(task, shape_of(node), alone)
+                found.append(LiveTask(placed, task, max(1, round(estimate.seconds)), sharing, rank, alone))
+        return found
+
+    def _widths_alone(self, placed: Placement, task: Task) -> int:
+        """GPUs that the task would run on without the others on its executor: a joiner may be narrower than that."""
+        first = self._by_executor[executor_of(placed)][0]
+        return len(placed.device_indexes) if first.id == placed.id else min(task.gpus, len(placed.device_indexes))
+
+    def sharing(self, task: Task) -> tuple[Sharing | None, ...]:
+        """What a waiting task would bring to an executor of each node; empty where it may join none."""
+        if not self.joinable or self._work.bound(task) <= 1:
+            return ()
+        nodes = self._nodes.values()
+        kinds = {shape: self._work.sharing(task, shape, task.gpus) for shape in {*map(shape_of, nodes)}}
+        found = tuple(kinds[shape_of(node)] if node.id in self.joinable else None for node in nodes)
+        return found if any(found) else ()

@@ -1,0 +1,208 @@
+"""Sharing on real rows: tasks join executors of their base, their owners are told, bounds are kept, and crashes blame nobody
+wrongly."""
+
+import pytest
+from sqlalchemy import select, update
+
+from contract.compatibility.capabilities import understood
+from service.fleet.models import Node, Placement
+from service.scheduler import planner
+from service.scheduler.models import Plan
+from service.tasks.models import Task
+from tests.service.fleet.scripted import completed, devices, throughput
+from tests.service.scheduler.planned import live, start
+
+LONG = {"training": {"epochs": 100, "max_seq_len": 64}}
+SHORT = {"training": {"epochs": 1, "max_seq_len": 64}}
+SHARES = {"capabilities": sorted(understood())}
+GPU = {"devices": devices(1, kind="NVIDIA H200")}
+
+
+@pytest.fixture
+def gpu(new_node):
+    """A node of one GPU whose worker can share it. A pass of the small base is nearly all of a step there."""
+    return new_node(said=SHARES | GPU)
+
+
+def history(caller, task_id):
+    return caller.get(f"/v1/tasks/{task_id}/plan-history").json()["data"]
+
+
+def task_of(caller, task_id):
+    return caller.get(f"/v1/tasks/{task_id}").json()
+
+
+def shared(tenant, other, gpu, plan, **more):
+    """A long task of a tenant, and a short one of another that joined it; their placements."""
+    first = tenant.task(**LONG)["id"]
+    plan()
+    placed = start(gpu, first)
+    second = other.task(**SHORT | more)["id"]
+    plan()
+    return placed, start(gpu, second)
+
+
+def test_a_task_joins_the_executor_of_another_tenant_and_is_told(tenant, new_tenant, gpu, plan, database):
+    other = new_tenant()
+    first, second = shared(tenant, other, gpu, plan)
+    assert first.given.device_indexes == second.given.device_indexes == [0]
+    assert (second.given.max_slowdown, second.given.weight) == (3.0, 1.0)
+    (said,) = (change["said"] for change in history(other, second.given.task_id) if change["kind"] == "placed")
+    assert said["sentence"].startswith(f"Shares 1 GPU of node {gpu.name} with 1 task; ")
+    assert "times slower than alone, ends" in said["sentence"]
+    assert 1 <= said["slowdown"] <= 3
+    assert task_of(other, second.given.task_id)["placement"]["beside"] == 1
+    assert task_of(tenant, first.given.task_id)["placement"]["beside"] == 1
+    (node,) = tenant.get("/v1/schedule").json()["nodes"]
+    assert (node["free"], [run["beside"] for run in node["running"]]) == (0, [1, 1])
+    assert {run["task_id"] for run in node["running"]} == {first.given.task_id, None}
+    with database.begin() as session:
+        (join,) = session.scalars(select(Plan.decision).order_by(Plan.id.desc()).limit(1)).one()["joins"]
+    assert (join["task"], join["beside"]) == (second.given.task_id, first.given.task_id)
+
+
+def test_who_shares_with_nobody_waits(tenant, new_tenant, new_node, gpu, plan, admin):
+    first = tenant.task(**LONG)["id"]
+    plan()
+    start(gpu, first)
+    strict = new_tenant()
+    admin.request("PATCH", f"/v1/admin/tenants/{strict.tenant_id}", json={"max_slowdown": 1})
+    waits = [
+        tenant.task(**SHORT, isolation="dedicated")["id"],
+        tenant.task(**SHORT, max_slowdown=1)["id"],
+        tenant.task(**SHORT, precision="nf4")["id"],
+        strict.task(**SHORT)["id"],
+    ]
+    plan()
+    assert [placement.task_id for placement in gpu.desired().placements] == [first]
+    admin.request("PATCH", f"/v1/admin/tenants/{strict.tenant_id}", json={"max_slowdown": None})
+    plan()
+    assert [placement.task_id for placement in gpu.desired().placements] == [first, waits[3]]
+
+
+def test_nobody_joins_a_dedicated_task_nor_a_worker_that_cannot_share(tenant, new_node, plan):
+    dedicated = new_node(said=SHARES | GPU)
+    first = tenant.task(**LONG, isolation="dedicated")["id"]
+    plan()
+    start(dedicated, first)
+    old = new_node(said=GPU)
+    second = tenant.task(**LONG)["id"]
+    plan()
+    start(old, second)
+    tenant.task(**SHORT)
+    plan()
+    assert len(dedicated.desired().placements) == len(old.desired().placements) == 1
+
+
+def test_an_estimate_says_what_sharing_would_mean(tenant, new_tenant, gpu, plan):
+    first = tenant.task(**LONG)["id"]
+    plan()
+    start(gpu, first)
+    other = new_tenant()
+    spec = other.spec(other.file(), **SHORT)
+    said = other.post("/v1/tasks/estimate", json=spec).json()
+    assert said["sharing"].startswith(f"Shares 1 GPU of node {gpu.name} with 1 task; ")
+    assert said["slowdown"] >= 1
+    assert said["waiting"] is None
+    alone = other.post("/v1/tasks/estimate", json=spec | {"isolation": "dedicated"}).json()
+    assert (alone["sharing"], alone["slowdown"]) == (None, 1.0)
+    assert alone["expected_end"] > said["expected_end"]
+
+
+def test_a_broken_bound_moves_the_youngest_joiner_and_says_why(tenant, new_tenant, gpu, plan):
+    other = new_tenant()
+    first, second = shared(tenant, other, gpu, plan)
+    first.report(throughput(seconds=2.0, share_seconds=1.0, slowdown=2.9))
+    plan()
+    assert not any(placement.leave for placement in gpu.desired().placements)
+    first.report(throughput(seconds=2.0, share_seconds=1.0, slowdown=4.2))
+    assert plan() == 1, "a broken bound asks for a plan"
+    assert {p.task_id: p.leave for p in gpu.desired().placements} == {first.given.task_id: False, second.given.task_id: True}
+    second.report({"kind": "detached"})
+    (left,) = (change["said"] for change in history(other, second.given.task_id) if change["kind"] == "left")
+    assert "4.2 times slower than alone, beyond its bound of 3" in left["detail"]
+    assert task_of(tenant, first.given.task_id)["placement"]["slowdown"] == 4.2
+
+
+def test_an_executor_that_dies_twice_leaves_its_tasks_alone(tenant, new_tenant, gpu, plan, rested, database):
+    other = new_tenant()
+    first, second = shared(tenant, other, gpu, plan)
+    gpu.lost(first, second)
+    with database.begin() as session:
+        node = session.scalars(select(Node).where(Node.id == gpu.id)).one()
+        assert len(node.losing) == 1, "one executor is one loss of its node, however many tasks it had"
+        assert node.device_losses == {"0": 1}
+        assert {task.losses for task in session.scalars(select(Task))} == {1}
+    rested()
+    again = [start(gpu, one.task_id) for one in gpu.desired().placements]
+    assert len(again) == 2, "after one crash they may share"
+    gpu.lost(*again)
+    rested()
+    (alone,) = live(database)
+    ran, waits = (first, second) if alone.task_id == first.given.task_id else (second, first)
+    callers = {first.given.task_id: tenant, second.given.task_id: other}
+    ran, waits = ran.given.task_id, waits.given.task_id
+    assert "It runs alone: 2 executors in a row were lost" in task_of(callers[waits], waits)["waiting"]["sentence"]
+    said = history(callers[ran], ran)[0]["said"]
+    assert "It runs alone: 2 executors" in said["sentence"]
+
+
+def test_a_shared_gpu_counts_once_in_quotas_and_usage(tenant, new_tenant, new_node, plan, admin):
+    node = new_node(slots=2, said=SHARES)
+    admin.request("PATCH", f"/v1/admin/tenants/{tenant.tenant_id}", json={"quotas": {"running_gpus": 1}})
+    first = tenant.task(**LONG)["id"]
+    plan()
+    start(node, first)
+    second = tenant.task(**SHORT)["id"]
+    plan()
+    assert [p.task_id for p in node.desired().placements] == [first, second]
+    assert node.desired().placements[0].device_indexes == node.desired().placements[1].device_indexes
+    assert tenant.get("/v1/quotas").json()["running_gpus"]["used"] == 1
+    third = tenant.task(**LONG, isolation="dedicated")["id"]
+    plan()
+    assert task_of(tenant, third)["waiting"]["code"] == "waiting_for_quota"
+
+
+def test_gpu_seconds_of_shared_steps_add_up_to_the_executors(tenant, new_tenant, gpu, plan, database):
+    other = new_tenant()
+    first, second = shared(tenant, other, gpu, plan)
+    first.report(throughput(tokens=3000, seconds=2.0, share_seconds=1.5))
+    second.report(throughput(tokens=1000, seconds=2.0, share_seconds=0.5))
+    used = [caller.get("/v1/usage").json()["total"]["gpu_seconds"] for caller in (tenant, other)]
+    assert used == [1.5, 0.5]
+    assert sum(used) == 2.0
+    with database.begin() as session:
+        placed = session.scalars(select(Placement)).all()
+    assert {one.train_seconds for one in placed} == {2.0}
+
+
+def test_the_end_of_one_leaves_the_other_alone(tenant, new_tenant, gpu, plan, database):
+    other = new_tenant()
+    first, second = shared(tenant, other, gpu, plan)
+    for job in (0, 1):
+        second.report(second.adapter(job, 1.0), completed(job))
+    plan()
+    (alone,) = live(database)
+    assert (alone.task_id, alone.beside) == (first.given.task_id, 0)
+
+
+def test_a_join_is_dropped_where_the_executor_went_meanwhile(tenant, new_tenant, gpu, parts, plan, database, monkeypatch):
+    other = new_tenant()
+    first = tenant.task(**LONG)["id"]
+    plan()
+    placed = start(gpu, first)
+    second = other.task(**SHORT)["id"]
+
+    solve = planner.solve
+
+    def leaves(*args):
+        decision = solve(*args)
+        assert [join.task for join in decision.joins] == [second]
+        with database.begin() as session:
+            session.execute(update(Placement).where(Placement.id == placed.id).values(leaving="paused"))
+        return decision
+
+    monkeypatch.setattr(planner, "solve", leaves)
+    plan()
+    assert [one.task_id for one in live(database)] == [first]
+    assert task_of(other, second)["status"] == "queued"
