@@ -1,0 +1,73 @@
+"""The replay of shared executors: its physics, its books, and that a plan which breaks a rule ends it."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.sharing_sim.fleet import Fleet, bases_of, bursts
+from benchmarks.sharing_sim.policies import POLICIES
+from benchmarks.sharing_sim.step_times import Part, speeds, step_seconds
+from benchmarks.simulator.arrivals import Arrival
+from benchmarks.simulator.plan_judge import BadPlan
+
+
+def arrivals(*seconds: int, gap: int = 1) -> list[Arrival]:
+    """Tasks of 8 GPUs and a tenant each, of these true durations."""
+    each = enumerate(seconds)
+    return [Arrival(f"t{at}", at * gap, 8, round(s / 0.3), s, tenant=f"of {at}", batch_size=2) for at, s in each]
+
+
+def replayed(tasks, policy: str, bases: int = 1, bound: float = 3.0):
+    fleet = Fleet(tasks, bases_of(tasks, bases, 0), POLICIES[policy], bound, 8, share=policy != "exclusive")
+    return fleet.replay()
+
+
+def test_steps_take_what_was_measured() -> None:
+    assert [step_seconds(2 * jobs) for jobs in (1, 16, 32)] == pytest.approx([0.0113, 0.072, 0.145])
+    alone = [Part("a", 2, 1)]
+    assert speeds(alone, 1) == [pytest.approx(1.0)]
+    sixteen = speeds([Part(f"{at}", 2, 1) for at in range(16)], 1)
+    assert sixteen == pytest.approx([0.0113 / 0.072] * 16)
+    narrow = speeds([Part("wide", 2, 8), *(Part(f"{at}", 2, 1) for at in range(8))], 8)
+    assert narrow[0] == pytest.approx(0.0113 / step_seconds(4)), "eight narrow ones lie on a GPU each"
+
+
+def test_a_task_alone_takes_its_own_time() -> None:
+    found = replayed(arrivals(1000), "ours")
+    assert found.ended["t0"] == pytest.approx(60 + 1000)
+    assert found.joins == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_task_ends_under_every_policy(policy: str) -> None:
+    tasks = arrivals(5000, 400, 300, 2000, 100, 60, gap=50)
+    found = replayed(tasks, policy, bases=2)
+    assert set(found.ended) == {task.id for task in tasks}
+    assert all(found.ended[task.id] >= task.at + task.true for task in tasks)
+
+
+def test_joining_saves_what_exclusive_placement_waits_for() -> None:
+    tasks = arrivals(10_000, 300, 300, 300, gap=100)
+    ours, exclusive = replayed(tasks, "ours"), replayed(tasks, "exclusive")
+    assert ours.joins == 3
+    assert sum(ours.ended.values()) < 0.4 * sum(exclusive.ended.values())
+    assert ours.ended["t0"] < 1.1 * exclusive.ended["t0"]
+    assert max(ours.beside.values()) < 3
+
+
+def test_bursts_come_together_and_not_before_their_tasks() -> None:
+    tasks = arrivals(*([100] * 45), gap=7)
+    found = bursts(tasks, 20)
+    assert len({task.at for task in found}) == 3
+    assert all(late.at >= task.at for late, task in zip(found, tasks, strict=True))
+
+
+def test_a_join_of_another_base_is_a_bad_plan() -> None:
+    tasks = arrivals(5000, 300, gap=100)
+
+    def wrong(problem):
+        decision = POLICIES["ours"](problem)
+        return replace(decision, joins=tuple(replace(join, node="elsewhere") for join in decision.joins))
+
+    with pytest.raises(BadPlan, match="another base, width or node"):
+        Fleet(tasks, dict.fromkeys(("t0", "t1"), "b"), wrong, 3.0, 8).replay()
