@@ -14,10 +14,11 @@ from typing import Any
 from benchmarks.quality import readme_table as quality
 from benchmarks.real_arrivals.cell_table import scheduling
 from benchmarks.result_file import RESULTS
+from benchmarks.sharing_sim.table import sharing
 
 ROOT = Path(__file__).parent.parent
 STEP, QUALITY, SWEEP = "step-h100.json", "quality-h100.json", "sweep-h100.json"
-WEB, SCHEDULER = "web-cpu.json", "scheduler-cpu.json"
+WEB, SCHEDULER, SHARING = "web-cpu.json", "scheduler-cpu.json", "sharing_sim-cpu.json"
 CONTESTANTS = (
     ("PEFT, one adapter after another", "sequential PEFT", "#b8b8b8"),
     ("PyTorch loop over adapters", "forward + backward, PyTorch loop", "#9a9a9a"),
@@ -198,7 +199,7 @@ def made() -> dict[Path, str]:
         docs / "search.svg": search_plot(sweep),
         docs / "early_exit.svg": quality_plot(sets),
         measured: replaced(measured.read_text(), tables),
-        planned: replaced(planned.read_text(), {"scheduling": scheduling(read(SCHEDULER))}),
+        planned: replaced(planned.read_text(), {"scheduling": scheduling(read(SCHEDULER)), "sharing": sharing(read(SHARING))}),
         readme: replaced(readme.read_text(), {"headlines": headlines(step, sweep, sets)}),
     }
 
