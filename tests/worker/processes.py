@@ -19,7 +19,7 @@ def command(pid: int) -> list[str]:
 def environment(pid: int) -> dict[str, str]:
     """What the process was started with."""
     words = (Path("/proc") / str(pid) / "environ").read_text().split("\0")
-    return dict(word.split("=", 1) for word in words if word)
+    return dict(word.split("=", 1) for word in words if "=" in word)  # Postgres writes its title over what it was started with
 
 
 def parent(pid: int) -> int | None:
