@@ -148,7 +148,7 @@ def test_an_executor_that_dies_twice_leaves_its_tasks_alone(tenant, new_tenant, 
 
 
 def test_a_shared_gpu_counts_once_in_quotas_and_usage(tenant, new_tenant, new_node, plan, admin):
-    node = new_node(slots=2, said=SHARES)
+    node = new_node(said=SHARES | {"devices": devices(2, kind="NVIDIA H200")})
     admin.request("PATCH", f"/v1/admin/tenants/{tenant.tenant_id}", json={"quotas": {"running_gpus": 1}})
     first = tenant.task(**LONG)["id"]
     plan()
