@@ -38,6 +38,7 @@ from service.metrics import health_routes
 from service.metrics.api_metrics import ApiMetrics
 from service.openai import error_objects
 from service.settings import Settings
+from service.web.page_route import problem_page
 
 _ROUTERS = (
     service.tasks.submission.routes.router,
@@ -90,7 +91,7 @@ def routes(metrics: ApiMetrics | None = None, internal_port: int | None = None) 
     app.add_middleware(InternalPort, port=internal_port)
     app.add_middleware(BodyLimit)
     app.add_middleware(RequestLog, metrics=metrics or ApiMetrics())
-    problem_handlers.install(app, {error_objects.PREFIX: error_objects.respond})
+    problem_handlers.install(app, {error_objects.PREFIX: error_objects.respond}, problem_page)
     repeated_requests.install(app)
     for router in _ROUTERS:
         # not include_router: FastAPI would match each router in turn, and the right one twice, which takes milliseconds

@@ -1,6 +1,7 @@
 """Audit trail: writes a request's audit entry in the same transaction as its change. Knows no routes by name.
 
-A transaction that wrote nothing adds no entry, unless its note has `reading` set. Two writing transactions add two entries.
+A request has one `Note` for each database handle that it takes (`Db`, `AdminDb`). Each writing transaction of a handle adds an
+entry of its own; one that wrote nothing adds none, unless its note has `reading` set.
 """
 
 import json
@@ -30,7 +31,8 @@ _ADD = PreparedStatement(
 
 @dataclass
 class Note:
-    """One request's caller, action and targets. `reading`: add an entry even if it writes nothing."""
+    """What the audit entries of one database handle of a request say: caller, action, targets. `reading`: add an entry even if
+    nothing is written."""
 
     principal: Principal
     action: str

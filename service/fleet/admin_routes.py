@@ -78,11 +78,11 @@ class NodeResource(BaseModel):
     capabilities: list[str] | None = Field(description="Fields and choices of specs that it understands; null: as of 0.1.0")
     losses: int = Field(description="Placements lost here in a row, since one last brought something to safety")
     device_losses: dict[int, int] = Field(
-        description="By device index: executors lost on it since one there last brought something to safety; it is taken last"
+        description="By index of the GPU: executors lost on it since one there last saved something; it is taken last"
     )
     rests_until: datetime | None = Field(description="It takes nothing before")
     quarantined_at: datetime | None
-    tokens_per_second: dict[str, float] = Field(description="Trained on each device, by base model, as measured")
+    tokens_per_second: dict[str, float] = Field(description="Trained on each GPU, by base model, as measured")
     running: list[RunningTask]
     joined_at: datetime
     heartbeat_at: datetime

@@ -50,12 +50,14 @@ class Unstorable(Invalid):
     code = "unstorable"
 
 
+Renderer = Callable[[Request, Problem, Mapping[str, str]], Response]
 ErrorFormats = Mapping[str, Callable[[Problem, dict[str, str]], JSONResponse]]  # by path prefix: a problem with its headers
 
 
-def install(app: FastAPI, formats: ErrorFormats) -> None:
-    """Add the exception handlers to the app. Paths with a prefix in `formats` answer errors in another API's format."""
-    app.state.error_formats = formats
+def install(app: FastAPI, formats: ErrorFormats, for_browsers: Renderer) -> None:
+    """Add the exception handlers to the app. Paths with a prefix in `formats` answer errors in another API's format; a browser
+    that opens any other address gets the problem from `for_browsers`."""
+    app.state.error_formats, app.state.error_page = formats, for_browsers
     app.add_exception_handler(Problem, _problem)  # type: ignore[arg-type]
     app.add_exception_handler(RequestValidationError, _invalid)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, _http)  # type: ignore[arg-type]
@@ -78,6 +80,8 @@ def respond(request: Request, problem: Problem) -> Response:
     for prefix, formatted in formats.items():
         if request.url.path.startswith(prefix):
             return formatted(problem, headers)
+    if "text/html" in request.headers.get("accept", ""):  # a browser that opens an address; programs and scripts do not ask so
+        return cast(Response, request.app.state.error_page(request, problem, headers))
     return JSONResponse(problem.body(id), problem.status, headers, media_type=MEDIA_TYPE)
 
 

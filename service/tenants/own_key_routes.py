@@ -6,19 +6,17 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, Field
 from sqlalchemy import select
-from sqlalchemy.orm import Session
 
 from service.app_state import Service, state_of
 from service.authentication import Reader, ScopeMissing, Writer, authenticate, note_of
 from service.database.engine import Database, clock
 from service.http.pagination import Cursor, Limit, Page, page
-from service.http.problems import invalid_field
 from service.http.response_schemas import problems
 from service.idempotency.repeated_requests import AnswerBox, ClaimedKey, ReaderClaimedKey
 from service.tenants.api_keys import Principal, mint_key
 from service.tenants.browser_sessions import LINK_LASTS, make_link
 from service.tenants.models import ApiKey
-from service.tenants.routes import KeyResource, NewKey
+from service.tenants.routes import KeyResource, NewKey, refuse_past, revoke
 from service.tenants.tenant_scope import find, scoped
 
 router = APIRouter(prefix="/v1", tags=["keys"], responses=problems(401, 403))
@@ -63,7 +61,8 @@ def create_own_key(new: NewKey, writer: Writer, db: KeysDb, claim: ClaimedKey, a
         raise ScopeMissing(f"This key lacks the scope {beyond[0]!r}, so it cannot give it to another.", needs=beyond[0])
     with db.begin() as session:
         own = session.get_one(ApiKey, writer.key_id)
-        expires_at = _earlier(session, new.expires_at, own.expires_at)
+        refuse_past(session, new.expires_at)
+        expires_at = min((moment for moment in (new.expires_at, own.expires_at) if moment is not None), default=None)
         rates = [rate for rate in (new.requests_per_minute, own.requests_per_minute) if rate is not None]
         key, secret = mint_key(session, writer.tenant_id, new.name, tuple(new.scopes), expires_at, min(rates, default=None))
         made = KeyResource.of(key, secret)
@@ -84,8 +83,7 @@ def revoke_own_key(key_id: str, writer: Writer, db: KeysDb, service: Service) ->
         beyond = [scope for scope in key.scopes if scope not in writer.scopes]
         if beyond:
             raise ScopeMissing(f"This key lacks the scope {beyond[0]!r} of the key that it would revoke.", needs=beyond[0])
-        if key.revoked_at is None:
-            key.revoked_at = clock(session)
+        revoke(session, key)
     service.keys.forget()
     return KeyResource.of(key)
 
@@ -106,10 +104,3 @@ def create_sign_in_link(
         made = SignInLinkResource(url=f"{request.base_url}sign-in/{secret}", expires_at=expires_at)
         claim.store_answer(session, 201, made, {}, box=answers)
     return made
-
-
-def _earlier(session: Session, asked: datetime | None, own: datetime | None) -> datetime | None:
-    """When the new key expires. Raises Invalid for a moment that has passed."""
-    if asked is not None and asked <= clock(session):
-        raise invalid_field("expires_at", "in_the_past", "lies in the past")
-    return min((moment for moment in (asked, own) if moment is not None), default=None)

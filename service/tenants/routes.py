@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter
 from pydantic import AwareDatetime, BaseModel, Field
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -13,7 +13,7 @@ from contract.strict import Strict
 from contract.task_spec import MAX_SLOWDOWN, MaxSlowdown
 from service.app_state import QueueDep, Service
 from service.authentication import AdminDb
-from service.database.engine import new_id
+from service.database.engine import clock, new_id
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.problems import Conflict, NotFound, invalid_field
 from service.http.response_schemas import problems
@@ -41,7 +41,7 @@ class QuotaLimits(Strict):
     """Null is no limit."""
 
     running_gpus: Count | None = Field(
-        default=None, description="Devices of the fastest type at once, more of others; tasks beyond wait"
+        default=None, description="GPUs of the fastest type at once, more of others; tasks beyond wait"
     )
     queued_tasks: Count | None = Field(default=QUEUED_TASKS, description="Tasks that have neither ended nor a node")
     stored_bytes: Amount | None = Field(default=None, description="Files, adapters, checkpoints of tasks that have not ended")
@@ -116,17 +116,8 @@ class KeyResource(BaseModel):
 
     @classmethod
     def of(cls, key: ApiKey, secret: str | None = None) -> "KeyResource":
-        return cls(
-            id=key.id,
-            tenant_id=key.tenant_id,
-            name=key.name,
-            scopes=[Scope(s) for s in key.scopes],
-            created_at=key.created_at,
-            expires_at=key.expires_at,
-            revoked_at=key.revoked_at,
-            requests_per_minute=key.requests_per_minute,
-            secret=secret,
-        )
+        said = {name: getattr(key, name) for name in cls.model_fields.keys() - {"object", "secret"}}
+        return cls(**said, secret=secret)
 
 
 @router.post("/tenants", status_code=201, operation_id="create_tenant", summary="Make a tenant", responses=problems(409))
@@ -182,8 +173,7 @@ def change_tenant(tenant_id: str, change: TenantChange, db: AdminDb, queue: Queu
 def create_key(tenant_id: str, new: NewKey, db: AdminDb, claim: AdminClaimedKey, answers: AnswerBox) -> KeyResource:
     with db.begin() as session:
         _tenant(session, tenant_id)
-        if new.expires_at is not None and new.expires_at <= session.scalars(select(func.clock_timestamp())).one():
-            raise invalid_field("expires_at", "in_the_past", "lies in the past")
+        refuse_past(session, new.expires_at)
         key, secret = mint_key(session, tenant_id, new.name, tuple(new.scopes), new.expires_at, new.requests_per_minute)
         made = KeyResource.of(key, secret)
         claim.store_answer(session, 201, made, {}, box=answers)
@@ -215,10 +205,21 @@ def revoke_key(key_id: str, db: AdminDb, service: Service) -> KeyResource:
         key = session.get(ApiKey, key_id, with_for_update=True)
         if key is None:
             raise NotFound(f"There is no key {key_id!r}.")
-        if key.revoked_at is None:
-            key.revoked_at = session.scalars(select(func.clock_timestamp())).one()
+        revoke(session, key)
     service.keys.forget()
     return KeyResource.of(key)
+
+
+def refuse_past(session: Session, expires_at: datetime | None) -> None:
+    """Raises Invalid for a key that would have expired already."""
+    if expires_at is not None and expires_at <= clock(session):
+        raise invalid_field("expires_at", "in_the_past", "lies in the past")
+
+
+def revoke(session: Session, key: ApiKey) -> None:
+    """From now on it is refused; one that was revoked before keeps its moment."""
+    if key.revoked_at is None:
+        key.revoked_at = clock(session)
 
 
 def _tenant(session: Session, tenant_id: str, *, lock: bool = False) -> Tenant:

@@ -9,7 +9,7 @@ from service.database.engine import Base, Big
 
 
 class TaskUsage(Base):
-    """A task's usage by placements of one month, and the part that rewinds undid. Seconds are summed over devices."""
+    """A task's usage by placements of one month, and the part that rewinds undid. Seconds are summed over GPUs."""
 
     __tablename__ = "task_usage"
 

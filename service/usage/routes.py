@@ -25,7 +25,7 @@ class Amounts(BaseModel):
 
     trained_tokens: int
     evaluation_tokens: int
-    gpu_seconds: float = Field(description="Of one device; jobs that share a step share its seconds by their tokens")
+    gpu_seconds: float = Field(description="Of one GPU; jobs that share a step share its seconds by their tokens")
     rewound_tokens: int = Field(description="Trained, then lost with a node or an executor; not billed")
     saved_tokens: int = Field(description="What early exits spared these tasks, in all their time")
     saved_gpu_seconds: float

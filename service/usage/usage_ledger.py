@@ -43,7 +43,7 @@ def month_at(moment: datetime) -> date:
 
 
 def book(session: Session, task: Task, placement: Placement, tokens: int, evaluation_tokens: int, seconds: float) -> None:
-    """Add the placement's work since the last booking. `seconds` are per device."""
+    """Add the placement's work since the last booking. `seconds` are per GPU."""
     _add(session, task, placement, tokens, evaluation_tokens, seconds * len(placement.device_indexes))
 
 

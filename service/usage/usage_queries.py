@@ -1,6 +1,6 @@
 """Usage queries: tenants' use by task, from the ledger's totals (usage_ledger.py). Knows no HTTP.
 
-The worker measures a placement's tokens and device seconds; when tasks share a step, it divides the step's seconds among them
+The worker measures a placement's tokens and GPU seconds; when tasks share a step, it divides the step's seconds among them
 by tokens before reporting. Work undone by rewinds is not billed. A placement counts in the month it began. Only `usage_by_day`
 reads placements, which retention deletes in time.
 """
@@ -48,17 +48,17 @@ def trained_tokens(session: Session, principal: Principal, period: Period) -> in
 
 
 def gpu_seconds_of(session: Session, principal: Principal, task_id: str) -> float:
-    """Device seconds that the caller's task has been billed for, in all its time."""
+    """GPU seconds that the caller's task has been billed for, in all its time."""
     billed = func.coalesce(func.sum(TaskUsage.gpu_seconds - TaskUsage.rewound_gpu_seconds), 0.0)
     return float(session.scalars(scoped(select(billed).where(TaskUsage.task_id == task_id), TaskUsage, principal)).one())
 
 
 def usage_by_day(session: Session, principal: Principal, period: Period) -> dict[date, tuple[int, float]]:
-    """Billed tokens and device seconds of the caller's placements, by the day, in UTC, on which each began. Days whose
+    """Billed tokens and GPU seconds of the caller's placements, by the day, in UTC, on which each began. Days whose
     placements retention has removed are missing; the month's totals are not made of these."""
     day = cast(func.date_trunc("day", Placement.created_at), Date)
     tokens = func.sum(Placement.tokens - Placement.rewound_tokens)
-    # a placement counts the seconds of one device
+    # a placement counts the seconds of one GPU
     seconds = func.sum((Placement.gpu_seconds - Placement.rewound_gpu_seconds) * func.cardinality(Placement.device_indexes))
     within = (Placement.created_at >= period.start, Placement.created_at < period.end)
     rows = select(day, tokens, seconds).join(Task, Task.id == Placement.task_id).where(*within).group_by(day)
@@ -93,7 +93,7 @@ def usage_of(principal: Principal, period: Period) -> Select[*tuple[Any, ...]]:
 
 
 def _whole() -> Any:
-    """Tokens and device seconds of all the task's placements."""
+    """Tokens and GPU seconds of all the task's placements."""
     every = aliased(TaskUsage)
     sums = (func.sum(every.tokens).label("tokens"), func.sum(every.gpu_seconds).label("gpu_seconds"))
     return select(*sums).where(every.task_id == Task.id).correlate(Task).lateral("whole")

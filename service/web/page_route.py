@@ -64,7 +64,14 @@ def problem_page(request: Request, problem: Problem, headers: Mapping[str, str])
         return RedirectResponse(
             f"{SIGN_IN}?next={quote(here, safe='/')}{why}", 303, dict(headers) | {"Cache-Control": "no-store"}
         )
-    answer = render(request, "problem.html", status=problem.status, problem=problem, request_id=headers["x-request-id"])
+    title, detail = problem.title, problem.detail
+    if problem.code == "route_unknown":
+        title, detail = (
+            "No such page",
+            f"There is no page at {request.url.path}. The address is mistyped, or its page has moved.",
+        )
+    said = {"problem": problem, "title": title, "detail": detail, "request_id": headers["x-request-id"]}
+    answer = render(request, "problem.html", status=problem.status, **said)
     kept = {name: value for name, value in headers.items() if name.lower() in ("retry-after", "x-request-id", "allow")}
     answer.headers.update(HEADERS | {"Cache-Control": "no-store"} | kept)
     return answer

@@ -1,7 +1,7 @@
 """Webhook routes."""
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
@@ -83,8 +83,7 @@ class DeliveryResource(BaseModel):
 
     @classmethod
     def of(cls, delivery: Delivery) -> "DeliveryResource":
-        names = ("id", "webhook_id", "type", "status", "attempts", "last_status", "last_error", "created_at", "delivered_at")
-        said: dict[str, Any] = {name: getattr(delivery, name) for name in names}
+        said = {name: getattr(delivery, name) for name in cls.model_fields.keys() - {"object", "next_at"}}
         return cls(**said, next_at=delivery.next_at if delivery.status == "pending" else None)
 
 

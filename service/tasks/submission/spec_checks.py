@@ -17,18 +17,18 @@ from service.database.prepared_statements import PreparedStatement
 from service.files import actions as files
 from service.files.models import File
 from service.files.row_checks import Format
-from service.fleet.models import BaseModel
+from service.fleet.models import BaseModel as BaseModelRow
 from service.http.problems import FieldError, Invalid
 from service.tasks.adapter_queries import adapters_of
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import tenant_parameter
 
 _LISTED = 20  # models named in a refusal
-_MODEL_MATCHES = (BaseModel.name == bindparam("name")) & BaseModel.enabled
-_ENABLED = select(BaseModel).where(_MODEL_MATCHES)
-_OF_FILE, _OF_MODEL = File.__table__.c, BaseModel.__table__.c
+_MODEL_MATCHES = (BaseModelRow.name == bindparam("name")) & BaseModelRow.enabled
+_ENABLED = select(BaseModelRow).where(_MODEL_MATCHES)
+_OF_FILE, _OF_MODEL = File.__table__.c, BaseModelRow.__table__.c
 _FIND_FILES_AND_MODEL = PreparedStatement(
-    files.PINNED.outerjoin_from(File, BaseModel, _MODEL_MATCHES).with_only_columns(*_OF_FILE, *_OF_MODEL)
+    files.PINNED.outerjoin_from(File, BaseModelRow, _MODEL_MATCHES).with_only_columns(*_OF_FILE, *_OF_MODEL)
 )
 
 
@@ -38,7 +38,7 @@ class SpecRefused(Invalid):
     code, title = "task_refused", "The task could not run"
 
 
-_Found = tuple[dict[str, File], BaseModel | None]  # files by id, and the base model
+_Found = tuple[dict[str, File], BaseModelRow | None]  # files by id, and the base model
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ResolvedRefs:
 
     train: File
     validation: File | None
-    model: BaseModel
+    model: BaseModelRow
 
 
 class SpecChecker:
@@ -85,7 +85,7 @@ class SpecChecker:
 
 def for_preview(
     session: Session, principal: Principal, file_id: str, base_model: str, objective: Objective, max_seq_len: int
-) -> tuple[File, BaseModel]:
+) -> tuple[File, BaseModelRow]:
     """The file and the model of a preview, checked as a task's would be. Raises SpecRefused, which lists every mistake."""
     file = files.pin(session, principal, [file_id]).get(file_id)
     model = _find_model(session, base_model)
@@ -109,11 +109,11 @@ def _find(session: Session, principal: Principal, spec: TaskSpec) -> _Found:
         model = _find_model(session, spec.base_model)
     else:
         of_model = dict(zip(_OF_MODEL.keys(), found[0][len(_OF_FILE) :], strict=True))
-        model = BaseModel(**of_model) if of_model["name"] is not None else None
+        model = BaseModelRow(**of_model) if of_model["name"] is not None else None
     return {file.id: file for file in held}, model
 
 
-def _find_model(session: Session, name: str) -> BaseModel | None:
+def _find_model(session: Session, name: str) -> BaseModelRow | None:
     return session.scalar(_ENABLED, {"name": name})
 
 
@@ -149,7 +149,7 @@ def _unknown(field: str, file_id: str) -> Iterator[FieldError]:
 
 
 def _model_unknown(session: Session, name: str) -> Iterator[FieldError]:
-    names = list(session.scalars(select(BaseModel.name).where(BaseModel.enabled).order_by(BaseModel.name)))
+    names = list(session.scalars(select(BaseModelRow.name).where(BaseModelRow.enabled).order_by(BaseModelRow.name)))
     near = difflib.get_close_matches(name, names, n=1)
     if near:
         hint = f"did you mean {near[0]!r}?"
@@ -161,13 +161,13 @@ def _model_unknown(session: Session, name: str) -> Iterator[FieldError]:
     yield FieldError(field="base_model", code="model_unknown", message=message)
 
 
-def _length_errors(field: str, asked: int, model: BaseModel) -> Iterator[FieldError]:
+def _length_errors(field: str, asked: int, model: BaseModelRow) -> Iterator[FieldError]:
     if asked > model.max_position:
         message = f"is {asked}, but {model.name} has positions for at most {model.max_position} tokens"
         yield FieldError(field=field, code="beyond_model", message=message)
 
 
-def _warm_start_errors(session: Session, principal: Principal, spec: TaskSpec, model: BaseModel) -> Iterator[FieldError]:
+def _warm_start_errors(session: Session, principal: Principal, spec: TaskSpec, model: BaseModelRow) -> Iterator[FieldError]:
     """The warm-start adapter must belong to the tenant, and to the same revision of the same base."""
     if spec.warm_start is None:
         return

@@ -55,7 +55,7 @@ async def sign_in(request: Request) -> Response:
 
 
 @router.get(SIGN_IN + "/{secret}")
-async def use_sign_in_link(secret: str, request: Request) -> Response:
+async def use_sign_in_link(secret: str, request: Request, next: str = _HOME) -> Response:
     """Answers with a page and not a redirect: after a click on another site, a redirect would not carry the Strict cookie."""
     state = state_of(request)
     with state.throttle.attempt(address_of(request), secret) as attempt:
@@ -64,7 +64,7 @@ async def use_sign_in_link(secret: str, request: Request) -> Response:
     if principal is None:
         said = "This link was used already, or is older than 15 minutes. Sign in with a key; `motet dashboard` makes a link."
         return _refusal(request, _HOME, said, 401)
-    return await _opened(request, principal, render(request, "signed_in.html", next=_HOME))
+    return await _opened(request, principal, render(request, "signed_in.html", next=_within(next)))
 
 
 @router.post("/sign-out")

@@ -69,6 +69,10 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
+// a timeline that is wider than its place begins where it is now
+const lanes = document.getElementById("lanes");
+if (lanes) lanes.scrollLeft = lanes.scrollWidth * Number(lanes.dataset.now) - lanes.clientWidth * 0.7;
+
 // lists follow the service; a task's page has its own stream of events, and the form asks when it is changed
 const SECONDS = 4;
 const follows = document.querySelector("[data-live], [data-live-rows]") && !document.querySelector("[data-task], #new-task");

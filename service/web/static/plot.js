@@ -282,6 +282,11 @@ function ticks(low, high, log) {
     for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) for (const digit of [1, 2, 5]) found.push(digit * 10 ** power);
     return found.filter((value) => value >= low && value <= high);
   }
+  if (log && high / low > 3) {
+    const found = [];
+    for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) for (const digit of [1, 1.5, 2, 3, 5, 7]) found.push(+(digit * 10 ** power).toPrecision(3));
+    return found.filter((value) => value >= low && value <= high);
+  }
   const raw = (high - low) / 6 || 1, power = 10 ** Math.floor(Math.log10(raw));
   const gap = power * ([1, 2, 5, 10].find((digit) => digit * power >= raw) ?? 10);
   const found = [];

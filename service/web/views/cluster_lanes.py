@@ -127,7 +127,9 @@ class _Drawing:
             height = LANE * (1 + max(rows, default=0))
             self.made.lanes.append(Lane(f"{node.name} · {device}" if len(node.devices) > 1 else node.name, y, height, first))
             for run, row in zip(mine, rows, strict=True):
-                self._run(run, y + LANE * row)
+                self._run(
+                    run, [one for one in mine if one is not run and _overlap(one.placement, run.placement)], y + LANE * row
+                )
             y, first = y + height + 2, False
         if planned:
             rows = _stacked([(one.expected_start, one.expected_end) for one in planned])  # type: ignore[misc]
@@ -138,14 +140,21 @@ class _Drawing:
             y += height + 2
         return y + GAP
 
-    def _run(self, run: _Run, y: float) -> None:
+    def _name(self, run: _Run) -> str:
+        return run.task.name or run.task.id if self._viewer in (None, run.task.tenant_id) else "another tenant's task"
+
+    def _run(self, run: _Run, beside: Sequence[_Run], y: float) -> None:
+        """`beside`: those that ran or run on the same GPU meanwhile; their jobs train in the same steps."""
         placement, task = run.placement, run.task
         named = self._viewer in (None, task.tenant_id)
         end = placement.ended_at or placement.expected_end or self._now
-        words = [task.name or task.id if named else "another tenant's task", f"since {clock(placement.created_at)}"]
+        words = [self._name(run), f"since {clock(placement.created_at)}"]
         if self._viewer is None:
             words.insert(1, f"of {run.tenant}")
         words.append(f"ended: {placement.end_reason}" if placement.ended_at else f"ends {clock(placement.expected_end)}")
+        if beside:
+            verb = "shared" if placement.ended_at else "shares"
+            words.append(f"{verb} this GPU with {', '.join(sorted({self._name(one) for one in beside}))}")
         colour = self._colours.get(task.tenant_id, "others")
         self._block(
             placement.created_at,
@@ -198,6 +207,13 @@ class _Drawing:
             words = "now" if at == 0 else f"in {duration(at)}" if at > 0 else f"{duration(-at)} ago"
             self.made.ticks.append(Tick(self._x(self._now + timedelta(seconds=at)), words))
             at += step
+
+
+def _overlap(one: Placement, other: Placement) -> bool:
+    """Whether both were on a node at the same time."""
+    return (other.ended_at is None or one.created_at < other.ended_at) and (
+        one.ended_at is None or other.created_at < one.ended_at
+    )
 
 
 def _stacked(spans: Sequence[tuple[datetime, datetime]]) -> list[int]:

@@ -7,6 +7,8 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from contract.gpu_counts import gpu_count
+
 NONE = "\u2013"
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
@@ -131,4 +133,5 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "when": when,
     "coming": coming,
     "value": value_of,
+    "gpus": gpu_count,
 }

@@ -170,10 +170,14 @@ def test_the_cluster_names_ones_own_tasks_and_everybodys_to_admins(visitor, admi
     assert page.locator(f"#lanes a[href='/tasks/{mine}'] rect.t0").count() == 1
     assert page.locator("#lanes rect.others").count() == 2
     assert "not to be read" not in page.content()
+    titles = page.locator("#lanes title").all_text_contents()
+    assert any("mine" in title and "shares this GPU with another tenant's task" in title for title in titles)
+    assert any("shares" not in title for title in titles)  # the second GPU is the other task's alone
     page.click(f"#lanes a[href='/tasks/{mine}']")
     page.wait_for_url(f"**/tasks/{mine}")
     ruler = admin_visitor.open("/cluster")
     assert "not to be read" in ruler.content()
+    assert "shares this GPU with not to be read" in ruler.content()
     row = ruler.locator(f"#nodes tr:has-text('{node.name}')")
     assert "80.0 GiB" in row.text_content()
     row.locator("text=Drain").first.click()

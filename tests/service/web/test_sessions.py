@@ -163,9 +163,40 @@ def test_a_link_works_once(browser, client, tenant, database):
     assert opened.status_code == 200
     assert SESSION_COOKIE in opened.cookies
     assert browser.get("/tasks").status_code == 200
+    assert "url=/tasks" in opened.text
     again = Browser(client).get(path)
     assert (again.status_code, SESSION_COOKIE in again.cookies) == (401, False)
     assert "used already" in again.text
+
+
+@pytest.mark.parametrize(
+    ("next", "leads"), [("/tasks/task_1?sort=best", "/tasks/task_1?sort=best"), ("//evil.example", "/tasks")]
+)
+def test_a_link_may_lead_to_a_page_of_this_site_alone(browser, tenant, next, leads):
+    path = tenant.post("/v1/sign-in-links").json()["url"].removeprefix("http://testserver")
+    assert f'url={leads}"' in browser.get(path, params={"next": next}).text
+
+
+PAGE = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}  # as browsers ask where somebody opens an address
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/v1/nowhere", "/tasks/new/nowhere/deeper"])
+def test_an_address_that_leads_nowhere_is_a_page_to_browsers_and_json_to_programs(browser, path):
+    shown = browser.get(path, headers=PAGE)
+    assert (shown.status_code, shown.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert "No such page" in shown.text
+    assert "default-src 'none'" in shown.headers["content-security-policy"]
+    told = browser.get(path)
+    assert (told.status_code, told.json()["code"]) == (404, "route_unknown")
+
+
+def test_an_address_of_the_api_opened_in_a_browser_answers_with_pages(browser, tenant):
+    assert browser.get("/v1/tasks/task_x", headers=PAGE).headers["location"].startswith("/sign-in?next=/v1/tasks/task_x")
+    browser.sign_in(tenant.key)
+    refused = browser.get("/v1/tasks/task_x", headers=PAGE)
+    assert (refused.status_code, "There is no task" in refused.text, "</html>" in refused.text) == (404, True, True)
+    assert browser.get("/openai/v1/nowhere", headers=PAGE).json()["error"]  # that API's own format
+    assert "Not that way" in browser.get("/theme", headers=PAGE).text
 
 
 def test_a_link_too_old_or_of_an_ended_key_opens_nothing(browser, tenant, database):
