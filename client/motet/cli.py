@@ -83,10 +83,9 @@ def _terminated(*_: object) -> None:
 
 def _mistyped(error: Any) -> ExitCode:
     path = error.ctx.command_path if error.ctx is not None else "motet"
-    if said := error.format_message().strip():
+    said = error.format_message().strip().replace("Value error, ", "")
+    if said:  # empty: called without arguments, and the help was printed
         _complain(f"{said.rstrip('.')}{'' if said.endswith('?') else ';'} `{path} --help` shows how it is written")
-    elif error.ctx is not None:  # called without arguments
-        sys.stderr.write(error.ctx.get_help() + "\n")
     return ExitCode.USAGE
 
 

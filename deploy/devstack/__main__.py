@@ -42,7 +42,7 @@ def read_options(arguments: list[str] | None = None) -> tuple[Options, bool]:
     parser.add_argument("--host", default=os.environ.get("MOTET_HOST", "127.0.0.1"), help="address of the API (%(default)s)")
     parser.add_argument("--port", type=int, default=port, help="port of the API (8321, or a free one where that is taken)")
     parser.add_argument("--workers", type=int, default=1, help="how many workers, each a node of its own (%(default)s)")
-    parser.add_argument("--slots", type=int, help="how many devices a CPU worker offers")
+    parser.add_argument("--slots", type=int, help="how many CPU slots a worker without GPUs offers")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), help="what workers train on")
     parser.add_argument("--api-processes", type=int, help="how many processes serve the API")
     parser.add_argument("--stop-on-eof", action="store_true", help="stop when standard input closes")

@@ -27,7 +27,7 @@ _STOP_SECONDS = "MOTET_WORKER_STOP_SECONDS", "30"  # the worker's variable and d
 
 @dataclass(frozen=True)
 class Options:
-    """`port`: None takes the default port, or a free one if that is taken. `slots`: jobs' devices of a CPU worker.
+    """`port`: None takes the default port, or a free one if that is taken. `slots`: CPU slots of a worker without GPUs.
     `api_processes`: None leaves the number to the service."""
 
     host: str = "127.0.0.1"

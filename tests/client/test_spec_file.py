@@ -112,8 +112,11 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="cannot read"):
         read(tmp_path)
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(SpecError, match="cannot read"):
+    with pytest.raises(SpecError, match="no text in UTF-8"):
         read(tmp_path / "bytes.yaml")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    with pytest.raises(SpecError, match=r"holds rows; a spec is a YAML file that names them: `dataset: {file: rows.jsonl}`"):
+        read(tmp_path / "rows.jsonl")
 
 
 @pytest.mark.parametrize("text", ["a: 2001-99-99", "[" * 5000, "a: !!python/object:os.system {}", "? [a]\n: b", "a: &x [*x]"])

@@ -1,5 +1,6 @@
 """What both transports share: the service's address, headers, and the sentence for a service that does not answer."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from contract.compatibility.version import VERSION
 from motet.api.errors import Unreachable
 from motet.api.steps import CONNECT_SECONDS, Open, Query, Send
 
+_NUMBER = re.compile(r"^\[Errno -?\d+\] ")  # before the system's sentence
 _HERE = {"127.0.0.1", "::1", "localhost"}  # proxies from the environment are for other hosts
 
 
@@ -33,7 +35,8 @@ def streamed(request: Open) -> dict[str, Any]:
 
 
 def unreachable(api_url: str, error: httpx.TransportError) -> Unreachable:
-    said = f"{api_url} does not answer ({str(error) or type(error).__name__})"
+    reason = _NUMBER.sub("", str(error)) or type(error).__name__
+    said = f"{api_url} does not answer ({reason})"
     found = Unreachable(f"{said}; is it running? `motet up` starts a local one")
     found.__cause__ = error
     return found

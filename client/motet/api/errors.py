@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _RUNS = 5  # runs of lines that a mistake names
+_ON_A_LINE = 3  # mistakes; more get a line each
 
 
 class MotetError(Exception):
@@ -46,11 +47,12 @@ class ApiError(MotetError):
     """The service refused a request (RFC 9457 problem details).
 
     `status` is the HTTP status, `code` the stable identifier for programs, `detail` the sentence for people, `errors` the
-    single mistakes, `problem` the whole body as received.
+    single mistakes, `problem` the whole body as received. `about` names what was sent, such as a file.
     """
 
-    def __init__(self, status: int, problem: Mapping[str, Any]) -> None:
+    def __init__(self, status: int, problem: Mapping[str, Any], about: str | None = None) -> None:
         self.status = status
+        self.about = about
         self.problem = dict(problem)
         self.code = str(problem.get("code") or "")
         self.title = str(problem.get("title") or f"HTTP {status}")
@@ -63,14 +65,18 @@ class ApiError(MotetError):
         super().__init__(self._sentence())
 
     def _sentence(self) -> str:
+        about = f"{self.about}: " if self.about is not None else ""
         if len(self.errors) < 2:
-            return self.detail
+            return f"{about}{self.detail}"
         alike: dict[tuple[str | None, str], list[int]] = {}
         for error in self.errors:
             alike.setdefault((error.field, error.message), []).extend([] if error.line is None else [error.line])
         told = [_told(field, message, lines) for (field, message), lines in alike.items()]
         more = int(self.problem.get("error_count") or 0) - len(self.errors)
-        return "\n  ".join([f"{self.title}:", *told, *([f"and {more:,} more mistakes"] if more > 0 else [])])
+        told += [f"and {more:,} more mistakes"] if more > 0 else []
+        if len(told) <= _ON_A_LINE:
+            return f"{about}{self.title}: {'; '.join(told)}"
+        return "\n  ".join([f"{about}{self.title}:", *told])
 
 
 def _told(field: str | None, message: str, lines: list[int]) -> str:

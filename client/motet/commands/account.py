@@ -1,5 +1,6 @@
 """Commands about who asks: log in, services, keys, usage, quotas."""
 
+import re
 import sys
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from motet.display.account_tables import keys_table, quotas_table, services_tabl
 from motet.specs.spec_file import SpecError
 
 keys = typer.Typer(help="This tenant's API keys: listed, or one created or revoked.", invoke_without_command=True)
+_MONTH = re.compile(r"20\d\d-(0[1-9]|1[0-2])")
 Scopes = Annotated[list[str], typer.Option("--scope", help="What the key may do: read, write, admin; may be repeated.")]
 Expires = Annotated[str | None, typer.Option(help="When it ends, such as 2027-01-01T00:00:00Z; left out, when it is revoked.")]
 
@@ -21,6 +23,7 @@ def login(
     url: Annotated[str, typer.Argument(help="The service's address, such as https://motet.example.")],
     name: Annotated[str | None, typer.Option(help="What to call it; left out, its host.")] = None,
     admin: Annotated[bool, typer.Option("--admin", help="Ask for an admin key too.")] = False,
+    json: Json = False,
 ) -> None:
     """Keep a service's address and key, and use it from now on. The key is asked for, or read from standard input."""
     url = url.strip().rstrip("/")
@@ -35,10 +38,13 @@ def login(
         raise SpecError(f"{keyring.LOCAL} is the stack on this machine; give this service another --name")
     ring.logins[name], ring.current = keyring.Login(url, key, admin_key), name
     ring.save()
-    Output().say(f"logged in to {name}; it is used until `motet use` names another. Its key is in {ring.path}, mode 600")
+    said = f"logged in to {name}; it is used until `motet use` names another. Its key is in {ring.path}, mode 600"
+    Output(json).give({"name": name, "api_url": url, "in_use": True}, lambda: said)
 
 
-def logout(name: Annotated[str | None, typer.Argument(help="A service; left out, the one in use.")] = None) -> None:
+def logout(
+    name: Annotated[str | None, typer.Argument(help="A service; left out, the one in use.")] = None, json: Json = False
+) -> None:
     """Forget a service's key. The key itself stays valid: `motet keys revoke` ends it."""
     ring = keyring.load()
     name = name or ring.current
@@ -47,17 +53,20 @@ def logout(name: Annotated[str | None, typer.Argument(help="A service; left out,
     del ring.logins[name]
     ring.current = None if ring.current == name else ring.current
     ring.save()
-    Output().say(f"{name} is forgotten" + ("" if ring.current else f"; {keyring.LOCAL} is used"))
+    said = f"{name} is forgotten" + ("" if ring.current else f"; {keyring.LOCAL} is used")
+    Output(json).give({"name": name, "forgotten": True, "in_use": ring.current or keyring.LOCAL}, lambda: said)
 
 
-def use(name: Annotated[str, typer.Argument(help="A service, or `local`, the stack on this machine.")]) -> None:
+def use(
+    name: Annotated[str, typer.Argument(help="A service, or `local`, the stack on this machine.")], json: Json = False
+) -> None:
     """Choose the service that commands talk to."""
     ring = keyring.load()
     if name != keyring.LOCAL and name not in ring.logins:
         raise SpecError(f"not logged in to {name}; `motet login URL --name {name}` does so")
     ring.current = None if name == keyring.LOCAL else name
     ring.save()
-    Output().say(f"{name} is used")
+    Output(json).give({"name": name, "in_use": True}, lambda: f"{name} is used")
 
 
 def dashboard(json: Json = False) -> None:
@@ -83,6 +92,8 @@ def usage(
 ) -> None:
     """What was used in a month, by task, what early exit saved, and the quotas."""
     output = Output(json)
+    if month is not None and not _MONTH.fullmatch(month):
+        raise SpecError(f"--month {month}: a month is written as 2026-11")
     with Client() as client:
         found, limits = client.account.usage(month), client.account.quotas()
     output.give({"usage": found, "quotas": limits}, lambda: Group(usage_table(found), quotas_table(limits)))

@@ -20,7 +20,9 @@ def up(
     host: Annotated[str | None, typer.Option(help="Address of the API; left out, this machine alone.")] = None,
     port: Port = None,
     workers: Annotated[int | None, typer.Option(min=0, help="How many workers.")] = None,
-    slots: Annotated[int | None, typer.Option(min=1, help="Devices that a CPU worker offers.")] = None,
+    slots: Annotated[
+        int | None, typer.Option(min=1, help="CPU slots of a worker without GPUs: each trains like one GPU.")
+    ] = None,
     device: Device = None,
     api_processes: Annotated[int | None, typer.Option(min=1, help="How many processes serve the API.")] = None,
 ) -> None:
@@ -35,7 +37,7 @@ def demo(
     port: Port = None,
     device: Device = None,
 ) -> None:
-    """Train sixteen configurations on real rows, and check the best one with PEFT."""
+    """Train sixteen configurations on real rows, check the best one with PEFT, and show the run in the dashboard."""
     run_demo(Output().console_output, out, _words({"--port": port, "--device": device}))
 
 

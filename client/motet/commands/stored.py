@@ -12,7 +12,10 @@ from motet.specs.spec_file import SpecError
 
 
 def files(
-    upload: Annotated[list[Path] | None, typer.Option(help="Upload this file first; may be repeated.")] = None,
+    upload: Annotated[
+        list[Path] | None,
+        typer.Option(exists=True, dir_okay=False, readable=True, help="Upload this file first; may be repeated."),
+    ] = None,
     unused: Annotated[bool, typer.Option("--unused", help="Only those that no task names.")] = False,
     delete: Annotated[bool, typer.Option("--delete", help="With --unused: delete them.")] = False,
     limit: Limit = 100,

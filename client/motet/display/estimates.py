@@ -7,6 +7,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from contract.config_labels import label, varying
+from contract.gpu_counts import gpu_count
 from contract.search_space import JobConfig
 from motet.api.resources import Estimate
 from motet.display.columns import Column, Columns
@@ -23,7 +24,7 @@ def estimate_table(estimate: Estimate, jobs: Sequence[JobConfig]) -> RenderableT
         ("jobs", f"{estimate.jobs:,}"),
         ("tokens", f"{estimate.tokens:,.0f} of {estimate.full_tokens:,.0f}, {saved:.0%} saved by early exit"),
         ("GPU time", f"{span(seconds.expected)} (between {span(seconds.low)} and {span(seconds.high)})"),
-        ("on", f"{estimate.gpus} x {estimate.device_type or 'a device that no node has yet'}"),
+        ("on", gpu_count(estimate.gpus, estimate.device_type or "a GPU that no node has yet")),
         ("starts", _moment(estimate.expected_start, estimate.expected_start_interval)),
         ("ends", _moment(estimate.expected_end, estimate.expected_end_interval)),
         ("waits", estimate.waiting or ""),

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from contract.gpu_counts import gpu_count
 from motet.api.resources import Schedule
 from motet.display.durations import span
 from motet.display.tables import OTHERS
@@ -58,7 +59,7 @@ class Timeline:
             running = [
                 _Bar(one.name or one.task_id or OTHERS, one.gpus, one.since, one.expected_end, True) for one in node.running
             ]
-            yield f"{node.name}: {node.gpus} x {node.device_type}, {node.free} free{closed}", "bold", running
+            yield f"{node.name}: {gpu_count(node.gpus, node.device_type)}, {node.free} free{closed}", "bold", running
         waiting = [
             _Bar(one.name or one.task_id or OTHERS, one.gpus, one.expected_start, one.expected_end, False)
             for one in self._schedule.waiting

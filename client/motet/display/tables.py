@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from contract.gpu_counts import gpu_count
 from motet.api.resources import Adapter, File, Job, Model, Node, Schedule, ScheduledNode, Task
 from motet.display.columns import Column, Columns
 from motet.display.durations import ago, starts, until
@@ -70,7 +71,7 @@ def running_table(schedule: Schedule) -> RenderableType:
     rows = [
         (
             _named(node),
-            f"{node.gpus} x {node.device_type}",
+            gpu_count(node.gpus, node.device_type),
             str(node.free),
             "\n".join(f"{one.task_id or OTHERS} on {one.gpus}{' (leaving)' if one.leaving else ''}" for one in node.running),
             "\n".join(until(one.expected_end) for one in node.running),
@@ -178,15 +179,15 @@ def nodes_table(nodes: Iterable[Node]) -> RenderableType:
     columns = (
         Column("node"),
         Column("status"),
-        Column("devices"),
-        Column("tokens/s of a device", need=3, folds=True),
+        Column("GPUs"),
+        Column("tokens/s of a GPU", need=3, folds=True),
         Column("runs", need=1),
         Column("last heartbeat", need=2),
     )
     rows = []
     for node in nodes:
         types = sorted({device.type for device in node.devices})
-        counts = [f"{sum(device.type == type for device in node.devices)} x {type}" for type in types]
+        counts = [gpu_count(sum(device.type == type for device in node.devices), type) for type in types]
         speeds = [f"{speed:,.0f} ({model})" for model, speed in node.tokens_per_second.items()]
         running = "\n".join(one.task_id for one in node.running)
         heard = ago(node.heartbeat_at) if node.heartbeat_at else ""

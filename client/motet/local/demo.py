@@ -1,5 +1,7 @@
 """`motet demo`: a real search on real data, end to end, with an independent check of its result. Leaves nothing running.
 
+On a terminal the dashboard stays up at the end until Ctrl-C; elsewhere, such as in CI, the stack stops by itself.
+
 Starts the stack (or attaches), submits examples/spec.yaml, follows it, downloads the winner, and has PEFT alone recompute its
 loss in another process. Fails unless both losses agree and the winner beats the base.
 """
@@ -7,6 +9,7 @@ loss in another process. Fails unless both losses agree and the winner beats the
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,22 +66,41 @@ def demo(output: ConsoleOutput, out: Path | None, arguments: list[str]) -> None:
             f"{'attached to the stack' if ready.attached else 'the stack is up'} at {ready.api_url} ({output.seconds:.0f} s)"
         )
         with Client(service="local") as client:
-            _run(client, output, spec, out or ready.state_dir / "adapters", ready)
-        if not ready.attached:
-            stop(stack, output)
-    output.say(f"\nThe whole demo took {output.seconds:.0f} s. To see this run, its curves and its exits in a browser:")
-    if ready.attached:
-        with Client(service="local") as client:
-            output.say(f"  {client.account.sign_in_link().url}  (once, within 15 minutes)")
-    else:
+            task_id = _run(client, output, spec, out or ready.state_dir / "adapters", ready)
+        output.say(f"\nThe whole demo took {output.seconds:.0f} s.")
+        _show(stack, output, ready, task_id)
+
+
+def _link(client: Client, task_id: str) -> str:
+    return f"{client.account.sign_in_link().url}?next=/tasks/{task_id}  (signs in once, within 15 minutes)"
+
+
+def _show(stack: Stack, output: ConsoleOutput, ready: Ready, task_id: str) -> None:
+    """Say where the run can be seen; on a terminal, keep the dashboard up until Ctrl-C."""
+    page = f"{ready.api_url}/tasks/{task_id}"
+    if not ready.attached and not output.lively:
+        stop(stack, output)
         again = "make up" if Path("Makefile").is_file() else f"{command()} up"
-        output.say(f"  {again}, which prints the dashboard's address ({ready.api_url}/) with a link that signs you in")
+        output.say(f"To see this run in the dashboard: {again} prints a link that signs in; then /tasks/{task_id}")
+        return
+    with Client(service="local") as client:
+        output.say(f"See this run, its curves and its exits in the dashboard: {page}\n  a new link: {_link(client, task_id)}")
+    if ready.attached:
+        return
+    output.say("The dashboard stays up until Ctrl-C, which stops everything; `motet up` brings it back with all that is in it.")
+    with suppress(KeyboardInterrupt):
+        for event in stack.events():
+            if event["event"] == "stopped":
+                return
+    stop(stack, output)
 
 
-def _run(client: Client, output: ConsoleOutput, spec: SpecFile, folder: Path, ready: Ready) -> None:
+def _run(client: Client, output: ConsoleOutput, spec: SpecFile, folder: Path, ready: Ready) -> str:
+    """The task's id, once its result is judged."""
     model = example_files.register_base(client)
     output.say(f"base model {model.name}: {model.parameters:,} parameters, {model.architecture}")
     task = submit(client, spec, output)
+    output.say(f"watch it in a browser: {_link(client, task.id)}")
     try:
         view = watch(client, task.id, output)
     except KeyboardInterrupt:
@@ -90,6 +112,7 @@ def _run(client: Client, output: ConsoleOutput, spec: SpecFile, folder: Path, re
     with output.doing("loading it with PEFT on the plain base and recomputing its validation loss"):
         opinion = second_opinion(adapter, spec.files["validation_file_id"])
     _judge(output, view.task, winner, opinion)
+    return task.id
 
 
 def _results(output: ConsoleOutput, view: TaskState, ready: Ready) -> Winner:

@@ -1,15 +1,17 @@
 """`motet doctor`: what runs, what is wrong, and how to fix it. Read-only. Knows no terminal."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from contract import reproducibility
+from contract.gpu_counts import gpu_count
 from contract.states import TaskStatus
 from motet.api.client import Client
 from motet.api.errors import ApiError, NoCredentials, Unreachable
 from motet.api.resources import Node, Task
 
-_LOSES = 3  # executors lost in a row before a device is named
+_LOSES = 3  # executors lost in a row before a GPU is named
 _LOOKED_AT = 50  # tasks per status, at most
 
 _SLOW_SECONDS = 5.0
@@ -52,7 +54,7 @@ def examine(connect: Callable[[], Client] = Client) -> Iterator[Finding]:
             yield from _nodes(client)
             yield from _tasks(client)
         except Unreachable as error:
-            yield Finding(False, f"{client.api_url} does not answer", str(error))
+            yield Finding(False, str(error))
         except ApiError as error:
             yield Finding(False, f"{client.api_url} refused ({error.status} {error.code})", error.detail)
 
@@ -105,7 +107,7 @@ def _nodes(client: Client) -> Iterator[Finding]:
             said = f"node {node.name} is ready, but lost {node.losses} placements in a row"
             yield Finding(False, said, _TROUBLES["resting"])
         elif node.status == "ready":
-            yield Finding(True, f"node {node.name} is ready, has {len(node.devices)} devices and {runs}")
+            yield Finding(True, f"node {node.name} is ready, has {_gpus(node)} and {runs}")
             yield from _numerics(node)
             yield from _devices(node)
         elif node.status in _TROUBLES:
@@ -116,10 +118,19 @@ def _nodes(client: Client) -> Iterator[Finding]:
             yield Finding(False, f"node {node.name} is {node.status}, last heard of {seen}", mend)
 
 
+def _gpus(node: Node) -> str:
+    types = Counter(device.type for device in node.devices)
+    return " and ".join(gpu_count(number, type) for type, number in sorted(types.items())) or "no GPU"
+
+
+def _tasks_said(number: int, one: str, several: str) -> str:
+    return f"{number} task {one}" if number == 1 else f"{number} tasks {several}"
+
+
 def _devices(node: Node) -> Iterator[Finding]:
     for index, lost in node.device_losses.items():
         if lost >= _LOSES and len(node.devices) > 1:
-            what = f"device {index} of node {node.name} lost {lost} executors in a row, and is taken last"
+            what = f"GPU {index} of node {node.name} lost {lost} executors in a row, and is taken last"
             yield Finding(False, what, "its worker's log tells how they ended; a task that goes well there mends it")
 
 
@@ -131,7 +142,8 @@ def _numerics(node: Node) -> Iterator[Finding]:
 
 def _tasks(client: Client) -> Iterator[Finding]:
     running = _some(client, TaskStatus.RUNNING)
-    yield Finding(True, f"{len(running)} tasks run" + (f": {', '.join(task.id for task in running[:5])}" if running else ""))
+    named = f": {', '.join(task.id for task in running[:5])}" if running else ""
+    yield Finding(True, f"{_tasks_said(len(running), 'runs', 'run')}{named}")
     for task in _some(client, TaskStatus.QUEUED):
         why = task.waiting.sentence if task.waiting is not None else ""
         yield Finding(True, f"{task.id} waits: {why or 'no plan has looked at it yet'}")
@@ -140,7 +152,7 @@ def _tasks(client: Client) -> Iterator[Finding]:
         mend = (
             "if this lasts, `python -m service queue` and `python -m service reconcile` are not running; look into their logs"
         )
-        yield Finding(False, f"{len(stuck)} tasks wait to be validated", mend)
+        yield Finding(False, f"{_tasks_said(len(stuck), 'waits', 'wait')} to be validated", mend)
     for task in _some(client, TaskStatus.FAILED)[:3]:  # a failed task concerns its owner and is no fault of the service
         yield Finding(True, f"{task.id} failed: {task.error} (`motet jobs {task.id}` says what became of each configuration)")
 

@@ -67,7 +67,7 @@ def _introduce(output: ConsoleOutput, ready: Ready) -> None:
     facts = Table.grid(padding=(0, 2))
     for name, value in (
         ("dashboard", f"{link}  (once, within 15 minutes)"),
-        ("API", f"{ready.api_url}  (described at /openapi.json)"),
+        ("API", f"{ready.api_url}  (its reference: /docs)"),
         ("keys", f"{credentials_file()}"),
         ("logs", f"{ready.state_dir / 'logs'}"),
         ("base model", base),
@@ -77,9 +77,8 @@ def _introduce(output: ConsoleOutput, ready: Ready) -> None:
     output.say(facts)
     if kept:
         last = kept[0][1]
-        output.say(
-            f"\nKept from before: {len(kept)}{'+' if len(kept) == 100 else ''} task(s), the latest {last.id}, {last.status}."
-        )
+        number = f"{len(kept)}{'+' if len(kept) == 100 else ''} task{'s' if len(kept) > 1 else ''}"
+        output.say(f"\nKept from before: {number}, the latest {last.id}, {last.status}.")
         output.say(f"  {command()} jobs {last.id}")
     output.say("\nIn another terminal:")
     output.say(

@@ -42,6 +42,8 @@ def check(spec: TaskSpec, files: dict[str, Path], models: Iterable[str]) -> None
     if train is not None and not found and spec.dataset.validation_file_id is None:
         found += [f"{train}: {error}" for error in _divisible(train)]
     if found:
+        if len(found) == 1:
+            raise DataError(f"{found[0]}; nothing was uploaded")
         raise DataError("nothing was uploaded:\n" + "\n".join(f"  {error}" for error in found))
 
 

@@ -71,8 +71,12 @@ def read(path: Path) -> SpecFile:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise SpecError(f"there is no file {path}; examples/spec.yaml is one to begin with") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"cannot read {path}: {error}") from None
+    except OSError as error:
+        raise SpecError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path} is no text in UTF-8 (byte {error.start}); a spec is a YAML file") from None
+    if path.suffix == ".jsonl":
+        raise SpecError(f"{path} holds rows; a spec is a YAML file that names them: `dataset: {{file: {path.name}}}`")
     root, content = _parse(path, text)
     content, files = _take_paths(path, root, content)
     placeholders = dict.fromkeys(files, _NOT_YET)

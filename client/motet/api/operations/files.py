@@ -3,19 +3,21 @@
 from pathlib import Path
 from typing import Any
 
-from motet.api.errors import MotetError
+from motet.api.errors import ApiError, MotetError
 from motet.api.resources import File, Preview
 from motet.api.steps import Listing, Operation, ask, change, entries, get, make, one
 
 
 def upload(path: str | Path, name: str | None = None) -> Operation[File]:
-    """Upload rows of JSONL. Raises ApiError with each wrong line, MotetError if the file cannot be read."""
+    """Upload rows of JSONL. Raises ApiError with the file's name and each wrong line, MotetError if it cannot be read."""
     path = Path(path)
     try:
         with path.open("rb") as rows:
             return (yield from one(File, make("/v1/files", files={"file": (name or path.name, rows)})))
     except OSError as error:
         raise MotetError(f"cannot read {path}: {error.strerror}") from error
+    except ApiError as error:
+        raise ApiError(error.status, error.problem, about=name or path.name) from None
 
 
 def file(file_id: str) -> Operation[File]:

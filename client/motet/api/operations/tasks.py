@@ -13,7 +13,7 @@ from motet.api.resources import Curve, Estimate, Event, Job, PlanChange, Task
 from motet.api.steps import Emit, Listing, Operation, Sleep, ask, change, chunk, entries, gathered, get, make, one, opened
 
 _LONGEST_WAIT = 50.0  # seconds one request may wait for a change
-_CAUGHT_UP = 2.0  # seconds of silence after which a stream holds nothing more for now
+_IDLE = 2.0  # seconds without an event after which a stream has sent all that happened so far
 _STREAM_SILENCE = 60.0  # the service sends a comment every 15 s
 _RECONNECT = 1.0
 
@@ -121,7 +121,7 @@ def wait(task_id: str, timeout: float | None = None) -> Operation[Task]:
 def events(task_id: str, after: int = 0, follow: bool = True) -> Listing[Event]:
     """What happened to the task, from behind event number `after`; goes on until the task has ended, through restarts of the
     API. Without `follow`, only what has happened by now."""
-    silence = _STREAM_SILENCE if follow else _CAUGHT_UP
+    silence = _STREAM_SILENCE if follow else _IDLE
     while True:
         try:
             answer = yield from opened(f"/v1/tasks/{task_id}/events", {"Last-Event-ID": str(after)}, silence)

@@ -8,7 +8,7 @@ from contract.strict import Message
 
 
 class Amounts(Message):
-    """Tokens and device seconds. What rewinds took back is told apart and not billed."""
+    """Tokens and GPU seconds. What rewinds took back is told apart and not billed."""
 
     trained_tokens: int = 0
     evaluation_tokens: int = 0

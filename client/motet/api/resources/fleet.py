@@ -29,7 +29,7 @@ class Storage(Message):
 
 
 class Device(Message):
-    """One accelerator, or one CPU slot that stands in for one."""
+    """One GPU, or a CPU slot (type `cpu`) that stands in for one."""
 
     index: int
     type: str
@@ -37,14 +37,14 @@ class Device(Message):
 
 
 class RunningTask(Message):
-    """A task on a node's devices."""
+    """A task on a node's GPUs."""
 
     task_id: str
     device_indexes: list[int] = Field(default=[])
 
 
 class Node(Message):
-    """A machine of the fleet. `tokens_per_second`: the measured training rate of one of its devices, by base model."""
+    """A machine of the fleet. `tokens_per_second`: the measured training rate of one of its GPUs, by base model."""
 
     id: str
     name: str
