@@ -102,8 +102,17 @@ def usage(
 @keys.callback()
 def list_keys(context: typer.Context, limit: Limit = 100, json: Json = False) -> None:
     """List this tenant's keys, the newest first."""
-    if context.invoked_subcommand is not None:
-        return
+    if context.invoked_subcommand is None:
+        _list_keys(limit, json)
+
+
+@keys.command("list")
+def list_keys_too(limit: Limit = 100, json: Json = False) -> None:
+    """List this tenant's keys, the newest first, as `motet keys` alone does."""
+    _list_keys(limit, json)
+
+
+def _list_keys(limit: int, json: bool) -> None:
     output = Output(json)
     with Client() as client:
         found = first(limit, client.account.keys())

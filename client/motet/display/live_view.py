@@ -35,6 +35,7 @@ _BEFORE = {
     TaskStatus.RUNNING: "loading the base and reading the rows",
 }
 _WIDE, _BAR = 96, 12  # minimum columns for a bar per job, and the bar's own width
+_NARROW = 72  # minimum columns for the training curve per job
 _NEWS = 4  # lines of what happened last
 _LEAST_PLOT, _TALLEST_PLOT = 4, 10  # rows
 
@@ -100,16 +101,19 @@ class LiveView:
         return grid
 
     def _jobs(self, jobs: Sequence[Job], width: int) -> Table:
-        wide, spark = width >= _WIDE, max(6, min(24, width - 66))
+        wide, spark = width >= _WIDE, max(6, min(24, width - 66)) if width >= _NARROW else 0
         table = Table(box=None, padding=(0, 1), header_style="dim")
         axes = self._view.axes
-        for heading in ("job", *(HEADINGS[axis] for axis in axes)):
-            table.add_column(heading, justify="right")
+        table.add_column("job", justify="right", no_wrap=True, min_width=3)
+        for axis in axes:  # what tells the jobs apart is never cut
+            cells = [cell(job.config, axis) for job in jobs]
+            table.add_column(HEADINGS[axis], justify="right", no_wrap=True, min_width=max(map(len, [HEADINGS[axis], *cells])))
         table.add_column("status", no_wrap=True, min_width=max(map(len, ExitReason)))
         if wide:
             table.add_column("", width=_BAR)
         table.add_column("step", justify="right", no_wrap=True)
-        table.add_column("training", width=spark, no_wrap=True)
+        if spark:
+            table.add_column("training", width=spark, no_wrap=True)
         table.add_column("validation", justify="right", no_wrap=True)
         leader = self._view.leader
         for job in jobs:
@@ -129,7 +133,7 @@ class LiveView:
             status,
             *([ProgressBar(total=total or 1, completed=job.step, width=_BAR)] if wide else []),
             f"{job.step}/{total}" if total else "",
-            sparkline([curve[step] for step in sorted(curve)], spark),
+            *([sparkline([curve[step] for step in sorted(curve)], spark)] if spark else []),
             f"{loss:.3f}" if math.isfinite(loss) else "",
         ]
 
