@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import sys
 
 import pytest
@@ -81,6 +82,6 @@ def test_every_axis_is_drawn_alone_and_with_all_others(columns: int) -> None:
 
 def test_what_tells_jobs_apart_is_whole_on_a_narrow_terminal() -> None:
     grid = ONE_VALUE | {"learning_rate": [1e-4, 5e-3], "rank": [8, 128], "batch_size": [2, 16]}
-    live = drawn({"grid": grid}, 60).partition("drawn")[0].splitlines()
+    live = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn({"grid": grid}, 60)).partition("drawn")[0].splitlines()
     rows = [line.split() for line in live]
     assert ["7", "0.005", "128", "16", "warmup", "1/9"] in rows, live

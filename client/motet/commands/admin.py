@@ -114,7 +114,7 @@ def drain(
     output = Output(json)
     with Client() as client:
         found = client.admin.drain(_node(client, node), evict)
-    output.give(found, lambda: f"{found.name} is drained; {len(found.running)} tasks are still there")
+    output.give(found, lambda: f"{found.name} is drained; {_tasks(len(found.running))} there still")
 
 
 @admin.command()
@@ -161,6 +161,10 @@ def _tenant(client: Client, named: str) -> str:
         if named in (one.id, one.name):
             return one.id
     raise MotetError(f"there is no tenant {named!r}; `motet admin tenants` lists them")
+
+
+def _tasks(number: int) -> str:
+    return "no task runs" if number == 0 else "1 task runs" if number == 1 else f"{number} tasks run"
 
 
 def _node(client: Client, named: str) -> str:

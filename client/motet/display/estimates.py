@@ -46,5 +46,5 @@ def estimate_table(estimate: Estimate, jobs: Sequence[JobConfig]) -> RenderableT
 def _moment(expected: datetime | None, interval: Sequence[datetime] | None) -> str:
     if expected is None:
         return "when a node joins that has room for it"
-    said = list(map(until, interval or ()))
-    return until(expected) + (f" (between {' and '.join(said)})" if len(set(said)) > 1 else "")
+    said = [until(moment).removeprefix("in ") for moment in interval or ()]
+    return until(expected) + (f" (between {' and '.join(said)} from now)" if len(set(said)) > 1 else "")

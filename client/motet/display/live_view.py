@@ -106,8 +106,8 @@ class LiveView:
         axes = self._view.axes
         table.add_column("job", justify="right", no_wrap=True, min_width=3)
         for axis in axes:  # what tells the jobs apart is never cut
-            cells = [cell(job.config, axis) for job in jobs]
-            table.add_column(HEADINGS[axis], justify="right", no_wrap=True, min_width=max(map(len, [HEADINGS[axis], *cells])))
+            texts = [HEADINGS[axis], *(cell(job.config, axis) for job in jobs)]
+            table.add_column(HEADINGS[axis], justify="right", no_wrap=True, min_width=max(map(len, texts)))
         table.add_column("status", no_wrap=True, min_width=max(map(len, ExitReason)))
         if wide:
             table.add_column("", width=_BAR)

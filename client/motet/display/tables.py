@@ -191,5 +191,14 @@ def nodes_table(nodes: Iterable[Node]) -> RenderableType:
         speeds = [f"{speed:,.0f} ({model})" for model, speed in node.tokens_per_second.items()]
         running = "\n".join(one.task_id for one in node.running)
         heard = ago(node.heartbeat_at) if node.heartbeat_at else ""
-        rows.append((node.name, node.status, ", ".join(counts), ", ".join(speeds), running, heard))
+        rows.append(
+            (
+                node.name,
+                node.status + (", drained" if node.drained_at else ""),
+                ", ".join(counts),
+                ", ".join(speeds),
+                running,
+                heard,
+            )
+        )
     return Columns(columns, rows)

@@ -6,13 +6,14 @@ from typing import Annotated, Literal
 import yaml
 from fastapi import Query, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from contract.states import TASK_TERMINAL
 from service.adapters.models import Adapter
 from service.adapters.resource import AdapterResource
 from service.app_state import Config, DependenciesDep, QueueDep, WakeupsDep
 from service.authentication import Db, Writer
+from service.fleet.models import Placement
 from service.scheduler.models import PlanChange
 from service.tasks import actions
 from service.tasks.adapter_queries import adapters_of
@@ -35,6 +36,7 @@ from service.web.views.task_rows import expected_end, jobs_bar, planned_end, pro
 router = pages()
 
 _EVENTS, _PLANS, _ADAPTERS = 200, 20, 100
+_PASSES = select(func.sum(Placement.forwards)).join(Task, Task.id == Placement.task_id)
 Act = Literal["cancel", "delete"]
 
 
@@ -50,6 +52,7 @@ def show_task(task_id: str, viewer: Looking, db: Db, settings: Config, request: 
         changes = scoped(select(PlanChange).where(PlanChange.task_id == task_id), PlanChange, reader)
         plans = session.scalars(changes.order_by(PlanChange.created_at.desc()).limit(_PLANS))
         told = happenings(newest(session, reader, task_id, TOLD, _EVENTS), [PlanChangeResource.of(one) for one in plans])
+        passes = session.scalar(scoped(_PASSES.where(Task.id == task_id), Task, reader)) or 0
         seconds, ends, last_event = gpu_seconds_of(session, reader, task_id), planned_end(session, task_id), row.last_event
     table = job_table(jobs, sort)
     exits = Counter(job.exit.reason.value for job in jobs if job.exit is not None)
@@ -64,6 +67,7 @@ def show_task(task_id: str, viewer: Looking, db: Db, settings: Config, request: 
         history=told,
         worths=importance(table),
         saved=saved_by_reason(task, jobs),
+        passes=passes if passes < task.progress.steps_done else None,
         done=progress(task),
         ends=expected_end(task, ends),
         gpu_seconds=seconds,

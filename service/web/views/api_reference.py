@@ -4,15 +4,28 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-_EXAMPLES: dict[str, Any] = {
-    "create_task": {
-        "base_model": "example-7m",
-        "dataset": {"file_id": "file_…"},
-        "search_space": {"learning_rate": [1e-4, 1e-3], "rank": [8, 16]},
-    }
+_TASK = {
+    "base_model": "example-7m",
+    "dataset": {"file_id": "file_…"},
+    "search_space": {"learning_rate": [1e-4, 1e-3], "rank": [8, 16]},
 }
-_EXAMPLES["estimate_task"] = _EXAMPLES["create_task"]
-_EXAMPLES["preview_file"] = {"file_id": "file_…", "base_model": "example-7m"}
+_KEY = {"name": "ci", "scopes": ["read", "write"]}
+_EXAMPLES: dict[str, Any] = {  # by operation; bodies whose fields are all optional may be left out
+    "create_task": _TASK,
+    "estimate_task": _TASK,
+    "create_batch": {"tasks": [_TASK, _TASK | {"name": "another"}]},
+    "estimate_batch": {"tasks": [_TASK, _TASK | {"name": "another"}]},
+    "preview_file": {"file_id": "file_…", "base_model": "example-7m"},
+    "create_webhook": {"url": "https://example.com/hook", "events": ["task.succeeded", "task.failed"]},
+    "change_webhook": {"enabled": False},
+    "create_own_key": _KEY,
+    "create_key": _KEY,
+    "create_tenant": {"name": "acme"},
+    "change_tenant": {"weight": 2},
+    "allow_model": {"name": "llama-3.2-1b", "source": "/models/llama-3.2-1b"},
+    "create_join_token": {"node_name": "gpu-7"},
+    "drain_node": {"evict": True},
+}
 
 
 @dataclass(frozen=True)

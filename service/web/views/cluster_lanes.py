@@ -84,14 +84,27 @@ def timeline(session: Session, viewer: str | None, waiting: Sequence[Waiting], n
     runs: dict[str, list[_Run]] = defaultdict(list)
     for placement, task, tenant in rows:
         runs[placement.node_id].append(_Run(placement, task, tenant))
-    return _Drawing(viewer, waiting, now, nodes, runs).made
+    return _Drawing(viewer, waiting, _owners(session, waiting), now, nodes, runs).made
+
+
+def _owners(session: Session, waiting: Sequence[Waiting]) -> dict[str, tuple[str, str]]:
+    """The tenants of the waiting tasks that are named, as id and name by task."""
+    ids = [one.task_id for one in waiting if one.task_id is not None]
+    rows = select(Task.id, Tenant.id, Tenant.name).join(Tenant, Tenant.id == Task.tenant_id).where(Task.id.in_(ids))
+    return {task: (id, name) for task, id, name in session.execute(rows)} if ids else {}
 
 
 class _Drawing:
     def __init__(
-        self, viewer: str | None, waiting: Sequence[Waiting], now: datetime, nodes: list[Node], runs: Mapping[str, list[_Run]]
+        self,
+        viewer: str | None,
+        waiting: Sequence[Waiting],
+        owners: Mapping[str, tuple[str, str]],
+        now: datetime,
+        nodes: list[Node],
+        runs: Mapping[str, list[_Run]],
     ) -> None:
-        self._viewer, self._now, self.made = viewer, now, Timeline()
+        self._viewer, self._owners, self._now, self.made = viewer, owners, now, Timeline()
         every = [run for of_node in runs.values() for run in of_node]
         self._colours = self._colour(every)
         ends = [run.placement.expected_end for run in every if run.placement.ended_at is None and run.placement.expected_end]
@@ -113,7 +126,8 @@ class _Drawing:
         if self._viewer is not None:
             self.made.tenants = {"yours": "t0", "others'": "others"}
             return {self._viewer: "t0"}
-        names = sorted({(run.task.tenant_id, run.tenant) for run in runs}, key=lambda one: one[1])
+        tenants = {*((run.task.tenant_id, run.tenant) for run in runs), *self._owners.values()}
+        names = sorted(tenants, key=lambda one: one[1])
         self.made.tenants = {name: f"t{at % _COLOURS}" for at, (_, name) in enumerate(names)}
         return {id: f"t{at % _COLOURS}" for at, (id, _) in enumerate(names)}
 
@@ -177,8 +191,8 @@ class _Drawing:
         ]
         if one.sentence:
             words.append(one.sentence)
-        own = one.task_id is not None
-        colour = ("t0" if self._viewer is not None else "others") if own else "others"
+        owner = self._owners.get(one.task_id or "", ("", ""))[0]
+        colour = self._colours.get(owner, "others")
         self._block(one.expected_start, one.expected_end, y, colour, True, one.task_id, one.name, words)
 
     def _block(
