@@ -35,18 +35,18 @@ _TTL_SECONDS = 20  # with this TTL, RQ's blocking read of an empty queue returns
 
 def assemble(settings: Settings) -> Mapping[QueueJob, Callable[[], None]]:
     """The function for each queue job. Each finds its own work in Postgres, and may find none."""
-    parts = Dependencies.of(settings)
-    courier, pace = Courier(parts.db, outbound_of(settings), box_of(settings)), Pace()
+    dependencies = Dependencies.of(settings)
+    courier, pace = Courier(dependencies.db, outbound_of(settings), box_of(settings)), Pace()
 
     def plan() -> None:
-        replan(parts, pace)
+        replan(dependencies, pace)
         courier.wake()  # the change that asked for a plan may also be a webhook event
 
     def validate() -> None:
-        validate_due(parts.db, parts.storage, parts.queue)
+        validate_due(dependencies.db, dependencies.storage, dependencies.queue)
 
     def collect() -> None:
-        sweep(parts.db, parts.storage, Retention.of(settings))
+        sweep(dependencies.db, dependencies.storage, Retention.of(settings))
 
     return {QueueJob.REPLAN: plan, QueueJob.VALIDATE: validate, QueueJob.SWEEP: collect, QueueJob.DELIVER: courier.wake}
 

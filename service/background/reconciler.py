@@ -51,52 +51,52 @@ def run(settings: Settings) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    parts = Dependencies.of(settings)
-    courier = Courier(parts.db, outbound_of(settings), box_of(settings))
+    dependencies = Dependencies.of(settings)
+    courier = Courier(dependencies.db, outbound_of(settings), box_of(settings))
     swept = time.monotonic()
     while not stop.wait(settings.reconcile_seconds):
-        once(parts)
+        once(dependencies)
         courier.wake()  # delivers in its own thread, since receivers may be slow
         if time.monotonic() - swept > _SWEEP_SECONDS:
-            parts.queue.wake(QueueJob.SWEEP)
+            dependencies.queue.wake(QueueJob.SWEEP)
             swept = time.monotonic()
 
 
-def once(parts: Dependencies) -> None:
+def once(dependencies: Dependencies) -> None:
     """Run all steps once. A step that fails is logged and runs again next time; the others continue."""
     for step in STEPS:
         try:
-            step(parts)
+            step(dependencies)
         except (SQLAlchemyError, OSError, ValueError) as error:
             log.error("%s failed and will be tried again: %s", step.__name__, error, exc_info=not isinstance(error, OSError))
 
 
-def give_up_silent_nodes(parts: Dependencies) -> None:
+def give_up_silent_nodes(dependencies: Dependencies) -> None:
     """Mark nodes without a heartbeat for a lease's length as lost, and end their placements."""
-    with parts.db.begin() as session:
-        since = clock(session) - timedelta(seconds=parts.settings.lease_seconds)
+    with dependencies.db.begin() as session:
+        since = clock(session) - timedelta(seconds=dependencies.settings.lease_seconds)
         silent = select(Node).where(Node.status == "ready", Node.heartbeat_at < since)
         for node in session.scalars(silent.with_for_update(skip_locked=True)):
             log.warning("node %s is lost: no heartbeat since %s", node.name, node.heartbeat_at)
             node.status = "lost"
-            request_plan(session, parts.queue, "node_lost")
-    with parts.db.begin() as session:
+            request_plan(session, dependencies.queue, "node_lost")
+    with dependencies.db.begin() as session:
         on_lost = select(Placement.id, Node.name).join(Node, Node.id == Placement.node_id)
         left = session.execute(on_lost.where(Placement.ended_at.is_(None), Node.status == "lost").order_by(Node.name)).all()
     counted = ""
     for placement_id, name in left:
         loss = None if name == counted else ExecutorLoss.NODE
-        if lose(parts, placement_id, RequeueReason.NODE_LOST, f"node {name} was lost", loss):
+        if lose(dependencies, placement_id, RequeueReason.NODE_LOST, f"node {name} was lost", loss):
             counted = name  # a silent node counts as one loss, however many placements it had
 
 
-def end_expired_leases(parts: Dependencies) -> None:
+def end_expired_leases(dependencies: Dependencies) -> None:
     """Release placements whose lease expired: the node never acknowledged them, or their executor stopped renewing."""
-    with parts.db.begin() as session:
+    with dependencies.db.begin() as session:
         expired = select(Placement.id).where(Placement.ended_at.is_(None), Placement.lease_until < func.clock_timestamp())
         ids = list(session.scalars(expired))
     for placement_id in ids:
-        with parts.db.begin() as session:
+        with dependencies.db.begin() as session:
             found = lock_placement(session, placement_id)
             if found is None or found[1].ended_at is not None or found[1].lease_until >= clock(session):
                 continue
@@ -106,61 +106,61 @@ def end_expired_leases(parts: Dependencies) -> None:
             detail = "the node never took the placement up" if silent else "the executor's lease ran out"
             log.warning("task %s leaves node %s: %s", task.id, placement.node_id, detail)
             loss = ExecutorLoss.UNTAKEN if silent else ExecutorLoss.EXECUTOR
-            release_lost(session, parts, task, placement, reason, detail, loss)
+            release_lost(session, dependencies, task, placement, reason, detail, loss)
 
 
-def requeue_running_without_placement(parts: Dependencies) -> None:
+def requeue_running_without_placement(dependencies: Dependencies) -> None:
     """Requeue tasks that are running without a live placement."""
     live = select(Placement.id).where(Placement.task_id == Task.id, Placement.ended_at.is_(None)).exists()
-    with parts.db.begin() as session:
+    with dependencies.db.begin() as session:
         ids = list(session.scalars(select(Task.id).where(Task.status == TaskStatus.RUNNING, ~live)))
     for task_id in ids:
-        with parts.db.begin() as session:
+        with dependencies.db.begin() as session:
             task = session.scalars(select(Task).where(Task.id == task_id).with_for_update()).one()
             if task.status == TaskStatus.RUNNING and live_placement(session, task_id) is None:
                 log.error("task %s was running without a placement", task_id)
                 rewind(session, task, RequeueReason.EXECUTOR_LOST)
                 bump_version_and_notify(session, task)
-                request_plan(session, parts.queue, "placement_missing")
+                request_plan(session, dependencies.queue, "placement_missing")
 
 
-def end_placements_of_ended_tasks(parts: Dependencies) -> None:
+def end_placements_of_ended_tasks(dependencies: Dependencies) -> None:
     """End placements whose task is not running."""
-    with parts.db.begin() as session:
+    with dependencies.db.begin() as session:
         stray = select(Placement.id).join(Task, Task.id == Placement.task_id)
         ids = list(session.scalars(stray.where(Placement.ended_at.is_(None), Task.status != TaskStatus.RUNNING)))
     for placement_id in ids:
-        with parts.db.begin() as session:
+        with dependencies.db.begin() as session:
             found = lock_placement(session, placement_id)
             if found is not None and found[1].ended_at is None and found[0].status != TaskStatus.RUNNING:
                 task, placement = found
                 log.error("placement %s outlived its task, which is %s", placement_id, task.status)
-                end_placement(session, parts.wakeups, placement, FINISHED if task.status in TASK_TERMINAL else "stray")
+                end_placement(session, dependencies.wakeups, placement, FINISHED if task.status in TASK_TERMINAL else "stray")
                 bump_version_and_notify(session, task)
 
 
-def validate_missed_tasks(parts: Dependencies) -> None:
+def validate_missed_tasks(dependencies: Dependencies) -> None:
     """Validate tasks whose wake-up was lost."""
-    with parts.db.begin() as session:
-        since = clock(session) - timedelta(seconds=parts.settings.reconcile_seconds)
+    with dependencies.db.begin() as session:
+        since = clock(session) - timedelta(seconds=dependencies.settings.reconcile_seconds)
         stuck = session.scalar(select(func.count()).where(Task.status == TaskStatus.VALIDATING, Task.created_at < since))
     if stuck:
-        validate_due(parts.db, parts.storage, parts.queue)
+        validate_due(dependencies.db, dependencies.storage, dependencies.queue)
 
 
-def replan_missed_requests(parts: Dependencies) -> None:
+def replan_missed_requests(dependencies: Dependencies) -> None:
     """Plan if a plan request has waited for longer than the reconciler's interval."""
-    with parts.db.begin() as session:
-        since = clock(session) - timedelta(seconds=parts.settings.reconcile_seconds)
+    with dependencies.db.begin() as session:
+        since = clock(session) - timedelta(seconds=dependencies.settings.reconcile_seconds)
         overdue = session.scalar(select(func.count()).where(PlanRequest.created_at < since))
     if overdue:
-        replan(parts)
+        replan(dependencies)
 
 
-def replan_elapsed_delays(parts: Dependencies) -> None:
+def replan_elapsed_delays(dependencies: Dependencies) -> None:
     """Request a plan when time alone calls for one: a task may start now, a rest from a node ended, a placement outlasted its
     expected end, a tenant's wait passed its bound, or the last plan delayed notifications."""
-    with parts.db.begin() as session:
+    with dependencies.db.begin() as session:
         now = clock(session)
         released = select(Task.id).where(
             Task.status == TaskStatus.QUEUED,
@@ -170,15 +170,15 @@ def replan_elapsed_delays(parts: Dependencies) -> None:
         outlasted = select(Placement.id).where(Placement.ended_at.is_(None), Placement.expected_end < now - _OUTLASTED)
         waits = select(Task.id).where(Task.status == TaskStatus.QUEUED)
         if session.scalar(select(released.exists())):
-            request_plan(session, parts.queue, "task_released")
+            request_plan(session, dependencies.queue, "task_released")
         elif session.scalar(select(_rest_over(now, now - _LATELY) & waits.exists())):
-            request_plan(session, parts.queue, "rest_over")
+            request_plan(session, dependencies.queue, "rest_over")
         elif session.scalar(select(outlasted.exists() & waits.exists())):
-            request_plan(session, parts.queue, "end_outlasted")
-        elif _bound_passed(session, parts.settings, now):
-            request_plan(session, parts.queue, "bound_passed")
-        elif _news_deferred(session, parts.settings, now):
-            request_plan(session, parts.queue, "news_put_off")
+            request_plan(session, dependencies.queue, "end_outlasted")
+        elif _bound_passed(session, dependencies.settings, now):
+            request_plan(session, dependencies.queue, "bound_passed")
+        elif _news_deferred(session, dependencies.settings, now):
+            request_plan(session, dependencies.queue, "news_put_off")
 
 
 def _rest_over(now: datetime, since: datetime) -> ColumnElement[bool]:
@@ -189,13 +189,13 @@ def _rest_over(now: datetime, since: datetime) -> ColumnElement[bool]:
     return node.exists() | task.exists()
 
 
-def replan_newly_readable_tasks(parts: Dependencies) -> None:
+def replan_newly_readable_tasks(dependencies: Dependencies) -> None:
     """Request a plan for tasks whose spec an older planner could not read and this version can: the older planner consumed the
     request that came with them."""
-    with parts.db.begin() as session:
+    with dependencies.db.begin() as session:
         left = select(Task).where(Task.status == TaskStatus.QUEUED, Task.waiting["code"].astext == Code.WAITING_FOR_VERSION)
         if any(understood(task) for task in session.scalars(left.order_by(Task.id))):
-            request_plan(session, parts.queue, "version_came")
+            request_plan(session, dependencies.queue, "version_came")
 
 
 def _bound_passed(session: Session, settings: Settings, now: datetime) -> bool:
@@ -214,9 +214,9 @@ def _news_deferred(session: Session, settings: Settings, now: datetime) -> bool:
     return bool(session.scalar(select(untold.exists() & ~lately.exists())))
 
 
-def forget_old_plans(parts: Dependencies) -> None:
+def forget_old_plans(dependencies: Dependencies) -> None:
     """Delete all but the newest `plans_kept` plans."""
-    forget_surplus_plans(parts.db, parts.settings.plans_kept)
+    forget_surplus_plans(dependencies.db, dependencies.settings.plans_kept)
 
 
 STEPS: tuple[Callable[[Dependencies], None], ...] = (

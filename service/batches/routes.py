@@ -59,12 +59,12 @@ router.add_api_route(
     responses=problems(400, 413, 422, 429),
 )
 def estimate_batch(
-    spec: BatchSpec, reader: Reader, db: Db, parts: DependenciesDep, counted: Counted, limited: Estimating
+    spec: BatchSpec, reader: Reader, db: Db, dependencies: DependenciesDep, counted: Counted, limited: Estimating
 ) -> BatchEstimateResource:
     with db.begin() as session:
         refs = actions.checked(SpecChecker(session, reader), spec)
-    with parts.db.begin() as session:
-        return batch_dry_run(session, parts, reader.tenant_id, spec, refs)
+    with dependencies.db.begin() as session:
+        return batch_dry_run(session, dependencies, reader.tenant_id, spec, refs)
 
 
 @router.get("", operation_id="list_batches", summary="List batches, the newest first", responses=problems(422))

@@ -157,9 +157,9 @@ def allow_model(new: NewModel, db: AdminDb, claim: AdminClaimedKey) -> ModelReso
     description="It stays drained, through any restart, until it is undrained.",
     responses=problems(404),
 )
-def drain_node(node_id: str, db: AdminDb, parts: DependenciesDep, how: Draining | None = None) -> NodeResource:
-    node_drain.drain(replace(parts, db=db), node_id, evict=how is not None and how.evict)
-    return _found(db, parts.settings, node_id)
+def drain_node(node_id: str, db: AdminDb, dependencies: DependenciesDep, how: Draining | None = None) -> NodeResource:
+    node_drain.drain(replace(dependencies, db=db), node_id, evict=how is not None and how.evict)
+    return _found(db, dependencies.settings, node_id)
 
 
 @router.post(
@@ -170,16 +170,16 @@ def drain_node(node_id: str, db: AdminDb, parts: DependenciesDep, how: Draining 
     description="It is no longer drained; if it was quarantined, its losses are forgotten.",
     responses=problems(404),
 )
-def undrain_node(node_id: str, db: AdminDb, parts: DependenciesDep) -> NodeResource:
-    node_drain.undrain(replace(parts, db=db), node_id)
-    return _found(db, parts.settings, node_id)
+def undrain_node(node_id: str, db: AdminDb, dependencies: DependenciesDep) -> NodeResource:
+    node_drain.undrain(replace(dependencies, db=db), node_id)
+    return _found(db, dependencies.settings, node_id)
 
 
 @router.get("/admin/nodes", tags=["admin"], operation_id="list_nodes", summary="List the fleet's nodes by name")
-def list_nodes(db: AdminDb, parts: DependenciesDep) -> Page[NodeResource]:
+def list_nodes(db: AdminDb, dependencies: DependenciesDep) -> Page[NodeResource]:
     with db.begin() as session:
         nodes = list(session.scalars(select(models.Node).order_by(func.lower(models.Node.name))))
-        return Page(data=_nodes(session, parts.settings, nodes), next_cursor=None)
+        return Page(data=_nodes(session, dependencies.settings, nodes), next_cursor=None)
 
 
 @router.get("/admin/plans", tags=["admin"], operation_id="list_plans", summary="List the scheduler's plans, the newest first")

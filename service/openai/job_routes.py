@@ -80,15 +80,15 @@ def cancel_job(task_id: str, writer: Writer, db: Db, queue: QueueDep, hints: Wak
 
 
 @router.post("/{task_id}/pause")
-def pause_job(task_id: str, writer: Writer, db: Db, parts: DependenciesDep) -> JobObject:
+def pause_job(task_id: str, writer: Writer, db: Db, dependencies: DependenciesDep) -> JobObject:
     with db.begin() as session:
-        return _objects(session, [actions.pause(session, parts, writer, task_id)])[0]
+        return _objects(session, [actions.pause(session, dependencies, writer, task_id)])[0]
 
 
 @router.post("/{task_id}/resume")
-def resume_job(task_id: str, writer: Writer, db: Db, parts: DependenciesDep) -> JobObject:
+def resume_job(task_id: str, writer: Writer, db: Db, dependencies: DependenciesDep) -> JobObject:
     with db.begin() as session:
-        return _objects(session, [actions.resume(session, parts, writer, task_id)])[0]
+        return _objects(session, [actions.resume(session, dependencies, writer, task_id)])[0]
 
 
 @router.get("/{task_id}/events")

@@ -41,9 +41,9 @@ router = APIRouter(prefix="/v1", responses=problems(401, 403))
     ),
     responses=problems(422),
 )
-def get_schedule(reader: Reader, parts: DependenciesDep, cursor: Cursor = None, limit: Limit = MAX_LIMIT) -> Schedule:
-    with parts.db.begin() as session:
-        return schedule(session, parts.settings, reader.tenant_id, cursor, limit)
+def get_schedule(reader: Reader, dependencies: DependenciesDep, cursor: Cursor = None, limit: Limit = MAX_LIMIT) -> Schedule:
+    with dependencies.db.begin() as session:
+        return schedule(session, dependencies.settings, reader.tenant_id, cursor, limit)
 
 
 @router.get(
@@ -74,9 +74,9 @@ def list_plan_history(
     responses=problems(400, 413, 422, 429),
 )
 def estimate_task(
-    spec: TaskSpec, reader: Reader, db: Db, parts: DependenciesDep, counted: Counted, limited: Estimating
+    spec: TaskSpec, reader: Reader, db: Db, dependencies: DependenciesDep, counted: Counted, limited: Estimating
 ) -> EstimateResource:
     with db.begin() as session:
         refs = SpecChecker(session, reader).check(spec)
-    with parts.db.begin() as session:
-        return dry_run(session, parts, reader.tenant_id, spec, refs)
+    with dependencies.db.begin() as session:
+        return dry_run(session, dependencies, reader.tenant_id, spec, refs)

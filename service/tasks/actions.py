@@ -148,7 +148,7 @@ def cancel(session: Session, queue: Queue, wakeups: NodeWakeups, principal: Prin
     return task
 
 
-def pause(session: Session, parts: Dependencies, principal: Principal, task_id: str) -> Task:
+def pause(session: Session, dependencies: Dependencies, principal: Principal, task_id: str) -> Task:
     """Take the task out of the queue, or off its node once its jobs are saved (`desired_status` is `paused` until then).
 
     Pausing a paused task changes nothing. Raises NotFound, TaskEnded.
@@ -160,18 +160,18 @@ def pause(session: Session, parts: Dependencies, principal: Principal, task_id: 
         return task
     placement = live_placement(session, task.id)
     if placement is not None:
-        ask_to_leave(session, parts, task, placement, RequeueReason.PAUSED, "its owner paused it", TaskStatus.PAUSED)
+        ask_to_leave(session, dependencies, task, placement, RequeueReason.PAUSED, "its owner paused it", TaskStatus.PAUSED)
         return task
     if task.status == TaskStatus.QUEUED:
         transitions.enter(task, TaskStatus.PAUSED, clock(session))
-        request_plan(session, parts.queue, "task_paused")
+        request_plan(session, dependencies.queue, "task_paused")
     else:  # a validator still checks its files
         task.desired_status = TaskStatus.PAUSED
     bump_version_and_notify(session, task)
     return task
 
 
-def resume(session: Session, parts: Dependencies, principal: Principal, task_id: str) -> Task:
+def resume(session: Session, dependencies: Dependencies, principal: Principal, task_id: str) -> Task:
     """Put a paused task back into the queue, or withdraw a pause that is still pending.
 
     Resuming a task that is not paused changes nothing. Raises NotFound, TaskEnded.
@@ -181,7 +181,7 @@ def resume(session: Session, parts: Dependencies, principal: Principal, task_id:
         raise TaskEnded(f"The task {_already(task)}; there is nothing left to resume.", task_status=task.status)
     if task.status == TaskStatus.PAUSED:
         transitions.enter(task, TaskStatus.QUEUED, clock(session))
-        request_plan(session, parts.queue, "task_resumed")
+        request_plan(session, dependencies.queue, "task_resumed")
     elif task.desired_status == TaskStatus.PAUSED:
         task.desired_status = TaskStatus.QUEUED if task.status == TaskStatus.RUNNING else None
     else:

@@ -129,9 +129,9 @@ def cancel_task(task_id: str, writer: Writer, db: Db, queue: QueueDep, wakeups: 
     ),
     responses=problems(404, 409),
 )
-def pause_task(task_id: str, writer: Writer, db: Db, parts: DependenciesDep) -> TaskResource:
+def pause_task(task_id: str, writer: Writer, db: Db, dependencies: DependenciesDep) -> TaskResource:
     with db.begin() as session:
-        return render(session, [actions.pause(session, parts, writer, task_id)])[0]
+        return render(session, [actions.pause(session, dependencies, writer, task_id)])[0]
 
 
 @router.post(
@@ -141,9 +141,9 @@ def pause_task(task_id: str, writer: Writer, db: Db, parts: DependenciesDep) -> 
     description="It is `queued` again and goes on from where it stood. One that is not paused stays as it is.",
     responses=problems(404, 409),
 )
-def resume_task(task_id: str, writer: Writer, db: Db, parts: DependenciesDep) -> TaskResource:
+def resume_task(task_id: str, writer: Writer, db: Db, dependencies: DependenciesDep) -> TaskResource:
     with db.begin() as session:
-        return render(session, [actions.resume(session, parts, writer, task_id)])[0]
+        return render(session, [actions.resume(session, dependencies, writer, task_id)])[0]
 
 
 @router.post(

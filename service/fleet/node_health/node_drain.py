@@ -13,37 +13,37 @@ from service.messaging.plan_requests import request_plan
 from service.tasks.lifecycle.placements import ask_to_leave, lock_placement
 
 
-def drain(parts: Dependencies, node_id: str, evict: bool) -> None:
+def drain(dependencies: Dependencies, node_id: str, evict: bool) -> None:
     """Stop new placements on the node; with `evict` its tasks leave too, each once its jobs are saved. Raises NotFound.
 
     Idempotent.
     """
-    with parts.db.begin() as session:
+    with dependencies.db.begin() as session:
         node = _locked(session, node_id)
         if node.drained_at is None:
             node.drained_at = clock(session)
-            request_plan(session, parts.queue, "node_drained")
+            request_plan(session, dependencies.queue, "node_drained")
         name = node.name
         live = select(Placement.id).where(
             Placement.node_id == node_id, Placement.ended_at.is_(None), Placement.leaving.is_(None)
         )
         left = list(session.scalars(live)) if evict else []
     for placement_id in left:
-        with parts.db.begin() as session:
+        with dependencies.db.begin() as session:
             found = lock_placement(session, placement_id)
             if found is not None and found[1].ended_at is None and found[1].leaving is None:
-                ask_to_leave(session, parts, *found, RequeueReason.NODE_DRAINED, f"node {name} is being drained")
+                ask_to_leave(session, dependencies, *found, RequeueReason.NODE_DRAINED, f"node {name} is being drained")
 
 
-def undrain(parts: Dependencies, node_id: str) -> None:
+def undrain(dependencies: Dependencies, node_id: str) -> None:
     """Allow placements on the node again; also lifts a quarantine and forgets its losses. Raises NotFound."""
-    with parts.db.begin() as session:
+    with dependencies.db.begin() as session:
         node = _locked(session, node_id)
         if node.drained_at is not None:
             node.drained_at = None
-            request_plan(session, parts.queue, "node_undrained")
+            request_plan(session, dependencies.queue, "node_undrained")
         if mend(node):
-            request_plan(session, parts.queue, "node_mended")
+            request_plan(session, dependencies.queue, "node_mended")
 
 
 def _locked(session: Session, node_id: str) -> Node:

@@ -54,7 +54,7 @@ def end_placement(session: Session, wakeups: NodeWakeups, placement: Placement, 
 
 def ask_to_leave(
     session: Session,
-    parts: Dependencies,
+    dependencies: Dependencies,
     task: Task,
     placement: Placement,
     reason: RequeueReason,
@@ -69,15 +69,15 @@ def ask_to_leave(
     task.desired_status = then
     placement.leaving, placement.leave_detail = reason, detail
     if placement.acknowledged_at is None:
-        release(session, parts, task, placement, reason, detail)
+        release(session, dependencies, task, placement, reason, detail)
     else:
-        touch_nodes(session, parts.wakeups, placement.node_id)
+        touch_nodes(session, dependencies.wakeups, placement.node_id)
         bump_version_and_notify(session, task)
 
 
 def release(
     session: Session,
-    parts: Dependencies,
+    dependencies: Dependencies,
     task: Task,
     placement: Placement,
     reason: RequeueReason,
@@ -92,8 +92,8 @@ def release(
     """
     if placement.leaving is not None:
         reason, detail = RequeueReason(placement.leaving), placement.leave_detail or ""
-    end_placement(session, parts.wakeups, placement, reason)  # locked before the usage counter, as everywhere
+    end_placement(session, dependencies.wakeups, placement, reason)  # locked before the usage counter, as everywhere
     rewind(session, task, reason, detail, hopeless)
     note(session, task, "left", {"reason": reason, "detail": detail or None, "status": task.status})
     bump_version_and_notify(session, task)
-    request_plan(session, parts.queue, "task_ended" if task.status in TASK_TERMINAL else reason)
+    request_plan(session, dependencies.queue, "task_ended" if task.status in TASK_TERMINAL else reason)

@@ -24,14 +24,14 @@ _MOST_PAGES = 20
 
 
 @router.get("/cluster")
-def show_cluster(viewer: Looking, parts: DependenciesDep, request: Request) -> Response:
+def show_cluster(viewer: Looking, dependencies: DependenciesDep, request: Request) -> Response:
     named = None if viewer.is_admin else viewer.principal.tenant_id
-    with parts.db.begin() as session:
-        found = schedule(session, parts.settings, named, None, MAX_LIMIT)
+    with dependencies.db.begin() as session:
+        found = schedule(session, dependencies.settings, named, None, MAX_LIMIT)
         for _ in range(_MOST_PAGES):
             if found.next_cursor is None:
                 break
-            found = _joined(found, schedule(session, parts.settings, named, found.next_cursor, MAX_LIMIT))
+            found = _joined(found, schedule(session, dependencies.settings, named, found.next_cursor, MAX_LIMIT))
         drawn = timeline(session, named, found.waiting, clock(session))
     return render(
         request,
@@ -40,7 +40,7 @@ def show_cluster(viewer: Looking, parts: DependenciesDep, request: Request) -> R
         drawn=drawn,
         width=WIDTH,
         left=LEFT,
-        nodes=_nodes(state_of(request), parts) if viewer.is_admin else None,
+        nodes=_nodes(state_of(request), dependencies) if viewer.is_admin else None,
     )
 
 
@@ -49,14 +49,14 @@ def _joined(one: Schedule, next_: Schedule) -> Schedule:
     return one.model_copy(update=rows)
 
 
-def _nodes(state: State, parts: DependenciesDep) -> list[admin_routes.NodeResource]:
-    return admin_routes.list_nodes(state.system.for_tenant(None), parts).data
+def _nodes(state: State, dependencies: DependenciesDep) -> list[admin_routes.NodeResource]:
+    return admin_routes.list_nodes(state.system.for_tenant(None), dependencies).data
 
 
 @router.post("/cluster/nodes/{node_id}/{act}")
-def drain_node(node_id: str, act: str, db: AdminDb, parts: DependenciesDep, form: Form) -> Response:
+def drain_node(node_id: str, act: str, db: AdminDb, dependencies: DependenciesDep, form: Form) -> Response:
     if act == "drain":
-        node_drain.drain(replace(parts, db=db), node_id, evict=form.one("evict") == "1")
+        node_drain.drain(replace(dependencies, db=db), node_id, evict=form.one("evict") == "1")
     else:
-        node_drain.undrain(replace(parts, db=db), node_id)
+        node_drain.undrain(replace(dependencies, db=db), node_id)
     return RedirectResponse("/cluster", 303)

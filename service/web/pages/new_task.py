@@ -94,7 +94,7 @@ def estimate(
     viewer: Looking,
     writer: Writer,
     db: Db,
-    parts: DependenciesDep,
+    dependencies: DependenciesDep,
     form: Form,
     request: Request,
     counted: Counted,
@@ -105,11 +105,11 @@ def estimate(
         try:
             with db.begin() as session:
                 refs = SpecChecker(session, writer).check(draft.checked)
-            with parts.db.begin() as session:
-                found = dry_run(session, parts, writer.tenant_id, draft.checked, refs)
+            with dependencies.db.begin() as session:
+                found = dry_run(session, dependencies, writer.tenant_id, draft.checked, refs)
         except Problem as problem:
             draft.refused(problem)
-    return _page(request, db, writer, parts.settings, draft, estimate=found)
+    return _page(request, db, writer, dependencies.settings, draft, estimate=found)
 
 
 @router.post("/tasks/new/preview")

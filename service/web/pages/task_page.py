@@ -122,16 +122,16 @@ def cancel_task(task_id: str, writer: Writer, db: Db, queue: QueueDep, wakeups: 
 
 
 @router.post("/tasks/{task_id}/pause")
-def pause_task(task_id: str, writer: Writer, db: Db, parts: DependenciesDep) -> Response:
+def pause_task(task_id: str, writer: Writer, db: Db, dependencies: DependenciesDep) -> Response:
     with db.begin() as session:
-        actions.pause(session, parts, writer, task_id)
+        actions.pause(session, dependencies, writer, task_id)
     return _back(task_id)
 
 
 @router.post("/tasks/{task_id}/resume")
-def resume_task(task_id: str, writer: Writer, db: Db, parts: DependenciesDep) -> Response:
+def resume_task(task_id: str, writer: Writer, db: Db, dependencies: DependenciesDep) -> Response:
     with db.begin() as session:
-        actions.resume(session, parts, writer, task_id)
+        actions.resume(session, dependencies, writer, task_id)
     return _back(task_id)
 
 

@@ -71,7 +71,7 @@ export class Parallel {
       g.strokeStyle = css("--quiet");
       g.lineWidth = 1;
       g.beginPath(); g.moveTo(x, top); g.lineTo(x, bottom); g.stroke();
-      g.fillStyle = css("--text");
+      g.fillStyle = at === this.axis && document.activeElement === this.canvas ? css("--accent") : css("--text");
       g.textAlign = "center";
       g.fillText(one.title, x, 16);
       g.fillStyle = css("--quiet");

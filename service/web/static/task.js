@@ -2,6 +2,7 @@
 import { connected, over, refresh, say } from "./live.js";
 import { Parallel } from "./parallel.js";
 import { Plot } from "./plot.js";
+import { brushByKeys, zoomByKeys } from "./plot_keys.js";
 
 const head = document.getElementById("task");
 const id = head.dataset.task;
@@ -15,7 +16,10 @@ const plot = new Plot(document.getElementById("plot"), {
   chosen: (job) => light(job),
 });
 const figure = document.getElementById("parallel");
+zoomByKeys(plot);
 const parallel = figure ? new Parallel(figure, { kept: (jobs) => keep(jobs), chosen: () => {} }) : null;
+
+if (parallel) brushByKeys(parallel);
 
 function light(job) {
   rows.querySelector(".lit")?.classList.remove("lit");
@@ -127,7 +131,7 @@ for (const [box, name] of [["show-train", "train"], ["show-val", "val"], ["log-a
   input.addEventListener("change", () => { plot.shows[name] = input.checked; plot.redraw(); });
 }
 const out = document.getElementById("zoom-out");
-document.getElementById("plot").addEventListener("zoomed", () => { out.disabled = false; });
+document.getElementById("plot").addEventListener("zoomed", () => { out.disabled = plot.range === null; });
 out.addEventListener("click", () => { plot.range = null; out.disabled = true; plot.redraw(); });
 
 readTable();

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from service.tenants.api_keys import Scope
+from service.webhooks.models import Webhook
 from tests.service.sample_tasks import adapter, jobs_of
 from tests.service.web import sweeps
 from tests.service.web.test_other_pages import FOLDER, run_on
@@ -33,6 +34,7 @@ def lived_in(visit, new_tenant, database, storage, node):
     waiting = caller.task(name="one that waits")["id"]
     with database.begin() as session:
         adapter(session, storage, jobs_of(session, task)[0], FOLDER)
+        session.add(Webhook(id=f"webhook_{task[-8:]}", tenant_id=caller.tenant_id, url="https://x", events=[], secret=b""))
     run_on(database, node, task, [0])
     visitor = visit()
     visitor.sign_in(caller.key)
@@ -45,7 +47,18 @@ def lived_in(visit, new_tenant, database, storage, node):
             f"/compare?task={task}&task={waiting}",
             "/cluster",
         ),
-        *("/files", "/adapters", "/usage", "/keys", "/webhooks", "/admin", f"/admin/tenants/{caller.tenant_id}", "/docs"),
+        *(
+            "/files",
+            "/adapters",
+            "/usage",
+            "/keys",
+            "/webhooks",
+            f"/webhooks/webhook_{task[-8:]}",
+            "/admin",
+            f"/admin/tenants/{caller.tenant_id}",
+            "/docs",
+            "/nowhere",
+        ),
     ]
     return visitor, pages
 
@@ -62,13 +75,16 @@ def violations(visitor) -> list[str]:
     return [f"{one['id']}: {part['html'][:150]}" for one in found if one["impact"] in BAD for part in one["nodes"][:3]]
 
 
-@pytest.mark.parametrize("colours", ["light", "dark"])
-def test_axe_finds_nothing_serious(lived_in, colours):
+@pytest.mark.parametrize(("colours", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])
+def test_axe_finds_nothing_serious(lived_in, colours, width):
     visitor, pages = lived_in
     visitor.page.emulate_media(color_scheme=colours)
+    visitor.page.set_viewport_size({"width": width, "height": 860})
     found = {}
-    for path in pages:
+    for path in [*pages, "/nowhere"]:
         page = visitor.open(path)
+        if path == "/nowhere":
+            visitor.expected("404")
         if path.startswith("/tasks/task_") and not path.endswith("cancel"):
             drawn(page)
         if bad := violations(visitor):

@@ -143,6 +143,32 @@ def test_brushing_an_axis_filters_the_plot_and_the_table(visitor, sweep):
     assert out.count() == 0
 
 
+def test_the_plots_are_worked_by_keyboard(visitor, sweep):
+    page = visitor.open(f"/tasks/{sweep}")
+    drawn(page)
+    page.focus("#parallel canvas")
+    for key in ("ArrowRight", "ArrowLeft", "ArrowDown"):
+        page.keyboard.press(key)
+    out = page.locator("#job-rows tr.out")
+    assert 0 < out.count() < 6
+    page.keyboard.press("Shift+ArrowDown")
+    assert out.count() == 0
+    page.keyboard.press("ArrowUp")
+    assert 0 < out.count() < 6
+    page.keyboard.press("Escape")
+    assert out.count() == 0
+    page.focus("#plot canvas")
+    assert page.locator("#zoom-out").is_disabled()
+    before = picture(page)
+    for key in ("+", "ArrowRight"):
+        page.keyboard.press(key)
+        eventually(page, "before => document.querySelector('#plot canvas').toDataURL() !== before", before)
+        before = picture(page)
+    assert page.locator("#zoom-out").is_enabled()
+    page.keyboard.press("Escape")
+    assert page.locator("#zoom-out").is_disabled()
+
+
 def test_pausing_resuming_and_cancelling(visitor, tenant, database, storage):
     task = tenant.task(name="one of many")["id"]
     with database.begin() as session:
