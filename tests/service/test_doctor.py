@@ -51,7 +51,7 @@ def test_a_service_without_machines(server: Server, new_tenant, database):
     assert "the key is good" in [finding.what for finding in findings]
     assert any("small" in finding.what for finding in findings)
     assert "no machine is ready to train" in wrong(findings)
-    assert "1 tasks wait to be validated" in wrong(findings)
+    assert "1 task waits to be validated" in wrong(findings)
     assert all(finding.mend for finding in findings if not finding.well)
     node = ScriptedNode(admin.client, join_token(database, "ailing"), "ailing").register()
     for columns, says in (

@@ -54,7 +54,7 @@ def examine(connect: Callable[[], Client] = Client) -> Iterator[Finding]:
             yield from _nodes(client)
             yield from _tasks(client)
         except Unreachable as error:
-            yield Finding(False, str(error))
+            yield Finding(False, f"{client.api_url} does not answer", str(error))
         except ApiError as error:
             yield Finding(False, f"{client.api_url} refused ({error.status} {error.code})", error.detail)
 
