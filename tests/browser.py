@@ -98,7 +98,8 @@ def visiting(browser: "Browser", url: str) -> Iterator[Callable[..., Visitor]]:
     yield visit
     for visitor in visitors:
         visitor.context.close()
-    assert [complaint for visitor in visitors for complaint in visitor.complaints] == []
+    complaints = [complaint for visitor in visitors for complaint in visitor.complaints]
+    assert not complaints, complaints
 
 
 def _own(asked: str, url: str) -> bool:
