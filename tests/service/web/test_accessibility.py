@@ -105,6 +105,8 @@ def test_nothing_overflows_a_phone(lived_in):
     wide = {}
     for path in pages:
         page = visitor.open(path)
+        if path.startswith(("/tasks/task_", "/compare")) and not path.endswith("cancel"):
+            drawn(page)
         width = page.evaluate("document.documentElement.scrollWidth")
         if width > 391:
             wide[path] = width
