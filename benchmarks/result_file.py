@@ -1,4 +1,4 @@
-"""Result files: benchmarks/results/<bench>-<device>.json, one format for all benchmarks. Knows no benchmark."""
+"""Result files: benchmarks/results/<bench>-<device>[x<devices>].json, one format for all benchmarks. Knows no benchmark."""
 
 import datetime
 import json
@@ -90,9 +90,15 @@ def _commit() -> str:
 
 
 def write_result(
-    bench: str, gate: dict[str, Any], figures: dict[str, float], rows: list[dict[str, Any]], commit: str | None = None
+    bench: str,
+    gate: dict[str, Any],
+    figures: dict[str, float],
+    rows: list[dict[str, Any]],
+    commit: str | None = None,
+    devices: int | None = None,
 ) -> Path:
-    """Write the result file and return its path. Raises ValueError if the gate has not passed."""
+    """Write the result file and return its path. devices: how many there were, for the name of a benchmark of several. Raises
+    ValueError if the gate has not passed."""
     if not gate["passed"]:
         raise ValueError(f"the gate of {bench} did not pass: {gate}")
     result = {
@@ -106,6 +112,6 @@ def write_result(
         "rows": rows,
     }
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{bench}-{device_name()}.json"
+    path = RESULTS / f"{bench}-{device_name()}{f'x{devices}' if devices else ''}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     return path

@@ -1,0 +1,254 @@
+"""Steps of the real executor on one, two and four GPUs of a node, as many as there are: a replica on each, 32 jobs.
+
+    python -m benchmarks.parallel [--commit HASH] [--cells 1B:2,1B:8,8B:2] [--seconds 6]
+
+Over real HTTP with default settings, one process a GPU; only the weights are drawn on the devices instead of read. A cell is a
+shape and the jobs' batch size. What counts is the time from one step to the next, with all that the loop does in between, but
+neither evaluations nor checkpoints. The gate is the kernels' own, and that every width trains the same: the first losses of
+every job.
+"""
+
+import argparse
+import gc
+import json
+import logging
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from benchmarks import drawn_base
+from benchmarks.gate import run_gate
+from benchmarks.llama_shapes import GSM8K
+from benchmarks.result_file import write_result
+from contract.messages.placement_messages import BaseModelRef, Placement
+from tests.worker.fleet import JOIN_TOKEN, Fleet
+from tests.worker.placer import placer
+from worker.api_client import PlacementLink
+from worker.boot_clock import boot_now
+from worker.executor.training_loop import Executor
+from worker.pipe_messages import Attach, Detach, ExecutorProgress, PlacementEnded, Stop
+from worker.replicas.packed_step import Stepped
+from worker.replicas.replica_set import Replicas
+from worker.settings import Settings
+
+JOBS = 32
+RANKS = {"1B": 32, "8B": 16, "tiny": 8}
+WARM_STEPS, WARM_SECONDS = 20, 5.0  # kernels are compiled, memory is reserved, and micro-batches find their length
+LEAST_STEPS = 6
+COMPARED = 5  # steps whose losses are compared between widths
+TOLERANCE = 2e-2  # relative: other neighbours mean other roundings in bf16
+WIDTHS = (1, 2, 4, 8)
+
+
+@dataclass
+class Cell:
+    """Steps of one placement. times: when each ended. tokens: of each. losses: of each job in the first steps."""
+
+    seconds: float
+    times: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    losses: dict[int, list[float]] = field(default_factory=dict)
+
+    def note(self, stepped: Stepped) -> None:
+        self.times.append(time.monotonic())
+        self.tokens.append(sum(work.tokens for work in stepped.work.values()))
+        for key, loss in stepped.losses.items():
+            if len(self.losses.setdefault(key.job, [])) < COMPARED:
+                self.losses[key.job].append(loss)
+
+    @property
+    def warm(self) -> int | None:
+        """The last step of the warmup, once that is over."""
+        late = (place for place, at in enumerate(self.times) if place >= WARM_STEPS and at >= self.times[0] + WARM_SECONDS)
+        return next(late, None)
+
+    @property
+    def done(self) -> bool:
+        first = self.warm
+        return first is not None and (
+            len(self.times) - 1 - first >= LEAST_STEPS and self.times[-1] - self.times[first] >= self.seconds
+        )
+
+    def row(self) -> dict[str, Any]:
+        first = self.warm
+        assert first is not None
+        steps, seconds = len(self.times) - 1 - first, self.times[-1] - self.times[first]
+        each = sorted(b - a for a, b in zip(self.times[first:], self.times[first + 1 :], strict=False))
+        tokens = sum(self.tokens[first + 1 :])
+        return {
+            "ms": 1e3 * seconds / steps, "least_ms": 1e3 * each[0], "most_ms": 1e3 * each[-1], "steps": steps,
+            "tokens_per_step": tokens / steps, "tokens_per_s": tokens / seconds,
+        }  # fmt: skip
+
+
+@contextmanager
+def fleet_of(base: BaseModelRef, batches: Sequence[int], width: int) -> Iterator[tuple[str, dict[int, Placement]]]:
+    """The URL of a fleet API and its placements by batch size. A process of its own, as a service is: the executor's first
+    process launches kernels beside its loop, and would share the interpreter."""
+    context = multiprocessing.get_context("spawn")
+    ours, its = context.Pipe()
+    process = context.Process(target=serve_fleet, args=(its, base, batches, width, JOBS))
+    process.start()
+    its.close()
+    try:
+        yield ours.recv()
+    finally:
+        ours.close()  # ends it
+        process.join()
+
+
+def serve_fleet(pipe: Connection, base: BaseModelRef, batches: Sequence[int], width: int, jobs: int) -> None:
+    fleet = Fleet()
+    pipe.send((fleet.url, dict(placements(fleet, base, batches, width, jobs))))
+    with suppress(EOFError):
+        pipe.recv()
+    fleet.close()
+
+
+def measured(shape: str, batches: Sequence[int], width: int, seconds: float, folder: Path) -> Iterator[tuple[int, Cell]]:
+    """A cell for each batch size, one after another on one executor of so many devices."""
+    base = BaseModelRef(name=shape, source=str(folder), revision="0" * 64)
+    with fleet_of(base, batches, width) as (url, placed):
+        cells = trained(url, list(placed.values()), seconds, folder)
+    for batch, placement in placed.items():
+        cell = cells[placement.placement_id]
+        if not cell.done:
+            raise RuntimeError(f"{shape} at batch {batch} on {width} GPUs ended after {len(cell.times)} steps")
+        yield batch, cell
+
+
+def trained(url: str, placed: Sequence[Placement], seconds: float, folder: Path) -> dict[str, Cell]:
+    """Train the placements one after another, each until its cell is done."""
+    settings = Settings(
+        api_url=url, join_token=JOIN_TOKEN, worker_dir=folder, worker_device="cuda", worker_checkpoint_seconds=36000
+    )
+    cells = {placement.placement_id: Cell(seconds) for placement in placed}
+    waiting, real = list(placed), Replicas.step
+
+    began = time.monotonic()
+
+    def step(self: Replicas, *args: Any) -> Any:
+        stepped, unrunnable = real(self, *args)
+        if unrunnable:
+            raise RuntimeError(f"jobs could not run: {unrunnable}")
+        (key,) = {key.placement for key in stepped.losses}
+        if not cells[key].times:
+            print(f"{key}: the first step ended after {time.monotonic() - began:.0f} s", flush=True)
+        cells[key].note(stepped)
+        if cells[key].done:
+            executor.handle_command(Detach(placement_id=key))
+        return stepped, unrunnable
+
+    def tell(news: ExecutorProgress | PlacementEnded) -> None:
+        if isinstance(news, PlacementEnded):
+            attach_next()
+
+    def attach_next() -> None:
+        if not waiting:
+            executor.handle_command(Stop(seconds=0))
+            return
+        placement = waiting.pop(0)
+        executor.handle_command(Attach(placement=placement, deadline=boot_now() + placement.lease_seconds))
+
+    Replicas.step = step  # type: ignore[method-assign]
+    try:
+        with PlacementLink(url) as link:
+            executor = Executor(settings, link, tell)
+            attach_next()
+            executor.run()
+    finally:
+        Replicas.step = real  # type: ignore[method-assign]
+    return cells
+
+
+def placements(
+    fleet: Fleet, base: BaseModelRef, batches: Sequence[int], width: int, jobs: int
+) -> Iterator[tuple[int, Placement]]:
+    data = [{"messages": row["messages"]} for row in rows()]
+    for batch in batches:
+        space = {"learning_rate": [1e-5 * (job + 1) for job in range(jobs)], "rank": [RANKS[base.name]], "batch_size": [batch]}
+        made = placer(fleet, base)(
+            space,
+            data,
+            dataset={"validation_fraction": 0.01, "max_validation_rows": 32},
+            training={"epochs": 100, "max_seq_len": 1024},
+            early_exit={"policy": "none", "eval_every": 10**5},
+        )
+        key = f"batch{batch}"
+        update = {"placement_id": key, "token": f"token-{key}", "device_indexes": list(range(width))}
+        placement = made.model_copy(update=update)
+        fleet.place(placement)
+        yield batch, placement
+
+
+def rows() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in GSM8K.read_text().splitlines()]
+
+
+def furthest(cell: Cell, alone: Cell) -> float:
+    """The largest relative difference of a job's first losses between two widths. Raises ValueError where a job has none."""
+    if cell.losses.keys() != alone.losses.keys() or len(cell.losses) != JOBS:
+        raise ValueError(f"{len(alone.losses)} jobs stepped on one GPU, {len(cell.losses)} on several")
+    return max(
+        abs(a - b) / abs(b) for job, losses in cell.losses.items() for a, b in zip(losses, alone.losses[job], strict=True)
+    )
+
+
+def figures_of(found: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Tokens a second on several GPUs over those on one: scaling_WIDTH, with _bs8 and _8b for other batches and shapes."""
+    speeds = {(row["model"], row["batch"], row["gpus"]): row["tokens_per_s"] for row in found}
+    figures: dict[str, float] = {}
+    for (shape, batch, width), speed in speeds.items():
+        if width > 1 and (shape, batch, 1) in speeds:
+            name = f"scaling_{width}" + ("_8b" if shape == "8B" else "") + (f"_bs{batch}" if batch != 2 else "")
+            figures[name] = round(speed / speeds[shape, batch, 1], 3)
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--commit", help="the commit measured, where the tree is not a checkout")
+    parser.add_argument("--cells", default="1B:2,1B:8,8B:2", help="SHAPE:BATCH, separated by commas")
+    parser.add_argument("--seconds", type=float, default=6.0, help="measured in each cell, after the warmup")
+    given = parser.parse_args()
+    batches: dict[str, list[int]] = {}
+    for cell in given.cells.split(","):
+        batches.setdefault(cell.partition(":")[0], []).append(int(cell.partition(":")[2]))
+    logging.basicConfig(level=logging.WARNING, stream=sys.stdout, format="%(asctime)s %(name)s: %(message)s")
+    began, count = time.monotonic(), torch.cuda.device_count()
+    gate = run_gate()
+    print(f"gate: {gate['passed']}, {time.monotonic() - began:.0f} s", flush=True)
+    gate["losses_differ"] = 0.0
+    drawn_base.install()
+    found: list[dict[str, Any]] = []
+    for shape, sizes in batches.items():
+        alone: dict[int, Cell] = {}
+        for width in (width for width in WIDTHS if width <= count):
+            began = time.monotonic()
+            with TemporaryDirectory() as folder:
+                cells = dict(measured(shape, sizes, width, given.seconds, Path(folder)))
+            gc.collect()
+            torch.cuda.empty_cache()
+            for batch, steps in cells.items():
+                differ = furthest(steps, alone.setdefault(batch, steps))
+                gate["losses_differ"] = max(gate["losses_differ"], differ)
+                gate["passed"] = gate["passed"] and differ <= TOLERANCE
+                row = {"what": f"{JOBS} jobs of rank {RANKS[shape]}", "model": shape, "batch": batch, "gpus": width}
+                found.append(row | steps.row() | {"losses_differ": differ})
+                print(found[-1], flush=True)
+            print(f"{shape} on {width}: {time.monotonic() - began:.0f} s", flush=True)
+            path = write_result("parallel", gate, figures_of(found), found, given.commit, devices=count)
+    print(path, figures_of(found))
+
+
+if __name__ == "__main__":
+    main()
