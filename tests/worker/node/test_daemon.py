@@ -12,6 +12,7 @@ from contract.messages.placement_messages import BaseModelRef, Placement
 from contract.messages.report_messages import Checkpointed, Detached, JobCompleted
 from contract.states import RequeueReason
 from tests.worker.fleet import Fleet
+from tests.worker.inside import resumed
 from tests.worker.processes import environment, gone
 from tests.worker.running_node import LONG, SHORT, SPACE, Node, Placing, house, refused, running, trains
 
@@ -247,6 +248,31 @@ def test_it_waits_for_its_service_and_nothing_outlives_it(tiny_base, tmp_path):
             assert len(family) == 3
             node.process.kill()
             assert all(gone(pid) for pid in family[1:])
+
+
+def test_a_killed_rank_gives_the_placement_back_and_its_jobs_go_on(tiny_base, tmp_path):
+    """kill -9 of a rank ends the executor, and a stopped one ends with its executor, which the daemon kills."""
+    with (
+        house(tiny_base, tmp_path) as (fleet, placing),
+        running(fleet, tmp_path, MOTET_WORKER_SLOTS="2", MOTET_WORKER_CHECKPOINT_SECONDS="0.1") as node,
+    ):
+        space = {**SPACE, "learning_rate": [1e-3, 3e-3]}
+        wide = {"device_indexes": [0, 1]}
+        reported = fleet.place(placing(space, **LONG).model_copy(update=wide))
+        fleet.until(lambda: len(reported.checkpoints) == 2)
+        (rank,) = node.ranks()
+        os.kill(rank, signal.SIGKILL)
+        fleet.until(lambda: fleet.lost)
+        assert fleet.lost[0].reason is RequeueReason.EXECUTOR_LOST
+        assert fleet.lost[0].fences == {reported.placement.placement_id: 1}
+        again = fleet.place(resumed(reported, "again").model_copy(update=wide))
+        fleet.until(trains(again))
+        for job in (0, 1):
+            assert min(again.curves[job, "train_loss"]) == reported.checkpoints[job].step + 1
+        (rank,) = node.ranks()
+        os.kill(rank, signal.SIGSTOP)
+        fleet.end("again")  # what a service does about a placement that makes no progress
+        assert gone(rank, 60)
 
 
 def test_a_wrong_configuration_says_so_in_one_line(fleet, tmp_path):
