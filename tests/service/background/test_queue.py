@@ -21,7 +21,7 @@ from rq.webhook import Webhook
 from sqlalchemy import func, select
 
 from service.messaging.plan_requests import request_plan
-from service.messaging.queue import QUEUE_NAME, asked
+from service.messaging.queue import QUEUE_NAME, pending_key
 from service.scheduler.models import PlanRequest
 
 
@@ -114,7 +114,7 @@ def listener() -> Iterator[Listener]:
 
 def test_what_is_asked_once_the_work_has_begun_wakes_the_worker_anew(stack, works, worker):
     works(worker)
-    assert not redis.Redis.from_url(stack.redis_url).exists(asked("replan"))
+    assert not redis.Redis.from_url(stack.redis_url).exists(pending_key("replan"))
     works(worker)
 
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import redis
 
-from service.messaging.queue import QUEUE_NAME, NamedQueueJob, Queue, QueueJob, asked
+from service.messaging.queue import QUEUE_NAME, NamedQueueJob, Queue, QueueJob, pending_key
 from service.messaging.wakeups import NodeWakeups
 
 
@@ -32,7 +32,7 @@ def test_wake_ups_of_one_kind_wait_together(stack):
         queue.wake(QueueJob.REPLAN)
     queue.wake(QueueJob.VALIDATE)
     assert connection.llen(f"rq:queue:{QUEUE_NAME}") == 2
-    assert 0 < connection.ttl(asked(QueueJob.REPLAN)) <= 2  # lost ones do not keep others back for long
+    assert 0 < connection.ttl(pending_key(QueueJob.REPLAN)) <= 2  # lost ones do not keep others back for long
     connection.flushall()
 
 
@@ -66,7 +66,7 @@ def test_in_a_storm_wake_ups_are_sent_at_a_pace_and_the_last_one_is_not_lost(sta
     queue, name, began = Queue(stack.redis_url), f"rq:queue:{QUEUE_NAME}", time.monotonic()
     for _ in range(200):
         queue.wake(QueueJob.REPLAN)
-        connection.delete(asked(QueueJob.REPLAN))  # as a worker does that has begun with it
+        connection.delete(pending_key(QueueJob.REPLAN))  # as a worker does that has begun with it
     paced = (time.monotonic() - began) * 5
     assert connection.llen(name) <= 12 * (time.monotonic() - began + 1) + paced + 1
     connection.delete(name)

@@ -19,6 +19,7 @@ class House:
         self.app.post("/submissions")(self.submit)
         self.app.post("/reports")(self.report)
         self.app.post("/estimates")(self.estimate)
+        self.app.post("/completions")(self.complete)
 
     async def submit(self, limited: concurrency_limits.Submitting) -> None:
         await self.stay("submissions")
@@ -28,6 +29,9 @@ class House:
 
     async def estimate(self, limited: concurrency_limits.Estimating) -> None:
         await self.stay("estimates")
+
+    async def complete(self, limited: concurrency_limits.Completing) -> None:
+        await self.stay("completions")
 
     async def stay(self, kind: str) -> None:
         self.inside[kind] += 1

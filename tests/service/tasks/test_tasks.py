@@ -195,6 +195,8 @@ def test_a_running_task_shows_what_it_has_done(tenant, database):
     assert placement == {
         "node": "north",
         "gpus": 1,
+        "beside": 0,
+        "slowdown": None,
         "acknowledged_at": None,
         "ended_at": None,
         "end_reason": None,

@@ -57,7 +57,6 @@ def lived_in(visit, new_tenant, database, storage, node):
             "/admin",
             f"/admin/tenants/{caller.tenant_id}",
             "/docs",
-            "/nowhere",
         ),
     ]
     return visitor, pages
