@@ -78,6 +78,7 @@ def test_a_task_on_a_full_disk_ends_as_it_does_elsewhere(fleet, placing, tmp_pat
     inside = Inside(fleet, small_disk.folder, worker_checkpoint_seconds=0.05 if moment == "in training" else 3600)
     inside.on_news = lambda news: told.set() if waits_for_disk(news) else None
     (reported,) = inside.run(placing(SPACE, training=SHORT))
+    told.set()  # a short wait may be over before the next progress message
     thread.join()
     assert waits.is_set(), "the disk was full, and somebody noticed"
     assert ends(reported) == ends(elsewhere)
