@@ -174,6 +174,10 @@ def test_the_cluster_names_ones_own_tasks_and_everybodys_to_admins(visitor, admi
     titles = page.locator("#lanes title").all_text_contents()
     assert any("mine" in title and "shares this GPU with another tenant's task" in title for title in titles)
     assert any("shares" not in title for title in titles)  # the second GPU is the other task's alone
+    assert "shared with" not in page.text_content("#nodes")  # they hold different sets of GPUs
+    run_on(database, node, other.task()["id"], [0])
+    page = visitor.open("/cluster")
+    assert "shared with 1 other task" in page.text_content("#nodes")
     page.click(f"#lanes a[href='/tasks/{mine}']")
     page.wait_for_url(f"**/tasks/{mine}")
     ruler = admin_visitor.open("/cluster")
