@@ -9,6 +9,12 @@ from contract.states import ExitReason
 def exit_sentence(reason: ExitReason, evidence: Mapping[str, Any]) -> str:
     """The sentence; where the evidence lacks the numbers (another version's), its pattern alone."""
     match reason:
+        case ExitReason.UNDERPERFORMING if {"difference_low", "difference_high", "rows"} <= evidence.keys():
+            low, high = evidence["difference_low"], evidence["difference_high"]
+            return f"surely worse than the best after warmup, by {low:.4f} to {high:.4f} over {evidence['rows']} rows"
+        case ExitReason.UNDERPERFORMING if {"base_val_loss", "val_loss"} <= evidence.keys():
+            own, base = evidence["val_loss"], evidence["base_val_loss"]
+            return f"no job beats the base after warmup: {own:.4f}, the base alone {base:.4f}"
         case ExitReason.UNDERPERFORMING if {"rank", "alive", "kept"} <= evidence.keys():
             alive, kept = evidence["alive"], evidence["kept"]
             finished = evidence.get("finished", alive)  # fewer if no later finisher could have rescued the job

@@ -5,15 +5,18 @@ Holds names and numbers, strictly validated. Knows no trainer, no node and no fi
 
 import math
 from datetime import datetime
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, AwareDatetime, Field, ValidationInfo, field_validator, model_validator
 
+from contract.evaluation_plan import Course, evaluations_for
+from contract.row_scores import Metric
 from contract.search_space import Decay, JobConfig, SearchSpace
 from contract.strict import NO_BOOL, STORABLE, Strict
 
-EVALUATIONS = 30  # per job, roughly, if a policy sets no interval: chosen together with guard_patience (docs/NUMERICS.md)
 MAX_STEPS = 10_000_000  # per job
+PAIRED_CUT = (0.5, 1.5)  # times keep_fraction: the fewest and the most that a paired cut keeps; their mean is ALTO's own
 _LAST_YEAR = 2199  # latest year of a timestamp: later ones overflow a plan's seconds
 MAX_SLOWDOWN = 3.0  # default bound beside others, chosen on traces (docs/SCHEDULING.md)
 DPO_BETA = 0.1  # default of a search space (Rafailov et al. 2023, section 6)
@@ -58,7 +61,7 @@ class Dataset(Strict):
 
     file_id: Name
     validation_file_id: Name | None = None
-    validation_fraction: Annotated[float, Field(gt=0, le=0.5), NO_BOOL] = 0.1
+    validation_fraction: Annotated[float, Field(gt=0, le=0.5), NO_BOOL] = 0.2
     max_validation_rows: Annotated[int, Field(ge=1, le=4096, strict=True)] = 512
 
 
@@ -96,8 +99,10 @@ class EarlyExitPolicy(Strict):
     """When a job is stopped. The numbers' names and defaults are ALTO's (Algorithm 1, section 5).
 
     `alto` is Algorithm 1 to the letter. `alto_guarded`, the default, believes its patterns only once a job's validation loss
-    has stopped improving, as the paper's text has it. `asha` ranks each job at rungs, where it stops unless it is among the
-    best 1 / `reduction_factor` that have come so far (Li et al. 2020, the stopping form). `none` trains every job to its end.
+    has stopped improving, as the paper's text has it, and its cut after warmup keeps every job that is not surely worse than
+    the best by a paired test over the validation rows: at least half and at most one and a half times `keep_fraction`.
+    `asha` ranks each job at rungs, where it stops unless it is among the best 1 / `reduction_factor` that have come so far
+    (Li et al. 2020, the stopping form). `none` trains every job to its end.
     """
 
     policy: Literal["alto", "alto_guarded", "asha", "none"] = "alto_guarded"
@@ -116,15 +121,34 @@ class EarlyExitPolicy(Strict):
         default=4, description="Of asha, whose first rung is where warmup ends; each next one is so many times as far."
     )
     eval_every: Annotated[int, Field(ge=1, le=MAX_STEPS, strict=True)] | None = Field(
-        default=None, description="Steps between evaluations; left out, max(1, steps // 30)."
+        default=None,
+        description="Steps between evaluations; left out, about a thirtieth of the steps, more of a small data set.",
     )
     max_evaluation_share: Annotated[float, Field(gt=0, le=10), NO_BOOL] | None = Field(
-        default=0.1,
+        default=0.15,
         description=(
-            "Validation rows are left out, down to 32, until a job's evaluations take at most this part of the tokens that "
-            "it trains on; null: none is left out."
+            "Evaluations take at most this part of the tokens that training all jobs to their end would take. The cut after "
+            "warmup and the end of a job read as many validation rows as that allows, at least 32, evaluations between them "
+            "fewer, at least 8; null: each reads all of them, up to 4,096."
         ),
     )
+
+    def ranks(self, jobs: int) -> bool:
+        """Whether a cut of so many jobs can stop any."""
+        return self.survivors(jobs)[0] < jobs
+
+    def survivors(self, jobs: int) -> tuple[int, int]:
+        """How many of so many jobs pass a cut: at least, and at most."""
+        match self.policy:
+            case "none":
+                return jobs, jobs
+            case "asha":
+                return 1, math.ceil(jobs / self.reduction_factor)
+            case "alto":
+                return math.ceil(self.keep_fraction * jobs), math.ceil(self.keep_fraction * jobs)
+            case "alto_guarded":
+                fewest, most = (min(jobs, math.ceil(part * self.keep_fraction * jobs)) for part in PAIRED_CUT)
+                return fewest, most
 
 
 class TaskSpec(Strict):
@@ -207,14 +231,22 @@ class TaskSpec(Strict):
             shared["beta"] = DPO_BETA
         return list(self.search_space.expand(shared))
 
+    @cached_property
+    def metric(self) -> Metric:
+        """By which validation scores jobs are compared: the loss, or, in a dpo search over beta, on which the loss depends, the
+        share of pairs that are ordered wrongly."""
+        betas = {job.beta for job in self.jobs()} if self.objective.type == "dpo" and self.search_space.says("beta") else ()
+        return "error" if len(betas) > 1 else "loss"
+
 
 class Schedule(Strict):
-    """One job's calendar, in optimizer steps."""
+    """One job's calendar, in optimizer steps. judged: whether jobs are judged on all rows at their rungs."""
 
     total_steps: int
     warmup_steps: int
     eval_every: int
     rungs: tuple[int, ...]  # steps after which the job is ranked, warmup's end first; empty without such a boundary
+    judged: bool = True
 
     @property
     def boundary(self) -> bool:
@@ -231,12 +263,17 @@ class Schedule(Strict):
             total = min(total, spec.training.max_steps)
         policy = spec.early_exit
         warmup = min(total, max(1, math.ceil(policy.warmup_fraction * total)))
-        eval_every = policy.eval_every or max(1, total // EVALUATIONS)
+        jobs = spec.search_space.size
+        passing = policy.survivors(jobs)[1] / jobs
+        rows_trained = total * min(config.batch_size, train_rows)
+        often = evaluations_for(policy.max_evaluation_share, passing, policy.warmup_fraction, rows_trained)
+        eval_every = policy.eval_every or max(1, total // often)
         return cls(
             total_steps=total,
             warmup_steps=warmup,
             eval_every=min(eval_every, total),
             rungs=tuple(_rungs(policy, warmup, total)),
+            judged=policy.ranks(jobs),
         )
 
     def evaluates_at(self, step: int) -> bool:
@@ -246,8 +283,22 @@ class Schedule(Strict):
     @property
     def evaluations(self) -> int:
         """Number of evaluations if the job trains to its end."""
-        extra = sum(step % self.eval_every != 0 for step in {*self.rungs, self.total_steps})
-        return self.total_steps // self.eval_every + extra
+        course = self.course(1, 1)
+        return course.before + course.after + course.cuts
+
+    def course(self, jobs: int, batch_size: int) -> Course:
+        """The job's evaluations, as one of so many jobs; its steps take `batch_size` rows each."""
+
+        def trends(before: int) -> int:
+            """Evaluations of the trend up to this step."""
+            last = before == self.total_steps and before % self.eval_every != 0
+            ranked = sum(rung <= before and rung % self.eval_every == 0 for rung in self.rungs)
+            return before // self.eval_every + last - ranked
+
+        if not self.judged or not self.rungs:  # every evaluation is one of its trend
+            return Course(jobs, self.total_steps * batch_size, 0, 0, trends(self.total_steps) + len(self.rungs))
+        before = trends(self.rungs[0])
+        return Course(jobs, self.total_steps * batch_size, len(self.rungs), before, trends(self.total_steps) - before)
 
 
 def _rungs(policy: EarlyExitPolicy, warmup: int, total: int) -> list[int]:

@@ -27,8 +27,9 @@ from benchmarks.sweep.live_search import HELD_OUT, Live, read_rows, run_search
 from benchmarks.sweep.packed_vs_solo import spread
 from benchmarks.sweep.random_base import write_base
 from benchmarks.sweep.stopwatch import EVALUATION, LOADING, OTHER, PARKING, STORING, TRAINING
+from contract.evaluation_plan import EVALUATIONS
 from contract.messages.placement_messages import BaseModelRef
-from contract.task_spec import EVALUATIONS, TaskSpec
+from contract.task_spec import TaskSpec
 from worker.data.dataset import load
 from worker.replicas.base_loader import load_base
 

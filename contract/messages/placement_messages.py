@@ -6,6 +6,7 @@ from pydantic import AwareDatetime, Field
 
 from contract.compatibility.lenient_documents import SentConfig, SentSpec
 from contract.messages.adapter_manifest import AdapterFile
+from contract.row_scores import RowScores
 from contract.states import ExitReason, JobStatus
 from contract.strict import Message, Sha256
 from contract.task_spec import Precision
@@ -72,6 +73,7 @@ class Placement(Message):
     spec: SentSpec  # as sent, completed with the defaults of the task's creation time; fields of a newer version preserved
     jobs: list[JobAssignment]
     base_val_loss: float | None = None  # None until a placement has measured it
+    base_scores: RowScores | None = None  # on each validation row; None until a placement has measured them
     leave: bool = False  # to be detached: a last checkpoint of all jobs, then Detached; no more training
     warm_start: WarmStartRef | None = None
     next_seq: int = 1  # the next report that the service expects

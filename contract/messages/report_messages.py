@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from contract.compatibility.protocol import PROTOCOL
 from contract.messages.adapter_manifest import AdapterManifest
 from contract.messages.placement_messages import CheckpointRef
+from contract.row_scores import RowScores
 from contract.states import ExitReason, JobStatus
 from contract.strict import Message
 
@@ -41,6 +42,7 @@ class Attached(Message):
     truncated_rows: int  # longer than max_seq_len, truncated
     skipped_rows: int  # skipped: no label left after truncation
     unused_validation_rows: int = 0  # held out, but left out of evaluations by early_exit.max_evaluation_share
+    trend_rows: int | None = None  # of the validation rows, the first, which every evaluation reads; None: all
     total_steps: dict[int, int]
     warmup_steps: dict[int, int]
 
@@ -56,6 +58,7 @@ class ActivationsChosen(Message):
 class BaseEvaluated(Message):
     kind: Literal["base_evaluated"] = "base_evaluated"
     val_loss: Loss
+    scores: RowScores | None = None
 
 
 class JobMoved(Message):
@@ -122,11 +125,13 @@ class Checkpointed(Message):
 
 
 class AdapterKept(Message):
-    """The job's best adapter, uploaded and ready to commit; sent before the event that ends the job."""
+    """The job's best adapter, uploaded and ready to commit; sent before the event that ends the job. scores: on each validation
+    row, by which the winner is chosen."""
 
     kind: Literal["adapter_kept"] = "adapter_kept"
     job: int
     manifest: AdapterManifest
+    scores: RowScores | None = None
 
 
 class JobCompleted(Message):

@@ -25,8 +25,14 @@ def config(batch_size: int) -> JobConfig:
 
 
 def test_the_numbers_of_the_paper():
-    made = Schedule.of(spec({"epochs": 3}), config(4), 400)
+    made = Schedule.of(spec({"epochs": 3}, {"max_evaluation_share": None}), config(4), 400)
     assert (made.total_steps, made.warmup_steps, made.eval_every, made.boundary) == (300, 15, 10, True)
+
+
+def test_few_rows_are_evaluated_on_less_often():
+    """A small data set affords few evaluations, a large one as many as any."""
+    often = {rows: Schedule.of(spec({"epochs": 3}), config(1), rows).evaluations for rows in (20, 1000, 10_000)}
+    assert 5 <= often[20] < often[1000] < often[10_000] <= 32
 
 
 def test_a_short_last_step_counts():

@@ -5,12 +5,13 @@ position in the data), the smoothed loss, the windows and counters.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from contract.row_scores import RowScores
 from worker.data.safetensors_writer import write_tensors
 from worker.model.arena import AdapterState
 from worker.policy.early_exit.policy_interface import History
@@ -18,6 +19,7 @@ from worker.policy.job_record import Best, JobProgress
 
 _FORMAT = 2
 _KEY = "motet_checkpoint"
+_SCORES = "motet_cut_scores"  # by itself, since workers of before it was known read every field of the other
 
 
 class CheckpointError(ValueError):
@@ -46,22 +48,28 @@ class Tensors:
 
 
 def save(path: Path, progress: JobProgress, tensors: Tensors) -> None:
-    header = json.dumps({"format": _FORMAT, **asdict(progress)})
-    write_tensors(tensors.named(), path, {_KEY: header})
+    header = asdict(replace(progress, cut_scores=None))
+    del header["cut_scores"]
+    metadata = {_KEY: json.dumps({"format": _FORMAT, **header})}
+    if progress.cut_scores is not None:
+        metadata[_SCORES] = progress.cut_scores.model_dump_json()
+    write_tensors(tensors.named(), path, metadata)
 
 
 def load_progress(path: Path) -> JobProgress:
     """The state without its tensors, from the file's header. Raises CheckpointError."""
     try:
         with safe_open(path, framework="pt") as file:
-            said = json.loads((file.metadata() or {})[_KEY])
+            metadata = file.metadata() or {}
+            said = json.loads(metadata[_KEY])
     except (SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise CheckpointError(f"{path.name} is not a checkpoint: {error}") from None
     if said.pop("format", None) != _FORMAT:
         raise CheckpointError(f"{path.name} is a checkpoint of another format; this worker reads format {_FORMAT}")
     history, best, rungs = said.pop("history"), said.pop("best"), said.pop("rung_losses")
     seen = History(**{**history, "train": tuple(history["train"]), "val": tuple(history["val"])})
-    return JobProgress(**said, history=seen, best=Best(**best) if best else None, rung_losses=tuple(rungs))
+    scores = RowScores.model_validate_json(metadata[_SCORES]) if _SCORES in metadata else None
+    return JobProgress(**said, history=seen, best=Best(**best) if best else None, rung_losses=tuple(rungs), cut_scores=scores)
 
 
 def load_tensors(path: Path) -> Tensors:

@@ -50,9 +50,11 @@ class AdapterStore:
         return at.replica if isinstance(at, ArenaRows) and at.trains else None
 
     def best(self, key: JobKey) -> Tensor | None:
-        """The best weights of a job that trains, float32 [rank, W]."""
-        at = self.trains_on(key)
-        return self._replicas[at].best(key) if at is not None else None
+        """The job's best weights, wherever it lies, float32 [rank, W]; None before its first evaluation."""
+        at = self._locations.get(key)
+        if isinstance(at, ArenaRows):
+            return self._replicas[at.replica].best(key)
+        return None if at is None or isinstance(at, Unmade) else self.tensors([key])[key].best
 
     def trained_in(self, key: JobKey) -> tuple[int, int] | None:
         """The arena rows, [first, stop), of a job that trains."""
@@ -142,6 +144,11 @@ class AdapterStore:
     def note_best(self, key: JobKey) -> None:
         """Keep a host copy of the weights of a job that trains, as its best so far."""
         self._replicas[self._training(key)].note_best(key)
+
+    def restore_best(self, key: JobKey) -> bool:
+        """Write the best weights of a job that trains into its rows, for good. Whether it trains, and has any."""
+        at = self.trains_on(key)
+        return at is not None and self._replicas[at].restore_best(key)
 
     def park(self, key: JobKey) -> None:
         """Stop training the job. It keeps its rows until another job needs them."""

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.row_encoding import RowReader
-from contract.task_spec import Schedule, TaskSpec
+from contract.task_spec import TaskSpec
+from contract.validation_parts import validation_parts
 from worker.data.token_cache import DataError, Reading, loose_stream
 from worker.data.token_stream import StreamView, TokenStream, axis_length
 from worker.model.flat_batch import Example
 
-_LEAST_VALIDATION = 32  # rows; fewer would rank jobs by chance, whatever they cost
 _AT_ONCE = 4096  # numbers converted at a time
 
 
@@ -91,6 +91,12 @@ class Rows:
             said.update(len(example.tokens).to_bytes(4, "little") + example.tokens.tobytes() + example.loss_mask.tobytes())
         return said.hexdigest()
 
+    def first(self, rows: int) -> "Rows":
+        """The first so many rows."""
+        if rows >= len(self):
+            return self
+        return Rows(self.sequences[: rows * self.per_row], self.per_row)
+
     def places(self, rows: Iterable[int]) -> list[int]:
         """Indexes of the sequences of these rows."""
         return [int(row) * self.per_row + part for row in rows for part in range(self.per_row)]
@@ -98,13 +104,20 @@ class Rows:
 
 @dataclass(frozen=True)
 class DataSet:
-    """Rows of one task, tokenised once, memory-mapped, and shared by its jobs."""
+    """Rows of one task, tokenised once, memory-mapped, and shared by its jobs. validation: the rows that jobs are judged on, in
+    the order of their hashes, so that their first `trend_rows` are a random part of them."""
 
     train: Rows
     validation: Rows
+    trend_rows: int
     truncated: int  # rows longer than max_seq_len, cut
     skipped: int  # rows with nothing left to learn after the cut
     unused: int = 0  # validation rows that no evaluation reads
+
+    @cached_property
+    def trend(self) -> Rows:
+        """The validation rows that show a job's trend between the cut and its end."""
+        return self.validation.first(self.trend_rows)
 
     @property
     def longest(self) -> int:
@@ -144,9 +157,9 @@ def split(spec: TaskSpec, train: TokenStream, held: TokenStream | None) -> DataS
             others = len(trained) + len(validation) if held is not None else train.rows
             raise DataError(_why_none(name, skipped, others, spec.training.max_seq_len))
     rows = _rows(train, trained)
-    size = _affordable(spec, rows, _rows(source, validation))
-    read = validation[_lowest(source.hashes[validation], size)]
-    return DataSet(rows, _rows(source, read), truncated, skipped, len(validation) - size)
+    parts = validation_parts(spec, len(rows), len(validation), _rows(source, validation).mean_length / rows.mean_length)
+    read = validation[_by_hash(source.hashes[validation], parts.judged)]
+    return DataSet(rows, _rows(source, read), parts.trend, truncated, skipped, len(validation) - parts.judged)
 
 
 def _why_none(name: str, skipped: int, others: int, max_seq_len: int) -> str:
@@ -166,19 +179,6 @@ def _rows(stream: TokenStream, rows: NDArray[np.int64]) -> Rows:
     return Rows(StreamView(stream, rows), stream.per_row)
 
 
-def _affordable(spec: TaskSpec, train: Rows, validation: Rows) -> int:
-    """How many validation rows keep every job's evaluations within their share of the tokens it trains on; at least 32."""
-    share = spec.early_exit.max_evaluation_share
-    if share is None:
-        return len(validation)
-    row_budgets = []
-    for config in {config.batch_size: config for config in spec.jobs()}.values():
-        calendar = Schedule.of(spec, config, len(train))
-        trained = calendar.total_steps * min(config.batch_size, len(train)) * train.mean_length
-        row_budgets.append(share * trained / calendar.evaluations / validation.mean_length)
-    return min(len(validation), max(_LEAST_VALIDATION, int(min(row_budgets))))
-
-
 def held_out(hashes: NDArray[np.uint8], fraction: float, at_most: int) -> NDArray[np.int64]:
     """Which rows are held out for validation, ascending: those with the lowest hashes (uint8 [rows, 32]), `fraction` of all
     (rounded), at least one.
@@ -191,6 +191,11 @@ def held_out(hashes: NDArray[np.uint8], fraction: float, at_most: int) -> NDArra
 
 def _lowest(hashes: NDArray[np.uint8], size: int) -> NDArray[np.int64]:
     """Indexes of the `size` lowest hashes, ascending; earlier rows win ties."""
+    return np.sort(_by_hash(hashes, size))
+
+
+def _by_hash(hashes: NDArray[np.uint8], size: int) -> NDArray[np.int64]:
+    """Indexes of the `size` lowest hashes, in the order of the hashes; earlier rows win ties."""
     size = min(size, len(hashes))
     if not size:
         return np.empty(0, np.int64)
@@ -198,7 +203,7 @@ def _lowest(hashes: NDArray[np.uint8], size: int) -> NDArray[np.int64]:
     first = words[0]
     near = np.flatnonzero(first <= np.partition(first, size - 1)[size - 1])  # only these need all words compared
     order = np.lexsort([word[near] for word in reversed(words)])  # stable
-    return np.sort(near[order[:size]])
+    return near[order[:size]]
 
 
 def _among(hashes: NDArray[np.uint8], some: NDArray[np.uint8]) -> NDArray[np.bool_]:

@@ -1,11 +1,10 @@
 """Evaluates the baseline of each new task, one pass at a time between the steps of others: the base's own validation loss, and
 under DPO the reference log-probabilities, without which its jobs cannot step."""
 
-import math
 from collections.abc import Callable, Generator
 
 from contract.messages.placement_messages import Placement
-from contract.messages.report_messages import BaseEvaluated
+from contract.row_scores import RowScores
 from worker.adapters.arena_growth import NoRows
 from worker.data.node_cache import NodeCache
 from worker.executor.placement_preparation import Prepared
@@ -13,6 +12,7 @@ from worker.executor.task_run import TaskRun
 from worker.model.plain.trainer import OutOfMemory
 from worker.policy.job_record import JobKey
 from worker.replicas.device_replica import Unrunnable
+from worker.replicas.dpo_loss import pair_error, pair_loss
 from worker.replicas.dpo_reference import Reference, key_of, reference_passes
 from worker.replicas.replica_set import Replicas
 from worker.replicas.validation_pass import EvaluationRequest, evaluating
@@ -96,16 +96,24 @@ class _Baseline:
             reference = yield from self._reference(task.placement)
             for run in task.runs:
                 run.refer(reference)
-            if task.base_val_loss is None:
-                task.record(BaseEvaluated(val_loss=math.log(2)))  # the loss of any model against itself
-        elif task.base_val_loss is None:
-            requests = {
-                task.key: EvaluationRequest(
-                    None, self._prepared.data.validation, piece_tokens=replica.tracker.piece_tokens(task.key), owner=task.key
-                )
-            }
-            found = yield from evaluating(replica.trainer, requests, replica.capacity.step_tokens, self._on_progress)
-            task.record(BaseEvaluated(val_loss=found[task.key].loss))
+            if not task.base_known:
+                self._record_indifference()
+        elif not task.base_known:
+            request = EvaluationRequest(
+                None,
+                self._prepared.data.validation,
+                scored=task.placement.spec.metric,
+                piece_tokens=replica.tracker.piece_tokens(task.key),
+                owner=task.key,
+            )
+            found = yield from evaluating(replica.trainer, {task.key: request}, replica.capacity.step_tokens, self._on_progress)
+            task.base_evaluated(found[task.key].loss, found[task.key].scores)
+
+    def _record_indifference(self) -> None:
+        """Under dpo the base against itself: both answers of each pair have the reward 0."""
+        metric, pairs = self.task.placement.spec.metric, len(self._prepared.data.validation)
+        score = pair_loss(0.0) if metric == "loss" else pair_error(0.0)
+        self.task.base_evaluated(pair_loss(0.0), RowScores(metric=metric, totals=[score] * pairs))
 
     def _reference(self, placement: Placement) -> Generator[None, None, Reference]:
         replicas, start, data = self._replicas, self._prepared.start, self._prepared.data

@@ -9,7 +9,7 @@ from worker.model.arena import rows_for
 from worker.policy.activations import Activations
 from worker.policy.admission import Demand
 from worker.policy.early_exit.policy_interface import Policy, Verdict
-from worker.policy.job_record import Best, Evaluated, JobEvent, JobKey, JobProgress, JobRecord, Stage, reduced
+from worker.policy.job_record import Best, Evaluated, JobEvent, JobKey, JobProgress, JobRecord, RungReached, Stage, reduced
 from worker.replicas.dpo_reference import Reference
 from worker.replicas.training_job import TrainingJob
 from worker.replicas.validation_pass import EvaluationRequest
@@ -130,11 +130,21 @@ class JobRun:
             total - max(warmup, self.step)
         )
 
+    def evaluation_request(self, judged: bool) -> EvaluationRequest:
+        """What to evaluate, but for the place of its adapter: its trend's rows, or row by row all that it is judged on."""
+        data = self.job.data
+        judged = judged or data.trend_rows >= len(data.validation)  # so that equal rows give equal bits
+        rows, metric, part = (data.validation, self.spec.metric, data.trend_rows) if judged else (data.trend, None, None)
+        reference = self.job.reference.validation[: len(rows.sequences)] if self.job.reference is not None else ()
+        return EvaluationRequest(None, rows, self.job.config.beta, reference, metric, part)
+
     @property
-    def evaluation_request(self) -> EvaluationRequest:
-        """What to evaluate for its validation loss, but for the place of its adapter."""
-        reference = self.job.reference.validation if self.job.reference is not None else ()
-        return EvaluationRequest(None, self.job.data.validation, self.job.config.beta, reference)
+    def judged_at_cut(self) -> RungReached | None:
+        """The evaluation of its best weights over all rows, where they are those that it was ranked by."""
+        progress = self.progress
+        if self.best is None or self.best.step not in self.schedule.rungs[:1] or progress.cut_scores is None:
+            return None
+        return RungReached(0, progress.rung_losses[0], progress.cut_scores)
 
     def rung(self) -> int | None:
         """The rung at which it stands after the step just taken, if it does."""

@@ -12,6 +12,7 @@ from contract.messages.report_messages import (
     ActivationsChosen,
     AdapterKept,
     Attached,
+    BaseEvaluated,
     Detached,
     Event,
     JobCompleted,
@@ -20,6 +21,7 @@ from contract.messages.report_messages import (
     JobMoved,
     Throughput,
 )
+from contract.row_scores import RowScores
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus
 from worker.boot_clock import boot_now
 from worker.data.dataset import DataSet
@@ -58,7 +60,8 @@ class TaskRun:
         self.data: DataSet | None = None
         self.runs: list[JobRun] = []
         self._by_index: dict[int, JobRun] = {}
-        self.base_val_loss = placement.base_val_loss
+        self.base_known = placement.base_val_loss is not None  # measured, by this placement or an earlier one
+        self.base_scores = placement.base_scores
         self.checkpoint_due = 0.0
         self.checkpointing = False
         self.leaving = False  # trains no more, and leaves once its jobs are stored
@@ -102,10 +105,16 @@ class TaskRun:
                 truncated_rows=data.truncated,
                 skipped_rows=data.skipped,
                 unused_validation_rows=data.unused,
+                trend_rows=data.trend_rows,
                 total_steps={run.index: run.schedule.total_steps for run in self.runs},
                 warmup_steps={run.index: run.schedule.warmup_steps for run in self.runs},
             )
         )
+
+    def base_evaluated(self, loss: float, scores: RowScores | None) -> None:
+        """The base alone was evaluated over all rows that jobs are judged on."""
+        self.base_known, self.base_scores = True, scores
+        self.record(BaseEvaluated(val_loss=loss, scores=scores))
 
     def report_activations(self) -> None:
         """Report how its passes hold their activations, if that has changed since the last report."""
@@ -151,9 +160,9 @@ class TaskRun:
         self.flush_throughput()
         self.record(*events)
 
-    def kept(self, run: JobRun, closing: JobCompleted | JobExited, manifest: AdapterManifest) -> None:
+    def kept(self, run: JobRun, closing: JobCompleted | JobExited, scores: RowScores | None, manifest: AdapterManifest) -> None:
         """The best adapter of a job that ends is stored."""
-        self.ended(run, AdapterKept(job=run.index, manifest=manifest), closing)
+        self.ended(run, AdapterKept(job=run.index, manifest=manifest, scores=scores), closing)
 
     def failed(self, run: JobRun, error: str) -> None:
         self.ended(run, JobFailed(job=run.index, step=run.step, error=error))
@@ -194,7 +203,7 @@ class TaskRun:
             self._attached_at = None
 
     def validated(self, run: JobRun, result: ValidationResult) -> None:
-        """The job was evaluated after its last step."""
+        """The job's trend was evaluated after its last step."""
         self.reporter.point(run.index, "val_loss", run.step, result.loss)
         if math.isfinite(result.loss) and result.accuracy is not None and result.margin is not None:
             self.reporter.point(run.index, "val_accuracy", run.step, result.accuracy)
@@ -203,9 +212,9 @@ class TaskRun:
     # ---- the boundary --------------------------------------------------------------------------------------------
 
     def decide_ranks(self) -> list[tuple[JobRun, Verdict | None]]:
-        """Jobs at a rung whose rank there is certain now: None continues. A rank is decided once for each
-        rung."""
-        decided = self.policy.decide_ranks(self._standings())
+        """Jobs at a rung whose rank there is certain now: None continues. A rank is decided once for each rung, and none before
+        the base is known, so that decisions do not depend on when it is evaluated."""
+        decided = self.policy.decide_ranks(self._standings(), self.base_scores) if self.base_known else {}
         return [(run, decided[run.index]) for run in self.runs if run.record.awaits_rank and run.index in decided]
 
     def at_boundary(self) -> list[JobRun]:
@@ -220,7 +229,7 @@ class TaskRun:
             if job.status in JOB_TERMINAL and job.warmup_val_loss is not None
         ]
         here = [run for run in self.runs if run.schedule.boundary and (run.warmup_val_loss is not None or run.unfinished)]
-        return [*ended, *(Standing(run.index, run.progress.rung_losses) for run in here)]
+        return [*ended, *(Standing(run.index, run.progress.rung_losses, run.progress.cut_scores) for run in here)]
 
     # ---- throughput ----------------------------------------------------------------------------------------------
 
@@ -270,4 +279,5 @@ def _best(best: Best | None) -> tuple[int | None, float | None]:
 
 def keeps_adapter(verdict: Verdict | None, best: Best | None) -> bool:
     """Whether a job that ends keeps its best adapter: every job that has one, except those ranked out (ALTO 5.2)."""
-    return best is not None and (verdict is None or verdict.reason is not ExitReason.UNDERPERFORMING)
+    ranked_out = verdict is not None and verdict.reason is ExitReason.UNDERPERFORMING and not verdict.keeps_adapter
+    return best is not None and not ranked_out

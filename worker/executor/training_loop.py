@@ -11,7 +11,6 @@ Policy.on_evaluation), or by its rank at a rung (`_decide_ranks` asks Policy.dec
 import contextlib
 import math
 import queue
-import time
 from functools import partial
 
 from contract.messages.placement_messages import Placement
@@ -24,6 +23,7 @@ from worker.executor.artifact_uploader import ArtifactUploader, BestAdapter
 from worker.executor.attached_placements import Act, AttachedPlacements, Send
 from worker.executor.baseline_evaluation import Baselines
 from worker.executor.checkpoint_policy import CheckpointPolicy
+from worker.executor.job_evaluations import JobEvaluations
 from worker.executor.job_run import JobRun
 from worker.executor.placement_lease import Lease
 from worker.executor.placement_preparation import Prepared
@@ -55,6 +55,7 @@ class Executor:
         self._uploader = ArtifactUploader(link, self._cache, self._inbox.put, self._attached.leave)
         self._checkpoint_policy = CheckpointPolicy(self._uploader, self._cache, settings.worker_checkpoint_seconds)
         self._baselines = Baselines(self._cache, self._attached.progress)
+        self._evaluations = JobEvaluations(self._attached, self._attached.progress)
         self._replicas: Replicas | None = None  # of the base that is loaded
         self._scheduler = StepScheduler()
         self._recheck_admission = False  # whether waiting jobs may find room now
@@ -136,6 +137,7 @@ class Executor:
         self._give_up(replicas, unrunnable)
         if task not in self._baselines:
             self._recheck_admission = True  # under dpo its jobs may step now
+            self._awaiting_ranks[task.key] = task
             if not any(run.unfinished for run in task.runs):
                 replicas.remove_placement(task.key)
 
@@ -215,18 +217,16 @@ class Executor:
 
     def _evaluate_due(self, replicas: Replicas, due: list[JobRun]) -> None:
         """Evaluate the jobs that are due, and apply the early-exit policy to each."""
-        began = time.monotonic()
-        found, unrunnable = replicas.evaluate({run.key: run.evaluation_request for run in due}, self._attached.progress)
+        found, unrunnable = self._evaluations.after_step(replicas, due)
         self._give_up(replicas, unrunnable)
-        per_token = (time.monotonic() - began) / max(1, sum(result.tokens for result in found.values()))
         for key, result in found.items():
             task = self._attached[key.placement]
-            task.evaluated(per_token * result.tokens, result.tokens)
             self._apply_evaluation(replicas, task, task[key.job], result)
 
     def _apply_evaluation(self, replicas: Replicas, task: TaskRun, run: JobRun, result: ValidationResult) -> None:
-        loss, finite, best = result.loss, math.isfinite(result.loss), run.best
-        task.validated(run, result)
+        finite, best, trend = math.isfinite(result.loss), run.best, result.part or result
+        loss = trend.loss if finite else result.loss
+        task.validated(run, trend)
         event, verdict = run.ask_policy(task.policy, loss)
         run.apply(event)
         if run.best is not best:  # a new lowest loss replaces the record
@@ -237,7 +237,7 @@ class Executor:
         elif verdict is not None:
             self._end(replicas, run, verdict)
         elif rung is not None:
-            run.apply(RungReached(rung, loss))
+            run.apply(RungReached(rung, result.loss, result.scores))
             if run.record.awaits_rank:
                 self._awaiting_ranks[task.key] = task
 
@@ -263,7 +263,7 @@ class Executor:
     def _end(self, replicas: Replicas, run: JobRun, verdict: Verdict | None) -> None:
         """The job is decided (None: it completed). Frees its slot at once; records its end once its adapter is stored."""
         task, weights = self._attached[run.key.placement], replicas.store.best(run.key)
-        rows = replicas.store.trained_in(run.key)
+        rows, scores = replicas.store.trained_in(run.key), self._evaluations.judge(replicas, run, verdict)
         closing = task.completion(run) if verdict is None else task.exit(run, verdict)
         self._release_job(replicas, task, run)
         self._recheck_admission = True
@@ -271,7 +271,7 @@ class Executor:
         if keeps_adapter(verdict, run.best) and weights is not None:
             task.ending(run)
             best = BestAdapter(run, replicas.base, weights, rows)
-            self._uploader.keep_adapter(task, best, partial(task.kept, run, closing))
+            self._uploader.keep_adapter(task, best, partial(task.kept, run, closing, scores))
         else:
             task.ended(run, closing)
 

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from contract.messages.placement_messages import CheckpointRef, JobAssignment
+from contract.row_scores import RowScores
 from contract.states import JobStatus
 from worker.policy.early_exit.policy_interface import History, smooth
 
@@ -57,6 +58,7 @@ class JobProgress:
     history: History = field(default_factory=History)
     best: Best | None = None
     rung_losses: tuple[float, ...] = ()  # validation losses at the rungs it has reached
+    cut_scores: RowScores | None = None  # of each validation row at the first rung
 
 
 @dataclass(frozen=True)
@@ -133,9 +135,20 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class RungReached:
-    """The job's validation loss at its rung of this number. A job that resumed before a rung reaches it again."""
+    """The job's validation loss at its rung of this number, over all rows that jobs are judged on, with the rows' scores. A job
+    that resumed before a rung reaches it again."""
 
     rung: int
+    val_loss: float
+    scores: RowScores | None = None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The job ends, and its weights after `step` were evaluated over all rows that jobs are judged on. A loss that is not
+    finite leaves it no best."""
+
+    step: int
     val_loss: float
 
 
@@ -156,7 +169,7 @@ class JobEnded:
     """The job's end was recorded."""
 
 
-Passed = StepTaken | Evaluated | RungReached  # events that change the job's progress
+Passed = StepTaken | Evaluated | RungReached | Judged  # events that change the job's progress
 JobEvent = WarmupBegan | TrainingBegan | Parked | Promoted | Passed | CheckpointKnown | Ending | JobEnded
 
 _ALIVE = frozenset({Stage.PENDING, Stage.WARMUP, Stage.PARKED, Stage.TRAINING})
@@ -169,6 +182,7 @@ _FROM: dict[type, frozenset[Stage]] = {  # stages in which a job may meet the ev
     StepTaken: _STEPPING,
     Evaluated: _STEPPING,
     RungReached: _STEPPING,
+    Judged: _ALIVE,
     CheckpointKnown: _ALIVE,
     Ending: _ALIVE,
     JobEnded: _ALIVE | {Stage.ENDING},
@@ -206,6 +220,9 @@ def _advanced(progress: JobProgress, event: Passed) -> JobProgress:
             lowest = math.isfinite(event.val_loss) and (progress.best is None or event.val_loss < progress.best.val_loss)
             best = Best(progress.step, event.val_loss) if lowest else progress.best
             return replace(progress, history=event.history, best=best)
+        case Judged():
+            return replace(progress, best=Best(event.step, event.val_loss) if math.isfinite(event.val_loss) else None)
         case RungReached():
             losses = progress.rung_losses
-            return replace(progress, rung_losses=(*losses[: event.rung], event.val_loss, *losses[event.rung + 1 :]))
+            after = (*losses[: event.rung], event.val_loss, *losses[event.rung + 1 :])
+            return replace(progress, rung_losses=after, cut_scores=event.scores if event.rung == 0 else progress.cut_scores)

@@ -16,13 +16,24 @@ class Preference:
     reward.
 
     margin: mean difference of the rewards, beta (log p - log p of the reference). weights: per sequence, the derivative of the
-    loss by its -log p.
+    loss by its -log p. margins: of each pair.
     """
 
     loss: float
     accuracy: float
     margin: float
     weights: list[float]
+    margins: list[float]
+
+
+def pair_loss(margin: float) -> float:
+    """-log sigmoid(margin)."""
+    return max(-margin, 0.0) + math.log1p(math.exp(-abs(margin)))
+
+
+def pair_error(margin: float) -> float:
+    """Whether the pair is ordered wrongly: 0 or 1, and 1/2 where both answers have the same reward, as before any step."""
+    return 0.5 if margin == 0 else float(margin < 0)
 
 
 def preference_loss(beta: float, log_p: Sequence[float], reference: Sequence[float]) -> Preference:
@@ -30,13 +41,14 @@ def preference_loss(beta: float, log_p: Sequence[float], reference: Sequence[flo
     rewards = [beta * (own - base) for own, base in zip(log_p, reference, strict=True)]
     margins = [chosen - rejected for chosen, rejected in zip(rewards[::2], rewards[1::2], strict=True)]
     if not all(math.isfinite(margin) for margin in margins):
-        return Preference(math.nan, math.nan, math.nan, [math.nan] * len(rewards))
+        return Preference(math.nan, math.nan, math.nan, [math.nan] * len(rewards), margins)
     slopes = [beta * _sigmoid(-margin) / len(margins) for margin in margins]
     return Preference(
-        loss=fmean(max(-margin, 0.0) + math.log1p(math.exp(-abs(margin))) for margin in margins),
+        loss=fmean(map(pair_loss, margins)),
         accuracy=fmean(margin > 0 for margin in margins),
         margin=fmean(margins),
         weights=[weight for slope in slopes for weight in (slope, -slope)],
+        margins=margins,
     )
 
 

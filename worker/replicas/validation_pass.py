@@ -1,18 +1,20 @@
 """Validation losses of many jobs in one pass over the flat axis, each over its own task's held-out rows. Stops none early:
 policy/early_exit/ decides that."""
 
+import math
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
 
+from contract.row_scores import Metric, RowScores
 from worker.data.dataset import Rows
 from worker.model.arena import Slot
 from worker.model.flat_batch import Dropout, Example, Segment
 from worker.model.plain.trainer import LossSum, OutOfMemory, Trainer
 from worker.policy.packing import cut_batch, pack_pieces
-from worker.replicas.dpo_loss import preference_loss
+from worker.replicas.dpo_loss import pair_error, pair_loss, preference_loss
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -20,24 +22,30 @@ Key = TypeVar("Key", bound=Hashable)
 @dataclass(frozen=True)
 class EvaluationRequest:
     """The adapter to evaluate, or without a slot the base. Under dpo with its beta and the reference's log-probabilities of the
-    rows' sequences."""
+    rows' sequences. scored: by which metric each row is scored, if rows are. part: the result of so many first rows is wanted
+    by itself, too."""
 
     slot: Slot | None
     rows: Rows
     beta: float | None = None
     reference: Sequence[float] = ()
+    scored: Metric | None = None
+    part: int | None = None
     piece_tokens: int | None = None  # as of Sequences
     owner: str | None = None
 
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """loss: mean nats per label over all rows; under dpo the mean loss of the pairs, with their accuracy and margin."""
+    """loss: mean nats per label over all rows; under dpo the mean loss of the pairs, with their accuracy and margin. scores: of
+    each row, if they were asked for and are finite. part: of the first rows alone, if it was asked for."""
 
     loss: float
     tokens: int
     accuracy: float | None = None
     margin: float | None = None
+    scores: RowScores | None = None
+    part: "ValidationResult | None" = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +119,7 @@ def _evaluated(
         )
         for key, request in requests.items()
     }
-    per_sequence = {key for key, request in requests.items() if request.beta is not None}
+    per_sequence = {key for key, request in requests.items() if request.beta is not None or request.scored is not None}
     for known in _read(trainer, wanted, per_sequence, budget, on_progress):
         yield known if known is None else (known[0], _result(requests[known[0]], known[1]))
 
@@ -166,8 +174,27 @@ def _totals(sums: Sequence[LossSum]) -> list[float]:
 
 
 def _result(request: EvaluationRequest, sums: Sequence[LossSum]) -> ValidationResult:
-    tokens, totals = sum(request.rows.lengths), _totals(sums)
+    totals, labels = _totals(sums), [loss.labels for loss in sums]
+    whole = _result_of(request, totals, labels, sum(request.rows.lengths))
+    if request.part is None:
+        return whole
+    assert request.scored is not None, "a part's rows are known where rows are scored"
+    first = request.part * request.rows.per_row
+    return replace(whole, part=_result_of(replace(request, scored=None), totals[:first], labels[:first], 0))
+
+
+def _result_of(request: EvaluationRequest, totals: list[float], labels: list[int], tokens: int) -> ValidationResult:
     if request.beta is None:
-        return ValidationResult(sum(totals) / sum(loss.labels for loss in sums), tokens)
-    preference = preference_loss(request.beta, [-nll for nll in totals], request.reference)
-    return ValidationResult(preference.loss, tokens, preference.accuracy, preference.margin)
+        scores = _scores("loss", totals, labels) if request.scored is not None else None
+        return ValidationResult(sum(totals) / sum(labels), tokens, scores=scores)
+    found = preference_loss(request.beta, [-nll for nll in totals], request.reference[: len(totals)])
+    score = pair_error if request.scored == "error" else pair_loss
+    asked = request.scored is not None and math.isfinite(found.loss)
+    scores = _scores(request.scored or "loss", list(map(score, found.margins)), []) if asked else None
+    return ValidationResult(found.loss, tokens, found.accuracy, found.margin, scores)
+
+
+def _scores(metric: Metric, totals: list[float], weights: list[int]) -> RowScores | None:
+    if not all(map(math.isfinite, totals)):
+        return None
+    return RowScores(metric=metric, totals=totals, weights=weights)

@@ -3,6 +3,7 @@
 task_duration.py has the arithmetic. A task that this version cannot read is in `unread`, and has no estimate.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,8 +12,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from contract.compatibility.capabilities import needed
+from contract.evaluation_plan import EVALUATIONS
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus, TaskStatus
 from contract.task_spec import MAX_SLOWDOWN, Precision, Schedule, TaskSpec
+from contract.validation_parts import validation_parts
 from service.files.models import File
 from service.fleet.models import BaseModel, Node
 from service.lru_cache import LruCache
@@ -119,7 +122,7 @@ class Workload:
         spec, of_class = self.specs[task.id], self._lives[shape_class(self.specs[task.id])]
         jobs, model = self._jobs[task.id], self._model(task.base_model, spec.precision, kind)
         file = self._files[task.train_file_id]
-        _, validation = rows_of(task, spec, file, self._files.get(task.validation_file_id or ""))
+        validation = _rows_an_evaluation(spec, *rows_of(task, spec, file, self._files.get(task.validation_file_id or "")))
         tokens = tokens_per_row(file.bytes, file.rows, spec.training.max_seq_len)
 
         def work_out() -> Estimate:
@@ -247,6 +250,18 @@ def rows_of(task: Task, spec: TaskSpec, file: File, held_out: File | None) -> tu
         return file.rows, min(most, held_out.rows)
     validation = min(most, max(1, round(file.rows * spec.dataset.validation_fraction)))
     return max(1, file.rows - validation), validation
+
+
+def _rows_an_evaluation(spec: TaskSpec, train: int, validation: int) -> int:
+    """Validation rows of an evaluation on average, if a job has EVALUATIONS of them: few for its trend, all at the cut and at
+    its end."""
+    plan, jobs = validation_parts(spec, train, validation), spec.search_space.size
+    config = next(iter(spec.search_space.expand({"weight_decay": spec.training.weight_decay})))
+    calendar = Schedule.of(spec, config, train)
+    passing, every = spec.early_exit.survivors(jobs)[1] / jobs, spec.early_exit.eval_every
+    reached = calendar.warmup_steps / calendar.total_steps * (1 - passing) + passing
+    often = calendar.total_steps / (every or max(1, calendar.total_steps // EVALUATIONS))
+    return math.ceil(plan.rows(calendar.course(jobs, min(config.batch_size, train)), passing) / (often * reached))
 
 
 def progress_of(spec: TaskSpec, job: Any, rows: int) -> JobProgress:

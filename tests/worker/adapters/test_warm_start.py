@@ -126,10 +126,11 @@ def started_from(fleet, placement: Placement, files: list[AdapterFile]) -> Place
 
 
 def test_a_job_goes_on_where_another_ended(fleet, placing, tmp_path):
-    (first,) = Inside(fleet, tmp_path / "first").run(placing(SPACE, early_exit=CALM, training={"epochs": 3}))
+    whole = CALM | {"max_evaluation_share": None}  # so that a curve is of the rows that the best is judged on
+    (first,) = Inside(fleet, tmp_path / "first").run(placing(SPACE, early_exit=whole, training={"epochs": 3}))
     files, best = first.manifests[0].files, first.ended[0].best_val_loss
     space = SPACE | {"alpha": [8, 32], "learning_rate": [1e-9]}
-    placement = started_from(fleet, placing(space, early_exit=CALM, warm_start=START), files)
+    placement = started_from(fleet, placing(space, early_exit=whole, warm_start=START), files)
     (second,) = Inside(fleet, tmp_path / "second").run(placement)
     for job in (0, 1):
         vals = second.curves[job, "val_loss"]

@@ -148,7 +148,7 @@ PAIRS = [{"prompt": f"say {n}", "chosen": f" yes {n}", "rejected": f" no, {n} ti
 def test_preference_rows_are_two_sequences_that_stay_together(reader, tmp_path):
     path = tmp_path / "pairs.jsonl"
     path.write_bytes(jsonl(PAIRS))
-    dpo = spec().model_copy(update={"objective": Objective(type="dpo")})
+    dpo = spec(validation_fraction=0.1).model_copy(update={"objective": Objective(type="dpo")})
     data = load(dpo, path, None, reader)
     assert (len(data.train), len(data.validation)) == (36, 4)
     assert len(data.train.sequences) == len(data.train.lengths) == 72
@@ -164,20 +164,21 @@ def test_preference_rows_are_two_sequences_that_stay_together(reader, tmp_path):
 
 
 def test_evaluations_stay_within_their_share_of_the_tokens(reader, tmp_path):
+    """In tokens: the base, every evaluation of the trend, and the end of the one job, which no cut can stop."""
     path = tmp_path / "rows.jsonl"
     path.write_bytes(jsonl(rows(2000)))
     made = spec(validation_fraction=0.2, training={"epochs": 2})
-    made = made.model_copy(update={"early_exit": EarlyExitPolicy(max_evaluation_share=1.0)})
     data = load(made, path, None, reader)
-    whole = load(made.model_copy(update={"early_exit": EarlyExitPolicy(max_evaluation_share=None)}), path, None, reader)
-    assert (len(whole.validation), whole.unused) == (400, 0)
+    no_share = made.model_copy(update={"early_exit": EarlyExitPolicy(max_evaluation_share=None)})
+    whole = load(no_share, path, None, reader)
+    assert (len(whole.validation), whole.trend_rows, whole.unused) == (400, 400, 0)
     assert len(data.validation) + data.unused == 400
     calendar = Schedule.of(made, made.jobs()[0], len(data.train))
-    evaluated = calendar.evaluations * sum(data.validation.lengths)
+    evaluated = calendar.evaluations * sum(data.trend.lengths) + 2 * sum(data.validation.lengths)
     trained = 2 * sum(data.train.lengths)
-    assert 0.9 * trained < evaluated < 1.1 * trained, "rows differ in length, so the share is met but for their spread"
-    assert len(data.validation) > 40
-    assert text(data.validation.sequences) < text(whole.validation.sequences)
+    assert 0.1 * trained < evaluated < 1.1 * 0.15 * trained, "rows differ in length, so the share is met but for their spread"
+    assert 100 < len(data.validation) < 400
+    assert text(data.trend.sequences) < text(data.validation.sequences) < text(whole.validation.sequences)
 
 
 def test_few_validation_rows_are_never_left_out(reader, tmp_path):

@@ -28,7 +28,9 @@ def adapter(reported, job: int = 0) -> dict[str, str]:
 
 def test_a_search_from_its_first_step_to_its_adapters(fleet, placing, tmp_path):
     placement = placing(
-        SPACE, training={"epochs": 3}, early_exit={"warmup_fraction": 0.2, "keep_fraction": 0.5, "tau_gap": 10.0}
+        SPACE,
+        training={"epochs": 3},
+        early_exit={"policy": "alto", "warmup_fraction": 0.2, "keep_fraction": 0.5, "tau_gap": 10.0},
     )
     inside = Inside(fleet, tmp_path)
     (reported,) = inside.run(placement)
@@ -88,7 +90,8 @@ def test_a_forward_is_for_a_micro_batch_and_not_for_a_job(fleet, placing, tmp_pa
 
 def test_candidates_rotate_through_few_slots(fleet, placing, tmp_path):
     space = {"learning_rate": [1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5], "rank": [8], "batch_size": [4]}
-    placement = placing(space, training={"epochs": 3}, early_exit={"warmup_fraction": 0.2, "tau_gap": 10.0})
+    early_exit = {"policy": "alto", "warmup_fraction": 0.2, "tau_gap": 10.0}
+    placement = placing(space, training={"epochs": 3}, early_exit=early_exit)
     (reported,) = Inside(fleet, tmp_path, worker_step_tokens=300).run(placement)
     (all_at_once,) = Inside(fleet, tmp_path, worker_step_tokens=300).run(
         placement.model_copy(update={"placement_id": "wide", "token": "token-wide"})

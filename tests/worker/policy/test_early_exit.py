@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from contract.states import ExitReason
 from contract.task_spec import EarlyExitPolicy
-from worker.policy.early_exit.alto_rules import Alto, GuardedAlto
+from worker.policy.early_exit.alto_rules import Alto
 from worker.policy.early_exit.asha_rules import Asha
+from worker.policy.early_exit.guarded_alto import GuardedAlto
 from worker.policy.early_exit.policy_interface import History, Standing, slope, smooth
 from worker.policy.early_exit.policy_selection import TrainToEnd, policy_of
 

@@ -1,5 +1,6 @@
 """Early exit, that is early stopping of jobs: the policies ALTO, guarded ALTO and ASHA, their interface, and their selection.
 
-Enters: a job's training and validation losses, and all jobs' losses at a rung. Leaves: verdicts (diverging, overfitting,
-underperforming) with the numbers behind them. It must not know tensors, steps, clocks or the executor that asks.
+Enters: a job's training and validation losses, all jobs' losses at a rung, and their scores on each validation row. Leaves:
+verdicts (diverging, overfitting, underperforming) with the numbers behind them. It must not know tensors, steps, clocks or the
+executor that asks.
 """

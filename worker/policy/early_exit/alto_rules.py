@@ -1,4 +1,4 @@
-"""ALTO's Algorithm 1 (section 5), verbatim and with the guard of its text, and the selection at the warmup boundary.
+"""ALTO's Algorithm 1 (section 5), verbatim, and its selection at the warmup boundary by rank.
 
 Pure: losses and counts in, verdicts with their evidence out. Knows no tensors, no steps and no trainer.
 """
@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+from contract.row_scores import RowScores
 from contract.states import ExitReason
 from contract.task_spec import EarlyExitPolicy
 from worker.policy.early_exit.policy_interface import Evidence, History, Standing, Verdict, not_finite, slope
@@ -93,7 +94,7 @@ class Alto:
         """Whether a pattern detected now ends the job."""
         return True
 
-    def decide_ranks(self, standings: Iterable[Standing]) -> dict[int, Verdict | None]:
+    def decide_ranks(self, standings: Iterable[Standing], base: RowScores | None = None) -> dict[int, Verdict | None]:
         """Lines 15-21, decided as early as possible: the jobs past warmup whose rank no later arrival can change.
 
         None is a job that continues. A job that is absent from the answer must wait for others. `standings` are all jobs that
@@ -129,11 +130,3 @@ class Alto:
                 "keep_fraction": self._p.keep_fraction,
             },
         )
-
-
-class GuardedAlto(Alto):
-    """As `Alto`, but a pattern ends a job only after `guard_patience` evaluations without a new lowest validation loss: "the
-    validation loss turns upward" (5.1), which Algorithm 1 leaves out, and which noise on few held-out rows can feign."""
-
-    def _guard_passed(self, history: History) -> bool:
-        return history.stale >= self._p.guard_patience

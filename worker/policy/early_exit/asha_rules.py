@@ -5,6 +5,7 @@ Pure: knows no tensors and no steps. The spec's schedule spaces the rungs; here 
 
 from collections.abc import Iterable
 
+from contract.row_scores import RowScores
 from contract.states import ExitReason
 from contract.task_spec import EarlyExitPolicy
 from worker.policy.early_exit.policy_interface import History, Standing, Verdict, not_finite
@@ -19,7 +20,7 @@ class Asha:
     def on_evaluation(self, history: History, train_loss: float, val_loss: float) -> tuple[History, Verdict | None]:
         return history, not_finite("train_loss", train_loss) or not_finite("val_loss", val_loss)
 
-    def decide_ranks(self, standings: Iterable[Standing]) -> dict[int, Verdict | None]:
+    def decide_ranks(self, standings: Iterable[Standing], base: RowScores | None = None) -> dict[int, Verdict | None]:
         """Judges every job at the last rung it reached. At least one job continues from a rung; ties go to the
         lower job index."""
         present = list(standings)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from contract.row_scores import RowScores
 from contract.states import ExitReason
 
 Evidence = dict[str, float | int | str | list[float | None] | None]
@@ -16,10 +17,11 @@ Evidence = dict[str, float | int | str | list[float | None] | None]
 
 @dataclass(frozen=True)
 class Verdict:
-    """The decision to end a job: its reason, and the numbers behind it."""
+    """The decision to end a job: its reason, and the numbers behind it. keeps_adapter: also where the reason says otherwise."""
 
     reason: ExitReason
     evidence: Evidence
+    keeps_adapter: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,12 @@ class History:
 
 @dataclass(frozen=True)
 class Standing:
-    """One job's validation losses at the rungs it has reached; empty while its warmup runs."""
+    """One job's validation losses at the rungs it has reached; empty while its warmup runs. scores: of each validation row at
+    the first rung, where they are known: those of a job that ended on another executor are not."""
 
     job: int
     losses: tuple[float, ...]
+    scores: RowScores | None = None
 
 
 class Policy(Protocol):
@@ -47,12 +51,12 @@ class Policy(Protocol):
     standings change.
 
     `decide_ranks` answers for jobs whose rank at their last rung is certain: None continues, a verdict ends the job, and a job
-    that is absent from the answer must wait for others.
+    that is absent from the answer must wait for others. base: what the base alone scores on the validation rows, if known.
     """
 
     def on_evaluation(self, history: History, train_loss: float, val_loss: float) -> tuple[History, Verdict | None]: ...
 
-    def decide_ranks(self, standings: Iterable[Standing]) -> dict[int, Verdict | None]: ...
+    def decide_ranks(self, standings: Iterable[Standing], base: RowScores | None = None) -> dict[int, Verdict | None]: ...
 
 
 def smooth(before: float | None, loss: float, alpha: float) -> float:

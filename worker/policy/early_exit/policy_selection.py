@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable
 
+from contract.row_scores import RowScores
 from contract.task_spec import EarlyExitPolicy
-from worker.policy.early_exit.alto_rules import Alto, GuardedAlto
+from worker.policy.early_exit.alto_rules import Alto
 from worker.policy.early_exit.asha_rules import Asha
+from worker.policy.early_exit.guarded_alto import GuardedAlto
 from worker.policy.early_exit.policy_interface import History, Policy, Standing, Verdict, not_finite
 
 
@@ -27,5 +29,5 @@ class TrainToEnd:
     def on_evaluation(self, history: History, train_loss: float, val_loss: float) -> tuple[History, Verdict | None]:
         return history, not_finite("val_loss", val_loss)
 
-    def decide_ranks(self, standings: Iterable[Standing]) -> dict[int, Verdict | None]:
+    def decide_ranks(self, standings: Iterable[Standing], base: RowScores | None = None) -> dict[int, Verdict | None]:
         return {standing.job: None for standing in standings if standing.losses}

@@ -48,7 +48,8 @@ class RankServer:
             *(self.load, self.capacity, self.start),
             *(self.open_stream, self.add_placement, self.remove_placement, self.refer),
             *(self.step, self.forecasts, self.evaluate),
-            *(self.allocate, self.tensors, self.best, self.rows, self.note_best, self.park, self.evict, self.free),
+            *(self.allocate, self.tensors, self.best, self.rows, self.note_best, self.restore_best),
+            *(self.park, self.evict, self.free),
         ]
         self._calls = {call.__name__: call for call in calls}
 
@@ -183,6 +184,9 @@ class RankServer:
 
     def note_best(self, key: JobKey) -> None:
         self._own.adapters.note_best(key)
+
+    def restore_best(self, key: JobKey) -> bool:
+        return self._own.adapters.restore_best(key)
 
     def park(self, key: JobKey) -> None:
         self._own.adapters.park(key)

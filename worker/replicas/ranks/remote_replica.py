@@ -53,6 +53,10 @@ class RemoteAdapters:
     def note_best(self, key: JobKey) -> None:
         self._rank.post("note_best", key)
 
+    def restore_best(self, key: JobKey) -> bool:
+        restored: bool = self._rank.call("restore_best", key)
+        return restored
+
     def park(self, key: JobKey) -> None:
         self._rank.post("park", key)
         self._rank.note_freed_rows()

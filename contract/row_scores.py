@@ -1,0 +1,104 @@
+"""RowScores: what an adapter scored on each validation row, and the paired statistics by which two adapters are compared.
+
+Pure arithmetic, shared by the worker (the cut after warmup) and the service (the winner). Knows no jobs and no policy.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from contract.strict import Message
+
+MAX_SCORED_ROWS = 4096  # of a task: bounds a report, a checkpoint and a stored adapter
+Metric = Literal["loss", "error"]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over rows with its standard error. rows: how many it is of."""
+
+    mean: float
+    standard_error: float
+    rows: int
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % confidence interval."""
+        return self.interval_for(1)
+
+    def interval_for(self, comparisons: int) -> tuple[float, float]:
+        """The interval, by Student's t, that holds at 95 % for so many estimates at once (Bonferroni): the best of many is the
+        best by luck, too."""
+        reach = t_quantile(self.rows - 1, 1 - 0.05 / comparisons) * self.standard_error
+        return self.mean - reach, self.mean + reach
+
+
+class RowScores(Message):
+    """Per validation row, in the order of the rows, which is the same for all jobs of a task; lower is better.
+
+    `loss`: the sum of -log p over a row's completion tokens, weighted by their number; under dpo a pair's loss. `error`, of dpo
+    searches over beta, whose losses are not comparable: 0 for a pair whose chosen answer has the higher implicit reward, 1 for
+    one whose rejected answer has it, 1/2 for equal ones.
+    """
+
+    metric: Metric = "loss"
+    totals: Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(min_length=1, max_length=MAX_SCORED_ROWS)]
+    weights: Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=MAX_SCORED_ROWS)] = Field(
+        default=[], description="Of each row: its completion tokens; empty: 1 each, as of pairs."
+    )
+
+    @model_validator(mode="after")
+    def _of_one_length(self) -> Self:
+        if self.weights and len(self.weights) != len(self.totals):
+            raise ValueError(f"holds {len(self.totals)} totals, but {len(self.weights)} weights")
+        return self
+
+    @property
+    def mean(self) -> float:
+        return self.estimate().mean
+
+    def estimate(self) -> Estimate:
+        """The mean per unit of weight."""
+        return ratio_estimate(self.totals, self.weights)
+
+    def comparable(self, other: "RowScores") -> bool:
+        """Whether both are of the same rows by the same metric."""
+        return (self.metric, self.weights, len(self.totals)) == (other.metric, other.weights, len(other.totals))
+
+    def minus(self, other: "RowScores") -> Estimate:
+        """The paired difference of the means, own - other: negative where this one is better. Raises ValueError for scores that
+        are not comparable."""
+        if not self.comparable(other):
+            raise ValueError("scores of other rows, or by another metric, cannot be paired")
+        return ratio_estimate([own - their for own, their in zip(self.totals, other.totals, strict=True)], self.weights)
+
+
+def ratio_estimate(totals: Sequence[float], weights: Sequence[int]) -> Estimate:
+    """sum(totals) / sum(weights) with its standard error over rows, by linearisation (Cochran 1977, Sampling Techniques, 6.3);
+    without weights the mean and the usual standard error. One row says nothing of the spread: the error is infinite."""
+    rows, whole = len(totals), float(sum(weights)) if weights else float(len(totals))
+    mean = math.fsum(totals) / whole
+    if rows < 2:
+        return Estimate(mean, math.inf, rows)
+    rests = [total - mean * weight for total, weight in zip(totals, weights or [1] * rows, strict=True)]
+    return Estimate(mean, math.sqrt(rows / (rows - 1) * math.fsum(rest * rest for rest in rests)) / whole, rows)
+
+
+def t_quantile(freedom: int, level: float = 0.95) -> float:
+    """The two-sided quantile of Student's t, by the expansion in 1 / freedom (Abramowitz and Stegun 26.7.5); at 95 % within
+    1 % from 3 degrees of freedom on."""
+    if freedom < 1:
+        return math.inf
+    z = NormalDist().inv_cdf(0.5 + level / 2)
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return math.fsum(term / freedom**power for power, term in enumerate(terms))

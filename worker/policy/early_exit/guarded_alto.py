@@ -1,0 +1,121 @@
+"""ALTO with the guard of its text, and a cut after warmup that compares jobs row by row.
+
+Pure: losses, row scores and counts in, verdicts with their evidence out. Knows no tensors, no steps and no trainer.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from contract.row_scores import Estimate, RowScores
+from contract.states import ExitReason
+from worker.policy.early_exit.alto_rules import Alto
+from worker.policy.early_exit.policy_interface import Evidence, History, Standing, Verdict
+
+
+@dataclass(frozen=True)
+class _Ranked:
+    """A job past its warmup, by its mean score, ties by its index."""
+
+    mean: float
+    job: int
+    standing: Standing
+
+
+class GuardedAlto(Alto):
+    """As `Alto`, but a pattern ends a job only after `guard_patience` evaluations without a new lowest validation loss: "the
+    validation loss turns upward" (5.1), which Algorithm 1 leaves out, and which noise on few held-out rows can feign.
+
+    The cut keeps every job that is not surely worse than the best by a paired test over the validation rows, and no fewer and
+    no more than `survivors` of the policy's parameters says. Both bounds are about half of ALTO's quarter away from it, so that
+    a cut costs a quarter on average: below the floor a test of now would decide about later, beyond the ceiling one of too few
+    rows would keep everybody.
+    """
+
+    def _guard_passed(self, history: History) -> bool:
+        return history.stale >= self._p.guard_patience
+
+    def decide_ranks(self, standings: Iterable[Standing], base: RowScores | None = None) -> dict[int, Verdict | None]:
+        """As early as possible, and independent of the order in which jobs arrive: a job is certainly out once so many are
+        ahead as may pass, and certainly in when no later arrival can take its place among the fewest. The others wait for all
+        warmups to end, and are compared with the best.
+
+        Where even the best is surely worse than the base, the search ends: training has only done harm, whatever the
+        configuration. The adapter of the best is kept.
+        """
+        alive = list(standings)
+        ranked = _rank(alive)
+        if not ranked:
+            return {}
+        fewest, most = self._p.survivors(len(alive))
+        unfinished = len(alive) - len(ranked)
+        if not unfinished and base is not None and all(_surely_worse(one.standing.scores, base) for one in ranked):
+            return {one.job: _nothing_learned(one, base, place == 0) for place, one in enumerate(ranked)}
+        decided: dict[int, Verdict | None] = {}
+        for better, one in enumerate(ranked):
+            if better >= most:
+                decided[one.job] = self._underperforming(one.mean, ranked[most - 1].mean, better, most, len(ranked), len(alive))
+            elif better + unfinished < fewest and not (base and unfinished and _surely_worse(one.standing.scores, base)):
+                decided[one.job] = None
+            elif not unfinished:
+                decided[one.job] = self._compared(one, ranked, better)
+        return decided
+
+    def _compared(self, one: _Ranked, ranked: Sequence[_Ranked], better: int) -> Verdict | None:
+        """The verdict on a job between the floor and the ceiling. Without the scores of both it is ALTO's, by rank."""
+        difference = _paired(one.standing.scores, ranked[0].standing.scores)
+        if difference is None:
+            cut = math.ceil(self._p.keep_fraction * len(ranked))
+            if better < cut:
+                return None
+            return self._underperforming(one.mean, ranked[cut - 1].mean, better, cut, len(ranked), len(ranked))
+        low, high = difference.interval
+        if low <= 0:
+            return None
+        evidence: Evidence = {
+            "pattern": "surely worse than the best at the warmup boundary, by a paired test over the validation rows",
+            "val_loss": one.mean,
+            "best_val_loss": ranked[0].mean,
+            "difference": difference.mean,
+            "difference_low": low,
+            "difference_high": high,
+            "rows": difference.rows,
+            "rank": better + 1,
+            "alive": len(ranked),
+        }
+        return Verdict(ExitReason.UNDERPERFORMING, evidence)
+
+
+def _rank(alive: Sequence[Standing]) -> list[_Ranked]:
+    """The jobs past their warmup, the best first. A job without scores counts by its loss; among scores of another metric it
+    is the last: it ended on another executor, where it was ranked."""
+    by_error = any(one.scores is not None and one.scores.metric != "loss" for one in alive)
+    found = []
+    for one in alive:
+        if one.losses:
+            lacking = math.inf if by_error else one.losses[0]
+            found.append(_Ranked(one.scores.mean if one.scores is not None else lacking, one.job, one))
+    return sorted(found, key=lambda ranked: (ranked.mean, ranked.job))
+
+
+def _paired(own: RowScores | None, other: RowScores | None) -> Estimate | None:
+    """The difference own - other, where both are known and of the same rows."""
+    if own is None or other is None or not own.comparable(other):
+        return None
+    return own.minus(other)
+
+
+def _surely_worse(own: RowScores | None, other: RowScores) -> bool:
+    difference = _paired(own, other)
+    return difference is not None and difference.interval[0] > 0
+
+
+def _nothing_learned(one: _Ranked, base: RowScores, best: bool) -> Verdict:
+    """The verdict on every job of a search that ends at its cut."""
+    evidence: Evidence = {
+        "pattern": "no job beats the base at the warmup boundary",
+        "val_loss": one.mean,
+        "base_val_loss": base.mean,
+        "rows": len(base.totals),
+    }
+    return Verdict(ExitReason.UNDERPERFORMING, evidence, keeps_adapter=best)
