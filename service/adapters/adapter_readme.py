@@ -13,6 +13,7 @@ from service.adapters.models import Adapter
 from service.tasks.curves.curve_reader import Curve
 from service.tasks.job_resource import JobResource
 from service.tasks.models import Task
+from service.tasks.selection import Selection
 
 NAME = "README.md"
 _CURVE_POINTS = 20
@@ -41,11 +42,22 @@ def readme(task: Task, adapter: Adapter, jobs: Sequence[JobResource], validation
         ("task, job, adapter", f"`{task.id}`, `{own.id}`, `{adapter.id}`"),
     ]
     loading = _loading(lineage.base_model, adapter.id, rank, precision)
-    parts = [title, "\n".join(f"- {name}: {value}" for name, value in facts), loading]
+    parts = [title, "\n".join(f"- {name}: {value}" for name, value in facts)]
+    if task.selection is not None:
+        parts.append(_chosen(Selection.model_validate(task.selection), task.winner_job_id == own.id))
+    parts.append(loading)
     if validation is not None and validation.steps:
         parts.append(_curve(validation))
     parts.append(_table(jobs, own.index))
     return "\n\n".join(parts) + "\n"
+
+
+def _chosen(selection: Selection, winner: bool) -> str:
+    """How the search's winner was chosen, and what to try next."""
+    of = "" if winner else " This adapter is of another configuration than the best."
+    lines = ["## How it was chosen", "", f"{selection.verdict[:1].upper()}{selection.verdict[1:]}.{of} Intervals are of 95 %."]
+    tips = ["", "What to try next:", "", *(f"- {tip}" for tip in selection.suggestions)]
+    return "\n".join([*lines, *(tips if selection.suggestions else [])])
 
 
 def _loading(base: str, folder: str, rank: int, precision: Precision) -> str:

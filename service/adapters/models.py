@@ -1,6 +1,9 @@
 """The adapters table: a job's best checkpoint, committed once and immutable until its tenant deletes it."""
 
+from typing import Any
+
 from sqlalchemy import BigInteger, Double, ForeignKey
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.database.engine import At, Base, Id, Json, Now
@@ -16,6 +19,7 @@ class Adapter(Base):
     step: Mapped[int]
     val_loss: Mapped[float] = mapped_column(Double)
     manifest: Mapped[Json]  # a contract.messages.adapter_manifest.AdapterManifest
+    scores: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True), deferred=True)  # a RowScores
     bytes: Mapped[int] = mapped_column(BigInteger)  # of its files; counts towards the stored-bytes quota
     created_at: Mapped[Now]
     deleted_at: Mapped[At | None]  # afterwards it uses no quota, and garbage collection deletes its objects

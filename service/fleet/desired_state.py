@@ -16,6 +16,7 @@ from contract.messages.placement_messages import (
     WarmStartRef,
 )
 from contract.messages.placement_messages import Placement as PlacementMessage
+from contract.row_scores import RowScores
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus
 from contract.task_spec import Schedule, TaskSpec
 from service.adapters.models import Adapter
@@ -72,6 +73,7 @@ def _placement(session: Session, settings: Settings, placement: Placement, task:
         spec=spec,
         jobs=[_job(session, spec, task, job) for job in task.jobs],
         base_val_loss=task.base_val_loss,
+        base_scores=RowScores.model_validate(task.base_scores) if task.base_scores is not None else None,
         warm_start=warm_start(session, task),
         next_seq=placement.last_seq + 1,
         leave=placement.leaving is not None,

@@ -40,6 +40,9 @@ class Task(Base):
     batch_id: Mapped[str | None] = mapped_column(String(40))  # of the batch that it was posted in
     winner_job_id: Mapped[str | None] = mapped_column(String(40))
     base_val_loss: Mapped[float | None] = mapped_column(Double)
+    base_scores: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True), deferred=True)  # a RowScores
+    selection: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))  # a service.tasks.selection.Selection
+    trend_rows: Mapped[int | None]  # of the validation rows, those that every evaluation reads
     train_rows: Mapped[int | None]
     validation_rows: Mapped[int | None]
     truncated_rows: Mapped[int | None]

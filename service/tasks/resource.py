@@ -17,6 +17,7 @@ from service.database.engine import among_ids
 from service.fleet.models import Node, Placement
 from service.tasks.models import Job, Task
 from service.tasks.plan_status import queue_status
+from service.tasks.selection import Selection
 from service.tasks.stored_specs import effective
 from service.usage.trained_rows import rows_in
 
@@ -25,7 +26,8 @@ class Rows(BaseModel):
     """How the data set came out at the worker; null until then."""
 
     train: int | None
-    validation: int | None
+    validation: int | None = Field(description="That jobs are judged on: at the cut after warmup, and at their end")
+    trend: int | None = Field(default=None, description="Of these, the first, which every other evaluation reads")
     truncated: int | None = Field(description="Longer than max_seq_len, cut")
     skipped: int | None = Field(description="Nothing left to train on after truncation")
 
@@ -46,7 +48,7 @@ class Samples(BaseModel):
 
 
 class Winner(BaseModel):
-    """The job with the lowest validation loss among those that kept an adapter."""
+    """The job that won among those that kept an adapter; the task's `selection` says why, and whether it beats the base."""
 
     job_id: str
     index: int
@@ -102,6 +104,7 @@ class TaskResource(BaseModel):
     progress: Progress
     samples: Samples
     winner: Winner | None
+    selection: Selection | None = Field(default=None, description="How the winner was chosen; null before the task has one")
     waiting: dict[str, Any] | None = Field(description="Why a queued task waits, its place, its expected start and end")
     desired_status: TaskStatus | None = Field(description="What a running task becomes once its jobs are safe: paused, queued")
     requeue_reason: RequeueReason | None = Field(description="Why it was last taken off a node")
@@ -232,6 +235,7 @@ def _render(task: Any, sums: Sequence[Any], winner: Any, placement: Any, waits: 
         rows=Rows(
             train=task.train_rows,
             validation=task.validation_rows,
+            trend=task.trend_rows,
             truncated=task.truncated_rows,
             skipped=task.skipped_rows,
         ),
@@ -239,6 +243,7 @@ def _render(task: Any, sums: Sequence[Any], winner: Any, placement: Any, waits: 
         progress=Progress(steps_done=sum(row.done for row in sums), steps_total=_known([row.total for row in sums])),
         samples=_count_samples(sums),
         winner=Winner.model_validate(winner._asdict()) if winner is not None else None,
+        selection=Selection.model_validate(task.selection) if task.selection is not None else None,
         waiting=waits,
         desired_status=TaskStatus(task.desired_status) if task.desired_status else None,
         requeue_detail=task.requeue_detail,

@@ -66,6 +66,8 @@ def follow(client: Client, task_id: str, output: Output) -> None:
 def finish(ended: Task, output: Output) -> None:
     """Say how the task ended, and exit with the matching code."""
     output.say(outcome(ended))
+    for tip in ended.selection.suggestions if ended.selection is not None else []:
+        output.say(f"  next: {tip}")
     if ended.winner is not None:
         output.say(f"  {invocation.command()} download {ended.id} -o my-adapter")
     if ended.status != TaskStatus.SUCCEEDED:
@@ -158,6 +160,8 @@ def download(
                 why = f": {found.error}" if found.error else ""
                 raise MotetError(f"{found.id} has no winner{'' if found.ended else ' yet'}: it is {found.status}{why}")
             adapter_id = found.winner.adapter_id
+            if found.selection is not None and found.selection.beats_base is False:
+                output.say(found.selection.verdict)
         with output.console_output.doing(f"downloading {adapter_id}"):
             folder = client.adapters.download(adapter_id, out or Path(adapter_id))
     output.give({"adapter_id": adapter_id, "folder": str(folder)}, lambda: f"{adapter_id} is in {folder}")

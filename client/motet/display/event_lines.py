@@ -21,6 +21,8 @@ def _said(kind: str, data: dict[str, Any]) -> str:
     match kind:
         case "status":
             more = [str(data[name]) for name in ("reason", "detail", "error") if data.get(name)]
+            chosen = data.get("selection")
+            more += [str(chosen["verdict"])] if isinstance(chosen, dict) and chosen.get("verdict") else []
             return f"the task is {data.get('status')}" + (f": {', '.join(more)}" if more else "")
         case "base":
             return f"the base alone has validation loss {_loss(data.get('val_loss'))}"

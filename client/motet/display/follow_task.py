@@ -34,6 +34,8 @@ def _follow(client: Client, view: TaskState, output: ConsoleOutput) -> None:
 
 def outcome(task: Task) -> str:
     """How the task ended, as a sentence."""
+    if task.selection is not None:
+        return f"{task.status}: {task.selection.verdict}"
     if task.winner is not None:
         base = f", the base alone has {task.base_val_loss:.4f}" if task.base_val_loss is not None else ""
         return f"{task.status}: job {task.winner.index} won with validation loss {task.winner.val_loss:.4f}{base}"

@@ -1,13 +1,23 @@
 """Ends a task after its last job has ended: picks the winner, or records the error. Callers hold the task's row lock."""
 
-from sqlalchemy import func, select
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
+from contract.row_scores import RowScores
+from contract.search_space import JobConfig
 from contract.states import JOB_TERMINAL, JobStatus, TaskStatus
 from service.adapters.models import Adapter
 from service.database.engine import clock
 from service.tasks.lifecycle.transitions import enter, enter_job
 from service.tasks.models import Job, Task
+from service.tasks.next_search import of_no_winner, suggestions
+from service.tasks.selection import Candidate, Selection, choose
+from service.tasks.stored_specs import SpecUnreadable, config_of
+
+_KEPT = select(Adapter.job_id, Adapter.val_loss, Adapter.step, Adapter.scores).where(Adapter.task_id == bindparam("task"))
 
 
 def fail_unfinished(task: Task, error: str) -> None:
@@ -19,22 +29,74 @@ def fail_unfinished(task: Task, error: str) -> None:
 
 
 def conclude(session: Session, task: Task, error: str | None = None, fenced: bool = False) -> bool:
-    """End the task if all its jobs have ended: the adapter with the lowest validation loss wins (ties: lower job index).
+    """End the task if all its jobs have ended; its winner is chosen among those that kept an adapter (tasks/selection.py).
 
     `error` is why the task was stopped, if it was; `fenced`: its placement may report nothing more. Returns whether it ended.
     """
     if any(job.status not in JOB_TERMINAL for job in task.jobs):
         return False
     session.flush()
-    kept = session.execute(select(Adapter.job_id, Adapter.val_loss).where(Adapter.task_id == task.id))
-    losses = {job_id: loss for job_id, loss in kept}
-    candidates = [job for job in task.jobs if job.id in losses]
+    kept = {one.job_id: one for one in session.execute(_KEPT, {"task": task.id})}
+    candidates = {job.index: job for job in task.jobs if job.id in kept}
     if candidates:
-        winner = min(candidates, key=lambda job: (losses[job.id], job.index))
-        enter(task, TaskStatus.SUCCEEDED, clock(session), fenced, winner_job_id=winner.id)
+        configs = _configs(session, task)
+        winner, selection = _selected(task, candidates, kept, configs)
+        chosen = {"winner_job_id": winner.id, "selection": selection.model_dump(mode="json")}
+        enter(task, TaskStatus.SUCCEEDED, clock(session), fenced, **chosen)
     else:
         enter(task, TaskStatus.FAILED, clock(session), fenced, error=error or _why(task.jobs))
     return True
+
+
+def _configs(session: Session, task: Task) -> dict[int, JobConfig]:
+    """All jobs' configurations by one query; none where another version wrote one that this one cannot read."""
+    rows = session.execute(select(Job.index, Job.config).where(Job.task_id == task.id))
+    try:
+        return {index: config_of(config) for index, config in rows}
+    except SpecUnreadable:
+        return {}
+
+
+def _selected(
+    task: Task, jobs: Mapping[int, Job], kept: Mapping[str, Any], configs: Mapping[int, JobConfig]
+) -> tuple[Job, Selection]:
+    """The winner among these jobs, and how it was chosen. kept: each one's adapter."""
+    base = RowScores.model_validate(task.base_scores) if task.base_scores is not None else None
+    found, selection = choose(
+        [
+            Candidate(index, configs[index].rank if configs else 0, kept[job.id].val_loss, _scores(kept[job.id].scores))
+            for index, job in jobs.items()
+        ],
+        base,
+    )
+    winner = jobs[found.index]
+    if not configs:
+        return winner, selection
+    best = configs[found.index]
+    if selection.beats_base is False:
+        learned = selection.gain is not None and selection.gain.mean > 0
+        tips = of_no_winner(list(configs.values()), best, selection.rows, learned)
+        stopped = _stopped(task.jobs)
+        said = {"verdict": stopped} if stopped is not None else {}
+        return winner, selection.model_copy(update={"suggestions": tips, **said})
+    tips = suggestions(list(configs.values()), best, kept[winner.id].step, winner.total_steps)
+    return winner, selection.model_copy(update={"suggestions": tips})
+
+
+def _scores(stored: dict[str, Any] | None) -> RowScores | None:
+    return RowScores.model_validate(stored) if stored is not None else None
+
+
+def _stopped(jobs: Sequence[Job]) -> str | None:
+    """Of a search that ended at its cut, since no job beat the base: that, with the losses."""
+    found = [job.exit_evidence for job in jobs if job.exit_evidence is not None and "base_val_loss" in job.exit_evidence]
+    if not found:
+        return None
+    lowest = min(float(one["val_loss"]) for one in found)
+    return (
+        f"nothing has learned more than the base: check the data. After warmup the base alone has "
+        f"{float(found[0]['base_val_loss']):.4f} on the validation rows, the best of {len(found)} jobs {lowest:.4f}"
+    )
 
 
 def _why(jobs: list[Job]) -> str:

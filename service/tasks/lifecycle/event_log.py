@@ -19,7 +19,7 @@ from service.webhooks.webhook_messages import announce
 
 
 class Kind(StrEnum):
-    STATUS = "status"  # {status, reason?, error?, winner_job_id?}: the task has a new status
+    STATUS = "status"  # {status, reason?, error?, winner_job_id?, selection?}: the task has a new status
     ACTIVATIONS = "activations"  # {recompute, reason}: how training passes store their activations from here on, and why
     BASE = "base"  # {val_loss}: the base model alone was evaluated
     JOB = "job"  # {job, job_id, status, step, ...}: a job's status changed
@@ -33,6 +33,7 @@ STATUS_FIELDS: Mapping[str, tuple[str, TaskStatus | None]] = {
     "reason": ("requeue_reason", TaskStatus.QUEUED),
     "error": ("error", None),
     "winner_job_id": ("winner_job_id", None),
+    "selection": ("selection", TaskStatus.SUCCEEDED),
 }
 
 

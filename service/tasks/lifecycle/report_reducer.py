@@ -29,6 +29,7 @@ from contract.messages.report_messages import (
     Points,
     Throughput,
 )
+from contract.row_scores import RowScores
 from contract.states import JOB_TERMINAL, IllegalTransition, JobStatus
 from service.adapters.models import Adapter
 from service.database.engine import clock, new_id
@@ -96,6 +97,7 @@ class ReportReducer:
                 self._events.add(Kind.ACTIVATIONS, {"recompute": event.recompute, "reason": event.reason})
             case BaseEvaluated():
                 self._task.base_val_loss = event.val_loss
+                self._task.base_scores = event.scores.model_dump(mode="json") if event.scores is not None else None
                 self._events.add(Kind.BASE, {"val_loss": event.val_loss})
             case JobMoved():
                 self._moved(event)
@@ -104,7 +106,7 @@ class ReportReducer:
             case Checkpointed():
                 self._checkpointed(event)
             case AdapterKept():
-                self._adapter_kept(event.job, event.manifest)
+                self._adapter_kept(event.job, event.manifest, event.scores)
             case JobCompleted():
                 self._end(event, JobStatus.COMPLETED)
             case JobExited():
@@ -132,6 +134,7 @@ class ReportReducer:
     def _attached(self, event: Attached) -> None:
         task = self._task
         task.train_rows, task.validation_rows = event.train_rows, event.validation_rows
+        task.trend_rows = event.trend_rows
         task.truncated_rows, task.skipped_rows = event.truncated_rows, event.skipped_rows
         for index, steps in event.total_steps.items():
             job = self._job(index)
@@ -173,7 +176,7 @@ class ReportReducer:
             job.checkpoint = checkpoint.model_dump(mode="json")
         self._task.losses = 0
 
-    def _adapter_kept(self, index: int, manifest: AdapterManifest) -> None:
+    def _adapter_kept(self, index: int, manifest: AdapterManifest, scores: RowScores | None) -> None:
         job, lineage = self._unfinished(index), manifest.lineage
         if (lineage.job_id, lineage.task_id, lineage.base_revision) != (job.id, self._task.id, self._task.base_revision):
             raise EventRefused(f"the adapter's lineage is of another job, task or base than {job.id} of {self._task.id}")
@@ -191,6 +194,7 @@ class ReportReducer:
             job_id=job.id,
             step=manifest.step,
             val_loss=manifest.val_loss,
+            scores=scores.model_dump(mode="json") if scores is not None else None,
             bytes=sum(file.bytes for file in manifest.files),
             manifest=manifest.model_dump(mode="json"),
         )

@@ -48,10 +48,11 @@ _QUEUE_IF_NEW = PreparedStatement(  # `packed` is null if the process already ha
         QueueStatus,
     )
 )
+_COLUMNS = [column for column in Task.__table__.c if column.name != "base_scores"]  # long, and part of no resource
 _WHOLE = [
     *(
         PreparedStatement(scoped_by_parameter(statement, Task))
-        for statement in (select(*Task.__table__.c).where(among_ids(Task.id), Task.deleted_at.is_(None)), *RELATED_READS)
+        for statement in (select(*_COLUMNS).where(among_ids(Task.id), Task.deleted_at.is_(None)), *RELATED_READS)
     ),
     PreparedStatement(scoped_by_parameter(QUEUE, QueueStatus)),
 ]

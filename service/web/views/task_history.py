@@ -39,7 +39,8 @@ def _words(kind: str, data: dict[str, Any]) -> tuple[str, str] | None:
     match kind:
         case Kind.STATUS:
             why = f": {data['error']}" if "error" in data else f" ({data['reason']})" if "reason" in data else ""
-            return data["status"], f"{data['status']}{why}"
+            chosen = data["selection"].get("verdict") if isinstance(data.get("selection"), dict) else None
+            return data["status"], f"{data['status']}{why}" + (f": {chosen}" if chosen else "")
         case Kind.BASE:
             return "completed", f"the base alone has a validation loss of {loss(data.get('val_loss'))}"
         case Kind.REWIND:

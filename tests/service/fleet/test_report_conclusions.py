@@ -5,6 +5,7 @@ from sqlalchemy import select
 
 from service.adapters.models import Adapter
 from service.fleet.models import Node, Placement
+from service.tasks.models import TaskEvent
 from tests.service.fleet.rows import dump
 from tests.service.fleet.scripted import completed, exited, moved, points, throughput
 
@@ -32,6 +33,60 @@ def test_the_lowest_loss_wins_and_equal_ones_go_to_the_lower_index(tenant, place
     placement.report(placement.adapter(0, 1.5), completed(0, loss=1.5))
     assert task_of().status == "succeeded"
     assert task_of().winner_job_id == jobs()[0].id
+
+
+def scored(*totals: float) -> dict:
+    return {"metric": "loss", "totals": list(totals), "weights": [2] * len(totals)}
+
+
+def test_scores_by_row_choose_the_winner_and_say_how_sure_that_is(tenant, placement, task_of):
+    """Both ranks are 8 here, and the losses differ by less than one standard error: the lower mean wins, and beats the base."""
+    placement.report({"kind": "base_evaluated", "val_loss": 2.0, "scores": scored(3.9, 4.1, 4.0, 4.0)})
+    placement.report(moved(0, "warmup"), moved(1, "warmup"))
+    placement.report(placement.adapter(0, 1.02) | {"scores": scored(2.1, 2.0, 2.0, 2.06)}, completed(0, loss=1.02))
+    placement.report(placement.adapter(1, 1.01) | {"scores": scored(2.0, 2.1, 1.98, 2.0)}, completed(1, loss=1.01))
+    task = tenant.get(f"/v1/tasks/{placement.given.task_id}").json()
+    said = task["selection"]
+    assert (task["winner"]["index"], said["rule"], said["tied"], said["rows"]) == (1, "one_standard_error", [0, 1], 4)
+    assert said["value"]["mean"] == pytest.approx(1.01)
+    assert said["value"]["low"] < said["value"]["mean"] < said["value"]["high"]
+    assert said["beats_base"]
+    assert said["verdict"].startswith("job 1 won: validation loss 1.0100 (")
+    assert any("learning rate" in tip for tip in said["suggestions"])
+
+
+def test_where_nothing_beat_the_base_the_best_stays_and_the_task_says_so(tenant, placement, task_of, database):
+    placement.report({"kind": "base_evaluated", "val_loss": 2.0, "scores": scored(3.9, 4.1, 4.0, 4.0)})
+    placement.report(moved(0, "warmup"), moved(1, "warmup"))
+    placement.report(placement.adapter(0, 2.0) | {"scores": scored(4.5, 3.5, 4.2, 3.7)}, completed(0, loss=2.0), exited(1, 3))
+    assert task_of().status == "succeeded"
+    task = tenant.get(f"/v1/tasks/{placement.given.task_id}").json()
+    assert task["winner"]["index"] == 0
+    assert task["selection"]["beats_base"] is False
+    assert task["selection"]["verdict"].startswith("nothing beat the base: the best, job 0,")
+    assert task["selection"]["suggestions"][0].startswith("check the data")
+    with database.begin() as session:
+        said = session.scalars(
+            select(TaskEvent.data).where(TaskEvent.task_id == task["id"]).order_by(TaskEvent.number.desc()).limit(1)
+        ).one()
+    assert said["selection"]["verdict"] == task["selection"]["verdict"]
+    assert tenant.get(f"/v1/tasks/{task['id']}/adapter").status_code == 200
+
+
+def test_a_search_that_ended_at_its_cut_says_with_what_losses(tenant, placement):
+    placement.report({"kind": "base_evaluated", "val_loss": 2.0, "scores": scored(3.9, 4.1, 4.0, 4.0)})
+    placement.report(moved(0, "warmup"), moved(1, "warmup"))
+    why = {"pattern": "no job beats the base at the warmup boundary", "base_val_loss": 2.0}
+    placement.report(
+        placement.adapter(0, 2.5) | {"scores": scored(5.0, 5.1, 4.9, 5.0)},
+        exited(0, 3) | {"evidence": why | {"val_loss": 2.5}},
+        exited(1, 3) | {"evidence": why | {"val_loss": 3.0}},
+    )
+    task = tenant.get(f"/v1/tasks/{placement.given.task_id}").json()
+    assert task["selection"]["verdict"] == (
+        "nothing has learned more than the base: check the data. After warmup the base alone has 2.0000 on the validation "
+        "rows, the best of 2 jobs 2.5000"
+    )
 
 
 def test_an_exit_with_an_adapter_competes(placement, task_of, jobs):

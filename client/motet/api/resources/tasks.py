@@ -36,8 +36,31 @@ class Samples(Message):
     saved_fraction: float | None = None
 
 
+class Interval(Message):
+    """A mean over the validation rows with its 95 % confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+class Selection(Message):
+    """How the winner was chosen, by how much it is better than the base, and what to try next. `beats_base` is False where
+    nothing beat the base; the winner is then only the best there is."""
+
+    metric: str = "val_loss"  # or val_accuracy, of a DPO search over beta
+    rule: str = "lowest_loss"
+    rows: int | None = None
+    value: Interval | None = None
+    gain: Interval | None = None
+    beats_base: bool | None = None
+    tied: list[int] = Field(default=[])
+    verdict: str = ""
+    suggestions: list[str] = Field(default=[])
+
+
 class Winner(Message):
-    """The job with the lowest validation loss."""
+    """The job that won; `Task.selection` says whether it beats the base."""
 
     job_id: str
     index: int
@@ -107,6 +130,7 @@ class Task(Message):
     progress: Progress = Progress()
     samples: Samples = Samples()
     winner: Winner | None = None
+    selection: Selection | None = None
     waiting: Waiting | None = None
     desired_status: TaskStatus | None = None
     requeue_reason: RequeueReason | None = None

@@ -1,0 +1,108 @@
+"""How the winner is chosen, what is said where nothing beat the base, and what to try next."""
+
+import random
+
+import pytest
+
+from contract.row_scores import RowScores
+from contract.search_space import JobConfig
+from service.tasks.next_search import of_no_winner, suggestions
+from service.tasks.selection import Candidate, choose
+
+ROWS = 100
+
+
+def scores(mean: float, seed: int = 0, noise: float = 0.05) -> RowScores:
+    hard, own = random.Random(1), random.Random(seed)
+    return RowScores(totals=[hard.uniform(0, 4) + mean + own.gauss(0, noise) for _ in range(ROWS)])
+
+
+def candidate(index: int, mean: float, rank: int = 8, **how: float) -> Candidate:
+    made = scores(mean, index, **how)
+    return Candidate(index, rank, made.mean, made)
+
+
+def test_the_smallest_rank_within_one_standard_error_of_the_best_wins():
+    """Of one level but for noise the ranks decide; one that is surely worse does not win, however small its rank."""
+    best, tie, worse = candidate(0, 0.0, 64), candidate(1, 0.003, 16), candidate(2, 0.5, 4)
+    winner, said = choose([best, tie, worse], scores(1.0, 9))
+    assert (winner.index, said.rule, said.tied) == (1, "one_standard_error", [0, 1])
+    assert said.value.low < said.value.mean < said.value.high
+    assert 0.9 < said.gain.low < said.gain.mean < said.gain.high < 1.1
+    assert said.beats_base
+    assert said.verdict.startswith("job 1 won: validation loss ")
+
+
+def test_of_equal_jobs_the_lower_index_wins():
+    one = scores(0.0)
+    winner, said = choose([Candidate(2, 8, one.mean, one), Candidate(1, 8, one.mean, one)], None)
+    assert (winner.index, said.tied, said.beats_base) == (1, [1, 2], None)
+
+
+def test_a_gain_that_may_be_none_is_said_to_be_none():
+    """The best of three by luck: its mean is below the base's, but no more than rows differ by chance."""
+    jobs = [candidate(index, -0.01, noise=1.0) for index in range(3)]
+    winner, said = choose(jobs, scores(0.0, 9))
+    assert said.beats_base is False
+    assert winner in jobs
+    assert said.gain.low < 0 < said.gain.high
+    assert said.verdict.startswith(f"nothing beat the base: the best, job {winner.index}, has validation loss ")
+    assert "does not exclude 0" in said.verdict
+
+
+def test_among_ties_one_that_beats_the_base_goes_before_a_smaller_rank():
+    base = scores(0.0, 9, 0.0)
+    sure, vague = candidate(0, -0.1, 64, noise=0.01), candidate(1, -0.1, 4, noise=2.0)
+    assert not choose([vague], base)[1].beats_base
+    assert choose([sure, vague], base)[0] is sure
+
+
+def test_without_scores_of_all_the_lowest_loss_wins():
+    winner, said = choose([Candidate(0, 8, 1.5, scores(0.0)), Candidate(1, 8, 1.2, None)], scores(1.0))
+    assert (winner.index, said.rule, said.value, said.beats_base) == (1, "lowest_loss", None, None)
+    assert said.verdict == "job 1 won: the lowest validation loss, 1.2000"
+
+
+def test_a_search_over_beta_compares_accuracies():
+    """Job 1 has the lower loss by its own beta, and orders fewer pairs rightly."""
+    good, bad = (RowScores(metric="error", totals=[0.0] * right + [1.0] * (ROWS - right)) for right in (90, 60))
+    base = RowScores(metric="error", totals=[0.5] * ROWS)
+    winner, said = choose([Candidate(0, 8, 0.211, good), Candidate(1, 8, 0.014, bad)], base)
+    assert (winner.index, said.metric) == (0, "val_accuracy")
+    assert said.value.mean == pytest.approx(0.9)
+    assert said.gain.mean == pytest.approx(0.4)
+    assert 0.8 < said.value.low < 0.9 < said.value.high < 1.0
+
+
+def config(rate: float = 1e-3, **more: object) -> JobConfig:
+    return JobConfig.model_validate({"learning_rate": rate, "rank": 8, "alpha": 16, "batch_size": 4, "seed": 0} | more)
+
+
+def test_the_edge_of_the_grid_is_named_with_a_value_beyond():
+    configs = [config(rate, rank=rank) for rate in (1e-4, 5e-4) for rank in (8, 16)]
+    assert suggestions(configs, config(5e-4, rank=8), 50, 100) == [
+        "the best learning rate, 0.0005, is the largest you gave: try larger ones, such as 0.0025"
+    ]
+    assert suggestions(configs, config(1e-4, rank=16), 50, 100) == [
+        "the best learning rate, 0.0001, is the smallest you gave: try smaller ones, such as 2e-05",
+        "the best rank, 16, is the largest you gave: try larger ones, such as 32",
+    ]
+
+
+def test_the_inside_of_the_grid_suggests_nothing():
+    assert suggestions([config(rate) for rate in (1e-4, 1e-3, 1e-2)], config(1e-3), 50, 100) == []
+    assert suggestions([config(batch_size=size) for size in (1, 2)], config(batch_size=1), 50, 100) == []  # none is smaller
+    assert suggestions([config(rank=rank) for rank in (128, 256)], config(rank=256), 50, 100) == []  # none is larger
+
+
+def test_when_the_loss_was_lowest_says_how_long_to_train():
+    assert suggestions([config()], config(), 100, 100)[0].startswith("the best job's loss was lowest at its last step")
+    assert suggestions([config()], config(), 10, 100)[0].startswith("the best job's loss was lowest after 10 of 100 steps")
+
+
+def test_where_nothing_beat_the_base_the_data_comes_first():
+    found = of_no_winner([config(1e-4), config(1e-2)], config(1e-4), 20, True)
+    assert found[0].startswith("check the data")
+    assert found[1] == "try lower learning rates: 0.0001 is the smallest you gave; such as 1e-05"
+    assert found[2].startswith("bring more rows: 20 validation rows")
+    assert len(of_no_winner([config(1e-4), config(1e-2)], config(1e-2), 20, False)) == 1
