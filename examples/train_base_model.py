@@ -22,7 +22,7 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # before torch: else the bits 
 import torch
 from jinja2 import Template
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<|end|>\n{% endfor %}"
@@ -109,7 +109,7 @@ def build_model(shape: Shape, tokenizer: Tokenizer) -> LlamaForCausalLM:
     )
 
 
-def loss_of(model: LlamaForCausalLM, blocks: torch.Tensor) -> torch.Tensor:
+def loss_of(model: PreTrainedModel, blocks: torch.Tensor) -> torch.Tensor:
     """Mean nats per token of int64 [batch, length]; bf16 autocast on a GPU."""
     with torch.autocast(blocks.device.type, torch.bfloat16, enabled=blocks.device.type == "cuda"):
         logits = model(input_ids=blocks, use_cache=False).logits
@@ -117,7 +117,7 @@ def loss_of(model: LlamaForCausalLM, blocks: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def validation_loss(model: LlamaForCausalLM, held_out: torch.Tensor, shape: Shape) -> float:
+def validation_loss(model: PreTrainedModel, held_out: torch.Tensor, shape: Shape) -> float:
     losses = [loss_of(model, part.to(model.device)) * len(part) for part in torch.split(held_out, shape.batch)]
     return float(torch.stack(losses).sum()) / len(held_out)
 
@@ -131,7 +131,7 @@ def learning_rate_at(step: int, steps: int, peak: float) -> float:
     return peak * (0.05 + 0.95 * (1 + math.cos(math.pi * done)) / 2)
 
 
-def train(model: LlamaForCausalLM, blocks: torch.Tensor, shape: Shape, steps: int, peak: float, seed: int) -> float:
+def train(model: PreTrainedModel, blocks: torch.Tensor, shape: Shape, steps: int, peak: float, seed: int) -> float:
     """AdamW over `steps` batches drawn epoch by epoch without replacement; returns the last validation loss."""
     held_out, seen = blocks[::VALIDATE_EVERY_BLOCK], torch.ones(len(blocks), dtype=torch.bool)
     seen[::VALIDATE_EVERY_BLOCK] = False
@@ -160,7 +160,7 @@ def train(model: LlamaForCausalLM, blocks: torch.Tensor, shape: Shape, steps: in
     return validation_loss(model, held_out, shape)
 
 
-def save(folder: Path, model: LlamaForCausalLM, tokenizer: Tokenizer) -> None:
+def save(folder: Path, model: PreTrainedModel, tokenizer: Tokenizer) -> None:
     """The folder that transformers loads: bf16 safetensors, config, tokenizer, chat template."""
     model.bfloat16().save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))

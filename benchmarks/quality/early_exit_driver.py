@@ -1,13 +1,18 @@
-"""Drives early exit over a sweep, step by step, from losses of a live or a recorded run. Trains nothing.
+"""Drives early exit over a sweep, step by step, from row scores of a live or a recorded run. Trains nothing.
 
-It asks the executor's own policies at the executor's own moments, and records what the executor would report.
+It asks the executor's own policies at the executor's own moments about the rows that the executor would read, counts what it
+would read, and chooses the winner as the service does.
 """
 
 import math
 from dataclasses import dataclass, field
 
+from benchmarks.quality.recorded_sweep import Sweep, Totals
+from contract.row_scores import RowScores
 from contract.task_spec import Schedule, TaskSpec
-from worker.policy.early_exit.policy_interface import Evidence, History, Standing
+from contract.validation_parts import validation_parts
+from service.tasks.selection import Candidate, Selection, choose
+from worker.policy.early_exit.policy_interface import Evidence, History, Standing, Verdict
 from worker.policy.early_exit.policy_selection import policy_of
 
 
@@ -17,16 +22,19 @@ class Entrant:
 
     index: int
     batch_size: int
+    rank: int
     schedule: Schedule
     step: int = 0
     history: History = field(default_factory=History)
     rung_losses: list[float] = field(default_factory=list)
+    cut_scores: RowScores | None = None
     settled: int = 0
-    evaluations: int = 0
-    best: float = math.inf
+    best: float = math.inf  # of its trend
     best_step: int = 0
+    best_totals: Totals | None = None
     reason: str | None = None
     evidence: Evidence = field(default_factory=dict)
+    keeps_adapter: bool = True
 
     @property
     def waits(self) -> bool:
@@ -38,13 +46,26 @@ class Entrant:
         return self.schedule.evaluates_at(self.step)
 
 
+def schedule_of(spec: TaskSpec, job: int, train_rows: int, like: TaskSpec | None) -> Schedule:
+    """The job's calendar under `spec`; with `like`, its trend is evaluated as often as under that one."""
+    config = spec.jobs()[job]
+    own = Schedule.of(spec, config, train_rows)
+    return own if like is None else own.model_copy(update={"eval_every": Schedule.of(like, config, train_rows).eval_every})
+
+
 class Referee:
-    def __init__(self, spec: TaskSpec, train_rows: int, jobs: range) -> None:
-        configs = spec.jobs()
+    """`like`: whose interval of evaluations the policy has, where policies are to be compared under one."""
+
+    def __init__(self, spec: TaskSpec, sweep: Sweep, like: TaskSpec | None = None) -> None:
+        self._sweep, rows = sweep, sweep.train_rows
         self.entrants = {
-            job: Entrant(job, min(configs[job].batch_size, train_rows), Schedule.of(spec, configs[job], train_rows))
-            for job in jobs
+            job: Entrant(job, min(config.batch_size, rows), config.rank, schedule_of(spec, job, rows, like))
+            for job, config in enumerate(spec.jobs())
         }
+        cost = sum(sweep.lengths[: sweep.validation_rows]) / sweep.validation_rows / sweep.tokens_per_row
+        self.parts = validation_parts(spec, sweep.train_rows, sweep.validation_rows, cost)
+        self.base = sweep.validation(sweep.base, self.parts.judged)
+        self.evaluated_tokens = sweep.validation_tokens(self.parts.judged)  # the base's
         self._policy = policy_of(spec.early_exit)
 
     @property
@@ -52,36 +73,63 @@ class Referee:
         """Entrants that take the next step."""
         return [e for e in self.entrants.values() if e.reason is None and not e.waits]
 
-    def evaluated(self, job: int, ema: float, val_loss: float) -> None:
+    def evaluated(self, job: int, ema: float, totals: Totals) -> None:
         """Record a job's evaluation after its step, and apply the verdict that depends on this job alone."""
-        e = self.entrants[job]
-        e.evaluations += 1
-        if val_loss < e.best:
-            e.best, e.best_step = val_loss, e.step
-        e.history, verdict = self._policy.on_evaluation(e.history, ema, val_loss)
-        if math.isfinite(val_loss) and e.step >= e.schedule.total_steps:
-            e.reason = "completed"
+        e, parts = self.entrants[job], self.parts
+        judged = e.step in e.schedule.rungs and e.schedule.judged
+        self.evaluated_tokens += self._sweep.validation_tokens(parts.judged if judged else parts.trend)
+        trend, whole = self._sweep.validation(totals, parts.trend), self._sweep.validation(totals, parts.judged)
+        loss = trend.mean if trend is not None and (whole is not None or not judged) else math.nan
+        if loss < e.best:
+            e.best, e.best_step, e.best_totals = loss, e.step, totals
+        e.history, verdict = self._policy.on_evaluation(e.history, ema, loss)
+        if math.isfinite(loss) and e.step >= e.schedule.total_steps:
+            self.end(e, "completed")
         elif verdict is not None:
-            e.reason, e.evidence = verdict.reason.value, verdict.evidence
+            self._end_by(e, verdict)
         elif e.step in e.schedule.rungs:
-            e.rung_losses.append(val_loss)
+            e.rung_losses.append(whole.mean if judged and whole is not None else loss)
+            if judged and e.step == e.schedule.rungs[0]:
+                e.cut_scores = whole
+
+    def _end_by(self, e: Entrant, verdict: Verdict) -> None:
+        e.evidence, ranked_out = verdict.evidence, verdict.reason.value == "underperforming"
+        e.keeps_adapter = not ranked_out or verdict.keeps_adapter
+        self.end(e, verdict.reason.value)
+
+    def end(self, e: Entrant, reason: str) -> None:
+        """The job ends. One that keeps its adapter is judged on all rows, unless it was at its best step."""
+        e.reason = reason
+        if e.keeps_adapter and e.best_totals is not None and not (e.cut_scores and e.best_step in e.schedule.rungs[:1]):
+            self.evaluated_tokens += self._sweep.validation_tokens(self.parts.judged)
 
     def decide_ranks(self) -> None:
         """Apply the verdicts on jobs that wait at a rung."""
         here = [e for e in self.entrants.values() if e.schedule.boundary and (e.rung_losses or e.reason is None)]
         if not any(e.waits and e.reason is None for e in here):
             return
-        settled = self._policy.decide_ranks([Standing(e.index, tuple(e.rung_losses)) for e in here])
+        standings = [Standing(e.index, tuple(e.rung_losses), e.cut_scores) for e in here]
+        settled = self._policy.decide_ranks(standings, self.base)
         for e in here:
             if e.waits and e.reason is None and e.index in settled:
                 verdict = settled[e.index]
                 if verdict is None:
                     e.settled = len(e.rung_losses)
                 else:
-                    e.reason, e.evidence = verdict.reason.value, verdict.evidence
+                    self._end_by(e, verdict)
 
-    def leader(self) -> Entrant:
-        """The winner, as the service picks it: the lowest validation loss among jobs not ranked out, ties to the lower
-        index."""
-        kept = [e for e in self.entrants.values() if e.reason != "underperforming"]
-        return min(kept, key=lambda e: (e.best, e.index))
+    def candidates(self) -> list[Candidate]:
+        """The jobs that kept an adapter, with their scores on all rows that jobs are judged on."""
+        kept = (e for e in self.entrants.values() if e.keeps_adapter and e.best_totals is not None)
+        return [candidate_of(self._sweep, e, self.parts.judged) for e in kept]
+
+    def chosen(self) -> tuple[Entrant, Selection]:
+        """The winner, as the service picks it."""
+        winner, selection = choose(self.candidates(), self.base)
+        return self.entrants[winner.index], selection
+
+
+def candidate_of(sweep: Sweep, e: Entrant, judged: int) -> Candidate:
+    assert e.best_totals is not None, "only a job with a finite evaluation is judged"
+    scores = sweep.validation(e.best_totals, judged)
+    return Candidate(e.index, e.rank, scores.mean if scores is not None else math.inf, scores)

@@ -1,198 +1,93 @@
-"""Trains a sweep for real, with all of a task's jobs packed on one base as the executor would, and records its curves.
+"""A sweep's record: every evaluation of every job, row by row, and its file. Trains nothing (sweep_training.py does)."""
 
-Knows trainer, data and referee. Knows no service.
-"""
-
-import math
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import json
+import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-from benchmarks.quality.early_exit_driver import Referee
-from contract.task_spec import Schedule, TaskSpec
-from worker.data.dataset import DataSet, Rows
-from worker.model.arena import Slot, rows_for
-from worker.policy.early_exit.policy_interface import smooth
-from worker.policy.job_record import JobKey
-from worker.replicas.base_loader import Base
-from worker.replicas.dpo_reference import Reference
-from worker.replicas.packed_step import step
-from worker.replicas.training_job import JobStep, TrainingJob
-from worker.replicas.validation_pass import EvaluationRequest, Sequences, evaluate, log_probabilities
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.row_scores import RowScores
+
+Totals = NDArray[np.float32]
 
 
 @dataclass
 class Curve:
-    """One job's evaluations. val: losses by held-out part, by evaluation."""
+    """One job's evaluations. totals: by evaluation, of each validation row and then of each test row; empty while it trains."""
 
     job: int
     config: dict[str, Any]
     total_steps: int
-    weights: list[float]  # per part: its number of labels, or pairs
     steps: list[int] = field(default_factory=list)
     ema: list[float] = field(default_factory=list)
-    val: list[list[float]] = field(default_factory=list)
-    broken_at: int | None = None  # the step with a non-finite training loss
+    totals: list[Totals] = field(default_factory=list)
+    broken_at: int | None = None  # the step with a training loss that is not finite
 
-    def loss(self, place: int, parts: int) -> float:
-        """The validation loss of an evaluation, over the first `parts` parts."""
-        pairs = zip(self.val[place], self.weights[:parts], strict=False)
-        return sum(loss * weight for loss, weight in pairs) / sum(self.weights[:parts])
-
-    def at(self, step: int, parts: int) -> tuple[float, float]:
-        """(ema, validation loss) after this step; non-finite from the step at which the job broke."""
-        if self.broken_at is not None and step >= self.broken_at:
-            return math.nan, math.nan
+    def at(self, step: int) -> tuple[float, Totals]:
+        """(smoothed training loss, totals) after this step. Raises ValueError if it was not evaluated then."""
         place = self.steps.index(step)
-        return self.ema[place], self.loss(place, parts)
-
-    def best(self, parts: int, counts: Callable[[int], bool] = lambda step: True) -> tuple[float, float]:
-        """The lowest loss over the first `parts` parts, and the loss over all parts at that evaluation; infinite if there is
-        none.
-
-        Only evaluations after steps for which `counts` is true.
-        """
-        seen = [(self.loss(place, parts), place) for place, step in enumerate(self.steps) if counts(step)]
-        finite = [pair for pair in seen if math.isfinite(pair[0])]
-        if not finite:
-            return math.inf, math.inf
-        loss, place = min(finite)
-        return loss, self.loss(place, len(self.weights))
+        return self.ema[place], self.totals[place]
 
 
 @dataclass
 class Sweep:
-    """A sweep's record. tokens: trained on; evaluated: tokens read by evaluations on the policy's rows."""
+    """weights: of the rows, validation rows first: their labels, or 1 for pairs. base: the base's own totals. lengths: tokens
+    of each row. tokens: trained on. reasons, samples: how each job ended, and what it trained on."""
 
     pair: str
-    scale: float
     policy: str
+    seed: int
     train_rows: int
-    parts: list[int]  # rows of each held-out part; a policy sees the first ones
-    part_tokens: list[int]
     tokens_per_row: float
+    validation_rows: int
+    weights: list[int]
+    lengths: list[int]
+    base: list[float]
     curves: list[Curve]
+    device: str = ""
     seconds: float = 0.0
     tokens: int = 0
     reasons: dict[int, str] = field(default_factory=dict)
     samples: dict[int, int] = field(default_factory=dict)
 
-    def document(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-class OutOfTime(Exception):
-    """The deadline passed before the sweep was done."""
-
-
-def split(validation: Rows, edges: Sequence[int]) -> list[Rows]:
-    """The held-out rows in parts that end at these row counts (as far as there are rows), and the rest."""
-    stops = sorted({min(edge, len(validation)) for edge in (*edges, len(validation))})
-    rows, per_row = validation.sequences, validation.per_row
-    return [Rows(rows[a * per_row : b * per_row], per_row) for a, b in pairwise([0, *stops])]
-
-
-def train(
-    base: Base,
-    spec: TaskSpec,
-    data: DataSet,
-    sweep: Sweep,
-    referee: Referee,
-    watched: Mapping[int, Iterable[int]],
-    parts: list[Rows],
-    seen: int,
-    budget: int,
-    tick: Callable[[], None],
-) -> None:
-    """Train the referee's jobs as it decides, and fill `sweep`. `watched`: extra steps after which a job is evaluated; `parts`:
-    the held-out rows, of which the referee sees the first `seen`.
-
-    Raises OutOfTime from `tick`.
-    """
-    began = time.monotonic()
-    references = _references(base, data.train, parts, budget, tick) if spec.objective.type == "dpo" else None
-    runs = _attach(base, spec, data, list(referee.entrants), Reference(references[0], []) if references else None)
-    curves = {curve.job: curve for curve in sweep.curves}
-    also = {job: set(steps) for job, steps in watched.items()}
-    while active := [runs[entrant.index] for entrant in referee.active]:
-        stepped = step(base.trainer, [JobStep(run.job, run.slot, run.step) for run in active], budget, tick)
-        sweep.tokens += sum(work.tokens for work in stepped.work.values())
-        for run in active:
-            entrant, loss = referee.entrants[run.index], stepped.losses[run.job.key]
-            entrant.step += 1
-            if math.isfinite(loss):
-                run.step, run.ema = run.step + 1, smooth(run.ema, loss, spec.early_exit.ema_alpha)
-            else:
-                entrant.reason, curves[run.index].broken_at = "diverging", entrant.step
-        due = [run for run in active if referee.entrants[run.index].reason is None]
-        due = [run for run in due if referee.entrants[run.index].due or run.step in also.get(run.index, ())]
-        _examine(base, due, curves, parts, references[1:] if references else None, budget, tick)
-        for run in due:
-            if referee.entrants[run.index].due:
-                referee.evaluated(run.index, *curves[run.index].at(run.step, seen))
-        referee.decide_ranks()
-        for run in list(runs.values()):
-            if referee.entrants[run.index].reason is not None:
-                base.trainer.arena.detach(runs.pop(run.index).slot)
-    sweep.seconds = time.monotonic() - began
-    sweep.reasons = {job: entrant.reason or "" for job, entrant in referee.entrants.items()}
-    sweep.samples = {job: entrant.step * entrant.batch_size for job, entrant in referee.entrants.items()}
-
-
-@dataclass
-class _Run:
-    """A job in training."""
-
-    job: TrainingJob
-    slot: Slot
-    step: int = 0
-    ema: float | None = None
-
     @property
-    def index(self) -> int:
-        return self.job.key.job
+    def test_rows(self) -> int:
+        return len(self.weights) - self.validation_rows
 
+    def validation(self, totals: Totals | Sequence[float], rows: int) -> RowScores | None:
+        """Scores of the first so many validation rows; None if any is not finite."""
+        return self._scores(totals, 0, rows)
 
-def _attach(base: Base, spec: TaskSpec, data: DataSet, jobs: list[int], reference: Reference | None) -> dict[int, _Run]:
-    configs, arena = spec.jobs(), base.trainer.arena
-    arena.grow(max(arena.rows, arena.rows_used + sum(rows_for(configs[job].rank) for job in jobs)))
-    runs = {}
-    for number in jobs:
-        config = configs[number]
-        total, clip = Schedule.of(spec, config, len(data.train)).total_steps, spec.training.max_grad_norm
-        slot = arena.attach(config.rank, config.plain_alpha)
-        base.trainer.init_adapter(slot, config.seed, config.target_modules)
-        runs[number] = _Run(TrainingJob(JobKey("sweep", number), config, data, total, clip, reference=reference), slot)
-    return runs
+    def test(self, totals: Totals | Sequence[float]) -> RowScores | None:
+        """Scores of the test part, which no policy and no selection sees."""
+        return self._scores(totals, self.validation_rows, len(self.weights))
 
+    def _scores(self, totals: Totals | Sequence[float], first: int, last: int) -> RowScores | None:
+        part = np.asarray(totals[first:last], np.float64)
+        if not np.isfinite(part).all():
+            return None
+        return RowScores(totals=part.tolist(), weights=self.weights[first:last])
 
-def _references(base: Base, train_rows: Rows, parts: list[Rows], budget: int, tick: Callable[[], None]) -> list[list[float]]:
-    """The base's log-probabilities of the training rows and of every part."""
-    wanted = {place: Sequences(None, rows.sequences, rows.lengths) for place, rows in enumerate([train_rows, *parts])}
-    found = log_probabilities(base.trainer, wanted, budget, tick)
-    return [found[place] for place in wanted]
+    def validation_tokens(self, rows: int) -> int:
+        return sum(self.lengths[:rows])
 
+    def write(self, path: Path) -> None:
+        """Write the sweep as one file, whole or not at all."""
+        curves = [asdict(curve) | {"totals": len(curve.totals)} for curve in self.curves]
+        said = {name: value for name, value in vars(self).items() if name != "curves"} | {"curves": curves}
+        arrays = {f"job{curve.job}": np.array(curve.totals, np.float32) for curve in self.curves}
+        new = path.with_suffix(".new.npz")
+        np.savez_compressed(new, header=np.frombuffer(json.dumps(said).encode(), np.uint8), **arrays)
+        os.replace(new, path)
 
-def _examine(
-    base: Base,
-    due: list[_Run],
-    curves: Mapping[int, Curve],
-    parts: list[Rows],
-    references: list[list[float]] | None,
-    budget: int,
-    tick: Callable[[], None],
-) -> None:
-    wanted = {
-        (run.index, place): EvaluationRequest(run.slot, rows, run.job.config.beta, references[place] if references else ())
-        for run in due
-        for place, rows in enumerate(parts)
-    }
-    found = dict(evaluate(base.trainer, wanted, budget, tick)) if wanted else {}
-    for run in due:
-        curve = curves[run.index]
-        assert run.ema is not None, "a job is evaluated after a step"
-        curve.steps.append(run.step)
-        curve.ema.append(run.ema)
-        curve.val.append([found[run.index, place].loss for place in range(len(parts))])
+    @classmethod
+    def read(cls, path: Path) -> "Sweep":
+        with np.load(path) as file:
+            said = json.loads(file["header"].tobytes())
+            curves = [Curve(**curve | {"totals": list(file[f"job{curve['job']}"])}) for curve in said.pop("curves")]
+        counts = {name: {int(job): value for job, value in said.pop(name).items()} for name in ("reasons", "samples")}
+        return cls(**said, curves=curves, **counts)

@@ -1,4 +1,5 @@
-"""Replays policies over recorded curves: what each would have stopped, what that saves, and its cost in quality. Pure."""
+"""Replays policies over recorded curves: what each would have stopped, what that saves, and which adapter it would have chosen.
+Pure."""
 
 import math
 from collections import Counter
@@ -6,56 +7,58 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from benchmarks.quality.early_exit_driver import Referee
-from benchmarks.quality.recorded_sweep import Curve, Sweep
-from contract.search_space import JobConfig
-from contract.task_spec import EVALUATIONS, Schedule, TaskSpec
+from benchmarks.quality.early_exit_driver import Entrant, Referee, schedule_of
+from benchmarks.quality.recorded_sweep import Sweep
+from contract.row_scores import RowScores
+from contract.task_spec import TaskSpec
+from service.tasks.selection import Selection
 
-SHARES = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2)  # of a job's steps, at which ranks are compared (ALTO figure 16)
+SHARES = (0.01, 0.02, 0.05, 0.1, 0.2)  # of a job's steps, at which ranks are compared (ALTO figure 16)
+ASHA_WARMUPS = (0.02, 0.05, 0.1)
+ASHA_FACTORS = (2, 4)
+HYPERBAND_FACTOR = 4
+HYPERBAND_SHARES = (1 / 16, 1 / 4)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """saved: the share of all samples not trained on. saved_net: the same in tokens, evaluations counted as trained.
+    """What a policy made of a sweep.
 
-    ratios: the winner's best loss over full training's with the same evaluation interval, by the rows that the policy saw, and
-    by all held-out rows. saved_by: the share of the saving by exit reason.
+    saved: the share of all samples not trained on; saved_by: the same by exit reason. saved_net: in tokens, evaluations counted
+    as trained; evaluation_share: of the tokens of full training. best_loss: the winner's, on the rows that chose it. test: its
+    scores on the rows that neither training nor selection saw. kept: the share of the jobs that passed the cut.
     """
 
     saved: float
     saved_net: float
     saved_by: dict[str, float]
-    ratio: float
-    measured_ratio: float
-    winner: int
+    evaluation_share: float
     tokens: float
+    winner: int
+    winner_step: int
+    best_loss: float
+    kept: float
+    selection: Selection
+    test: RowScores | None
 
 
-def replay(spec: TaskSpec, sweep: Sweep, jobs: range, parts: int) -> Outcome:
-    """The outcome of `spec`'s policy on the fully trained sweep, seeing the first `parts` parts of the held-out rows."""
-    curves = {curve.job: curve for curve in sweep.curves if curve.job in jobs}
-    referee = Referee(spec, sweep.train_rows, jobs)
+def replay(spec: TaskSpec, sweep: Sweep, like: TaskSpec | None = None) -> tuple[Outcome, Referee]:
+    """The outcome of `spec`'s policy on the fully trained sweep. like: as of Referee."""
+    curves = {curve.job: curve for curve in sweep.curves}
+    referee = Referee(spec, sweep, like)
     while active := referee.active:
         for entrant in active:
             entrant.step += 1
             if entrant.step == curves[entrant.index].broken_at:
-                entrant.reason = "diverging"
+                referee.end(entrant, "diverging")
             elif entrant.due:
-                referee.evaluated(entrant.index, *curves[entrant.index].at(entrant.step, parts))
+                referee.evaluated(entrant.index, *curves[entrant.index].at(entrant.step))
         referee.decide_ranks()
-    best, best_measured = min(best_of(spec, sweep, curve, parts) for curve in curves.values())
-    return outcome(sweep, referee, curves, parts, best, best_measured)
+    return outcome(sweep, referee), referee
 
 
-def best_of(spec: TaskSpec, sweep: Sweep, curve: Curve, parts: int) -> tuple[float, float]:
-    """Curve.best of the fully trained job, over those recorded evaluations that it has without any policy."""
-    plain = spec.model_copy(update={"early_exit": spec.early_exit.model_copy(update={"policy": "none"})})
-    schedule = Schedule.of(plain, JobConfig.model_validate(curve.config), sweep.train_rows)
-    return curve.best(parts, schedule.evaluates_at)
-
-
-def outcome(sweep: Sweep, referee: Referee, curves: dict[int, Curve], parts: int, best: float, best_measured: float) -> Outcome:
-    """Results of a sweep after the referee has seen it to its end. best, best_measured: full training's."""
+def outcome(sweep: Sweep, referee: Referee) -> Outcome:
+    """Results of a sweep after the referee has seen it to its end."""
     entrants = list(referee.entrants.values())
     full = {e.index: e.schedule.total_steps * e.batch_size for e in entrants}
     spent = {e.index: e.step * e.batch_size for e in entrants}
@@ -63,37 +66,47 @@ def outcome(sweep: Sweep, referee: Referee, curves: dict[int, Curve], parts: int
     for e in entrants:
         saved_by[e.reason or ""] += full[e.index] - spent[e.index]
     whole = sum(full.values())
-    evaluations = sum(e.evaluations for e in entrants) * sum(sweep.part_tokens[:parts])
-    tokens = sum(spent.values()) * sweep.tokens_per_row + evaluations
-    leader = referee.leader()
-    curve = curves[leader.index]
-    measured = curve.loss(curve.steps.index(leader.best_step), len(curve.weights))
+    tokens = sum(spent.values()) * sweep.tokens_per_row + referee.evaluated_tokens
+    winner, selection = referee.chosen()
     return Outcome(
         saved=1 - sum(spent.values()) / whole,
         saved_net=1 - tokens / (whole * sweep.tokens_per_row),
         saved_by={reason: count / whole for reason, count in saved_by.items() if count},
-        ratio=leader.best / best,
-        measured_ratio=measured / best_measured,
-        winner=leader.index,
+        evaluation_share=referee.evaluated_tokens / (whole * sweep.tokens_per_row),
         tokens=tokens,
+        winner=winner.index,
+        winner_step=winner.best_step,
+        best_loss=judged_loss(sweep, winner),
+        kept=fmean(e.reason != "underperforming" for e in entrants),
+        selection=selection,
+        test=unseen(sweep, winner),
     )
 
 
-def watch_steps(total: int) -> set[int]:
-    """Steps after which full training is evaluated, so that any policy can be replayed and ranks compared."""
-    every = max(1, total // EVALUATIONS)
-    rungs = {min(total, max(1, math.ceil(share * total))) for share in (*SHARES, *ASHA_WARMUPS)}
-    for warmup in ASHA_WARMUPS:
-        for eta in ASHA_FACTORS:
-            at = max(1, math.ceil(warmup * total))
-            while at < total:
-                rungs.add(at)
-                at *= eta
-    return rungs | set(range(every, total + 1, every)) | {total}
+def unseen(sweep: Sweep, entrant: Entrant) -> RowScores | None:
+    """What the entrant's best adapter scores on the test part."""
+    return sweep.test(entrant.best_totals) if entrant.best_totals is not None else None
 
 
-ASHA_WARMUPS = (0.02, 0.05, 0.1)
-ASHA_FACTORS = (2, 4)
+def judged_loss(sweep: Sweep, entrant: Entrant) -> float:
+    """The loss of the entrant's best adapter on all validation rows, whatever part of them its policy read: so that policies
+    compare by the same rows."""
+    scores = sweep.validation(entrant.best_totals, sweep.validation_rows) if entrant.best_totals is not None else None
+    return scores.mean if scores is not None else math.inf
+
+
+def watch_steps(specs: Sequence[tuple[TaskSpec, TaskSpec | None]], job: int, train_rows: int) -> set[int]:
+    """Steps after which a job of full training is evaluated, so that any of these policies can be replayed, and its peers."""
+    found: set[int] = set()
+    for spec, like in specs:
+        schedule = schedule_of(spec, job, train_rows, like)
+        total, every = schedule.total_steps, schedule.eval_every
+        found |= {*range(every, total + 1, every), total, *schedule.rungs}
+    return found | {at_share(share, total) for share in (*SHARES, *HYPERBAND_SHARES)}
+
+
+def at_share(share: float, total: int) -> int:
+    return min(total, max(1, math.ceil(share * total)))
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float:
@@ -107,9 +120,8 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float:
 
 def _ranks(values: Sequence[float]) -> list[float]:
     known = [value if math.isfinite(value) else math.inf for value in values]
-    ordered = sorted(known)
     places: dict[float, list[int]] = {}
-    for place, value in enumerate(ordered):
+    for place, value in enumerate(sorted(known)):
         places.setdefault(value, []).append(place)
     return [fmean(places[value]) for value in known]
 
@@ -120,21 +132,25 @@ class Ranking:
 
     share: float
     spearman: float
-    coverage: float  # share of the true best quarter found in the best quarter at this point
-    best_kept: bool  # whether the truly best job is in that quarter
+    best_kept: bool  # whether the truly best job is in the best quarter at this point
 
 
-def rankings(sweep: Sweep, jobs: range, parts: int) -> list[Ranking]:
-    """Rankings at every share, by the first `parts` parts of the held-out rows."""
-    curves = [curve for curve in sweep.curves if curve.job in jobs]
-    final = [curve.best(parts)[0] for curve in curves]
-    quarter = math.ceil(len(curves) / 4)
-    best = sorted(range(len(curves)), key=lambda place: final[place])
+def rankings(sweep: Sweep, full: Referee) -> list[Ranking]:
+    """Rankings at every share, on all validation rows. full: of full training."""
+    entrants = list(full.entrants.values())
+    final = [judged_loss(sweep, entrant) for entrant in entrants]
+    quarter, best = math.ceil(len(final) / 4), min(range(len(final)), key=lambda place: final[place])
     found = []
     for share in SHARES:
-        early = [curve.at(min(curve.total_steps, max(1, math.ceil(share * curve.total_steps))), parts)[1] for curve in curves]
-        early = [loss if math.isfinite(loss) else math.inf for loss in early]
-        kept = set(sorted(range(len(curves)), key=lambda place: early[place])[:quarter])
-        coverage = len(kept & set(best[:quarter])) / quarter
-        found.append(Ranking(share, spearman(early, final), coverage, best[0] in kept))
+        early = [_loss_at(sweep, place, at_share(share, e.schedule.total_steps)) for place, e in enumerate(entrants)]
+        kept = sorted(range(len(early)), key=lambda place: early[place])[:quarter]
+        found.append(Ranking(share, spearman(early, final), best in kept))
     return found
+
+
+def _loss_at(sweep: Sweep, place: int, step: int) -> float:
+    curve = sweep.curves[place]
+    if curve.broken_at is not None and step >= curve.broken_at:
+        return math.inf
+    scores = sweep.validation(curve.at(step)[1], sweep.validation_rows)
+    return scores.mean if scores is not None else math.inf

@@ -2,127 +2,204 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.quality.base_set_pairs import PAIRS, RECOMMENDED, SEEN, spec_of, swept
-from benchmarks.quality.readme_table import OURS
-from benchmarks.quality.recorded_sweep import Curve, Sweep
-from benchmarks.quality.replay import ASHA_FACTORS, ASHA_WARMUPS, Outcome, best_of, rankings, replay
+from benchmarks.quality.base_set_pairs import PAIRS, RATES, spec_of
+from benchmarks.quality.early_exit_driver import Entrant, Referee
+from benchmarks.quality.peers import asha, hyperband, random_subset
+from benchmarks.quality.recorded_sweep import Sweep
+from benchmarks.quality.replay import Outcome, judged_loss, outcome, rankings, replay, unseen
 from benchmarks.quality.sweep_plot import draw
 from benchmarks.result_file import RESULTS, device_name, write_result
+from contract.early_exit_policy import EarlyExitPolicy
+from contract.row_scores import RowScores
 from contract.task_spec import TaskSpec
 
+OURS = EarlyExitPolicy().policy  # the default policy, whose figures are the headline
 POLICIES = ("alto", "alto_guarded")
+# Variants of the defaults, which only sets that choose may compare.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "keep_0.15": {"keep_fraction": 0.15},
+    "keep_0.35": {"keep_fraction": 0.35},
+    "rank_cut": {"policy": "alto"},
+    "guard_3": {"guard_patience": 3},
+    "guard_12": {"guard_patience": 12},
+}
 
 
-def report(state: Path, commit: str | None) -> str:
+def report(state: Path, commit: str | None, small: bool = False, out: Path | None = None) -> str:
     """Write the result file and the plot; returns a summary. Raises ValueError if there is no full sweep."""
-    sweeps = [_read(path) for path in sorted(state.glob("*-x*-*.json"))]
+    sweeps = [Sweep.read(path) for path in sorted(state.glob("*.npz"))]
     full = [sweep for sweep in sweeps if sweep.policy == "none"]
     if not full:
         raise ValueError(f"{state} holds no sweep that was trained in full; run `python -m benchmarks.quality sweep` first")
-    live = {(sweep.pair, sweep.scale, sweep.policy): sweep for sweep in sweeps if sweep.policy != "none"}
-    rows = [row_of(sweep, live) for sweep in full]
-    gate = json.loads((state / "gate.json").read_text())
-    path = write_result("quality", gate, figures_of(rows), rows, commit)
-    draw(rows, RESULTS / f"quality-{device_name()}.svg")
-    return f"{path}\n{json.dumps(figures_of(rows), indent=1)}"
+    live = {(sweep.pair, sweep.seed): sweep for sweep in sweeps if sweep.policy == OURS}
+    rows = [row_of(sweep, live.get((sweep.pair, sweep.seed)), small) for sweep in full]
+    figures, gate = figures_of(rows), json.loads((state / "gate.json").read_text())
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        path = out / "quality.json"
+        path.write_text(json.dumps({"gate": gate, "figures": figures, "rows": rows}, indent=1) + "\n")
+    else:
+        path = write_result("quality", gate, figures, rows, commit)
+        draw(rows, RESULTS / f"quality-{device_name()}.svg")
+    return f"{path}\n{json.dumps(figures, indent=1)}"
 
 
-def _read(path: Path) -> Sweep:
-    said = json.loads(path.read_text())
-    curves = [Curve(**curve) for curve in said.pop("curves")]
-    counts = {name: {int(job): value for job, value in said.pop(name).items()} for name in ("reasons", "samples")}
-    return Sweep(**said, curves=curves, **counts)
-
-
-def row_of(sweep: Sweep, live: Mapping[tuple[str, float, str], Sweep]) -> dict[str, Any]:
+def row_of(sweep: Sweep, live: Sweep | None, small: bool) -> dict[str, Any]:
     """All results of one sweep."""
     pair = next(pair for pair in PAIRS if pair.name == sweep.pair)
-    spec = spec_of(pair, sweep.scale, 1)
-    epochs = round(sweep.curves[0].total_steps / math.ceil(sweep.train_rows / sweep.curves[0].config["batch_size"]))
-    spec = spec.model_copy(update={"training": spec.training.model_copy(update={"epochs": epochs})})
-    jobs = swept(spec.jobs())
-    ours = {policy: replay(_with(spec, policy=policy), sweep, jobs, SEEN) for policy in POLICIES}
-    asha = _asha(spec, sweep, jobs, ours[OURS].tokens)
-    ranks = rankings(sweep, jobs, SEEN)
-    at_5 = next(rank for rank in ranks if rank.share == 0.05)
-    curves = {curve.job: curve for curve in sweep.curves}
-    bests = {job: best_of(spec, sweep, curve, SEEN)[0] for job, curve in curves.items() if curve.steps}
-    best = min(bests[job] for job in jobs)
+
+    def spec(policy: str, **changes: Any) -> TaskSpec:
+        return spec_of(pair, policy, sweep.seed, small, **changes)
+
+    ours, _ = replay(spec(OURS), sweep)
+    whole, full = replay(spec("none"), sweep)
+    finalists = [(e, scores) for e in full.entrants.values() if (scores := unseen(sweep, e)) is not None]
+    _, best = min(finalists, key=lambda pair: pair[1].mean)
+    lowest = min(judged_loss(sweep, e) for e in full.entrants.values())
+    base = sweep.test(sweep.base)
+    assert base is not None, "the base's losses are finite"
+    peers = {
+        "random": random_subset(sweep, full, ours.tokens),
+        "asha": asha(spec(OURS), sweep, ours.tokens),
+        "hyperband": hyperband(sweep, full, ours.tokens),
+    }
+    policies = {policy: ours if policy == OURS else replay(spec(policy), sweep, spec(OURS))[0] for policy in POLICIES}
+    variants = (
+        {name: replay(spec(**{"policy": OURS, **changes}), sweep, spec(OURS))[0] for name, changes in VARIANTS.items()}
+        if pair.set.chooses
+        else {}
+    )
+    rate = sweep.curves[min(finalists, key=lambda one: judged_loss(sweep, one[0]))[0].index].config["learning_rate"]
+    rates = RATES[pair.set.objective]
     return {
         "pair": sweep.pair,
-        "objective": pair.objective,
-        "learning_rate_scale": sweep.scale,
-        "configurations": len(jobs),
+        "seed": sweep.seed,
+        "held": not pair.set.chooses,
+        "objective": pair.set.objective,
+        "configurations": len(sweep.curves),
         "train_rows": sweep.train_rows,
-        "epochs": epochs,
-        "policy_rows": sum(sweep.parts[:SEEN]),
-        "held_out_rows": sum(sweep.parts),
+        "validation_rows": sweep.validation_rows,
+        "judged_rows": ours.selection.rows,
+        "test_rows": sweep.test_rows,
         "full_tokens": sweep.tokens,
         "full_seconds": sweep.seconds,
-        "best_loss": best,
-        "best_config": curves[min(jobs, key=lambda job: bests[job])].config,
-        "policies": {policy: asdict(outcome) for policy, outcome in ours.items()},
-        "live": {policy: _live(live[key], best) for policy in POLICIES if (key := (sweep.pair, sweep.scale, policy)) in live},
-        "asha": {**asdict(asha), "x": asha.ratio / ours[OURS].ratio},
-        "best_in_top_quartile": at_5.best_kept,
-        "rankings": [asdict(rank) for rank in ranks],
-        "recommended": {
-            name: bests[len(jobs) + place] / best for place, name in enumerate(RECOMMENDED) if len(jobs) + place in bests
-        },
-        "grid": {str(job): round(bests[job], 5) for job in jobs if job in bests},
+        "best_rate": rate,
+        "best_rate_inside": rates[0] < rate < rates[-1],
+        "base_unseen": base.mean,
+        "best_unseen": best.mean,
+        "policies": {policy: _told(one, sweep, best, base, lowest) for policy, one in policies.items()},
+        "full": _told(whole, sweep, best, base, lowest),
+        "live": _live(live, spec(OURS), best, base, lowest, sweep) if live is not None else None,
+        "peers": {name: asdict(one) | {"x": one.unseen / _mean(ours.test)} for name, one in peers.items()},
+        "variants": {name: _told(one, sweep, best, base, lowest) for name, one in variants.items()},
+        "rankings": [asdict(rank) for rank in rankings(sweep, full)],
     }
 
 
-def _with(spec: TaskSpec, **changes: Any) -> TaskSpec:
-    return spec.model_copy(update={"early_exit": spec.early_exit.model_copy(update=changes)})
+def _mean(scores: RowScores | None) -> float:
+    return scores.mean if scores is not None else math.inf
 
 
-def _asha(spec: TaskSpec, sweep: Sweep, jobs: range, tokens: float) -> Outcome:
-    """ASHA with the first rung and factor whose token count is closest."""
-    tried = [
-        replay(_with(spec, policy="asha", warmup_fraction=warmup, reduction_factor=eta), sweep, jobs, SEEN)
-        for warmup in ASHA_WARMUPS
-        for eta in ASHA_FACTORS
-    ]
-    return min(tried, key=lambda outcome: abs(math.log(outcome.tokens / tokens)))
-
-
-def _live(sweep: Sweep, best: float) -> dict[str, float]:
-    """The policy's outcome in the live run."""
-    whole = sum(curve.total_steps * min(curve.config["batch_size"], sweep.train_rows) for curve in sweep.curves)
-    kept = [curve for curve in sweep.curves if sweep.reasons[curve.job] != "underperforming"]
+def _told(one: Outcome, sweep: Sweep, best: RowScores, base: RowScores, lowest: float) -> dict[str, Any]:
+    """An outcome as numbers. best: the best of full training's finalists on the test part; base: the base there."""
+    assert one.test is not None, "a winner was judged on finite losses"
+    above, gain = one.test.minus(best), base.minus(one.test)
+    low, high = above.interval
+    none = one.selection.beats_base is False
     return {
-        "saved": 1 - sum(sweep.samples.values()) / whole,
-        "ratio": min(curve.best(SEEN)[0] for curve in kept) / best,
-        "seconds": sweep.seconds,
+        "saved": one.saved,
+        "saved_net": one.saved_net,
+        "saved_by": one.saved_by,
+        "evaluation_share": one.evaluation_share,
+        "kept": one.kept,
+        "winner": sweep.curves[one.winner].config,
+        "winner_step": one.winner_step,
+        "ratio": one.best_loss / lowest,
+        "unseen": one.test.mean,
+        "regret": one.test.mean / best.mean,
+        "regret_interval": [1 + low / best.mean, 1 + high / best.mean],
+        "gain_unseen": [gain.mean, *gain.interval],
+        "none_said": none,
+        "none_wrong": none and gain.interval[0] > 0,
+        "worse_than_base": not none and gain.mean <= 0,
+        "verdict": one.selection.verdict,
     }
 
 
-def figures_of(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The default policy's figures."""
+def _live(live: Sweep, spec: TaskSpec, best: RowScores, base: RowScores, lowest: float, full: Sweep) -> dict[str, Any]:
+    """The default policy's outcome in the live run, whose referee is shown again what it saw then."""
+    told = _told(outcome(live, again(live, spec)), live, best, base, lowest)
+    return told | {"seconds": live.seconds, "full_seconds": full.seconds}
+
+
+def again(live: Sweep, spec: TaskSpec) -> Referee:
+    """The referee of a live sweep as it was at its end, from its record."""
+    curves = {curve.job: curve for curve in live.curves}
+    referee = Referee(spec, live)
+    while active := referee.active:
+        for entrant in active:
+            entrant.step += 1
+            if entrant.step == curves[entrant.index].broken_at:
+                referee.end(entrant, "diverging")
+            elif entrant.due:
+                referee.evaluated(entrant.index, *curves[entrant.index].at(entrant.step))
+        referee.decide_ranks()
+    _same(referee.entrants.values(), live)
+    return referee
+
+
+def _same(entrants: Iterable[Entrant], live: Sweep) -> None:
+    ended = {entrant.index: entrant.reason for entrant in entrants}
+    if ended != live.reasons:
+        raise ValueError(f"{live.pair}: the policy decides otherwise than it did live; its record is of another version")
+
+
+def figures_of(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The default policy's figures over all sweeps, and with the suffix _held over the sets that chose nothing."""
+    held = [row for row in rows if row["held"]]
+    named = {f"{name}_held": value for name, value in _figures(held).items()} if held else {}
+    return {name: value for name, value in (_figures(rows) | named).items() if math.isfinite(value)}
+
+
+def _figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     ours = [row["policies"][OURS] for row in rows]
-    sft = [said["saved"] for row, said in zip(rows, ours, strict=True) if row["objective"] == "sft"]
-    dpo = [said["saved"] for row, said in zip(rows, ours, strict=True) if row["objective"] == "dpo"]
-    figures = {
-        "pairs": len(rows),
-        "samples_saved_sft_mean": fmean(sft) if sft else None,
-        "samples_saved_dpo": fmean(dpo) if dpo else None,
-        "samples_saved_net_mean": fmean(said["saved_net"] for said in ours),
-        "x_asha": fmean(row["asha"]["x"] for row in rows),
-        "best_loss_ratio_mean": fmean(said["ratio"] for said in ours),
-        "best_loss_ratio_max": max(said["ratio"] for said in ours),
-        "best_loss_ratio_measured_mean": fmean(said["measured_ratio"] for said in ours),
-        "best_in_top_quartile": fmean(row["best_in_top_quartile"] for row in rows),
+    live = [row["live"] for row in rows if row["live"] is not None]
+    shown = live or ours
+    figures: dict[str, float] = {
+        "pairs": len({row["pair"] for row in rows}),
+        "sweeps": len(rows),
+        "best_rate_inside": fmean(row["best_rate_inside"] for row in rows),
+        "net_tokens_saved_mean": fmean(one["saved_net"] for one in ours),
+        "evaluation_share_mean": fmean(one["evaluation_share"] for one in ours),
+        "evaluation_share_max": max(one["evaluation_share"] for one in ours),
+        "kept_mean": fmean(one["kept"] for one in ours),
+        "regret_full_mean": fmean(row["full"]["regret"] for row in rows),
+        "regret_full_max": max(row["full"]["regret"] for row in rows),
+        "none_said": sum(one["none_said"] for one in shown),
+        "none_wrong": sum(one["none_wrong"] for one in shown),
+        "worse_than_base": sum(one["worse_than_base"] for one in shown),
         "spearman_at_5pct_mean": fmean(rank["spearman"] for row in rows for rank in row["rankings"] if rank["share"] == 0.05),
+        "best_in_top_quartile": fmean(rank["best_kept"] for row in rows for rank in row["rankings"] if rank["share"] == 0.05),
     }
-    for policy in POLICIES:
-        figures[f"{policy}_saved_mean"] = fmean(row["policies"][policy]["saved"] for row in rows)
-        figures[f"{policy}_ratio_mean"] = fmean(row["policies"][policy]["ratio"] for row in rows)
-        figures[f"{policy}_ratio_max"] = max(row["policies"][policy]["ratio"] for row in rows)
-    return {name: value for name, value in figures.items() if value is not None}
+    for name, told in (("", shown), ("replay_", ours)):
+        figures |= {
+            f"{name}regret_mean": fmean(one["regret"] for one in told),
+            f"{name}regret_max": max(one["regret"] for one in told),
+            f"{name}best_loss_ratio_mean": fmean(one["ratio"] for one in told),
+            f"{name}best_loss_ratio_max": max(one["ratio"] for one in told),
+        }
+    for objective in ("sft", "dpo"):
+        saved = [one["saved"] for row, one in zip(rows, ours, strict=True) if row["objective"] == objective]
+        if saved:
+            figures[f"samples_saved_{objective}_mean"] = fmean(saved)
+    for reason in ("underperforming", "overfitting", "diverging"):
+        figures[f"saved_by_{reason}_mean"] = fmean(one["saved_by"].get(reason, 0.0) for one in ours)
+    for peer in ("random", "asha", "hyperband"):
+        figures[f"x_{peer}"] = fmean(row["peers"][peer]["x"] for row in rows)
+    return figures

@@ -36,7 +36,7 @@ def _bars(rows: list[dict[str, Any]], top: int) -> list[str]:
             y -= height
             shapes.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="{0.8 * step:.1f}" height="{height:.1f}" fill="{colour}"/>')
         shapes.append(_text(x, y - 4, f"{said['ratio']:.3f}", 9))
-        name = f"{row['pair']} x{row['learning_rate_scale']:g} {policy}"
+        name = f"{row['pair']} {row['seed']} {policy}"
         shapes.append(f'<g transform="translate({x + 4:.1f},{top + _HEIGHT + 8}) rotate(45)">{_text(0, 0, name, 9)}</g>')
     return shapes
 
@@ -55,7 +55,7 @@ def _lines(rows: list[dict[str, Any]], top: int) -> list[str]:
             f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{u:.1f}" y2="{v:.1f}" stroke="{colour}"/>'
             for (x, y), (u, v) in pairwise(points)
         ]
-        name = f"{row['pair']} x{row['learning_rate_scale']:g}"
+        name = f"{row['pair']} {row['seed']}"
         shapes.append(f'<g fill="{colour}">{_text(_MARGIN + 150 * (at % 7), top + _HEIGHT + 20 + 16 * (at // 7), name)}</g>')
     return shapes
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from benchmarks.simulator.job_outcomes import draw_lives, draw_nature, progress, walk
+from contract.early_exit_policy import EarlyExitPolicy
 from contract.states import JobStatus
-from contract.task_spec import EarlyExitPolicy
 from service.scheduler.core.gpu_types import hardware
 from service.scheduler.estimate.survival import NOTHING, JobLifetimes, learned, lived
 from service.scheduler.estimate.task_duration import LOADING_SECONDS, Estimate, Work, estimate

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from contract.early_exit_policy import EarlyExitPolicy
 from contract.states import ExitReason, JobStatus
-from contract.task_spec import EarlyExitPolicy
 from service.scheduler.estimate.survival import JobProgress
 from worker.policy.early_exit.policy_interface import History, Standing, Verdict, smooth
 from worker.policy.early_exit.policy_selection import policy_of

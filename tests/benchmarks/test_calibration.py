@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.simulator.calibration import calibrate
 from benchmarks.simulator.job_outcomes import draw_lives, draw_nature, progress, promoted, walk
+from contract.early_exit_policy import EarlyExitPolicy
 from contract.states import JOB_TERMINAL, ExitReason
-from contract.task_spec import EarlyExitPolicy
 from service.scheduler.estimate.task_duration import INSIDE
 
 POLICY = EarlyExitPolicy()

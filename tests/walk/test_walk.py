@@ -44,7 +44,13 @@ def test_a_posted_task_comes_back_as_a_trained_adapter(motet: House, tmp_path: P
         dataset={"file_id": motet.upload(gsm8k(40)), "validation_file_id": motet.upload(validation)},
         search_space={"method": "grid", "learning_rate": [3e-3, 3e-4, 1e6], "rank": [4, 24], "batch_size": [2]},
         training={"epochs": 1, "max_seq_len": 512},
-        early_exit={"policy": "alto", "warmup_fraction": 0.25, "keep_fraction": 0.5, "eval_every": 5},
+        early_exit={
+            "policy": "alto",
+            "warmup_fraction": 0.25,
+            "keep_fraction": 0.5,
+            "eval_every": 5,
+            "max_evaluation_share": None,
+        },
     )
     task = motet.ended(task_id)
     assert task["status"] == "succeeded"
@@ -70,7 +76,12 @@ def test_a_posted_task_comes_back_as_a_trained_adapter(motet: House, tmp_path: P
 
     winner = task["winner"]
     committed = [job for job in jobs if job["adapter_id"]]
-    assert winner["val_loss"] == min(job["best_val_loss"] for job in committed) < task["base_val_loss"]
+    assert min(job["best_val_loss"] for job in committed) <= winner["val_loss"] < task["base_val_loss"]
+    chosen = task["selection"]
+    assert (chosen["rule"], chosen["rows"], chosen["beats_base"]) == ("one_standard_error", 12, True)
+    assert winner["index"] in chosen["tied"]
+    assert chosen["value"]["mean"] == pytest.approx(winner["val_loss"])
+    assert chosen["gain"]["mean"] == pytest.approx(task["base_val_loss"] - winner["val_loss"])
     assert task["samples"]["trained"] < task["samples"]["full"]
 
     # One forward for all adapters of a micro-batch: a loop over jobs would show here.

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
 
+from contract.early_exit_policy import EarlyExitPolicy
 from contract.states import ExitReason, JobStatus
-from contract.task_spec import EarlyExitPolicy, TaskSpec
+from contract.task_spec import TaskSpec
 
 CLASS_JOBS, CLASS_TASKS = 24.0, 8.0  # cap on a class's evidence, in jobs and tasks: its tasks differ
 MEMORY_JOBS, MEMORY_TASKS = 1000.0, 100.0  # a class's memory: older evidence is scaled down to this

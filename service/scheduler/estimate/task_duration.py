@@ -13,9 +13,9 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.early_exit_policy import EarlyExitPolicy
 from contract.evaluation_plan import EVALUATIONS
 from contract.states import JOB_TERMINAL
-from contract.task_spec import EarlyExitPolicy
 from service.scheduler.estimate.survival import NOTHING, JobLifetimes, JobProgress, belief, hazards, lived, promotion, unranked
 from service.scheduler.estimate.throughput import NEWEST, Model, speed
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contract.early_exit_policy import EarlyExitPolicy
 from contract.states import ExitReason, JobStatus
-from contract.task_spec import EarlyExitPolicy
 from service.scheduler.estimate.survival import (
     ALTO,
     CLASS_JOBS,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contract.early_exit_policy import EarlyExitPolicy
 from contract.states import ExitReason, JobStatus
-from contract.task_spec import EarlyExitPolicy
 from service.scheduler.core.gpu_types import hardware
 from service.scheduler.estimate.survival import JobLifetimes, JobProgress
 from service.scheduler.estimate.task_duration import SHORTEST_SECONDS, Work, estimate, tokens_per_row

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from contract.early_exit_policy import EarlyExitPolicy
 from contract.row_encoding import RowReader
-from contract.task_spec import EarlyExitPolicy, Objective, Schedule, TaskSpec
+from contract.task_spec import Objective, Schedule, TaskSpec
 from tests.worker.corpus import EXAMPLE_BASE, jsonl, rows
 from worker.data.dataset import DataError, Order, axis_length, held_out, load
 from worker.data.row_reader import example, reader_of

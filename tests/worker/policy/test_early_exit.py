@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contract.early_exit_policy import EarlyExitPolicy
 from contract.states import ExitReason
-from contract.task_spec import EarlyExitPolicy
 from worker.policy.early_exit.alto_rules import Alto
 from worker.policy.early_exit.asha_rules import Asha
 from worker.policy.early_exit.guarded_alto import GuardedAlto

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contract.early_exit_policy import EarlyExitPolicy
 from contract.row_scores import RowScores
 from contract.states import ExitReason
-from contract.task_spec import EarlyExitPolicy
 from worker.policy.early_exit.guarded_alto import GuardedAlto
 from worker.policy.early_exit.policy_interface import Standing
 

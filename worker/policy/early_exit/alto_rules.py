@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+from contract.early_exit_policy import EarlyExitPolicy
 from contract.row_scores import RowScores
 from contract.states import ExitReason
-from contract.task_spec import EarlyExitPolicy
 from worker.policy.early_exit.policy_interface import Evidence, History, Standing, Verdict, not_finite, slope
 
 

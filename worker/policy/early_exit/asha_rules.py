@@ -5,9 +5,9 @@ Pure: knows no tensors and no steps. The spec's schedule spaces the rungs; here 
 
 from collections.abc import Iterable
 
+from contract.early_exit_policy import EarlyExitPolicy
 from contract.row_scores import RowScores
 from contract.states import ExitReason
-from contract.task_spec import EarlyExitPolicy
 from worker.policy.early_exit.policy_interface import History, Standing, Verdict, not_finite
 
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
+from contract.early_exit_policy import EarlyExitPolicy
 from contract.row_scores import RowScores
-from contract.task_spec import EarlyExitPolicy
 from worker.policy.early_exit.alto_rules import Alto
 from worker.policy.early_exit.asha_rules import Asha
 from worker.policy.early_exit.guarded_alto import GuardedAlto

@@ -1,0 +1,142 @@
+"""Other searches at the cost of ours, replayed over the same recorded curves: random subsets trained in full, ASHA, Hyperband.
+
+Each chooses its winner as ours is chosen, and pays for what it evaluates. Pure.
+"""
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from benchmarks.quality.early_exit_driver import Entrant, Referee, candidate_of
+from benchmarks.quality.recorded_sweep import Sweep
+from benchmarks.quality.replay import (
+    ASHA_FACTORS,
+    ASHA_WARMUPS,
+    HYPERBAND_FACTOR,
+    HYPERBAND_SHARES,
+    Outcome,
+    at_share,
+    replay,
+    unseen,
+)
+from contract.task_spec import TaskSpec
+from service.tasks.selection import choose
+
+DRAWS = 60  # of random searches, whose mean counts
+
+
+@dataclass(frozen=True)
+class Peer:
+    """unseen: the mean loss of its winner on the test part. tokens: what it cost on average, evaluations included."""
+
+    unseen: float
+    tokens: float
+
+
+def asha(spec: TaskSpec, sweep: Sweep, tokens: float) -> Peer:
+    """ASHA with the first rung and factor whose cost is closest, under the interval of evaluations of `spec`."""
+    tried = [replay(asha_of(spec, warmup, eta), sweep, spec)[0] for warmup in ASHA_WARMUPS for eta in ASHA_FACTORS]
+    closest = min(tried, key=lambda one: abs(math.log(one.tokens / tokens)))
+    return Peer(_loss(closest), closest.tokens)
+
+
+def asha_of(spec: TaskSpec, warmup: float, eta: int) -> TaskSpec:
+    changes = {"policy": "asha", "warmup_fraction": warmup, "reduction_factor": eta}
+    return spec.model_copy(update={"early_exit": spec.early_exit.model_copy(update=changes)})
+
+
+def _loss(one: Outcome) -> float:
+    return one.test.mean if one.test is not None else math.inf
+
+
+def random_subset(sweep: Sweep, full: Referee, tokens: float) -> Peer:
+    """Random jobs trained in full, as many as the cost allows, at least one. full: of full training."""
+    found = []
+    for draw in range(DRAWS):
+        spent, taken = 0.0, list[Entrant]()
+        for entrant in _shuffled(full, draw):
+            cost = _trained(sweep, entrant, entrant.step) + _evaluated(sweep, full, entrant)
+            if taken and spent + cost > tokens:
+                break
+            spent += cost
+            taken.append(entrant)
+        found.append(Peer(_winners_loss(sweep, full, taken), spent))
+    return _mean(found)
+
+
+def hyperband(sweep: Sweep, full: Referee, tokens: float) -> Peer:
+    """Brackets of successive halving (Li et al. 2018), the most aggressive first, over and over until the cost is spent."""
+    found = []
+    for draw in range(DRAWS):
+        jobs, spent, finalists = _shuffled(full, draw), 0.0, list[Entrant]()
+        for count, shares in _brackets():
+            bracket, jobs = jobs[:count], jobs[count:]
+            if not bracket:
+                break
+            cost, winners = _halved(sweep, full, bracket, shares)
+            if finalists and spent + cost > tokens:
+                break
+            spent += cost
+            finalists += winners
+        found.append(Peer(_winners_loss(sweep, full, finalists), spent))
+    return _mean(found)
+
+
+def _brackets() -> Iterator[tuple[int, tuple[float, ...]]]:
+    """(jobs, the shares of the steps at which they are cut) of each bracket."""
+    most = len(HYPERBAND_SHARES)
+    while True:
+        for rounds in range(most, -1, -1):
+            yield math.ceil((most + 1) / (rounds + 1) * HYPERBAND_FACTOR**rounds), HYPERBAND_SHARES[most - rounds :]
+
+
+def _halved(sweep: Sweep, full: Referee, bracket: list[Entrant], shares: Sequence[float]) -> tuple[float, list[Entrant]]:
+    """What the bracket costs, and the jobs that it trains to their end."""
+    left, cost = bracket, 0.0
+    for share in shares:
+        cost += len(left) * sweep.validation_tokens(full.parts.judged)
+        ranked = sorted(left, key=lambda one: (_loss_at(sweep, full, one, share), one.index))
+        kept = ranked[: max(1, len(left) // HYPERBAND_FACTOR)]
+        cost += sum(_trained(sweep, one, at_share(share, one.schedule.total_steps)) for one in ranked[len(kept) :])
+        left = kept
+    return cost + sum(_trained(sweep, one, one.step) + _evaluated(sweep, full, one) for one in left), left
+
+
+def _loss_at(sweep: Sweep, full: Referee, one: Entrant, share: float) -> float:
+    curve = sweep.curves[one.index]
+    step = at_share(share, one.schedule.total_steps)
+    if curve.broken_at is not None and step >= curve.broken_at:
+        return math.inf
+    scores = sweep.validation(curve.at(step)[1], full.parts.judged)
+    return scores.mean if scores is not None else math.inf
+
+
+def _shuffled(full: Referee, draw: int) -> list[Entrant]:
+    entrants = list(full.entrants.values())
+    return random.Random(draw).sample(entrants, len(entrants))
+
+
+def _trained(sweep: Sweep, entrant: Entrant, step: int) -> float:
+    return min(step, entrant.step) * entrant.batch_size * sweep.tokens_per_row
+
+
+def _evaluated(sweep: Sweep, full: Referee, entrant: Entrant) -> float:
+    """What a job's own evaluations cost in full training: of its trend, and once of all rows."""
+    return entrant.schedule.evaluations * sweep.validation_tokens(full.parts.trend) + sweep.validation_tokens(full.parts.judged)
+
+
+def _winners_loss(sweep: Sweep, full: Referee, taken: list[Entrant]) -> float:
+    finite = [entrant for entrant in taken if entrant.best_totals is not None]
+    if not finite:
+        return math.inf
+    winner, _ = choose([candidate_of(sweep, entrant, full.parts.judged) for entrant in finite], full.base)
+    scores = unseen(sweep, full.entrants[winner.index])
+    return scores.mean if scores is not None else math.inf
+
+
+def _mean(found: list[Peer]) -> Peer:
+    """The mean of the draws; one whose jobs all diverged has no winner, and leaves the base as it is: it is left out."""
+    finite = [one for one in found if math.isfinite(one.unseen)]
+    return Peer(fmean(one.unseen for one in finite) if finite else math.inf, fmean(one.tokens for one in found))

@@ -1,0 +1,162 @@
+"""Trains a sweep for real, with all of a task's jobs packed on one base as the executor would, and records its curves.
+
+Knows trainer, data and referee. Knows no service.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.quality.early_exit_driver import Referee
+from benchmarks.quality.recorded_sweep import Curve, Sweep
+from contract.task_spec import Schedule, TaskSpec
+from worker.data.dataset import DataSet, Rows
+from worker.model.arena import Slot, rows_for
+from worker.policy.early_exit.policy_interface import smooth
+from worker.policy.job_record import JobKey
+from worker.replicas.base_loader import Base
+from worker.replicas.dpo_loss import pair_loss
+from worker.replicas.dpo_reference import Reference
+from worker.replicas.packed_step import step
+from worker.replicas.training_job import JobStep, TrainingJob
+from worker.replicas.validation_pass import EvaluationRequest, Sequences, evaluate, log_probabilities
+
+_AT_ONCE = 12  # jobs evaluated in one call, which bounds the results that it holds
+
+
+class OutOfTime(Exception):
+    """The deadline passed before the sweep was done."""
+
+
+@dataclass
+class _Run:
+    """A job in training."""
+
+    job: TrainingJob
+    slot: Slot
+    step: int = 0
+    ema: float | None = None
+
+    @property
+    def index(self) -> int:
+        return self.job.key.job
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a sweep trains and is measured on. rows: the validation rows, then those of the test part; reference: under dpo."""
+
+    base: Base
+    spec: TaskSpec
+    data: DataSet
+    rows: Rows
+    budget: int
+    reference: Reference | None
+
+
+def ground_of(base: Base, spec: TaskSpec, data: DataSet, test: Rows, budget: int, tick: Callable[[], None]) -> Ground:
+    rows = Rows([*data.validation.sequences, *test.sequences], test.per_row)
+    reference = None
+    if spec.objective.type == "dpo":
+        parts = {"train": data.train, "held": rows}
+        wanted = {name: Sequences(None, part.sequences, part.lengths) for name, part in parts.items()}
+        found = log_probabilities(base.trainer, wanted, budget, tick)
+        reference = Reference(found["train"], found["held"])
+    return Ground(base, spec, data, rows, budget, reference)
+
+
+def blank(ground: Ground, pair: str, policy: str, seed: int, tick: Callable[[], None]) -> Sweep:
+    """The sweep before its first step, with the base's own losses."""
+    spec, data, rows = ground.spec, ground.data, ground.rows
+    dpo = ground.reference is not None
+    weights = [1] * len(rows) if dpo else [example.labels for example in rows.sequences]
+    if dpo:
+        alone = [pair_loss(0.0)] * len(rows)
+    else:
+        ((_, found),) = evaluate(ground.base.trainer, {0: EvaluationRequest(None, rows, scored="loss")}, ground.budget, tick)
+        alone = found.scores.totals if found.scores is not None else [math.nan] * len(rows)
+    per_row = np.array(rows.lengths).reshape(len(rows), rows.per_row).sum(axis=1)
+    curves = [
+        Curve(job, config.model_dump(mode="json"), Schedule.of(spec, config, len(data.train)).total_steps)
+        for job, config in enumerate(spec.jobs())
+    ]
+    return Sweep(
+        pair=pair,
+        policy=policy,
+        seed=seed,
+        train_rows=len(data.train),
+        tokens_per_row=data.train.mean_length,
+        validation_rows=len(data.validation),
+        weights=weights,
+        lengths=[int(tokens) for tokens in per_row],
+        base=alone,
+        curves=curves,
+    )
+
+
+def train(
+    ground: Ground, sweep: Sweep, referee: Referee, watched: Mapping[int, Iterable[int]], tick: Callable[[], None]
+) -> None:
+    """Train the referee's jobs as it decides, and fill `sweep`. `watched`: extra steps after which a job is evaluated.
+
+    Raises OutOfTime from `tick`.
+    """
+    began, spec = time.monotonic(), ground.spec
+    trainer, runs = ground.base.trainer, _attach(ground)
+    curves = {curve.job: curve for curve in sweep.curves}
+    also = {job: set(steps) for job, steps in watched.items()}
+    while active := [runs[entrant.index] for entrant in referee.active]:
+        stepped = step(trainer, [JobStep(run.job, run.slot, run.step) for run in active], ground.budget, tick)
+        sweep.tokens += sum(work.tokens for work in stepped.work.values())
+        for run in active:
+            entrant, loss = referee.entrants[run.index], stepped.losses[run.job.key]
+            entrant.step += 1
+            if math.isfinite(loss):
+                run.step, run.ema = run.step + 1, smooth(run.ema, loss, spec.early_exit.ema_alpha)
+            else:
+                curves[run.index].broken_at = entrant.step
+                referee.end(entrant, "diverging")
+        due = [run for run in active if referee.entrants[run.index].reason is None]
+        due = [run for run in due if referee.entrants[run.index].due or run.step in also.get(run.index, ())]
+        for first in range(0, len(due), _AT_ONCE):
+            _examine(ground, due[first : first + _AT_ONCE], curves, tick)
+        for run in due:
+            if referee.entrants[run.index].due:
+                referee.evaluated(run.index, *curves[run.index].at(run.step))
+        referee.decide_ranks()
+        for run in list(runs.values()):
+            if referee.entrants[run.index].reason is not None:
+                trainer.arena.detach(runs.pop(run.index).slot)
+    sweep.seconds = time.monotonic() - began
+    sweep.reasons = {job: entrant.reason or "" for job, entrant in referee.entrants.items()}
+    sweep.samples = {job: entrant.step * entrant.batch_size for job, entrant in referee.entrants.items()}
+
+
+def _attach(ground: Ground) -> dict[int, _Run]:
+    spec, trainer, data = ground.spec, ground.base.trainer, ground.data
+    configs, arena = spec.jobs(), trainer.arena
+    arena.grow(max(arena.rows, arena.rows_used + sum(rows_for(config.rank) for config in configs)))
+    runs = {}
+    for number, config in enumerate(configs):
+        total, clip = Schedule.of(spec, config, len(data.train)).total_steps, spec.training.max_grad_norm
+        slot = arena.attach(config.rank, config.plain_alpha)
+        trainer.init_adapter(slot, config.seed, config.target_modules)
+        job = TrainingJob(JobKey("sweep", number), config, data, total, clip, reference=ground.reference)
+        runs[number] = _Run(job, slot)
+    return runs
+
+
+def _examine(ground: Ground, due: list[_Run], curves: Mapping[int, Curve], tick: Callable[[], None]) -> None:
+    reference = ground.reference.validation if ground.reference is not None else ()
+    wanted = {run.index: EvaluationRequest(run.slot, ground.rows, run.job.config.beta, reference, scored="loss") for run in due}
+    found = dict(evaluate(ground.base.trainer, wanted, ground.budget, tick))
+    for run in due:
+        curve, scores = curves[run.index], found[run.index].scores
+        assert run.ema is not None, "a job is evaluated after a step"
+        curve.steps.append(run.step)
+        curve.ema.append(run.ema)
+        totals = scores.totals if scores is not None else [math.nan] * len(ground.rows)
+        curve.totals.append(np.array(totals, np.float32))
