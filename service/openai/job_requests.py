@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from contract.early_exit_policy import EarlyExitPolicy
 from contract.search_space import BatchSize, Beta, SearchSpace, Seed
 from contract.strict import NO_BOOL, STORABLE, Strict
 from contract.task_spec import (
     Dataset,
-    EarlyExitPolicy,
     Gpus,
     Isolation,
     MaxGpus,
