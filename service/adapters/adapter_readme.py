@@ -5,10 +5,10 @@ Rendered from rows on request, and only for a task that has ended, so it never c
 
 from collections.abc import Mapping, Sequence
 
-from contract.config_labels import HEADINGS, label, varying
 from contract.messages.adapter_manifest import AdapterManifest
 from contract.states import JobStatus
 from contract.task_spec import Precision
+from contract.wording.config_labels import HEADINGS, label, varying
 from service.adapters.models import Adapter
 from service.tasks.curves.curve_reader import Curve
 from service.tasks.job_resource import JobResource

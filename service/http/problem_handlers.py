@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
-from contract import field_mistakes
+from contract.wording import field_mistakes
 from service.http.middleware import request_id
 from service.http.problems import MEDIA_TYPE, BadRequest, FieldError, Invalid, Problem, Unavailable, shown, summary
 

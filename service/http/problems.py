@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from contract.field_mistakes import shown as shown
+from contract.wording.field_mistakes import shown as shown
 
 MEDIA_TYPE = "application/problem+json"
 

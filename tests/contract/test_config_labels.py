@@ -2,8 +2,8 @@
 
 import pytest
 
-from contract.config_labels import HEADINGS, cell, label, varying
 from contract.search_space import JobConfig
+from contract.wording.config_labels import HEADINGS, cell, label, varying
 
 PLAIN = {"learning_rate": 1e-4, "rank": 8, "alpha": 16.0, "batch_size": 4, "seed": 0}
 OTHER = {

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from contract.config_labels import label
+from contract.wording.config_labels import label
 from motet.api.resources import Task
 from motet.display.columns import Column, Columns
 from motet.display.durations import span

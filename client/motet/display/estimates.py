@@ -6,9 +6,9 @@ from datetime import datetime
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from contract.config_labels import label, varying
 from contract.gpu_counts import gpu_count
 from contract.search_space import JobConfig
+from contract.wording.config_labels import label, varying
 from motet.api.resources import Estimate
 from motet.display.columns import Column, Columns
 from motet.display.durations import span, until

@@ -10,8 +10,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from contract.config_labels import HEADINGS, cell
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus, TaskStatus
+from contract.wording.config_labels import HEADINGS, cell
 from motet.api.resources import Job
 from motet.display.durations import starts
 from motet.display.task_state import TaskState

@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from contract.config_labels import label, varying
-from contract.exit_sentences import exit_sentence
 from contract.search_space import JobConfig
 from contract.states import JOB_TERMINAL, JobStatus, TaskStatus
+from contract.wording.config_labels import label, varying
+from contract.wording.exit_sentences import exit_sentence
 from motet.api.client import Client
 from motet.api.resources import Exit, Job, Task
 from motet.display.durations import starts

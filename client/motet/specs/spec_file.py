@@ -14,8 +14,8 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from contract.field_mistakes import message
 from contract.task_spec import TaskSpec
+from contract.wording.field_mistakes import message
 from motet.api.errors import MotetError
 
 _NOT_YET = "file_not_uploaded_yet"

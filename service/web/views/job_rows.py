@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from contract.config_labels import HEADINGS, cell, label, varying
-from contract.exit_sentences import exit_sentence
 from contract.search_space import JobConfig
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus
+from contract.wording.config_labels import HEADINGS, cell, label, varying
+from contract.wording.exit_sentences import exit_sentence
 from service.tasks.job_resource import JobResource
 from service.tasks.resource import TaskResource
 from service.usage.trained_rows import rows_trained
