@@ -33,7 +33,7 @@ def walk(motet: House, folder: Path) -> tuple[httpx.Response, Path]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["folder", "moto"])
+@pytest.mark.parametrize("kind", [pytest.param("folder", marks=pytest.mark.slow), "moto"])  # test_crashes kills over a folder
 def test_a_task_survives_its_worker_and_its_adapter_comes_back(kind: str, tmp_path: Path) -> None:
     with ExitStack() as stack:
         environment = dict(QUICK)
