@@ -126,6 +126,7 @@ def placement_on(motet: House, node: str) -> str:
     return str(found)
 
 
+@pytest.mark.slow  # test_chaos stops a worker past its lease too, and test_daemon a whole node
 def test_a_worker_that_slept_past_its_lease_changes_nothing(
     tmp_path: Path, unbroken: dict[tuple[int, str], dict[int, float | None]]
 ) -> None:

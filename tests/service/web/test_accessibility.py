@@ -74,7 +74,9 @@ def violations(visitor) -> list[str]:
     return [f"{one['id']}: {part['html'][:150]}" for one in found if one["impact"] in BAD for part in one["nodes"][:3]]
 
 
-@pytest.mark.parametrize(("colours", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])
+@pytest.mark.parametrize(
+    ("colours", "width"), [pytest.param("light", 1280, marks=pytest.mark.slow), ("dark", 1280), ("light", 390)]
+)
 def test_axe_finds_nothing_serious(lived_in, colours, width):
     visitor, pages = lived_in
     visitor.page.emulate_media(color_scheme=colours)

@@ -55,7 +55,7 @@ def test_one_device_takes_one_process(fleet, placing, tmp_path):
     assert not any(seen)
 
 
-@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("devices", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_five_jobs_on_several_replicas_are_those_of_one(fleet, placing, tmp_path, devices):
     """A replica has room for one of them, so that on two jobs wait, are parked, and go on where there is room."""
     space = {"learning_rate": [1e-2, 1e-3, 3e-3, 1e-4, 3e-2], "rank": [8], "batch_size": [4], "dropout": [0.1]}
