@@ -155,10 +155,9 @@ async def _admin_db(request: Request, admin: Admin) -> Database:
     return state_of(request).system.for_tenant(None, _note(request, admin))
 
 
-async def admit(request: Request, scope: Scope) -> tuple[Principal, Database]:
-    """A hot route's Principal and Db, without FastAPI's dependency resolution. Raises ScopeMissing, and as `authenticate`."""
-    principal = require_scope(scope, await _caller(request))
-    return principal, await _db(request)
+async def admit(request: Request, scope: Scope) -> Principal:
+    """A hot route's Principal, without FastAPI's dependency resolution. Raises ScopeMissing, and as `authenticate`."""
+    return require_scope(scope, await _caller(request))
 
 
 class WriterFirst(APIRoute):

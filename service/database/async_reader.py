@@ -2,8 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg.rows import namedtuple_row
@@ -12,6 +12,7 @@ from service.database.engine import CONNECT, NAME_TENANT, driver_url
 from service.database.prepared_statements import PreparedStatement, as_sqlalchemy
 from service.database.timeouts import AsyncConnection, Timeouts
 
+Found = TypeVar("Found")
 Cursor = psycopg.AsyncCursor[Any]  # over received rows, as named tuples
 _AWAY_SECONDS = 1.0  # after a failed connect, reads fail at once for this long, or each would wait for its own attempt
 
@@ -29,11 +30,21 @@ class AsyncReader:
         self, tenant_id: str, statements: Sequence[PreparedStatement], parameters: Mapping[str, Any]
     ) -> list[Cursor]:
         """Run all statements on the tenant's rows in one snapshot and one round trip. Raises what SQLAlchemy would."""
+        return await self._run(statements, lambda connection: _ask(connection, tenant_id, statements, parameters))
+
+    async def look_alone(self, statement: PreparedStatement, parameters: Mapping[str, Any]) -> Cursor:
+        """Run one statement in a transaction of its own. It names no tenant: under the app role a statement that does not name
+        one itself sees no tenant's rows. Raises what SQLAlchemy would."""
+        return await self._run([statement], lambda connection: statement.ask(connection, parameters))
+
+    async def _run(
+        self, statements: Sequence[PreparedStatement], ask: Callable[[psycopg.AsyncConnection[Any]], Awaitable[Found]]
+    ) -> Found:
         connection = reused = self._connection
         try:
             connection = connection or await self._connect()
             self._connection = None  # if cancelled here, the connection's state is unknown, so it must not be reused
-            found = await _ask(connection, tenant_id, statements, parameters)
+            found = await ask(connection)
             self._connection = connection
             return found
         except psycopg.Error as error:
@@ -42,7 +53,7 @@ class AsyncReader:
         finally:
             if connection is not None and self._connection is None:
                 await connection.close()
-        return await self.look(tenant_id, statements, parameters)  # the server had closed the idle connection
+        return await self._run(statements, ask)  # the server had closed the idle connection
 
     async def _connect(self) -> psycopg.AsyncConnection[Any]:
         loop, (when, why) = asyncio.get_running_loop(), self._away

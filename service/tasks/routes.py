@@ -56,12 +56,12 @@ def list_tasks(
         return page(session, tasks, Task, cursor, limit, lambda rows: render(session, rows))
 
 
-async def get_task(task_id: str, reader: Reader, db: Db, polls: PollCacheDep, request: Request, wait: Wait = 0) -> Response:
+async def get_task(task_id: str, reader: Reader, polls: PollCacheDep, request: Request, wait: Wait = 0) -> Response:
     known = request.headers.get("if-none-match")
-    version = await polls.changed(db, reader, task_id, known, wait) if wait > 0 else None
+    version = await polls.changed(reader, task_id, known, wait) if wait > 0 else None
     if version is not None and matches(known, version.etag):
         return _same(version.etag)
-    answer = await polls.answer(db, reader, task_id, version)
+    answer = await polls.answer(reader, task_id, version)
     if version is None and matches(known, answer.etag):
         return _same(answer.etag)
     return Response(answer.text, headers=_headers(answer.etag), media_type="application/json")
@@ -76,8 +76,8 @@ class _PollRoute(APIRoute):
         async def handle(request: Request) -> Response:
             if request.scope["query_string"]:
                 return await usual(request)
-            reader, db = await admit(request, Scope.READ)
-            return await get_task(request.path_params["task_id"], reader, db, state_of(request).polls, request)
+            reader = await admit(request, Scope.READ)
+            return await get_task(request.path_params["task_id"], reader, state_of(request).polls, request)
 
         return handle
 

@@ -1,7 +1,8 @@
 """Answers polls of a task from a cache by version: whether it has changed, and its current JSON.
 
-Concurrent polls share one read, which begins after the last of them arrived (request_coalescer.py). An answer is cached until
-the task's ETag changes. Runs on the event loop alone, so a poll waits for no thread. Knows no HTTP beyond ETags.
+Concurrent polls share one read, which begins after the last of them arrived (request_coalescer.py): versions those of all
+tenants, whole tasks those of one. An answer is cached until the task's ETag changes. Runs on the event loop alone, so a poll
+waits for no thread. Knows no HTTP beyond ETags.
 """
 
 import asyncio
@@ -9,13 +10,14 @@ import re
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy import BigInteger, bindparam, case, select
+from pydantic_core import to_json
+from sqlalchemy import select, text
 
 from contract.states import TASK_TERMINAL
 from service.database.async_reader import AsyncReader
-from service.database.engine import Database, among_ids
+from service.database.engine import among_ids
 from service.database.prepared_statements import PreparedStatement
 from service.scheduler.models import QueueStatus
 from service.storage.downloads import matches
@@ -25,28 +27,25 @@ from service.tasks.polling.long_polling import ChangeListener
 from service.tasks.resource import QUEUE, RELATED_READS, RelatedRows, TaskResource
 from service.tenants.api_keys import Principal
 from service.tenants.request_coalescer import RequestCoalescer
-from service.tenants.tenant_scope import missing, scoped_by_parameter, tenant_parameter
+from service.tenants.tenant_scope import missing, scoped_by_parameter
 
 _KEPT_BYTES = 16 * 2**20  # of cached answers
 _ENTRY_BYTES = 500  # overhead of an entry beyond its text
-_APART_SECONDS = 0.02  # minimum between two reads of a tenant; polls that arrive meanwhile share the next read
-_MOST_LOADED = 25  # tasks per read
+_APART_SECONDS = 0.02  # minimum between two reads; polls that arrive meanwhile share the next one
+_MOST_LOADED = 25  # whole tasks per read
+_MOST_VERSIONS = 500  # per read: a tenant that asks for more takes turns with the others
+_EVERYBODY = "everybody"  # versions are read for all tenants together
 _MOST_TENANTS = 10_000  # tenants whose changed tasks and queues are remembered
 _SLICE_SECONDS = 0.005  # of rendering, after which other coroutines run
 
 _NUL = "\0"  # Postgres refuses NUL in text: one such id would fail the read that all concurrent polls share
+_LONGEST = 40  # characters of an id
+_OfTenant = tuple[str, str]  # a tenant, and the id of the task that it asks for
+Asked = TypeVar("Asked", str, _OfTenant)
 Found = TypeVar("Found")
 
-_ASKED = PreparedStatement(
-    scoped_by_parameter(
-        select(Task.id, Task.version, Task.status, Task.fence).where(among_ids(Task.id), Task.deleted_at.is_(None)), Task
-    )
-)
-_QUEUE_IF_NEW = PreparedStatement(  # `packed` is null if the process already has the plan with the number `plan`
-    scoped_by_parameter(
-        select(QueueStatus.number, case((QueueStatus.number != bindparam("plan", type_=BigInteger), QueueStatus.packed))),
-        QueueStatus,
-    )
+_VERSIONS = PreparedStatement(  # under each tenant's row-level security in turn (migration `versions`)
+    text("SELECT * FROM task_versions(CAST(:tenants AS text[]), CAST(:ids AS text[]), CAST(:plans AS bigint[]))")
 )
 _COLUMNS = [column for column in Task.__table__.c if column.name != "base_scores"]  # long, and part of no resource
 _WHOLE = [
@@ -56,6 +55,8 @@ _WHOLE = [
     ),
     PreparedStatement(scoped_by_parameter(QUEUE, QueueStatus)),
 ]
+_members = list(TaskResource.model_fields)
+_BEHIND_WAITING = set(_members[_members.index("waiting") + 1 :])
 _OF_PLAN = re.compile(r'\.\d+"')
 
 
@@ -71,6 +72,7 @@ class Version:
     etag: str
     number: int
     ended: bool
+    entry: Entry | None = None  # of a waiting task in the plan in force
 
     def is_news(self, known: str) -> bool:
         """Whether anything but the task's place in the queue has changed since the ETag header `known`."""
@@ -79,12 +81,34 @@ class Version:
 
 @dataclass
 class Answer:
-    """A tenant's task as JSON."""
+    """A tenant's task as JSON. `waits` are the bounds of its member `waiting` in the text, if the plan in force said it."""
 
     tenant_id: str
     etag: str
     text: bytes
+    number: int
+    waits: tuple[int, int] | None = None
     polled: bool = False  # whether a client got it; prefetched answers may never be asked for
+
+    @classmethod
+    def of(cls, tenant_id: str, task: TaskResource, entry: Entry | None) -> "Answer":
+        """The answer for a task that was read with its entry in the plan."""
+        text, etag = task.model_dump_json().encode(), etag_of(task.version, entry)
+        if entry is None:
+            return cls(tenant_id, etag, text, task.version)
+        waiting, behind = to_json(task.waiting), task.model_dump_json(include=_BEHIND_WAITING).encode()
+        ends = len(text) - len(behind)
+        return cls(tenant_id, etag, text, task.version, (ends - len(waiting), ends))
+
+    def moved(self, version: Version) -> "Answer | None":
+        """The same task at another place in the queue; None if `version` is not this one with another entry. A plan moves most
+        waiting tasks, and nothing else of them changes, so nothing has to be read."""
+        if version.number != self.number or version.entry is None or self.waits is None:
+            return None
+        begins, ends = self.waits
+        waiting = to_json(version.entry.waiting())
+        text = self.text[:begins] + waiting + self.text[ends:]
+        return Answer(self.tenant_id, version.etag, text, self.number, (begins, begins + len(waiting)), self.polled)
 
 
 class PollCache:
@@ -93,7 +117,9 @@ class PollCache:
 
     def __init__(self, change_listener: ChangeListener, versions: AsyncReader, loads: AsyncReader) -> None:
         self._listener, self._version_line, self._load_line = change_listener, versions, loads
-        self._versions = RequestCoalescer(self._look, min_interval_seconds=_APART_SECONDS, semaphore=versions.semaphore)
+        self._versions = RequestCoalescer(
+            self._look, min_interval_seconds=_APART_SECONDS, max_group_size=_MOST_VERSIONS, semaphore=versions.semaphore
+        )
         self._loads = RequestCoalescer(
             self._load, min_interval_seconds=_APART_SECONDS, max_group_size=_MOST_LOADED, semaphore=loads.semaphore
         )
@@ -108,17 +134,17 @@ class PollCache:
         await self._version_line.close()
         await self._load_line.close()
 
-    async def version(self, db: Database, principal: Principal, task_id: str) -> Version:
-        """The task's current version, read in the calling tenant's `db`. Raises NotFound if the task is not the caller's."""
-        return await _found(self._versions, db, principal, task_id)
+    async def version(self, principal: Principal, task_id: str) -> Version:
+        """The task's current version. Raises NotFound if the task is not the calling tenant's."""
+        return await _found(self._versions, _EVERYBODY, (principal.tenant_id, task_id), task_id)
 
-    async def changed(self, db: Database, principal: Principal, task_id: str, known: str | None, wait: float) -> Version:
+    async def changed(self, principal: Principal, task_id: str, known: str | None, wait: float) -> Version:
         """Long poll: the task's version once it has news since the ETag header `known` (None: since now), has ended, or after
         `wait` seconds. A queue that only moved on wakes no poll; the next answer shows it. Raises NotFound."""
         loop = asyncio.get_running_loop()
         until = loop.time() + wait
         with self._listener.watch(task_id) as changed:
-            version = await self.version(db, principal, task_id)
+            version = await self.version(principal, task_id)
             seen = known if known is not None else version.etag
             while not version.is_news(seen) and not version.ended and not self._listener.released:
                 try:
@@ -126,50 +152,60 @@ class PollCache:
                 except TimeoutError:
                     break
                 changed.clear()
-                version = await self.version(db, principal, task_id)
+                version = await self.version(principal, task_id)
         return version
 
-    async def answer(self, db: Database, principal: Principal, task_id: str, version: Version | None = None) -> Answer:
+    async def answer(self, principal: Principal, task_id: str, version: Version | None = None) -> Answer:
         """The task's JSON, not older than `version` (None: than this call). Raises NotFound."""
         answer = self._kept.get(task_id)
         if answer is not None and answer.tenant_id == principal.tenant_id:
             if version is None:
-                version = await self.version(db, principal, task_id)
+                version = await self.version(principal, task_id)
             if answer.etag == version.etag:
                 if task_id in self._kept:
                     self._kept.move_to_end(task_id)
                 answer.polled = True
                 return answer
-        answer = await _found(self._loads, db, principal, task_id)
+            if (moved := answer.moved(version)) is not None:
+                if self._kept.get(task_id) is answer:
+                    self._keep(task_id, moved)
+                moved.polled = True
+                return moved
+        answer = await _found(self._loads, principal.tenant_id, task_id, task_id)
         answer.polled = True
         return answer
 
-    async def _look(self, _: Database, principal: Principal, ids: list[str]) -> dict[str, Version]:
-        tenant_id = principal.tenant_id
-        known, kept = self._queues.get(tenant_id, (0, NONE))
-        entries = NONE
-        asked = tenant_parameter(principal) | {"ids": ids, "plan": known}
-        found, queue = await self._version_line.look(tenant_id, [_ASKED, _QUEUE_IF_NEW], asked)
-        for number, packed in await queue.fetchall():
-            if len(self._queues) >= _MOST_TENANTS:
-                self._queues.clear()
-            entries = kept if packed is None else unpack(packed)
-            self._queues[tenant_id] = number, entries
-        return {
-            row.id: Version(etag_of(row.version, entry_of(row, entries)), row.version, row.status in TASK_TERMINAL)
-            for row in await found.fetchall()
-        }
+    async def _look(self, _: str, asked: list[_OfTenant]) -> dict[_OfTenant, Version]:
+        known = {tenant_id: self._queues.get(tenant_id, (0, NONE)) for tenant_id, _ in asked}
+        tenants, ids = zip(*asked, strict=True)
+        given = {"tenants": list(tenants), "ids": list(ids), "plans": [known[tenant_id][0] for tenant_id in tenants]}
+        rows = await (await self._version_line.look_alone(_VERSIONS, given)).fetchall()
+        entries = {row.tenant_id: self._entries(row, known[row.tenant_id][1]) for row in rows if row.id is None}
+        found = {}
+        for row in rows:
+            if row.id is not None:
+                entry = entry_of(row, entries.get(row.tenant_id, NONE))
+                ended = row.status in TASK_TERMINAL
+                found[row.tenant_id, row.id] = Version(etag_of(row.version, entry), row.version, ended, entry)
+        return found
 
-    async def _load(self, _: Database, principal: Principal, ids: list[str]) -> dict[str, Answer]:
+    def _entries(self, queue: Any, known: Entries) -> Entries:
+        """The entries of a tenant's queue row; its `packed` is null if they are the `known` ones."""
+        entries = known if queue.packed is None else unpack(queue.packed)
+        if len(self._queues) >= _MOST_TENANTS:
+            self._queues.clear()
+        self._queues[queue.tenant_id] = queue.plan, entries
+        return entries
+
+    async def _load(self, tenant_id: str, ids: list[str]) -> dict[str, Answer]:
         """Load these tasks, and prefetch other polled ones that have changed: one plan changes many, and all will be polled."""
-        tenant_id, loop, answers = principal.tenant_id, asyncio.get_running_loop(), {}
+        loop, answers = asyncio.get_running_loop(), {}
         all_ids = [*ids, *self._take_changed(tenant_id, ids)]
-        tasks, *beside = await self._load_line.look(tenant_id, _WHOLE, tenant_parameter(principal) | {"ids": all_ids})
+        tasks, *beside = await self._load_line.look(tenant_id, _WHOLE, {"tenant": tenant_id, "ids": all_ids})
         made, until = RelatedRows(*[await found.fetchall() for found in beside]), loop.time() + _SLICE_SECONDS
         async for row in tasks:
             task = made.of(row)
-            etag = etag_of(task.version, entry_of(row, made.entries))
-            answers[task.id] = Answer(tenant_id, etag, task.model_dump_json().encode())
+            answers[task.id] = Answer.of(tenant_id, task, entry_of(row, made.entries))
             if _lasts(task):
                 self._keep(task.id, answers[task.id])
             if loop.time() > until:
@@ -204,8 +240,8 @@ class PollCache:
                 changed.add(task_id)
 
 
-async def _found(reads: RequestCoalescer[str, Found], db: Database, principal: Principal, task_id: str) -> Found:
-    found = await reads.submit(db, principal, task_id) if _NUL not in task_id else None
+async def _found(reads: RequestCoalescer[str, Asked, Found], owner: str, asked: Asked, task_id: str) -> Found:
+    found = await reads.submit(owner, asked) if len(task_id) <= _LONGEST and _NUL not in task_id else None
     if found is None:
         raise missing("task", task_id)
     return found

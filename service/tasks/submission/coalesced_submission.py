@@ -6,7 +6,7 @@ A burst of submissions then costs the database a fraction of the round trips.
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -58,6 +58,15 @@ class CreatedResponse:
 Outcome = CreatedResponse | Problem | Replayed
 
 
+@dataclass(frozen=True)
+class _Submitter:
+    """A tenant, equal for all its keys: their submissions share transactions. `db` sees the tenant's rows."""
+
+    tenant_id: str
+    db: Database = field(compare=False)
+    principal: Principal = field(compare=False)
+
+
 class SubmissionCoalescer:
     """Coalesces submissions; each transaction holds `semaphore` while it runs."""
 
@@ -77,27 +86,26 @@ class SubmissionCoalescer:
         If a shared transaction fails for a reason that may be another submission's, nothing was created; each then runs in one
         of its own.
         """
+        submitter = _Submitter(principal.tenant_id, db, principal)
         if submission.spec.search_space.size > _MAX_SHARED_JOBS:
-            return await self._create_alone(db, principal, submission)
+            return await self._create_alone(submitter, submission)
         # `gather` returns both kinds of exception alike: one that the group raised, and one that is this submission's outcome
-        (created,) = await asyncio.gather(self._coalescer.submit(db, principal, submission), return_exceptions=True)
+        (created,) = await asyncio.gather(self._coalescer.submit(submitter, submission), return_exceptions=True)
         if isinstance(created, Exception) and not isinstance(created, (Problem, Replayed, *_NOT_RETRIED)):
             log.warning("shared submission transaction failed (%s); creating each task in its own", type(created).__name__)
-            return await self._create_alone(db, principal, submission)
+            return await self._create_alone(submitter, submission)
         return _raise_or_return(created)
 
-    async def _create_alone(self, db: Database, principal: Principal, submission: Submission) -> CreatedResponse:
+    async def _create_alone(self, submitter: _Submitter, submission: Submission) -> CreatedResponse:
         async with self._semaphore:
             return _raise_or_return(
-                (await run_in_threadpool(self._create_in_one_transaction, db, principal, [submission]))[submission]
+                (await run_in_threadpool(self._create_in_one_transaction, submitter, [submission]))[submission]
             )
 
-    def _create_in_one_transaction(
-        self, db: Database, principal: Principal, submissions: list[Submission]
-    ) -> dict[Submission, Outcome]:
-        outcomes: dict[Submission, Outcome] = {}
+    def _create_in_one_transaction(self, submitter: _Submitter, submissions: list[Submission]) -> dict[Submission, Outcome]:
+        principal, outcomes = submitter.principal, dict[Submission, Outcome]()
         # `for_tenant` again: it drops the first request's note; each submission adds its own audit entry
-        with db.for_tenant(principal.tenant_id).begin() as session:
+        with submitter.db.for_tenant(submitter.tenant_id).begin() as session:
             claims = _claim(session, principal, submissions, outcomes)
             pending = [submission for submission in submissions if submission not in outcomes]
             requests = [actions.NewTaskRequest(submission.spec, submission.note.request_id) for submission in pending]

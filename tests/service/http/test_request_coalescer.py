@@ -2,21 +2,13 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from structlog.contextvars import bound_contextvars, get_contextvars
 
-from service.database.engine import Database
-from service.tenants.api_keys import Principal
 from service.tenants.request_coalescer import MAX_COOLDOWN_SECONDS, RequestCoalescer, in_thread
 from tests.service.live_server import PATIENCE
-
-NO_DB = cast(Database, None)
-
-
-def tenant(name: str) -> Principal:
-    return Principal(name, "key", frozenset())
 
 
 class Goes:
@@ -28,8 +20,8 @@ class Goes:
         self.let = asyncio.Event()
         self.fails = False
 
-    async def act(self, db: Database, principal: Principal, asked: list[str]) -> dict[str, str]:
-        self.begun.append((principal.tenant_id, asked))
+    async def act(self, owner: str, asked: list[str]) -> dict[str, str]:
+        self.begun.append((owner, asked))
         self.at.append(asyncio.get_running_loop().time())
         await self.let.wait()
         if self.fails:
@@ -45,8 +37,8 @@ def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(body(), PATIENCE))
 
 
-def asking(coalescer: RequestCoalescer[str, str], who: str, *asked: str) -> list[asyncio.Future[str | None]]:
-    return [asyncio.ensure_future(coalescer.submit(NO_DB, tenant(who), one)) for one in asked]
+def asking(coalescer: RequestCoalescer[str, str, str], who: str, *asked: str) -> list[asyncio.Future[str | None]]:
+    return [asyncio.ensure_future(coalescer.submit(who, one)) for one in asked]
 
 
 async def all_of(*futures: Awaitable[Any]) -> list[Any]:
@@ -149,7 +141,7 @@ def test_a_go_is_no_one_requests() -> None:
     async def body() -> None:
         said: list[dict[str, Any]] = []
 
-        async def act(db: Database, principal: Principal, asked: list[str]) -> dict[str, str]:
+        async def act(owner: str, asked: list[str]) -> dict[str, str]:
             said.append(get_contextvars())
             return {}
 
@@ -217,7 +209,7 @@ def test_a_go_that_waits_is_for_all_who_come_meanwhile() -> None:
 
 def test_an_act_may_be_a_thread() -> None:
     async def body() -> None:
-        coalescer = RequestCoalescer(in_thread(lambda db, principal, asked: {one: principal.tenant_id for one in asked}))
+        coalescer = RequestCoalescer(in_thread(lambda owner, asked: {one: owner for one in asked}))
         assert await all_of(*asking(coalescer, "a", "x", "y")) == ["a", "a"]
 
     run(body)

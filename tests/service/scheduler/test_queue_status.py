@@ -88,6 +88,30 @@ def test_an_etag_changes_with_the_place_and_a_long_poll_does_not_end_for_it(tena
     assert get(tenant, id, headers={"if-none-match": '"0"'}, wait=30).status_code == 200
 
 
+def test_a_task_that_only_moved_is_shown_there_and_not_read_again(tenant, queue, plan, monkeypatch):
+    """Its place is put into the answer that is kept, which then is, byte for byte, what a read of the task makes."""
+    _, running, waits = queue
+    etags = {id: get(tenant, id).headers["etag"] for id in waits}
+    polls, loads = tenant.client.app.state.motet.polls, []
+    act = polls._loads._act
+    monkeypatch.setattr(polls._loads, "_act", lambda *given: loads.append(given) or act(*given))
+    assert tenant.post(f"/v1/tasks/{running}/cancel").status_code == 200
+    plan()
+    for _ in range(2):
+        moved = {id: get(tenant, id) for id in waits[1:]}
+    assert loads == []
+    for place, (id, answer) in enumerate(moved.items(), 1):
+        assert (answer.json()["waiting"]["place"], answer.headers["etag"] == etags[id]) == (place, False)
+        assert get(tenant, id, headers={"if-none-match": answer.headers["etag"]}).status_code == 304
+    polls._kept.clear()
+    for id, answer in moved.items():
+        read = get(tenant, id)
+        assert (read.content, read.headers["etag"]) == (answer.content, answer.headers["etag"])
+    assert len(loads) == len(moved)
+    assert tenant.post(f"/v1/tasks/{waits[2]}/pause").status_code == 200
+    assert get(tenant, waits[2]).json()["waiting"]["code"] == "paused"
+
+
 def test_what_moved_by_little_is_shown_as_before(tenant, queue, again, database):
     """So polls between two starts are answered with 304, however many plans arrivals ask for."""
     etags = {id: get(tenant, id).headers["etag"] for id in queue[2]}

@@ -5,7 +5,11 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import text
 
+from service.database.async_reader import AsyncReader
+from service.database.engine import Database
+from service.database.prepared_statements import PreparedStatement
 from service.tasks.lifecycle.change_notices import bump_version_and_notify
 from service.tasks.models import Task
 from service.tenants.request_coalescer import RequestCoalescer
@@ -13,9 +17,9 @@ from tests.service.live_server import PATIENCE, until
 from tests.service.sample_tasks import adapter, change, jobs_of, placement
 
 
-def counted(coalescer: RequestCoalescer[Any, Any], monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The ids of each read that it begins from now on."""
-    reads: list[list[str]] = []
+def counted(coalescer: RequestCoalescer[Any, Any, Any], monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
+    """What each read is for that it begins from now on: tasks' ids, or pairs of a tenant and an id."""
+    reads: list[list[Any]] = []
     act = coalescer._act
     monkeypatch.setattr(coalescer, "_act", lambda *given: reads.append(given[-1]) or act(*given))
     return reads
@@ -34,6 +38,59 @@ def test_those_who_ask_at_once_share_reads(server, tenant, monkeypatch):
 
     assert asyncio.run(ask()) == [304] * 60
     assert 0 < len(reads) < 60
+
+
+def test_polls_of_all_tenants_share_reads_and_each_sees_its_own(server, new_tenant, monkeypatch):
+    """A tenant that asks for another's task gets a 404, in the same read that answers its owner."""
+    tenants = [new_tenant() for _ in range(8)]
+    tasks = [tenant.task()["id"] for tenant in tenants]
+    asked = [(tenant, task_id) for tenant in tenants for task_id in tasks]
+
+    async def ask(known: dict[str, str]) -> list[httpx.Response]:
+        limits = httpx.Limits(max_connections=64)
+        async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE, limits=limits) as client:
+            polls = (client.get(f"/v1/tasks/{task_id}", headers=tenant.headers | known) for tenant, task_id in asked)
+            return await asyncio.gather(*polls)
+
+    asyncio.run(ask({}))  # their answers are kept from here on
+    reads = counted(server.state.polls._versions, monkeypatch)
+    for known, found in (({}, 200), ({"if-none-match": '"1"'}, 304)):
+        reads.clear()
+        answers = asyncio.run(ask(known))
+        own = [tasks.index(task_id) == tenants.index(tenant) for tenant, task_id in asked]
+        assert [answer.status_code for answer in answers] == [found if mine else 404 for mine in own]
+        shown = [answer.json()["id"] for answer in answers if answer.status_code == 200]
+        assert shown == (tasks if found == 200 else [])
+        assert max(len({tenant_id for tenant_id, _ in read}) for read in reads) > 1, "tenants did not share a read"
+        assert sum(map(len, reads)) <= len(asked)
+
+
+def test_row_level_security_holds_within_a_read_of_several_tenants(settings, database, new_tenant):
+    """For rows of which the statement's own filter is taken out, too; and nothing of a tenant remains named after it."""
+    one, other = new_tenant(), new_tenant()
+    mine, theirs = one.task()["id"], other.task()["id"]
+    with database.begin() as session:
+        source = session.scalars(text("SELECT pg_get_functiondef('task_versions'::regproc)")).one()
+
+    async def look(name: str) -> tuple[list[Any], list[Any]]:
+        reader = AsyncReader(settings.app_database_url)
+        try:
+            asked = {"tenants": [one.tenant_id, other.tenant_id, one.tenant_id], "ids": [mine, mine, theirs], "plans": [0] * 3}
+            statement = PreparedStatement(text(f"SELECT tenant_id, id FROM {name}(:tenants, :ids, CAST(:plans AS bigint[]))"))
+            found = await (await reader.look_alone(statement, asked)).fetchall()
+            after = PreparedStatement(text("SELECT id FROM tasks"))
+            return found, await (await reader.look_alone(after, {})).fetchall()
+        finally:
+            await reader.close()
+
+    unfiltered = source.replace("task_versions", "task_versions_unfiltered")
+    for condition in (" AND t.tenant_id = asked.tenant", " WHERE q.tenant_id = asked.tenant"):
+        assert condition in unfiltered
+        unfiltered = unfiltered.replace(condition, "")
+    with Database(settings.owner_database_url, 1).begin() as session:
+        session.execute(text(unfiltered.replace(":", r"\:")))
+    for name in ("task_versions", "task_versions_unfiltered"):
+        assert asyncio.run(look(name)) == ([(one.tenant_id, mine)], [])
 
 
 def test_tasks_that_nobody_has_asked_for_yet_are_loaded_together(server, tenant, monkeypatch):
@@ -59,7 +116,7 @@ def test_of_a_task_that_is_known_to_have_changed_no_version_is_asked(server, ten
     until(lambda: task_id not in polls._kept)
     known = {"if-none-match": '"1"'}
     assert [http.get(f"/v1/tasks/{task_id}", headers=known).headers["etag"] for _ in range(2)] == ['"2"'] * 2
-    assert (versions, loads) == ([[task_id]], [[task_id]])
+    assert (versions, loads) == ([[(tenant.tenant_id, task_id)]], [[task_id]])
     with database.begin() as session:
         session.get_one(Task, task_id).version += 1  # as if the notice were still on its way
     assert [http.get(f"/v1/tasks/{task_id}", headers=known).headers["etag"] for _ in range(2)] == ['"3"'] * 2
@@ -104,8 +161,9 @@ def test_a_change_that_comes_while_a_task_is_read_shows_in_the_next_answer(serve
 def test_an_id_that_cannot_be_asked_for_spoils_no_other_poll(server, tenant, http, monkeypatch):
     task_id, polls = tenant.task()["id"], server.state.polls
     reads = counted(polls._versions, monkeypatch), counted(polls._loads, monkeypatch)
-    for known in ({}, {"wait": 0.05}):
-        assert http.get("/v1/tasks/a%00b", params=known).status_code == 404
+    for id in ("a%00b", "a" * 60_000):
+        for known in ({}, {"wait": 0.05}):
+            assert http.get(f"/v1/tasks/{id}", params=known).status_code == 404
     assert reads == ([], [])
     assert http.get(f"/v1/tasks/{task_id}").status_code == 200
 
