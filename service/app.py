@@ -116,5 +116,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     finally:
         await asyncio.to_thread(state.change_listener.stop)
         await state.polls.close()
+        await state.keys.close()
         state.db.engine.dispose()
         state.system.engine.dispose()

@@ -77,7 +77,7 @@ class State:
             submissions=SubmissionCoalescer(queue, semaphores["submissions"]),
             semaphores=semaphores,
             throttle=throttle,
-            keys=KeyCache(system, throttle),
+            keys=KeyCache(AsyncReader(settings.database_url, timeouts), throttle),
             rates=Rates(settings.redis_url),
             metrics=metrics,
             tokenizers=Tokenizers(),

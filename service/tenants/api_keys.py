@@ -5,11 +5,13 @@ import secrets
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import ARRAY, LargeBinary, any_, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from service.database.engine import new_id
+from service.database.prepared_statements import PreparedStatement
 from service.tenants.models import ApiKey
 
 _PREFIX = "mk_"
@@ -67,24 +69,30 @@ def mint_key(
 
 def check_key(session: Session, secret: str) -> KeyCheck:
     """Look up the key of this secret. The database's clock decides expiry."""
-    left = func.extract("epoch", ApiKey.expires_at - func.clock_timestamp()).label("left")
-    found = session.execute(select(ApiKey, left).where(ApiKey.hash == hash_of(secret))).one_or_none()
-    if found is None:
-        return KeyCheck(None, "unknown")
-    return key_check(found.ApiKey, None if found.left is None else float(found.left))
+    found = session.execute(_FIND.where(ApiKey.hash == hash_of(secret))).one_or_none()
+    return UNKNOWN if found is None else key_check(found, found.key_left)
 
 
-def key_check(key: ApiKey, left_seconds: float | None) -> KeyCheck:
-    """The check of a key that exists, with the seconds until it expires (None: never)."""
+def key_check(key: Any, seconds_left: Any) -> KeyCheck:
+    """The check of a key that exists. `key` has an ApiKey's columns; `seconds_left` until it expires (None: never)."""
+    left = None if seconds_left is None else float(seconds_left)
     if key.revoked_at is not None:
         return KeyCheck(None, "revoked")
-    if left_seconds is not None and left_seconds <= 0:
+    if left is not None and left <= 0:
         return KeyCheck(None, "expired")
     scopes = frozenset(Scope(s) for s in key.scopes)
     principal = Principal(key.tenant_id, key.id, scopes, key.requests_per_minute)
-    return KeyCheck(principal, seconds_left=left_seconds)
+    return KeyCheck(principal, seconds_left=left)
 
 
 def hash_of(secret: str) -> bytes:
     """The stored hash, a plain SHA-256: with 256 random bits no slow password hash is needed."""
     return hashlib.sha256(secret.encode()).digest()
+
+
+_OF_KEY = (ApiKey.id, ApiKey.tenant_id, ApiKey.scopes, ApiKey.revoked_at, ApiKey.requests_per_minute)
+CHECKED = (*_OF_KEY, func.extract("epoch", ApiKey.expires_at - func.clock_timestamp()).label("key_left"))
+HASHES = any_(bindparam("hashes", type_=ARRAY(LargeBinary)))
+_FIND = select(*CHECKED)
+CHECK_KEYS = PreparedStatement(select(ApiKey.hash, *CHECKED).where(ApiKey.hash == HASHES))
+UNKNOWN = KeyCheck(None, "unknown")

@@ -5,16 +5,25 @@ A session is checked like a key, against the same row: a revoked or expired key 
 
 import secrets
 from datetime import timedelta
+from typing import Any
 
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from service.database.engine import clock
-from service.tenants.api_keys import KeyCheck, Principal, hash_of, key_check
+from service.database.prepared_statements import PreparedStatement
+from service.tenants.api_keys import CHECKED, HASHES, KeyCheck, Principal, hash_of, key_check
 from service.tenants.models import ApiKey, BrowserSession, SignInLink
 
 _SESSION, _LINK = "ms_", "ml_"
 LINK_LASTS = timedelta(minutes=15)
+OVER = KeyCheck(None, "session_over")
+_ENDS = func.least(BrowserSession.expires_at, ApiKey.expires_at)
+CHECK_SESSIONS = PreparedStatement(
+    select(BrowserSession.hash, *CHECKED, func.extract("epoch", _ENDS - func.clock_timestamp()).label("session_left"))
+    .join_from(BrowserSession, ApiKey, BrowserSession.key_id == ApiKey.id)
+    .where(BrowserSession.hash == HASHES)
+)
 
 
 def is_session(secret: str) -> bool:
@@ -33,21 +42,13 @@ def open_session(session: Session, principal: Principal, lasts: timedelta) -> tu
     return secret, ends - now
 
 
-def check_session(session: Session, secret: str) -> KeyCheck:
-    """As `check_key`, for a session's secret."""
-    now = func.clock_timestamp()
-    ends = func.least(BrowserSession.expires_at, ApiKey.expires_at)
-    left = func.extract("epoch", ends - now).label("left")
-    key_left = func.extract("epoch", ApiKey.expires_at - now).label("key_left")
-    joined = select(ApiKey, left, key_left).join(BrowserSession, BrowserSession.key_id == ApiKey.id)
-    found = session.execute(joined.where(BrowserSession.hash == hash_of(secret))).one_or_none()
-    if found is None:
-        return KeyCheck(None, "session_over")
-    check = key_check(found.ApiKey, None if found.key_left is None else float(found.key_left))
+def session_check(found: Any) -> KeyCheck:
+    """As `key_check`, for a row of CHECK_SESSIONS."""
+    check = key_check(found, found.key_left)
     if check.principal is None:
         return check
-    left_seconds = float(found.left)
-    return KeyCheck(check.principal, seconds_left=left_seconds) if left_seconds > 0 else KeyCheck(None, "session_over")
+    left = float(found.session_left)
+    return KeyCheck(check.principal, seconds_left=left) if left > 0 else OVER
 
 
 def close_session(session: Session, secret: str) -> None:
@@ -71,6 +72,5 @@ def use_link(session: Session, secret: str) -> Principal | None:
     key_id = session.scalar(used.returning(SignInLink.key_id))
     if key_id is None:
         return None
-    left = func.extract("epoch", ApiKey.expires_at - func.clock_timestamp()).label("left")
-    found = session.execute(select(ApiKey, left).where(ApiKey.id == key_id)).one()
-    return key_check(found.ApiKey, None if found.left is None else float(found.left)).principal
+    found = session.execute(select(*CHECKED).where(ApiKey.id == key_id)).one()
+    return key_check(found, found.key_left).principal

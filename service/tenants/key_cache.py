@@ -1,64 +1,109 @@
 """Caches verified API keys and browser sessions for 3 s, so that a poller does not query the database with every request.
 Knows no HTTP.
 
-A process refuses a revoked key at the latest when its cache entry expires.
+All credentials that are due share one query: those asked for while the one before was in flight, and, ahead of their expiry,
+those that were used since their last check. A process refuses a revoked key at the latest when its cache entry expires.
 """
 
-import asyncio
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice, takewhile
+from typing import Any
 
-from starlette.concurrency import run_in_threadpool
-
-from service.database.engine import Database
-from service.tenants.api_keys import KeyCheck, Principal, check_key, hash_of
+from service.database.async_reader import AsyncReader
+from service.tenants.api_keys import CHECK_KEYS, UNKNOWN, KeyCheck, Principal, hash_of, key_check
 from service.tenants.auth_throttle import AuthThrottle
-from service.tenants.browser_sessions import check_session, is_session
+from service.tenants.browser_sessions import CHECK_SESSIONS, OVER, is_session, session_check
+from service.tenants.request_coalescer import RequestCoalescer
 
 SECONDS = 3.0
-_MOST = 10_000  # keys cached; beyond it the cache is cleared
+_MOST = 10_000  # credentials cached; beyond it the cache is cleared
+_MOST_CHECKED = 1000  # credentials per query, and as many ahead of their expiry
+_EVERYBODY = "everybody"
+
+_Credential = tuple[bool, bytes]  # whether it is a browser session's, and its hash
+
+
+@dataclass
+class _Verified:
+    """A valid credential; `until` is monotonic. `used` since its last check."""
+
+    principal: Principal
+    until: float
+    used: bool = False
 
 
 class KeyCache:
-    """Looks keys up in `db`, which must see every tenant's keys. Any thread may use it."""
+    """Looks keys up by `reader`, whose role must see every tenant's keys. Only the event loop may call it, except `forget`."""
 
-    def __init__(self, db: Database, throttle: AuthThrottle, seconds: float = SECONDS) -> None:
-        self._db, self._throttle, self._seconds = db, throttle, seconds
-        self._known: dict[bytes, tuple[float, Principal]] = {}
-        self._asking: dict[bytes, asyncio.Task[KeyCheck]] = {}
+    def __init__(self, reader: AsyncReader, throttle: AuthThrottle, seconds: float = SECONDS) -> None:
+        self._reader, self._throttle, self._seconds = reader, throttle, seconds
+        self._verified: dict[_Credential, _Verified] = {}  # in the order of their checks
+        self._checks = RequestCoalescer(self._check, max_group_size=_MOST_CHECKED, semaphore=reader.semaphore)
+
+    async def close(self) -> None:
+        """Close the connection; a later look-up opens it again."""
+        await self._reader.close()
 
     def remembered(self, secret: str) -> Principal | None:
         """The cached Principal of this key, if any. Queries nothing."""
-        until, principal = self._known.get(hash_of(secret), (0.0, None))
-        return principal if time.monotonic() < until else None
+        verified = self._verified.get(_credential(secret))
+        if verified is None or time.monotonic() >= verified.until:
+            return None
+        verified.used = True
+        return verified.principal
 
     async def ask(self, secret: str, address: str) -> KeyCheck:
-        """Look the key up in the database; concurrent requests with the same key share one query. Only the event loop may call
-        it. Raises TooManyFailures, without a query, if the caller's address sent too many wrong keys."""
-        hash, asking = hash_of(secret), self._asking
-        check = asking.get(hash)
-        if check is None:
-            check = asking[hash] = asyncio.ensure_future(self._look_up(secret, address))
-            check.add_done_callback(lambda _: asking.pop(hash, None))
-        return await asyncio.shield(check)
-
-    async def _look_up(self, secret: str, address: str) -> KeyCheck:
+        """Look the key up in the database. Raises TooManyFailures, without a query, if the caller's address sent too many wrong
+        keys."""
         with self._throttle.attempt(address, secret) as attempt:
-            check = await run_in_threadpool(self.check, secret)
+            found = await self._checks.submit(_EVERYBODY, _credential(secret))
+            check = found if found is not None else OVER if is_session(secret) else UNKNOWN
             attempt.failed = check.principal is None
             return check
 
-    def check(self, secret: str) -> KeyCheck:
-        """Look the key up in the database; caches a valid key, at most until it expires."""
-        asked, known = time.monotonic(), self._known
-        with self._db.begin() as session:
-            found = check_session(session, secret) if is_session(secret) else check_key(session, secret)
-        if found.principal is not None:
-            if len(known) >= _MOST:
-                known.clear()
-            lasts = self._seconds if found.seconds_left is None else min(self._seconds, found.seconds_left)
-            known[hash_of(secret)] = asked + lasts, found.principal  # the dict from before the query: `forget` replaces it
+    async def _check(self, _: str, asked: list[_Credential]) -> dict[_Credential, KeyCheck]:
+        """Look these credentials up, and those that are due; caches the valid ones, each at most until it expires."""
+        began, verified = time.monotonic(), self._verified  # the dict from before the query: `forget` replaces it
+        due = list(dict.fromkeys([*asked, *self._due(verified, began)]))
+        found = await self._look_up(due)
+        for credential in due:
+            verified.pop(credential, None)
+        for credential, check in found.items():
+            if check.principal is not None:
+                lasts = self._seconds if check.seconds_left is None else min(self._seconds, check.seconds_left)
+                if len(verified) >= _MOST:
+                    verified.clear()
+                verified[credential] = _Verified(check.principal, began + lasts)
+        return found
+
+    def _due(self, verified: dict[_Credential, _Verified], now: float) -> list[_Credential]:
+        """Used credentials whose entries expire in less than half of the cache's time. Drops unused ones that have expired."""
+        soon = now + self._seconds / 2
+        near = list(islice(takewhile(lambda item: item[1].until <= soon, verified.items()), _MOST_CHECKED))
+        for credential, one in near:
+            if one.until <= now and not one.used:
+                del verified[credential]
+        return [credential for credential, one in near if one.used]
+
+    async def _look_up(self, credentials: Iterable[_Credential]) -> dict[_Credential, KeyCheck]:
+        found: dict[_Credential, KeyCheck] = {}
+        for of_session, statement, check in ((False, CHECK_KEYS, _key_check), (True, CHECK_SESSIONS, session_check)):
+            hashes = [hash for session, hash in credentials if session is of_session]
+            if hashes:
+                rows = await (await self._reader.look_alone(statement, {"hashes": hashes})).fetchall()
+                found |= {(of_session, row.hash): check(row) for row in rows}
         return found
 
     def forget(self) -> None:
-        """Clear the cache after a revocation."""
-        self._known, self._asking = {}, {}
+        """Clear the cache after a revocation. Any thread may call it."""
+        self._verified = {}
+
+
+def _key_check(row: Any) -> KeyCheck:
+    return key_check(row, row.key_left)
+
+
+def _credential(secret: str) -> _Credential:
+    return is_session(secret), hash_of(secret)

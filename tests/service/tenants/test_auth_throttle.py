@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import Engine, event
 from starlette.requests import HTTPConnection
 
+from service.database.prepared_statements import PreparedStatement
 from service.http.problems import Unauthorized
 from service.tenants import auth_throttle
 from service.tenants.auth_throttle import AuthThrottle, TooManyFailures, address_of
@@ -25,17 +26,26 @@ def caller(database_url, settings_for, tmp_path, serve):
 
 
 @pytest.fixture
-def lookups():
+def lookups(monkeypatch):
     """Statements that look for a key, a node or a join token."""
     seen: list[str] = []
+    ask = PreparedStatement.ask
 
-    def count(*given) -> None:
-        if any(table in given[2] for table in ("FROM api_keys", "FROM nodes", "FROM join_tokens")):
-            seen.append(given[2])
+    def count(statement: str) -> None:
+        if any(table in statement for table in ("FROM api_keys", "FROM nodes", "FROM join_tokens")):
+            seen.append(statement)
 
-    event.listen(Engine, "before_cursor_execute", count)
+    def asked(statement: PreparedStatement, *given):
+        count(statement.sql)
+        return ask(statement, *given)
+
+    def executed(*given) -> None:
+        count(given[2])
+
+    monkeypatch.setattr(PreparedStatement, "ask", asked)
+    event.listen(Engine, "before_cursor_execute", executed)
     yield seen
-    event.remove(Engine, "before_cursor_execute", count)
+    event.remove(Engine, "before_cursor_execute", executed)
 
 
 def wrong(caller, number: int, path: str = "/v1/quotas"):
