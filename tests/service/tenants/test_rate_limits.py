@@ -4,7 +4,10 @@ import asyncio
 
 import pytest
 from fastapi import Request
+from limits.storage import RedisStorage
+from limits.strategies import SlidingWindowCounterRateLimiter
 
+from service.tenants import rate_limits
 from service.tenants.rate_limits import RateLimitExceeded, Rates
 from tests.service.api import Caller
 
@@ -141,6 +144,57 @@ def test_whoever_comes_the_moment_a_slice_does_is_let_through(settings):
         return passed
 
     assert asyncio.run(all_the_time()) == 1200
+
+
+def test_keys_share_round_trips_and_slices_in_use_are_renewed_ahead(settings, monkeypatch):
+    """A slice that nobody used, or of which nothing is left, is not renewed."""
+    monkeypatch.setattr("service.tenants.rate_limits._AHEAD_SECONDS", 60.0)
+    asked: list[list[str]] = []
+
+    async def body() -> None:
+        rates = Rates(settings.redis_url)
+        ask = rates._ask
+        monkeypatch.setattr(rates, "_ask", lambda due: asked.append([key for key, _ in due]) or ask(due))
+        await asyncio.gather(*(rates.take(f"many {number}", 30_000) for number in range(40)), rates.take("few", 30))
+        assert asked == [[*(f"many {number}" for number in range(40)), "few"]]
+        rates._slices["many 7", 30_000].used = False
+        await rates.take("one more", 30_000)
+        assert asked[1:] == [["one more", *(f"many {number}" for number in range(40) if number != 7)]]
+        renewed = rates._slices["many 8", 30_000]
+        assert (renewed.left, renewed.beyond) == (150, 30_000 - 300)
+        assert (await rates.take("many 8", 30_000)).remaining == 30_000 - 151
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("per_minute", [1, 7, 1000])
+def test_the_script_counts_as_the_library_does_in_three_round_trips(settings, per_minute):
+    rates, key = Rates(settings.redis_url), f"same {per_minute}"
+    storage = RedisStorage("redis://", connection_pool=rates._redis.connection_pool, key_prefix="motet:library")
+    limiter = SlidingWindowCounterRateLimiter(storage)
+    for _ in range(210):
+        (there,) = rates._ask_redis([(key, per_minute)]).values()
+        here = rate_limits._next(limiter, key, per_minute)
+        assert (there.taken, there.remaining) == (here.taken, here.remaining)
+        apart = abs(there.reset_seconds - here.reset_seconds) % 60  # the library says 0 where a whole minute is left
+        assert min(apart, 60 - apart) < 5
+    assert there.taken == 0
+
+
+def test_a_window_fades_and_makes_room(settings):
+    """Of what the window before counted, so much counts as it has still to live; its counter is one of the version before."""
+    rates, name = Rates(settings.redis_url), "motet:limits:{LIMITER/fading/100/1/minute}"
+    assert [one.taken for one in rates._ask_redis([("fading", 100)] * 1).values()] == [1]
+    rates._redis.set(name, 100, px=75_000)  # a window of 100 requests, which lasts another 15 s
+    (given,) = rates._ask_redis([("fading", 100)]).values()
+    assert given.taken == 0
+    rates._redis.pexpire(name, 15_000)  # it ended 45 s ago
+    (given,) = rates._ask_redis([("fading", 100)]).values()
+    assert given.taken == 1
+    assert given.remaining in (74, 75)
+    assert rates._redis.get(name) == b"1"
+    assert 74_000 < rates._redis.pttl(name) <= 75_000
+    assert rates._redis.get(f"{name}/-1") == b"100"
 
 
 def test_without_redis_each_process_counts_alone(stack, settings):
