@@ -10,11 +10,12 @@ from datetime import timedelta
 from typing import Any
 
 from pydantic import BaseModel
-from sqlalchemy import ForeignKey, LargeBinary, String, delete, func, select, update
-from sqlalchemy.dialects.postgresql import JSONB, insert
+from sqlalchemy import ForeignKey, LargeBinary, String, select, text
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from service.database.engine import Base, Database, Now, new_id
+from service.database.prepared_statements import PreparedStatement
 from service.http.problems import Conflict, Invalid
 from service.secret_box import SecretBox
 from service.tenants.api_keys import Principal
@@ -23,6 +24,26 @@ from service.tenants.tenant_scope import scoped
 KEPT = timedelta(hours=24)
 _SEALED = "sealed"  # the only field of a stored body that is encrypted
 _ABANDONED = timedelta(seconds=60)  # no request runs that long, so the process of an older claim died
+_CLAIM = PreparedStatement(
+    text(
+        """INSERT INTO idempotency_keys AS taken (tenant_id, key, fingerprint, token)
+        VALUES (:tenant, :key, :fingerprint, :token)
+        ON CONFLICT (tenant_id, key) DO UPDATE SET token = excluded.token, claimed_at = clock_timestamp(),
+            fingerprint = excluded.fingerprint, status = NULL, headers = NULL, body = NULL
+        WHERE taken.claimed_at < clock_timestamp() - CAST(:kept AS interval)
+            OR (taken.status IS NULL AND taken.fingerprint = excluded.fingerprint
+                AND taken.claimed_at < clock_timestamp() - CAST(:abandoned AS interval))
+        RETURNING token"""
+    )
+)
+_MINE = "WHERE tenant_id = :tenant AND key = :key AND token = :token"
+_STORE = PreparedStatement(
+    text(
+        f"""UPDATE idempotency_keys SET status = :status, body = CAST(:body AS jsonb), headers = CAST(:headers AS jsonb)
+        {_MINE} RETURNING key"""
+    )
+)
+_RELEASE = PreparedStatement(text(f"DELETE FROM idempotency_keys {_MINE} AND status IS NULL"))
 
 
 class Answer(Base):
@@ -78,11 +99,11 @@ class Claim:
         """
         if self.key is None:
             return
-        said = body.model_dump(mode="json")
+        said = body.model_dump_json()
         if box is not None:
-            said = {_SEALED: box.seal(json.dumps(said)).decode()}
-        answer = {"status": status, "body": said, "headers": dict(headers)}
-        if session.execute(self._where_mine(update(Answer)).values(**answer).returning(Answer.key)).one_or_none() is None:
+            said = json.dumps({_SEALED: box.seal(said).decode()})
+        answer = {"status": status, "body": said, "headers": json.dumps(dict(headers))}
+        if not _STORE.run(session.connection(), self._mine | answer):
             raise InFlight
         self.answer_stored = True
 
@@ -92,10 +113,11 @@ class Claim:
 
     def release_in(self, session: Session) -> None:
         """Free the key of a request that was refused."""
-        session.execute(self._where_mine(delete(Answer)).where(Answer.status.is_(None)))
+        _RELEASE.run(session.connection(), self._mine)
 
-    def _where_mine(self, statement: Any) -> Any:
-        return statement.where(Answer.tenant_id == self.tenant_id, Answer.key == self.key, Answer.token == self.token)
+    @property
+    def _mine(self) -> dict[str, str | None]:
+        return {"tenant": self.tenant_id, "key": self.key, "token": self.token}
 
 
 def opened(body: dict[str, Any] | None, box: SecretBox) -> dict[str, Any] | None:
@@ -126,14 +148,9 @@ def claim_in(session: Session, principal: Principal, request: KeyedRequest) -> C
 
     Waits for another transaction that claims the same key. One that claims several takes them in order, or two could deadlock.
     """
-    key, fingerprint = request.key, request.fingerprint
-    token, now = new_id("claim"), func.clock_timestamp()
-    row = insert(Answer).values(tenant_id=principal.tenant_id, key=key, fingerprint=fingerprint, token=token)
-    abandoned = Answer.status.is_(None) & (Answer.fingerprint == fingerprint) & (Answer.claimed_at < now - _ABANDONED)
-    old = abandoned | (Answer.claimed_at < now - KEPT)
-    anew = {"token": token, "claimed_at": now, "fingerprint": fingerprint, "status": None, "headers": None, "body": None}
-    taken = row.on_conflict_do_update(index_elements=[Answer.tenant_id, Answer.key], set_=anew, where=old)
-    if session.scalar(taken.returning(Answer.token)) == token:
+    key, fingerprint, token = request.key, request.fingerprint, new_id("claim")
+    asked = {"tenant": principal.tenant_id, "key": key, "fingerprint": fingerprint, "token": token}
+    if _CLAIM.run(session.connection(), asked | {"abandoned": _ABANDONED, "kept": KEPT}):
         return Claim(principal.tenant_id, key, token)
     answer = session.scalar(scoped(select(Answer).where(Answer.key == key), Answer, principal))
     if answer is None:
