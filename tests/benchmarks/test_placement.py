@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.placement import Placed, Run, figures, gate, idle_while, measure
+from benchmarks.placement import Placed, Run, figures, gate, idle_while, judge, measure, rows_of
 
 
 def test_a_small_run_places_every_task_once() -> None:
@@ -16,6 +16,15 @@ def test_a_small_run_places_every_task_once() -> None:
     assert (
         0 < found["queued_to_placement_ms_p50"] < found["arrival_to_placement_ms_p50"] <= found["arrival_to_placement_ms_p99"]
     )
+
+
+def test_more_work_than_the_devices_hold_is_planned_by_cp_sat() -> None:
+    run = measure(tasks=16, nodes=1, slots=2, rate=20.0, seconds=0.5)
+    assert gate(replace(run, idle=[0.0]), 16)["passed"]
+    found = figures(run)
+    assert 0 < found["plans_with_cp_sat"] <= found["plans"] == sum(run.solver_statuses.values())
+    assert found["stolen_s"] >= 0
+    assert len(rows_of("contended", run)) == 17
 
 
 FIRST = Placed("first", 0.0, 0.1, 0.2, 5.0, "n/0")
@@ -37,3 +46,6 @@ def test_the_gate_refuses(flaw: dict[str, object]) -> None:
     good = Run([FIRST, SECOND], [0.3], [0.01], [0.5, 0.5], {"succeeded": 2}, 0, [0.1, 0.2])
     assert gate(good, 2)["passed"]
     assert not gate(replace(good, **flaw), 2)["passed"]
+    assert judge({"free": good, "contended": good}, 2)["passed"]
+    for runs in ({"free": good, "contended": replace(good, **flaw)}, {"free": replace(good, **flaw), "contended": good}):
+        assert not judge(runs, 2)["passed"]
