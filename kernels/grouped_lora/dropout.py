@@ -17,7 +17,7 @@ LEVELS = 1 << 24  # resolution of a threshold: p in steps of 6e-8
 
 
 def threshold(p: float) -> int:
-    """The hash limit that stands for drop probability p in [0, 1). Raises ValueError outside that range."""
+    """The hash threshold that stands for drop probability p in [0, 1). Raises ValueError outside that range."""
     if not 0.0 <= p < 1.0:
         raise ValueError(f"dropout is {p}; it must be at least 0 and below 1")
     return round(p * LEVELS)
@@ -41,7 +41,7 @@ def _mixed(x: NDArray[np.uint32]) -> NDArray[np.uint32]:
     return x ^ (x >> np.uint32(16))
 
 
-def keep_mask(keys: NDArray[np.uint32], matrix: int, features: int, limit: int) -> torch.Tensor:
-    """bool [T, features]: which input features one matrix's adapter sees; `limit` is a threshold."""
+def keep_mask(keys: NDArray[np.uint32], matrix: int, features: int, drop_threshold: int) -> torch.Tensor:
+    """bool [T, features]: which input features one matrix's adapter sees; `drop_threshold` comes from `threshold`."""
     place = _mixed(np.arange(features, dtype=np.uint32) + np.uint32(matrix * FEATURES & 0xFFFFFFFF))
-    return torch.from_numpy((_mixed(keys[:, None] ^ place[None, :]) >> np.uint32(8)) >= np.uint32(limit))
+    return torch.from_numpy((_mixed(keys[:, None] ^ place[None, :]) >> np.uint32(8)) >= np.uint32(drop_threshold))

@@ -12,10 +12,10 @@ def _mix(x):
 
 
 @triton.jit
-def keep_mask(keys, matrix, columns, limit):
+def keep_mask(keys, matrix, columns, drop_threshold):
     """bool [T, N]: dropout.keep_mask for one tile. keys [T] int32 hold the unsigned keys' bits."""
     place = _mix((columns + matrix * 262144).to(tl.uint32))
-    return (_mix(keys.to(tl.uint32, bitcast=True)[:, None] ^ place[None, :]) >> 8) >= limit.to(tl.uint32)
+    return (_mix(keys.to(tl.uint32, bitcast=True)[:, None] ^ place[None, :]) >> 8) >= drop_threshold.to(tl.uint32)
 
 
 @triton.jit

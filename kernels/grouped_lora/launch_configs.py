@@ -25,7 +25,7 @@ HOPPER = {
     "shrink_2": Config(128, 4, 4),
     "shrink_3": Config(128, 4, 3),
     "shrink_1_wide": Config(64, 8, 3),
-    "sum_pieces": Config(0, 4, 1, 16),
+    "sum_partials": Config(0, 4, 1, 16),
     "weight_gradient": Config(64, 4, 4, 32, registers=128),
     "weight_gradient_wide": Config(64, 8, 2),
     "expand": Config(256, 4, 1),

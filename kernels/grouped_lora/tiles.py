@@ -27,24 +27,24 @@ def mma(left, right, acc):
         return tl.dot(left, right, acc)
 
 
-class Share(NamedTuple):
-    """One program's tokens of one adapter: first token, end, first arena row, exact rank (0: no adapter), dropout's threshold,
-    and whether gradients accumulate (add to what is there)."""
+class WorkShare(NamedTuple):
+    """One program's tokens of one adapter, in the order of work_table.SPAN_COLUMNS: first token, end, first arena row, exact
+    rank (0: no adapter), whether gradients accumulate (add to what is there), dropout's threshold."""
 
     start: Any
     end: Any
     row0: Any
     rank: Any
-    limit: Any
     accumulate: Any
+    drop_threshold: Any
 
 
 @triton.jit
 def share_of_span(spans_ptr, span):
-    """All tokens of a span of the work table; columns as in work_table.SPAN_COLUMNS."""
+    """All tokens of a span of the work table."""
     entry = spans_ptr + span * 6
-    return Share(
-        tl.load(entry), tl.load(entry + 1), tl.load(entry + 2), tl.load(entry + 3), tl.load(entry + 5), tl.load(entry + 4)
+    return WorkShare(
+        tl.load(entry), tl.load(entry + 1), tl.load(entry + 2), tl.load(entry + 3), tl.load(entry + 4), tl.load(entry + 5)
     )
 
 
@@ -55,7 +55,7 @@ def share_of_block(blocks_ptr, spans_ptr, block, skipped=0):
     span = tl.load(entry)
     whole = share_of_span(spans_ptr, span)
     start = tl.load(entry + 1) + skipped
-    return span, Share(start, tl.load(entry + 2), whole.row0, whole.rank, whole.limit, whole.accumulate)
+    return span, WorkShare(start, tl.load(entry + 2), whole.row0, whole.rank, whole.accumulate, whole.drop_threshold)
 
 
 @triton.jit

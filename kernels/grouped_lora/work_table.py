@@ -128,8 +128,8 @@ def host_table(
             raise ValueError(f"span [{span.start}, {span.stop}) overlaps its neighbour or leaves the step's {tokens} tokens")
         ownerless(span.start)
         if span.stop > span.start:
-            limit = threshold(span.dropout)
-            entries.append((span.start, span.stop, span.row, span.rank, int(accumulates), limit, span.kept_scale))
+            drop_threshold = threshold(span.dropout)
+            entries.append((span.start, span.stop, span.row, span.rank, int(accumulates), drop_threshold, span.kept_scale))
         cursor = span.stop
     ownerless(tokens)
     parts = [_class_part(own, span_step, block_step) for own in _by_class(entries)]

@@ -167,7 +167,7 @@ class SwigluCase:
     """A step of SwiGLU with adapters on gate, up and down, and the same in plain PyTorch."""
 
     FEATURES = 80
-    AT = SwigluColumns(0, FEATURES, 2 * FEATURES, down=6)
+    AT = SwigluColumns(0, FEATURES, 2 * FEATURES, down_matrix=6)
 
     def __init__(self, dtype: torch.dtype, dropout: float) -> None:
         lengths = (17, 1, 40) if dropout else (0, 1, 17, 129)  # the mask is dear to interpret, and knows no lengths
@@ -184,7 +184,7 @@ class SwigluCase:
         if span:
             b_gate, b_up, a_down = self.case.rows(span).to(kind).split(features, 1)
             s_gate, s_up = (self.s[part, mat, : span.rank].to(kind) for mat in range(2))
-            ds, seen = self.ds[part, 0, : span.rank].to(kind), self.case.seen(span, self.AT.down, features, kind)
+            ds, seen = self.ds[part, 0, : span.rank].to(kind), self.case.seen(span, self.AT.down_matrix, features, kind)
             gate, up, dact = gate + s_gate @ b_gate, up + s_up @ b_up, dact + (ds @ a_down) * seen
         sigmoid = torch.sigmoid(gate)
         act = gate * sigmoid * up

@@ -70,7 +70,7 @@ def whole_rows(rows: int) -> int:
 def product(x_TK: Tensor, w_KN: Tensor, residual_TN: Tensor | None = None, bias_N: Tensor | None = None) -> Tensor:
     """x W (+ residual, + bias): [T, N]. `w_KN` may be any view, transposed or not."""
     start = residual_TN if residual_TN is not None else bias_N
-    width = _width(x_TK)
+    width = _slice_width(x_TK)
     x, w = x_TK[:, :width], w_KN[:width]
     y_TN = x @ w if start is None else torch.addmm(start, x, w)
     for at in range(width, x_TK.shape[1], width):
@@ -80,10 +80,10 @@ def product(x_TK: Tensor, w_KN: Tensor, residual_TN: Tensor | None = None, bias_
     return y_TN
 
 
-def _width(x_TK: Tensor) -> int:
-    """Columns of one piece: equal pieces in multiples of 16, at most MAX_INNER wide."""
+def _slice_width(x_TK: Tensor) -> int:
+    """Columns of one slice: equal slices in multiples of 16, at most MAX_INNER wide."""
     inner = x_TK.shape[1]
     if x_TK.device.type != "cpu" or inner <= MAX_INNER:
         return inner
-    pieces = -(-inner // MAX_INNER)
-    return -(-inner // (16 * pieces)) * 16
+    slices = -(-inner // MAX_INNER)
+    return -(-inner // (16 * slices)) * 16

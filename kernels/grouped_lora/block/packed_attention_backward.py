@@ -27,7 +27,7 @@ from grouped_lora.block.sequence_table import BLOCK, SequenceTable
 from grouped_lora.cached_launch import Kernel
 from grouped_lora.dropout_mask import keep_mask, load_keys
 from grouped_lora.launch_configs import config
-from grouped_lora.tiles import Share, by_rank, load_ranks, load_shrunk, mma, share_of_span
+from grouped_lora.tiles import WorkShare, by_rank, load_ranks, load_shrunk, mma, share_of_span
 from grouped_lora.work_table import WorkTable
 
 
@@ -75,7 +75,7 @@ def _join(p, share, sizes, R: tl.constexpr):
     y = mma(ds, a, tl.zeros((B, BD), tl.float32))
     if sizes.DROP:
         keys = load_keys(p.keys_ptr, share.start, share.end, B)
-        y = tl.where(keep_mask(keys, p.matrix, columns + p.local, share.limit), y, 0.0)
+        y = tl.where(keep_mask(keys, p.matrix, columns + p.local, share.drop_threshold), y, 0.0)
     dout = load_rows(p.dout_ptr, share.start, share.end, stride, p.local, sizes.heads)
     store_rows(p.dout_ptr, share.start, share.end, stride, p.local, y + dout.to(tl.float32), sizes.heads)
 
@@ -139,7 +139,7 @@ def _dq(
         if (whole.rank < LEAST) | (whole.rank > RCLASS):
             return  # another class's launch has it
         if whole.rank > 0:
-            share = Share(start, sequence.stop, whole.row0, whole.rank, whole.limit, whole.accumulate)
+            share = WorkShare(start, sequence.stop, whole.row0, whole.rank, whole.accumulate, whole.drop_threshold)
             join = _Join(dout_ptr, head * D, ds_ptr, w_ptr + column, w_stride, keys_ptr, matrix)
             by_rank(_join, join, share, _JoinSizes(HeadSizes(HQ, HKV, D, BD, B, WINDOWED), RMAX, DROP), RCLASS, False)
         tl.debug_barrier()  # other threads of this program read dout than wrote it

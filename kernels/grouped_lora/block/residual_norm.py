@@ -130,7 +130,9 @@ def _join(p, share, g, ds, columns, place: tl.constexpr, sizes, R: tl.constexpr)
     """g [T, N] plus dS A of the matrix at `place`."""
     a = load_ranks(p.a_ptr, p.a_stride, place * p.a_step, share.row0, share.rank, columns, sizes.D, R)
     if sizes.DROP:
-        keep = keep_mask(load_keys(p.keys_ptr, share.start, share.end, sizes.BT), p.matrix + place, columns, share.limit)
+        keep = keep_mask(
+            load_keys(p.keys_ptr, share.start, share.end, sizes.BT), p.matrix + place, columns, share.drop_threshold
+        )
         g += tl.where(keep, mma(ds, a, tl.zeros((sizes.BT, sizes.BN), tl.float32)), 0.0)
     else:
         g = mma(ds, a, g)

@@ -16,7 +16,7 @@ import triton.language as tl
 from grouped_lora.cached_launch import Kernel
 from grouped_lora.dropout_mask import keep_mask, load_keys
 from grouped_lora.launch_configs import config
-from grouped_lora.products.shrink import sum_pieces
+from grouped_lora.products.shrink import sum_partials
 from grouped_lora.tiles import (
     by_rank,
     load_ranks,
@@ -31,18 +31,18 @@ from grouped_lora.tiles import (
 )
 from grouped_lora.work_table import BLOCK_T, WorkTable
 
-# Features per program. A constant, so that S is summed in the same pieces in every step.
+# Features per program. A constant, so that S is summed over the same chunks in every step.
 CHUNK = 512
 
 
 @dataclass(frozen=True)
 class SwigluColumns:
-    """Where B of gate and up and A of down start in a layer's part of an arena row; down's number for dropout."""
+    """Where B of gate and up and A of down start in a layer's part of an arena row. down_matrix: down's number, for dropout."""
 
     b_gate: int
     b_up: int
     a_down: int
-    down: int = 0
+    down_matrix: int = 0
 
 
 @triton.jit
@@ -53,7 +53,8 @@ def _sigmoid(x):
 
 
 class _Swiglu(NamedTuple):
-    """gate and up side by side, their S and B, down's A, act, and down's part of S; the features first .. last of them."""
+    """gate and up side by side, their S and B, down's A, act, and this program's partial sum of down's S; its features
+    (f_start .. f_stop). matrix: down's, for dropout."""
 
     gu_ptr: Any
     s_ptr: Any
@@ -62,11 +63,11 @@ class _Swiglu(NamedTuple):
     down_ptr: Any
     w_stride: Any
     act_ptr: Any
-    piece_ptr: Any
+    partial_ptr: Any
     keys_ptr: Any
     matrix: Any
-    first: Any
-    last: Any
+    f_start: Any
+    f_stop: Any
     F: Any
     scale: Any
 
@@ -90,7 +91,7 @@ def _forward(p, share, sizes, R: tl.constexpr):
         if sizes.DROP:
             keys = load_keys(p.keys_ptr, start, end, BT)
     # Stages given here: otherwise Triton pipelines no productless loads.
-    for c in tl.range(p.first, p.last, sizes.BN, num_stages=sizes.STAGES):
+    for c in tl.range(p.f_start, p.f_stop, sizes.BN, num_stages=sizes.STAGES):
         columns = c + tl.arange(0, sizes.BN)
         gate = load_tokens(p.gu_ptr, start, end, 2 * F, columns, F, BT).to(tl.float32)
         up = load_tokens(p.gu_ptr + F, start, end, 2 * F, columns, F, BT).to(tl.float32)
@@ -101,28 +102,28 @@ def _forward(p, share, sizes, R: tl.constexpr):
         store_tokens(p.act_ptr, start, end, F, columns, F, act, BT)
         if R > 0:
             if sizes.DROP:
-                act = tl.where(keep_mask(keys, p.matrix, columns, share.limit), act, 0.0)
+                act = tl.where(keep_mask(keys, p.matrix, columns, share.drop_threshold), act, 0.0)
             acc = mma(act, tl.trans(load_ranks(p.down_ptr, p.w_stride, 0, row0, rank, columns, F, R)), acc)
     if R > 0:
-        store_shrunk(p.piece_ptr, start, end, sizes.RMAX, rank, acc * p.scale, BT, R)
+        store_shrunk(p.partial_ptr, start, end, sizes.RMAX, rank, acc * p.scale, BT, R)
 
 
 @Kernel
 @triton.jit
 def _swiglu(
-    gu_ptr, s_ptr, w_ptr, act_ptr, pieces_ptr, keys_ptr, spans_ptr, scales_ptr, blocks_ptr, w_stride, gate_column, up_column,
+    gu_ptr, s_ptr, w_ptr, act_ptr, partials_ptr, keys_ptr, spans_ptr, scales_ptr, blocks_ptr, w_stride, gate_column, up_column,
     down_column, matrix, F, T, CHUNK: tl.constexpr, BT: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
     RMAX: tl.constexpr, RCLASS: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
-    piece = tl.program_id(0)
+    chunk = tl.program_id(0)
     span, share = share_of_block(blocks_ptr, spans_ptr, tl.program_id(1))
     scale = tl.load(scales_ptr + span)
     if share.start >= share.end:
         return
-    first = piece * CHUNK
+    f_start = chunk * CHUNK
     operands = _Swiglu(
         gu_ptr, s_ptr, w_ptr + gate_column, w_ptr + up_column, w_ptr + down_column, w_stride, act_ptr,
-        pieces_ptr + piece.to(tl.int64) * T * RMAX, keys_ptr, matrix, first, tl.minimum(F, first + CHUNK), F, scale,
+        partials_ptr + chunk.to(tl.int64) * T * RMAX, keys_ptr, matrix, f_start, tl.minimum(F, f_start + CHUNK), F, scale,
     )  # fmt: skip
     by_rank(_forward, operands, share, _Sizes(BT, BN, STAGES, RMAX, DROP), RCLASS, True)
 
@@ -157,7 +158,7 @@ class _SwigluBack(NamedTuple):
 
 
 @triton.jit
-def _backward_alone(p, share, sizes):
+def _backward_without_adapter(p, share, sizes):
     F, end, columns = p.F, share.end, p.columns
     for t in tl.range(share.start, end, sizes.BT, num_stages=sizes.STAGES):
         gate = load_tokens(p.gu_ptr, t, end, 2 * F, columns, F, sizes.BT).to(tl.float32)
@@ -200,7 +201,7 @@ def _backward_adapted(p, share, sizes, R: tl.constexpr):
         up = mma(b_up, tl.trans(s_up), _load_transposed(eye, p.gu_ptr + F, t, end, 2 * F, columns, F, BT, BN))
         dact = _load_transposed(eye, p.dact_ptr, t, end, F, columns, F, BT, BN)
         if sizes.DROP:
-            keep = tl.trans(keep_mask(load_keys(p.keys_ptr, t, end, BT), p.matrix, columns, share.limit))
+            keep = tl.trans(keep_mask(load_keys(p.keys_ptr, t, end, BT), p.matrix, columns, share.drop_threshold))
             dact += tl.where(keep, mma(a_down, tl.trans(ds), tl.zeros((BN, BT), tl.float32)), 0.0)
         else:
             dact = mma(a_down, tl.trans(ds), dact)
@@ -223,7 +224,7 @@ def _backward_adapted(p, share, sizes, R: tl.constexpr):
 @triton.jit
 def _backward(p, share, sizes, R: tl.constexpr):
     if R == 0:
-        _backward_alone(p, share, sizes)
+        _backward_without_adapter(p, share, sizes)
     else:
         _backward_adapted(p, share, sizes, R)
 
@@ -256,19 +257,18 @@ def swiglu(
     tokens, features = gate_up.shape[0], gate_up.shape[1] // 2
     act = torch.empty((tokens, features), dtype=gate_up.dtype, device=gate_up.device)
     width = table.max_rank if s is not None else 0
-    pieces = -(-features // CHUNK)
-    partial = torch.empty((pieces, tokens, 1, width), dtype=torch.float32, device=gate_up.device)
+    chunks = -(-features // CHUNK)
+    partials = torch.empty((chunks, tokens, 1, width), dtype=torch.float32, device=gate_up.device)
     for part in table.classes:
         rank = part.width if s is not None else 0
         cfg = config("swiglu", rank)
-        _swiglu[(pieces, part.blocks.shape[0])](
-            gate_up, s if s is not None else gate_up, adapters, act, partial, table.keys if table.keys is not None else act,
-            part.spans, part.scales, part.blocks, adapters.stride(0), at.b_gate, at.b_up, at.a_down, at.down, features, tokens,
-            CHUNK=CHUNK, BT=BLOCK_T, BN=cfg.block_n * 2 // gate_up.element_size(), STAGES=cfg.stages, RMAX=width, RCLASS=rank,
-            DROP=table.keys is not None,
-            num_warps=cfg.warps, num_stages=cfg.stages, maxnreg=cfg.registers,
+        _swiglu[(chunks, part.blocks.shape[0])](
+            gate_up, s if s is not None else gate_up, adapters, act, partials, table.keys if table.keys is not None else act,
+            part.spans, part.scales, part.blocks, adapters.stride(0), at.b_gate, at.b_up, at.a_down, at.down_matrix, features,
+            tokens, CHUNK=CHUNK, BT=BLOCK_T, BN=cfg.block_n * 2 // gate_up.element_size(), STAGES=cfg.stages, RMAX=width,
+            RCLASS=rank, DROP=table.keys is not None, num_warps=cfg.warps, num_stages=cfg.stages, maxnreg=cfg.registers,
         )  # fmt: skip
-    return act, sum_pieces(partial, table, gate_up.dtype) if s is not None else None
+    return act, sum_partials(partials, table, gate_up.dtype) if s is not None else None
 
 
 def swiglu_backward(
@@ -293,7 +293,7 @@ def swiglu_backward(
         _swiglu_backward[(-(-features // cfg.block_n), part.spans.shape[0])](
             gate_up, dact, s if s is not None else gate_up, ds_down if ds_down is not None else gate_up, adapters, grad,
             table.keys if table.keys is not None else dact, part.spans, adapters.stride(0), grad.stride(0), at.b_gate, at.b_up,
-            at.a_down, at.down, features,
+            at.a_down, at.down_matrix, features,
             BT=cfg.block_t, BN=cfg.block_n, STAGES=cfg.stages, RMAX=width, RCLASS=rank, DROP=table.keys is not None,
             num_warps=cfg.warps, num_stages=cfg.stages, maxnreg=cfg.registers,
         )  # fmt: skip

@@ -21,9 +21,9 @@ MOMENT_BLOCK = 256
 
 @dataclass(frozen=True)
 class RowTable:
-    """Which rows to update, and how. rows [N] int32: active arena rows; owner [N] int32: index of each row's adapter; firsts [A
-    + 1] int32: where each adapter's rows start in `rows`; rates [A, 5] fp32: learning rate, weight decay, 1 - beta1^t, 1 -
-    beta2^t, largest gradient norm (inf: no clip)."""
+    """Which rows to update, and how. rows [N] int32: active arena rows, negative ones skipped (an adapter whose loss is not
+    finite); owner [N] int32: index of each row's adapter; firsts [A + 1] int32: where each adapter's rows start in `rows`;
+    rates [A, 5] fp32: learning rate, weight decay, 1 - beta1^t, 1 - beta2^t, largest gradient norm (inf: no clip)."""
 
     rows: torch.Tensor
     owner: torch.Tensor
@@ -33,16 +33,16 @@ class RowTable:
 
 @Kernel
 @triton.jit
-def _squares(g_ptr, rows_ptr, out_ptr, layer_stride, row_stride, W, pieces, BN: tl.constexpr):
-    slot = tl.program_id(0)
-    piece = tl.program_id(1)
-    row = tl.load(rows_ptr + slot)
+def _squares(g_ptr, rows_ptr, out_ptr, layer_stride, row_stride, W, tiles, BN: tl.constexpr):
+    entry = tl.program_id(0)
+    tile = tl.program_id(1)
+    row = tl.load(rows_ptr + entry)
     if row < 0:
         return
-    columns = piece * BN + tl.arange(0, BN)
+    columns = tile * BN + tl.arange(0, BN)
     base = g_ptr + tl.program_id(2).to(tl.int64) * layer_stride + row.to(tl.int64) * row_stride
     g = tl.load(base + columns, mask=columns < W, other=0.0)
-    tl.store(out_ptr + (slot * tl.num_programs(2) + tl.program_id(2)) * pieces + piece, tl.sum(g * g, 0))
+    tl.store(out_ptr + (entry * tl.num_programs(2) + tl.program_id(2)) * tiles + tile, tl.sum(g * g, 0))
 
 
 @Kernel
@@ -138,11 +138,11 @@ def _adamw(
     p_ptr, g_ptr, m_ptr, v_ptr, copy_ptr, rows_ptr, owner_ptr, rates_ptr, norms_ptr, layer_stride, row_stride,
     W, beta1, beta2, eps, BN: tl.constexpr,
 ):  # fmt: skip
-    slot = tl.program_id(0)
-    row = tl.load(rows_ptr + slot)
+    entry = tl.program_id(0)
+    row = tl.load(rows_ptr + entry)
     if row < 0:
         return
-    adapter = tl.load(owner_ptr + slot)
+    adapter = tl.load(owner_ptr + entry)
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
     at = tl.program_id(2).to(tl.int64) * layer_stride + row.to(tl.int64) * row_stride + columns
     mask = columns < W
@@ -163,11 +163,11 @@ def _adamw8(
     p_ptr, g_ptr, m_ptr, v_ptr, mscale_ptr, vscale_ptr, copy_ptr, rows_ptr, owner_ptr, rates_ptr, norms_ptr, layer_stride,
     row_stride, W, layer_scales, row_scales, beta1, beta2, eps, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    slot = tl.program_id(0)
-    row = tl.load(rows_ptr + slot)
+    entry = tl.program_id(0)
+    row = tl.load(rows_ptr + entry)
     if row < 0:
         return
-    adapter = tl.load(owner_ptr + slot)
+    adapter = tl.load(owner_ptr + entry)
     blocks = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
     columns = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     at = tl.program_id(2).to(tl.int64) * layer_stride + row.to(tl.int64) * row_stride + columns
@@ -198,13 +198,13 @@ def clip_scales(grad: torch.Tensor, table: RowTable) -> torch.Tensor:
     """norms [A, 2] fp32 of grad [L, rows, W]: each adapter's global gradient norm and its clip factor."""
     layers, _, width = grad.shape
     cfg = config("adamw")
-    pieces = -(-width // cfg.block_n)
-    partial = torch.zeros((table.rows.shape[0], layers * pieces), dtype=torch.float32, device=grad.device)
-    _squares[(table.rows.shape[0], pieces, layers)](
-        grad, table.rows, partial, grad.stride(0), grad.stride(1), width, pieces, BN=cfg.block_n, num_warps=cfg.warps
+    tiles = -(-width // cfg.block_n)
+    partial = torch.zeros((table.rows.shape[0], layers * tiles), dtype=torch.float32, device=grad.device)
+    _squares[(table.rows.shape[0], tiles, layers)](
+        grad, table.rows, partial, grad.stride(0), grad.stride(1), width, tiles, BN=cfg.block_n, num_warps=cfg.warps
     )
     norms = torch.empty((table.rates.shape[0], 2), dtype=torch.float32, device=grad.device)
-    _clip[(table.rates.shape[0],)](partial, table.firsts, table.rates, norms, layers * pieces, BN=1024, num_warps=4)
+    _clip[(table.rates.shape[0],)](partial, table.firsts, table.rates, norms, layers * tiles, BN=1024, num_warps=4)
     return norms
 
 
@@ -212,15 +212,15 @@ def adamw(
     master: torch.Tensor,
     grad: torch.Tensor,
     moments: tuple[torch.Tensor, ...],
-    copy: torch.Tensor,
+    compute_copy: torch.Tensor,
     table: RowTable,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
 ) -> torch.Tensor:
     """One clipped AdamW step of the table's rows; returns norms [A, 2] (gradient norm, clip factor).
 
-    master, grad [L, rows, W] fp32 and copy (the compute copy) share their strides. moments: exp_avg and exp_avg_sq, fp32 of
-    that shape; or their 8-bit codes, uint8 of that shape, followed by both block scales [L, rows, ceil(W / 256)] fp32.
+    master, grad [L, rows, W] fp32 and compute_copy share their strides. moments: exp_avg and exp_avg_sq, fp32 of that
+    shape; or their 8-bit codes, uint8 of that shape, followed by both block scales [L, rows, ceil(W / 256)] fp32.
     """
     layers, _, width = master.shape
     norms = clip_scales(grad, table)
@@ -228,14 +228,14 @@ def adamw(
     grid = (table.rows.shape[0], -(-width // cfg.block_n), layers)
     if len(moments) == 2:
         _adamw[grid](
-            master, grad, *moments, copy, table.rows, table.owner, table.rates, norms, master.stride(0), master.stride(1),
-            width, *betas, eps, BN=cfg.block_n, num_warps=cfg.warps,
+            master, grad, *moments, compute_copy, table.rows, table.owner, table.rates, norms, master.stride(0),
+            master.stride(1), width, *betas, eps, BN=cfg.block_n, num_warps=cfg.warps,
         )  # fmt: skip
     else:
         scales = moments[2]
         _adamw8[grid](
-            master, grad, *moments, copy, table.rows, table.owner, table.rates, norms, master.stride(0), master.stride(1),
-            width, scales.stride(0), scales.stride(1), *betas, eps, BLOCKS=cfg.block_n // MOMENT_BLOCK, BLOCK=MOMENT_BLOCK,
-            num_warps=cfg.warps,
+            master, grad, *moments, compute_copy, table.rows, table.owner, table.rates, norms, master.stride(0),
+            master.stride(1), width, scales.stride(0), scales.stride(1), *betas, eps, BLOCKS=cfg.block_n // MOMENT_BLOCK,
+            BLOCK=MOMENT_BLOCK, num_warps=cfg.warps,
         )  # fmt: skip
     return norms

@@ -41,8 +41,8 @@ def _masks(group: Group, span: Span, keys_T: Keys, like: Tensor) -> list[Tensor]
     """Each part's dropout mask over the span's input: ones and zeros [tokens, K] in the input's dtype."""
     if keys_T is None:
         raise ValueError(f"the span at token {span.start} has dropout {span.dropout}, but there are no keys to draw it from")
-    own, limit = keys_T[span.start : span.stop], threshold(span.dropout)
-    return [keep_mask(own, part.matrix, group.in_features, limit).to(like.device, like.dtype) for part in group.parts]
+    own, drop_threshold = keys_T[span.start : span.stop], threshold(span.dropout)
+    return [keep_mask(own, part.matrix, group.in_features, drop_threshold).to(like.device, like.dtype) for part in group.parts]
 
 
 def forward_(

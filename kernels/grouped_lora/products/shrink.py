@@ -18,8 +18,8 @@ from grouped_lora.launch_configs import config
 from grouped_lora.tiles import by_rank, load_ranks, load_shrunk, load_tokens, mma, share_of_block, store_shrunk
 from grouped_lora.work_table import BLOCK_T, NARROW, WorkTable
 
-# Longer sums are split into pieces of this many features, so that a step of few tokens still fills the chip; the split depends
-# on the matrix alone, never on the tokens.
+# Longer sums are split into partial sums over this many features, so that a step of few tokens still fills the chip; the
+# split depends on the matrix alone, never on the tokens.
 SPLIT_K = 2048
 
 
@@ -49,9 +49,9 @@ class _Sizes(NamedTuple):
 
 
 @triton.jit
-def _seen(x, keys, matrix, features, limit, DROP: tl.constexpr):
+def _seen(x, keys, matrix, features, drop_threshold, DROP: tl.constexpr):
     if DROP:
-        x = tl.where(keep_mask(keys, matrix, features, limit), x, 0.0)
+        x = tl.where(keep_mask(keys, matrix, features, drop_threshold), x, 0.0)
     return x
 
 
@@ -65,13 +65,13 @@ def _product(p, share, sizes, R: tl.constexpr):
         features = k + tl.arange(0, sizes.BK)
         x = load_tokens(p.x_ptr, share.start, share.end, p.x_stride, features, p.end, sizes.BT)
         w = load_ranks(p.w_ptr, p.w_stride, 0, share.row0, share.rank, features, p.end, R)
-        acc0 = mma(_seen(x, keys, p.matrix, features, share.limit, sizes.DROP), tl.trans(w), acc0)
+        acc0 = mma(_seen(x, keys, p.matrix, features, share.drop_threshold, sizes.DROP), tl.trans(w), acc0)
         if sizes.MATS > 1:
             w = load_ranks(p.w_ptr, p.w_stride, p.w_step, share.row0, share.rank, features, p.end, R)
-            acc1 = mma(_seen(x, keys, p.matrix + 1, features, share.limit, sizes.DROP), tl.trans(w), acc1)
+            acc1 = mma(_seen(x, keys, p.matrix + 1, features, share.drop_threshold, sizes.DROP), tl.trans(w), acc1)
         if sizes.MATS > 2:
             w = load_ranks(p.w_ptr, p.w_stride, 2 * p.w_step, share.row0, share.rank, features, p.end, R)
-            acc2 = mma(_seen(x, keys, p.matrix + 2, features, share.limit, sizes.DROP), tl.trans(w), acc2)
+            acc2 = mma(_seen(x, keys, p.matrix + 2, features, share.drop_threshold, sizes.DROP), tl.trans(w), acc2)
     store_shrunk(p.s_ptr, share.start, share.end, p.s_stride, share.rank, acc0 * p.scale, sizes.BT, R)
     if sizes.MATS > 1:
         store_shrunk(p.s_ptr + p.s_step, share.start, share.end, p.s_stride, share.rank, acc1 * p.scale, sizes.BT, R)
@@ -88,7 +88,7 @@ def _shrink(
     RCLASS: tl.constexpr,
 ):  # fmt: skip
     mat = tl.program_id(1)  # with SHARED > 1 one program serves all matrices, and mat is 0
-    piece = tl.program_id(2)
+    split = tl.program_id(2)
     span, share = share_of_block(blocks_ptr, spans_ptr, tl.program_id(0))
     scale = tl.load(scales_ptr + span)
     if (share.start >= share.end) | (share.rank == 0):
@@ -96,10 +96,10 @@ def _shrink(
     x_column = tl.where(mat == 0, x_column0, tl.where(mat == 1, x_column1, x_column2))
     w_column = tl.where(mat == 0, w_column0, tl.where(mat == 1, w_column1, w_column2))
     k = tl.where(mat == 0, k0, tl.where(mat == 1, k1, k2))
-    first = piece * SPLIT
-    # A piece past a narrower matrix's end runs no iteration and writes zeros, since the sum reads every piece.
+    first = split * SPLIT
+    # A split past a narrower matrix's end runs no iteration and writes zeros, since the sum reads every split.
     end = tl.minimum(k, first + SPLIT)
-    s_ptr = out_ptr + piece.to(tl.int64) * split_stride + mat * RMAX
+    s_ptr = out_ptr + split.to(tl.int64) * split_stride + mat * RMAX
     operands = _Product(
         x_ptr + x_column, x_stride, w_ptr + w_column, w_stride, w_column1 - w_column0, s_ptr, out_stride, RMAX, keys_ptr,
         matrix + mat, first, end, scale,
@@ -109,7 +109,7 @@ def _shrink(
 
 @Kernel
 @triton.jit
-def _sum_pieces(pieces_ptr, out_ptr, spans_ptr, blocks_ptr, split_stride, PIECES: tl.constexpr, MATS: tl.constexpr,
+def _sum_partials(partials_ptr, out_ptr, spans_ptr, blocks_ptr, split_stride, SPLITS: tl.constexpr, MATS: tl.constexpr,
                 BT: tl.constexpr, RMAX: tl.constexpr, RCLASS: tl.constexpr):  # fmt: skip
     mat = tl.program_id(1)
     _, share = share_of_block(blocks_ptr, spans_ptr, tl.program_id(0), tl.program_id(2) * BT)
@@ -117,22 +117,22 @@ def _sum_pieces(pieces_ptr, out_ptr, spans_ptr, blocks_ptr, split_stride, PIECES
     if (start >= end) | (rank == 0):
         return
     total = tl.zeros((BT, RCLASS), tl.float32)
-    for piece in tl.static_range(PIECES):
+    for split in tl.static_range(SPLITS):
         total += load_shrunk(
-            pieces_ptr + piece * tl.cast(split_stride, tl.int64), MATS * RMAX, mat * RMAX, start, end, rank, BT, RCLASS
+            partials_ptr + split * tl.cast(split_stride, tl.int64), MATS * RMAX, mat * RMAX, start, end, rank, BT, RCLASS
         )
     store_shrunk(out_ptr + mat * RMAX, start, end, MATS * RMAX, rank, total, BT, RCLASS)
 
 
-def sum_pieces(pieces: torch.Tensor, table: WorkTable, dtype: torch.dtype, out: torch.Tensor | None = None) -> torch.Tensor:
-    """S [T, M, RMAX]: the sum over pieces [P, T, M, RMAX] fp32, in order, up to each adapter's rank."""
-    count, tokens, mats, width = pieces.shape
-    s = torch.empty((tokens, mats, width), dtype=dtype, device=pieces.device) if out is None else out
-    cfg = config("sum_pieces")
+def sum_partials(partials: torch.Tensor, table: WorkTable, dtype: torch.dtype, out: torch.Tensor | None = None) -> torch.Tensor:
+    """S [T, M, RMAX]: the sum over partials [splits, T, M, RMAX] fp32, in order, up to each adapter's rank."""
+    count, tokens, mats, width = partials.shape
+    s = torch.empty((tokens, mats, width), dtype=dtype, device=partials.device) if out is None else out
+    cfg = config("sum_partials")
     for part in table.adapted:
-        _sum_pieces[(part.blocks.shape[0], mats, BLOCK_T // cfg.block_t)](
-            pieces, s, part.spans, part.blocks, tokens * mats * width,
-            PIECES=count, MATS=mats, BT=cfg.block_t, RMAX=width, RCLASS=part.width, num_warps=cfg.warps,
+        _sum_partials[(part.blocks.shape[0], mats, BLOCK_T // cfg.block_t)](
+            partials, s, part.spans, part.blocks, tokens * mats * width,
+            SPLITS=count, MATS=mats, BT=cfg.block_t, RMAX=width, RCLASS=part.width, num_warps=cfg.warps,
         )  # fmt: skip
     return s
 
@@ -160,8 +160,8 @@ def shrink(
     if table.max_rank == 0:
         return s
     starts = x_columns or (0,) * mats
-    pieces = -(-max(widths) // SPLIT_K) if max(widths) > 2 * SPLIT_K else 1
-    target = s if pieces == 1 else torch.empty((pieces, *shape), dtype=torch.float32, device=x.device)
+    splits = -(-max(widths) // SPLIT_K) if max(widths) > 2 * SPLIT_K else 1
+    target = s if splits == 1 else torch.empty((splits, *shape), dtype=torch.float32, device=x.device)
     drop = table.keys is not None and dropout_matrix is not None
 
     def third(values: tuple[int, ...]) -> tuple[int, ...]:
@@ -171,11 +171,11 @@ def shrink(
         # Three accumulators of a wide rank do not fit in registers: then each matrix is its own item and reads x again.
         shared = mats if x_columns is None and part.width <= NARROW else 1
         cfg = config(f"shrink_{shared}", part.width)
-        _shrink[(part.blocks.shape[0], mats // shared, pieces)](
+        _shrink[(part.blocks.shape[0], mats // shared, splits)](
             x, weights, target, table.keys if drop else x, part.spans, part.scales, part.blocks, x.stride(0), weights.stride(0),
             mats * table.max_rank, x.shape[0] * mats * table.max_rank, *third(starts), *third(columns), *third(widths),
-            dropout_matrix or 0, SHARED=shared, SPLIT=SPLIT_K if pieces > 1 else 1 << 20,
+            dropout_matrix or 0, SHARED=shared, SPLIT=SPLIT_K if splits > 1 else 1 << 20,
             BK=cfg.block_n * 2 // x.element_size(), BT=BLOCK_T, DROP=drop, RMAX=table.max_rank, RCLASS=part.width,
             num_warps=cfg.warps, num_stages=cfg.stages,
         )  # fmt: skip
-    return s if pieces == 1 else sum_pieces(target, table, x.dtype, s)
+    return s if splits == 1 else sum_partials(target, table, x.dtype, s)

@@ -51,7 +51,7 @@ class _Sizes(NamedTuple):
 def _accumulate_tile(p, share, t, y, keys, acc, place: tl.constexpr, sizes, R: tl.constexpr):
     """acc [N, R] plus yᵀ s of the matrix at `place`."""
     if sizes.DROP:
-        y = tl.where(keep_mask(keys, p.matrix + place, p.columns, share.limit), y, 0.0)
+        y = tl.where(keep_mask(keys, p.matrix + place, p.columns, share.drop_threshold), y, 0.0)
     # Columns lie along the matrix unit's long side, so that even a rank of 16 fills it.
     s = load_shrunk(p.s_ptr, p.s_stride, place * p.s_step, t, share.end, share.rank, sizes.BT, R)
     return mma(tl.trans(y), s, acc)
