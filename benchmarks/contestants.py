@@ -127,14 +127,14 @@ class PeerPass:
             self._lora.backward(x, part, dx, layer, kind)
 
     def _parts(self, y: Tensor, group: str) -> Sequence[Tensor]:
-        sh = self._stack.shape
+        sh = self._stack.dims
         if group == "qkv":
             return y.split([sh.q_width, sh.kv_width, sh.kv_width], 1)
         return y.chunk(2, 1) if group == "gate_up" else [y]
 
     def train(self, base: DeviceBatch, labels: Labels) -> Tensor:
         """The sums of log-probabilities; `lora` keeps the gradients."""
-        stack, sh, table = self._stack, self._stack.shape, base.table
+        stack, sh, table = self._stack, self._stack.dims, base.table
         heads, none = (sh.heads, sh.kv_heads), self._fused.embedding
         x, y = self._fused.embedding.index_select(0, base.tokens), None
         kept = []

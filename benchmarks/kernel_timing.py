@@ -59,8 +59,8 @@ def calls() -> list[Measured]:
     shape = BatchShape.of(flat, table)
     batch, _ = unpack(shape, torch.from_numpy(fill(shape, flat, table)).cuda())
     fused = FusedPass(backbone, arena.layout, 4096)
-    sh, t, work, ranks = fused.stack.shape, shape.tokens, batch.table, sum(span.rank for span in spans)
-    copy, grad = arena.layered(arena.copy), arena.layered(arena.grad)
+    sh, t, work, ranks = fused.stack.dims, shape.tokens, batch.table, sum(span.rank for span in spans)
+    copy, grad = arena.layered(arena.compute_copy), arena.layered(arena.grad)
     d, f = sh.hidden, sh.ffn
     wide = sh.q_width + 2 * sh.kv_width
 

@@ -157,10 +157,10 @@ def _peers(trainer: DeviceTrainer, fed: list[Segment]) -> tuple[dict[str, Callab
     base, labels = unpack(shape, torch.from_numpy(fill(shape, flat, table)).cuda())
     arena = trainer.arena
     fused = FusedPass(trainer.backbone, arena.layout, 4096)
-    columns = fused.stack.shape.columns
+    columns = fused.stack.dims.columns
     widths = {target.kind: (target.in_features, target.out_features) for target in arena.layout.targets[:7]}
     afresh(trainer, fed)
-    copy, ours = arena.layered(arena.copy), arena.layered(arena.grad)
+    copy, ours = arena.layered(arena.compute_copy), arena.layered(arena.grad)
     grouped_lora = GroupedLora(copy, shape.tokens, spans, columns, widths)
     grouped = PeerPass(fused, grouped_lora)
     grouped.train(base, labels)

@@ -111,7 +111,7 @@ def test_a_pass_equals_the_plain_path(
     sums, grad = step.truth()
     batch, labels = step.upload(adapters=True)
     layered = step.arena.layered
-    result = step.fused.train(batch, labels, layered(step.arena.copy), layered(step.arena.grad), recompute)
+    result = step.fused.train(batch, labels, layered(step.arena.compute_copy), layered(step.arena.grad), recompute)
     assert error(result.sums[: len(sums)], sums) < CLOSE
     assert step.off(grad) < CLOSE
 
@@ -122,7 +122,7 @@ def test_the_peers_of_the_benchmark_compute_the_same(kind: str) -> None:
     step = Step(LlamaConfig(**SIZES), 0.0)
     sums, grad = step.truth()
     batch, labels = step.upload(adapters=False)
-    copy, columns = step.arena.layered(step.arena.copy), step.fused.stack.shape.columns
+    copy, columns = step.arena.layered(step.arena.compute_copy), step.fused.stack.dims.columns
     widths = {target.kind: (target.in_features, target.out_features) for target in step.arena.layout.targets[:7]}
     found = step.arena.layered(step.arena.grad)
     lora: Lora = LoopLora(copy, found, step.spans, columns)

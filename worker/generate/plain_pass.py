@@ -43,7 +43,9 @@ class PlainPass:
             axes = self._axes(batch, pasts, x_TK)
             for layer, (weights, groups) in enumerate(zip(backbone.layers, trainer.arena.layout.layers, strict=True)):
                 attention = partial(_attend_cached, cache=self._cache, layer=layer, tables=tables)
-                x_TK = run_block(x_TK, weights, backbone.shape, axes[weights.rope], batch.pieces, adapters, groups, attention)
+                x_TK = run_block(
+                    x_TK, weights, backbone.shape, axes[weights.rope], batch.activation_ranges, adapters, groups, attention
+                )
             h_NK = backbone.final_norm(x_TK[batch.label_rows])
             h_NK = F.pad(h_NK, (0, 0, 0, whole_rows(len(sequences)) - len(sequences)))
             logits = product(h_NK, backbone.head.t())[: len(sequences)]

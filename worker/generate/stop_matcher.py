@@ -1,4 +1,4 @@
-"""Stop strings in a text that arrives in pieces, wherever the pieces are cut. Pure: knows no tokens."""
+"""Stop strings in a text that arrives in chunks, wherever they are cut. Pure: knows no tokens."""
 
 from collections.abc import Sequence
 
@@ -12,11 +12,11 @@ class StopMatcher:
         self._held = ""
         self.matched = False
 
-    def push(self, piece: str) -> str:
-        """Take the next piece; returns the text that no stop string can touch any more. After a match nothing is taken."""
-        if self.matched or not piece:
+    def push(self, chunk: str) -> str:
+        """Take the next chunk; returns the text that no stop string can touch any more. After a match nothing is taken."""
+        if self.matched or not chunk:
             return ""
-        text = self._held + piece
+        text = self._held + chunk
         found = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
         if found:
             self.matched = True

@@ -5,7 +5,7 @@ A row holds, layer by layer, the four groups of matrices that read the same inpu
 
     | A_q A_k A_v | B_q B_k B_v | A_o | B_o | A_gate A_up | B_gate B_up | A_down | B_down |
 
-Every piece starts on a multiple of 16 columns, so that a piece's alignment never depends on the row an adapter got.
+Every A and B starts on a multiple of 16 columns, so that its alignment never depends on the row an adapter got.
 """
 
 from collections.abc import Iterable

@@ -125,7 +125,7 @@ class Backbone:
             cos, sin = rotary.table(max(1, batch.longest))
             axes.append(Axis(batch.bounds, cos[batch.positions].unsqueeze(1), sin[batch.positions].unsqueeze(1), mask))
         for weights, groups in zip(self.layers, layout.layers, strict=True):
-            given = x_TK, weights, self.shape, axes[weights.rope], batch.pieces, adapters, groups
+            given = x_TK, weights, self.shape, axes[weights.rope], batch.activation_ranges, adapters, groups
             x_TK = (
                 checkpoint(run_block, *given, use_reentrant=False, preserve_rng_state=False) if recompute else run_block(*given)
             )

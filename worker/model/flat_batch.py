@@ -17,7 +17,7 @@ from torch import Tensor
 
 from worker.model.arena import Slot
 
-PIECE_ROWS = 128  # rows of one activation call, so that its data stays in a core's cache
+ACTIVATION_ROWS = 128  # rows of one activation call, so that its data stays in a core's cache
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class Segment:
     dropout: Dropout | None = None
 
     @property
-    def drops(self) -> float:
-        """The dropout probability of its adapter's inputs."""
+    def dropout_probability(self) -> float:
+        """Of each of its adapter's inputs."""
         return self.dropout.probability if self.dropout is not None and self.slot is not None else 0.0
 
 
@@ -81,7 +81,7 @@ class FlatBatch:
     tokens, positions: int64 [T], positions restart with every sequence.
     bounds: T-offsets of the sequences, [sequences + 1]; the axis ends in a tail of no segment (see whole_rows).
     ranges: per segment its tokens [start, stop).
-    pieces: all rows, tail included, cut where a segment ends and every PIECE_ROWS from its start.
+    activation_ranges: all rows, tail included, cut where a segment ends and every ACTIVATION_ROWS from its start.
     label_rows, label_tokens: int64 [L], the row each label is predicted from and the label itself, segment by segment.
     label_bounds: per segment its labels, [segments + 1].
     keys: uint32 [T], dropout's key of each token (0 where nothing drops); None where nothing drops at all.
@@ -92,7 +92,7 @@ class FlatBatch:
     positions: Tensor
     bounds: tuple[int, ...]
     ranges: tuple[tuple[int, int], ...]
-    pieces: tuple[tuple[int, int], ...]
+    activation_ranges: tuple[tuple[int, int], ...]
     label_rows: Tensor
     label_tokens: Tensor
     label_bounds: tuple[int, ...]
@@ -138,7 +138,7 @@ class FlatBatch:
             positions=_flat([*positions, np.zeros(tail, np.int64)], device),
             bounds=tuple(bounds),
             ranges=tuple(ranges),
-            pieces=_pieces([*ranges, (bounds[-1], bounds[-1] + tail)]),
+            activation_ranges=_activation_ranges([*ranges, (bounds[-1], bounds[-1] + tail)]),
             label_rows=_flat(rows, device),
             label_tokens=_flat(labels, device),
             label_bounds=tuple(label_bounds),
@@ -146,20 +146,20 @@ class FlatBatch:
         )
 
 
-def _pieces(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    return tuple((at, min(at + PIECE_ROWS, stop)) for start, stop in ranges for at in range(start, stop, PIECE_ROWS))
+def _activation_ranges(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    return tuple((at, min(at + ACTIVATION_ROWS, stop)) for start, stop in ranges for at in range(start, stop, ACTIVATION_ROWS))
 
 
 def _keys(segments: Sequence[Segment], ranges: Sequence[tuple[int, int]], size: int) -> NDArray[np.uint32] | None:
-    if not any(segment.drops for segment in segments):
+    if not any(segment.dropout_probability for segment in segments):
         return None
     keys = np.zeros(size, np.uint32)
     for segment, (start, stop) in zip(segments, ranges, strict=True):
-        if segment.dropout is not None and segment.drops:
+        if segment.dropout is not None and segment.dropout_probability:
             keys[start:stop] = segment.dropout.keys(segment.examples)
     return keys
 
 
-def _flat(pieces: Sequence[NDArray[np.int32] | NDArray[np.int64]], device: torch.device | str) -> Tensor:
-    joined = np.concatenate(pieces) if pieces else np.zeros(0)
+def _flat(parts: Sequence[NDArray[np.int32] | NDArray[np.int64]], device: torch.device | str) -> Tensor:
+    joined = np.concatenate(parts) if parts else np.zeros(0)
     return torch.from_numpy(joined.astype(np.int64, copy=False)).to(device)

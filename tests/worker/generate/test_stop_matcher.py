@@ -13,12 +13,12 @@ FEW = st.text("abx", max_size=30)
 
 
 @given(st.lists(FEW, max_size=12), st.lists(st.text("abx", min_size=1, max_size=4), min_size=1, max_size=3))
-def test_pieces_are_searched_as_one_text(pieces: list[str], stops: list[str]) -> None:
+def test_chunks_are_searched_as_one_text(chunks: list[str], stops: list[str]) -> None:
     matcher = StopMatcher(stops)
     seen, certain = "", ""
-    for piece in pieces:
-        certain += matcher.push(piece)
-        seen += piece
+    for chunk in chunks:
+        certain += matcher.push(chunk)
+        seen += chunk
         found = [at for at in map(seen.find, stops) if at >= 0]
         assert matcher.matched == bool(found)
         assert seen.startswith(certain)
@@ -50,6 +50,6 @@ def test_text_of_tokens_one_by_one_is_the_text_of_all(tokenizer: object, text: s
     tokens = tokenizer(text, add_special_tokens=False).input_ids  # type: ignore[operator]
     decode = lambda part: tokenizer.decode(part, skip_special_tokens=True)  # type: ignore[attr-defined]  # noqa: E731
     decoder = TextDecoder(decode)
-    pieces = [decoder.push(token) for token in tokens]
-    assert "".join([*pieces, decoder.flush()]) == decode(tokens)
-    assert not any(piece.endswith("�") for piece in pieces) or "�" in text
+    chunks = [decoder.push(token) for token in tokens]
+    assert "".join([*chunks, decoder.flush()]) == decode(tokens)
+    assert not any(chunk.endswith("�") for chunk in chunks) or "�" in text

@@ -7,9 +7,9 @@ import torch
 from grouped_lora.base.frozen_product import product, whole_rows
 from torch import Tensor
 
-from worker.model.flat_batch import PIECE_ROWS
+from worker.model.flat_batch import ACTIVATION_ROWS
 from worker.model.plain.attention import BLOCK, Axis, Heads, attend, causal_mask
-from worker.model.plain.gated_mlp import ACTIVATIONS, Pieces, gated
+from worker.model.plain.gated_mlp import ACTIVATIONS, RowRanges, gated
 from worker.model.plain.lm_head import label_loss
 from worker.model.plain.rms_norm import rms_norm
 
@@ -17,12 +17,12 @@ RANGES = ((0, 3), (3, 403), (403, 460), (460, 1460))  # jobs' tokens on the axis
 BOTH = pytest.mark.parametrize("threads", [1, 2], indirect=True)
 
 
-def _pieces(start: int, stop: int, base: int) -> Pieces:
-    return tuple((at - base, min(at + PIECE_ROWS, stop) - base) for at in range(start, stop, PIECE_ROWS))
+def _ranges(start: int, stop: int, base: int) -> RowRanges:
+    return tuple((at - base, min(at + ACTIVATION_ROWS, stop) - base) for at in range(start, stop, ACTIVATION_ROWS))
 
 
-def _packed_pieces() -> Pieces:
-    return tuple(piece for start, stop in RANGES for piece in _pieces(start, stop, 0))
+def _packed_ranges() -> RowRanges:
+    return tuple(rows for start, stop in RANGES for rows in _ranges(start, stop, 0))
 
 
 @BOTH
@@ -53,11 +53,11 @@ def test_a_job_of_a_gated_product_and_its_gradient(threads: int, width: int, act
     torch.manual_seed(0)
     gate_up = torch.randn(1460, 2 * width, requires_grad=True)
     upstream = torch.randn(1460, width)
-    packed = gated(gate_up, _packed_pieces(), activation)
+    packed = gated(gate_up, _packed_ranges(), activation)
     (gradient,) = torch.autograd.grad(packed, gate_up, upstream)
     for start, stop in RANGES:
         own = gate_up[start:stop].detach().clone().requires_grad_()
-        solo = gated(own, _pieces(start, stop, start), activation)
+        solo = gated(own, _ranges(start, stop, start), activation)
         assert torch.equal(solo, packed[start:stop])
         assert torch.equal(torch.autograd.grad(solo, own, upstream[start:stop])[0], gradient[start:stop])
 

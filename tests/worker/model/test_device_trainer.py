@@ -65,7 +65,7 @@ def test_an_update_moves_its_own_rows_as_torch_would_and_the_copy_follows() -> N
     assert norms[0].item() == pytest.approx(norm.item(), rel=1e-4)
     assert error(trainer.arena.master[slots[0].used], parameter.detach()) < 5e-6
     assert torch.equal(trainer.arena.master[slots[1].used], before[slots[1].used])
-    assert torch.equal(trainer.arena.copy[slots[0].used], trainer.arena.master[slots[0].used].bfloat16())
+    assert torch.equal(trainer.arena.compute_copy[slots[0].used], trainer.arena.master[slots[0].used].bfloat16())
 
 
 def test_a_neighbours_nan_reaches_nobody_and_two_runs_have_the_same_bits() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from grouped_lora.base.frozen_product import whole_rows
 
-from worker.model.flat_batch import PIECE_ROWS, Example, FlatBatch, Segment
+from worker.model.flat_batch import ACTIVATION_ROWS, Example, FlatBatch, Segment
 
 
 def _row(tokens: list[int], labels: list[int]) -> Example:
@@ -36,16 +36,16 @@ def test_the_axis_ends_in_a_tail_that_nobody_owns(examples: list[Example]) -> No
     batch = FlatBatch.of([Segment(None, examples)])
     assert len(batch.tokens) == len(batch.positions) == whole_rows(batch.size)
     assert batch.size == batch.ranges[0][1] == sum(example.labels for example in examples)
-    assert batch.pieces[-1] == (batch.size, whole_rows(batch.size))
+    assert batch.activation_ranges[-1] == (batch.size, whole_rows(batch.size))
 
 
 def test_pieces_cover_every_row_once_and_end_where_a_job_ends() -> None:
     segments = [Segment(None, [_row([0] * n, [n - 1])]) for n in (301, 2, 129, 40)]
     batch = FlatBatch.of(segments)
-    rows = [row for start, stop in batch.pieces for row in range(start, stop)]
+    rows = [row for start, stop in batch.activation_ranges for row in range(start, stop)]
     assert rows == list(range(len(batch.tokens)))
-    assert {stop for _, stop in batch.ranges} <= {stop for _, stop in batch.pieces}
-    assert max(stop - start for start, stop in batch.pieces) == PIECE_ROWS
+    assert {stop for _, stop in batch.ranges} <= {stop for _, stop in batch.activation_ranges}
+    assert max(stop - start for start, stop in batch.activation_ranges) == ACTIVATION_ROWS
 
 
 def test_rows_that_make_no_sense_are_refused() -> None:

@@ -73,7 +73,7 @@ def _peft_gradients(name: str, trainer: Trainer, segment: Segment) -> tuple[torc
         if segment.dropout is not None:
             place = next(t for t in layout.targets if t.name == target)
             number = place.layer * len(KINDS) + KINDS.index(place.kind)
-            module.lora_dropout["default"] = Masked(number, segment.drops)
+            module.lora_dropout["default"] = Masked(number, segment.dropout_probability)
     total = torch.zeros(())
     for at, row in enumerate(segment.examples):
         if segment.dropout is not None:
@@ -117,7 +117,7 @@ def test_dropout_equals_peft_with_the_same_mask_forward_and_backward(name: str) 
     losses = trainer.train(dropped)
     assert torch.equal(losses[0].total, plain[0])
     for segment, loss, undropped in zip(dropped, losses, plain, strict=True):
-        if segment.slot is None or not segment.drops:
+        if segment.slot is None or not segment.dropout_probability:
             continue
         assert loss.total != undropped
         total, expected = _peft_gradients(name, trainer, segment)

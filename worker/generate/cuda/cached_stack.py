@@ -27,15 +27,15 @@ class CachedBatch(DeviceBatch):
 class CachedStack(FusedStack):
     def __init__(self, stack: FusedStack, cache: PagedCache) -> None:
         """The layers of `stack`, writing to and reading from `cache`."""
-        super().__init__(stack.layers, stack.final_norm, stack.shape, stack.cos, stack.sin)
+        super().__init__(stack.layers, stack.final_norm, stack.dims, stack.cos, stack.sin)
         self._cache = cache
 
     def _attend(self, index: int, qkv: Tensor, batch: DeviceBatch) -> tuple[Tensor, Tensor]:
         assert isinstance(batch, CachedBatch)
-        shape, cache = self.shape, self._cache
-        heads = qkv.view(qkv.shape[0], -1, shape.head_size)
-        first = shape.heads + shape.kv_heads
-        cache.write(index, batch.pages, batch.places, heads[:, shape.heads : first], heads[:, first:])
+        dims, cache = self.dims, self._cache
+        heads = qkv.view(qkv.shape[0], -1, dims.head_size)
+        first = dims.heads + dims.kv_heads
+        cache.write(index, batch.pages, batch.places, heads[:, dims.heads : first], heads[:, first:])
         if batch.tables is None or batch.lengths is None:
             return super()._attend(index, qkv, batch)
         attended = paged_attention(
@@ -44,7 +44,7 @@ class CachedStack(FusedStack):
             cache.values[index],
             batch.tables,
             batch.lengths,
-            (shape.heads, shape.kv_heads),
+            (dims.heads, dims.kv_heads),
             self.scale,
             self.layers[index].window,
         )

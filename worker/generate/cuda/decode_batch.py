@@ -21,7 +21,7 @@ from worker.model.arena import Slot
 from worker.model.cuda.device_batch import Grain, token_bucket
 
 GRAIN = Grain(2, 2, 8, 16)  # sequences come and go: few buckets, which repeat
-_ALIGN = 4  # int32 numbers: every piece starts on 16 bytes
+_ALIGN = 4  # int32 numbers: every field starts on 16 bytes
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class DecodeShape:
     pages: int
     classes: tuple[ClassSize, ...]
 
-    def pieces(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every piece of the buffer, in its order."""
+    def fields(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every field of the buffer, in its order."""
         spans, blocks = sum(size.spans for size in self.classes), sum(size.blocks for size in self.classes)
         return {
             "tokens": (self.rows,),
@@ -45,10 +45,10 @@ class DecodeShape:
             "blocks": (blocks, 3),
         }
 
-    def places(self) -> tuple[dict[str, int], int]:
-        """Where each piece starts, and the buffer's length."""
+    def offsets(self) -> tuple[dict[str, int], int]:
+        """Where each field starts, and the buffer's length."""
         starts, at = {}, 0
-        for name, shape in self.pieces().items():
+        for name, shape in self.fields().items():
             starts[name] = at
             at += -(-int(np.prod(shape)) // _ALIGN) * _ALIGN
         return starts, at
@@ -81,7 +81,7 @@ def decode_buffer(sequences: Many[Sequence], spans: tuple[Span, ...]) -> tuple[D
     table = host_table(spans, rows, (), GRAIN.spans, GRAIN.blocks)
     most = 1 << (max(len(sequence.pages) for sequence in sequences) - 1).bit_length()
     shape = DecodeShape(rows, most, table.sizes)
-    starts, length = shape.places()
+    starts, length = shape.offsets()
     flat = np.zeros(length, np.int32)
     cached = np.array([sequence.cached for sequence in sequences], np.int32)
     flat[starts["tokens"] :][:count] = [sequence.generated[-1] for sequence in sequences]
@@ -97,21 +97,21 @@ def decode_buffer(sequences: Many[Sequence], spans: tuple[Span, ...]) -> tuple[D
 
 def unpack_decode(shape: DecodeShape, flat: Tensor, page_tokens: int) -> CachedBatch:
     """An uploaded buffer as the fused layers read it. Where keys are written is computed on the device."""
-    starts, _ = shape.places()
+    starts, _ = shape.offsets()
 
-    def piece(name: str) -> Tensor:
-        size = shape.pieces()[name]
+    def field(name: str) -> Tensor:
+        size = shape.fields()[name]
         return flat[starts[name] : starts[name] + int(np.prod(size))].view(size)
 
-    positions, tables = piece("positions"), piece("tables")
+    positions, tables = field("positions"), field("tables")
     pages = tables.gather(1, (positions // page_tokens).long()[:, None])[:, 0].long()
     return CachedBatch(
-        tokens=piece("tokens"),
+        tokens=field("tokens"),
         positions=positions,
         sequences=SequenceTable(tables),  # read by prompts alone
-        table=WorkTable(piece("spans"), piece("scales").view(torch.float32), piece("blocks"), shape.classes),
+        table=WorkTable(field("spans"), field("scales").view(torch.float32), field("blocks"), shape.classes),
         pages=pages,
         places=(positions % page_tokens).long(),
         tables=tables,
-        lengths=piece("lengths"),
+        lengths=field("lengths"),
     )

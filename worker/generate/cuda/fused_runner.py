@@ -44,7 +44,7 @@ class FusedRunner:
         self._graphs: OrderedDict[DecodeShape, _Graph] = OrderedDict()
         self._seen = Counter[DecodeShape]()
         self._pool: Any = None
-        self._side: Any = None
+        self._capture_stream: Any = None
         self._copy_at = 0
 
     @property
@@ -93,7 +93,7 @@ class FusedRunner:
         return self._logits(h)
 
     def _replay(self, shape: DecodeShape, host: np.ndarray) -> Tensor:
-        at = self._trainer.arena.copy.data_ptr()
+        at = self._trainer.arena.compute_copy.data_ptr()
         if at != self._copy_at:  # the arena has grown or shrunk: graphs know the old address
             self._graphs.clear()
             self._pool, self._copy_at = None, at
@@ -114,14 +114,14 @@ class FusedRunner:
     def _capture(self, shape: DecodeShape, host: np.ndarray) -> _Graph:
         # Running twice writes the same keys to the same places.
         inputs = self._up(host)
-        self._side = self._side or torch.cuda.Stream(self._trainer.backbone.device)
-        self._side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._side):
+        self._capture_stream = self._capture_stream or torch.cuda.Stream(self._trainer.backbone.device)
+        self._capture_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._capture_stream):
             self._launch(shape, inputs)
-        torch.cuda.current_stream().wait_stream(self._side)
+        torch.cuda.current_stream().wait_stream(self._capture_stream)
         graph = torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._capture_stream, capture_error_mode="thread_local"):
             logits = self._launch(shape, inputs)
         return _Graph(graph, inputs, logits)
 
@@ -132,7 +132,7 @@ class FusedRunner:
         return torch.mm(h, self._trainer.backbone.head.t())
 
     def _adapters(self) -> Tensor:
-        return self._trainer.arena.layered(self._trainer.arena.copy)
+        return self._trainer.arena.layered(self._trainer.arena.compute_copy)
 
     def _up(self, values: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(values)

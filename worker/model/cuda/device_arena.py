@@ -15,22 +15,23 @@ from worker.model.arena_layout import Target
 
 
 class DeviceArena(Arena):
-    """`copy`: the compute copy [rows, W]. Gradient rows of a slot that is not in `slots_with_gradient` are stale: the first
-    pass of a step overwrites them, later ones add (the work table's column `accumulate`)."""
+    """`compute_copy`: the weights in the dtype that products read, [rows, W]. Gradient rows of a slot that is not in
+    `slots_with_gradient` are stale: the first pass of a step overwrites them, later ones add (the work table's column
+    `accumulate`)."""
 
-    _names = ("master", "grad", "copy")
+    _names = ("master", "grad", "compute_copy")
 
     def __init__(
         self, targets: Iterable[Target], rows: int, device: torch.device | str, dtype: torch.dtype, eight_bit: bool = False
     ) -> None:
         super().__init__(targets, rows, device, eight_bit=eight_bit)
-        self.copy = torch.zeros(self.master.shape, device=device, dtype=dtype)
+        self.compute_copy = torch.zeros(self.master.shape, device=device, dtype=dtype)
         self.slots_with_gradient: WeakSet[Slot] = WeakSet()
         self._fresh: WeakSet[Slot] = WeakSet()
 
     @property
     def bytes_per_row(self) -> int:
-        return super().bytes_per_row + self.layout.width * self.copy.element_size()
+        return super().bytes_per_row + self.layout.width * self.compute_copy.element_size()
 
     def layered(self, buffer: Tensor) -> Tensor:
         """A view [L, rows, C] of a buffer of the arena or of its moments."""
@@ -41,7 +42,7 @@ class DeviceArena(Arena):
         """Update the compute copy of slots whose weights something other than the optimizer wrote."""
         for slot in slots:
             if slot not in self._fresh:
-                self.copy[slot.stored] = self.master[slot.stored].to(self.copy.dtype)
+                self.compute_copy[slot.stored] = self.master[slot.stored].to(self.compute_copy.dtype)
                 self._fresh.add(slot)
 
     def touched(self, slot: Slot) -> None:
@@ -55,5 +56,5 @@ class DeviceArena(Arena):
 
     def detach(self, slot: Slot) -> None:
         super().detach(slot)
-        self.copy[slot.stored].zero_()
+        self.compute_copy[slot.stored].zero_()
         self.touched(slot)

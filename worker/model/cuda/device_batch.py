@@ -19,7 +19,7 @@ from worker.model.cuda.fused_head import Labels
 from worker.model.cuda.fused_stack import DeviceBatch
 from worker.model.flat_batch import FlatBatch
 
-_ALIGN = 4  # int32 numbers: every piece starts on 16 bytes
+_ALIGN = 4  # int32 numbers: every field starts on 16 bytes
 
 
 def bucket(count: int, steps: int, least: int) -> int:
@@ -56,14 +56,14 @@ def tables(batch: FlatBatch, spans: tuple[Span, ...], accumulate: tuple[bool, ..
 
 @dataclass(frozen=True)
 class BatchShape:
-    """What a pass's launches depend on. classes: the work table's rank classes. drops: whether an adapter has dropout."""
+    """What a pass's launches depend on. classes: the work table's rank classes. has_dropout: whether any adapter has."""
 
     tokens: int
     labels: int
     segments: int
     sequences: int
     classes: tuple[ClassSize, ...]
-    drops: bool = False
+    has_dropout: bool = False
 
     @classmethod
     def of(cls, batch: FlatBatch, table: HostTable, grain: Grain = FINE) -> "BatchShape":
@@ -74,15 +74,15 @@ class BatchShape:
             segments=_power(len(batch.ranges)),
             sequences=_power(len(batch.bounds)),
             classes=table.sizes,
-            drops=batch.keys is not None,
+            has_dropout=batch.keys is not None,
         )
 
     @property
     def attention_blocks(self) -> int:
         return -(-self.tokens // BLOCK) + self.sequences + 1
 
-    def pieces(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every piece of the buffer, in its order."""
+    def fields(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every field of the buffer, in its order."""
         spans, blocks = sum(size.spans for size in self.classes), sum(size.blocks for size in self.classes)
         return {
             "tokens": (self.tokens,),
@@ -95,13 +95,13 @@ class BatchShape:
             "scales": (spans,),
             "blocks": (blocks, 3),
             "attention": (self.attention_blocks, SEQUENCE_COLUMNS),
-            "keys": (self.tokens if self.drops else 0,),
+            "keys": (self.tokens if self.has_dropout else 0,),
         }
 
-    def places(self) -> tuple[dict[str, int], int]:
-        """Where each piece starts, and the buffer's length."""
+    def offsets(self) -> tuple[dict[str, int], int]:
+        """Where each field starts, and the buffer's length."""
         starts, at = {}, 0
-        for name, shape in self.pieces().items():
+        for name, shape in self.fields().items():
             starts[name] = at
             at += -(-int(np.prod(shape)) // _ALIGN) * _ALIGN
         return starts, at
@@ -113,7 +113,7 @@ def _power(count: int) -> int:
 
 def fill(shape: BatchShape, batch: FlatBatch, table: HostTable) -> NDArray[np.int32]:
     """The buffer of one batch; `batch` lies on the host."""
-    starts, length = shape.places()
+    starts, length = shape.offsets()
     flat = np.zeros(length, np.int32)
 
     def put(name: str, values: NDArray[np.generic]) -> None:
@@ -140,15 +140,15 @@ def fill(shape: BatchShape, batch: FlatBatch, table: HostTable) -> NDArray[np.in
 
 def unpack(shape: BatchShape, flat: Tensor) -> tuple[DeviceBatch, Labels]:
     """Views of an uploaded buffer."""
-    starts, _ = shape.places()
+    starts, _ = shape.offsets()
 
-    def piece(name: str) -> Tensor:
-        size = shape.pieces()[name]
+    def field(name: str) -> Tensor:
+        size = shape.fields()[name]
         return flat[starts[name] : starts[name] + int(np.prod(size))].view(size)
 
-    keys = piece("keys") if shape.drops else None
-    table = WorkTable(piece("spans"), piece("scales").view(torch.float32), piece("blocks"), shape.classes, keys)
+    keys = field("keys") if shape.has_dropout else None
+    table = WorkTable(field("spans"), field("scales").view(torch.float32), field("blocks"), shape.classes, keys)
     labels = Labels(
-        piece("label_rows"), piece("label_tokens"), piece("label_weights").view(torch.float32), piece("label_bounds")
+        field("label_rows"), field("label_tokens"), field("label_weights").view(torch.float32), field("label_bounds")
     )
-    return DeviceBatch(piece("tokens"), piece("positions"), SequenceTable(piece("attention")), table), labels
+    return DeviceBatch(field("tokens"), field("positions"), SequenceTable(field("attention")), table), labels

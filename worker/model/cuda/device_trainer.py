@@ -53,7 +53,7 @@ class DeviceTrainer(Trainer):
         self._graphs: OrderedDict[tuple[BatchShape, Kind], _Graph] = OrderedDict()
         self._seen = Counter[tuple[BatchShape, Kind]]()  # buckets that are not captured
         self._pool: Any = None  # memory of all graphs: one runs at a time, so their activations share it
-        self._side: Any = None  # the stream on which all are captured: memory is shared within one
+        self._capture_stream: Any = None  # of all graphs: memory is shared within one stream
         self._buffers: tuple[int, int] = (0, 0)
 
     @property
@@ -62,7 +62,7 @@ class DeviceTrainer(Trainer):
         return [shape for shape, _ in self._graphs]
 
     def sibling(self) -> "DeviceTrainer":
-        device, dtype = self.backbone.device, self.arena.copy.dtype
+        device, dtype = self.backbone.device, self.arena.compute_copy.dtype
         return DeviceTrainer(self.backbone, DeviceArena(self.backbone.targets, ROW_MULTIPLE, device, dtype))
 
     def discard_gradients(self, slots: Iterable[Slot]) -> None:
@@ -102,22 +102,22 @@ class DeviceTrainer(Trainer):
         for update in updates:
             if update.slot not in arena.slots_with_gradient:
                 arena.grad[update.slot.used].zero_()
-        rows = np.concatenate([np.arange(update.slot.row, update.slot.row + update.slot.rank) for update in updates])
         ranks = [update.slot.rank for update in updates]
-        owner, firsts = np.repeat(np.arange(len(updates)), ranks), np.cumsum([0, *ranks])
         rates = [
             [u.learning_rate, u.weight_decay, 1 - BETAS[0] ** u.step, 1 - BETAS[1] ** u.step, u.max_grad_norm] for u in updates
         ]
-        on = [self._up(part) for part in (rows, owner, firsts)]
+        rows = self._up(np.concatenate([np.arange(update.slot.row, update.slot.row + update.slot.rank) for update in updates]))
+        owner = self._up(np.repeat(np.arange(len(updates)), ranks))
+        firsts = self._up(np.cumsum([0, *ranks]))
         if losses is not None and losses.owners:
-            ruined = torch.zeros(len(updates), device=on[0].device)
-            ruined.index_add_(0, self._up(np.array(losses.owners)), (~torch.isfinite(losses.totals)).float())
-            on[0] = torch.where(ruined.index_select(0, on[1]) == 0, on[0], -1)
-        table = RowTable(on[0], on[1], on[2], self._up(np.array(rates, np.float32)))
-        master, grad, copy, *moments = (
-            arena.layered(buffer) for buffer in (arena.master, arena.grad, arena.copy, *arena.moments.buffers)
+            non_finite = torch.zeros(len(updates), device=rows.device)
+            non_finite.index_add_(0, self._up(np.array(losses.owners)), (~torch.isfinite(losses.totals)).float())
+            rows = torch.where(non_finite.index_select(0, owner) == 0, rows, -1)
+        table = RowTable(rows, owner, firsts, self._up(np.array(rates, np.float32)))
+        master, grad, compute_copy, *moments = (
+            arena.layered(buffer) for buffer in (arena.master, arena.grad, arena.compute_copy, *arena.moments.buffers)
         )
-        norms = adamw(master, grad, tuple(moments), copy, table, BETAS, EPS)
+        norms = adamw(master, grad, tuple(moments), compute_copy, table, BETAS, EPS)
         for update in updates:
             arena.slots_with_gradient.discard(update.slot)
         return list(norms[:, 0])
@@ -140,7 +140,7 @@ class DeviceTrainer(Trainer):
         return self._run_batch(segments, FORWARD)
 
     def _run_batch(self, segments: Sequence[Segment], kind: Kind) -> list[LossSum]:
-        order = sorted(range(len(segments)), key=lambda place: _owner(segments[place].slot))
+        order = sorted(range(len(segments)), key=lambda place: _first_row(segments[place].slot))
         batch = FlatBatch.of([segments[place] for place in order])
         spans, owners = spans_of(batch.segments, batch.ranges)
         self.arena.refresh(owners)
@@ -167,13 +167,13 @@ class DeviceTrainer(Trainer):
 
     def _launch(self, shape: BatchShape, flat: Tensor, kind: Kind) -> PassResult:
         batch, labels = unpack(shape, flat)
-        copy = self.arena.layered(self.arena.copy)
+        compute_copy = self.arena.layered(self.arena.compute_copy)
         if kind == FORWARD:
-            return self._fused.evaluate(batch, labels, copy)
-        return self._fused.train(batch, labels, copy, self.arena.layered(self.arena.grad), kind == RECOMPUTED)
+            return self._fused.evaluate(batch, labels, compute_copy)
+        return self._fused.train(batch, labels, compute_copy, self.arena.layered(self.arena.grad), kind == RECOMPUTED)
 
     def _replay(self, shape: BatchShape, host: Tensor, kind: Kind) -> PassResult:
-        buffers = (self.arena.copy.data_ptr(), self.arena.grad.data_ptr())
+        buffers = (self.arena.compute_copy.data_ptr(), self.arena.grad.data_ptr())
         if buffers != self._buffers:  # the arena has grown or shrunk: graphs know the old addresses
             self._forget_graphs()
             self._buffers = buffers
@@ -203,15 +203,15 @@ class DeviceTrainer(Trainer):
             # The warm-up pass must not change gradients: a zeroed table has no adapter rows, and makes the same launches.
             inputs.zero_()
         # PyTorch's default capture stream belongs to the device that captured first.
-        self._side = self._side or torch.cuda.Stream(self.backbone.device)
-        self._side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._side):
+        self._capture_stream = self._capture_stream or torch.cuda.Stream(self.backbone.device)
+        self._capture_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._capture_stream):
             run()
-        torch.cuda.current_stream().wait_stream(self._side)
+        torch.cuda.current_stream().wait_stream(self._capture_stream)
         graph = torch.cuda.CUDAGraph()
         # Other threads of the process (checkpoints, uploads) may use the device meanwhile: only this one's calls are captured.
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._capture_stream, capture_error_mode="thread_local"):
             result = run()
         return _Graph(graph, inputs, result)
 
@@ -224,7 +224,7 @@ def _graph_tokens(backbone: Backbone) -> int:
     return min(GRAPH_TOKENS_FP8, max(GRAPH_TOKENS, int(GRAPH_TOKENS_FP8 * share)))
 
 
-def _owner(slot: Slot | None) -> int:
+def _first_row(slot: Slot | None) -> int:
     return -1 if slot is None else slot.row
 
 
@@ -234,21 +234,20 @@ def spans_of(segments: Sequence[Segment], ranges: Sequence[tuple[int, int]]) -> 
     Raises ValueError where segments of one slot differ in their dropout's probability.
     """
     owners: list[Slot] = []
-    drops: list[float] = []
+    probabilities: list[float] = []
     edges: list[list[int]] = []
     for segment, (start, stop) in zip(segments, ranges, strict=True):
         slot = segment.slot
         if slot is None or stop == start:
             continue
         if owners and owners[-1] is slot:
-            if segment.drops != drops[-1]:
-                raise ValueError(
-                    f"the slot at row {slot.row} has dropout {drops[-1]} in one segment and {segment.drops} in another"
-                )
+            if segment.dropout_probability != probabilities[-1]:
+                one, other = probabilities[-1], segment.dropout_probability
+                raise ValueError(f"the slot at row {slot.row} has dropout {one} in one segment and {other} in another")
             edges[-1][1] = stop
         else:
             owners.append(slot)
-            drops.append(segment.drops)
+            probabilities.append(segment.dropout_probability)
             edges.append([start, stop])
-    placed = zip(owners, edges, drops, strict=True)
-    return tuple(Span(a, b, s.row, s.rank, s.scale, drop) for s, (a, b), drop in placed), owners
+    placed = zip(owners, edges, probabilities, strict=True)
+    return tuple(Span(a, b, s.row, s.rank, s.scale, probability) for s, (a, b), probability in placed), owners

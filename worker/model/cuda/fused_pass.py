@@ -47,7 +47,7 @@ class FusedPass:
             raise UnsupportedModelError(f"the fused pass does not run {backbone.family} ({lacking}); take Trainer")
         shape, first = backbone.shape, backbone.layers[0]
         cos, sin = backbone.rotaries[0].table(positions)
-        numbers = StackDims(
+        dims = StackDims(
             heads=shape.heads,
             kv_heads=shape.key_heads,
             head_size=shape.head_size,
@@ -56,7 +56,7 @@ class FusedPass:
             eps=shape.eps,
             columns=layer_columns(layout),
         )
-        self.stack = FusedStack(backbone.layers, backbone.norm, numbers, cos, sin)
+        self.stack = FusedStack(backbone.layers, backbone.norm, dims, cos, sin)
         self.embedding, self.head = backbone.embedding, backbone.head
 
     def train(self, batch: DeviceBatch, labels: Labels, adapters: Tensor, grad: Tensor, recompute: bool = False) -> PassResult:

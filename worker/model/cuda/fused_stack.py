@@ -1,10 +1,10 @@
 """The decoder stack on CUDA: forward and backward written by hand over grouped_lora's kernels, base products in cuBLAS.
 
-Backward is explicit, so what is saved is chosen here: the residual stream, the input of each product, and each adapter's
-S = scale · X Aᵀ [T, matrices, rank class]. Gate and
-up are saved before the adapters' part is added, and their gradients overwrite them. The adapters' gradients come from two
-kernels: swiglu_backward writes dB of gate and up and dA of down, weight_gradients.py all others. Knows one flat batch on the
-device; knows no jobs, losses or optimizers. Legend: T tokens, D hidden, F ffn; C one layer's arena columns.
+Backward is explicit, so what is saved is chosen here: the residual stream, the input of each product, and each adapter's S =
+scale · X Aᵀ [T, matrices, rank class]. Gate and up are saved before the adapters' part is added, and their gradients overwrite
+them. The adapters' gradients come from two kernels: swiglu_backward writes dB of gate and up and dA of down,
+weight_gradients.py all others. Knows one flat batch on the device; knows no jobs, losses or optimizers. Legend: T tokens, D
+hidden, F ffn; C one layer's arena columns; lora [rows, C]: one layer of the compute copy.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from worker.model.plain.decoder_block import BlockWeights
 
 @dataclass(frozen=True)
 class StackDims:
-    """Numbers every layer shares. columns: where A and B of each matrix start within one layer's part of an arena row, in the
+    """What every layer shares. columns: where A and B of each matrix start within one layer's part of an arena row, in the
     order that numbers the matrices for dropout."""
 
     heads: int
@@ -107,10 +107,10 @@ class PendingResidual:
 class FusedStack:
     """The layers of one backbone over the arena's compute copy [L, rows, C] and gradient [L, rows, C] (views, any strides)."""
 
-    def __init__(self, layers: Sequence[BlockWeights], final_norm: Tensor, shape: StackDims, cos: Tensor, sin: Tensor) -> None:
-        self.layers, self.final_norm, self.shape = layers, final_norm, shape
+    def __init__(self, layers: Sequence[BlockWeights], final_norm: Tensor, dims: StackDims, cos: Tensor, sin: Tensor) -> None:
+        self.layers, self.final_norm, self.dims = layers, final_norm, dims
         self.cos, self.sin = cos, sin
-        self.scale = shape.head_size**-0.5
+        self.scale = dims.head_size**-0.5
         self._streams = SideStreams(cos.device)
 
     def forward(
@@ -123,53 +123,53 @@ class FusedStack:
         self._streams.begin(x.shape[0])
         pending = PendingResidual(x)
         for index in range(len(self.layers)):
-            pending, trace = self._layer(index, pending, batch, adapters)
+            pending, trace = self._forward_layer(index, pending, batch, adapters)
             if traces is not None:
                 traces.append(Trace(trace.x) if recompute else trace)
         return self._add_and_norm(pending, adapters, len(self.layers) - 1, self.final_norm, batch.table)
 
     def _add_and_norm(
-        self, p: PendingResidual, adapters: Tensor, layer: int, weight: Tensor, table: WorkTable
+        self, pending: PendingResidual, adapters: Tensor, below: int, weight: Tensor, table: WorkTable
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Add up what the layer before left pending, and normalise it."""
-        return residual_norm(
-            p.x, p.y, p.s, adapters[max(layer, 0)], self.shape.columns["down_proj"][1], weight, self.shape.eps, table
-        )
+        """Add up what layer `below` left pending (-1: the embedding, where nothing is), and normalise it."""
+        b_down, eps = self.dims.columns["down_proj"][1], self.dims.eps
+        return residual_norm(pending.x, pending.y, pending.s, adapters[max(below, 0)], b_down, weight, eps, table)
 
-    def _layer(self, index: int, p: PendingResidual, batch: DeviceBatch, adapters: Tensor) -> tuple[PendingResidual, Trace]:
-        sh, table, own, w = self.shape, batch.table, adapters[index], self.layers[index]
-        lora = table.max_rank > 0
+    def _forward_layer(
+        self, index: int, pending: PendingResidual, batch: DeviceBatch, adapters: Tensor
+    ) -> tuple[PendingResidual, Trace]:
+        dims, table, lora, w = self.dims, batch.table, adapters[index], self.layers[index]
+        adapted = table.max_rank > 0
 
         def shrunk(source: Tensor, *kinds: str) -> Tensor | None:
-            if not lora:
+            if not adapted:
                 return None
-            widths, matrix = (source.shape[1],) * len(kinds), sh.matrix(index, kinds[0])
-            return self._streams.shrink(source, own, table, sh.a(*kinds), widths, dropout_matrix=matrix)
+            widths, matrix = (source.shape[1],) * len(kinds), dims.matrix(index, kinds[0])
+            return self._streams.shrink(source, lora, table, dims.a(*kinds), widths, dropout_matrix=matrix)
 
-        x, h, rstd = self._add_and_norm(p, adapters, index - 1, w.norm_attention, table)
+        x, h, rstd = self._add_and_norm(pending, adapters, index - 1, w.norm_attention, table)
         s_qkv = shrunk(h, "q_proj", "k_proj", "v_proj")
         qkv = linear(h, w.w_qkv, w.b_qkv)
-        b_qkv = (sh.columns["q_proj"][1], sh.columns["k_proj"][1], sh.columns["v_proj"][1])
+        b_qkv = dims.columns["q_proj"][1], dims.columns["k_proj"][1], dims.columns["v_proj"][1]
         self._streams.join()
-        raw = rotary(
-            qkv, s_qkv, own, b_qkv, self.cos, self.sin, batch.positions, (sh.heads, sh.kv_heads), table, self._norms(w)
-        )
+        heads = (dims.heads, dims.kv_heads)
+        raw = rotary(qkv, s_qkv, lora, b_qkv, self.cos, self.sin, batch.positions, heads, table, self._norms(w))
         attended, lse = self._attend(index, qkv, batch)
         s_o = shrunk(attended, "o_proj")
         y = linear(attended, w.w_o, w.b_o)
         self._streams.join()
-        x_mid, h_mid, rstd_mid = residual_norm(x, y, s_o, own, sh.columns["o_proj"][1], w.norm_mlp, sh.eps, table)
+        x_mid, h_mid, rstd_mid = residual_norm(x, y, s_o, lora, dims.columns["o_proj"][1], w.norm_mlp, dims.eps, table)
         s_gu = shrunk(h_mid, "gate_proj", "up_proj")
         gate_up = linear(h_mid, w.w_gate_up, w.b_gate_up)
         self._streams.join()
-        act, s_down = swiglu(gate_up, s_gu, own, sh.swiglu(index), table)
+        act, s_down = swiglu(gate_up, s_gu, lora, dims.swiglu(index), table)
         s = {"qkv": s_qkv, "o": s_o, "gate_up": s_gu, "down": s_down}
         trace = Trace(x, SavedActivations(rstd, h, qkv, raw, attended, lse, x_mid, rstd_mid, h_mid, gate_up, s))
         return PendingResidual(x_mid, linear(act, w.w_down, w.b_down), s_down), trace
 
     def _attend(self, index: int, qkv: Tensor, batch: DeviceBatch) -> tuple[Tensor, Tensor]:
         """(attention's output [T, Hq D], its log-sum-exp) of layer `index`; generation attends to a cache instead."""
-        heads = (self.shape.heads, self.shape.kv_heads)
+        heads = (self.dims.heads, self.dims.kv_heads)
         return attention(qkv, batch.sequences, heads, self.scale, self.layers[index].window)
 
     def abandon(self) -> None:
@@ -177,19 +177,20 @@ class FusedStack:
         self._streams.abandon()
 
     def _norms(self, w: BlockWeights) -> tuple[Tensor, Tensor, float] | None:
-        return (w.q_norm, w.k_norm, self.shape.eps) if w.q_norm is not None and w.k_norm is not None else None
+        return (w.q_norm, w.k_norm, self.dims.eps) if w.q_norm is not None and w.k_norm is not None else None
 
     def backward(self, dx: Tensor, batch: DeviceBatch, adapters: Tensor, grad: Tensor, traces: list[Trace]) -> None:
         """dx [T, D]: the gradient of the residual stream after the last layer. Writes the adapters' gradients."""
         for index in range(len(self.layers) - 1, -1, -1):
-            x, saved = (trace := traces.pop()).x, trace.saved
+            trace = traces.pop()
+            x, saved = trace.x, trace.saved
             if saved is None:
-                saved = self._layer(index, PendingResidual(x), batch, adapters)[1].saved
+                saved = self._forward_layer(index, PendingResidual(x), batch, adapters)[1].saved
                 assert saved is not None
-            pending_gradients: list[GradientProduct] = []
-            dx = self._mlp_backward(index, dx, batch, adapters[index], grad[index], pending_gradients, saved)
-            dx = self._attention_backward(index, dx, batch, adapters[index], pending_gradients, x, saved)
-            self._streams.launch_gradients(pending_gradients, grad[index], batch.table)
+            products: list[GradientProduct] = []
+            dx = self._mlp_backward(index, dx, batch, adapters[index], grad[index], products, saved)
+            dx = self._attention_backward(index, dx, batch, adapters[index], products, x, saved)
+            self._streams.launch_gradients(products, grad[index], batch.table)
         self._streams.launch_gradients([], grad[0], batch.table)
 
     def _mlp_backward(
@@ -197,71 +198,73 @@ class FusedStack:
         index: int,
         dx: Tensor,
         batch: DeviceBatch,
-        own: Tensor,
+        lora: Tensor,
         grad: Tensor,
-        pending_gradients: list[GradientProduct],
-        t: SavedActivations,
+        products: list[GradientProduct],
+        saved: SavedActivations,
     ) -> Tensor:
-        sh, table, w = self.shape, batch.table, self.layers[index]
-        lora, kinds = table.max_rank > 0, ("gate_proj", "up_proj")
-        matrix = sh.matrix(index, "gate_proj")
+        """The gradient of x_mid, from dx of the layer's output. Appends to `products` what is still to launch."""
+        dims, table, w = self.dims, batch.table, self.layers[index]
+        adapted, kinds = table.max_rank > 0, ("gate_proj", "up_proj")
+        matrix = dims.matrix(index, "gate_proj")
         ds_down = ds_gu = None
-        if lora:
-            assert t.s["down"] is not None
-            ds_down = self._streams.shrink(dx, own, table, sh.b("down_proj"), (sh.hidden,))
-            pending_gradients.append(GradientProduct(t.s["down"], dx, sh.b("down_proj"), (sh.hidden,)))
+        if adapted:
+            assert saved.s["down"] is not None
+            ds_down = self._streams.shrink(dx, lora, table, dims.b("down_proj"), (dims.hidden,))
+            products.append(GradientProduct(saved.s["down"], dx, dims.b("down_proj"), (dims.hidden,)))
         dact = linear_backward(dx, w.w_down)
         self._streams.join()
         # Also writes dB of gate and up and dA of down to `grad`: the only factor gradients that SideStreams does not make.
-        dgu = swiglu_backward(t.gate_up, dact, t.s["gate_up"], ds_down, own, grad, sh.swiglu(index), table)
+        dgu = swiglu_backward(saved.gate_up, dact, saved.s["gate_up"], ds_down, lora, grad, dims.swiglu(index), table)
         del dact
-        if lora:
-            ds_gu = self._streams.shrink(dgu, own, table, sh.b(*kinds), (sh.ffn, sh.ffn), x_columns=(0, sh.ffn))
-            pending_gradients.append(GradientProduct(ds_gu, t.h_mid, sh.a(*kinds), (sh.hidden,) * 2, dropout_matrix=matrix))
+        if adapted:
+            ds_gu = self._streams.shrink(dgu, lora, table, dims.b(*kinds), (dims.ffn, dims.ffn), x_columns=(0, dims.ffn))
+            products.append(GradientProduct(ds_gu, saved.h_mid, dims.a(*kinds), (dims.hidden,) * 2, dropout_matrix=matrix))
         dh = linear_backward(dgu, w.w_gate_up)
-        s_gu = t.s["gate_up"]
+        s_gu = saved.s["gate_up"]
         self._streams.join()
-        return norm_backward(dh, ds_gu, s_gu, own, sh.a(*kinds), t.x_mid, t.rstd_mid, w.norm_mlp, dx, table, matrix)
+        return norm_backward(dh, ds_gu, s_gu, lora, dims.a(*kinds), saved.x_mid, saved.rstd_mid, w.norm_mlp, dx, table, matrix)
 
     def _attention_backward(
         self,
         index: int,
         dx: Tensor,
         batch: DeviceBatch,
-        own: Tensor,
-        pending_gradients: list[GradientProduct],
+        lora: Tensor,
+        products: list[GradientProduct],
         x: Tensor,
-        t: SavedActivations,
+        saved: SavedActivations,
     ) -> Tensor:
-        sh, table, w = self.shape, batch.table, self.layers[index]
-        lora, matrix = table.max_rank > 0, sh.matrix(index, "o_proj")
+        """The gradient of x, from dx of x_mid. Appends to `products` what is still to launch."""
+        dims, table, w = self.dims, batch.table, self.layers[index]
+        adapted, kinds = table.max_rank > 0, ("q_proj", "k_proj", "v_proj")
+        o_matrix, q_matrix = dims.matrix(index, "o_proj"), dims.matrix(index, "q_proj")
         ds_qkv = incoming = None
-        if lora:
-            assert t.s["o"] is not None
-            ds_o = self._streams.shrink(dx, own, table, sh.b("o_proj"), (sh.hidden,))
-            pending_gradients.append(GradientProduct(t.s["o"], dx, sh.b("o_proj"), (sh.hidden,)))
-            pending_gradients.append(GradientProduct(ds_o, t.attended, sh.a("o_proj"), (sh.q_width,), dropout_matrix=matrix))
-            incoming = Incoming(ds_o, own, sh.columns["o_proj"][0], table, matrix)
+        if adapted:
+            assert saved.s["o"] is not None
+            ds_o = self._streams.shrink(dx, lora, table, dims.b("o_proj"), (dims.hidden,))
+            products.append(GradientProduct(saved.s["o"], dx, dims.b("o_proj"), (dims.hidden,)))
+            products.append(GradientProduct(ds_o, saved.attended, dims.a("o_proj"), (dims.q_width,), dropout_matrix=o_matrix))
+            incoming = Incoming(ds_o, lora, dims.columns["o_proj"][0], table, o_matrix)
         dout = linear_backward(dx, w.w_o)
         self._streams.join()
-        heads = (sh.heads, sh.kv_heads)
-        dqkv = attention_backward(dout, t.qkv, t.attended, t.lse, batch.sequences, heads, self.scale, w.window, incoming)
-        rotary_backward(dqkv, self.cos, self.sin, batch.positions, heads, t.raw, self._norms(w))
-        kinds = ("q_proj", "k_proj", "v_proj")
-        if lora:
-            assert t.s["qkv"] is not None
-            widths, starts = (sh.q_width, sh.kv_width, sh.kv_width), (0, sh.q_width, sh.q_width + sh.kv_width)
-            ds_qkv = self._streams.shrink(dqkv, own, table, sh.b(*kinds), widths, x_columns=starts)
-            pending_gradients.append(GradientProduct(t.s["qkv"], dqkv, sh.b(*kinds), widths, starts))
-            pending_gradients.append(
-                GradientProduct(ds_qkv, t.h, sh.a(*kinds), (sh.hidden,) * 3, dropout_matrix=sh.matrix(index, "q_proj"))
-            )
+        heads = (dims.heads, dims.kv_heads)
+        dqkv = attention_backward(
+            dout, saved.qkv, saved.attended, saved.lse, batch.sequences, heads, self.scale, w.window, incoming
+        )
+        rotary_backward(dqkv, self.cos, self.sin, batch.positions, heads, saved.raw, self._norms(w))
+        if adapted:
+            assert saved.s["qkv"] is not None
+            widths, starts = (dims.q_width, dims.kv_width, dims.kv_width), (0, dims.q_width, dims.q_width + dims.kv_width)
+            ds_qkv = self._streams.shrink(dqkv, lora, table, dims.b(*kinds), widths, x_columns=starts)
+            products.append(GradientProduct(saved.s["qkv"], dqkv, dims.b(*kinds), widths, starts))
+            products.append(GradientProduct(ds_qkv, saved.h, dims.a(*kinds), (dims.hidden,) * 3, dropout_matrix=q_matrix))
         if index == 0:
             return dx  # nothing below the first layer learns
         dh = linear_backward(dqkv, w.w_qkv)
         self._streams.join()
-        matrix = sh.matrix(index, "q_proj")
-        return norm_backward(dh, ds_qkv, t.s["qkv"], own, sh.a(*kinds), x, t.rstd, w.norm_attention, dx, table, matrix)
+        s_qkv = saved.s["qkv"]
+        return norm_backward(dh, ds_qkv, s_qkv, lora, dims.a(*kinds), x, saved.rstd, w.norm_attention, dx, table, q_matrix)
 
     def final_backward(self, dh: Tensor, x: Tensor, rstd: Tensor, batch: DeviceBatch) -> Tensor:
         """Through the final norm: dx [T, D] of dh [T, D]."""

@@ -12,7 +12,7 @@ from grouped_lora.base.frozen_product import Frozen
 from torch import Tensor
 
 from worker.model.plain.attention import Axis, Heads, attend
-from worker.model.plain.gated_mlp import Pieces, gated
+from worker.model.plain.gated_mlp import RowRanges, gated
 from worker.model.plain.rms_norm import rms_norm
 
 Attention = Callable[[Tensor, Axis, Heads], Tensor]  # as `attend`
@@ -59,19 +59,19 @@ def run_block(
     weights: BlockWeights,
     shape: BlockShape,
     axis: Axis,
-    pieces: Pieces,
+    row_ranges: RowRanges,
     adapters: Adapters,
     groups: dict[str, Group],
     attention: Attention = attend,
 ) -> Tensor:
-    """The layer's output, [T, K]. `pieces`: see gated. attention: over the flat axis, or over a cache of earlier keys too."""
+    """The layer's output, [T, K]. row_ranges: see gated. attention: over the flat axis, or a cache of earlier keys too."""
     normed = rms_norm(x_TK, weights.norm_attention, shape.eps)
     qkv = grouped_linear(normed, weights.w_qkv, weights.b_qkv, adapters, groups["qkv"])
     attended = attention(qkv, axis, _heads(weights, shape))
     x_TK = _joined(x_TK, attended, weights.w_o, weights.b_o, weights.norm_attended, shape.eps, adapters, groups["o"])
     normed = rms_norm(x_TK, weights.norm_mlp, shape.eps)
     gate_up = grouped_linear(normed, weights.w_gate_up, weights.b_gate_up, adapters, groups["gate_up"])
-    mixed = gated(gate_up, pieces, shape.activation)
+    mixed = gated(gate_up, row_ranges, shape.activation)
     return _joined(x_TK, mixed, weights.w_down, weights.b_down, weights.norm_mixed, shape.eps, adapters, groups["down"])
 
 

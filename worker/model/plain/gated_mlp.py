@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-Pieces = tuple[tuple[int, int], ...]  # row ranges
+RowRanges = tuple[tuple[int, int], ...]  # start and stop of each
 
 _ROOT, _CUBE = (2 / torch.pi) ** 0.5, 0.044715  # Hendrycks & Gimpel 2016, section 2
 
@@ -53,12 +53,12 @@ ACTIVATIONS: Mapping[str, Activation] = {
 
 class _Gated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate_up: Tensor, pieces: Pieces, activation: Activation) -> Tensor:
+    def forward(ctx: Any, gate_up: Tensor, row_ranges: RowRanges, activation: Activation) -> Tensor:
         ctx.save_for_backward(gate_up)
-        ctx.pieces, ctx.activation = pieces, activation
+        ctx.row_ranges, ctx.activation = row_ranges, activation
         gate, up = gate_up.chunk(2, dim=1)
         mixed = torch.empty(up.shape, dtype=up.dtype, device=up.device)
-        for start, stop in pieces:
+        for start, stop in row_ranges:
             torch.mul(activation.value(gate[start:stop]), up[start:stop], out=mixed[start:stop])
         return mixed
 
@@ -69,7 +69,7 @@ class _Gated(torch.autograd.Function):
         gate, up = gate_up.chunk(2, dim=1)
         d_gate_up = torch.empty_like(gate_up)
         d_gate, d_up = d_gate_up.chunk(2, dim=1)
-        for start, stop in ctx.pieces:
+        for start, stop in ctx.row_ranges:
             value, slope = ctx.activation.slope(gate[start:stop])
             torch.mul(dy[start:stop], value, out=d_up[start:stop])
             torch.mul(dy[start:stop], up[start:stop], out=d_gate[start:stop])
@@ -77,11 +77,11 @@ class _Gated(torch.autograd.Function):
         return d_gate_up, None, None
 
 
-def gated(gate_up: Tensor, pieces: Pieces, activation: str) -> Tensor:
+def gated(gate_up: Tensor, row_ranges: RowRanges, activation: str) -> Tensor:
     """act(gate) * up for gate_up [T, 2 I]: [T, I]. activation: one of ACTIVATIONS.
 
-    `pieces` cover all rows and end where a job's tokens end: a vectorised exp and its scalar tail differ in the last bit, and
-    where a tail falls depends on the size of the call.
+    `row_ranges` cover all rows and end where a job's tokens end: a vectorised exp and its scalar tail differ in the last bit,
+    and where a tail falls depends on the size of the call.
     """
-    mixed: Tensor = _Gated.apply(gate_up, pieces, ACTIVATIONS[activation])
+    mixed: Tensor = _Gated.apply(gate_up, row_ranges, ACTIVATIONS[activation])
     return mixed

@@ -58,6 +58,6 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 def _chunks(count: int, row_bytes: int) -> list[tuple[int, int]]:
     """Cut `count` rows into even chunks within CHUNK_BYTES."""
-    pieces = max(1, -(-count * row_bytes // CHUNK_BYTES))
-    edges = [count * place // pieces for place in range(pieces + 1)]
+    chunks = max(1, -(-count * row_bytes // CHUNK_BYTES))
+    edges = [count * place // chunks for place in range(chunks + 1)]
     return [(start, stop) for start, stop in pairwise(edges) if stop > start]

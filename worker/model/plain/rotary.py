@@ -5,7 +5,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-TABLE_STEP = 1024  # positions are tabulated in pieces of one size, so that a longer table never changes an entry's bits
+TABLE_STEP = 1024  # positions are tabulated in blocks of one size, so that a longer table never changes an entry's bits
 
 
 class RotaryTable:

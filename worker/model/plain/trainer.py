@@ -155,12 +155,12 @@ class Trainer:
 
         losses: those of the step; an adapter with one that is not finite keeps its weights and moments.
         """
-        ruined = set[int]()
+        non_finite = set[int]()
         if losses is not None:
             totals = losses.totals.tolist()
-            ruined = {owner for owner, total in zip(losses.owners, totals, strict=True) if not math.isfinite(total)}
+            non_finite = {owner for owner, total in zip(losses.owners, totals, strict=True) if not math.isfinite(total)}
         with torch.no_grad():
-            return [update_rows(self.arena, update) for place, update in enumerate(updates) if place not in ruined]
+            return [update_rows(self.arena, update) for place, update in enumerate(updates) if place not in non_finite]
 
     def read_later(self, values: Tensor) -> Callable[[], list[float]]:
         """Begin to copy values [n] to the host; the result returns them, and waits for the copy alone."""
@@ -174,7 +174,7 @@ class Trainer:
     def adapters(self, batch: FlatBatch, grad: Tensor | None) -> Adapters:
         """Which tokens of the batch belong to which rows of the arena. grad: where gradients go, None for a pass without."""
         spans = tuple(
-            Span(start, stop, segment.slot.row, segment.slot.rank, segment.slot.scale, segment.drops)
+            Span(start, stop, segment.slot.row, segment.slot.rank, segment.slot.scale, segment.dropout_probability)
             for (start, stop), segment in zip(batch.ranges, batch.segments, strict=True)
             if segment.slot is not None and stop > start
         )
