@@ -34,15 +34,15 @@ class BatchEstimateResource(BaseModel):
 
 
 def batch_dry_run(
-    session: Session, parts: Dependencies, tenant_id: str, spec: BatchSpec, refs: list[ResolvedRefs]
+    session: Session, dependencies: Dependencies, tenant_id: str, spec: BatchSpec, refs: list[ResolvedRefs]
 ) -> BatchEstimateResource:
     """The estimate for a batch that has passed preflight. The session's transaction must be new and see all tenants' rows."""
     batch = Batch(id=new_id("asked"), tenant_id=tenant_id, objective=spec.objective, deadline=spec.deadline, task_ids=[])
     asked = [asked_of(tenant_id, one, files, batch.id) for one, files in zip(spec.tasks, refs, strict=True)]
-    seen = snapshot.read(session, parts, asked=asked, batch=batch)
+    seen = snapshot.read(session, dependencies, asked=asked, batch=batch)
     plan = without_the_solver(seen.problem)
     draft = Draft(seen, plan)
-    tasks = [draft.estimate(parts, one.task, spec.tasks[at], refs[at]) for at, one in enumerate(asked)]
+    tasks = [draft.estimate(dependencies, one.task, spec.tasks[at], refs[at]) for at, one in enumerate(asked)]
     last = _last(seen, plan.starts, {one.task.id for one in asked}, len(asked))
     end = None if last is None else seen.at + timedelta(seconds=last)
     return BatchEstimateResource(

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 _STALL_STEPS = 20
 
 
-def register(parts: Dependencies, said: NodeRegistration, bearer: str | None) -> NodeWelcome:
+def register(dependencies: Dependencies, said: NodeRegistration, bearer: str | None) -> NodeWelcome:
     """Register a node under a new credential, after releasing all that the service thought it ran. Raises JoinRefused.
 
     A daemon registers when it runs nothing: at its start, or after it ended all executors. It proposes its credential, so that
@@ -48,7 +48,7 @@ def register(parts: Dependencies, said: NodeRegistration, bearer: str | None) ->
     credential = said.credential or mint_credential()
     loss: ExecutorLoss | None = ExecutorLoss.NODE
     while True:
-        with parts.db.begin() as session:
+        with dependencies.db.begin() as session:
             node = session.scalar(_named(said.name))
             token = join_tokens.authorize(session, said.name, node, bearer)
             node = node or _make_node(session, said.name)
@@ -60,18 +60,18 @@ def register(parts: Dependencies, said: NodeRegistration, bearer: str | None) ->
                 _welcome(session, node, said, hash_of(credential))
                 if loss is not None and node.quarantined_at is not None:
                     node.rests_until = node.joined_at
-                request_plan(session, parts.queue, "node_joined")
+                request_plan(session, dependencies.queue, "node_joined")
                 log.info("node %s joined as %s with %d devices", node.name, node.id, len(said.devices))
                 return NodeWelcome(
                     node_id=node.id,
                     credential=credential,
                     stream=stream_of(node.id),
-                    heartbeat_seconds=parts.settings.heartbeat_seconds,
-                    lease_seconds=parts.settings.lease_seconds,
+                    heartbeat_seconds=dependencies.settings.heartbeat_seconds,
+                    lease_seconds=dependencies.settings.lease_seconds,
                     protocol=PROTOCOL,
                 )
         for placement_id in left:
-            if lose(parts, placement_id, RequeueReason.NODE_LOST, f"node {said.name} started anew", loss):
+            if lose(dependencies, placement_id, RequeueReason.NODE_LOST, f"node {said.name} started anew", loss):
                 loss = None  # a reboot counts as one loss, however many placements it ended
 
 
@@ -107,39 +107,39 @@ def _welcome(session: Session, node: Node, said: NodeRegistration, credential_ha
     node.joined_at = node.heartbeat_at = clock(session)
 
 
-def heartbeat(parts: Dependencies, node_id: str, bearer: str | None, said: Heartbeat) -> HeartbeatAnswer:
+def heartbeat(dependencies: Dependencies, node_id: str, bearer: str | None, said: Heartbeat) -> HeartbeatAnswer:
     """Renew the leases of placements with a pulse, acknowledge new ones, and release those whose executors stall.
 
     A placement that was asked to leave gets its remaining lease in the answer, but no renewal.
     """
     check_protocol(said.protocol, f"node {node_id}")
-    with parts.db.begin() as session:
+    with dependencies.db.begin() as session:
         node = check_node(session, node_id, bearer)
         if node.boot_id != said.boot_id:
             raise NodeUnknown(f"Node {node.name} has booted again since; end all executors and register.")
         stalled, leases, waiting = [], [], dict[str, str | None]()
         now = clock(session)
         for placement, pulse in _pulsing(session, node_id, said.pulses):
-            if _stalls(parts.settings, placement, pulse):
+            if _stalls(dependencies.settings, placement, pulse):
                 devices = tuple(sorted(placement.device_indexes))
                 stalled.append((placement.id, f"no progress for {pulse.progress_age:.0f} s", devices))
             else:
                 placement.acknowledged_at = placement.acknowledged_at or now
                 placement.heartbeat_at = now
                 if placement.leaving is None:
-                    placement.lease_until = lease_until(now, parts.settings)
-                leases.append(_grant(parts.settings, placement, now))
+                    placement.lease_until = lease_until(now, dependencies.settings)
+                leases.append(_grant(dependencies.settings, placement, now))
                 if placement.waits_for != pulse.waits_for:
                     waiting[placement.id] = pulse.waits_for
         session.flush()
-        version = _record_heartbeat(parts, session, node, said, now)
+        version = _record_heartbeat(dependencies, session, node, said, now)
     counted = set[tuple[int, ...]]()  # one executor with several tasks is one loss of its node
     for placement_id, detail, devices in stalled:
         loss = ExecutorLoss.BESIDE if devices in counted else ExecutorLoss.EXECUTOR
-        if lose(parts, placement_id, RequeueReason.EXECUTOR_LOST, detail, loss):
+        if lose(dependencies, placement_id, RequeueReason.EXECUTOR_LOST, detail, loss):
             counted.add(devices)
     for placement_id, waits_for in waiting.items():
-        _note_wait(parts, placement_id, waits_for)
+        _note_wait(dependencies, placement_id, waits_for)
     return HeartbeatAnswer(leases=leases, desired_version=version)
 
 
@@ -157,10 +157,10 @@ def _stalls(settings: Settings, placement: Placement, pulse: Pulse) -> bool:
     return pulse.phase != "loading" and pulse.progress_age > max(settings.stall_seconds, _STALL_STEPS * per_step)
 
 
-def _note_wait(parts: Dependencies, placement_id: str, waits_for: str | None) -> None:
+def _note_wait(dependencies: Dependencies, placement_id: str, waits_for: str | None) -> None:
     """Record what a live placement waits for, where its task's readers see it. A transaction of its own, since the task is
     locked before its placement."""
-    with parts.db.begin() as session:
+    with dependencies.db.begin() as session:
         found = lock_placement(session, placement_id)
         if found is not None and found[1].ended_at is None:
             task, placement = found
@@ -177,45 +177,47 @@ def _grant(settings: Settings, placement: Placement, now: datetime) -> LeaseGran
     )
 
 
-def _record_heartbeat(parts: Dependencies, session: Session, node: Node, said: Heartbeat, now: datetime) -> int:
+def _record_heartbeat(dependencies: Dependencies, session: Session, node: Node, said: Heartbeat, now: datetime) -> int:
     """Record heartbeat and applied version; returns the desired version. Raises NodeUnknown if the node was lost meanwhile."""
     boot = node.boot_id
     session.refresh(node, with_for_update=True)
     if (node.boot_id, node.status) != (boot, "ready"):
         raise NodeUnknown(f"Node {node.name} was given up just now; end all executors and register.")
-    before = trouble_of(node, now, parts.settings)
+    before = trouble_of(node, now, dependencies.settings)
     note_applied(node, said.applied_version, said.applied_age, now)
     note_waits(node, [pulse.waits_for for pulse in said.pulses], now)
     node.heartbeat_at = now
-    after = trouble_of(node, now, parts.settings)
+    after = trouble_of(node, now, dependencies.settings)
     if before is not None and before.status in ("not_applying", "disk_full") and after is None:
-        request_plan(session, parts.queue, "node_applies" if before.status == "not_applying" else "node_has_room")
+        request_plan(session, dependencies.queue, "node_applies" if before.status == "not_applying" else "node_has_room")
     elif before is None and after is not None and after.status == "disk_full":
-        request_plan(session, parts.queue, "node_disk_full")  # those that wait are told
+        request_plan(session, dependencies.queue, "node_disk_full")  # those that wait are told
     return node.desired_version
 
 
-def report_lost(parts: Dependencies, node_id: str, bearer: str | None, said: PlacementsLost) -> None:
+def report_lost(dependencies: Dependencies, node_id: str, bearer: str | None, said: PlacementsLost) -> None:
     """Release the placements that the daemon reports as lost with their executors, or refuses. Placements that have ended
     since, or whose fence is newer, are left alone."""
     loss: ExecutorLoss | None = ExecutorLoss.EXECUTOR if said.reason == RequeueReason.EXECUTOR_LOST else None
-    with parts.db.begin() as session:
+    with dependencies.db.begin() as session:
         check_node(session, node_id, bearer)
         own = select(Placement.id, Placement.fence).where(Placement.node_id == node_id, Placement.id.in_(list(said.fences)))
         lost = [placement_id for placement_id, fence in session.execute(own) if said.fences[placement_id] == fence]
     for placement_id in lost:
-        counted = lose(parts, placement_id, said.reason, said.detail, ExecutorLoss.REFUSED if said.refused else loss)
+        counted = lose(dependencies, placement_id, said.reason, said.detail, ExecutorLoss.REFUSED if said.refused else loss)
         if counted and loss is ExecutorLoss.EXECUTOR:
             loss = ExecutorLoss.BESIDE  # one executor with several tasks is one loss of its node
 
 
-def lose(parts: Dependencies, placement_id: str, reason: RequeueReason, detail: str, loss: ExecutorLoss | None = None) -> bool:
+def lose(
+    dependencies: Dependencies, placement_id: str, reason: RequeueReason, detail: str, loss: ExecutorLoss | None = None
+) -> bool:
     """Requeue a live placement's task in a transaction of its own, and count the `loss`. Returns False if it had ended."""
-    with parts.db.begin() as session:
+    with dependencies.db.begin() as session:
         found = lock_placement(session, placement_id)
         if found is None or found[1].ended_at is not None:
             return False
         task, placement = found
         log.warning("task %s leaves node %s as %s: %s", task.id, placement.node_id, reason, detail or "no detail")
-        release_lost(session, parts, task, placement, reason, detail, loss)
+        release_lost(session, dependencies, task, placement, reason, detail, loss)
         return True

@@ -40,15 +40,15 @@ _PROVES_TRAINING = (Checkpointed, JobCompleted, JobExited)  # events that prove 
 
 
 def accept(
-    parts: Dependencies, profile_updates: ProfileUpdates, placement_id: str, bearer: str | None, said: Report
+    dependencies: Dependencies, profile_updates: ProfileUpdates, placement_id: str, bearer: str | None, said: Report
 ) -> ReportAck:
     """Apply a report in one transaction. Raises FenceStale, SeqGap or ReportRefused, and has then changed nothing.
 
     A repeated report gets the same answer as before.
     """
     check_protocol(said.protocol, f"the executor of placement {placement_id}")
-    with parts.db.begin() as session:
-        task, placement = own_placement(session, parts.settings, placement_id, bearer, finished=True)
+    with dependencies.db.begin() as session:
+        task, placement = own_placement(session, dependencies.settings, placement_id, bearer, finished=True)
         if said.fence != placement.fence:
             raise stale(placement)
         if said.seq <= placement.last_seq:
@@ -58,7 +58,7 @@ def accept(
         if said.seq > placement.last_seq + 1:
             expected = placement.last_seq + 1
             raise SeqGap(f"Report {said.seq} came, {expected} is expected.", expected_seq=expected)
-        reducer = ReportReducer(session, parts.storage, task)
+        reducer = ReportReducer(session, dependencies.storage, task)
         try:
             reducer.apply(said.events)
         except EventRefused as error:
@@ -66,7 +66,7 @@ def accept(
         placement.last_seq = said.seq
         bump_version_and_notify(session, task)
         session.flush()
-        _update_from_events(session, parts, profile_updates, task, placement, said.events)
+        _update_from_events(session, dependencies, profile_updates, task, placement, said.events)
         return ReportAck(seq=said.seq)
 
 
@@ -99,7 +99,7 @@ def _may_come_late(said: Report) -> bool:
 
 def _update_from_events(
     session: Session,
-    parts: Dependencies,
+    dependencies: Dependencies,
     profile_updates: ProfileUpdates,
     task: Task,
     placement: Placement,
@@ -107,9 +107,9 @@ def _update_from_events(
 ) -> None:
     """Update the placement's sums, the learned speeds and lifetimes, and the plan requests from a report's events."""
     done = [event for event in events if isinstance(event, Throughput)]
-    measured = [_add_throughput(session, parts, profile_updates, task, placement, event) for event in done]
+    measured = [_add_throughput(session, dependencies, profile_updates, task, placement, event) for event in done]
     if any(isinstance(event, _PROVES_TRAINING) for event in events):
-        note_progress(session, parts, task, placement)
+        note_progress(session, dependencies, task, placement)
     _book(session, task, placement, done)
     # after an end, or at the 1st, 2nd, 4th, 8th … measurement
     end_may_have_moved = any(isinstance(event, _ENDS) for event in events) or any(
@@ -117,13 +117,13 @@ def _update_from_events(
     )
     if task.status in TASK_TERMINAL:
         if placement.ended_at is None:
-            end_placement(session, parts.wakeups, placement, FINISHED)
-            request_plan(session, parts.queue, "task_ended")
+            end_placement(session, dependencies.wakeups, placement, FINISHED)
+            request_plan(session, dependencies.queue, "task_ended")
             profile_updates.note_ended(session, task)
     elif placement.leaving is not None and any(isinstance(event, Detached) for event in events):
-        release(session, parts, task, placement, RequeueReason(placement.leaving))
+        release(session, dependencies, task, placement, RequeueReason(placement.leaving))
     elif end_may_have_moved and profile_updates.end_moved(session, task, placement):
-        request_plan(session, parts.queue, "end_moved")
+        request_plan(session, dependencies.queue, "end_moved")
 
 
 def _book(session: Session, task: Task, placement: Placement, done: Sequence[Throughput]) -> None:
@@ -139,7 +139,12 @@ def _broken(placement: Placement) -> bool:
 
 
 def _add_throughput(
-    session: Session, parts: Dependencies, profile_updates: ProfileUpdates, task: Task, placement: Placement, done: Throughput
+    session: Session,
+    dependencies: Dependencies,
+    profile_updates: ProfileUpdates,
+    task: Task,
+    placement: Placement,
+    done: Throughput,
 ) -> int:
     """Add to the placement's sums and to the learned speeds. Returns the number of measurements."""
     placement.steps += done.steps
@@ -153,7 +158,7 @@ def _add_throughput(
     broken = _broken(placement)
     placement.slowdown = done.slowdown if done.slowdown is not None or done.steps else placement.slowdown
     if _broken(placement) and not broken:
-        request_plan(session, parts.queue, "bound_broken")
+        request_plan(session, dependencies.queue, "bound_broken")
     session.flush()
     node = session.scalars(select(Node).where(Node.id == placement.node_id).with_for_update()).one()
     return profile_updates.note_steps(session, task, node, len(placement.device_indexes), done)

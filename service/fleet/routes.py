@@ -51,34 +51,36 @@ OfPlacement = Annotated[str, Header(alias=_PLACEMENT)]
 
 @router.post("/nodes", status_code=201)
 def register(
-    said: NodeRegistration, bearer: Bearer, parts: DependenciesDep, state: Service, throttled: Throttled
+    said: NodeRegistration, bearer: Bearer, dependencies: DependenciesDep, state: Service, throttled: Throttled
 ) -> NodeWelcome:
-    welcome = nodes.register(parts, said, bearer)
+    welcome = nodes.register(dependencies, said, bearer)
     state.throttle.trust(welcome.credential)
     return welcome
 
 
 @router.post("/nodes/{node_id}/heartbeats")
-def heartbeat(node_id: str, said: Heartbeat, bearer: Bearer, parts: DependenciesDep, throttled: Throttled) -> HeartbeatAnswer:
-    return nodes.heartbeat(parts, node_id, bearer, said)
+def heartbeat(
+    node_id: str, said: Heartbeat, bearer: Bearer, dependencies: DependenciesDep, throttled: Throttled
+) -> HeartbeatAnswer:
+    return nodes.heartbeat(dependencies, node_id, bearer, said)
 
 
 @router.get("/nodes/{node_id}/desired")
-def desired(node_id: str, bearer: Bearer, parts: DependenciesDep, throttled: Throttled) -> DesiredState:
-    with parts.db.begin() as session:
+def desired(node_id: str, bearer: Bearer, dependencies: DependenciesDep, throttled: Throttled) -> DesiredState:
+    with dependencies.db.begin() as session:
         session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
-        return desired_state(session, parts.settings, check_node(session, node_id, bearer))
+        return desired_state(session, dependencies.settings, check_node(session, node_id, bearer))
 
 
 @router.post("/nodes/{node_id}/lost", status_code=204)
-def lost(node_id: str, said: PlacementsLost, bearer: Bearer, parts: DependenciesDep, throttled: Throttled) -> None:
-    nodes.report_lost(parts, node_id, bearer, said)
+def lost(node_id: str, said: PlacementsLost, bearer: Bearer, dependencies: DependenciesDep, throttled: Throttled) -> None:
+    nodes.report_lost(dependencies, node_id, bearer, said)
 
 
 @router.post("/nodes/{node_id}/cached-files")
-def cached_files(node_id: str, said: CachedFiles, bearer: Bearer, parts: DependenciesDep) -> CachedFiles:
+def cached_files(node_id: str, said: CachedFiles, bearer: Bearer, dependencies: DependenciesDep) -> CachedFiles:
     """Which of the files that the node keeps it has to erase."""
-    with parts.db.begin() as session:
+    with dependencies.db.begin() as session:
         check_node(session, node_id, bearer)
         return unwanted(session, said)
 
@@ -88,46 +90,46 @@ def report(
     placement_id: str,
     said: Whole,
     bearer: Bearer,
-    parts: DependenciesDep,
+    dependencies: DependenciesDep,
     profile_updates: ProfileUpdatesDep,
     limited: Reporting,
 ) -> ReportAck:
-    return reports.accept(parts, profile_updates, placement_id, bearer, read_json(Report, said))
+    return reports.accept(dependencies, profile_updates, placement_id, bearer, read_json(Report, said))
 
 
 @router.get("/placements/{placement_id}/files/{file_id}")
-def file(placement_id: str, file_id: str, bearer: Bearer, parts: DependenciesDep, request: Request) -> Response:
+def file(placement_id: str, file_id: str, bearer: Bearer, dependencies: DependenciesDep, request: Request) -> Response:
     """A data set of the placement's task."""
-    with parts.db.begin() as session:
-        task, _ = reports.own_placement(session, parts.settings, placement_id, bearer)
+    with dependencies.db.begin() as session:
+        task, _ = reports.own_placement(session, dependencies.settings, placement_id, bearer)
         if file_id not in (task.train_file_id, task.validation_file_id):
             raise ObjectUnknown(f"File {file_id} is not one of task {task.id}.")
         found = session.get_one(File, file_id)
-    return send_object(request, parts.storage, found.sha256, found.name, "application/jsonl", worker=True)
+    return send_object(request, dependencies.storage, found.sha256, found.name, "application/jsonl", worker=True)
 
 
 @router.get("/placements/{placement_id}/objects/{sha256}")
-def checkpoint(placement_id: str, sha256: str, bearer: Bearer, parts: DependenciesDep, request: Request) -> Response:
+def checkpoint(placement_id: str, sha256: str, bearer: Bearer, dependencies: DependenciesDep, request: Request) -> Response:
     """A checkpoint of one of the placement's jobs, or a file of the adapter that they start from."""
-    with parts.db.begin() as session:
-        task, _ = reports.own_placement(session, parts.settings, placement_id, bearer)
+    with dependencies.db.begin() as session:
+        task, _ = reports.own_placement(session, dependencies.settings, placement_id, bearer)
         start = warm_start(session, task)
         served = {job.checkpoint["sha256"] for job in task.jobs if job.checkpoint}
         if sha256 not in served | {file.sha256 for file in (start.files if start else [])}:
             raise ObjectUnknown(f"No job of task {task.id} has a checkpoint {sha256}, nor starts from it.")
-    return send_object(request, parts.storage, sha256, sha256, "application/octet-stream", worker=True)
+    return send_object(request, dependencies.storage, sha256, sha256, "application/octet-stream", worker=True)
 
 
 @router.post("/placements/{placement_id}/uploads")
-def upload(placement_id: str, said: UploadRequest, bearer: Bearer, parts: DependenciesDep) -> UploadGrant:
+def upload(placement_id: str, said: UploadRequest, bearer: Bearer, dependencies: DependenciesDep) -> UploadGrant:
     """Where the placement may put one object."""
     if said.bytes > MAX_OBJECT_BYTES:
         raise invalid_field("bytes", "too_large", f"an object may have {MAX_OBJECT_BYTES} bytes, not {said.bytes}")
-    with parts.db.begin() as session:
-        _, placement = reports.own_placement(session, parts.settings, placement_id, bearer)
+    with dependencies.db.begin() as session:
+        _, placement = reports.own_placement(session, dependencies.settings, placement_id, bearer)
         if said.fence != placement.fence:
             raise reports.stale(placement)
-    grant = parts.storage.grant_upload(said.sha256, said.bytes, said.direct)
+    grant = dependencies.storage.grant_upload(said.sha256, said.bytes, said.direct)
     if grant.exists:
         return grant
     return grant.model_copy(update={"headers": grant.headers | {"Authorization": f"Bearer {bearer}", _PLACEMENT: placement_id}})

@@ -76,11 +76,13 @@ class EstimateResource(BaseModel):
     problems: list[FieldError] = Field(description="Rows of its files that will be cut or left out; GPUs that stand idle")
 
 
-def dry_run(session: Session, parts: Dependencies, tenant_id: str, spec: TaskSpec, refs: ResolvedRefs) -> EstimateResource:
+def dry_run(
+    session: Session, dependencies: Dependencies, tenant_id: str, spec: TaskSpec, refs: ResolvedRefs
+) -> EstimateResource:
     """The estimate for a spec that has passed preflight. The session's transaction must be new and see all tenants' rows."""
     asked = asked_of(tenant_id, spec, refs)
-    seen = snapshot.read(session, parts, asked=[asked])
-    return Draft(seen, without_the_solver(seen.problem)).estimate(parts, asked.task, spec, refs)
+    seen = snapshot.read(session, dependencies, asked=[asked])
+    return Draft(seen, without_the_solver(seen.problem)).estimate(dependencies, asked.task, spec, refs)
 
 
 class Draft:
@@ -106,7 +108,7 @@ class Draft:
         found = reasons(self._seen.problem, self._starts, self._seen.standing or None, self._held)
         return {one.task: one for one in found}
 
-    def estimate(self, parts: Dependencies, task: Task, spec: TaskSpec, refs: ResolvedRefs) -> EstimateResource:
+    def estimate(self, dependencies: Dependencies, task: Task, spec: TaskSpec, refs: ResolvedRefs) -> EstimateResource:
         """The estimate of one of the tasks."""
         seen, start = self._seen, self._by_task.get(task.id)
         kinds = {node.device_type: node for node in seen.nodes.values() if seen.work.fits(task, node)}
@@ -127,7 +129,7 @@ class Draft:
             **self._moments(start),
             waiting=self._why(start, task.id),
             **self._sharing(task.id),
-            problems=[*_idle(spec), *_rows(parts, spec, refs)],
+            problems=[*_idle(spec), *_rows(dependencies, spec, refs)],
         )
 
     def _sharing(self, id: str) -> dict[str, Any]:
@@ -198,14 +200,14 @@ def _idle(spec: TaskSpec) -> Iterator[FieldError]:
         yield FieldError(field="max_gpus", code="gpus_idle", message=message)
 
 
-def _rows(parts: Dependencies, spec: TaskSpec, refs: ResolvedRefs) -> Iterator[FieldError]:
+def _rows(dependencies: Dependencies, spec: TaskSpec, refs: ResolvedRefs) -> Iterator[FieldError]:
     """Warnings about rows that seem longer than max_seq_len, judged by their bytes: the service has no tokenizer."""
     most = spec.training.max_seq_len
     for field, file in (("dataset.file_id", refs.train), ("dataset.validation_file_id", refs.validation)):
         if file is None:
             continue
         key = "long rows", file.sha256, most
-        found = parts.memo.get(key, lambda file=file: _long_rows(parts.storage, file.sha256, most))  # type: ignore[misc]
+        found = dependencies.memo.get(key, lambda file=file: _long_rows(dependencies.storage, file.sha256, most))  # type: ignore[misc]
         for line, tokens in found.lines:
             message = f"has about {tokens} tokens, training.max_seq_len is {most}; it will be cut"
             yield FieldError(field=field, line=line, code="row_truncated", message=message)

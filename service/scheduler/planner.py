@@ -36,7 +36,7 @@ class Outcome(Enum):
     MOVED = 2
 
 
-def replan(parts: Dependencies, pace: Pace | None = None) -> int:
+def replan(dependencies: Dependencies, pace: Pace | None = None) -> int:
     """Plan until no request is left, another planner holds the lease, or no plan is due by `pace` (None: always due). Returns
     the number of plans.
 
@@ -44,58 +44,58 @@ def replan(parts: Dependencies, pace: Pace | None = None) -> int:
     wake-up for when it is due; the reconciler replans if the wake-up is lost.
     """
     pace, hurried, made = pace or Pace(), pace is None, 0
-    while (hurried or _due(parts, pace)) and (token := planner_lease.take(parts.db)) is not None:
+    while (hurried or _due(dependencies, pace)) and (token := planner_lease.take(dependencies.db)) is not None:
         try:
             pace.begin()
-            outcome = plan_once(parts, token)
+            outcome = plan_once(dependencies, token)
             pace.end(outcome is Outcome.MOVED)
             made += outcome is not Outcome.NONE
         except LeaseLost:
             log.warning("another planner took over; the plan in hand is dropped")
             return made
         finally:
-            planner_lease.release(parts.db, token)
+            planner_lease.release(dependencies.db, token)
     return made
 
 
-def _due(parts: Dependencies, pace: Pace) -> bool:
-    with parts.db.begin() as session:
+def _due(dependencies: Dependencies, pace: Pace) -> bool:
+    with dependencies.db.begin() as session:
         seconds = pace.wait(plan_causes(session))
     if seconds > 0:
-        parts.queue.wake_later(QueueJob.REPLAN, seconds)
+        dependencies.queue.wake_later(QueueJob.REPLAN, seconds)
     return seconds == 0
 
 
-def plan_once(parts: Dependencies, token: str) -> Outcome:
+def plan_once(dependencies: Dependencies, token: str) -> Outcome:
     """Answer all present requests with one plan. Raises LeaseLost.
 
     If a planner dies between `place` and `tell`, its requests remain: the next plan finds the placements and writes the
     reasons.
     """
-    seen = _look(parts)
+    seen = _look(dependencies)
     if not seen.requests:
         return Outcome.NONE
     given: list[GpuReservation] = []
-    while len(given) < _CLAIMS and (promise := reclaim(parts, token, seen)) is not None:
+    while len(given) < _CLAIMS and (promise := reclaim(dependencies, token, seen)) is not None:
         given.append(promise)
-        seen = _look(parts, given)
-    if relieve(parts, token, seen):
-        seen = _look(parts, given)
+        seen = _look(dependencies, given)
+    if relieve(dependencies, token, seen):
+        seen = _look(dependencies, given)
     began = time.perf_counter()
     decision = solve(seen.problem)
     seconds = time.perf_counter() - began
     placed = Placed()
     if starting(seen, decision) or decision.joins:
-        with parts.db.begin() as session:
+        with dependencies.db.begin() as session:
             planner_lease.hold(session, token)
-            placed = place(session, parts, seen, decision)
-    with parts.db.begin() as session:
+            placed = place(session, dependencies, seen, decision)
+    with dependencies.db.begin() as session:
         planner_lease.hold(session, token)
         tell(session, seen, decision, placed, seconds)
         note_ends(session, seen, decision)
     return Outcome.MOVED if given or placed.started or placed.dropped else Outcome.SAME
 
 
-def _look(parts: Dependencies, reserved: Sequence[GpuReservation] = ()) -> Snapshot:
-    with parts.db.begin() as session:
-        return snapshot.read(session, parts, reserved)
+def _look(dependencies: Dependencies, reserved: Sequence[GpuReservation] = ()) -> Snapshot:
+    with dependencies.db.begin() as session:
+        return snapshot.read(session, dependencies, reserved)

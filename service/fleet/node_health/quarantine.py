@@ -46,7 +46,7 @@ def faults_of(task: Task) -> dict[str, Fault]:
 
 def release_lost(
     session: Session,
-    parts: Dependencies,
+    dependencies: Dependencies,
     task: Task,
     placement: Placement,
     reason: RequeueReason,
@@ -58,15 +58,15 @@ def release_lost(
     A placement that was asked to leave counts no loss.
     """
     counts = loss if placement.leaving is None else None
-    hopeless = note_loss(session, parts, task, placement, counts, detail) if counts is not None else None
-    release(session, parts, task, placement, reason, detail, hopeless)
+    hopeless = note_loss(session, dependencies, task, placement, counts, detail) if counts is not None else None
+    release(session, dependencies, task, placement, reason, detail, hopeless)
 
 
 def note_loss(
-    session: Session, parts: Dependencies, task: Task, placement: Placement, loss: ExecutorLoss, detail: str
+    session: Session, dependencies: Dependencies, task: Task, placement: Placement, loss: ExecutorLoss, detail: str
 ) -> str | None:
     """Count the loss of a live placement. Returns why the task must fail if it is clear by now that it crashes executors."""
-    now, unit = clock(session), parts.settings.quarantine_seconds
+    now, unit = clock(session), dependencies.settings.quarantine_seconds
     node = _locked(session, placement.node_id)
     faults = faults_of(task)
     fault = _after(faults.get(node.id, Fault()), loss, node, now, detail)
@@ -147,7 +147,7 @@ def _count(node: Node, task_id: str, now: datetime, unit: float, detail: str) ->
         log.error("node %s is quarantined: %s", node.name, node.quarantine_reason)
 
 
-def note_progress(session: Session, parts: Dependencies, task: Task, placement: Placement) -> None:
+def note_progress(session: Session, dependencies: Dependencies, task: Task, placement: Placement) -> None:
     """Record a checkpoint or a job's end: clears the earlier losses of the task and of its node."""
     task.faults = {name: said for name, said in (task.faults or {}).items() if said.get("refused_by")}
     task.retry_at = None
@@ -157,7 +157,7 @@ def note_progress(session: Session, parts: Dependencies, task: Task, placement: 
     node.device_losses = {index: lost for index, lost in node.device_losses.items() if index not in sound}
     if mend(node):
         log.info("node %s trains again; its executor losses are cleared", node.name)
-        request_plan(session, parts.queue, "node_mended")
+        request_plan(session, dependencies.queue, "node_mended")
 
 
 def mend(node: Node) -> bool:

@@ -19,7 +19,7 @@ from service.tasks.lifecycle.placements import ask_to_leave, lock_placement
 log = logging.getLogger(__name__)
 
 
-def relieve(parts: Dependencies, token: str, seen: Snapshot) -> bool:
+def relieve(dependencies: Dependencies, token: str, seen: Snapshot) -> bool:
     """Ask the youngest of each crowded executor to leave, unless somebody leaves it already. Returns whether any was asked.
     Raises LeaseLost."""
     asked, runs = False, {run.id: run for run in seen.problem.running}
@@ -27,7 +27,7 @@ def relieve(parts: Dependencies, token: str, seen: Snapshot) -> bool:
         if len(there) > 1 and all(placed.leaving is None for placed in there):
             slowest = max(there, key=_over)
             if _over(slowest) > BROKEN_AT:
-                asked |= _ask(parts, token, there, slowest, _correction(runs[there[0].task_id], slowest))
+                asked |= _ask(dependencies, token, there, slowest, _correction(runs[there[0].task_id], slowest))
     return asked
 
 
@@ -44,9 +44,9 @@ def _over(placed: Placement) -> float:
     return placed.slowdown / placed.max_slowdown
 
 
-def _ask(parts: Dependencies, token: str, there: list[Placement], slowest: Placement, correction: float) -> bool:
+def _ask(dependencies: Dependencies, token: str, there: list[Placement], slowest: Placement, correction: float) -> bool:
     *stay, youngest = there
-    with parts.db.begin() as session:
+    with dependencies.db.begin() as session:
         planner_lease.hold(session, token)
         locked = lock_placement(session, youngest.id)
         if locked is None or locked[1].ended_at is not None or locked[1].leaving is not None:
@@ -56,5 +56,5 @@ def _ask(parts: Dependencies, token: str, there: list[Placement], slowest: Place
         session.execute(staying.values(correction=correction))
         why = makes_room(slowest.slowdown or 1.0, slowest.max_slowdown or 1.0)
         log.info("task %s leaves its executor: %s", task.id, why)
-        ask_to_leave(session, parts, task, placement, RequeueReason.PREEMPTED, why)
+        ask_to_leave(session, dependencies, task, placement, RequeueReason.PREEMPTED, why)
         return True

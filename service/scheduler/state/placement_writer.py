@@ -63,17 +63,17 @@ def planned_ends(seen: Snapshot, decision: Decision) -> dict[str, Shared]:
     return ends_of(settled(seen.problem, decision).running)
 
 
-def place(session: Session, parts: Dependencies, seen: Snapshot, decision: Decision) -> Placed:
+def place(session: Session, dependencies: Dependencies, seen: Snapshot, decision: Decision) -> Placed:
     """Create the placements that start now. The caller's transaction holds the planner's lease."""
     starts, joins = starting(seen, decision), {join.task: join for join in decision.joins}
     nodes_of = {**{task: join.node for task, join in joins.items()}, **{task: start.node for task, start in starts.items()}}
     same = unchanged(session, seen, nodes_of)
-    writer = _Writer(session, parts, seen, decision, {nodes_of[task.id] for task in same})
+    writer = _Writer(session, dependencies, seen, decision, {nodes_of[task.id] for task in same})
     with session.no_autoflush:  # flush all rows at once
         started = [task for task in same if task.id in starts and writer.start(task, starts[task.id])]
         started += [task for task in same if task.id in joins and writer.join(task, joins[task.id])]
         bump_version_and_notify(session, *started)
-    touch_nodes(session, parts.wakeups, *sorted({nodes_of[task.id] for task in started}))
+    touch_nodes(session, dependencies.wakeups, *sorted({nodes_of[task.id] for task in started}))
     done = {task.id for task in started}
     return Placed(tuple(sorted(done)), tuple(sorted(nodes_of.keys() - done)))
 
@@ -89,9 +89,9 @@ class _Writer:
     """The nodes of one plan's placements, locked, and what is on their devices."""
 
     def __init__(
-        self, session: Session, parts: Dependencies, seen: Snapshot, decision: Decision, node_ids: Iterable[str]
+        self, session: Session, dependencies: Dependencies, seen: Snapshot, decision: Decision, node_ids: Iterable[str]
     ) -> None:
-        self._session, self._parts, self._seen = session, parts, seen
+        self._session, self._dependencies, self._seen = session, dependencies, seen
         self._between, self._ends = seen.between(decision.starts), planned_ends(seen, decision)
         locked = select(Node).where(Node.id.in_(list(node_ids))).order_by(Node.id).with_for_update()
         self._nodes = {node.id: node for node in session.scalars(locked.execution_options(populate_existing=True))}
@@ -103,7 +103,7 @@ class _Writer:
     def start(self, task: Task, start: Start) -> bool:
         """Place the task on free devices of its node, if there still are enough."""
         node = self._nodes[start.node]
-        free = by_trust(node, _free(node, self._busy(node), self._now, self._parts.settings), task)
+        free = by_trust(node, _free(node, self._busy(node), self._now, self._dependencies.settings), task)
         if len(free) < start.gpus:
             return False
         between, shared = self._between.get(task.id, Between((0, 0), (start.end, start.end))), self._ends.get(task.id)
@@ -118,7 +118,7 @@ class _Writer:
         """Place the task on the devices of the task that it joins, if all who are there are of its base and stay."""
         node = self._nodes[join.node]
         host = next((placed for placed, other in self._live if other.id == join.beside and placed.node_id == node.id), None)
-        if host is None or not _open(node, self._now, self._parts.settings):
+        if host is None or not _open(node, self._now, self._dependencies.settings):
             return False
         there = [(placed, other) for placed, other in self._live if executor_of(placed) == executor_of(host)]
         if any(placed.leaving is not None or _base(other) != _base(task) for placed, other in there):
@@ -145,7 +145,7 @@ class _Writer:
             device_indexes=devices,
             fence=task.fence,
             created_at=self._now,
-            lease_until=lease_until(self._now, self._parts.settings),
+            lease_until=lease_until(self._now, self._dependencies.settings),
             expected_seconds=float(stay.alone),
             waited_seconds=(self._now - (task.queued_at or task.created_at)).total_seconds(),
             expected_end=self._now + timedelta(seconds=stay.end),

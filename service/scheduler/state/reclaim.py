@@ -21,16 +21,16 @@ from service.tasks.lifecycle.placements import ask_to_leave, lock_placement
 log = logging.getLogger(__name__)
 
 
-def reclaim(parts: Dependencies, token: str, seen: Snapshot) -> GpuReservation | None:
+def reclaim(dependencies: Dependencies, token: str, seen: Snapshot) -> GpuReservation | None:
     """Ask placements to leave for a tenant that is owed their GPUs. Returns the reservation for that tenant's task.
 
     None if there is nothing to reclaim. Raises LeaseLost.
     """
-    found = due(seen, parts.settings.preempt_after_seconds)
+    found = due(seen, dependencies.settings.preempt_after_seconds)
     if found is None:
         return None
     victims = [one for victim in found.victims for one in _sharers(seen, victim)]
-    asked = {victim.task for victim in victims if _ask(parts, token, seen, found, victim)}
+    asked = {victim.task for victim in victims if _ask(dependencies, token, seen, found, victim)}
     return GpuReservation(found.claim.task, found.node, frozenset(asked)) if asked or not found.victims else None
 
 
@@ -99,9 +99,9 @@ def _claims(seen: Snapshot) -> list[Claim]:
     return claims
 
 
-def _ask(parts: Dependencies, token: str, seen: Snapshot, found: Preemption, victim: Held) -> bool:
+def _ask(dependencies: Dependencies, token: str, seen: Snapshot, found: Preemption, victim: Held) -> bool:
     placed = seen.placements[victim.task]
-    with parts.db.begin() as session:
+    with dependencies.db.begin() as session:
         planner_lease.hold(session, token)
         locked = lock_placement(session, placed.id)
         if locked is None or locked[1].ended_at is not None or locked[1].leaving is not None:
@@ -109,7 +109,7 @@ def _ask(parts: Dependencies, token: str, seen: Snapshot, found: Preemption, vic
         task, placement = locked
         placement.promised_to = found.claim.task
         log.info("task %s is preempted: %s", task.id, found.sentence)
-        ask_to_leave(session, parts, task, placement, RequeueReason.PREEMPTED, preemption_notice(seen, found, victim))
+        ask_to_leave(session, dependencies, task, placement, RequeueReason.PREEMPTED, preemption_notice(seen, found, victim))
         return True
 
 

@@ -91,7 +91,7 @@ class Snapshot:
 
 def read(
     session: Session,
-    parts: Dependencies,
+    dependencies: Dependencies,
     reserved: Sequence[GpuReservation] = (),
     asked: Sequence[HypotheticalTask] = (),
     batch: Batch | None = None,
@@ -117,8 +117,8 @@ def read(
         one.task.queued_at = now
         queued.append(one.task)
     unsaved = {one.task.id: one.jobs for one in asked}
-    work = Workload(session, [task for _, task in live] + queued, parts.memo, unsaved)
-    seen = _Seen(session, parts, now, nodes, [(placed, task) for placed, task in live], queued, work, reserved, batches)
+    work = Workload(session, [task for _, task in live] + queued, dependencies.memo, unsaved)
+    seen = _Seen(session, dependencies, now, nodes, [(placed, task) for placed, task in live], queued, work, reserved, batches)
     return seen.snapshot(tuple(requests or ()), oldest)
 
 
@@ -128,7 +128,7 @@ class _Seen:
     def __init__(
         self,
         session: Session,
-        parts: Dependencies,
+        dependencies: Dependencies,
         now: datetime,
         nodes: list[Node],
         live: list[tuple[Placement, Task]],
@@ -138,7 +138,7 @@ class _Seen:
         batches: Batches,
     ) -> None:
         self._reserved, self._batches = reserved, batches
-        self._session, self._parts, self._now, self._work = session, parts, now, work
+        self._session, self._dependencies, self._now, self._work = session, dependencies, now, work
         self._nodes = {node.id: node for node in nodes}
         self._live = live
         self._all_queued = queued
@@ -150,7 +150,7 @@ class _Seen:
         self._queued = [task for task in sound if task.id not in self._later]
         self._spreads: dict[str, Spread] = {}
         self._waited: dict[str, float] = {}
-        self._hosts = Hosts.of(self._nodes, {placed.node_id for placed, _ in live}, now, parts.settings)
+        self._hosts = Hosts.of(self._nodes, {placed.node_id for placed, _ in live}, now, dependencies.settings)
         self._executors = LiveExecutors(self._nodes, live, work, now, self._hosts.troubles.keys())
         self._lacking: dict[str, str] = {}
         self._barred: Bars = {}
@@ -272,7 +272,7 @@ class _Seen:
             wanted[task.tenant_id] += task.gpus * self._worth[placed.node_id]
         for task in self._queued:
             wanted[task.tenant_id] += task.gpus * self._fastest(widths[task.id])[1]
-        half_life = self._parts.settings.fair_share_half_life_seconds
+        half_life = self._dependencies.settings.fair_share_half_life_seconds
         return shares(self._session, self._now, half_life, held, wanted) if len(wanted) > 1 else ()
 
 
