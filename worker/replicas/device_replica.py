@@ -37,7 +37,7 @@ class Replica:
         self.times = StepTimes.empty()  # of this replica's steps
         self._model: StepModel | None = None  # fitted after so many steps
         self._model_at = 0
-        self._rounds: dict[str, StepInProgress] = {}  # each task's step under way, or its last one
+        self._steps_in_progress: dict[str, StepInProgress] = {}  # each task's step under way, or its last one
 
     @property
     def capacity(self) -> Capacity:
@@ -54,7 +54,7 @@ class Replica:
 
     def remove_placement(self, placement: str) -> None:
         """A task has left, and holds nothing here: shrink the arena to the rows in use."""
-        self._rounds.pop(placement, None)
+        self._steps_in_progress.pop(placement, None)
         if self.tracker.remove_placement(placement):
             shrink_arena(self.trainer)
 
@@ -77,11 +77,14 @@ class Replica:
 
     def next_slice_costs(self, jobs: Sequence[tuple[TrainingJob, int]]) -> dict[str, StepLoad]:
         """What the next slice of each task's step takes. The step of a job is of this number."""
-        return {placement: self._round(placement, steps).next_slice() for placement, steps in self._steps(jobs).items()}
+        return {
+            placement: self._step_in_progress(placement, steps).next_slice()
+            for placement, steps in self._job_steps(jobs).items()
+        }
 
     def under_way(self, placement: str) -> bool:
         """Whether the task has run a slice of its step, and not all."""
-        known = self._rounds.get(placement)
+        known = self._steps_in_progress.get(placement)
         return known is not None and known.started and not known.done
 
     def begin_step(
@@ -100,7 +103,7 @@ class Replica:
     def _step(
         self, jobs: Sequence[tuple[TrainingJob, int]], slices: int | None, on_progress: OnProgress
     ) -> tuple[Stepped, Unrunnable]:
-        steps = {key: one for some in self._steps(jobs).values() for key, one in some.items()}
+        steps = {key: one for some in self._job_steps(jobs).values() for key, one in some.items()}
         rejected = {key: why for key, one in steps.items() if (why := refusal(one)) is not None}
         runnable = [key for key in steps if key not in rejected]
         stepped, unrunnable = self.run_with_oom_retries(
@@ -112,28 +115,29 @@ class Replica:
         return stepped, rejected | unrunnable
 
     def _advance(self, steps: Sequence[JobStep], slices: int | None, on_progress: OnProgress) -> Stepped:
-        rounds = [self._round(placement, some) for placement, some in _by_placement(steps).items()]
+        steps_in_progress = [self._step_in_progress(placement, some) for placement, some in _by_placement(steps).items()]
         try:
-            return advance(self.trainer, dict.fromkeys(rounds, slices), self.capacity.pass_budget, on_progress)
+            return advance(self.trainer, dict.fromkeys(steps_in_progress, slices), self.capacity.pass_budget, on_progress)
         except OutOfMemory:
             for placement in _by_placement(steps):
-                del self._rounds[placement]
+                del self._steps_in_progress[placement]
             raise
 
-    def _steps(self, jobs: Sequence[tuple[TrainingJob, int]]) -> dict[str, dict[JobKey, JobStep]]:
+    def _job_steps(self, jobs: Sequence[tuple[TrainingJob, int]]) -> dict[str, dict[JobKey, JobStep]]:
         return _by_placement([JobStep(job, self.adapters.slot(job.key), number) for job, number in jobs])
 
-    def _round(self, placement: str, steps: Mapping[JobKey, JobStep]) -> StepInProgress:
+    def _step_in_progress(self, placement: str, steps: Mapping[JobKey, JobStep]) -> StepInProgress:
         """The task's step under way, or its next one. Where it cannot go on (rows moved, pieces of another size), the gradients
         that it has begun are void, and it begins anew."""
-        known, budget = self._rounds.get(placement), self.tracker.piece_tokens(placement)
-        if known is not None and known.resumes_with(steps, budget):
-            return known
+        known, budget = self._steps_in_progress.get(placement), self.tracker.piece_tokens(placement)
         if known is not None:
+            known.drop_ended(steps)
+            if known.can_resume(steps, budget):
+                return known
             here = {one.slot for one in steps.values()}
             self.trainer.discard_gradients([slot for slot in known.slots if slot in here])
-        self._rounds[placement] = StepInProgress(list(steps.values()), budget)
-        return self._rounds[placement]
+        self._steps_in_progress[placement] = StepInProgress(list(steps.values()), budget)
+        return self._steps_in_progress[placement]
 
     def _evaluate(
         self, requests: Mapping[JobKey, EvaluationRequest], on_progress: OnProgress

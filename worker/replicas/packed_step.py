@@ -69,38 +69,39 @@ def step(trainer: Trainer, steps: Sequence[JobStep], budget: int, on_progress: C
 
 
 def advance(
-    trainer: Trainer, rounds: Mapping[StepInProgress, int | None], budget: int, on_progress: Callable[[], None]
+    trainer: Trainer, steps_in_progress: Mapping[StepInProgress, int | None], budget: int, on_progress: Callable[[], None]
 ) -> Stepped:
-    """Run the next so many slices of each round (None: all that is left of it) in micro-batches of `budget` tokens, and update
-    the jobs whose batches are through. Calls `on_progress` after each micro-batch.
+    """Run the next so many slices of each task's step (None: all that is left of it) in micro-batches of `budget` tokens, and
+    update the jobs whose batches are through. Calls `on_progress` after each micro-batch.
 
-    Raises OutOfMemory where a pass finds no memory; then no job was updated, all these rounds are void, and the caller must
+    Raises OutOfMemory where a pass finds no memory; then no job was updated, all these steps are void, and the caller must
     void their gradients.
     """
     began = time.monotonic()
-    _compute_preferences(trainer, [current for current in rounds if current.preferences is None], budget, on_progress)
-    stepped, owner, weights, taken = Stepped({}, 0.0), dict[JobKey, StepInProgress](), dict[JobKey, list[float]](), []
-    for current, slices in rounds.items():
-        for key, pieces in current.next_pieces(slices).items():
-            preference = current.preference(key)
-            owner[key], weights[key] = current, _weights(current.batches[key], preference)
+    without = [task_step for task_step in steps_in_progress if task_step.preferences is None]
+    _compute_preferences(trainer, without, budget, on_progress)
+    stepped, step_of, weights, taken = Stepped({}, 0.0), dict[JobKey, StepInProgress](), dict[JobKey, list[float]](), []
+    for task_step, slices in steps_in_progress.items():
+        for key, pieces in task_step.next_pieces(slices).items():
+            preference = task_step.preference(key)
+            step_of[key], weights[key] = task_step, _weights(task_step.batches[key], preference)
             if preference is None or math.isfinite(preference.loss):
                 taken.append(pieces)
     first = trainer.forwards
     for micro_batch in pack_pieces(taken, budget):
-        _run(trainer, micro_batch, owner, weights, stepped)
+        _run_micro_batch(trainer, micro_batch, step_of, weights, stepped)
         on_progress()
-    done = [(current, finished) for current in rounds for finished in current.finished()]
-    for current, finished in done:
-        preference = current.preference(finished.job.key)
+    done = [(task_step, finished) for task_step in steps_in_progress for finished in task_step.take_finished()]
+    for task_step, finished in done:
+        preference = task_step.preference(finished.job.key)
         if preference is not None:
             stepped.preferences[finished.job.key] = preference
     preferred = {key: preference.loss for key, preference in stepped.preferences.items()}
     sums = [
         (finished.job.key, loss)
-        for current, finished in done
+        for task_step, finished in done
         if finished.job.key not in preferred
-        for loss in current.sums[finished.job.key]
+        for loss in task_step.sums[finished.job.key]
     ]
     found = {**_update_and_read(trainer, [finished for _, finished in done], sums, preferred), **preferred}
     stepped.losses = {finished.job.key: found[finished.job.key] for _, finished in done}
@@ -111,20 +112,20 @@ def advance(
     return stepped
 
 
-def _run(
+def _run_micro_batch(
     trainer: Trainer,
     micro_batch: Sequence[Piece[JobKey]],
-    owner: Mapping[JobKey, StepInProgress],
+    step_of: Mapping[JobKey, StepInProgress],
     weights: Mapping[JobKey, list[float]],
     stepped: Stepped,
 ) -> None:
-    """One micro-batch."""
+    """Forward and backward of one micro-batch; adds its losses to its jobs' steps. step_of: each job's task's."""
     before, segments, owners, recompute = trainer.forwards, [], [], False
     for piece in micro_batch:
-        key, current = piece.job, owner[piece.job]
-        job = current.steps[key].job
-        per_sequence = current.preference(key) is not None
-        for part in segments_of(current.batches[key], piece.first, piece.last, per_sequence, weights[key]):
+        key, task_step = piece.job, step_of[piece.job]
+        job = task_step.steps[key].job
+        per_sequence = task_step.preference(key) is not None
+        for part in segments_of(task_step.batches[key], piece.first, piece.last, per_sequence, weights[key]):
             segments.append(part)
             owners.append(key)
         stepped.work[key.placement].tokens += piece.tokens
@@ -136,30 +137,33 @@ def _run(
         error.alone = micro_batch[0].job.placement if len(micro_batch) == 1 else None
         raise
     for key, loss in zip(owners, losses, strict=True):
-        owner[key].sums[key].append(loss)
+        step_of[key].sums[key].append(loss)
     for placement in {piece.job.placement for piece in micro_batch}:
         stepped.work[placement].micro_batches += 1
         stepped.work[placement].forwards += trainer.forwards - before
 
 
 def _compute_preferences(
-    trainer: Trainer, rounds: Sequence[StepInProgress], budget: int, on_progress: Callable[[], None]
+    trainer: Trainer, steps_in_progress: Sequence[StepInProgress], budget: int, on_progress: Callable[[], None]
 ) -> None:
     """Preferences of the pairs of jobs under dpo, before their steps: a separate forward, since an answer's gradient weight
     depends on both answers. It applies the step's own dropout."""
     pairs = {
-        key: current for current in rounds for key, job_step in current.steps.items() if job_step.job.reference is not None
+        key: task_step
+        for task_step in steps_in_progress
+        for key, job_step in task_step.steps.items()
+        if job_step.job.reference is not None
     }
-    read = log_probabilities(trainer, {key: current.batches[key] for key, current in pairs.items()}, budget, on_progress)
-    for current in rounds:
-        current.preferences = {}
-    for key, current in pairs.items():
-        job = current.steps[key].job
+    read = log_probabilities(trainer, {key: task_step.batches[key] for key, task_step in pairs.items()}, budget, on_progress)
+    for task_step in steps_in_progress:
+        task_step.preferences = {}
+    for key, task_step in pairs.items():
+        job = task_step.steps[key].job
         assert job.reference is not None, "only jobs with a reference are under dpo"
         assert job.config.beta is not None, "the spec gives every job under dpo a beta"
-        reference = [job.reference.train[place] for place in current.places[key]]
-        assert current.preferences is not None
-        current.preferences[key] = preference_loss(job.config.beta, read[key], reference)
+        reference = [job.reference.train[place] for place in task_step.places[key]]
+        assert task_step.preferences is not None
+        task_step.preferences[key] = preference_loss(job.config.beta, read[key], reference)
 
 
 def _weights(batch: Sequences, preference: Preference | None) -> list[float]:

@@ -18,7 +18,7 @@ from worker.replicas.validation_pass import Sequences
 
 
 class StepInProgress:
-    """steps: those under way, by job. sums: the losses of each job's pieces so far. preferences: under dpo, once computed."""
+    """steps: the jobs' steps under way. sums: the losses of each job's pieces so far. preferences: under dpo, once computed."""
 
     def __init__(self, steps: Sequence[JobStep], budget: int) -> None:
         """budget: tokens of a piece; how a batch is cut depends on it and on the batch alone."""
@@ -40,16 +40,19 @@ class StepInProgress:
         """The job's results under dpo."""
         return self.preferences.get(key) if self.preferences is not None else None
 
-    def resumes_with(self, steps: Mapping[JobKey, JobStep], budget: int) -> bool:
-        """Whether these steps are under way, in the same rows, cut alike. A job that is missing has ended: it is dropped."""
+    def drop_ended(self, steps: Mapping[JobKey, JobStep]) -> None:
+        """Drop the jobs that are not among these steps any more: they have ended."""
         for key in [key for key in self.steps if key not in steps]:
             self._drop(key)
+
+    def can_resume(self, steps: Mapping[JobKey, JobStep], budget: int) -> bool:
+        """Whether its steps are among these, in the same rows, cut alike."""
         same = all(steps[key].step == one.step and steps[key].slot is one.slot for key, one in self.steps.items())
         return same and not self.done and budget == self.budget
 
     @property
     def slots(self) -> list[Slot]:
-        """The rows with gradients that the round may have begun."""
+        """The rows with gradients that the step may have begun."""
         return [one.slot for one in self.steps.values()] if self.started else []
 
     def next_slice(self) -> StepLoad:
@@ -71,8 +74,8 @@ class StepInProgress:
         del left[:count]
         return {key: pieces for key, pieces in taken.items() if pieces}
 
-    def finished(self) -> list[JobStep]:
-        """The steps whose pieces have all run; they leave the round."""
+    def take_finished(self) -> list[JobStep]:
+        """Remove and return the jobs' steps whose pieces have all run."""
         left = {piece.job for micro_batch in self._slices or () for piece in micro_batch}
         done = [key for key in self.steps if key not in left]
         return [self.steps.pop(key) for key in done]
