@@ -91,7 +91,7 @@ def routes(metrics: ApiMetrics | None = None, internal_port: int | None = None) 
     app.add_middleware(InternalPort, port=internal_port)
     app.add_middleware(BodyLimit)
     app.add_middleware(RequestLog, metrics=metrics or ApiMetrics())
-    problem_handlers.install(app, {error_objects.PREFIX: error_objects.respond}, problem_page)
+    problem_handlers.install(app, {error_objects.PREFIX: error_objects.error_response}, problem_page)
     repeated_requests.install(app)
     for router in _ROUTERS:
         # not include_router: FastAPI would match each router in turn, and the right one twice, which takes milliseconds

@@ -25,7 +25,7 @@ class InternalPort:
             await self._app(scope, receive, send)
             return
         request = Request(scope)
-        answer = problem_handlers.respond(request, RouteUnknown(f"There is no {request.url.path} on this port."))
+        answer = problem_handlers.problem_response(request, RouteUnknown(f"There is no {request.url.path} on this port."))
         await answer(scope, receive, send)
 
     def _serves(self, scope: Scope) -> bool:

@@ -14,8 +14,8 @@ from contract.early_exit_policy import EarlyExitPolicy
 from contract.states import JobStatus
 from service.scheduler.core.gpu_types import hardware
 from service.scheduler.estimate.survival import NOTHING, JobLifetimes, learned, lived
-from service.scheduler.estimate.task_duration import LOADING_SECONDS, Estimate, Work, estimate
-from service.scheduler.estimate.throughput import Key, Model, Profile, key_of, measured
+from service.scheduler.estimate.task_duration import LOADING_SECONDS, Estimate, TaskWork, estimate
+from service.scheduler.estimate.throughput import ProfileKey, StepTimeProfile, ThroughputModel, key_of, measured
 
 PARTS = (0.0, 0.25, 0.5, 0.75)  # of a run, at which its end is predicted
 _BASES = (("llama-3-8b", 8_000_000_000, 1.4), ("qwen-3-8b", 8_200_000_000, 1.7), ("small-1b", 1_200_000_000, 2.2))
@@ -41,7 +41,7 @@ def calibrate(count: int, seed: int) -> Iterator[Foretold]:
     draw = Random(seed)
     policy = EarlyExitPolicy()
     classes: dict[str, JobLifetimes] = {}
-    profiles: dict[Key, Profile] = {}
+    profiles: dict[ProfileKey, StepTimeProfile] = {}
     for before in range(count):
         base, parameters, slower = draw.choice(_BASES)
         rows, epochs = round(draw.lognormvariate(math.log(4000), 0.8)) + 64, draw.choice((1, 2, 3))
@@ -56,14 +56,14 @@ def calibrate(count: int, seed: int) -> Iterator[Foretold]:
         segments = walk(lives, row_tokens, step_seconds)
         whole = sum(segment.seconds for segment in segments)
         taken = tuple((key, p) for key, p in profiles.items() if key.base == base)
-        model = Model(parameters, 2 * parameters, hardware(_GPU), taken)
+        model = ThroughputModel(parameters, 2 * parameters, hardware(_GPU), taken)
         for part in PARTS:
             jobs = progress(lives, segments, part * whole)
             if not part:
                 jobs = tuple(replace(job, status=JobStatus.PENDING) for job in jobs)
             if part:  # its own first steps are measured by now
                 model = replace(model, profiles=_with(profiles, base, segments[0].tokens, step_seconds))
-            work = Work(jobs, policy, row_tokens if part else said_tokens, of_class=classes.get(base, NOTHING))
+            work = TaskWork(jobs, policy, row_tokens if part else said_tokens, of_class=classes.get(base, NOTHING))
             yield Foretold(before, part, estimate(work, model, 1), (1 - part) * whole + LOADING_SECONDS)
         for segment in segments:
             key = key_of(base, _PRECISION, _GPU, segment.tokens)
@@ -72,8 +72,8 @@ def calibrate(count: int, seed: int) -> Iterator[Foretold]:
 
 
 def _with(
-    profiles: dict[Key, Profile], base: str, tokens: float, step_seconds: Callable[[float], float]
-) -> tuple[tuple[Key, Profile], ...]:
+    profiles: dict[ProfileKey, StepTimeProfile], base: str, tokens: float, step_seconds: Callable[[float], float]
+) -> tuple[tuple[ProfileKey, StepTimeProfile], ...]:
     key = key_of(base, _PRECISION, _GPU, tokens)
     known = {k: p for k, p in profiles.items() if k.base == base}
     return tuple((known | {key: measured(known.get(key), tokens, step_seconds(tokens))}).items())

@@ -69,7 +69,7 @@ def batches_of(principal: Principal) -> Select[Batch]:
     return scoped(select(Batch), Batch, principal)
 
 
-def tasks_of(session: Session, batch: Batch) -> list[Task]:
+def batch_tasks(session: Session, batch: Batch) -> list[Task]:
     """The batch's tasks in the order in which they were posted, without deleted ones."""
     found = select(Task).where(Task.id.in_(batch.task_ids), Task.tenant_id == batch.tenant_id, Task.deleted_at.is_(None))
     by_id = {task.id: task for task in session.scalars(found.execution_options(populate_existing=True))}
@@ -79,7 +79,7 @@ def tasks_of(session: Session, batch: Batch) -> list[Task]:
 def cancel(session: Session, queue: Queue, wakeups: NodeWakeups, principal: Principal, batch_id: str) -> Batch:
     """Cancel every task of the batch that has not ended, all in one transaction. Idempotent. Raises NotFound."""
     batch = find(session, Batch, batch_id, principal, "batch")
-    for task in sorted(tasks_of(session, batch), key=lambda task: task.id):  # in order: two such requests must not deadlock
+    for task in sorted(batch_tasks(session, batch), key=lambda task: task.id):  # in order: two such requests must not deadlock
         locked = find(session, Task, task.id, principal, "task", lock=True)
         session.refresh(locked)
         if locked.status not in TASK_TERMINAL:

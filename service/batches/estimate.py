@@ -14,7 +14,7 @@ from service.database.engine import new_id
 from service.dependencies import Dependencies
 from service.scheduler.core.joins.joining import without_the_solver
 from service.scheduler.core.problem import Start
-from service.scheduler.dry_run import Draft, EstimateResource, asked_of
+from service.scheduler.dry_run import DraftPlan, EstimateResource, asked_of
 from service.scheduler.state import snapshot
 from service.scheduler.state.snapshot import Snapshot
 from service.tasks.models import Batch
@@ -41,7 +41,7 @@ def batch_dry_run(
     asked = [asked_of(tenant_id, one, files, batch.id) for one, files in zip(spec.tasks, refs, strict=True)]
     seen = snapshot.read(session, dependencies, asked=asked, batch=batch)
     plan = without_the_solver(seen.problem)
-    draft = Draft(seen, plan)
+    draft = DraftPlan(seen, plan)
     tasks = [draft.estimate(dependencies, one.task, spec.tasks[at], refs[at]) for at, one in enumerate(asked)]
     last = _last(seen, plan.starts, {one.task.id for one in asked}, len(asked))
     end = None if last is None else seen.at + timedelta(seconds=last)

@@ -24,7 +24,7 @@ _MOST = 500  # events per read
 
 
 @dataclass(frozen=True)
-class Read:
+class MergedEvents:
     """Formatted events, and the last number of each task after them. `over`: all tasks have ended, and nothing follows."""
 
     task_ids: tuple[str, ...]
@@ -34,13 +34,13 @@ class Read:
     over: bool
 
 
-async def after(db: Database, principal: Principal, batch_id: str, cursor: str | None) -> Read:
+async def after(db: Database, principal: Principal, batch_id: str, cursor: str | None) -> MergedEvents:
     """The events after the id `cursor` (None: all). Raises NotFound, or Invalid for an id that is not of this batch."""
     return await run_in_threadpool(_read, db, principal, batch_id, cursor)
 
 
 async def stream(
-    change_listener: ChangeListener, db: Database, principal: Principal, batch_id: str, first: Read
+    change_listener: ChangeListener, db: Database, principal: Principal, batch_id: str, first: MergedEvents
 ) -> AsyncIterator[str]:
     """Yields frames, beginning with `first`, until all tasks have ended or the process stops."""
     read, loop = first, asyncio.get_running_loop()
@@ -58,7 +58,7 @@ async def stream(
                 await asyncio.sleep(PACE_SECONDS)
 
 
-def _read(db: Database, principal: Principal, batch_id: str, cursor: str | None) -> Read:
+def _read(db: Database, principal: Principal, batch_id: str, cursor: str | None) -> MergedEvents:
     with db.begin() as session:
         ids = find(session, Batch, batch_id, principal, "batch").task_ids
         numbers = [0] * len(ids) if cursor is None else _numbers(cursor, len(ids))
@@ -74,7 +74,7 @@ def _read(db: Database, principal: Principal, batch_id: str, cursor: str | None)
         numbers[at[event.task_id]] = event.number
         text += _frame(event, at[event.task_id], numbers)
     full = len(found) == _MOST
-    return Read(tuple(ids), text, tuple(numbers), full, open_ is None and not full)
+    return MergedEvents(tuple(ids), text, tuple(numbers), full, open_ is None and not full)
 
 
 def _in_turn(found: Sequence[TaskEvent], known: dict[str, int]) -> list[TaskEvent]:

@@ -10,7 +10,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from contract.states import TASK_TERMINAL, TaskStatus
-from service.batches.actions import tasks_of
+from service.batches.actions import batch_tasks
 from service.fleet.models import Node, Placement
 from service.tasks.models import Batch, Task
 from service.tasks.plan_status import queue_status
@@ -69,7 +69,7 @@ def render(session: Session, batches: Sequence[Batch]) -> list[BatchResource]:
 
 
 def _render(session: Session, batch: Batch) -> BatchResource:
-    tasks = tasks_of(session, batch)
+    tasks = batch_tasks(session, batch)
     ids = [task.id for task in tasks]
     packed = session.execute(queue_status.OF_TASKS, {"ids": ids}).all()
     entries = queue_status.entries_of(packed)

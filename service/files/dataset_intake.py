@@ -8,7 +8,7 @@ Knows storage and rows. Knows no HTTP and no tenants.
 from codecs import BOM_UTF8
 from dataclasses import dataclass, field
 
-from service.files.row_checks import Format, RowError, check_row
+from service.files.row_checks import Format, RowMistake, check_row
 from service.http.problems import FieldError, Invalid, TooLarge, shown
 from service.settings import Settings
 from service.storage.object_store import Incoming, Stored
@@ -109,18 +109,18 @@ class RowCheck:
         if self._overlong or len(line) > self.limits.line_bytes:
             self._overlong = False
             message = f"has more than {self.limits.line_bytes} bytes, the limit of a line"
-            self._note([RowError(None, "line_too_long", message)])
+            self._note([RowMistake(None, "line_too_long", message)])
             return line
         format, errors = check_row(line)
         if format is not None and self.format is None:
             self.format = format
         if format is not None and format != self.format:
             message = f"is a {format} row, but the file began with {self.format} rows; a file has one format"
-            errors.append(RowError(None, "mixed_formats", message))
+            errors.append(RowMistake(None, "mixed_formats", message))
         self._note(errors)
         return line
 
-    def _note(self, errors: list[RowError]) -> None:
+    def _note(self, errors: list[RowMistake]) -> None:
         self.error_count += len(errors)
         for error in errors[: MAX_ERRORS - len(self.errors)]:
             path = None if error.path is None else shown(error.path)

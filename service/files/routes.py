@@ -13,7 +13,7 @@ from service.files.resource import FileResource
 from service.files.row_preview import PreviewRequest, PreviewResource, preview
 from service.http.pagination import Cursor, Limit, Page, page
 from service.http.response_schemas import bytes_of, problems
-from service.idempotency.repeated_requests import Key as IdempotencyKey
+from service.idempotency.repeated_requests import IdempotencyKey as IdempotencyKey
 from service.idempotency.repeated_requests import claim_key_of_body
 from service.storage.downloads import send_object
 from service.tasks.submission import spec_checks

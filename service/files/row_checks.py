@@ -41,7 +41,7 @@ _ANSWERS = ("chosen", "rejected")
 
 
 @dataclass(frozen=True)
-class RowError:
+class RowMistake:
     """One mistake in a row. `path` is within the row, such as messages[1].role; None means the row itself."""
 
     path: str | None
@@ -55,16 +55,16 @@ class _Unreadable(ValueError):
         self.code = code
 
 
-def check_row(line: bytes) -> tuple[Format | None, list[RowError]]:
+def check_row(line: bytes) -> tuple[Format | None, list[RowMistake]]:
     """The row's format (None if unknown) and its mistakes. `line` comes without its newline."""
     try:
         row = _read(line)
     except _Unreadable as error:
-        return None, [RowError(None, error.code, str(error))]
+        return None, [RowMistake(None, error.code, str(error))]
     if not isinstance(row, dict):
-        return None, [RowError(None, "not_an_object", f"holds {_kind(row)}; a row is a JSON object")]
+        return None, [RowMistake(None, "not_an_object", f"holds {_kind(row)}; a row is a JSON object")]
     if "instruction" in row:
-        return None, [RowError(None, "format_unknown", f"is an instruction row; {_INSTRUCTION}")]
+        return None, [RowMistake(None, "format_unknown", f"is an instruction row; {_INSTRUCTION}")]
     if "messages" in row:
         return Format.CHAT, [*_unknown(row, ("messages",), Format.CHAT), *_messages("messages", row["messages"])]
     if "input" in row or any(name in row for name in _OUTPUTS):
@@ -75,7 +75,7 @@ def check_row(line: bytes) -> tuple[Format | None, list[RowError]]:
         return Format.TEXT, [*_unknown(row, ("text",), Format.TEXT), *_text("text", row, "text")]
     if "prompt" in row or "completion" in row:
         return Format.COMPLETION, [*_unknown(row, ("prompt", "completion"), Format.COMPLETION), *_completion(row)]
-    return None, [RowError(None, "format_unknown", f"has no known format: {'; '.join(_SHAPES.values())}")]
+    return None, [RowMistake(None, "format_unknown", f"has no known format: {'; '.join(_SHAPES.values())}")]
 
 
 def _read(line: bytes) -> Any:
@@ -111,84 +111,86 @@ def _constant(name: str) -> Any:
 _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)
 
 
-def _unknown(row: dict[str, Any], known: Sequence[str], format: Format) -> Iterator[RowError]:
+def _unknown(row: dict[str, Any], known: Sequence[str], format: Format) -> Iterator[RowMistake]:
     for name in row:
         if name not in known:
-            yield RowError(name, "unknown_field", f"is not part of the format: {_SHAPES[format]}; remove it")
+            yield RowMistake(name, "unknown_field", f"is not part of the format: {_SHAPES[format]}; remove it")
 
 
-def _messages(path: str, messages: Any, learned: bool = True) -> Iterator[RowError]:
+def _messages(path: str, messages: Any, learned: bool = True) -> Iterator[RowMistake]:
     """Check a list of messages. `learned`: require an assistant turn, since training learns only those."""
     if not isinstance(messages, list) or not messages:
-        yield RowError(path, "no_messages", 'must be a list of at least one {"role", "content"}')
+        yield RowMistake(path, "no_messages", 'must be a list of at least one {"role", "content"}')
         return
     for index, message in enumerate(messages):
         yield from _message(f"{path}[{index}]", index, message)
     if learned and not any(isinstance(message, dict) and message.get("role") == "assistant" for message in messages):
-        yield RowError(path, "no_assistant_turn", "has no turn of the assistant, so there is nothing to learn from it")
+        yield RowMistake(path, "no_assistant_turn", "has no turn of the assistant, so there is nothing to learn from it")
 
 
-def _preference(row: dict[str, Any]) -> Iterator[RowError]:
+def _preference(row: dict[str, Any]) -> Iterator[RowMistake]:
     asked = row.get("input")
     if not isinstance(asked, dict):
-        yield RowError("input", "missing" if "input" not in row else "not_an_object", 'must be {"messages": [...]}')
+        yield RowMistake("input", "missing" if "input" not in row else "not_an_object", 'must be {"messages": [...]}')
     else:
         for name in asked:
             if name != "messages":
-                yield RowError(f"input.{name}", "unknown_field", "is not part of an input, which has messages; remove it")
+                yield RowMistake(f"input.{name}", "unknown_field", "is not part of an input, which has messages; remove it")
         yield from _messages("input.messages", asked.get("messages"), learned=False)
     for name in _OUTPUTS:
         output = row.get(name)
         if not isinstance(output, list) or len(output) != 1:
-            yield RowError(name, "not_one_answer", 'must be a list of one turn, {"role": "assistant", "content": "..."}')
+            yield RowMistake(name, "not_one_answer", 'must be a list of one turn, {"role": "assistant", "content": "..."}')
             continue
         yield from _message(f"{name}[0]", 1, output[0])
         if isinstance(output[0], dict) and output[0].get("role") in ("system", "user"):
-            yield RowError(f"{name}[0].role", "wrong_role", "must be assistant")
+            yield RowMistake(f"{name}[0].role", "wrong_role", "must be assistant")
     if not any(name not in row for name in _OUTPUTS) and row[_OUTPUTS[0]] == row[_OUTPUTS[1]]:
-        yield RowError(_OUTPUTS[1], "same_answers", "equals preferred_output, so nothing is preferred")
+        yield RowMistake(_OUTPUTS[1], "same_answers", "equals preferred_output, so nothing is preferred")
 
 
-def _answers(row: dict[str, Any]) -> Iterator[RowError]:
+def _answers(row: dict[str, Any]) -> Iterator[RowMistake]:
     yield from _text("prompt", row, "prompt", may_be_empty=True)
     for name in _ANSWERS:
         yield from _text(name, row, name)
     if row.get("chosen") is not None and row.get("chosen") == row.get("rejected"):
-        yield RowError("rejected", "same_answers", "equals chosen, so nothing is preferred")
+        yield RowMistake("rejected", "same_answers", "equals chosen, so nothing is preferred")
 
 
-def _message(path: str, index: int, message: Any) -> Iterator[RowError]:
+def _message(path: str, index: int, message: Any) -> Iterator[RowMistake]:
     if not isinstance(message, dict):
-        yield RowError(path, "not_an_object", f'holds {_kind(message)}; a message is {{"role", "content"}}')
+        yield RowMistake(path, "not_an_object", f'holds {_kind(message)}; a message is {{"role", "content"}}')
         return
     for name in message:
         if name not in ("role", "content"):
-            yield RowError(f"{path}.{name}", "unknown_field", "is not part of a message, which has role and content; remove it")
+            yield RowMistake(
+                f"{path}.{name}", "unknown_field", "is not part of a message, which has role and content; remove it"
+            )
     role = message.get("role")
     if role not in _ROLES:
         given = f", got {role!r:.40}" if "role" in message else ""
-        yield RowError(f"{path}.role", "wrong_role", f"must be system, user or assistant{given}")
+        yield RowMistake(f"{path}.role", "wrong_role", f"must be system, user or assistant{given}")
     elif role == "system" and index > 0:
-        yield RowError(f"{path}.role", "system_not_first", "is system, which may only be the first message")
+        yield RowMistake(f"{path}.role", "system_not_first", "is system, which may only be the first message")
     yield from _text(f"{path}.content", message, "content")
 
 
-def _completion(row: dict[str, Any]) -> Iterator[RowError]:
+def _completion(row: dict[str, Any]) -> Iterator[RowMistake]:
     yield from _text("prompt", row, "prompt", may_be_empty=True)
     yield from _text("completion", row, "completion")
 
 
-def _text(path: str, holder: dict[str, Any], name: str, may_be_empty: bool = False) -> Iterator[RowError]:
+def _text(path: str, holder: dict[str, Any], name: str, may_be_empty: bool = False) -> Iterator[RowMistake]:
     if name not in holder:
-        yield RowError(path, "missing", "is required")
+        yield RowMistake(path, "missing", "is required")
         return
     text = holder[name]
     if not isinstance(text, str):
-        yield RowError(path, "not_a_text", f"must be a text, got {_kind(text)}")
+        yield RowMistake(path, "not_a_text", f"must be a text, got {_kind(text)}")
     elif not may_be_empty and not text.strip():
-        yield RowError(path, "empty", "holds nothing but white space" if text else "is empty")
+        yield RowMistake(path, "empty", "holds nothing but white space" if text else "is empty")
     elif _has_surrogate(text):
-        yield RowError(path, "lone_surrogate", "holds half of a surrogate pair (\\ud800 to \\udfff), which is no character")
+        yield RowMistake(path, "lone_surrogate", "holds half of a surrogate pair (\\ud800 to \\udfff), which is no character")
 
 
 def _has_surrogate(text: str) -> bool:

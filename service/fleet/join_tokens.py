@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from service.database.engine import clock, new_id
 from service.fleet.errors import JoinRefused
 from service.fleet.models import JoinToken, Node
-from service.fleet.worker_authentication import hash_of
+from service.fleet.worker_authentication import credential_hash
 from service.http.problems import shown
 
 _WAY_OUT = "an admin makes a new one: POST /v1/admin/join-tokens"
@@ -49,7 +49,7 @@ def authorize(session: Session, name: str, node: Node | None, bearer: str | None
     of the node, whose row the caller holds locked. Raises JoinRefused."""
     if bearer is None:
         raise JoinRefused("A node registers with `Authorization: Bearer`, and its join token or its own credential.")
-    if node is not None and hmac.compare_digest(node.credential_hash, hash_of(bearer)):
+    if node is not None and hmac.compare_digest(node.credential_hash, credential_hash(bearer)):
         return None
     row = session.scalar(_of(name, bearer))
     if row is None:
@@ -62,7 +62,7 @@ def authorize(session: Session, name: str, node: Node | None, bearer: str | None
 
 
 def _why_unknown(session: Session, name: str, node: Node | None, bearer: str) -> str:
-    other = session.scalar(select(JoinToken.node_name).where(JoinToken.hash == hash_of(bearer)).limit(1))
+    other = session.scalar(select(JoinToken.node_name).where(JoinToken.hash == credential_hash(bearer)).limit(1))
     if other is not None:
         return f"This join token is for a node named {other}, not {shown(name)}; {_WAY_OUT}."
     if node is not None:
@@ -71,7 +71,7 @@ def _why_unknown(session: Session, name: str, node: Node | None, bearer: str) ->
 
 
 def _of(node_name: str, token: str) -> Select[JoinToken]:
-    own = JoinToken.hash == hash_of(token), JoinToken.node_name == node_name
+    own = JoinToken.hash == credential_hash(token), JoinToken.node_name == node_name
     return select(JoinToken).where(*own).with_for_update().execution_options(populate_existing=True)
 
 
@@ -80,6 +80,6 @@ def _add(session: Session, node_name: str, token: str, lifetime: timedelta) -> J
     now = clock(session)
     unused = JoinToken.node_name == node_name, JoinToken.used_at.is_(None), JoinToken.expires_at < now
     session.execute(delete(JoinToken).where(*unused))
-    row = JoinToken(id=new_id("jointoken"), node_name=node_name, hash=hash_of(token), expires_at=now + lifetime)
+    row = JoinToken(id=new_id("jointoken"), node_name=node_name, hash=credential_hash(token), expires_at=now + lifetime)
     session.add(row)
     return row

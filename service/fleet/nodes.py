@@ -25,7 +25,7 @@ from service.fleet.errors import NodeUnknown, ProtocolUnsupported
 from service.fleet.lease_clock import lease_until
 from service.fleet.models import Node, Placement
 from service.fleet.node_health.quarantine import ExecutorLoss, note_applied, note_waits, release_lost, trouble_of
-from service.fleet.worker_authentication import check_node, hash_of, mint_credential, placement_token
+from service.fleet.worker_authentication import check_node, credential_hash, mint_credential, placement_token
 from service.messaging.plan_requests import request_plan
 from service.messaging.wakeups import stream_of
 from service.settings import Settings
@@ -57,7 +57,7 @@ def register(dependencies: Dependencies, said: NodeRegistration, bearer: str | N
             if not left:
                 if token is not None:
                     token.used_at = clock(session)
-                _welcome(session, node, said, hash_of(credential))
+                _welcome(session, node, said, credential_hash(credential))
                 if loss is not None and node.quarantined_at is not None:
                     node.rests_until = node.joined_at
                 request_plan(session, dependencies.queue, "node_joined")

@@ -29,7 +29,7 @@ from service.http.problems import FieldError
 from service.messaging.plan_requests import request_plan
 from service.settings import Settings
 from service.tasks.lifecycle.change_notices import bump_version_and_notify
-from service.tasks.lifecycle.placements import FINISHED, end_placement, lock_placement, release
+from service.tasks.lifecycle.placements import FINISHED, end_placement, lock_placement, release_placement
 from service.tasks.lifecycle.report_reducer import EventRefused, ReportReducer
 from service.tasks.models import Task
 from service.usage.usage_ledger import book
@@ -121,7 +121,7 @@ def _update_from_events(
             request_plan(session, dependencies.queue, "task_ended")
             profile_updates.note_ended(session, task)
     elif placement.leaving is not None and any(isinstance(event, Detached) for event in events):
-        release(session, dependencies, task, placement, RequeueReason(placement.leaving))
+        release_placement(session, dependencies, task, placement, RequeueReason(placement.leaving))
     elif end_may_have_moved and profile_updates.end_moved(session, task, placement):
         request_plan(session, dependencies.queue, "end_moved")
 

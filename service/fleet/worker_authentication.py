@@ -28,7 +28,7 @@ def mint_credential() -> str:
 def check_node(session: Session, node_id: str, bearer: str | None) -> Node:
     """The node with this credential. Raises NodeUnknown, also if the node has registered again since, or was lost."""
     node = session.get(Node, node_id)
-    if node is None or bearer is None or not hmac.compare_digest(node.credential_hash, hash_of(bearer)):
+    if node is None or bearer is None or not hmac.compare_digest(node.credential_hash, credential_hash(bearer)):
         raise NodeUnknown("No node has this id and credential; end all executors and register.")
     if node.status != "ready":
         raise NodeUnknown(f"Node {node.name} was given up after it missed its heartbeats; end all executors and register.")
@@ -60,6 +60,6 @@ def _signature(settings: Settings, placement_id: str, fence: int) -> str:
     return base64.urlsafe_b64encode(signature).decode().rstrip("=")
 
 
-def hash_of(credential: str) -> bytes:
+def credential_hash(credential: str) -> bytes:
     """SHA-256 under which a credential or join token is stored. Both are random, so a slow password hash would add nothing."""
     return hashlib.sha256(credential.encode()).digest()

@@ -35,7 +35,7 @@ class Failed(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
+class OutboundResponse:
     status: int
     body: bytes  # its first KiB
 
@@ -56,7 +56,7 @@ class Outbound:
             return  # `post` resolves the name again
         self._judge(parts.scheme, addresses)
 
-    def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+    def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> OutboundResponse:
         """POST the body; returns the answer of any status. Raises Refused or Failed."""
         parts = _split(url)
         until = time.monotonic() + self._seconds
@@ -70,7 +70,7 @@ class Outbound:
             with httpcore.ConnectionPool(ssl_context=self._tls, network_backend=backend, max_connections=1) as pool:
                 timeout = dict.fromkeys(("connect", "read", "write", "pool"), self._seconds)
                 with pool.stream("POST", where, headers=sent, content=body, extensions={"timeout": timeout}) as response:
-                    return Answer(response.status, _first(response.iter_stream()))
+                    return OutboundResponse(response.status, _first(response.iter_stream()))
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
             raise Failed(f"{type(error).__name__}: {error}".rstrip(": ")) from None
 

@@ -70,7 +70,7 @@ def install(app: FastAPI, formats: ErrorFormats, for_browsers: Renderer) -> None
     app.add_exception_handler(Exception, _unforeseen)
 
 
-def respond(request: Request, problem: Problem) -> Response:
+def problem_response(request: Request, problem: Problem) -> Response:
     """The problem as a response, in the error format of the called API, or as the route itself renders problems."""
     id = request_id(request.scope)
     headers = problem.headers | {"x-request-id": id}
@@ -86,20 +86,22 @@ def respond(request: Request, problem: Problem) -> Response:
 
 
 def _problem(request: Request, problem: Problem) -> Response:
-    return respond(request, problem)
+    return problem_response(request, problem)
 
 
 def _unforeseen(request: Request, error: Exception) -> Response:
     """Answer an unexpected exception; uvicorn logs its traceback afterwards."""
-    return respond(request, Problem(f"This is our fault. Please report it with the request id {request_id(request.scope)}."))
+    return problem_response(
+        request, Problem(f"This is our fault. Please report it with the request id {request_id(request.scope)}.")
+    )
 
 
 def _database_away(request: Request, error: Exception) -> Response:
     log.error("request %s: the database did not answer: %s", request_id(request.scope), str(error).splitlines()[0])
     if isinstance(getattr(error, "orig", None), psycopg.errors.DiskFull):
         said = "The database's disk is full. Nothing was changed; it goes on once an operator has made room."
-        return respond(request, DatabaseFull(said, retry_after=30))
-    return respond(
+        return problem_response(request, DatabaseFull(said, retry_after=30))
+    return problem_response(
         request,
         DatabaseAway("The database does not answer in time; try again shortly, with the same Idempotency-Key if there is one."),
     )
@@ -116,7 +118,7 @@ def _cut_off(request: Request, error: InternalError) -> Response:
 def _unstorable(request: Request, error: Exception) -> Response:
     log.warning("request %s: refused by the database: %s", request_id(request.scope), str(error).splitlines()[0])
     message = "a value cannot be stored: a text holds a NUL character, or a number is too large"
-    return respond(request, Unstorable([FieldError(code="unstorable", message=message)]))
+    return problem_response(request, Unstorable([FieldError(code="unstorable", message=message)]))
 
 
 def _file_system(request: Request, error: OSError) -> Response:
@@ -124,7 +126,7 @@ def _file_system(request: Request, error: OSError) -> Response:
         log.error("request %s failed", request_id(request.scope), exc_info=error)
         return _unforeseen(request, error)
     log.error("request %s: storage is full: %s", request_id(request.scope), error)
-    return respond(request, StorageFull("Storage is full. Nothing was kept; an operator has to make room."))
+    return problem_response(request, StorageFull("Storage is full. Nothing was kept; an operator has to make room."))
 
 
 def _gone(request: Request, error: Exception) -> Response:
@@ -139,7 +141,7 @@ def _http(request: Request, error: HTTPException) -> Response:
     elif error.status_code == 405:
         allowed = ", ".join(_methods_of(request))
         detail = f"{request.url.path} does not take {request.method}; it takes {allowed}."
-        return respond(request, _of_status(405)(detail, headers={"Allow": allowed}))
+        return problem_response(request, _of_status(405)(detail, headers={"Allow": allowed}))
     elif error.status_code == 400 and isinstance(error.__cause__, UnicodeDecodeError):
         detail = f"The body is not UTF-8: {error.__cause__.reason} at byte {error.__cause__.start}."
     elif error.status_code == 400 and isinstance(error.__cause__, RecursionError):
@@ -147,7 +149,7 @@ def _http(request: Request, error: HTTPException) -> Response:
     elif error.status_code == 400 and error.__cause__ is not None:
         detail = f"The body cannot be read: {error.__cause__}."
     problem = _of_status(error.status_code)(detail, headers=dict(error.headers or {}))
-    return respond(request, problem)
+    return problem_response(request, problem)
 
 
 def _methods_of(request: Request) -> list[str]:
@@ -168,13 +170,15 @@ def _of_status(number: int) -> type[Problem]:
 def _invalid(request: Request, error: RequestValidationError) -> Response:
     found = error.errors()
     if found and found[0]["type"] == "json_invalid":
-        return respond(request, _json_invalid(str(error.body), int(found[0]["loc"][1]), found[0]["ctx"]["error"]))
+        return problem_response(request, _json_invalid(str(error.body), int(found[0]["loc"][1]), found[0]["ctx"]["error"]))
     if found and tuple(found[0]["loc"]) == ("body",) and "json" not in request.headers.get("content-type", ""):
-        return respond(request, BadRequest("The body must be JSON, sent with the header `Content-Type: application/json`."))
+        return problem_response(
+            request, BadRequest("The body must be JSON, sent with the header `Content-Type: application/json`.")
+        )
     models = _models_of(request)
     errors = [field_error(one, models) for one in found[:_MAX_ERRORS]]
     detail = summary(errors) if len(found) <= _MAX_ERRORS else f"{len(found)} errors; the first {_MAX_ERRORS} are listed"
-    return respond(request, Invalid(errors, detail, error_count=len(found)))
+    return problem_response(request, Invalid(errors, detail, error_count=len(found)))
 
 
 def _json_invalid(text: str, position: int, message: str) -> JsonInvalid:

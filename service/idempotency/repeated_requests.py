@@ -19,7 +19,7 @@ from service.idempotency.idempotency_store import Replayed
 from service.secret_box import SecretBox
 from service.tenants.api_keys import Principal
 
-Key = Annotated[
+IdempotencyKey = Annotated[
     str | None,
     Header(
         min_length=1,
@@ -49,34 +49,36 @@ def _box(settings: Config) -> SecretBox:
 AnswerBox = Annotated[SecretBox, Depends(_box)]
 
 
-async def claim_key(request: Request, writer: Writer, idempotency_key: Key = None) -> AsyncIterator[idempotency_store.Claim]:
+async def claim_key(
+    request: Request, writer: Writer, idempotency_key: IdempotencyKey = None
+) -> AsyncIterator[idempotency_store.Claim]:
     """Claim the request's key for its duration. Raises Replayed, KeyReused or InFlight if the key is taken."""
-    async with _claimed(request, writer, idempotency_key) as claim:
+    async with _claim_around_async(request, writer, idempotency_key) as claim:
         yield claim
 
 
 async def claim_key_as_admin(
-    request: Request, admin: Admin, idempotency_key: Key = None
+    request: Request, admin: Admin, idempotency_key: IdempotencyKey = None
 ) -> AsyncIterator[idempotency_store.Claim]:
     """As `claim_key`, on routes that need the scope admin. The key is of the caller's tenant."""
-    async with _claimed(request, admin, idempotency_key) as claim:
+    async with _claim_around_async(request, admin, idempotency_key) as claim:
         yield claim
 
 
 async def claim_key_as_reader(
-    request: Request, reader: Reader, idempotency_key: Key = None
+    request: Request, reader: Reader, idempotency_key: IdempotencyKey = None
 ) -> AsyncIterator[idempotency_store.Claim]:
     """As `claim_key`, on a route that needs the scope read alone."""
-    async with _claimed(request, reader, idempotency_key) as claim:
+    async with _claim_around_async(request, reader, idempotency_key) as claim:
         yield claim
 
 
 @asynccontextmanager
-async def _claimed(request: Request, caller: Principal, key: str | None) -> AsyncIterator[idempotency_store.Claim]:
+async def _claim_around_async(request: Request, caller: Principal, key: str | None) -> AsyncIterator[idempotency_store.Claim]:
     if key is None:
         yield idempotency_store.Claim(caller.tenant_id, None, "")
         return
-    claiming = _claiming(request, caller, key, await request.body())
+    claiming = _claim_around(request, caller, key, await request.body())
     claim = await run_in_threadpool(claiming.__enter__)
     try:
         yield claim
@@ -92,12 +94,12 @@ async def keyed_request_of(request: Request, key: str | None) -> idempotency_sto
 @contextmanager
 def claim_key_of_body(request: Request, writer: Principal, key: str | None, *said: str) -> Iterator[idempotency_store.Claim]:
     """As `claim_key`, for a body too large for memory that has been received; `said` (its sha256, its name) identifies it."""
-    with _claiming(request, writer, key, "\0".join(said).encode()) as claim:
+    with _claim_around(request, writer, key, "\0".join(said).encode()) as claim:
         yield claim
 
 
 @contextmanager
-def _claiming(request: Request, caller: Principal, key: str | None, body: bytes) -> Iterator[idempotency_store.Claim]:
+def _claim_around(request: Request, caller: Principal, key: str | None, body: bytes) -> Iterator[idempotency_store.Claim]:
     """Claims in transactions of their own, of which the audit log has no entry."""
     if key is None:
         yield idempotency_store.Claim(caller.tenant_id, None, "")

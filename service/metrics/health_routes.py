@@ -34,7 +34,7 @@ def livez() -> Health:
 )
 def readyz(db: SystemDb) -> Health:
     try:
-        schema_upgrade.check(db.engine)
+        schema_upgrade.check_revision(db.engine)
     except OperationalError:
         raise NotReady("The database does not answer.") from None
     except schema_upgrade.SchemaBehind as error:

@@ -15,7 +15,7 @@ _NAMES = {  # OpenAI's names of our fields
 }
 
 
-def respond(problem: Problem, headers: dict[str, str]) -> JSONResponse:
+def error_response(problem: Problem, headers: dict[str, str]) -> JSONResponse:
     """The error response. OpenAI's SDK retries 409 and 429, so only errors that a retry may fix get these statuses."""
     status = problem.status
     if status == 422 or (status == 409 and problem.code not in _TAKEN_UP_AGAIN):

@@ -15,7 +15,7 @@ from service.files import actions
 from service.files.models import File
 from service.files.multipart_upload import Upload, receiving
 from service.http.problems import invalid_field
-from service.idempotency.repeated_requests import Key as IdempotencyKey
+from service.idempotency.repeated_requests import IdempotencyKey as IdempotencyKey
 from service.idempotency.repeated_requests import claim_key_of_body
 from service.openai import result_files
 from service.openai.error_objects import PREFIX

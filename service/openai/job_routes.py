@@ -21,7 +21,7 @@ from service.tasks import actions
 from service.tasks.models import Task
 from service.tasks.resource import render
 from service.tenants.tenant_scope import find, scoped
-from service.usage.models import TaskUsage
+from service.usage.models import TaskUsageRecord
 
 router = APIRouter(prefix=f"{PREFIX}/fine_tuning/jobs", include_in_schema=False)
 
@@ -30,7 +30,11 @@ _METADATA = re.compile(r"metadata\[([^\]]{1,64})\]")
 
 def _objects(session: Session, tasks: list[Task]) -> list[JobObject]:
     ids = [task.id for task in tasks]
-    sums = select(TaskUsage.task_id, func.sum(TaskUsage.tokens)).where(TaskUsage.task_id.in_(ids)).group_by(TaskUsage.task_id)
+    sums = (
+        select(TaskUsageRecord.task_id, func.sum(TaskUsageRecord.tokens))
+        .where(TaskUsageRecord.task_id.in_(ids))
+        .group_by(TaskUsageRecord.task_id)
+    )
     tokens = {task_id: int(total) for task_id, total in session.execute(sums)}
     shown = render(session, tasks)
     return [job_object(task, one, tokens.get(task.id, 0)) for task, one in zip(tasks, shown, strict=True)]
@@ -50,7 +54,7 @@ def create_job(
 def list_jobs(reader: Reader, db: Db, request: Request, after: After = None, limit: Limit = 20) -> ListOf[JobObject]:
     pairs = _metadata(request)
     with db.begin() as session:
-        tasks = actions.tasks_of(reader, labels=pairs or {})
+        tasks = actions.select_tasks(reader, labels=pairs or {})
         if pairs is None:
             tasks = tasks.where(Task.labels == {})
         return listed(session, tasks, Task, after, limit, lambda rows: _objects(session, list(rows)))

@@ -20,10 +20,10 @@ from service.http.problems import FieldError
 from service.scheduler.core.decision import Decision
 from service.scheduler.core.joins.joining import without_the_solver
 from service.scheduler.core.problem import Start
-from service.scheduler.estimate.prediction_intervals import Between as Interval
+from service.scheduler.estimate.prediction_intervals import PredictedInterval as Interval
 from service.scheduler.estimate.task_duration import BYTES_PER_TOKEN, Estimate
 from service.scheduler.explain import waiting_sentences
-from service.scheduler.explain.join_sentences import shares
+from service.scheduler.explain.join_sentences import shares_sentence
 from service.scheduler.explain.reason_codes import Reason, reasons
 from service.scheduler.state import snapshot
 from service.scheduler.state.plan_announcements import scene
@@ -82,10 +82,10 @@ def dry_run(
     """The estimate for a spec that has passed preflight. The session's transaction must be new and see all tenants' rows."""
     asked = asked_of(tenant_id, spec, refs)
     seen = snapshot.read(session, dependencies, asked=[asked])
-    return Draft(seen, without_the_solver(seen.problem)).estimate(dependencies, asked.task, spec, refs)
+    return DraftPlan(seen, without_the_solver(seen.problem)).estimate(dependencies, asked.task, spec, refs)
 
 
-class Draft:
+class DraftPlan:
     """A snapshot that holds tasks without rows, and a plan of it; what it says of all tasks is worked out once."""
 
     def __init__(self, seen: Snapshot, plan: Decision) -> None:
@@ -136,7 +136,7 @@ class Draft:
         join = self._joins.get(id)
         if join is None:
             return {"slowdown": 1.0, "sharing": None}
-        return {"slowdown": join.slowdown, "sharing": shares(join, self._seen.nodes[join.node].name)}
+        return {"slowdown": join.slowdown, "sharing": shares_sentence(join, self._seen.nodes[join.node].name)}
 
     def _moments(self, start: Start | None) -> dict[str, datetime | list[datetime] | None]:
         names = ("expected_start", "expected_end", "expected_start_interval", "expected_end_interval")
@@ -155,7 +155,7 @@ class Draft:
             return str(unplanned_reasons.not_before(self._seen.later[id])["sentence"])
         if start is not None and start.start == 0:
             return None
-        return str(waiting_sentences.tell(self._reasons[id], self._scene, self._seen.at)["sentence"])
+        return str(waiting_sentences.explain(self._reasons[id], self._scene, self._seen.at)["sentence"])
 
 
 def asked_of(tenant_id: str, spec: TaskSpec, refs: ResolvedRefs, batch_id: str | None = None) -> HypotheticalTask:

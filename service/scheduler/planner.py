@@ -18,7 +18,7 @@ from service.scheduler.state import planner_lease, snapshot
 from service.scheduler.state.crowding import relieve
 from service.scheduler.state.gpu_reservations import GpuReservation
 from service.scheduler.state.placement_writer import Placed, place, starting
-from service.scheduler.state.plan_writer import note_ends, tell
+from service.scheduler.state.plan_writer import announce_plan, note_ends
 from service.scheduler.state.planner_lease import LeaseLost
 from service.scheduler.state.reclaim import reclaim
 from service.scheduler.state.snapshot import Snapshot
@@ -44,7 +44,7 @@ def replan(dependencies: Dependencies, pace: Pace | None = None) -> int:
     wake-up for when it is due; the reconciler replans if the wake-up is lost.
     """
     pace, hurried, made = pace or Pace(), pace is None, 0
-    while (hurried or _due(dependencies, pace)) and (token := planner_lease.take(dependencies.db)) is not None:
+    while (hurried or _due(dependencies, pace)) and (token := planner_lease.acquire_lease(dependencies.db)) is not None:
         try:
             pace.begin()
             outcome = plan_once(dependencies, token)
@@ -54,7 +54,7 @@ def replan(dependencies: Dependencies, pace: Pace | None = None) -> int:
             log.warning("another planner took over; the plan in hand is dropped")
             return made
         finally:
-            planner_lease.release(dependencies.db, token)
+            planner_lease.release_lease(dependencies.db, token)
     return made
 
 
@@ -69,8 +69,8 @@ def _due(dependencies: Dependencies, pace: Pace) -> bool:
 def plan_once(dependencies: Dependencies, token: str) -> Outcome:
     """Answer all present requests with one plan. Raises LeaseLost.
 
-    If a planner dies between `place` and `tell`, its requests remain: the next plan finds the placements and writes the
-    reasons.
+    If a planner dies between `place` and `announce_plan`, its requests remain: the next plan finds the placements and writes
+    the reasons.
     """
     seen = _look(dependencies)
     if not seen.requests:
@@ -87,11 +87,11 @@ def plan_once(dependencies: Dependencies, token: str) -> Outcome:
     placed = Placed()
     if starting(seen, decision) or decision.joins:
         with dependencies.db.begin() as session:
-            planner_lease.hold(session, token)
+            planner_lease.hold_lease(session, token)
             placed = place(session, dependencies, seen, decision)
     with dependencies.db.begin() as session:
-        planner_lease.hold(session, token)
-        tell(session, seen, decision, placed, seconds)
+        planner_lease.hold_lease(session, token)
+        announce_plan(session, seen, decision, placed, seconds)
         note_ends(session, seen, decision)
     return Outcome.MOVED if given or placed.started or placed.dropped else Outcome.SAME
 

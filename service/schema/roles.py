@@ -31,7 +31,7 @@ def ensure(connection: Connection) -> None:
         )
 
 
-def admit(owner_url: str, role: str, url: str) -> None:
+def allow_login(owner_url: str, role: str, url: str) -> None:
     """Let the role log in with the password in `url`; changes nothing if it already can. Raises RoleUnfit."""
     made = make_url(url)
     if made.username != role:
@@ -63,7 +63,7 @@ def _set_password(owner_url: str, role: str, password: str | None) -> None:
             return  # another process changed the role at the same time; `admit` tries to log in again
 
 
-def check(url: str, role: str) -> None:
+def check_role(url: str, role: str) -> None:
     """Raise RoleUnfit unless the URL logs in as this role and the role is subject to row-level security."""
     engine = create_engine(url, connect_args={"connect_timeout": 5, "options": _OPTIONS})
     try:

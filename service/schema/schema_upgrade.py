@@ -99,8 +99,8 @@ def migrate(settings: Settings) -> None:
     if settings.owner_database_url is None:
         raise SettingsError("MOTET_OWNER_DATABASE_URL is not set: migrations run as the database's owner")
     upgrade(settings.owner_database_url, settings.migration_timeouts)
-    roles.admit(settings.owner_database_url, roles.SYSTEM, settings.database_url)
-    roles.admit(settings.owner_database_url, roles.APP, settings.app_database_url)
+    roles.allow_login(settings.owner_database_url, roles.SYSTEM, settings.database_url)
+    roles.allow_login(settings.owner_database_url, roles.APP, settings.app_database_url)
     say(f"the database is at revision {head()}")
 
 
@@ -116,7 +116,7 @@ def head() -> str:
     return newest
 
 
-def check(engine: Engine) -> None:
+def check_revision(engine: Engine) -> None:
     """Raise SchemaBehind unless the database is at this code's newest revision, or at an unknown one, which counts as newer."""
     with engine.connect() as connection:
         current = MigrationContext.configure(connection).get_current_revision()
@@ -134,12 +134,12 @@ def require(settings: Settings) -> None:
     """Raise SchemaBehind or RoleUnfit unless the schema is current, tenants' tables are protected and roles are restricted."""
     db = Database(settings.database_url, pool_size=1, timeouts=settings.request_timeouts)
     try:
-        check(db.engine)
+        check_revision(db.engine)
         with db.engine.connect() as connection:
             open_ones = row_level_security.unprotected(connection, metadata)
     finally:
         db.engine.dispose()
     if open_ones:
         raise SchemaBehind(f"row-level security does not guard {', '.join(open_ones)}; run: python -m service migrate")
-    roles.check(settings.database_url, roles.SYSTEM)
-    roles.check(settings.app_database_url, roles.APP)
+    roles.check_role(settings.database_url, roles.SYSTEM)
+    roles.check_role(settings.app_database_url, roles.APP)

@@ -36,12 +36,12 @@ _WRONG = (
 )
 
 
-class KeyMissing(Exception):
+class BucketKeyMissing(Exception):
     """The bucket is there, and has no such key."""
 
 
 @dataclass(frozen=True)
-class Entry:
+class BucketEntry:
     """A key of the bucket. `age`: seconds since it was written."""
 
     key: str
@@ -77,12 +77,12 @@ class Bucket:
             else:
                 obstore.put(self._store, key, iter(source), chunk_size=PART, max_concurrency=_PARTS_AT_ONCE)
 
-    def find(self, key: str) -> Entry:
-        """Raises KeyMissing, and StorageRefused where it is the bucket that is missing."""
+    def find(self, key: str) -> BucketEntry:
+        """Raises BucketKeyMissing, and StorageRefused where it is the bucket that is missing."""
         try:
             with self._asked(f"HEAD of {key}"):
                 return _entry(obstore.head(self._store, key))
-        except KeyMissing:  # the answer to HEAD has no body, so it does not say what is missing
+        except BucketKeyMissing:  # the answer to HEAD has no body, so it does not say what is missing
             with self._asked(f"GET of {key}"):
                 return _entry(obstore.get(self._store, key).meta)
 
@@ -91,11 +91,11 @@ class Bucket:
             return bytes(obstore.get_range(self._store, key, start=start, length=count))
 
     def open(self, key: str) -> io.BufferedReader:
-        """The key's bytes, read in ranges. Raises KeyMissing."""
+        """The key's bytes, read in ranges. Raises BucketKeyMissing."""
         return io.BufferedReader(_Ranges(self, key, self.find(key).bytes), PART)
 
     def copy(self, source: str, target: str) -> None:
-        """By the bucket itself. Raises KeyMissing."""
+        """By the bucket itself. Raises BucketKeyMissing."""
         with self._asked(f"COPY of {source}"):
             obstore.copy(self._store, source, target)
 
@@ -104,10 +104,10 @@ class Bucket:
         try:
             with self._asked(f"DELETE of {key}"):
                 obstore.delete(self._store, key)
-        except KeyMissing:
+        except BucketKeyMissing:
             return
 
-    def pages(self, prefix: str) -> Iterator[list[Entry]]:
+    def pages(self, prefix: str) -> Iterator[list[BucketEntry]]:
         """The keys below `prefix`, a thousand at a time, in their order."""
         with self._asked(f"LIST of {prefix}"):
             listing = iter(obstore.list(self._store, prefix, chunk_size=1000))
@@ -133,7 +133,7 @@ class Bucket:
         except FileNotFoundError as error:
             if _says(error, _WRONG):
                 raise self._refused(what, error) from None
-            raise KeyMissing(what) from None
+            raise BucketKeyMissing(what) from None
         except (BaseError, PermissionError) as error:
             raise self._ours(what, error) from None
 
@@ -184,7 +184,7 @@ class _Ranges(io.RawIOBase):
             return 0
         try:
             block = self._bucket.read(self._key, self._at, count)
-        except KeyMissing:
+        except BucketKeyMissing:
             raise StorageAway(f"{self._key} was removed while it was read.") from None
         buffer[: len(block)] = block
         self._at += len(block)
@@ -222,9 +222,9 @@ def _options(scheme: str, settings: Settings, endpoint: str | None) -> dict[str,
     return options
 
 
-def _entry(meta: Any) -> Entry:
+def _entry(meta: Any) -> BucketEntry:
     changed: datetime = meta["last_modified"]
-    return Entry(str(meta["path"]), int(meta["size"]), time.time() - changed.timestamp())
+    return BucketEntry(str(meta["path"]), int(meta["size"]), time.time() - changed.timestamp())
 
 
 def _says(error: Exception, words: Iterable[str]) -> bool:

@@ -67,7 +67,7 @@ class Sender:
             self._failed = error
 
 
-def send(bucket: Bucket, key: str, blocks: Iterable[bytes]) -> None:
+def send_blocks(bucket: Bucket, key: str, blocks: Iterable[bytes]) -> None:
     """Write the key from `blocks`, at once or, where they raise, not at all."""
     sender = Sender(bucket, key)
     try:

@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager
 from typing import BinaryIO, cast
 
 from contract.messages.upload_messages import UploadGrant, UploadPart
-from service.storage.bucket import PART, Bucket, Entry, KeyMissing
+from service.storage.bucket import PART, Bucket, BucketEntry, BucketKeyMissing
 from service.storage.bucket_intake import INCOMING, BucketIncoming
-from service.storage.bucket_sender import send
+from service.storage.bucket_sender import send_blocks
 from service.storage.object_store import BLOCK, ObjectMismatch, ObjectMissing, StorageRefused, Stored, require_sha256
 from service.storage.upload_grants import GRANT_SECONDS, UploadGrants
 
@@ -41,7 +41,7 @@ class BucketStorage:
     def open(self, sha256: str) -> BinaryIO:
         try:
             return cast(BinaryIO, self._bucket.open(_key(sha256)))
-        except KeyMissing:
+        except BucketKeyMissing:
             raise ObjectMissing(sha256) from None
 
     def size(self, sha256: str) -> int:
@@ -97,7 +97,7 @@ class BucketStorage:
         parts = [key for _, key in _parts(token, size)]
         try:
             self._take_in(parts, sha256, size)
-        except KeyMissing:
+        except BucketKeyMissing:
             try:  # a repeated call, whose answer was lost: the parts are gone and the object is there
                 if self._found(sha256).bytes == size:
                     return
@@ -114,10 +114,10 @@ class BucketStorage:
         key = f"{_DERIVED}/{name}"
         try:
             young = self._bucket.find(key).age < _LEFT_SECONDS[_DERIVED] / 2
-        except KeyMissing:
+        except BucketKeyMissing:
             young = False
         if not young:
-            send(self._bucket, key, blocks())
+            send_blocks(self._bucket, key, blocks())
         return self._bucket.sign("GET", key, self._url_seconds)
 
     def proxy_headers(self, sha256: str) -> dict[str, str]:
@@ -133,21 +133,21 @@ class BucketStorage:
             if self._bucket.read(key, 0, len(said)) != said:
                 raise StorageRefused(f"{self._bucket.name} gives back other bytes than were written.")
             self._bucket.sign("GET", key, self._url_seconds)
-        except KeyMissing:
+        except BucketKeyMissing:
             raise StorageRefused(f"{self._bucket.name} does not hold what was just written to it.") from None
         finally:
             self._bucket.delete(key)
 
-    def _found(self, sha256: str) -> Entry:
+    def _found(self, sha256: str) -> BucketEntry:
         try:
             return self._bucket.find(_key(sha256))
-        except KeyMissing:
+        except BucketKeyMissing:
             raise ObjectMissing(sha256) from None
 
     def _granted_ago(self, sha256: str) -> float:
         try:
             return self._bucket.find(f"{_TOUCHED}/{sha256}").age
-        except KeyMissing:
+        except BucketKeyMissing:
             return float("inf")
 
     def _renewed(self, sha256: str, size: int) -> bool:
@@ -198,7 +198,7 @@ class BucketStorage:
         if size <= PART:
             self._bucket.put(_key(sha256), b"".join(checked))
         else:
-            send(self._bucket, _key(sha256), checked)
+            send_blocks(self._bucket, _key(sha256), checked)
 
     def _blocks(self, keys: Iterable[str]) -> Iterator[bytes]:
         for key in keys:

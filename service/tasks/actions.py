@@ -72,7 +72,7 @@ def create_all(session: Session, queue: Queue, principal: Principal, wanted: Seq
     for one in wanted:
         try:
             quota.check()
-            made.append(_task(principal, one, checker.check(one.spec)))
+            made.append(_task_of(principal, one, checker.check(one.spec)))
         except Problem as refused:
             made.append(refused)
         else:
@@ -88,7 +88,7 @@ def create_all(session: Session, queue: Queue, principal: Principal, wanted: Seq
     return made
 
 
-def _task(principal: Principal, wanted: NewTaskRequest, refs: ResolvedRefs) -> Task:
+def _task_of(principal: Principal, wanted: NewTaskRequest, refs: ResolvedRefs) -> Task:
     spec = wanted.spec
     return new_task(
         tenant_id=principal.tenant_id,
@@ -107,7 +107,7 @@ def _task(principal: Principal, wanted: NewTaskRequest, refs: ResolvedRefs) -> T
     )
 
 
-def tasks_of(
+def select_tasks(
     principal: Principal,
     statuses: Iterable[TaskStatus] = (),
     labels: Mapping[str, str] = MappingProxyType({}),
@@ -196,7 +196,7 @@ def _already(task: Task) -> str:
 
 def archive(session: Session, principal: Principal, task_id: str, archived: bool) -> Task:
     """Hide an ended task from lists, or list it again. Idempotent. Raises NotFound, TaskOpen."""
-    task = _ended(session, principal, task_id, "archived")
+    task = _find_ended(session, principal, task_id, "archived")
     if archived != (task.archived_at is not None):
         task.archived_at = clock(session) if archived else None
         bump_version_and_notify(session, task)
@@ -205,12 +205,12 @@ def archive(session: Session, principal: Principal, task_id: str, archived: bool
 
 def delete(session: Session, principal: Principal, task_id: str) -> None:
     """Soft-delete an ended task with all that it holds; the garbage collector removes it later. Raises NotFound, TaskOpen."""
-    task = _ended(session, principal, task_id, "deleted")
+    task = _find_ended(session, principal, task_id, "deleted")
     task.deleted_at = clock(session)
     bump_version_and_notify(session, task)
 
 
-def _ended(session: Session, principal: Principal, task_id: str, done: str) -> Task:
+def _find_ended(session: Session, principal: Principal, task_id: str, done: str) -> Task:
     task = find(session, Task, task_id, principal, "task", lock=True)
     if task.status not in TASK_TERMINAL:
         raise TaskOpen(

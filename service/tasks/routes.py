@@ -52,7 +52,7 @@ def list_tasks(
 ) -> Page[TaskResource]:
     labels = dict(one.split("=", 1) for one in label)
     with db.begin() as session:
-        tasks = actions.tasks_of(reader, status, labels, archived, base_model, text)
+        tasks = actions.select_tasks(reader, status, labels, archived, base_model, text)
         return page(session, tasks, Task, cursor, limit, lambda rows: render(session, rows))
 
 

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from service.database.engine import Base, Big
 
 
-class TaskUsage(Base):
+class TaskUsageRecord(Base):
     """A task's usage by placements of one month, and the part that rewinds undid. Seconds are summed over GPUs."""
 
     __tablename__ = "task_usage"

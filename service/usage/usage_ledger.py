@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from service.database.prepared_statements import PreparedStatement
 from service.fleet.models import Placement
 from service.tasks.models import Task
-from service.usage.models import TaskUsage, TenantUsage
+from service.usage.models import TaskUsageRecord, TenantUsage
 
 SHARDS = 8  # rows of a tenant's monthly counter
 
@@ -75,9 +75,11 @@ def trained_in(session: Session, tenant_id: str, month: date) -> int:
 def drift(session: Session, month: date) -> list[str]:
     """Tenants whose monthly counter differs from the sum over their tasks. There must be none."""
     counted = select(TenantUsage.tenant_id, func.sum(TenantUsage.tokens).label("tokens")).where(TenantUsage.month == month)
-    summed = select(TaskUsage.tenant_id, func.sum(TaskUsage.tokens - TaskUsage.rewound_tokens).label("tokens"))
+    summed = select(
+        TaskUsageRecord.tenant_id, func.sum(TaskUsageRecord.tokens - TaskUsageRecord.rewound_tokens).label("tokens")
+    )
     one = counted.group_by(TenantUsage.tenant_id).subquery()
-    other = summed.where(TaskUsage.month == month).group_by(TaskUsage.tenant_id).subquery()
+    other = summed.where(TaskUsageRecord.month == month).group_by(TaskUsageRecord.tenant_id).subquery()
     both = select(func.coalesce(one.c.tenant_id, other.c.tenant_id).label("tenant_id"))
     both = both.select_from(one.join(other, one.c.tenant_id == other.c.tenant_id, full=True))
     return list(session.scalars(both.where(one.c.tokens.is_distinct_from(other.c.tokens)).order_by("tenant_id")))

@@ -18,7 +18,7 @@ from service.fleet.models import Placement
 from service.tasks.models import Job, Task
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import scoped
-from service.usage.models import TaskUsage
+from service.usage.models import TaskUsageRecord
 from service.usage.trained_rows import rows_in
 from service.usage.usage_ledger import month_at, trained_in
 
@@ -49,8 +49,10 @@ def trained_tokens(session: Session, principal: Principal, period: Period) -> in
 
 def gpu_seconds_of(session: Session, principal: Principal, task_id: str) -> float:
     """GPU seconds that the caller's task has been billed for, in all its time."""
-    billed = func.coalesce(func.sum(TaskUsage.gpu_seconds - TaskUsage.rewound_gpu_seconds), 0.0)
-    return float(session.scalars(scoped(select(billed).where(TaskUsage.task_id == task_id), TaskUsage, principal)).one())
+    billed = func.coalesce(func.sum(TaskUsageRecord.gpu_seconds - TaskUsageRecord.rewound_gpu_seconds), 0.0)
+    return float(
+        session.scalars(scoped(select(billed).where(TaskUsageRecord.task_id == task_id), TaskUsageRecord, principal)).one()
+    )
 
 
 def usage_by_day(session: Session, principal: Principal, period: Period) -> dict[date, tuple[int, float]]:
@@ -71,7 +73,7 @@ def usage_of(principal: Principal, period: Period) -> Select[*tuple[Any, ...]]:
     trained_tokens, evaluation_tokens, gpu_seconds (billed, of the period); rewound_tokens (not billed, of the period);
     trained_rows (of the task in all); saved_tokens and saved_gpu_seconds (what early exits spared the task in all).
     """
-    used, jobs, whole = TaskUsage, _jobs(), _whole()
+    used, jobs, whole = TaskUsageRecord, _jobs(), _whole()
     rows = func.nullif(cast(jobs.c.trained + Task.rewound_rows, Double), 0)
     columns = select(
         Task.id,
@@ -94,7 +96,7 @@ def usage_of(principal: Principal, period: Period) -> Select[*tuple[Any, ...]]:
 
 def _whole() -> Any:
     """Tokens and GPU seconds of all the task's placements."""
-    every = aliased(TaskUsage)
+    every = aliased(TaskUsageRecord)
     sums = (func.sum(every.tokens).label("tokens"), func.sum(every.gpu_seconds).label("gpu_seconds"))
     return select(*sums).where(every.task_id == Task.id).correlate(Task).lateral("whole")
 

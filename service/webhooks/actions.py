@@ -15,7 +15,7 @@ from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import find, missing, scoped
 from service.webhooks.models import Delivery, Webhook
 from service.webhooks.signatures import new_secret
-from service.webhooks.webhook_messages import EventType, send
+from service.webhooks.webhook_messages import EventType, enqueue_message
 
 MOST = 50  # webhooks per tenant
 _BOTH_SIGN = timedelta(hours=24)  # after a rotation, old and new secret both sign
@@ -79,7 +79,7 @@ def deliveries_of(principal: Principal, webhook_id: str) -> Select[Delivery]:
 
 def test(session: Session, queue: Queue, webhook: Webhook) -> Delivery:
     """Send a test message."""
-    made = send(session, webhook, EventType.TEST, {"id": webhook.id, "webhook_id": webhook.id}, clock(session))
+    made = enqueue_message(session, webhook, EventType.TEST, {"id": webhook.id, "webhook_id": webhook.id}, clock(session))
     session.flush()
     after_commit(session, lambda: queue.wake(QueueJob.DELIVER))
     return made

@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from service.database.engine import Database, clock
-from service.http.outbound import Answer, Failed, Outbound, Refused
+from service.http.outbound import Failed, Outbound, OutboundResponse, Refused
 from service.secret_box import SecretBox, Unsealable
 from service.webhooks.actions import give_up_waiting
 from service.webhooks.delivery_slots import OF_WEBHOOK, SLOTS, DeliverySlots, Due
@@ -176,7 +176,7 @@ class Courier:
                 self._slots.give_back(due_delivery.due, slow)
             self._look_again()
 
-    def _post(self, due_delivery: DueDelivery) -> Answer:
+    def _post(self, due_delivery: DueDelivery) -> OutboundResponse:
         signed = headers(due_delivery.secrets, due_delivery.due.id, int(time.time()), due_delivery.body)
         return self._outbound.post(due_delivery.url, due_delivery.body, signed)
 

@@ -48,10 +48,10 @@ def announce(session: Session, task: Task) -> None:
     for webhook in session.scalars(webhooks):
         now = now or clock(session)
         for type in sorted(types & set(webhook.events)):
-            send(session, webhook, EventType(type), _about(task), now)
+            enqueue_message(session, webhook, EventType(type), _about(task), now)
 
 
-def send(session: Session, webhook: Webhook, type: EventType, data: dict[str, Any], now: datetime) -> Delivery:
+def enqueue_message(session: Session, webhook: Webhook, type: EventType, data: dict[str, Any], now: datetime) -> Delivery:
     """Add a message that is due at once."""
     id = new_id("msg")
     said = {"id": id, "object": "event", "type": type, "created_at": int(now.timestamp()), "timestamp": now.isoformat()}

@@ -34,7 +34,7 @@ def template(stack) -> str:
     url = stack.new_database()
     schema_upgrade.upgrade(url)
     for role in (roles.APP, roles.SYSTEM):
-        roles.admit(url, role, stack.postgres.url(role=role))
+        roles.allow_login(url, role, stack.postgres.url(role=role))
     return name_of(url)
 
 

@@ -41,7 +41,7 @@ def peak(demands: Sequence[Demand], capacity: Capacity) -> int:
     return round(worst + captured + capacity.model.per_row * sum(d.rows for d in demands))
 
 
-def refusal(demand: Demand, capacity: Capacity) -> str | None:
+def admission_refusal(demand: Demand, capacity: Capacity) -> str | None:
     """Why the job could never run here, even alone; None if it can."""
     need, usable = peak([demand], capacity), capacity.usable_bytes
     if need <= usable:

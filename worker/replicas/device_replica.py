@@ -15,7 +15,7 @@ from worker.policy.activations import Need
 from worker.policy.adapter_memory_model import Capacity
 from worker.policy.job_record import JobKey
 from worker.policy.step_time import PRIOR, StepLoad, StepModel, StepTimes
-from worker.replicas.packed_step import Stepped, advance, refusal
+from worker.replicas.packed_step import Stepped, advance, update_refusal
 from worker.replicas.step_in_progress import StepInProgress
 from worker.replicas.training_job import JobStep, TrainingJob
 from worker.replicas.validation_pass import EvaluationRequest, ValidationResult, evaluate
@@ -104,7 +104,7 @@ class Replica:
         self, jobs: Sequence[tuple[TrainingJob, int]], slices: int | None, on_progress: OnProgress
     ) -> tuple[Stepped, Unrunnable]:
         steps = {key: one for some in self._job_steps(jobs).values() for key, one in some.items()}
-        rejected = {key: why for key, one in steps.items() if (why := refusal(one)) is not None}
+        rejected = {key: why for key, one in steps.items() if (why := update_refusal(one)) is not None}
         runnable = [key for key in steps if key not in rejected]
         stepped, unrunnable = self.run_with_oom_retries(
             runnable, lambda left: self._advance([steps[key] for key in left], slices, on_progress)

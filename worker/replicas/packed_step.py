@@ -200,7 +200,7 @@ def _means(sums: Sequence[tuple[JobKey, LossSum]], read: Sequence[float]) -> dic
     return {key: totals[key] / labels[key] for key in totals}
 
 
-def refusal(job_step: JobStep) -> str | None:
+def update_refusal(job_step: JobStep) -> str | None:
     """Why the job's update cannot be made, whatever its gradient is; None where it can."""
     try:
         _update(job_step)

@@ -20,7 +20,7 @@ from worker.data.object_cache import ObjectCache
 from worker.model.arena import Slot
 from worker.policy.activations import Need
 from worker.policy.adapter_memory_model import Capacity
-from worker.policy.admission import Demand, refusal
+from worker.policy.admission import Demand, admission_refusal
 from worker.policy.deficit_round_robin import SliceCost
 from worker.policy.job_record import JobKey
 from worker.policy.replica_assignment import Load, assign, next_move
@@ -74,7 +74,7 @@ class Replicas:
         return {_key(demand): why for demand in demands if (why := self._refusal(demand)) is not None}
 
     def _refusal(self, demand: Demand) -> str | None:
-        whys = [refusal(demand, replica.capacity) for replica in self._all]
+        whys = [admission_refusal(demand, replica.capacity) for replica in self._all]
         return None if None in whys else whys[0]
 
     def admit(self, active: Sequence[Demand], waiting: Sequence[Demand]) -> tuple[list[JobKey], Unrunnable]:

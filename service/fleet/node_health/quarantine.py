@@ -21,7 +21,7 @@ from service.fleet.models import Node, Placement
 from service.fleet.node_health.node_faults import IN_A_ROW, Fault, Witness, at_fault, node_rest, suspect, task_rest
 from service.messaging.plan_requests import request_plan
 from service.settings import Settings
-from service.tasks.lifecycle.placements import release
+from service.tasks.lifecycle.placements import release_placement
 from service.tasks.models import Task
 
 _REMEMBERED = 50  # losses in a row
@@ -53,13 +53,13 @@ def release_lost(
     detail: str,
     loss: ExecutorLoss | None,
 ) -> None:
-    """Take a running task off a node that lost its placement (`release`), and count the loss against node or task.
+    """Take a running task off a node that lost its placement (`release_placement`), and count the loss against node or task.
 
     A placement that was asked to leave counts no loss.
     """
     counts = loss if placement.leaving is None else None
     hopeless = note_loss(session, dependencies, task, placement, counts, detail) if counts is not None else None
-    release(session, dependencies, task, placement, reason, detail, hopeless)
+    release_placement(session, dependencies, task, placement, reason, detail, hopeless)
 
 
 def note_loss(

@@ -27,7 +27,7 @@ _MIX = 100  # newest arrivals, whose sizes are those to come
 Real = NDArray[np.float64]
 
 
-def size(gpus: int, seconds: int) -> float:
+def queue_size(gpus: int, seconds: int) -> float:
     """What a task counts in the order of the queue, before its weight: seconds x root of GPUs."""
     return seconds * sqrt(gpus)
 
@@ -58,7 +58,7 @@ class ExpectedArrivals:
         found = defaultdict[int, list[int]](list)
         for arrived in mix:
             found[arrived.gpus].append(arrived.seconds)
-        self._sizes = {gpus: [size(gpus, seconds) for seconds in sorted(all_)] for gpus, all_ in found.items()}
+        self._sizes = {gpus: [queue_size(gpus, seconds) for seconds in sorted(all_)] for gpus, all_ in found.items()}
         for gpus, all_ in found.items():
             self._seconds[gpus] = np.array(sorted(all_), np.float64)
         self._each = self._rate / max(1, len(mix))  # arrivals per second that each recent one stands for
@@ -75,7 +75,7 @@ class ExpectedArrivals:
         """
         if not self._rate or task.deadline is not None or task.waited > start.end:
             return None
-        gain, last, mine = 0.0, 0, size(task.gpus, task.shortest or start.end)
+        gain, last, mine = 0.0, 0, queue_size(task.gpus, task.shortest or start.end)
         for gpus, sizes in self._sizes.items():
             shorter = bisect_left(sizes, mine)
             blocked = board.blocked(task, start, gpus) if shorter else 0

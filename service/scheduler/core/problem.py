@@ -20,7 +20,7 @@ UNITS = 1000  # limit units per GPU of the fastest type
 LATE_FACTOR = 4  # a second past its deadline costs a task this many times its weight, on top of the second itself
 
 
-def in_units(worth: float) -> int:
+def limit_units(worth: float) -> int:
     """Limit units per GPU of this worth; 0 for a CPU slot beside GPUs."""
     return round(worth * UNITS)
 
@@ -40,7 +40,7 @@ class Node:
     @property
     def units(self) -> int:
         """Limit units per GPU of this node."""
-        return in_units(self.worth)
+        return limit_units(self.worth)
 
 
 @dataclass(frozen=True)

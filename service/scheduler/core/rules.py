@@ -5,7 +5,7 @@ The order is ascending seconds x root of GPUs / weight.
 
 from collections.abc import Sequence
 
-from service.scheduler.core.expected_arrivals import ExpectedArrivals, size
+from service.scheduler.core.expected_arrivals import ExpectedArrivals, queue_size
 from service.scheduler.core.problem import LATE_FACTOR, Problem, Queued, Start
 from service.scheduler.core.timeline import Timeline
 
@@ -22,7 +22,7 @@ def ranked(problem: Problem) -> list[Queued]:
     ranks = {}
     for task, shortest in zip(problem.queued, problem.shortest.tolist(), strict=True):
         urgent = task.deadline is not None and task.deadline < 2 * shortest
-        ranks[task.id] = size(task.gpus, shortest) / (task.weight * (1 + LATE_FACTOR if urgent else 1))
+        ranks[task.id] = queue_size(task.gpus, shortest) / (task.weight * (1 + LATE_FACTOR if urgent else 1))
     return sorted(problem.placeable, key=lambda task: ranks[task.id])
 
 

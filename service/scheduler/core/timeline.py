@@ -15,14 +15,14 @@ from service.scheduler.core.problem import NEVER, Problem, Queued, Start
 Whole = NDArray[np.int64]
 
 
-class Profile:
+class AvailabilityProfile:
     """Free GPUs of a node, or free units of a tenant's limit, over time: a step function from 0 to infinity."""
 
     def __init__(self, gpus: int) -> None:
         self._times, self._free = [0], [gpus]
 
-    def copy(self) -> "Profile":
-        other = Profile(0)
+    def copy(self) -> "AvailabilityProfile":
+        other = AvailabilityProfile(0)
         other._times, other._free = self._times.copy(), self._free.copy()
         return other
 
@@ -95,10 +95,10 @@ class Timeline:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._takes = np.array([not node.drained for node in problem.nodes], bool)
-        self._profiles = [Profile(node.gpus) for node in problem.nodes]
+        self._profiles = [AvailabilityProfile(node.gpus) for node in problem.nodes]
         self._places = {node.id: at for at, node in enumerate(problem.nodes)}
         self._tenants = {task.id: task.tenant for task in problem.queued}
-        self._limits = {limit.tenant: Profile(limit.units) for limit in problem.limits}
+        self._limits = {limit.tenant: AvailabilityProfile(limit.units) for limit in problem.limits}
         self._units = [node.units for node in problem.nodes]
         self._sizes = np.array([node.gpus for node in problem.nodes], np.int64)
         self._planned = np.zeros(len(problem.nodes), bool)  # nodes with a later start: they may have holes
@@ -222,7 +222,7 @@ class Timeline:
         if limit is not None:
             limit.take(start.start, start.end, sign * start.gpus * self._units[at])
 
-    def _earliest(self, at: int, limit: Profile | None, gpus: int, seconds: int, after: int = 0) -> int:
+    def _earliest(self, at: int, limit: AvailabilityProfile | None, gpus: int, seconds: int, after: int = 0) -> int:
         begin = self._profiles[at].earliest(gpus, seconds, after)
         while limit is not None and begin < NEVER:
             allowed = limit.earliest(gpus * self._units[at], seconds, begin)
@@ -242,7 +242,7 @@ class Timeline:
 class Tails:
     """From when on each GPU is free forever: `since[k, node]` for k + 1 GPUs of a node."""
 
-    def __init__(self, problem: Problem, since: list[list[int]], limits: dict[str, Profile]) -> None:
+    def __init__(self, problem: Problem, since: list[list[int]], limits: dict[str, AvailabilityProfile]) -> None:
         self._problem, self._limits = problem, limits
         self._units = [node.units for node in problem.nodes]
         self._rows = since

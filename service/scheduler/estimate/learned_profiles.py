@@ -10,15 +10,15 @@ from sqlalchemy.orm import Session
 from contract.messages.report_messages import Throughput
 from service.scheduler.estimate import survival, throughput
 from service.scheduler.estimate.survival import NOTHING, JobLifetimes, JobProgress
-from service.scheduler.estimate.throughput import Key, Profile
+from service.scheduler.estimate.throughput import ProfileKey, StepTimeProfile
 from service.scheduler.models import SurvivalRow, ThroughputProfile
 
 
-def profiles(session: Session, bases: Collection[str]) -> dict[Key, Profile]:
+def profiles(session: Session, bases: Collection[str]) -> dict[ProfileKey, StepTimeProfile]:
     """All profiles of these bases, in a fixed order."""
     rows = select(ThroughputProfile).where(ThroughputProfile.base_model.in_(bases))
     return {
-        Key(row.base_model, row.precision, row.device_type, row.tokens, row.rows, row.width): Profile(
+        ProfileKey(row.base_model, row.precision, row.device_type, row.tokens, row.rows, row.width): StepTimeProfile(
             row.mean_tokens, row.log_seconds, row.variance, row.measured
         )
         for row in session.scalars(rows.order_by(ThroughputProfile.tokens, ThroughputProfile.rows, ThroughputProfile.width))
@@ -50,7 +50,7 @@ def note_steps(session: Session, base: str, precision: str, kind: str, width: in
     blank = {"mean_tokens": 0.0, "log_seconds": 0.0, "variance": 0.0, "measured": 0}
     session.execute(insert(ThroughputProfile).values(**own, **blank).on_conflict_do_nothing())
     row = session.get_one(ThroughputProfile, tuple(own.values()), with_for_update=True, populate_existing=True)
-    before = Profile(row.mean_tokens, row.log_seconds, row.variance, row.measured) if row.measured else None
+    before = StepTimeProfile(row.mean_tokens, row.log_seconds, row.variance, row.measured) if row.measured else None
     after = throughput.measured(before, tokens, seconds)
     row.mean_tokens, row.log_seconds, row.variance, row.measured = (
         after.tokens,

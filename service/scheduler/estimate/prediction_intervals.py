@@ -26,20 +26,22 @@ def spread(found: Estimate) -> Spread:
 
 
 @dataclass(frozen=True)
-class Between:
+class PredictedInterval:
     """Seconds from now, low first; the plan's own time lies within."""
 
     start: tuple[float, float]
     end: tuple[float, float]
 
 
-def intervals(running: Sequence[Running], starts: Sequence[Start], spreads: Mapping[str, Spread]) -> dict[str, Between]:
+def intervals(
+    running: Sequence[Running], starts: Sequence[Start], spreads: Mapping[str, Spread]
+) -> dict[str, PredictedInterval]:
     """The intervals of every running and every started or planned task, by id. A task without a spread has a fixed duration."""
-    found: dict[str, Between] = {}
+    found: dict[str, PredictedInterval] = {}
     ends: dict[str, list[tuple[int, float, float]]] = defaultdict(list)  # of each node: planned end, low, high
     for run in running:
         spread = spreads.get(run.id, Spread())
-        between = Between((0.0, 0.0), (run.remaining * min(1.0, spread.low), run.remaining * max(1.0, spread.high)))
+        between = PredictedInterval((0.0, 0.0), (run.remaining * min(1.0, spread.low), run.remaining * max(1.0, spread.high)))
         found[run.id] = between
         ends[run.node].append((run.remaining, *between.end))
     for known in ends.values():
@@ -47,7 +49,7 @@ def intervals(running: Sequence[Running], starts: Sequence[Start], spreads: Mapp
     for start in sorted(starts, key=lambda start: (start.start, start.end)):
         spread, seconds = spreads.get(start.task, Spread()), start.end - start.start
         low, high = _waits(ends[start.node], start.start)
-        between = Between((low, high), (low + seconds * min(1.0, spread.low), high + seconds * max(1.0, spread.high)))
+        between = PredictedInterval((low, high), (low + seconds * min(1.0, spread.low), high + seconds * max(1.0, spread.high)))
         found[start.task] = between
         known, end = ends[start.node], (start.end, *between.end)
         known.insert(bisect_right(known, end), end)

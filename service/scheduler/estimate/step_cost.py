@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.scheduler.estimate.throughput import FLOPS_PER_WEIGHT, READS_PER_STEP, Model
+from service.scheduler.estimate.throughput import FLOPS_PER_WEIGHT, READS_PER_STEP, ThroughputModel
 
 _MOST = 8  # measurements of a profile that count
 _PRIOR_TOKENS, _PRIOR_COUNT = (128.0, 8192.0), 0.05  # where the prior counts, as how many measurements each
@@ -31,16 +31,16 @@ class StepCost:
         return passes * self.per_pass / self.seconds(tokens, passes)
 
 
-def prior(model: Model) -> StepCost:
+def prior_step_cost(model: ThroughputModel) -> StepCost:
     hardware = model.hardware
     reads = READS_PER_STEP * model.weight_bytes / hardware.bytes_per_second
     return StepCost(hardware.step_seconds / 2 + reads, FLOPS_PER_WEIGHT * model.parameters / hardware.flops)
 
 
-def step_cost(model: Model) -> StepCost:
+def step_cost(model: ThroughputModel) -> StepCost:
     """The costs that fit the profiles and the prior best, by least squares over relative errors, neither below the `_LEAST`
     part of the prior's. The prior is scaled to the level of the measurements, so that it only says the shape."""
-    guess = prior(model)
+    guess = prior_step_cost(model)
     seen = [(profile.tokens, float(np.exp(profile.log_seconds)), min(profile.measured, _MOST)) for _, profile in model.profiles]
     if not seen:
         return guess

@@ -82,7 +82,7 @@ def shape_class(spec: TaskSpec) -> str:
     return f"{spec.base_model}|{spec.objective.type}|{how}"
 
 
-def prior(policy: EarlyExitPolicy) -> JobLifetimes:
+def prior_lifetimes(policy: EarlyExitPolicy) -> JobLifetimes:
     return TO_THE_END if policy.policy == "none" else ALTO
 
 
@@ -108,7 +108,7 @@ def learned(before: JobLifetimes, finished: JobLifetimes) -> JobLifetimes:
 
 def belief(policy: EarlyExitPolicy, of_class: JobLifetimes, own: JobLifetimes) -> JobLifetimes:
     """The posterior of a task's hazards: the prior, its class with capped evidence, and its own jobs."""
-    return prior(policy) + of_class.at_most(CLASS_JOBS, CLASS_TASKS) + own.times(OWN)
+    return prior_lifetimes(policy) + of_class.at_most(CLASS_JOBS, CLASS_TASKS) + own.times(OWN)
 
 
 @lru_cache(maxsize=4096)

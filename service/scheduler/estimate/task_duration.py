@@ -17,7 +17,7 @@ from contract.early_exit_policy import EarlyExitPolicy
 from contract.evaluation_plan import EVALUATIONS
 from contract.states import JOB_TERMINAL
 from service.scheduler.estimate.survival import NOTHING, JobLifetimes, JobProgress, belief, hazards, lived, promotion, unranked
-from service.scheduler.estimate.throughput import NEWEST, Model, speed
+from service.scheduler.estimate.throughput import NEWEST, ThroughputModel, speed
 
 INSIDE = 0.8  # the part of true ends that lie within the interval
 BYTES_PER_TOKEN = 3.5  # of JSONL; the service has no tokenizer
@@ -32,7 +32,7 @@ Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Work:
+class TaskWork:
     """The inputs that determine a task's duration.
 
     `jobs` are all its jobs, ended ones too, whose exits inform the others' hazards. `tokens_per_row` is the mean over its
@@ -75,7 +75,7 @@ def tokens_per_row(file_bytes: int, rows: int, max_seq_len: int) -> float:
     return max(1.0, min(max_seq_len, file_bytes / max(1, rows) / BYTES_PER_TOKEN))
 
 
-def estimate(work: Work, model: Model, gpus: int, step_tokens: int = STEP_TOKENS) -> Estimate:
+def estimate(work: TaskWork, model: ThroughputModel, gpus: int, step_tokens: int = STEP_TOKENS) -> Estimate:
     """The remaining work on `gpus` GPUs, each with the whole base; jobs are distributed over them, and none is split."""
     groups = _groups(work)
     if not groups:
@@ -100,7 +100,7 @@ def estimate(work: Work, model: Model, gpus: int, step_tokens: int = STEP_TOKENS
     )
 
 
-def _groups(work: Work) -> Counter[_Group]:
+def _groups(work: TaskWork) -> Counter[_Group]:
     passes = promotion(work.jobs, work.policy)
     found: Counter[_Group] = Counter()
     for job in work.jobs:
@@ -121,7 +121,7 @@ def _grid(groups: list[_Group]) -> Numbers:
     return np.unique(np.concatenate(parts))
 
 
-def _alive(work: Work, groups: Counter[_Group], steps: Numbers) -> tuple[Numbers, Numbers]:
+def _alive(work: TaskWork, groups: Counter[_Group], steps: Numbers) -> tuple[Numbers, Numbers]:
     """(hazard, group, step): expected live jobs of a group; (hazard, step): the probability that any job is alive.
 
     Some job always passes the boundary, so the second is conditional on that; after it a task's jobs live and end together.
@@ -150,7 +150,7 @@ def _alive(work: Work, groups: Counter[_Group], steps: Numbers) -> tuple[Numbers
     return chance * many, any_alive
 
 
-def _evaluated(work: Work, groups: list[_Group]) -> Numbers:
+def _evaluated(work: TaskWork, groups: list[_Group]) -> Numbers:
     """Evaluation cost per step of each group, in equivalent training tokens."""
     totals = [group.warmup + group.rest for group in groups]
     every = [work.policy.eval_every or max(1, total // EVALUATIONS) for total in totals]
@@ -172,7 +172,7 @@ def _rows(groups: Counter[_Group], gpus: int) -> float:
     return sum(many * group.rank * group.passes for group, many in groups.items()) / gpus
 
 
-def _step_seconds(model: Model, tokens: Numbers, most: int, rows: float, gpus: int) -> tuple[Numbers, Numbers]:
+def _step_seconds(model: ThroughputModel, tokens: Numbers, most: int, rows: float, gpus: int) -> tuple[Numbers, Numbers]:
     table = _speeds(model, rows, gpus)
     at = np.log2(np.clip(tokens, 1, most))
     seconds = np.exp(np.interp(at, _TABLE, table[0]))
@@ -180,7 +180,7 @@ def _step_seconds(model: Model, tokens: Numbers, most: int, rows: float, gpus: i
 
 
 @lru_cache(maxsize=1024)
-def _speeds(model: Model, rows: float, gpus: int) -> tuple[Numbers, Numbers]:
+def _speeds(model: ThroughputModel, rows: float, gpus: int) -> tuple[Numbers, Numbers]:
     found = [speed(model, 2.0**power, rows, gpus) for power in _TABLE]
     return np.log([each.seconds for each in found]), np.array([each.deviation for each in found])
 

@@ -26,8 +26,8 @@ from service.scheduler.estimate import learned_profiles
 from service.scheduler.estimate.sharing_estimate import ALONE_AFTER, sharing
 from service.scheduler.estimate.step_cost import StepCost, step_cost
 from service.scheduler.estimate.survival import JobProgress, shape_class
-from service.scheduler.estimate.task_duration import Estimate, Work, estimate, tokens_per_row
-from service.scheduler.estimate.throughput import Model, relevant
+from service.scheduler.estimate.task_duration import Estimate, TaskWork, estimate, tokens_per_row
+from service.scheduler.estimate.throughput import ThroughputModel, relevant
 from service.tasks.models import Job, Task
 from service.tasks.stored_specs import SpecUnreadable, config_of, spec_of
 from service.tenants.models import Tenant
@@ -93,7 +93,7 @@ class Workload:
         self._files = {file.id: file for file in session.scalars(select(File).where(File.id.in_(files)))}
         self._profiles = learned_profiles.profiles(session, {task.base_model for task in sound})
         self._lives = learned_profiles.lives(session, {shape_class(spec) for spec in self.specs.values()})
-        self._models: dict[tuple[str, Precision, str], Model] = {}
+        self._models: dict[tuple[str, Precision, str], ThroughputModel] = {}
         self._costs: dict[tuple[str, Precision, str], StepCost] = {}
         owners = {task.tenant_id for task in sound}
         rows = session.execute(select(Tenant.id, Tenant.weight, Tenant.max_slowdown).where(Tenant.id.in_(owners)))
@@ -126,7 +126,7 @@ class Workload:
         tokens = tokens_per_row(file.bytes, file.rows, spec.training.max_seq_len)
 
         def work_out() -> Estimate:
-            return estimate(Work(jobs, spec.early_exit, tokens, validation, of_class), model, gpus)
+            return estimate(TaskWork(jobs, spec.early_exit, tokens, validation, of_class), model, gpus)
 
         moment = task.fence if task.status == TaskStatus.QUEUED else (jobs, validation)
         return self._memo.get(("estimate", task.id, moment, model, of_class, gpus), work_out)
@@ -195,7 +195,7 @@ class Workload:
         seconds = self._seconds(task, shape, gpus) if narrower is not None else None
         return seconds if seconds is not None and narrower is not None and seconds <= (1 - PAYS) * narrower else None
 
-    def _model(self, base: str, precision: Precision, kind: str) -> Model:
+    def _model(self, base: str, precision: Precision, kind: str) -> ThroughputModel:
         if (base, precision, kind) not in self._models:
             parameters = self._bases[base].parameters
             known = relevant(self._profiles, base, precision, kind)
@@ -204,7 +204,7 @@ class Workload:
                 moved += 2 * BYTES_PER_WEIGHT["fp8"]
             elif precision != "bf16":  # decoded at each pass: the decoded weight is written and read once more
                 moved += 2 * BYTES_PER_WEIGHT["bf16"]
-            self._models[base, precision, kind] = Model(parameters, round(parameters * moved), hardware(kind), known)
+            self._models[base, precision, kind] = ThroughputModel(parameters, round(parameters * moved), hardware(kind), known)
         return self._models[base, precision, kind]
 
     def _read(

@@ -20,7 +20,7 @@ _LEAST = 0.05  # lower bound of the log deviation
 
 
 @dataclass(frozen=True)
-class Key:
+class ProfileKey:
     """What a profile is measured for. `tokens` of a step and adapter `rows`, both per GPU, are rounded up to powers of two; 0
     rows: not reported. `width` is the GPUs of the placement, of which one was timed."""
 
@@ -33,7 +33,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Profile:
+class StepTimeProfile:
     """A moving average: log seconds per step at `tokens` tokens per GPU, its variance, and the number of measurements."""
 
     tokens: float
@@ -43,13 +43,13 @@ class Profile:
 
 
 @dataclass(frozen=True)
-class Model:
+class ThroughputModel:
     """A base on a GPU type: the roofline's parameters, and the profiles of the pair, in any order."""
 
     parameters: int
     weight_bytes: int
     hardware: Hardware
-    profiles: tuple[tuple[Key, Profile], ...] = ()
+    profiles: tuple[tuple[ProfileKey, StepTimeProfile], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,20 +60,20 @@ class Speed:
     deviation: float
 
 
-def key_of(base: str, precision: str, gpu: str, tokens: float, rows: float = 0, width: int = 1) -> Key:
-    return Key(base, precision, gpu, _up(tokens), _up(rows) if rows else 0, width)
+def key_of(base: str, precision: str, gpu: str, tokens: float, rows: float = 0, width: int = 1) -> ProfileKey:
+    return ProfileKey(base, precision, gpu, _up(tokens), _up(rows) if rows else 0, width)
 
 
-def measured(before: Profile | None, tokens: float, seconds: float) -> Profile:
+def measured(before: StepTimeProfile | None, tokens: float, seconds: float) -> StepTimeProfile:
     """The profile after one more sample: `seconds` a step of `tokens` tokens per GPU. Raises ValueError unless both are
     positive."""
     if not (tokens > 0 and seconds > 0):
         raise ValueError(f"a step of {tokens} tokens in {seconds} s is no measurement")
     said = math.log(seconds)
     if before is None:
-        return Profile(tokens, said)
+        return StepTimeProfile(tokens, said)
     off = said - before.log_seconds
-    return Profile(
+    return StepTimeProfile(
         before.tokens + NEWEST * (tokens - before.tokens),
         before.log_seconds + NEWEST * off,
         (1 - NEWEST) * (before.variance + NEWEST * off * off),
@@ -81,7 +81,7 @@ def measured(before: Profile | None, tokens: float, seconds: float) -> Profile:
     )
 
 
-def roofline(model: Model, tokens: float) -> float:
+def roofline(model: ThroughputModel, tokens: float) -> float:
     """Seconds of a step of `tokens` tokens on one GPU: the longer of its FLOPs' and its bytes' time, plus a constant."""
     hardware = model.hardware
     compute = FLOPS_PER_WEIGHT * model.parameters * tokens / hardware.flops
@@ -89,7 +89,7 @@ def roofline(model: Model, tokens: float) -> float:
     return hardware.step_seconds + max(compute, memory)
 
 
-def speed(model: Model, tokens: float, rows: float = 0, width: int = 1) -> Speed:
+def speed(model: ThroughputModel, tokens: float, rows: float = 0, width: int = 1) -> Speed:
     """A step of `tokens` tokens and `rows` adapter rows on one GPU of a placement with `width` GPUs.
 
     Profiles correct the roofline by the measured ratio, weighted by 4 ** -distance in doublings of tokens (half as strongly of
@@ -111,7 +111,9 @@ def speed(model: Model, tokens: float, rows: float = 0, width: int = 1) -> Speed
     return Speed(roofline(model, tokens) * math.exp(log_ratio / total), min(deviation, _UNMEASURED))
 
 
-def relevant(profiles: Mapping[Key, Profile], base: str, precision: str, gpu: str) -> tuple[tuple[Key, Profile], ...]:
+def relevant(
+    profiles: Mapping[ProfileKey, StepTimeProfile], base: str, precision: str, gpu: str
+) -> tuple[tuple[ProfileKey, StepTimeProfile], ...]:
     """The profiles of this base in this precision on this GPU type."""
     return tuple((key, p) for key, p in profiles.items() if (key.base, key.precision, key.gpu) == (base, precision, gpu))
 

@@ -3,7 +3,7 @@
 from service.scheduler.core.decision import Join
 
 
-def shares(join: Join, node: str) -> str:
+def shares_sentence(join: Join, node: str) -> str:
     """Such as: Shares 1 GPU of node a with 3 tasks; 1.4 times slower than alone, ends 40 min sooner than by waiting."""
     gpus = "1 GPU" if join.gpus == 1 else f"{join.gpus} GPUs"
     tasks = "1 task" if join.among == 1 else f"{join.among} tasks"

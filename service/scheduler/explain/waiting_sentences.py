@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from service.scheduler.estimate.prediction_intervals import Between
+from service.scheduler.estimate.prediction_intervals import PredictedInterval
 from service.scheduler.explain.reason_codes import Code, Reason
 from service.tasks.plan_status import unplanned_reasons
 
@@ -38,8 +38,8 @@ class Scene:
     lacking: Mapping[str, str] = field(default_factory=dict)
 
 
-def tell(
-    reason: Reason, scene: Scene, at: datetime, between: Between | None = None, late: float | None = None
+def explain(
+    reason: Reason, scene: Scene, at: datetime, between: PredictedInterval | None = None, late: float | None = None
 ) -> dict[str, Any]:
     """The reason, JSON-ready. `late` is by how many seconds the task will miss its deadline."""
     sentence = _SENTENCES[reason.code](reason, scene)
@@ -164,7 +164,7 @@ def _backing_off(reason: Reason, scene: Scene) -> str:
 
 
 def _paused(reason: Reason, scene: Scene) -> str:
-    return str(unplanned_reasons.paused()["sentence"])
+    return str(unplanned_reasons.paused_by_owner()["sentence"])
 
 
 _SENTENCES = {

@@ -47,7 +47,7 @@ def _over(placed: Placement) -> float:
 def _ask(dependencies: Dependencies, token: str, there: list[Placement], slowest: Placement, correction: float) -> bool:
     *stay, youngest = there
     with dependencies.db.begin() as session:
-        planner_lease.hold(session, token)
+        planner_lease.hold_lease(session, token)
         locked = lock_placement(session, youngest.id)
         if locked is None or locked[1].ended_at is not None or locked[1].leaving is not None:
             return False

@@ -19,9 +19,9 @@ from service.fleet.node_health.quarantine import by_trust, trouble_of
 from service.scheduler.core.decision import Decision, Join
 from service.scheduler.core.joins.joining import settled
 from service.scheduler.core.problem import Start
-from service.scheduler.estimate.prediction_intervals import Between
+from service.scheduler.estimate.prediction_intervals import PredictedInterval
 from service.scheduler.estimate.sharing_estimate import ALONE_AFTER
-from service.scheduler.explain.join_sentences import runs_alone, shares
+from service.scheduler.explain.join_sentences import runs_alone, shares_sentence
 from service.scheduler.state.executors import Shared, ends_of, executor_of
 from service.scheduler.state.snapshot import Snapshot
 from service.settings import Settings
@@ -106,7 +106,7 @@ class _Writer:
         free = by_trust(node, _free(node, self._busy(node), self._now, self._dependencies.settings), task)
         if len(free) < start.gpus:
             return False
-        between, shared = self._between.get(task.id, Between((0, 0), (start.end, start.end))), self._ends.get(task.id)
+        between, shared = self._between.get(task.id, PredictedInterval((0, 0), (start.end, start.end))), self._ends.get(task.id)
         later = 0 if shared is None else max(0, shared.end - start.end)  # whoever joins it in this very plan
         low, high = between.end
         others = 0 if shared is None else shared.others
@@ -189,7 +189,11 @@ def _placed(placement: Placement, node: Node, task: Task, stay: Stay) -> Mapping
         "expected_end_interval": interval,
     }
     if stay.join is not None:
-        said |= {"slowdown": round(stay.join.slowdown, 2), "beside": stay.join.among, "sentence": shares(stay.join, node.name)}
+        said |= {
+            "slowdown": round(stay.join.slowdown, 2),
+            "beside": stay.join.among,
+            "sentence": shares_sentence(stay.join, node.name),
+        }
     elif task.losses >= ALONE_AFTER:
         said |= {"sentence": runs_alone(task.losses)}
     return said

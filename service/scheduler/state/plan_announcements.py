@@ -7,7 +7,7 @@ from typing import Any
 from service.scheduler.core.decision import Decision
 from service.scheduler.core.joins.joining import settled_joins
 from service.scheduler.core.problem import Start
-from service.scheduler.estimate.prediction_intervals import Between
+from service.scheduler.estimate.prediction_intervals import PredictedInterval
 from service.scheduler.estimate.sharing_estimate import ALONE_AFTER
 from service.scheduler.estimate.task_workload import memory_of
 from service.scheduler.explain import waiting_sentences
@@ -18,12 +18,12 @@ from service.scheduler.state.snapshot import Snapshot
 from service.tasks.plan_status import unplanned_reasons
 
 
-def reasons_of(seen: Snapshot, decision: Decision, between: Mapping[str, Between]) -> dict[str, dict[str, Any]]:
+def reasons_of(seen: Snapshot, decision: Decision, between: Mapping[str, PredictedInterval]) -> dict[str, dict[str, Any]]:
     """The reason of every queued task that does not start now, JSON-ready."""
     shown = scene(seen, decision.starts)
     late = {miss.task: float(miss.end - miss.deadline) for miss in decision.late}
     found = {
-        reason.task: waiting_sentences.tell(reason, shown, seen.at, between.get(reason.task), late.get(reason.task))
+        reason.task: waiting_sentences.explain(reason, shown, seen.at, between.get(reason.task), late.get(reason.task))
         for reason in reasons(settled_joins(seen.problem, decision), decision.starts, seen.standing or None, decision.held)
     }
     for id in found.keys() & seen.tasks.keys():
@@ -32,8 +32,8 @@ def reasons_of(seen: Snapshot, decision: Decision, between: Mapping[str, Between
     for id, promise in seen.awaited.items():
         room = f"GPUs of {seen.nodes[promise.node].name} are being given back for it; it starts once the tasks there are safe."
         soon = (seen.at + timedelta(seconds=LEAVING_SECONDS)).isoformat()
-        found[id] = unplanned_reasons.plain(Code.WAITING_FOR_CAPACITY, room) | {"expected_start": soon}
-    found |= {id: unplanned_reasons.plain(Code.WAITING_FOR_VERSION, why) for id, why in seen.unread.items()}
+        found[id] = unplanned_reasons.unplanned_reason(Code.WAITING_FOR_CAPACITY, room) | {"expected_start": soon}
+    found |= {id: unplanned_reasons.unplanned_reason(Code.WAITING_FOR_VERSION, why) for id, why in seen.unread.items()}
     return found | {id: unplanned_reasons.not_before(moment) for id, moment in seen.later.items()}
 
 

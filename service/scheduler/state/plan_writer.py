@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 _SAME_END = 0.05  # part of the remaining time by which a running task's expected end must move to be written
 
 
-def tell(session: Session, seen: Snapshot, decision: Decision, placed: Placed, seconds: float) -> None:
+def announce_plan(session: Session, seen: Snapshot, decision: Decision, placed: Placed, seconds: float) -> None:
     """Write the reasons of the waiting tasks, notify news, store the plan, and delete the requests it answers.
 
     The caller's transaction holds the planner's lease.

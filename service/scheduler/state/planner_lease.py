@@ -16,7 +16,7 @@ class LeaseLost(Exception):
     """Another planner has taken the lease. The whole plan is rejected."""
 
 
-def take(db: Database) -> str | None:
+def acquire_lease(db: Database) -> str | None:
     """A new token, if a plan is requested and no other planner's lease is running; else None."""
     token = new_id("planner")
     now = func.clock_timestamp()
@@ -29,12 +29,12 @@ def take(db: Database) -> str | None:
         return session.scalar(free.returning(PlannerLease.token))
 
 
-def release(db: Database, token: str) -> None:
+def release_lease(db: Database, token: str) -> None:
     with db.begin() as session:
         session.execute(delete(PlannerLease).where(PlannerLease.token == token))
 
 
-def hold(session: Session, token: str) -> None:
+def hold_lease(session: Session, token: str) -> None:
     """Lock and renew the lease in this transaction. Raises LeaseLost if another planner holds it."""
     renewed = update(PlannerLease).where(PlannerLease.token == token).values(until=func.clock_timestamp() + LEASE)
     if session.scalar(renewed.returning(PlannerLease.id)) is None:

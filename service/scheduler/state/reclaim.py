@@ -102,7 +102,7 @@ def _claims(seen: Snapshot) -> list[Claim]:
 def _ask(dependencies: Dependencies, token: str, seen: Snapshot, found: Preemption, victim: Held) -> bool:
     placed = seen.placements[victim.task]
     with dependencies.db.begin() as session:
-        planner_lease.hold(session, token)
+        planner_lease.hold_lease(session, token)
         locked = lock_placement(session, placed.id)
         if locked is None or locked[1].ended_at is not None or locked[1].leaving is not None:
             return False

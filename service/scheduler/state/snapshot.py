@@ -17,7 +17,7 @@ from service.fleet.models import Node, Placement
 from service.scheduler.core import problem as p
 from service.scheduler.core.eligibility import Bar, Bars
 from service.scheduler.core.fair_share import Ask, Share, standing, total, weights, worth
-from service.scheduler.estimate.prediction_intervals import Between, Spread, intervals, spread
+from service.scheduler.estimate.prediction_intervals import PredictedInterval, Spread, intervals, spread
 from service.scheduler.estimate.task_workload import Shapes, Workload
 from service.scheduler.models import PlanRequest
 from service.scheduler.state.batch_rows import Batches
@@ -74,7 +74,7 @@ class Snapshot:
     capacity: float = 0.0  # GPUs that tenants share, in GPUs of the fastest type
     live: tuple[p.Running, ...] = ()  # the running tasks one by one, each with its own end
 
-    def between(self, starts: Sequence[p.Start] = (), ends: Mapping[str, Shared] | None = None) -> dict[str, Between]:
+    def between(self, starts: Sequence[p.Start] = (), ends: Mapping[str, Shared] | None = None) -> dict[str, PredictedInterval]:
         """The prediction intervals of running tasks and of `starts`, each at its own width."""
         wide = {start.task: self._spread_of(start) for start in starts if start.gpus > self.tasks[start.task].gpus}
         return intervals(self.each_running(ends), starts, self.spreads | wide)

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from service.fleet.models import Node, Placement
 from service.scheduler.core.fair_share import Share, worth
-from service.scheduler.core.problem import UNITS, Limit, in_units
+from service.scheduler.core.problem import UNITS, Limit, limit_units
 from service.tasks.models import Task
 from service.tenants.api_keys import Principal
 from service.tenants.models import Tenant
@@ -98,5 +98,5 @@ def running_gpus(session: Session, principal: Principal) -> int:
     nodes = session.scalars(select(Node).where(or_(Node.status == "ready", Node.id.in_(numbers))))
     kinds = {node.id: node.device_type for node in nodes if node.devices}
     worths = worth(kinds.values())
-    units = sum(number * in_units(worths[kinds[node]] if node in kinds else 1.0) for node, number in numbers.items())
+    units = sum(number * limit_units(worths[kinds[node]] if node in kinds else 1.0) for node, number in numbers.items())
     return math.ceil(units / UNITS)

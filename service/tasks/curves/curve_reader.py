@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from contract.messages.report_messages import Series
 from service.http.problems import Invalid
-from service.tasks.curves.downsampling import Bucket, merged, width_for
+from service.tasks.curves.downsampling import CurveBucket, merged, width_for
 from service.tasks.models import CurveSummary, Job, PointChunk
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import Rows, scoped
@@ -105,7 +105,7 @@ def coarse_curves(session: Session, principal: Principal, task_id: str, window: 
     return Metrics(data=[_coarse(row, found[row[0], row[2]], width) for row in known if (row[0], row[2]) in found])
 
 
-def _summarised(session: Session, job_ids: list[str], window: Window, width: int) -> dict[_Key, list[Bucket]]:
+def _summarised(session: Session, job_ids: list[str], window: Window, width: int) -> dict[_Key, list[CurveBucket]]:
     """The curves, by key, that lie in the window as a whole and have a stored summary that is fine enough."""
     if window.from_step > 0 or window.to_step is not None:
         return {}
@@ -117,7 +117,7 @@ def _summarised(session: Session, job_ids: list[str], window: Window, width: int
 
 def _gathered(
     session: Session, principal: Principal, task_id: str, window: Window, width: int, wanted: set[_Key]
-) -> dict[_Key, list[Bucket]]:
+) -> dict[_Key, list[CurveBucket]]:
     """Aggregates the wanted curves' points to buckets, in Postgres."""
     if not wanted:
         return {}
@@ -130,16 +130,16 @@ def _gathered(
     rows = rows.where(step >= window.from_step, Job.id.in_(sorted({job_id for job_id, _ in wanted})))
     if window.to_step is not None:
         rows = rows.where(step <= window.to_step)
-    found: dict[_Key, list[Bucket]] = {}
+    found: dict[_Key, list[CurveBucket]] = {}
     for job_id, series, at, count, *losses in session.execute(
         rows.group_by(Job.id, PointChunk.series, number).order_by(number)
     ):
         if (job_id, series) in wanted:
-            found.setdefault((job_id, series), []).append(Bucket(at, count, *(losses if count else ())))
+            found.setdefault((job_id, series), []).append(CurveBucket(at, count, *(losses if count else ())))
     return found
 
 
-def _coarse(row: Any, buckets: list[Bucket], width: int) -> Curve:
+def _coarse(row: Any, buckets: list[CurveBucket], width: int) -> Curve:
     return Curve(
         job_id=row[0],
         index=row[1],

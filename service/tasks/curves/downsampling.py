@@ -18,7 +18,7 @@ BUCKETS = 512  # at most, of a stored summary
 
 
 @dataclass
-class Bucket:
+class CurveBucket:
     """The bucket's first step is `number` times the width. Mean, minimum and maximum leave out losses that are not finite."""
 
     number: int
@@ -40,12 +40,12 @@ class Buckets:
     """One series in buckets of `width` steps; callers add points in ascending order."""
 
     width: int
-    made: list[Bucket] = field(default_factory=list)
+    made: list[CurveBucket] = field(default_factory=list)
 
-    def at(self, step: int) -> Bucket:
+    def at(self, step: int) -> CurveBucket:
         number = step // self.width
         if not self.made or self.made[-1].number != number:
-            self.made.append(Bucket(number))
+            self.made.append(CurveBucket(number))
         return self.made[-1]
 
     def points(self, steps: Iterable[int], values: Iterable[float]) -> None:
@@ -53,7 +53,7 @@ class Buckets:
             self.at(step).add(int(math.isfinite(value)), value, value, value)
 
 
-def merged(stored: CurveSummary, width: int) -> list[Bucket]:
+def merged(stored: CurveSummary, width: int) -> list[CurveBucket]:
     """A stored summary in wider buckets; its own width must divide `width`."""
     counts, means, least, greatest = (np.array(values) for values in (stored.counts, stored.means, stored.mins, stored.maxs))
     numbers = np.array(stored.buckets) * stored.width // width
@@ -63,7 +63,7 @@ def merged(stored: CurveSummary, width: int) -> list[Bucket]:
     least = np.minimum.reduceat(np.where(counts > 0, least, np.inf), starts)
     greatest = np.maximum.reduceat(np.where(counts > 0, greatest, -np.inf), starts)
     columns = (column.tolist() for column in (numbers[starts], many, mean, least, greatest))
-    return [Bucket(*row) for row in zip(*columns, strict=True)]
+    return [CurveBucket(*row) for row in zip(*columns, strict=True)]
 
 
 def width_for(steps: int, buckets: int) -> int:

@@ -69,13 +69,13 @@ def ask_to_leave(
     task.desired_status = then
     placement.leaving, placement.leave_detail = reason, detail
     if placement.acknowledged_at is None:
-        release(session, dependencies, task, placement, reason, detail)
+        release_placement(session, dependencies, task, placement, reason, detail)
     else:
         touch_nodes(session, dependencies.wakeups, placement.node_id)
         bump_version_and_notify(session, task)
 
 
-def release(
+def release_placement(
     session: Session,
     dependencies: Dependencies,
     task: Task,

@@ -45,7 +45,7 @@ ColumnWrites = Mapping[str, Any]  # what a row gets, by column: a TimeColumn, No
 _ENDED: ColumnWrites = {"ended_at": TimeColumn.NOW, "waiting": None, "desired_status": None}
 ON_TASK_ENTER: Mapping[TaskStatus, ColumnWrites] = {
     TaskStatus.QUEUED: {"queued_at": TimeColumn.NOW, "waiting": unplanned_reasons.not_planned(), "desired_status": None},
-    TaskStatus.PAUSED: {"waiting": unplanned_reasons.paused(), "desired_status": None},
+    TaskStatus.PAUSED: {"waiting": unplanned_reasons.paused_by_owner(), "desired_status": None},
     TaskStatus.RUNNING: {"started_at": TimeColumn.FIRST, "waiting": None},
     **dict.fromkeys(TASK_TERMINAL, _ENDED),
 }

@@ -11,21 +11,23 @@ NOT_BEFORE = "not_before"  # its spec asks for a later start; the planner does n
 NOT_PLANNED = "not_planned"  # no plan has looked at it yet
 
 
-def plain(code: str, sentence: str) -> dict[str, Any]:
+def unplanned_reason(code: str, sentence: str) -> dict[str, Any]:
     """A reason that needs no plan."""
     nothing = ("place", "node", "expected_start", "expected_end", "expected_start_interval", "expected_end_interval")
     return {"code": code, "sentence": sentence, **dict.fromkeys(nothing), "late_seconds": None}
 
 
-def paused() -> dict[str, Any]:
-    return plain(PAUSED, "Its owner paused it; it goes on where it stood once it is resumed.")
+def paused_by_owner() -> dict[str, Any]:
+    return unplanned_reason(PAUSED, "Its owner paused it; it goes on where it stood once it is resumed.")
 
 
 def not_planned() -> dict[str, Any]:
-    return plain(NOT_PLANNED, "It has just joined the queue; the next plan, due within seconds, says where and when it starts.")
+    return unplanned_reason(
+        NOT_PLANNED, "It has just joined the queue; the next plan, due within seconds, says where and when it starts."
+    )
 
 
 def not_before(moment: datetime) -> dict[str, Any]:
     """The spec asks for a start no earlier than this."""
-    said = plain(NOT_BEFORE, f"Its spec asks for a start no earlier than {moment.isoformat()}.")
+    said = unplanned_reason(NOT_BEFORE, f"Its spec asks for a start no earlier than {moment.isoformat()}.")
     return said | {"expected_start": moment.isoformat()}

@@ -25,7 +25,7 @@ LONGEST_SECONDS = 900.0  # of one stream; its client reconnects with the last id
 
 
 @dataclass(frozen=True)
-class Batch:
+class EventBatch:
     """Formatted events. `over`: the task has ended, and these are its last events."""
 
     text: str
@@ -39,9 +39,9 @@ class Feed:
 
     def __init__(self, change_listener: ChangeListener) -> None:
         self._listener = change_listener
-        self._reads: dict[tuple[str, str, int, int], asyncio.Task[Batch]] = {}  # used on the event loop only
+        self._reads: dict[tuple[str, str, int, int], asyncio.Task[EventBatch]] = {}  # used on the event loop only
 
-    async def after(self, db: Database, principal: Principal, task_id: str, number: int) -> Batch:
+    async def after(self, db: Database, principal: Principal, task_id: str, number: int) -> EventBatch:
         """The task's next events, in the calling tenant's `db`. Raises NotFound if the task is not the caller's."""
         # `heard` is in the key, since a read begun before the last notice may miss that notice's change
         key = principal.tenant_id, task_id, number, self._listener.heard
@@ -51,7 +51,7 @@ class Feed:
             read.add_done_callback(lambda _: self._reads.pop(key))
         return await asyncio.shield(self._reads[key])
 
-    async def stream(self, db: Database, principal: Principal, task_id: str, first: Batch) -> AsyncIterator[str]:
+    async def stream(self, db: Database, principal: Principal, task_id: str, first: EventBatch) -> AsyncIterator[str]:
         """Yields frames, beginning with `first`, until the task has ended or the process stops."""
         batch, loop = first, asyncio.get_running_loop()
         until = loop.time() + LONGEST_SECONDS
@@ -77,14 +77,14 @@ async def heard(event: asyncio.Event, seconds: float) -> bool:
     return True
 
 
-def _read(db: Database, principal: Principal, task_id: str, number: int) -> Batch:
+def _read(db: Database, principal: Principal, task_id: str, number: int) -> EventBatch:
     with db.begin() as session:
         over = TaskStatus(find(session, Task, task_id, principal, "task").status) in TASK_TERMINAL  # read before the events
         events = scoped(select(TaskEvent).where(TaskEvent.task_id == task_id, TaskEvent.number > number), TaskEvent, principal)
         found = list(session.scalars(events.order_by(TaskEvent.number).limit(_BATCH)))
     full = len(found) == _BATCH
     last = found[-1].number if found else number
-    return Batch("".join(_frame(event) for event in found), last, full, over and not full)
+    return EventBatch("".join(_frame(event) for event in found), last, full, over and not full)
 
 
 def _frame(event: TaskEvent) -> str:

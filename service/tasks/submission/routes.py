@@ -6,7 +6,7 @@ from contract.task_spec import TaskSpec
 from service.app_state import state_of
 from service.authentication import Db, Writer, WriterFirst, note_of
 from service.http.response_schemas import problems
-from service.idempotency.repeated_requests import Key, keyed_request_of
+from service.idempotency.repeated_requests import IdempotencyKey, keyed_request_of
 from service.tasks.resource import TaskResource
 from service.tasks.submission.coalesced_submission import Submission
 
@@ -22,7 +22,9 @@ router = APIRouter(prefix="/v1", tags=["tasks"], responses=problems(401, 403), r
     response_model=TaskResource,
     responses=problems(400, 409, 413, 422),
 )
-async def create_task(request: Request, spec: TaskSpec, writer: Writer, db: Db, idempotency_key: Key = None) -> Response:
+async def create_task(
+    request: Request, spec: TaskSpec, writer: Writer, db: Db, idempotency_key: IdempotencyKey = None
+) -> Response:
     submission = Submission(spec, note_of(request, writer), await keyed_request_of(request, idempotency_key))
     created = await state_of(request).submissions.submit(db, writer, submission)
     return Response(created.text, 201, created.headers, "application/json")

@@ -58,7 +58,7 @@ def compare(viewer: Looking, db: Db, request: Request, task: Annotated[list[str]
             )
             for at, one in enumerate(tasks)
         ]
-        newest = actions.tasks_of(reader, archived=False).order_by(Task.created_at.desc()).limit(_OFFERED)
+        newest = actions.select_tasks(reader, archived=False).order_by(Task.created_at.desc()).limit(_OFFERED)
         offered = [one for one in session.scalars(newest) if one.id not in ids]
     lines = [one.line for one in found if one.line is not None]
     specs = differences([one.task.spec for one in found]) if len(found) > 1 else []

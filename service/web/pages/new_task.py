@@ -42,7 +42,7 @@ _ROWS = 5
 
 
 @dataclass
-class Draft:
+class TaskForm:
     """The form as it was sent, and what it asks for. `errors` by field; those of no field of the form under an empty name."""
 
     fields: dict[str, str]
@@ -53,10 +53,10 @@ class Draft:
     errors: list[FieldError] = field(default_factory=list)
 
     @classmethod
-    def read(cls, form: Form) -> "Draft":
+    def read(cls, form: Form) -> "TaskForm":
         draft = cls({name: form.one(name) for name in form.data}, form.all("schedule"), form.all("modules"))
         try:
-            draft.spec = spec_form.spec_of(draft.fields, draft.schedules, draft.modules)
+            draft.spec = spec_form.spec_of_form(draft.fields, draft.schedules, draft.modules)
             draft.checked = TaskSpec.model_validate(draft.spec)
         except spec_form.FieldUnreadable as error:
             draft.errors.append(FieldError(field=error.field, code="unreadable", message=str(error)))
@@ -86,7 +86,7 @@ def new_task(viewer: Looking, writer: Writer, db: Db, settings: Config, request:
         fields, chosen = spec_form.fields_of(spec), spec_form.choices_of(spec)
     elif file_id := request.query_params.get("file"):
         fields["dataset.file_id"] = file_id[:128]
-    return _page(request, db, writer, settings, Draft(fields, *chosen))
+    return _page(request, db, writer, settings, TaskForm(fields, *chosen))
 
 
 @router.post("/tasks/new/estimate")
@@ -100,7 +100,7 @@ def estimate(
     counted: Counted,
     limited: Estimating,
 ) -> Response:
-    draft, found = Draft.read(form), None
+    draft, found = TaskForm.read(form), None
     if draft.checked is not None:
         try:
             with db.begin() as session:
@@ -123,7 +123,7 @@ def preview(
     form: Form,
     request: Request,
 ) -> Response:
-    draft, found = Draft.read(form), None
+    draft, found = TaskForm.read(form), None
     try:
         asked = row_preview.PreviewRequest.model_validate(
             {
@@ -157,7 +157,7 @@ def submit(
     request: Request,
     limited: Submitting,
 ) -> Response:
-    draft = Draft.read(form)
+    draft = TaskForm.read(form)
     if draft.checked is not None:
         try:
             with db.begin() as session:
@@ -173,7 +173,7 @@ def _page(
     db: Db,
     writer: Principal,
     settings: Config,
-    draft: Draft,
+    draft: TaskForm,
     *,
     status: int = 200,
     estimate: EstimateResource | None = None,

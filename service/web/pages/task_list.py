@@ -82,7 +82,7 @@ def list_tasks(viewer: Looking, db: Db, filters: Filtered, request: Request) -> 
     reader = viewer.principal
     key, _, value = filters.label.partition("=")
     labels = {key: value} if key and value else {}
-    chosen = actions.tasks_of(reader, filters.status, labels, filters.archived, filters.base or None, filters.text or None)
+    chosen = actions.select_tasks(reader, filters.status, labels, filters.archived, filters.base or None, filters.text or None)
     with db.begin() as session:
         shown = page(session, chosen, Task, filters.cursor, _PAGE, lambda rows: task_rows(session, reader, rows))
         total = session.scalars(select(func.count()).select_from(chosen.subquery())).one()
@@ -103,14 +103,14 @@ def list_tasks(viewer: Looking, db: Db, filters: Filtered, request: Request) -> 
 
 
 def _counts(session: Session, reader: Principal) -> dict[TaskStatus, int]:
-    own = actions.tasks_of(reader, archived=False).subquery()
+    own = actions.select_tasks(reader, archived=False).subquery()
     rows = session.execute(select(own.c.status, func.count()).group_by(own.c.status))
     found = {TaskStatus(status): number for status, number in rows}
     return {status: found[status] for status in TaskStatus if status in found}
 
 
 def _bases(session: Session, reader: Principal) -> list[str]:
-    own = actions.tasks_of(reader).subquery()
+    own = actions.select_tasks(reader).subquery()
     return sorted(session.scalars(select(own.c.base_model).distinct()))
 
 

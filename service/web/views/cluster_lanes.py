@@ -54,7 +54,7 @@ class Tick:
 
 
 @dataclass
-class Timeline:
+class LaneChart:
     height: float = AXIS
     now: float = 0.0
     lanes: list[Lane] = field(default_factory=list)
@@ -70,7 +70,7 @@ class _Run:
     tenant: str
 
 
-def timeline(session: Session, viewer: str | None, waiting: Sequence[Waiting], now: datetime) -> Timeline:
+def timeline(session: Session, viewer: str | None, waiting: Sequence[Waiting], now: datetime) -> LaneChart:
     """The timeline for a tenant, or with every task named (None). The session must see all tenants' rows."""
     nodes = list(session.scalars(select(Node).where(Node.status != "left").order_by(Node.name)))
     rows = session.execute(
@@ -104,7 +104,7 @@ class _Drawing:
         nodes: list[Node],
         runs: Mapping[str, list[_Run]],
     ) -> None:
-        self._viewer, self._owners, self._now, self.made = viewer, owners, now, Timeline()
+        self._viewer, self._owners, self._now, self.made = viewer, owners, now, LaneChart()
         every = [run for of_node in runs.values() for run in of_node]
         self._colours = self._colour(every)
         ends = [run.placement.expected_end for run in every if run.placement.ended_at is None and run.placement.expected_end]

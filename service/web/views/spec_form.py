@@ -97,7 +97,7 @@ DEFAULTS: Fields = {
 }
 
 
-def spec_of(fields: Fields, schedules: list[str], modules: list[str]) -> dict[str, Any]:
+def spec_of_form(fields: Fields, schedules: list[str], modules: list[str]) -> dict[str, Any]:
     """The spec that the form asks for, unchecked; empty fields are left out. Raises FieldUnreadable."""
     spec: dict[str, Any] = {}
     for path, read in _ONE.items():

@@ -99,7 +99,7 @@ def test_a_database_of_a_newer_version_is_left_as_it_is(new_database_url):
     schema_upgrade.upgrade(new_database_url)
     with engine.connect() as connection:
         assert connection.scalar(text("SELECT obj_description('alembic_version'::regclass)")) == "protection of tomorrow"
-    schema_upgrade.check(engine)
+    schema_upgrade.check_revision(engine)
 
 
 def test_a_downgrade_leaves_nothing_and_the_way_up_is_open_again(stack):
@@ -108,7 +108,7 @@ def test_a_downgrade_leaves_nothing_and_the_way_up_is_open_again(stack):
     command.downgrade(schema_upgrade.config(url), "base")
     assert inspect(create_engine(url)).get_table_names() == ["alembic_version"]
     schema_upgrade.upgrade(url)
-    schema_upgrade.check(create_engine(url))
+    schema_upgrade.check_revision(create_engine(url))
 
 
 def test_some_that_migrate_at_once_take_turns(stack, settings_for, environment_of, tmp_path):
@@ -118,16 +118,16 @@ def test_some_that_migrate_at_once_take_turns(stack, settings_for, environment_o
     processes = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     said = [process.communicate()[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], said
-    schema_upgrade.check(create_engine(url))
+    schema_upgrade.check_revision(create_engine(url))
 
 
 def test_a_database_without_tables_is_refused(stack):
     with pytest.raises(schema_upgrade.SchemaBehind, match="python -m service migrate"):
-        schema_upgrade.check(create_engine(stack.new_database()))
+        schema_upgrade.check_revision(create_engine(stack.new_database()))
 
 
 def test_a_newer_database_is_served(new_database_url):
     engine = create_engine(new_database_url)
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = 'of tomorrow'"))
-    schema_upgrade.check(engine)
+    schema_upgrade.check_revision(engine)

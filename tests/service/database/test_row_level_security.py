@@ -259,9 +259,9 @@ def test_a_password_that_changed_is_set_anew(stack, new_database_url):
     url = stack.postgres.url(role=roles.APP)
     other = re.sub(r"(motet_app:)\w+", r"\1" + "f" * 64, url)
     try:
-        roles.admit(new_database_url, roles.APP, other)
-        roles.check(other, roles.APP)
+        roles.allow_login(new_database_url, roles.APP, other)
+        roles.check_role(other, roles.APP)
     finally:
-        roles.admit(new_database_url, roles.APP, url)
+        roles.allow_login(new_database_url, roles.APP, url)
     with pytest.raises(roles.RoleUnfit, match="names the user 'motet_system'"):
-        roles.admit(new_database_url, roles.APP, stack.postgres.url(role=roles.SYSTEM))
+        roles.allow_login(new_database_url, roles.APP, stack.postgres.url(role=roles.SYSTEM))

@@ -10,7 +10,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 def said(code="waiting_for_capacity", place=1, seconds=600.0, node="n"):
     start = None if seconds is None else (NOW + timedelta(seconds=seconds)).isoformat()
-    return unplanned_reasons.plain(code, f"{place - 1} are planned before it") | {
+    return unplanned_reasons.unplanned_reason(code, f"{place - 1} are planned before it") | {
         "place": place,
         "node": node,
         "expected_start": start,

@@ -149,13 +149,13 @@ def test_an_arrival_that_may_fit_is_not_held_up_by_those_that_do_not(parts, tena
 
 def test_what_starts_is_committed_before_the_others_are_told(parts, tenant, new_node, database, monkeypatch):
     node, tasks = new_node(), [validated(parts, tenant) for _ in range(2)]
-    telling, seen = planner.tell, []
+    telling, seen = planner.announce_plan, []
 
     def look_first(*given):
         seen.append([one.task_id for one in node.desired().placements])
         telling(*given)
 
-    monkeypatch.setattr(planner, "tell", look_first)
+    monkeypatch.setattr(planner, "announce_plan", look_first)
     assert replan(parts) == 1
     (started,) = seen[0]
     (other,) = set(tasks) - {started}

@@ -6,8 +6,8 @@ import pytest
 
 from service.scheduler.core.gpu_types import hardware
 from service.scheduler.core.joins.slowdowns import Member, Sharing, broken_bounds, ends, roomy, slowdowns
-from service.scheduler.estimate.step_cost import StepCost, prior, step_cost
-from service.scheduler.estimate.throughput import Model, key_of, measured
+from service.scheduler.estimate.step_cost import StepCost, prior_step_cost, step_cost
+from service.scheduler.estimate.throughput import ThroughputModel, key_of, measured
 from worker.policy.deficit_round_robin import Candidate, select
 from worker.policy.step_time import StepLoad, StepModel
 
@@ -104,12 +104,12 @@ def test_bounds_and_room() -> None:
     assert not roomy([member("a", room=0.6), member("b", room=0.5)])
 
 
-MODEL = Model(1_240_000_000, 2_480_000_000, hardware("NVIDIA H200"))
+MODEL = ThroughputModel(1_240_000_000, 2_480_000_000, hardware("NVIDIA H200"))
 
 
 def test_before_any_measurement_the_prior_is_near_the_h200() -> None:
     guess = step_cost(MODEL)
-    assert guess == prior(MODEL)
+    assert guess == prior_step_cost(MODEL)
     assert guess.per_pass == pytest.approx(H200.per_pass, rel=0.25)
     assert guess.per_token == pytest.approx(H200.per_token, rel=0.25)
 
@@ -121,7 +121,7 @@ def test_what_is_measured_teaches_the_pass_and_the_token() -> None:
         for _ in range(8):
             profile = measured(profile, tokens, truth.seconds(tokens))
         profiles.append((key_of("b", "bf16", "NVIDIA H200", tokens), profile))
-    found = step_cost(Model(MODEL.parameters, MODEL.weight_bytes, MODEL.hardware, tuple(profiles)))
+    found = step_cost(ThroughputModel(MODEL.parameters, MODEL.weight_bytes, MODEL.hardware, tuple(profiles)))
     assert found.overhead(374) == pytest.approx(truth.overhead(374), abs=0.06)
     assert found.overhead(12_000) == pytest.approx(truth.overhead(12_000), abs=0.15)
 
@@ -132,7 +132,7 @@ def test_no_measurement_makes_a_cost_negative(seconds) -> None:
         (key_of("b", "bf16", "NVIDIA H200", tokens), measured(None, tokens, seconds(tokens)))
         for tokens in (100.0, 4000.0, 16_000.0)
     )
-    found = step_cost(Model(MODEL.parameters, MODEL.weight_bytes, MODEL.hardware, profiles))
+    found = step_cost(ThroughputModel(MODEL.parameters, MODEL.weight_bytes, MODEL.hardware, profiles))
     assert found.per_pass > 0
     assert found.per_token > 0
     assert math.isfinite(found.seconds(1e6))

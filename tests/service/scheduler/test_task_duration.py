@@ -10,19 +10,19 @@ from contract.early_exit_policy import EarlyExitPolicy
 from contract.states import ExitReason, JobStatus
 from service.scheduler.core.gpu_types import hardware
 from service.scheduler.estimate.survival import JobLifetimes, JobProgress
-from service.scheduler.estimate.task_duration import SHORTEST_SECONDS, Work, estimate, tokens_per_row
-from service.scheduler.estimate.throughput import Model, key_of, measured
+from service.scheduler.estimate.task_duration import SHORTEST_SECONDS, TaskWork, estimate, tokens_per_row
+from service.scheduler.estimate.throughput import ThroughputModel, key_of, measured
 
 ALTO, NONE = EarlyExitPolicy(), EarlyExitPolicy(policy="none")
-MODEL = Model(8_000_000_000, 16_000_000_000, hardware("NVIDIA H100 80GB HBM3"))
+MODEL = ThroughputModel(8_000_000_000, 16_000_000_000, hardware("NVIDIA H100 80GB HBM3"))
 NEW = JobProgress(JobStatus.PENDING, 0, 1000, 50, 4, False)
 EXITED = replace(NEW, status=JobStatus.EXITED, step=30, exit_reason=ExitReason.DIVERGING)
 OUT = replace(NEW, status=JobStatus.EXITED, step=50, exit_reason=ExitReason.UNDERPERFORMING)
 KEPT = replace(NEW, status=JobStatus.TRAINING, step=400, promoted=True)
 
 
-def work(*jobs: JobProgress, policy: EarlyExitPolicy = ALTO, **more) -> Work:
-    return Work(jobs, policy, 500.0, **more)
+def work(*jobs: JobProgress, policy: EarlyExitPolicy = ALTO, **more) -> TaskWork:
+    return TaskWork(jobs, policy, 500.0, **more)
 
 
 def whole(*jobs: JobProgress) -> float:

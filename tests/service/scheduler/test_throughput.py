@@ -5,12 +5,21 @@ from dataclasses import replace
 import pytest
 
 from service.scheduler.core.gpu_types import hardware
-from service.scheduler.estimate.throughput import Key, Model, Profile, key_of, measured, relevant, roofline, speed
+from service.scheduler.estimate.throughput import (
+    ProfileKey,
+    StepTimeProfile,
+    ThroughputModel,
+    key_of,
+    measured,
+    relevant,
+    roofline,
+    speed,
+)
 
-MODEL = Model(8_000_000_000, 16_000_000_000, hardware("NVIDIA H100 80GB HBM3"))
+MODEL = ThroughputModel(8_000_000_000, 16_000_000_000, hardware("NVIDIA H100 80GB HBM3"))
 
 
-def profiled(*seen: tuple[float, float], times: int = 4) -> Model:
+def profiled(*seen: tuple[float, float], times: int = 4) -> ThroughputModel:
     taken = []
     for tokens, seconds in seen:
         profile = None
@@ -56,14 +65,14 @@ def test_another_width_is_believed_to_be_as_fast_until_it_was_measured() -> None
     both = replace(narrow, profiles=(*narrow.profiles, *[(key_of("m", "bf16", "h100", 4096, width=2), slow)] * 4))
     ratios = [speed(both, 4096, width=width).seconds / roofline(MODEL, 4096) for width in (1, 2, 4)]
     assert ratios == [pytest.approx(3, rel=0.1), pytest.approx(9, rel=0.1), pytest.approx(9, rel=0.1)]
-    assert both.profiles[1][0] == Key("m", "bf16", "h100", 4096, 0, 2)
+    assert both.profiles[1][0] == ProfileKey("m", "bf16", "h100", 4096, 0, 2)
 
 
 def test_a_profile_moves_with_the_newest_and_knows_its_spread() -> None:
     steady, shaky = None, None
     for at in range(30):
         steady, shaky = measured(steady, 1000, 1.0), measured(shaky, 1000, 1.0 if at % 2 else 2.0)
-    assert steady == Profile(1000, 0.0, 0.0, 30)
+    assert steady == StepTimeProfile(1000, 0.0, 0.0, 30)
     assert 0.1 < shaky.variance < 0.5
     with pytest.raises(ValueError, match="no measurement"):
         measured(None, 0, 1.0)
@@ -72,10 +81,10 @@ def test_a_profile_moves_with_the_newest_and_knows_its_spread() -> None:
 def test_profiles_of_another_base_precision_or_type_are_no_evidence() -> None:
     profile = measured(None, 100, 1.0)
     keys = [
-        Key("m", "bf16", "a", 128, 0),
-        Key("m", "fp32", "a", 128, 0),
-        Key("n", "bf16", "a", 128, 0),
-        Key("m", "bf16", "b", 128, 0),
+        ProfileKey("m", "bf16", "a", 128, 0),
+        ProfileKey("m", "fp32", "a", 128, 0),
+        ProfileKey("n", "bf16", "a", 128, 0),
+        ProfileKey("m", "bf16", "b", 128, 0),
     ]
     assert [key for key, _ in relevant(dict.fromkeys(keys, profile), "m", "bf16", "a")] == keys[:1]
-    assert key_of("m", "bf16", "a", 100, 33) == Key("m", "bf16", "a", 128, 64)
+    assert key_of("m", "bf16", "a", 100, 33) == ProfileKey("m", "bf16", "a", 128, 64)

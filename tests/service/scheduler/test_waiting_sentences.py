@@ -6,9 +6,9 @@ import pytest
 
 from service.scheduler.core.problem import Limit, Node, Problem, Queued, Running, Start
 from service.scheduler.core.solve import solve
-from service.scheduler.estimate.prediction_intervals import Between, Spread, intervals
+from service.scheduler.estimate.prediction_intervals import PredictedInterval, Spread, intervals
 from service.scheduler.explain.reason_codes import reasons
-from service.scheduler.explain.waiting_sentences import Offer, Scene, tell
+from service.scheduler.explain.waiting_sentences import Offer, Scene, explain
 from service.tasks.plan_status.waiting_changes import differs, shows
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -22,7 +22,7 @@ def told(problem, needs=None, standing=None):
     owners = {task.id: task.tenant for task in (*problem.queued, *problem.running)}
     running = {run.id: run.node for run in problem.running} | {start.task: start.node for start in starts if start.start == 0}
     scene = Scene(offers, owners, needs or dict.fromkeys(owners, GIB), running)
-    return {reason.task: tell(reason, scene, NOW) for reason in reasons(problem, starts, standing)}
+    return {reason.task: explain(reason, scene, NOW) for reason in reasons(problem, starts, standing)}
 
 
 def test_capacity_says_how_many_when_and_who_is_there():
@@ -88,7 +88,7 @@ def test_lateness_is_foretold():
     problem = Problem((Node("n", 1),), (Running("r", "n", 1, 100),), (Queued("a", 1, 100, (50,), deadline=30),))
     (reason,) = reasons(problem, solve(problem).starts)
     scene = Scene({"n": Offer("n", 1, GIB)}, {"a": "", "r": ""}, {"a": 1}, {"r": "n"})
-    said = tell(reason, scene, NOW, late=120.0)
+    said = explain(reason, scene, NOW, late=120.0)
     assert said["late_seconds"] == 120.0
     assert said["sentence"].endswith("It is expected to end about 2 min after its deadline.")
 
@@ -97,11 +97,11 @@ def test_who_waits_for_an_uncertain_end_has_an_uncertain_start():
     running = (Running("r", "n", 1, 100), Running("s", "m", 1, 10))
     starts = (Start("a", "n", 100, 150, 1), Start("b", "n", 150, 160, 1), Start("now", "m", 0, 5, 1))
     found = intervals(running, starts, {"r": Spread(0.5, 2.0), "a": Spread(0.8, 1.2)})
-    assert found["r"] == Between((0, 0), (50, 200))
-    assert found["a"] == Between((50, 200), (90, 260))
-    assert found["b"] == Between((90, 260), (100, 270))
-    assert found["s"] == Between((0, 0), (10, 10))
-    assert found["now"] == Between((0, 0), (5, 5))
+    assert found["r"] == PredictedInterval((0, 0), (50, 200))
+    assert found["a"] == PredictedInterval((50, 200), (90, 260))
+    assert found["b"] == PredictedInterval((90, 260), (100, 270))
+    assert found["s"] == PredictedInterval((0, 0), (10, 10))
+    assert found["now"] == PredictedInterval((0, 0), (5, 5))
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ IN_SETS = [(before, after) for before, allowed in TASK_TRANSITIONS.items() for a
 def _row(task: Task) -> dict[str, object]:
     """The task's columns; times only as whether they are set, since each clock reading differs."""
     apart = {"id", "train_file_id", "created_at", "request_id"}
-    row = {column.key: getattr(task, column.key) for column in Task.__table__.columns if column.key not in apart}
+    row = {column.key: getattr(task, column.key) for column in Task.__mapper__.column_attrs if column.key not in apart}
     return {name: value is not None if name.endswith("_at") else value for name, value in row.items()}
 
 

@@ -12,7 +12,7 @@ from service.settings import Settings
 from service.tasks.models import Task
 from service.tenants.models import Tenant
 from service.usage import quotas
-from service.usage.models import TaskUsage, TenantUsage
+from service.usage.models import TaskUsageRecord, TenantUsage
 from tests.service.api import chat_rows, jsonl
 from tests.service.sample_tasks import adapter, jobs_of, placement
 
@@ -118,7 +118,7 @@ def test_a_months_tokens(tenant, limit, database):
         placement(session, task["id"], tokens=1)
     refused(tenant.post("/v1/tasks", json=tenant.spec(tenant.file())), "month_tokens", 1000, 1000)
     with database.begin() as session:  # a month later
-        for model in (TaskUsage, TenantUsage):
+        for model in (TaskUsageRecord, TenantUsage):
             session.execute(update(model).values(month=model.month - func.make_interval(0, 1)))
     tenant.task()
 

@@ -14,7 +14,7 @@ from service.tenants.api_keys import Scope
 from service.tenants.models import ApiKey
 from service.web.page_route import PageRoute
 from service.webhooks.models import Webhook
-from service.webhooks.webhook_messages import EventType, send
+from service.webhooks.webhook_messages import EventType, enqueue_message
 from tests.service.api import Caller, jsonl
 from tests.service.sample_tasks import adapter, chunk, jobs_of
 
@@ -56,7 +56,7 @@ def belongings(new_tenant, database, storage) -> dict[str, str]:
         webhook = Webhook(id=new_id("webhook"), tenant_id=other.tenant_id, url="https://x.example", events=[], secret=b"")
         session.add(webhook)
         session.flush()
-        delivery = send(session, webhook, EventType.TEST, {}, clock(session))
+        delivery = enqueue_message(session, webhook, EventType.TEST, {}, clock(session))
     batch = other.post("/v1/batches", json={"tasks": [other.spec(task["spec"]["dataset"]["file_id"])]})
     assert batch.status_code == 201, batch.text
     ids = {

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from worker.policy.activations import Activations, Need, choose_activations, step_tokens
 from worker.policy.adapter_memory_model import Capacity, MemoryModel, capacity_after_oom
-from worker.policy.admission import Demand, peak, refusal
+from worker.policy.admission import Demand, admission_refusal, peak
 
 MIB = 2**20
 
@@ -49,7 +49,7 @@ def test_every_job_whose_longest_row_fits_fits_alone_at_the_micro_batches_chosen
         for rows in need.rows:
             demand = Demand("job", "task", 16, 16 * need.longest, need.longest, rows, recompute=need.activations.recompute)
             alone = has.of(demand.recompute).predict(need.longest, rows) <= has.usable_bytes
-            assert (refusal(demand, cut) is None) == alone
+            assert (admission_refusal(demand, cut) is None) == alone
 
 
 def test_one_that_recomputes_costs_its_neighbours_nothing_but_its_pass() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.policy.adapter_memory_model import Capacity, MemoryModel, capacity_after_oom, grown_capacity, max_arena_rows
-from worker.policy.admission import Demand, peak, refusal
+from worker.policy.admission import Demand, admission_refusal, peak
 from worker.policy.replica_assignment import Load, assign
 
 MIB = 2**20
@@ -44,7 +44,7 @@ DEMANDS = st.lists(
 @given(DEMANDS, st.integers(150, 3000), st.integers(100, 8000))
 def test_all_that_can_run_here_runs_and_memory_is_never_exceeded(demands, memory_mib, step_tokens):
     has = capacity(memory_mib, step_tokens)
-    waiting = [d for d in demands if refusal(d, has) is None]
+    waiting = [d for d in demands if admission_refusal(d, has) is None]
     active, done = deque[Demand](), []
     while waiting or active:
         started = admit(list(active), waiting, has)
@@ -53,7 +53,7 @@ def test_all_that_can_run_here_runs_and_memory_is_never_exceeded(demands, memory
         assert active, "something that fits alone always starts in an empty executor"
         assert peak(list(active), has) <= has.usable_bytes
         done.append(active.popleft())
-    assert sorted(d.key for d in done) == sorted(d.key for d in demands if refusal(d, has) is None)
+    assert sorted(d.key for d in done) == sorted(d.key for d in demands if admission_refusal(d, has) is None)
 
 
 @given(DEMANDS, DEMANDS, st.integers(150, 3000))
@@ -96,8 +96,8 @@ def test_the_group_with_less_on_the_axis_chooses_first():
 
 def test_a_job_that_never_fits_says_so_with_numbers():
     has = capacity(memory_mib=500)
-    assert refusal(demand("fits"), has) is None
-    why = refusal(demand("huge", rows=256, longest=1000), has)
+    assert admission_refusal(demand("fits"), has) is None
+    why = admission_refusal(demand("huge", rows=256, longest=1000), has)
     assert "256 adapter rows" in why
     assert "needs 1012 MiB" in why
     assert "may use 450 MiB" in why

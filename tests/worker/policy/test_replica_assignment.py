@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.policy.adapter_memory_model import Capacity, MemoryModel
-from worker.policy.admission import Demand, peak, refusal
+from worker.policy.admission import Demand, admission_refusal, peak
 from worker.policy.replica_assignment import Load, Move, assign, next_move
 
 MIB = 2**20
@@ -62,7 +62,7 @@ def test_no_job_is_dealt_twice_none_beyond_memory_and_none_waits_beside_an_empty
     for own, has in zip(dealt, capacities, strict=True):
         assert not own or peak(own, has) <= has.usable_bytes
         if not own:
-            assert all(d.key in started or refusal(d, has) for d in waiting)
+            assert all(d.key in started or admission_refusal(d, has) for d in waiting)
     assert dealt == assign(loads, waiting), "the same again"
 
 
