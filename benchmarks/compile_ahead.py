@@ -25,7 +25,7 @@ from grouped_lora.adapter_spans import Span
 from grouped_lora.base.fp8_quantise import quantise_on_device, transposed
 from grouped_lora.block.cross_entropy import cross_entropy
 from grouped_lora.block.packed_attention import attention
-from grouped_lora.block.packed_attention_backward import Incoming, attention_backward
+from grouped_lora.block.packed_attention_backward import AdapterInputGradient, attention_backward
 from grouped_lora.block.paged_attention import paged_attention
 from grouped_lora.block.qkv_rotary import rotary, rotary_backward
 from grouped_lora.block.residual_norm import norm_backward, residual_norm
@@ -108,7 +108,7 @@ def kernels(rank: int, drop: bool, dtype: torch.dtype) -> dict[str, Callable[[],
         "outer of three": lambda: weight_gradient(three, x, grad, table, trio, (D,) * 3, dropout_matrix=0),
         "expand": lambda: expand(one, copy, 0, D, table),
         "attention backward": lambda: attention_backward(
-            x, qkv, x, lse, sequences, heads, 0.125, incoming=Incoming(one, copy, 0, table, 0)
+            x, qkv, x, lse, sequences, heads, 0.125, incoming=AdapterInputGradient(one, copy, 0, table, 0)
         ),
     }
 

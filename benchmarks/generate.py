@@ -24,7 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.llama_shapes import LLAMA_1B, RANKS, LlamaShape, Rows
 from benchmarks.result_file import write_result
-from worker.generate.batch_scheduler import BatchStep, Limits
+from worker.generate.batch_scheduler import BatchStep, GenerationLimits
 from worker.generate.cuda.fused_runner import FusedRunner
 from worker.generate.generator import Generator, Runner
 from worker.generate.page_allocator import PageAllocator
@@ -119,7 +119,7 @@ def pages_for(made: Many[Sequence]) -> int:
 
 def timed(runner: Runner, made: Many[Sequence]) -> dict[str, float]:
     """Generate all; seconds of the whole, of prompts, and of the median decode step."""
-    limits = Limits(len(made), PREFILL_TOKENS, 4096)
+    limits = GenerationLimits(len(made), PREFILL_TOKENS, 4096)
     generator = Generator(runner, PageAllocator(pages_for(made), PAGE), limits, lambda tokens: "")
     for one in made:
         generator.add(one)

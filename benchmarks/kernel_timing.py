@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from grouped_lora.block.packed_attention import attention
-from grouped_lora.block.packed_attention_backward import Incoming, attention_backward
+from grouped_lora.block.packed_attention_backward import AdapterInputGradient, attention_backward
 from grouped_lora.block.qkv_rotary import rotary
 from grouped_lora.block.residual_norm import norm_backward, residual_norm
 from grouped_lora.block.swiglu import swiglu, swiglu_backward
@@ -131,7 +131,7 @@ def calls() -> list[Measured]:
                 batch.sequences,
                 heads,
                 fused.stack.scale,
-                incoming=Incoming(s[1][i], copy[i], sh.a("o_proj")[0], work, 0),
+                incoming=AdapterInputGradient(s[1][i], copy[i], sh.a("o_proj")[0], work, 0),
             ),
             tokens * (2 * wide + 3 * d) + row * d,
         ),

@@ -33,7 +33,7 @@ _RETRY_SECONDS = 1.0
 _TTL_SECONDS = 20  # with this TTL, RQ's blocking read of an empty queue returns every 5 s
 
 
-def assemble(settings: Settings) -> Mapping[QueueJob, Callable[[], None]]:
+def job_functions(settings: Settings) -> Mapping[QueueJob, Callable[[], None]]:
     """The function for each queue job. Each finds its own work in Postgres, and may find none."""
     dependencies = Dependencies.of(settings)
     courier, pace = Courier(dependencies.db, outbound_of(settings), box_of(settings)), Pace()
@@ -100,7 +100,7 @@ class _Worker(rq.SimpleWorker):
 
 def run_worker(settings: Settings) -> None:
     """Execute queue jobs until SIGTERM or SIGINT; a running job ends first. Reconnects when Redis fails."""
-    NamedQueueJob.work = assemble(settings)
+    NamedQueueJob.work = job_functions(settings)
     stop = threading.Event()
     current: list[_Worker] = []
 

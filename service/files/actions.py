@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from contract.states import TASK_TERMINAL, TaskStatus
 from service.database.engine import among_ids, new_id
-from service.files.dataset_intake import DataSet
+from service.files.dataset_intake import CheckedDataSet
 from service.files.models import File
 from service.http.problems import Conflict
 from service.tasks.models import Task
@@ -30,7 +30,7 @@ class FileInUse(Conflict):
     code, title = "file_in_use", "Tasks still need the file"
 
 
-def keep(session: Session, principal: Principal, name: str, data: DataSet, expires_at: datetime | None = None) -> File:
+def keep(session: Session, principal: Principal, name: str, data: CheckedDataSet, expires_at: datetime | None = None) -> File:
     """Add a file to the caller's tenant for a stored data set. Raises QuotaExceeded."""
     admit_bytes(session, principal, data.stored.bytes)
     file = File(

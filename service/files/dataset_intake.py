@@ -17,7 +17,7 @@ MAX_ERRORS = 100
 
 
 @dataclass(frozen=True)
-class Limits:
+class IntakeLimits:
     """Limits of one file: total bytes, rows, and bytes per line."""
 
     bytes: int
@@ -25,7 +25,7 @@ class Limits:
     line_bytes: int
 
     @classmethod
-    def of(cls, settings: Settings) -> "Limits":
+    def of(cls, settings: Settings) -> "IntakeLimits":
         return cls(settings.max_file_bytes, settings.max_file_rows, settings.max_line_bytes)
 
 
@@ -48,7 +48,7 @@ class FileTooLarge(TooLarge):
 
 
 @dataclass(frozen=True)
-class DataSet:
+class CheckedDataSet:
     """A complete, valid file in storage."""
 
     format: Format
@@ -60,7 +60,7 @@ class DataSet:
 class RowCheck:
     """Checks a file's lines as its bytes arrive."""
 
-    limits: Limits
+    limits: IntakeLimits
     rows: int = 0
     lines: int = 0  # of the upload, blank ones included: errors are told by them
     format: Format | None = None  # of the first row that has one
@@ -130,7 +130,7 @@ class RowCheck:
 class Intake:
     """One upload. `abandon` removes it unless `finish` succeeded."""
 
-    def __init__(self, incoming: Incoming, limits: Limits) -> None:
+    def __init__(self, incoming: Incoming, limits: IntakeLimits) -> None:
         self._incoming, self._check, self._limits = incoming, RowCheck(limits), limits
         self._bytes = 0
 
@@ -141,11 +141,11 @@ class Intake:
             raise FileTooLarge.bytes(self._limits.bytes)
         self._incoming.write(self._check.feed(block))
 
-    def finish(self) -> DataSet:
+    def finish(self) -> CheckedDataSet:
         """Commit the upload as a stored data set. Raises FileInvalid."""
         format = self._check.finish()
         self._incoming.write(self._check.tail)
-        return DataSet(format, self._check.rows, self._incoming.commit())
+        return CheckedDataSet(format, self._check.rows, self._incoming.commit())
 
     def abandon(self) -> None:
         self._incoming.abandon()

@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from service.app_state import Config, Store
 from service.authentication import Db, Writer
 from service.database.engine import Database
-from service.files.dataset_intake import FileTooLarge, Intake, Limits
+from service.files.dataset_intake import FileTooLarge, Intake, IntakeLimits
 from service.http.problems import BadRequest, invalid_field, shown
 from service.http.request_bodies import blocks
 from service.idempotency import idempotency_store
@@ -132,7 +132,7 @@ def receiving(*known: str) -> Callable[..., AsyncIterator[Upload]]:
     finishes the intake."""
 
     async def received(request: Request, writer: Writer, settings: Config, storage: Store, db: Db) -> AsyncIterator[Upload]:
-        limits = Limits.of(settings)
+        limits = IntakeLimits.of(settings)
         await run_in_threadpool(_must_have_room, db, writer, request.headers.get("idempotency-key"))
         refusal = FileTooLarge.bytes(limits.bytes)
         boundary = _boundary(request)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from grouped_lora.base.fp8 import Fp8Weight, quantise_rows
-from grouped_lora.base.frozen_product import dense, linear, linear_backward, whole_rows
+from grouped_lora.base.frozen_product import dense, frozen_linear, frozen_linear_backward, whole_rows
 from torch import Tensor
 
 from tests.kernels.triton_case import error
@@ -30,7 +30,7 @@ def test_a_row_is_its_codes_times_its_scale_to_half_a_step() -> None:
 def test_a_rows_nan_stays_in_its_row() -> None:
     x = _normal(3, 32)
     x[1, 5] = float("nan")
-    y = linear(x, Fp8Weight.of([_normal(16, 32, seed=1)]))
+    y = frozen_linear(x, Fp8Weight.of([_normal(16, 32, seed=1)]))
     assert y.isnan().any(1).tolist() == [False, True, False]
 
 
@@ -49,9 +49,9 @@ def test_both_directions_multiply_the_same_weight(tokens: int, inner: int, outer
     weight = Fp8Weight.of([_normal(outer, inner) * torch.logspace(-2, 2, outer)[:, None]])
     x, dy, bias, residual = _normal(tokens, inner), _normal(tokens, outer), _normal(outer), _normal(tokens, outer)
     exact = weight.dense().double()
-    y = linear(x, weight, residual, bias)
+    y = frozen_linear(x, weight, residual, bias)
     assert error(y - residual - bias, x.double() @ exact.t()) < 0.04
-    assert error(linear_backward(dy, weight), dy.double() @ exact) < 0.04
+    assert error(frozen_linear_backward(dy, weight), dy.double() @ exact) < 0.04
     rows = quantise_rows(x)
     x_again = rows.codes.double() * rows.scales.double()[:, None]
     assert error(weight.forward(rows), x_again @ exact.t()) < 3e-6
@@ -65,4 +65,4 @@ def test_a_rows_bits_do_not_depend_on_how_many_rows_there_are() -> None:
     weight = Fp8Weight.of([_normal(160, 800)])
     few, many = whole_rows(3), whole_rows(3) * 4
     x = _normal(many, 800)
-    assert torch.equal(linear(x, weight)[:few], linear(x[:few], weight))
+    assert torch.equal(frozen_linear(x, weight)[:few], frozen_linear(x[:few], weight))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from grouped_lora.adapter_spans import Span
 from grouped_lora.block.packed_attention import attention
-from grouped_lora.block.packed_attention_backward import Incoming, attention_backward
+from grouped_lora.block.packed_attention_backward import AdapterInputGradient, attention_backward
 from grouped_lora.block.sequence_table import SequenceTable, sequence_blocks
 
 from tests.kernels.triton_case import DEVICE, DTYPES, Case, close
@@ -81,7 +81,7 @@ def test_adapters_join_the_gradient_that_comes_in(dtype: torch.dtype, dropout: f
     out, lse = attention(qkv, sequences, (2, 1), SCALE)
     joined = dout.clone()
     dqkv = attention_backward(
-        joined, qkv, out, lse, sequences, (2, 1), SCALE, incoming=Incoming(ds, case.weights, 4, case.table, 9)
+        joined, qkv, out, lse, sequences, (2, 1), SCALE, incoming=AdapterInputGradient(ds, case.weights, 4, case.table, 9)
     )
     for span in case.spans:
         part = slice(span.start, span.stop)

@@ -11,7 +11,7 @@ from tests.kernels.test_triton_pass import SIZES
 from tests.kernels.triton_case import DEVICE, error
 from tests.worker.generate.adapted import decode
 from tests.worker.model import tiny
-from worker.generate.batch_scheduler import BatchStep, Limits
+from worker.generate.batch_scheduler import BatchStep, GenerationLimits
 from worker.generate.cuda.fused_runner import FusedRunner
 from worker.generate.generator import Generator, Runner
 from worker.generate.page_allocator import PageAllocator
@@ -27,7 +27,7 @@ from worker.model.plain.trainer import Trainer
 
 PAGE, CLOSE = 16, 2e-5
 PROMPTS, NEW = (1, PAGE - 1, PAGE, PAGE + 1), 3
-LIMITS = Limits(sequences=7, prefill_tokens=40, positions=64)
+LIMITS = GenerationLimits(sequences=7, prefill_tokens=40, positions=64)
 
 
 class Compared:

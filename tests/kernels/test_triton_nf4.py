@@ -3,7 +3,7 @@
 import pytest
 import torch
 from grouped_lora.base.nf4 import LEVELS, Nf4Weight, dynamic_map, quantise
-from grouped_lora.base.nf4_decode import expand
+from grouped_lora.base.nf4_decode import decode_nf4
 
 from tests.kernels.triton_case import DEVICE, DTYPES
 
@@ -17,7 +17,7 @@ def test_the_kernel_writes_the_bits_of_plain_pytorch(shape: tuple[int, int], dou
     want = Nf4Weight((plain,), dtype).dense()
     scales = plain.scales
     room = torch.full((weight.numel() + 8,), float("nan"), dtype=dtype, device=DEVICE)
-    expand(
+    decode_nf4(
         plain.codes.to(DEVICE),
         scales.values.to(DEVICE),
         None if scales.outer is None else scales.outer.to(DEVICE),
@@ -33,4 +33,4 @@ def test_the_kernel_writes_the_bits_of_plain_pytorch(shape: tuple[int, int], dou
 def test_a_matrix_with_strides_is_refused() -> None:
     plain = quantise(torch.randn(4, 6))
     with pytest.raises(ValueError, match="contiguous"):
-        expand(plain.codes, plain.scales.values, None, None, *[torch.zeros(1)] * 2, torch.zeros(6, 4).t())
+        decode_nf4(plain.codes, plain.scales.values, None, None, *[torch.zeros(1)] * 2, torch.zeros(6, 4).t())

@@ -9,7 +9,7 @@ import pytest
 import torch
 from grouped_lora.adapter_spans import Span
 from grouped_lora.block.packed_attention import attention
-from grouped_lora.block.packed_attention_backward import Incoming, attention_backward
+from grouped_lora.block.packed_attention_backward import AdapterInputGradient, attention_backward
 from grouped_lora.block.qkv_rotary import rotary
 from grouped_lora.block.residual_norm import norm_backward, residual_norm
 from grouped_lora.block.sequence_table import SequenceTable, sequence_blocks
@@ -95,7 +95,7 @@ def of_attention(case: Case, data: Inputs, table: WorkTable, part: slice) -> lis
     bounds = sorted({*(edge for row in table.spans.tolist() for edge in row[:2]), len(qkv)})
     sequences = SequenceTable(torch.from_numpy(sequence_blocks(bounds, None, table.spans.cpu().numpy())).to(DEVICE))
     out, lse = attention(qkv, sequences, HEADS, 0.3)
-    incoming = Incoming(narrowed(data.s[1][part], table), case.weights, 0, table, 0)
+    incoming = AdapterInputGradient(narrowed(data.s[1][part], table), case.weights, 0, table, 0)
     dout = data.y[part][:, :24].contiguous()
     return [qkv, out, attention_backward(dout, qkv, out, lse, sequences, HEADS, 0.3, incoming=incoming), dout]
 

@@ -31,7 +31,7 @@ class Allocated:
     evicted: dict[JobKey, Tensors] = field(default_factory=dict)
 
 
-class Adapters(Protocol):
+class ReplicaAdapters(Protocol):
     """The adapters of one replica, as the store sees them."""
 
     def allocate(

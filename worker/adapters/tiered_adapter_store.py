@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from torch import Tensor
 
-from worker.adapters.arena_adapters import Adapters, Source
+from worker.adapters.arena_adapters import ReplicaAdapters, Source
 from worker.adapters.job_checkpoint import Tensors, load_tensors, save
 from worker.adapters.location_types import AdapterSpec, ArenaRows, Location, OnDisk, PinnedHost, Unmade
 from worker.data.disk_full import DiskFull
@@ -29,7 +29,7 @@ class AdapterStore:
     """`replicas`: the adapters in each replica's arena, by its number. The loop's thread alone moves adapters."""
 
     def __init__(
-        self, replicas: Sequence[Adapters], host_bytes: int, scratch: ObjectCache, cache: NodeCache | None = None
+        self, replicas: Sequence[ReplicaAdapters], host_bytes: int, scratch: ObjectCache, cache: NodeCache | None = None
     ) -> None:
         """host_bytes: of main memory for parked adapters. cache: evicted to make room where the disk is full."""
         self._replicas = replicas

@@ -57,9 +57,9 @@ class NodeCache:
         """A tenant's checkpoints and adapters."""
         return ObjectCache(self._tenant(tenant_id) / "objects")
 
-    def file(self, tenant_id: str, sha256: str) -> "CachedFile":
+    def file(self, tenant_id: str, sha256: str) -> "FileCache":
         """The entries of one of the tenant's files."""
-        return CachedFile(self._tenant(tenant_id) / "files" / sha256, sha256, self)
+        return FileCache(self._tenant(tenant_id) / "files" / sha256, sha256, self)
 
     def files(self) -> list[tuple[str, str]]:
         """(tenant, sha256) of every file that has an entry."""
@@ -125,7 +125,7 @@ class NodeCache:
 
 
 @dataclass(frozen=True)
-class CachedFile:
+class FileCache:
     """Entries of one file, all below `folder`."""
 
     folder: Path

@@ -19,7 +19,7 @@ from typing import Any
 from contract.row_encoding import RowError, RowReader, Tokens, cut, learns
 from contract.task_spec import Objective
 from worker.data.disk_full import room_needed
-from worker.data.node_cache import LOCK, CachedFile, remove
+from worker.data.node_cache import LOCK, FileCache, remove
 from worker.data.row_reader import example
 from worker.data.token_stream import StreamDamaged, StreamWriter, TokenStream, create
 
@@ -61,7 +61,7 @@ class Reading:
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 
-def stream_of(file: CachedFile, reading: Reading, fetch: Callable[[], Path], on_progress: Tick) -> TokenStream:
+def stream_of(file: FileCache, reading: Reading, fetch: Callable[[], Path], on_progress: Tick) -> TokenStream:
     """The file's stream, opened; tokenised from the file that `fetch` brings where it is not cached. `on_progress` is called
     between batches, and may raise to end it. Raises DataError, DiskFull, and FileNotFoundError if the file is erased
     meanwhile."""

@@ -37,7 +37,7 @@ Act = Callable[[], None]
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class JobSnapshot:
     """A host copy of a job's state at one moment."""
 
     index: int
@@ -74,7 +74,7 @@ class ArtifactUploader:
         self._worker.submit(partial(self._guarded, task, lambda: self._export(task, best, then)))
 
     def keep_checkpoint(
-        self, task: TaskRun, snapshots: list[Snapshot], then: Callable[[dict[int, CheckpointRef]], None]
+        self, task: TaskRun, snapshots: list[JobSnapshot], then: Callable[[dict[int, CheckpointRef]], None]
     ) -> None:
         """Write and upload the jobs' states, all taken at one moment."""
         self._worker.submit(partial(self._guarded, task, lambda: self._save(task, snapshots, then)))
@@ -125,11 +125,11 @@ class ArtifactUploader:
         )
         self._hand_over(partial(then, manifest))
 
-    def _save(self, task: TaskRun, snapshots: list[Snapshot], then: Callable[[dict[int, CheckpointRef]], None]) -> None:
+    def _save(self, task: TaskRun, snapshots: list[JobSnapshot], then: Callable[[dict[int, CheckpointRef]], None]) -> None:
         made: dict[int, CheckpointRef] = {}
         scratch = self._cache.objects(task.placement.tenant_id)
 
-        def write(snapshot: Snapshot) -> Kept:
+        def write(snapshot: JobSnapshot) -> Kept:
             with self._cache.relief():
                 return scratch.keep(partial(save, progress=snapshot.progress, tensors=snapshot.tensors))
 

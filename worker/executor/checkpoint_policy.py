@@ -9,7 +9,7 @@ from contract.messages.report_messages import Checkpointed
 from worker.adapters.tiered_adapter_store import AdapterStore
 from worker.boot_clock import boot_now
 from worker.data.node_cache import NodeCache
-from worker.executor.artifact_uploader import ArtifactUploader, Snapshot
+from worker.executor.artifact_uploader import ArtifactUploader, JobSnapshot
 from worker.executor.job_run import JobRun
 from worker.executor.task_run import TaskRun
 from worker.policy.job_record import CheckpointKnown
@@ -38,7 +38,7 @@ class CheckpointPolicy:
                 continue
             changed = [run for run in task.runs if run.record.changed]
             copies = store.tensors(run.key for run in changed)
-            snapshots = [Snapshot(run.index, run.progress, copies[run.key]) for run in changed]
+            snapshots = [JobSnapshot(run.index, run.progress, copies[run.key]) for run in changed]
             ended = boot_now()
             task.checkpoint_due = ended + max(self._seconds, _SHARE * (ended - began))
             if snapshots:

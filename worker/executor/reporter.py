@@ -97,7 +97,7 @@ class Reporter:
     def _send(self) -> None:
         with self._changed:
             waiting = list(self._events)
-        events, used = assemble(waiting)
+        events, used = events_of_report(waiting)
         report = Report(fence=self._lease.fence, seq=self._seq, events=events)
         self._send_until_acknowledged(report)
         with self._changed:
@@ -129,7 +129,7 @@ class Reporter:
         persist(lease, "a report", lambda: self._link.report(lease.placement_id, lease.token, report))
 
 
-def assemble(waiting: Sequence[Event]) -> tuple[list[Event], int]:
+def events_of_report(waiting: Sequence[Event]) -> tuple[list[Event], int]:
     """The next report's events, and how many of `waiting` they cover. Merges points of a series unless another event about
     their job lies between; an event without a job separates all, except Throughput."""
     events: list[Event] = []

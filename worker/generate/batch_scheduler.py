@@ -16,7 +16,7 @@ class SequenceTooLongError(ValueError):
 
 
 @dataclass(frozen=True)
-class Limits:
+class GenerationLimits:
     """sequences: that decode together. prefill_tokens: of prompts in one pass; a longer prompt takes a pass of its own.
     positions: of a sequence, prompt and generated tokens together."""
 
@@ -34,7 +34,7 @@ class BatchStep:
 
 
 class BatchScheduler:
-    def __init__(self, limits: Limits, pages: PageAllocator) -> None:
+    def __init__(self, limits: GenerationLimits, pages: PageAllocator) -> None:
         self._limits, self._pages = limits, pages
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from worker.generate.batch_scheduler import BatchScheduler, BatchStep, Limits
+from worker.generate.batch_scheduler import BatchScheduler, BatchStep, GenerationLimits
 from worker.generate.page_allocator import PageAllocator
 from worker.generate.sampler import choose, logprobs
 from worker.generate.sequence import Sequence
@@ -28,7 +28,7 @@ class Generator:
     """decode: tokens as text, without special tokens. end_tokens: any of them ends a sequence."""
 
     def __init__(
-        self, runner: Runner, pages: PageAllocator, limits: Limits, decode: Decode, end_tokens: Iterable[int] = ()
+        self, runner: Runner, pages: PageAllocator, limits: GenerationLimits, decode: Decode, end_tokens: Iterable[int] = ()
     ) -> None:
         self._runner, self._decode, self._end_tokens = runner, decode, frozenset(end_tokens)
         self._scheduler = BatchScheduler(limits, pages)

@@ -37,7 +37,7 @@ _SAID = 8  # names of tensors that an error lists
 
 
 @dataclass(frozen=True)
-class Held:
+class UnreadTensor:
     """A tensor that is not read yet."""
 
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ class Weights:
 
     def __init__(
         self,
-        held: Mapping[str, Held],
+        held: Mapping[str, UnreadTensor],
         wanted: Mapping[str, tuple[int, ...]],
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
@@ -112,14 +112,14 @@ def matrices_of(config: PreTrainedConfig) -> dict[str, tuple[int, int]]:
     return {kind: shapes[kind] for kind in KINDS}
 
 
-def at_hand(tensors: Mapping[str, Tensor]) -> dict[str, Held]:
+def at_hand(tensors: Mapping[str, Tensor]) -> dict[str, UnreadTensor]:
     """Tensors that are already in memory."""
-    return {name: Held(tuple(tensor.shape), partial(tensors.__getitem__, name)) for name, tensor in tensors.items()}
+    return {name: UnreadTensor(tuple(tensor.shape), partial(tensors.__getitem__, name)) for name, tensor in tensors.items()}
 
 
-def in_folder(source: Path) -> dict[str, Held]:
+def in_folder(source: Path) -> dict[str, UnreadTensor]:
     """The tensors of a model folder, whole or in shards. Raises UnsupportedModelError for what cannot be read."""
-    found: dict[str, Held] = {}
+    found: dict[str, UnreadTensor] = {}
     for file in _files(source):
         try:
             opened = safe_open(file, framework="pt")
@@ -129,14 +129,14 @@ def in_folder(source: Path) -> dict[str, Held]:
     return found
 
 
-def _held(opened: Any, file: Path) -> Iterator[tuple[str, Held]]:
+def _held(opened: Any, file: Path) -> Iterator[tuple[str, UnreadTensor]]:
     for name in opened.keys():  # noqa: SIM118  (it is no mapping)
         part = opened.get_slice(name)
         if part.get_dtype() not in _DTYPES:
             raise UnsupportedModelError(
                 f"{file.name} holds {name} as {part.get_dtype()}; what works: {', '.join(_DTYPES)}, the original weights"
             )
-        yield name, Held(tuple(part.get_shape()), partial(opened.get_tensor, name))
+        yield name, UnreadTensor(tuple(part.get_shape()), partial(opened.get_tensor, name))
 
 
 def _files(source: Path) -> list[Path]:

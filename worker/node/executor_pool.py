@@ -19,7 +19,7 @@ IDLE_SECONDS = 30.0  # how long an executor keeps its base after its last placem
 
 
 @dataclass
-class Held:
+class HeldPlacement:
     """A placement on an executor, as the daemon knows it. Times are on the boot clock."""
 
     placement: Placement
@@ -47,7 +47,7 @@ class ExecutorProcess:
     child: Child
     devices: frozenset[int] | None = None
     base: BaseModelRef | None = None
-    held: dict[str, Held] = field(default_factory=dict)
+    held: dict[str, HeldPlacement] = field(default_factory=dict)
     idle_since: float = 0.0
     stopping: bool = False
 
@@ -62,7 +62,7 @@ class ExecutorPool:
         self.executors: list[ExecutorProcess] = []
 
     @property
-    def held(self) -> dict[str, Held]:
+    def held(self) -> dict[str, HeldPlacement]:
         """Every placement that some executor holds, by id."""
         return {key: held for executor in self.executors for key, held in executor.held.items()}
 
@@ -91,7 +91,7 @@ class ExecutorPool:
                 return None
         executor = next((h for h in self.executors if h.devices == devices), None) or self._spare() or self._start()
         executor.devices, executor.base = devices, placement.base
-        executor.held[placement.placement_id] = Held(placement, progress_at=now)
+        executor.held[placement.placement_id] = HeldPlacement(placement, progress_at=now)
         return executor
 
     def release(self, executor: ExecutorProcess, placement_id: str, now: float) -> None:

@@ -49,14 +49,14 @@ def dense(weight: Frozen) -> Tensor:
     return weight if isinstance(weight, Tensor) else weight.dense()
 
 
-def linear(x_TK: Tensor, weight: Frozen, residual_TN: Tensor | None = None, bias_N: Tensor | None = None) -> Tensor:
+def frozen_linear(x_TK: Tensor, weight: Frozen, residual_TN: Tensor | None = None, bias_N: Tensor | None = None) -> Tensor:
     """x Wᵀ (+ residual, + bias): [T, N]."""
     if isinstance(weight, OwnProducts):
         return weight.linear(x_TK, residual_TN, bias_N)
     return product(x_TK, dense(weight).t(), residual_TN, bias_N)
 
 
-def linear_backward(dy_TN: Tensor, weight: Frozen) -> Tensor:
+def frozen_linear_backward(dy_TN: Tensor, weight: Frozen) -> Tensor:
     """dX = dY W: [T, K]."""
     return weight.linear_backward(dy_TN) if isinstance(weight, OwnProducts) else product(dy_TN, dense(weight))
 

@@ -13,7 +13,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from grouped_lora.base.nf4_decode import BLOCK, SCALES_BLOCK, expand
+from grouped_lora.base.nf4_decode import BLOCK, SCALES_BLOCK, decode_nf4
 
 # QLoRA, appendix E: quantiles of the normal distribution, 0 included, in float32
 LEVELS = (
@@ -55,7 +55,7 @@ class Matrix:
         """Decode into a contiguous tensor: products in fp32, rounded once."""
         if out_NK.is_cuda:
             levels, map_ = _levels(out_NK.device), dynamic_map(out_NK.device)
-            expand(self.codes, self.scales.values, self.scales.outer, self.scales.mean, levels, map_, out_NK)
+            decode_nf4(self.codes, self.scales.values, self.scales.outer, self.scales.mean, levels, map_, out_NK)
             return
         count = self.rows * self.columns
         units = _pairs(self.codes.device).index_select(0, self.codes.int()).view(-1)[:count]

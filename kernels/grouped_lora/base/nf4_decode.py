@@ -35,7 +35,7 @@ def _expand(
     tl.store(out_ptr + start + own, unit * scale, mask=seen)
 
 
-def expand(
+def decode_nf4(
     codes: torch.Tensor,
     scales: torch.Tensor,
     outer: torch.Tensor | None,

@@ -18,7 +18,7 @@ from grouped_lora.launch_configs import config
 from grouped_lora.tiles import mma
 
 
-class Sequence(NamedTuple):
+class BlockSequence(NamedTuple):
     """A block's sequence: its first token, end, and span in the work table."""
 
     first: Any
@@ -51,7 +51,7 @@ class HeadSizes(NamedTuple):
 def sequence_of_block(blocks_ptr, block):
     """(the block's first token, its sequence). An empty entry's sequence ends at 0."""
     entry = blocks_ptr + block * 4
-    return tl.load(entry), Sequence(tl.load(entry + 1), tl.load(entry + 2), tl.load(entry + 3))
+    return tl.load(entry), BlockSequence(tl.load(entry + 1), tl.load(entry + 2), tl.load(entry + 3))
 
 
 @triton.jit

@@ -32,7 +32,7 @@ from grouped_lora.work_table import WorkTable
 
 
 @dataclass(frozen=True)
-class Incoming:
+class AdapterInputGradient:
     """What adapters add to the incoming gradient: ds [T, 1, RMAX] @ their A, in one layer's `adapters` from `column` on.
 
     matrix: the number of the product behind attention, to whose input dropout applies.
@@ -209,7 +209,7 @@ def attention_backward(
     heads: tuple[int, int],
     scale: float,
     window: int | None = None,
-    incoming: Incoming | None = None,
+    incoming: AdapterInputGradient | None = None,
 ) -> torch.Tensor:
     """dqkv [T, (Hq + 2 Hkv) D] of dout [T, Hq D]; the adapters' part is added to dout in place. Rows outside every sequence
     stay unwritten."""

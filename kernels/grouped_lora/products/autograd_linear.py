@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from grouped_lora.adapter_spans import Group, Span
-from grouped_lora.base.frozen_product import Frozen, linear, linear_backward
+from grouped_lora.base.frozen_product import Frozen, frozen_linear, frozen_linear_backward
 from grouped_lora.products import reference
 
 
@@ -46,7 +46,7 @@ class _GroupedLinear(torch.autograd.Function):
         adapters: Adapters,
         group: Group,
     ) -> Tensor:
-        y_TN = linear(x_TK, w_NK, residual_TN, bias_N)
+        y_TN = frozen_linear(x_TK, w_NK, residual_TN, bias_N)
         saved = reference.forward_(y_TN, x_TK, adapters.weights_RC, group, adapters.spans, adapters.keys_T)
         ctx.adapters, ctx.group, ctx.weight = adapters, group, w_NK  # the weight is frozen: nothing writes it before backward
         ctx.save_for_backward(x_TK, *saved)
@@ -59,7 +59,7 @@ class _GroupedLinear(torch.autograd.Function):
         adapters: Adapters = ctx.adapters
         if adapters.grad_RC is None:
             raise RuntimeError("backward through adapters that were given no gradient buffer")
-        dx_TK = linear_backward(dy_TN, ctx.weight) if ctx.needs_input_grad[0] else None
+        dx_TK = frozen_linear_backward(dy_TN, ctx.weight) if ctx.needs_input_grad[0] else None
         reference.backward_(
             adapters.grad_RC, dx_TK, dy_TN, x_TK, saved, adapters.weights_RC, ctx.group, adapters.spans, adapters.keys_T
         )

@@ -10,7 +10,7 @@ from service.app_state import Config, Store
 from service.authentication import Db, Writer
 from service.files import actions as files
 from service.files import routes as file_routes
-from service.files.dataset_intake import Intake, Limits
+from service.files.dataset_intake import Intake, IntakeLimits
 from service.files.multipart_upload import sane_name
 from service.http.problems import BadRequest
 from service.tasks.adapter_queries import adapters_of
@@ -41,7 +41,7 @@ def upload_file(writer: Writer, db: Db, settings: Config, storage: Store, form: 
     if not isinstance(upload, UploadFile) or not upload.filename:
         raise BadRequest("No file was chosen.")
     name = sane_name(upload.filename)
-    intake = Intake(storage.receive(), Limits.of(settings))
+    intake = Intake(storage.receive(), IntakeLimits.of(settings))
     try:
         while block := upload.file.read(_BLOCK):
             intake.feed(block)

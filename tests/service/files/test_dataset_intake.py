@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.files.dataset_intake import MAX_ERRORS, FileInvalid, FileTooLarge, Intake, Limits, RowCheck
+from service.files.dataset_intake import MAX_ERRORS, FileInvalid, FileTooLarge, Intake, IntakeLimits, RowCheck
 from service.files.row_checks import Format
 from service.storage.local_storage import LocalStorage
 from service.storage.upload_grants import UploadGrants
 from tests.service.api import CHAT, PAIR, jsonl
 
-LIMITS = Limits(bytes=10_000, rows=200, line_bytes=200)
+LIMITS = IntakeLimits(bytes=10_000, rows=200, line_bytes=200)
 
 
 @pytest.fixture
@@ -22,13 +22,13 @@ def storage(tmp_path):
     return LocalStorage(tmp_path, UploadGrants("s" * 32))
 
 
-def check(content: bytes, limits: Limits = LIMITS) -> RowCheck:
+def check(content: bytes, limits: IntakeLimits = LIMITS) -> RowCheck:
     made = RowCheck(limits)
     made.feed(content)
     return made
 
 
-def mistakes(content: bytes, limits: Limits = LIMITS) -> list[tuple[int | None, str | None, str]]:
+def mistakes(content: bytes, limits: IntakeLimits = LIMITS) -> list[tuple[int | None, str | None, str]]:
     with pytest.raises(FileInvalid) as refusal:
         check(content, limits).finish()
     return [(error.line, error.field, error.code) for error in refusal.value.errors]
@@ -110,12 +110,12 @@ def test_a_long_line_is_a_mistake_and_the_next_one_is_read():
 
 def test_a_line_of_just_the_limit_is_fine():
     line = jsonl(PAIR).rstrip(b"\n")
-    check(line + b"\n" + line, Limits(10_000, 10, len(line))).finish()
-    assert mistakes(line, Limits(10_000, 10, len(line) - 1)) == [(1, None, "line_too_long")]
+    check(line + b"\n" + line, IntakeLimits(10_000, 10, len(line))).finish()
+    assert mistakes(line, IntakeLimits(10_000, 10, len(line) - 1)) == [(1, None, "line_too_long")]
 
 
 def test_a_line_without_end_is_not_kept_in_memory():
-    made = RowCheck(Limits(10**9, 10, 100))
+    made = RowCheck(IntakeLimits(10**9, 10, 100))
     for _ in range(1000):
         made.feed(b"x" * 1000)
     assert len(made._rest) <= 100
@@ -126,7 +126,7 @@ def test_a_line_without_end_is_not_kept_in_memory():
 def test_rows_and_bytes_beyond_the_limit_end_it_at_once(storage):
     with pytest.raises(FileTooLarge, match="at most 200 rows"):
         check(jsonl(PAIR) * 201)
-    intake = Intake(storage.receive(), Limits(bytes=100, rows=10, line_bytes=100))
+    intake = Intake(storage.receive(), IntakeLimits(bytes=100, rows=10, line_bytes=100))
     with pytest.raises(FileTooLarge, match="at most 100 bytes"):
         intake.feed(b"x" * 101)
     intake.abandon()

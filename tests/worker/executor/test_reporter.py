@@ -12,7 +12,7 @@ from tests.worker.fleet import Fleet
 from worker.api_client import PlacementLink
 from worker.boot_clock import boot_now
 from worker.executor.placement_lease import Lease
-from worker.executor.reporter import Reporter, assemble
+from worker.executor.reporter import Reporter, events_of_report
 
 
 def point(job: int, step: int, series: str = "train_loss") -> Points:
@@ -53,7 +53,7 @@ def test_joining_loses_nothing_and_keeps_the_order_that_matters(kinds):
     sent: list[Event] = []
     left = waiting
     while left:
-        events, used = assemble(left)
+        events, used = events_of_report(left)
         assert 0 < used <= len(left)
         Report(fence=1, seq=1, events=events)  # within the limits of a report and of its points
         sent.extend(events)
@@ -80,7 +80,7 @@ def test_joining_loses_nothing_and_keeps_the_order_that_matters(kinds):
 
 
 def test_a_steady_curve_takes_few_events():
-    events, used = assemble([point(job, step) for step in range(1, 101) for job in range(8)])
+    events, used = events_of_report([point(job, step) for step in range(1, 101) for job in range(8)])
     assert used == 800
     assert [(e.job, len(e.steps)) for e in events] == [(job, 100) for job in range(8)]
 

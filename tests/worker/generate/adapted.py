@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from tests.worker.model import tiny
-from worker.generate.batch_scheduler import Limits
+from worker.generate.batch_scheduler import GenerationLimits
 from worker.generate.generator import Generator
 from worker.generate.page_allocator import PageAllocator
 from worker.generate.paged_cache import PagedCache
@@ -22,7 +22,7 @@ from worker.model.plain.trainer import Trainer
 
 RANKS = (8, 1, 24)
 PAGE = 4
-LIMITS = Limits(sequences=64, prefill_tokens=64, positions=256)
+LIMITS = GenerationLimits(sequences=64, prefill_tokens=64, positions=256)
 
 
 def decode(tokens: Any) -> str:
@@ -39,7 +39,7 @@ class Adapted:
         tiny.randomise(self.trainer, [Segment(slot, []) for slot in self.slots])
 
     def generator(
-        self, limits: Limits = LIMITS, pages: int = 400, page: int = PAGE, end_tokens: tuple[int, ...] = ()
+        self, limits: GenerationLimits = LIMITS, pages: int = 400, page: int = PAGE, end_tokens: tuple[int, ...] = ()
     ) -> Generator:
         cache = PagedCache(self.trainer.backbone, pages, page)
         return Generator(PlainPass(self.trainer, cache), PageAllocator(pages, page), limits, decode, end_tokens)

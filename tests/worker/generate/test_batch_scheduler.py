@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.generate.batch_scheduler import BatchScheduler, Limits, SequenceTooLongError
+from worker.generate.batch_scheduler import BatchScheduler, GenerationLimits, SequenceTooLongError
 from worker.generate.page_allocator import CacheFullError, PageAllocator
 from worker.generate.sequence import Sampling, Sequence
 
@@ -32,7 +32,7 @@ def test_pages_are_each_somebodys_and_come_back_once() -> None:
 
 
 def test_sequences_join_in_order_within_the_limits_and_before_the_next_decode() -> None:
-    scheduler = BatchScheduler(Limits(3, 10, 64), PageAllocator(100, 4))
+    scheduler = BatchScheduler(GenerationLimits(3, 10, 64), PageAllocator(100, 4))
     added = [sequence(n) for n in (6, 4, 3, 2)]
     for one in added:
         scheduler.add(one)
@@ -52,7 +52,7 @@ def test_sequences_join_in_order_within_the_limits_and_before_the_next_decode() 
 
 
 def test_a_long_prompt_goes_alone_and_who_fits_nowhere_is_refused() -> None:
-    scheduler = BatchScheduler(Limits(8, 10, 64), PageAllocator(8, 8))
+    scheduler = BatchScheduler(GenerationLimits(8, 10, 64), PageAllocator(8, 8))
     with pytest.raises(SequenceTooLongError, match=r"60 tokens and max_new_tokens 5 are 65 positions; the base has 64"):
         scheduler.add(sequence(60, 5))
     with pytest.raises(SequenceTooLongError, match=r"59 positions do not fit in the key-value cache of 56 tokens"):
@@ -68,7 +68,7 @@ def test_a_long_prompt_goes_alone_and_who_fits_nowhere_is_refused() -> None:
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9)), max_size=25), st.integers(1, 5), st.integers(8, 20))
 def test_every_sequence_ends_and_every_page_comes_back(sizes: list[tuple[int, int]], seats: int, pages: int) -> None:
     allocator = PageAllocator(pages, 4)
-    scheduler = BatchScheduler(Limits(seats, 16, 64), allocator)
+    scheduler = BatchScheduler(GenerationLimits(seats, 16, 64), allocator)
     added = [sequence(*size) for size in sizes]
     for one in added:
         scheduler.add(one)

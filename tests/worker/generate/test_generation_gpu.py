@@ -8,7 +8,7 @@ import torch
 
 from tests.worker.generate.adapted import decode
 from tests.worker.model.test_device_trainer import device_trainer, error, fill_slots, llama, plain_trainer, qwen
-from worker.generate.batch_scheduler import BatchStep, Limits
+from worker.generate.batch_scheduler import BatchStep, GenerationLimits
 from worker.generate.cuda.fused_runner import CAPTURE_AFTER, FusedRunner
 from worker.generate.generator import Generator, Runner
 from worker.generate.page_allocator import PageAllocator
@@ -21,7 +21,7 @@ from worker.model.plain.trainer import Trainer
 pytestmark = pytest.mark.gpu
 
 PAGE, PAGES, NEW = 64, 300, 24
-LIMITS = Limits(sequences=64, prefill_tokens=2048, positions=512)
+LIMITS = GenerationLimits(sequences=64, prefill_tokens=2048, positions=512)
 
 
 def sequences(slots: list[Slot], sampling: Sampling, prompts: tuple[int, ...] = (1, 63, 64, 65, 200)) -> list[Sequence]:
@@ -29,7 +29,7 @@ def sequences(slots: list[Slot], sampling: Sampling, prompts: tuple[int, ...] = 
     return [Sequence(tuple(rng.integers(0, 300, n).tolist()), sampling, slot) for n in prompts for slot in (None, *slots)]
 
 
-def generator(runner: Runner, limits: Limits = LIMITS) -> Generator:
+def generator(runner: Runner, limits: GenerationLimits = LIMITS) -> Generator:
     return Generator(runner, PageAllocator(PAGES, PAGE), limits, decode)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grouped_lora.block.packed_attention import attention
-from grouped_lora.block.packed_attention_backward import Incoming, attention_backward
+from grouped_lora.block.packed_attention_backward import AdapterInputGradient, attention_backward
 from grouped_lora.block.qkv_rotary import rotary, rotary_backward
 from grouped_lora.block.residual_norm import norm_backward, residual_norm
 from grouped_lora.block.sequence_table import SequenceTable
@@ -245,7 +245,7 @@ class FusedStack:
             ds_o = self._streams.shrink(dx, lora, table, dims.b("o_proj"), (dims.hidden,))
             products.append(GradientProduct(saved.s["o"], dx, dims.b("o_proj"), (dims.hidden,)))
             products.append(GradientProduct(ds_o, saved.attended, dims.a("o_proj"), (dims.q_width,), dropout_matrix=o_matrix))
-            incoming = Incoming(ds_o, lora, dims.columns["o_proj"][0], table, o_matrix)
+            incoming = AdapterInputGradient(ds_o, lora, dims.columns["o_proj"][0], table, o_matrix)
         dout = linear_backward(dx, w.w_o)
         self._streams.join()
         heads = (dims.heads, dims.kv_heads)

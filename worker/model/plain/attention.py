@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from worker.model.plain.rms_norm import norm_backward, norm_forward
+from worker.model.plain.rms_norm import norm_forward, rms_norm_backward
 from worker.model.plain.rotary import apply_rotary
 
 BLOCK = 256  # query rows at a time; backward reuses the probabilities of a one-block sequence and recomputes others
@@ -95,7 +95,7 @@ class _Attend(torch.autograd.Function):
         d_raw = dx[:, : heads.turned]
         apply_rotary(d_qk, axis.cos, axis.sin, d_raw, back=True)
         if heads.norm_SD is not None:
-            norm_backward(d_raw, x[:, : heads.turned], heads.norm_SD, inverse, d_raw)
+            rms_norm_backward(d_raw, x[:, : heads.turned], heads.norm_SD, inverse, d_raw)
         return d_qkv, None, None
 
 

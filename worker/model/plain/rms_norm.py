@@ -16,7 +16,7 @@ def norm_forward(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:
     return inverse
 
 
-def norm_backward(dy: Tensor, x: Tensor, weight: Tensor, inverse: Tensor, out: Tensor) -> None:
+def rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, inverse: Tensor, out: Tensor) -> None:
     """Write the gradient of x to `out`."""
     unit = x * inverse
     dx = (dy * weight).to(unit.dtype)
@@ -36,7 +36,7 @@ class _RmsNorm(torch.autograd.Function):
     def backward(ctx: Any, dy_TK: Tensor) -> tuple[Tensor | None, ...]:
         x_TK, weight, inverse = ctx.saved_tensors
         dx_TK = torch.empty_like(dy_TK)
-        norm_backward(dy_TK, x_TK, weight, inverse, dx_TK)
+        rms_norm_backward(dy_TK, x_TK, weight, inverse, dx_TK)
         return dx_TK, None, None
 
 
