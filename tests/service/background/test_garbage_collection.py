@@ -37,7 +37,7 @@ def put(storage: Storage, content: bytes) -> str:
     return sha256
 
 
-def test_what_is_referred_to_stays_and_the_rest_goes_after_a_day(parts, storage, tenant, new_node, plan, aged):
+def test_what_is_referred_to_stays_and_the_rest_goes_after_a_day(dependencies, storage, tenant, new_node, plan, aged):
     node, task = new_node(), tenant.task()
     plan()
     placement = node.take(task["id"])
@@ -45,13 +45,13 @@ def test_what_is_referred_to_stays_and_the_rest_goes_after_a_day(parts, storage,
     first = placement.checkpoint({1: 0})
     placement.report(first, placement.adapter(1, 1.5), completed(1, loss=1.5))
     orphan = put(storage, b"uploaded, and never reported")
-    sweep(parts.db, parts.storage)
+    sweep(dependencies.db, dependencies.storage)
     assert orphan in held(storage)
     aged()
     young = put(storage, b"uploaded just now")
     before = held(storage)
     ended_jobs_checkpoint = first["jobs"]["1"]["sha256"]
-    assert sweep(parts.db, parts.storage) == 2
+    assert sweep(dependencies.db, dependencies.storage) == 2
     assert before - held(storage) == {orphan, ended_jobs_checkpoint}
     assert young in held(storage)
     # everything that can still be asked for is there
@@ -60,7 +60,7 @@ def test_what_is_referred_to_stays_and_the_rest_goes_after_a_day(parts, storage,
     assert len(again) == 1
 
 
-def test_a_deleted_file_goes_once_no_task_and_no_other_file_needs_its_bytes(parts, database, storage, new_tenant, aged):
+def test_a_deleted_file_goes_once_no_task_and_no_other_file_needs_its_bytes(dependencies, database, storage, new_tenant, aged):
     rows = [{"prompt": f"only here {n}", "completion": str(n)} for n in range(20)]
     tenant, other = new_tenant(), new_tenant()
     needed, same = tenant.file(rows), other.file(rows)
@@ -69,7 +69,7 @@ def test_a_deleted_file_goes_once_no_task_and_no_other_file_needs_its_bytes(part
 
     def gone() -> bool:
         aged()
-        sweep(parts.db, parts.storage)
+        sweep(dependencies.db, dependencies.storage)
         return sha256 not in held(storage)
 
     assert other.delete(f"/v1/files/{same}").status_code == 204

@@ -68,16 +68,16 @@ def own_worker(settings, environment_of, tmp_path) -> Iterator[Worker]:
 
 
 @pytest.fixture
-def works(parts, nothing_left):
+def works(dependencies, nothing_left):
     """Ask for a plan and see it done: the worker is there and well."""
 
     def ask(worker: Worker) -> None:
-        with parts.db.begin() as session:
-            request_plan(session, parts.queue, "test")
+        with dependencies.db.begin() as session:
+            request_plan(session, dependencies.queue, "test")
 
         def done() -> bool:
             assert worker.process.poll() is None, worker.said()
-            with parts.db.begin() as session:
+            with dependencies.db.begin() as session:
                 return session.scalar(select(func.count(PlanRequest.id))) == 0
 
         until(done)

@@ -35,26 +35,26 @@ def status_of(database, task_id):
         return task.status, task.requeue_reason
 
 
-def test_a_task_goes_all_the_way_without_any_wake_up(database, parts, tenant, new_node, later):
+def test_a_task_goes_all_the_way_without_any_wake_up(database, dependencies, tenant, new_node, later):
     node, task = new_node(), tenant.task()
-    reconciler.once(parts)
+    reconciler.once(dependencies)
     assert status_of(database, task["id"])[0] == "validating"  # a moment ago: the queue worker's turn
     later(Task, "created_at")
-    reconciler.once(parts)
+    reconciler.once(dependencies)
     later(PlanRequest, "created_at")
-    reconciler.once(parts)
+    reconciler.once(dependencies)
     assert status_of(database, task["id"])[0] == "running"
     assert node.take(task["id"])
 
 
-def test_a_running_task_without_a_placement_is_queued_again(database, parts, tenant, new_node, plan):
+def test_a_running_task_without_a_placement_is_queued_again(database, dependencies, tenant, new_node, plan):
     node, task = new_node(), tenant.task()
     plan()
     placement = node.take(task["id"])
     placement.report(moved(0, "warmup"), points(0, [1]))
     with database.begin() as session:
         session.execute(update(Placement).values(ended_at=clock(session), end_reason="nobody knows"))
-    reconciler.once(parts)
+    reconciler.once(dependencies)
     assert status_of(database, task["id"]) == ("queued", RequeueReason.EXECUTOR_LOST)
     assert placement.send(points(0, [2])).json()["code"] == "fence_stale"
     plan()
@@ -62,14 +62,14 @@ def test_a_running_task_without_a_placement_is_queued_again(database, parts, ten
 
 
 @pytest.mark.parametrize("status", ["cancelled", "queued"])
-def test_a_placement_whose_task_is_not_running_is_ended(database, parts, tenant, new_node, plan, status):
+def test_a_placement_whose_task_is_not_running_is_ended(database, dependencies, tenant, new_node, plan, status):
     node, task = new_node(), tenant.task()
     plan()
     with database.begin() as session:
         session.execute(update(Task).values(status=status, fence=Task.fence + 1))
         etag = session.get_one(Task, task["id"]).version
     version = node.desired().version
-    reconciler.end_placements_of_ended_tasks(parts)
+    reconciler.end_placements_of_ended_tasks(dependencies)
     desired = node.desired()
     assert desired.placements == []
     assert desired.version > version
@@ -78,7 +78,7 @@ def test_a_placement_whose_task_is_not_running_is_ended(database, parts, tenant,
     assert status_of(database, task["id"])[0] == status
 
 
-def test_a_sound_state_is_left_exactly_as_it_is(database, parts, tenant, new_node, plan):
+def test_a_sound_state_is_left_exactly_as_it_is(database, dependencies, tenant, new_node, plan):
     node, running, _ = new_node(), tenant.task(), tenant.task()
     plan()
     placed = node.desired().placements[0]
@@ -86,12 +86,12 @@ def test_a_sound_state_is_left_exactly_as_it_is(database, parts, tenant, new_nod
     node.leases(placement.pulse())
     placement.report(moved(0, "warmup"), points(0, [1]))
     before = dump(database)
-    reconciler.once(parts)
+    reconciler.once(dependencies)
     assert dump(database) == before
     assert running
 
 
-def test_reconcilers_at_once_do_each_thing_once(database, settings, parts, tenant, new_node, plan, later):
+def test_reconcilers_at_once_do_each_thing_once(database, settings, dependencies, tenant, new_node, plan, later):
     nodes = [new_node() for _ in range(3)]
     tasks = [tenant.task() for _ in range(3)]
     plan()
@@ -127,14 +127,14 @@ def test_reconcilers_at_once_do_each_thing_once(database, settings, parts, tenan
     assert len(lost) <= 6  # one for each node, one for each task, less what is planned already
 
 
-def test_a_step_that_fails_is_tried_again_and_keeps_no_other_from_its_turn(parts, monkeypatch, caplog):
+def test_a_step_that_fails_is_tried_again_and_keeps_no_other_from_its_turn(dependencies, monkeypatch, caplog):
     done = []
 
     def fails(_):
         raise OSError("storage is away")
 
     monkeypatch.setattr(reconciler, "STEPS", (fails, lambda _: done.append(1)))
-    reconciler.once(parts)
-    reconciler.once(parts)
+    reconciler.once(dependencies)
+    reconciler.once(dependencies)
     assert done == [1, 1]
     assert caplog.text.count("storage is away") == 2

@@ -1,5 +1,5 @@
 """The fleet's fixtures, for batches that are planned and run."""
 
-from tests.service.fleet.fixtures import new_node, nothing_left, parts, plan
+from tests.service.fleet.fixtures import dependencies, new_node, nothing_left, plan
 
-__all__ = ["new_node", "nothing_left", "parts", "plan"]
+__all__ = ["dependencies", "new_node", "nothing_left", "plan"]

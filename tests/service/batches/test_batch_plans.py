@@ -80,7 +80,7 @@ class Fleet:
     """Nodes that train by the test's clock: each task for as long as the planner thought when it was first planned."""
 
     database: Database
-    parts: Dependencies
+    dependencies: Dependencies
     plan: Callable[[], int]
     nodes: list[ScriptedNode]
     now: float = 0.0
@@ -133,17 +133,17 @@ class Fleet:
         with self.database.begin() as session:
             long_ago = clock(session) - timedelta(days=1)
             session.execute(update(Node).where(Node.id == node.id).values(heartbeat_at=long_ago))
-        give_up_silent_nodes(self.parts)
+        give_up_silent_nodes(self.dependencies)
         self.runs = {id: run for id, run in self.runs.items() if run.taken.node is not node}
         self.nodes.remove(node)
 
 
 @pytest.fixture
-def fleet(database, parts, plan, new_node, steady):
+def fleet(database, dependencies, plan, new_node, steady):
     """Nodes of so many CPU slots: `fleet(4, 4)`."""
 
     def make(*slots: int) -> Fleet:
-        return Fleet(database, parts, plan, [new_node(slots=count) for count in slots])
+        return Fleet(database, dependencies, plan, [new_node(slots=count) for count in slots])
 
     return make
 
@@ -227,9 +227,9 @@ def test_a_batch_waits_until_all_its_files_are_checked(tenant, fleet, database):
         with database.begin() as session:
             session.execute(update(Task).where(Task.id == last).values(status=status))
 
-    validate_due(run.parts.db, run.parts.storage, run.parts.queue)
+    validate_due(run.dependencies.db, run.dependencies.storage, run.dependencies.queue)
     stands("validating")
-    replan(run.parts)
+    replan(run.dependencies)
     assert run.nodes[0].desired().placements == []
     run.plan()
     assert run.nodes[0].desired().placements != []

@@ -46,19 +46,19 @@ def nothing_left(database) -> None:
 
 
 @pytest.fixture(scope="module")
-def parts(settings) -> Iterator[Dependencies]:
+def dependencies(settings) -> Iterator[Dependencies]:
     made = Dependencies.of(settings)
     yield made
     made.db.engine.dispose()
 
 
 @pytest.fixture
-def plan(parts, nothing_left) -> Callable[[], int]:
+def plan(dependencies, nothing_left) -> Callable[[], int]:
     """What the queue worker would do now: validate and plan; how many plans were made."""
 
     def turn() -> int:
-        validate_due(parts.db, parts.storage, parts.queue)
-        return replan(parts)
+        validate_due(dependencies.db, dependencies.storage, dependencies.queue)
+        return replan(dependencies)
 
     return turn
 
@@ -81,7 +81,7 @@ def new_node(client, database, nothing_left) -> Callable[..., ScriptedNode]:
 
 
 @pytest.fixture
-def rested(database, parts, plan) -> Callable[[], None]:
+def rested(database, dependencies, plan) -> Callable[[], None]:
     """Let all rests end at this moment, have the reconciler notice, and plan."""
 
     def end() -> None:
@@ -92,7 +92,7 @@ def rested(database, parts, plan) -> Callable[[], None]:
                 faults = {node: fault.model_copy(update={"rest_until": now}) for node, fault in faults_of(task).items()}
                 task.faults = {node: fault.model_dump(mode="json") for node, fault in faults.items()}
                 task.retry_at = now
-        replan_elapsed_delays(parts)
+        replan_elapsed_delays(dependencies)
         plan()
 
     return end

@@ -77,17 +77,17 @@ def test_a_running_task_pauses_once_its_jobs_are_safe_and_resumes_where_it_stood
     assert {tuple(c["steps"]) for c in tenant.get(f"/v1/tasks/{task_id}/metrics").json()["data"]} == {(1, 2, 3, 4, 5)}
 
 
-def test_its_lease_is_no_longer_renewed_and_its_end_is_the_pauses(database, parts, tenant, running, act):
+def test_its_lease_is_no_longer_renewed_and_its_end_is_the_pauses(database, dependencies, tenant, running, act):
     task_id = running.given.task_id
     running.report(running.checkpoint({0: 2, 1: 2}))
     act("pause", task_id)
     until = row(database, Placement, running.id).lease_until
     (lease,) = running.node.leases(running.pulse("detaching")).leases
-    assert 0 < lease.seconds < parts.settings.lease_seconds
+    assert 0 < lease.seconds < dependencies.settings.lease_seconds
     assert row(database, Placement, running.id).lease_until == until
     with database.begin() as session:
         session.execute(update(Placement).values(lease_until=clock(session) - timedelta(seconds=1)))
-    end_expired_leases(parts)
+    end_expired_leases(dependencies)
     task = tenant.get(f"/v1/tasks/{task_id}").json()
     assert (task["status"], task["requeue_reason"], task["progress"]["steps_done"]) == ("paused", "paused", 4)
 
@@ -135,7 +135,7 @@ def test_a_placement_that_nobody_took_up_pauses_at_once(tenant, new_node, plan, 
 
 
 def test_a_queued_task_pauses_at_once_and_one_in_validation_as_soon_as_it_is_valid(
-    parts, tenant, nothing_left, act, plan, new_node
+    dependencies, tenant, nothing_left, act, plan, new_node
 ):
     queued = tenant.task()
     plan()
@@ -145,7 +145,7 @@ def test_a_queued_task_pauses_at_once_and_one_in_validation_as_soon_as_it_is_val
     other = tenant.task()
     act("pause", other["id"])
     assert act("resume", other["id"])["desired_status"] is None
-    validate_due(parts.db, parts.storage, parts.queue)
+    validate_due(dependencies.db, dependencies.storage, dependencies.queue)
     assert tenant.get(f"/v1/tasks/{checked['id']}").json()["status"] == "paused"
     node = new_node(slots=3)
     plan()

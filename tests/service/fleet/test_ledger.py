@@ -82,7 +82,7 @@ def test_the_counter_equals_the_sum_over_all_placements(tenant, trained, databas
 
 
 @pytest.mark.parametrize("deleted", [False, True])
-def test_usage_is_the_same_before_and_after_every_sweep(parts, tenant, trained, database, deleted):
+def test_usage_is_the_same_before_and_after_every_sweep(dependencies, tenant, trained, database, deleted):
     if deleted:
         assert tenant.delete(f"/v1/tasks/{trained}").status_code == 204
     before, quotas, measured = usage(tenant), tenant.get("/v1/quotas").json(), executors(tenant)
@@ -90,7 +90,7 @@ def test_usage_is_the_same_before_and_after_every_sweep(parts, tenant, trained, 
     assert openai.get("trained_tokens") == (None if deleted else 6700)
     assert before["total"]["rewound_tokens"] == 1300
     for keep in (Retention(), NOTHING, NOTHING):
-        sweep(parts.db, parts.storage, keep)
+        sweep(dependencies.db, dependencies.storage, keep)
         assert usage(tenant) == before
         assert tenant.get("/v1/quotas").json()["month_tokens"] == quotas["month_tokens"]
         assert executors(tenant) == measured
@@ -162,11 +162,11 @@ def test_a_message_goes_after_its_time_whether_it_was_delivered_or_not(database,
         assert list(session.scalars(kept)) == ["delivered", "pending"]
 
 
-def test_a_live_task_keeps_its_placements(parts, tenant, new_node, plan, database):
+def test_a_live_task_keeps_its_placements(dependencies, tenant, new_node, plan, database):
     node, task = new_node(), tenant.task()
     plan()
     assert node.lost(node.take(task["id"])).status_code == 204
-    forget(parts.db, NOTHING)
+    forget(dependencies.db, NOTHING)
     with database.begin() as session:
         assert session.scalar(select(func.count()).select_from(Placement)) == 1
-    assert delete_in_batches(parts.db, Placement, Placement.ended_at.is_not(None)) == 1
+    assert delete_in_batches(dependencies.db, Placement, Placement.ended_at.is_not(None)) == 1

@@ -156,13 +156,13 @@ def test_another_nodes_placements_cannot_be_lost(tenant, new_node, plan, status_
     assert status_of(task["id"])[0] == "running"
 
 
-def test_a_silent_node_is_lost_and_must_register_again(database, parts, tenant, new_node, plan, status_of, end_of):
+def test_a_silent_node_is_lost_and_must_register_again(database, dependencies, tenant, new_node, plan, status_of, end_of):
     node, other, task = new_node(), new_node(), tenant.task()
     plan()
     running = [one for one in (node, other) if one.desired().placements]
     placement = running[0].take(task["id"])
     long_ago(database, Node, heartbeat_at=None)
-    give_up_silent_nodes(parts)
+    give_up_silent_nodes(dependencies)
     assert status_of(task["id"])[:2] == ("queued", "node_lost")
     assert end_of(placement.id) == "node_lost"
     assert node.beat().json()["code"] == other.beat().json()["code"] == "node_unknown"
@@ -173,25 +173,25 @@ def test_a_silent_node_is_lost_and_must_register_again(database, parts, tenant, 
     assert node.take(task["id"]).given.fence == placement.given.fence + 2
 
 
-def test_a_placement_that_nobody_takes_up_goes_back(database, parts, tenant, new_node, plan, status_of):
+def test_a_placement_that_nobody_takes_up_goes_back(database, dependencies, tenant, new_node, plan, status_of):
     node, task = new_node(), tenant.task()
     plan()
-    end_expired_leases(parts)
+    end_expired_leases(dependencies)
     assert status_of(task["id"])[0] == "running"
     long_ago(database, Placement, lease_until=None)
-    end_expired_leases(parts)
+    end_expired_leases(dependencies)
     assert status_of(task["id"])[:2] == ("queued", "node_lost")
     assert node.desired().placements == []
 
 
-def test_a_placement_whose_executor_fell_silent_goes_back(database, parts, tenant, new_node, plan, status_of):
+def test_a_placement_whose_executor_fell_silent_goes_back(database, dependencies, tenant, new_node, plan, status_of):
     node, task = new_node(), tenant.task()
     plan()
     placement = node.take(task["id"])
     node.leases(placement.pulse())
     long_ago(database, Placement, lease_until=None)
     node.leases()
-    end_expired_leases(parts)
+    end_expired_leases(dependencies)
     assert status_of(task["id"])[:2] == ("queued", "executor_lost")
 
 

@@ -188,14 +188,16 @@ def test_a_task_that_only_the_one_node_knows_ends_when_others_train_there(tenant
     assert "on one node, which trains other tasks" in seen(tenant, bad)["error"]
 
 
-def test_placements_that_are_never_taken_up_count_for_the_node_alone(database, parts, tenant, new_node, plan, rested, nodes_of):
+def test_placements_that_are_never_taken_up_count_for_the_node_alone(
+    database, dependencies, tenant, new_node, plan, rested, nodes_of
+):
     node, task = new_node("deaf"), tenant.task()
     plan()
     for _ in range(3):
         assert given(node) == {task["id"]}
         with database.begin() as session:
             session.execute(update(Placement).values(lease_until=clock(session)))
-        end_expired_leases(parts)
+        end_expired_leases(dependencies)
         plan()
         if nodes_of()["deaf"]["losses"] < 3:
             rested()

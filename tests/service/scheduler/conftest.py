@@ -3,18 +3,18 @@
 import pytest
 
 from service.messaging.plan_requests import request_plan
-from tests.service.fleet.fixtures import new_node, nothing_left, parts, plan, rested
+from tests.service.fleet.fixtures import dependencies, new_node, nothing_left, plan, rested
 
-__all__ = ["new_node", "nothing_left", "parts", "plan", "rested"]
+__all__ = ["dependencies", "new_node", "nothing_left", "plan", "rested"]
 
 
 @pytest.fixture
-def again(parts, plan):
+def again(dependencies, plan):
     """Plan once more, whatever has changed."""
 
     def turn():
-        with parts.db.begin() as session:
-            request_plan(session, parts.queue, "test")
+        with dependencies.db.begin() as session:
+            request_plan(session, dependencies.queue, "test")
         return plan()
 
     return turn

@@ -19,12 +19,12 @@ def live(database):
     return [placement for placement in rows(database, Placement) if placement.ended_at is None]
 
 
-def validated(parts, tenant, **changes):
+def validated(dependencies, tenant, **changes):
     """A task that has been validated and not yet planned."""
     task = tenant.task(**changes)
-    with parts.db.begin() as session:
+    with dependencies.db.begin() as session:
         session.execute(update(Task).where(Task.id == task["id"]).values(status=TaskStatus.QUEUED))
-        request_plan(session, parts.queue, "task_arrived")
+        request_plan(session, dependencies.queue, "task_arrived")
     return task["id"]
 
 

@@ -22,7 +22,7 @@ NEWER = [  # what a newer version may have stored: a field, a value, another sha
 
 
 @pytest.fixture
-def store(database, parts):
+def store(database, dependencies):
     """Have a stored spec say more than this version knows, as a newer one would have written it."""
 
     def write(task_id, newer, config=None):
@@ -32,7 +32,7 @@ def store(database, parts):
             if config is not None:
                 changed = text("UPDATE jobs SET config = config || CAST(:more AS jsonb) WHERE task_id = :id")
                 session.execute(changed, {"id": task_id, "more": json.dumps(config)})
-        parts.memo.clear()
+        dependencies.memo.clear()
 
     return write
 
@@ -78,12 +78,12 @@ def test_a_task_of_another_version_waits_for_it_and_holds_up_nobody(tenant, new_
     assert "version 9.8.7, which accepted it, can" in told["waiting"]["sentence"]
 
 
-def test_an_unknown_field_is_logged_once(tenant, new_node, plan, again, store, parts, caplog):
+def test_an_unknown_field_is_logged_once(tenant, new_node, plan, again, store, dependencies, caplog):
     task = tenant.task()["id"]
     store(task, NEWER[1])
     new_node()
     for _ in range(3):
-        parts.memo.clear()
+        dependencies.memo.clear()
         again()
     told = [record.getMessage() for record in caplog.records if task in record.getMessage() and "another version" in record.msg]
     assert [message for message in told if message.endswith("does not know training.smoothing")] == told[:1]
@@ -107,16 +107,16 @@ def test_a_field_at_its_default_keeps_no_older_version_from_a_task(tenant, new_n
     assert [placement.task_id for placement in node.desired().placements] == [task]
 
 
-def test_the_version_that_can_read_a_task_asks_for_its_plan(tenant, new_node, plan, store, database, parts):
+def test_the_version_that_can_read_a_task_asks_for_its_plan(tenant, new_node, plan, store, database, dependencies):
     task, node = tenant.task()["id"], new_node()
     store(task, {"of_tomorrow": 1})
     plan()
-    replan_newly_readable_tasks(parts)
+    replan_newly_readable_tasks(dependencies)
     assert plan() == 0, "this version still cannot read it"
     with database.begin() as session:
         session.execute(text("UPDATE tasks SET spec = spec - 'of_tomorrow' WHERE id = :id"), {"id": task})
-    parts.memo.clear()
-    replan_newly_readable_tasks(parts)
+    dependencies.memo.clear()
+    replan_newly_readable_tasks(dependencies)
     assert plan() == 1
     assert [placement.task_id for placement in node.desired().placements] == [task]
 

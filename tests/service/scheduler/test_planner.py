@@ -160,7 +160,7 @@ def test_gpus_that_nobody_can_have_are_in_no_share(borrowed, new_node, set_rows,
     assert {placement.task_id for placement in node.desired().placements if placement.leave} == {tasks[1], tasks[3]}
 
 
-def test_a_borrower_that_says_nothing_loses_its_gpus_with_its_lease(borrowed, set_rows, again, rested, ago, parts):
+def test_a_borrower_that_says_nothing_loses_its_gpus_with_its_lease(borrowed, set_rows, again, rested, ago, dependencies):
     node, _, _, held, claim, tasks = borrowed
     set_rows(Task, claim, queued_at=ago(10_000))
     again()
@@ -182,7 +182,7 @@ def test_what_is_borrowed_is_left_alone_while_nobody_is_owed_it(borrowed, set_ro
 # ---- moments ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_task_starts_no_earlier_than_it_asks_to(tenant, new_node, plan, parts, database, set_rows):
+def test_a_task_starts_no_earlier_than_it_asks_to(tenant, new_node, plan, dependencies, database, set_rows):
     node = new_node()
     moment = datetime.now(UTC) + timedelta(hours=1)
     task = tenant.task(not_before=moment.isoformat())["id"]
@@ -190,14 +190,14 @@ def test_a_task_starts_no_earlier_than_it_asks_to(tenant, new_node, plan, parts,
     assert node.desired().placements == []
     said = waits(tenant, task)
     assert (said["code"], datetime.fromisoformat(said["expected_start"])) == ("not_before", moment)
-    replan_elapsed_delays(parts)
+    replan_elapsed_delays(dependencies)
     assert plan() == 0, "nothing has changed"
     past = (datetime.now(UTC) - timedelta(seconds=1)).isoformat()
     with database.begin() as session:
         row = session.get_one(Task, task)
         row.spec, row.waiting = row.spec | {"not_before": past}, row.waiting | {"expected_start": past}
-    parts.memo.clear()
-    replan_elapsed_delays(parts)
+    dependencies.memo.clear()
+    replan_elapsed_delays(dependencies)
     assert plan() >= 1
     assert node.take(task)
 
@@ -225,7 +225,7 @@ def test_a_spec_whose_moments_are_in_disorder_is_refused(tenant):
 # ---- robustness ------------------------------------------------------------------------------------------------------
 
 
-def test_a_node_drained_while_the_plan_was_made_takes_nothing(parts, admin, tenant, new_node, plan, monkeypatch):
+def test_a_node_drained_while_the_plan_was_made_takes_nothing(dependencies, admin, tenant, new_node, plan, monkeypatch):
     node = new_node()
     task = tenant.task()["id"]
     thinking = replan.__globals__["solve"]

@@ -21,10 +21,10 @@ from tests.service.scheduler.planned import live, rows, validated
 
 
 def test_a_task_that_moved_on_while_the_plan_was_made_is_dropped_and_the_others_stand(
-    parts, tenant, new_node, database, monkeypatch
+    dependencies, tenant, new_node, database, monkeypatch
 ):
     node = new_node(slots=2)
-    gone, stays = validated(parts, tenant), validated(parts, tenant)
+    gone, stays = validated(dependencies, tenant), validated(dependencies, tenant)
     thinking = planner.solve
 
     def meanwhile(problem):
@@ -33,15 +33,15 @@ def test_a_task_that_moved_on_while_the_plan_was_made_is_dropped_and_the_others_
         return thinking(problem)
 
     monkeypatch.setattr(planner, "solve", meanwhile)
-    replan(parts)
+    replan(dependencies)
     assert [one.task_id for one in node.desired().placements] == [stays]
     assert rows(database, Plan)[0].decision["dropped"] == [gone]
     assert tenant.get(f"/v1/tasks/{gone}").json()["status"] == "cancelled"
 
 
-def test_a_node_lost_while_the_plan_was_made_takes_nothing(parts, tenant, new_node, database, monkeypatch):
+def test_a_node_lost_while_the_plan_was_made_takes_nothing(dependencies, tenant, new_node, database, monkeypatch):
     new_node(slots=1)
-    validated(parts, tenant)
+    validated(dependencies, tenant)
     thinking = planner.solve
 
     def meanwhile(problem):
@@ -50,13 +50,13 @@ def test_a_node_lost_while_the_plan_was_made_takes_nothing(parts, tenant, new_no
         return thinking(problem)
 
     monkeypatch.setattr(planner, "solve", meanwhile)
-    replan(parts)
+    replan(dependencies)
     assert live(database) == []
 
 
-def test_only_the_requests_it_read_are_answered(parts, tenant, new_node, database, monkeypatch):
+def test_only_the_requests_it_read_are_answered(dependencies, tenant, new_node, database, monkeypatch):
     new_node()
-    validated(parts, tenant)
+    validated(dependencies, tenant)
     thinking, late = planner.solve, []
 
     def meanwhile(problem):
@@ -70,29 +70,29 @@ def test_only_the_requests_it_read_are_answered(parts, tenant, new_node, databas
         return thinking(problem)
 
     monkeypatch.setattr(planner, "solve", meanwhile)
-    assert replan(parts) == 2
+    assert replan(dependencies) == 2
     assert rows(database, PlanRequest) == []
 
 
-def test_a_plan_under_a_lost_lease_is_rejected_whole(parts, tenant, new_node, database):
+def test_a_plan_under_a_lost_lease_is_rejected_whole(dependencies, tenant, new_node, database):
     new_node()
-    validated(parts, tenant)
+    validated(dependencies, tenant)
     with database.begin() as session:
         session.add(PlannerLease(id=1, token="another", until=func.clock_timestamp() + planner_lease.LEASE))
     requests = len(rows(database, PlanRequest))
     with pytest.raises(LeaseLost):
-        plan_once(parts, "mine")
+        plan_once(dependencies, "mine")
     assert (live(database), rows(database, Plan), len(rows(database, PlanRequest))) == ([], [], requests)
-    assert replan(parts) == 0  # its holder will see to the requests
+    assert replan(dependencies) == 0  # its holder will see to the requests
     with database.begin() as session:
         session.execute(update(PlannerLease).values(until=func.clock_timestamp() - planner_lease.LEASE))
-    assert replan(parts) >= 1  # a lease that ran out is taken over
+    assert replan(dependencies) >= 1  # a lease that ran out is taken over
     assert len(live(database)) == 1
 
 
-def test_planners_at_once_place_every_task_once_and_no_device_twice(parts, settings, tenant, new_node, database):
+def test_planners_at_once_place_every_task_once_and_no_device_twice(dependencies, settings, tenant, new_node, database):
     nodes = [new_node(slots=2) for _ in range(2)]
-    tasks = [validated(parts, tenant) for _ in range(6)]
+    tasks = [validated(dependencies, tenant) for _ in range(6)]
     gate, failures = threading.Barrier(4), []
 
     def plan_again_and_again():
@@ -137,11 +137,11 @@ def die(*_):
 class Deadly(NodeWakeups):
     desired_changed = die
 
-parts = Dependencies.of(Settings.load())
+dependencies = Dependencies.of(Settings.load())
 {act}
 """
-HINTING = "planner.replan(replace(parts, wakeups=Deadly(parts.settings.redis_url)))"
-THINKING = "planner.solve = die; planner.replan(parts)"
+HINTING = "planner.replan(replace(dependencies, wakeups=Deadly(dependencies.settings.redis_url)))"
+THINKING = "planner.solve = die; planner.replan(dependencies)"
 
 
 @pytest.fixture
@@ -156,10 +156,12 @@ def killed_planner(settings, environment_of):
     return run
 
 
-def test_a_planner_killed_between_writing_and_hinting_has_lost_nothing(killed_planner, parts, tenant, new_node, database):
+def test_a_planner_killed_between_writing_and_hinting_has_lost_nothing(
+    killed_planner, dependencies, tenant, new_node, database
+):
     node = new_node()
     version = node.leases().desired_version
-    task = validated(parts, tenant)
+    task = validated(dependencies, tenant)
     killed_planner(HINTING)
     (placement,) = live(database)
     assert rows(database, PlanRequest) != []  # the placement is committed first; whoever plans next tells the rest
@@ -167,22 +169,22 @@ def test_a_planner_killed_between_writing_and_hinting_has_lost_nothing(killed_pl
     assert node.leases().desired_version > version
     assert node.take(task).given.placement_id == placement.id
     # the dead planner's lease keeps others out only until it runs out
-    waiting = validated(parts, tenant)
+    waiting = validated(dependencies, tenant)
     with database.begin() as session:
         session.execute(update(PlannerLease).values(until=func.clock_timestamp() - planner_lease.LEASE))
         session.execute(update(PlanRequest).values(created_at=func.clock_timestamp() - planner_lease.LEASE))
-    replan_missed_requests(parts)
+    replan_missed_requests(dependencies)
     assert rows(database, PlanRequest) == []
     assert tenant.get(f"/v1/tasks/{waiting}").json()["waiting"]["code"] == "waiting_for_capacity"
 
 
-def test_a_planner_killed_before_it_wrote_leaves_the_request(killed_planner, parts, tenant, new_node, database):
+def test_a_planner_killed_before_it_wrote_leaves_the_request(killed_planner, dependencies, tenant, new_node, database):
     node = new_node()
-    task = validated(parts, tenant)
+    task = validated(dependencies, tenant)
     killed_planner(THINKING)
     assert live(database) == []
     assert rows(database, PlanRequest) != []
     with database.begin() as session:
         session.execute(update(PlannerLease).values(until=func.clock_timestamp() - planner_lease.LEASE))
-    replan(parts)
+    replan(dependencies)
     assert node.take(task)

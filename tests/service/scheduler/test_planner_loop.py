@@ -73,7 +73,7 @@ def test_the_end_of_a_task_lets_the_next_one_start(tenant, new_node, plan):
     assert [one.task_id for one in node.desired().placements] == [other]
 
 
-def test_where_the_rules_are_not_optimal_the_stored_plan_is(database, parts, admin, new_node):
+def test_where_the_rules_are_not_optimal_the_stored_plan_is(database, dependencies, admin, new_node):
     """Four tasks on one node of 3 GPUs, for which the rules' order is not the best."""
     node = new_node(slots=3)
     with database.begin() as session:
@@ -82,8 +82,8 @@ def test_where_the_rules_are_not_optimal_the_stored_plan_is(database, parts, adm
     for jobs, gpus in ((4, 2), (6, 1), (3, 3), (6, 3)):  # better by completion and by slowdown
         space = {"learning_rate": [1e-4 * at for at in range(1, jobs + 1)], "batch_size": [4]}
         policy = {"policy": "none"}
-        validated(parts, admin, search_space=space, gpus=gpus, early_exit=policy)
-    replan(parts)
+        validated(dependencies, admin, search_space=space, gpus=gpus, early_exit=policy)
+    replan(dependencies)
     (kept,) = admin.get("/v1/admin/plans").json()["data"]
     problem = problem_from_json(kept["problem"])
     assert kept["objective"] < objective(problem, backfill(problem))
@@ -100,15 +100,15 @@ class Recorded(Queue):
 
 
 def test_arrivals_before_a_full_fleet_are_put_off_say_so_and_go_at_once_when_something_changes(
-    parts, tenant, new_node, database
+    dependencies, tenant, new_node, database
 ):
     node, now = new_node(slots=1), [0.0]
-    queue = Recorded(parts.settings.redis_url)
-    mine, pace = replace(parts, queue=queue), Pace(lambda: now[0])
+    queue = Recorded(dependencies.settings.redis_url)
+    mine, pace = replace(dependencies, queue=queue), Pace(lambda: now[0])
 
     def arrives():
         task = tenant.task()["id"]
-        validate_due(parts.db, parts.storage, parts.queue)
+        validate_due(dependencies.db, dependencies.storage, dependencies.queue)
         return task, replan(mine, pace)
 
     def why(task):
@@ -135,20 +135,20 @@ def test_arrivals_before_a_full_fleet_are_put_off_say_so_and_go_at_once_when_som
     assert why(later) == "waiting_for_capacity"
 
 
-def test_an_arrival_that_may_fit_is_not_held_up_by_those_that_do_not(parts, tenant, new_node, database):
+def test_an_arrival_that_may_fit_is_not_held_up_by_those_that_do_not(dependencies, tenant, new_node, database):
     node, now = new_node(slots=1), [0.0]
-    mine, pace = replace(parts, queue=Recorded(parts.settings.redis_url)), Pace(lambda: now[0])
+    mine, pace = replace(dependencies, queue=Recorded(dependencies.settings.redis_url)), Pace(lambda: now[0])
     for gpus in (4, 4, 4):
-        validated(parts, tenant, gpus=gpus)
+        validated(dependencies, tenant, gpus=gpus)
         replan(mine, pace)
-    fits = validated(parts, tenant)
+    fits = validated(dependencies, tenant)
     assert pace.wait(FULL) > 0
     assert replan(mine, pace) >= 1
     assert [one.task_id for one in node.desired().placements] == [fits]
 
 
-def test_what_starts_is_committed_before_the_others_are_told(parts, tenant, new_node, database, monkeypatch):
-    node, tasks = new_node(), [validated(parts, tenant) for _ in range(2)]
+def test_what_starts_is_committed_before_the_others_are_told(dependencies, tenant, new_node, database, monkeypatch):
+    node, tasks = new_node(), [validated(dependencies, tenant) for _ in range(2)]
     telling, seen = planner.announce_plan, []
 
     def look_first(*given):
@@ -156,7 +156,7 @@ def test_what_starts_is_committed_before_the_others_are_told(parts, tenant, new_
         telling(*given)
 
     monkeypatch.setattr(planner, "announce_plan", look_first)
-    assert replan(parts) == 1
+    assert replan(dependencies) == 1
     (started,) = seen[0]
     (other,) = set(tasks) - {started}
     assert tenant.get(f"/v1/tasks/{other}").json()["waiting"]["code"] == "waiting_for_capacity"
@@ -164,9 +164,9 @@ def test_what_starts_is_committed_before_the_others_are_told(parts, tenant, new_
     assert (kept.decision["started"], kept.decision["dropped"]) == ([started], [])
 
 
-def test_the_node_is_hinted_after_the_commit(parts, tenant, new_node, database):
+def test_the_node_is_hinted_after_the_commit(dependencies, tenant, new_node, database):
     node = new_node()
-    wakeups = NodeWakeups(parts.settings.redis_url)
+    wakeups = NodeWakeups(dependencies.settings.redis_url)
     before = wakeups._redis.xlen(stream_of(node.id))
     seen = []
 
@@ -175,8 +175,8 @@ def test_the_node_is_hinted_after_the_commit(parts, tenant, new_node, database):
             seen.append(len(live(database)))
             super().desired_changed(node_id)
 
-    validated(parts, tenant)
-    replan(replace(parts, wakeups=Watching(parts.settings.redis_url)))
+    validated(dependencies, tenant)
+    replan(replace(dependencies, wakeups=Watching(dependencies.settings.redis_url)))
     assert seen == [1]
     assert wakeups._redis.xlen(stream_of(node.id)) == before + 1
 

@@ -141,7 +141,7 @@ def test_what_nobody_waits_for_is_not_kept(tenant, queue, again, database):
         assert list(session.scalars(select(QueueStatus))) == []
 
 
-def test_news_that_was_put_off_is_told_by_a_later_plan(tenant, queue, plan, again, database, parts, monkeypatch):
+def test_news_that_was_put_off_is_told_by_a_later_plan(tenant, queue, plan, again, database, dependencies, monkeypatch):
     node, _, waits = queue
     monkeypatch.setattr(plan_news, "LEAST", 1)
     monkeypatch.setattr(plan_news, "RATE", 0.0)
@@ -154,8 +154,8 @@ def test_news_that_was_put_off_is_told_by_a_later_plan(tenant, queue, plan, agai
         told.append([task for task in waits if stored(database, task) == "node_drained"])
         assert {get(tenant, id).json()["waiting"]["code"] for id in waits} == {"node_drained"}, "whoever asks knows at once"
         with database.begin() as session:
-            session.execute(update(Plan).values(created_at=Plan.created_at - parts_turn(parts)))
-        replan_elapsed_delays(parts)
+            session.execute(update(Plan).values(created_at=Plan.created_at - reconcile_turn(dependencies)))
+        replan_elapsed_delays(dependencies)
         with database.begin() as session:
             asked = [request.reason for request in session.scalars(select(PlanRequest))]
         assert asked == (["news_put_off"] if len(told[-1]) < 4 else [])
@@ -168,11 +168,11 @@ def stored(database, id):
         return session.get_one(Task, id).waiting["code"]
 
 
-def parts_turn(parts):
-    return timedelta(seconds=parts.settings.reconcile_seconds + 1)
+def reconcile_turn(dependencies):
+    return timedelta(seconds=dependencies.settings.reconcile_seconds + 1)
 
 
-def test_the_planner_remembers_where_each_task_is_planned(tenant, queue, parts):
-    with parts.db.begin() as session:
-        seen = snapshot.read(session, parts)
+def test_the_planner_remembers_where_each_task_is_planned(tenant, queue, dependencies):
+    with dependencies.db.begin() as session:
+        seen = snapshot.read(session, dependencies)
     assert {task.planned for task in seen.problem.queued} == {queue[0].id}

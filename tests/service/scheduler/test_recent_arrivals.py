@@ -13,9 +13,9 @@ from service.scheduler.state import snapshot
 from service.tasks.models import Task
 
 
-def recent(database, parts) -> tuple[Arrived, ...]:
+def recent(database, dependencies) -> tuple[Arrived, ...]:
     with database.begin() as session:
-        return snapshot.read(session, parts).problem.recent
+        return snapshot.read(session, dependencies).problem.recent
 
 
 def arrived(database, node, task: str, seconds_ago: float, expected: float) -> None:
@@ -39,7 +39,7 @@ def steps_of_two_seconds(database) -> None:
         session.add(ThroughputProfile(**measured, mean_tokens=100.0, log_seconds=0.7, variance=0.0, measured=8))
 
 
-def test_arrivals_are_the_tasks_placed_lately_and_those_that_wait_each_once(database, parts, tenant, new_node, plan):
+def test_arrivals_are_the_tasks_placed_lately_and_those_that_wait_each_once(database, dependencies, tenant, new_node, plan):
     node = new_node(slots=1)
     steps_of_two_seconds(database)
     pair = {tenant.task()["id"], tenant.task()["id"]}
@@ -50,18 +50,20 @@ def test_arrivals_are_the_tasks_placed_lately_and_those_that_wait_each_once(data
     arrived(database, node, waits, 20, 7)
     third = tenant.task()["id"]
     plan()
-    found = recent(database, parts)
+    found = recent(database, dependencies)
     assert [each.gpus for each in found] == [1, 1, 1]
     assert found[0].ago >= 50 > found[1].ago >= 20 > found[2].ago
     assert found[0].seconds > 7, "its older placement counts"
     assert found[1].seconds == 7
     with database.begin() as session:
-        queued = {task.id: task for task in snapshot.read(session, parts).problem.queued}
+        queued = {task.id: task for task in snapshot.read(session, dependencies).problem.queued}
     assert found[2].seconds == queued[third].shortest
     assert all(task.waited >= 0 for task in queued.values())
 
 
-def test_a_task_waits_for_shorter_ones_that_keep_arriving_and_its_owner_reads_why(database, parts, admin, new_node, plan):
+def test_a_task_waits_for_shorter_ones_that_keep_arriving_and_its_owner_reads_why(
+    database, dependencies, admin, new_node, plan
+):
     before = [admin.task() for _ in range(12)]
     for task in before:
         assert admin.post(f"/v1/tasks/{task['id']}/cancel").status_code in (200, 202)

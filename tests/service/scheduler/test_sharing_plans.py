@@ -186,7 +186,9 @@ def test_the_end_of_one_leaves_the_other_alone(tenant, new_tenant, gpu, plan, da
     assert (alone.task_id, alone.beside) == (first.given.task_id, 0)
 
 
-def test_a_join_is_dropped_where_the_executor_went_meanwhile(tenant, new_tenant, gpu, parts, plan, database, monkeypatch):
+def test_a_join_is_dropped_where_the_executor_went_meanwhile(
+    tenant, new_tenant, gpu, dependencies, plan, database, monkeypatch
+):
     other = new_tenant()
     first = tenant.task(**LONG)["id"]
     plan()
