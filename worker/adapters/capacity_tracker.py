@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from worker.model.plain.trainer import OutOfMemory
-from worker.policy.activations import Need, choose_activations, recompute_after_oom, step_tokens
+from worker.policy.activations import Need, choose_activations, micro_batch_limit, recompute_after_oom
 from worker.policy.adapter_memory_model import Capacity, capacity_after_oom, fitting_tokens, grown_capacity
 from worker.policy.job_record import JobKey
 
@@ -21,8 +21,8 @@ class CapacityTracker:
     def __init__(self, capacity: Capacity) -> None:
         self.capacity = capacity
         self._needs: dict[str, Need] = {}  # of the current tasks
-        self._asked = capacity.step_tokens  # tokens of a micro-batch, where memory allows
-        self._most_tokens = capacity.step_tokens  # the same, for the current tasks
+        self._asked = capacity.piece_tokens  # tokens of a micro-batch, where memory allows
+        self._most_tokens = capacity.piece_tokens  # the same, for the current tasks
         self._learned: dict[bool, float] = {}  # bytes a token of failed passes, by whether they recomputed
         self._quiet = 0  # steps since the last failure
         self._piece_tokens: dict[str, int] = {}  # tokens of a piece of each task's batches, by its own needs and failures alone
@@ -51,16 +51,16 @@ class CapacityTracker:
             "memory: %d MiB + %.3f MiB a token, recomputed %d MiB + %.3f MiB a token, + %.2f MiB a row, of %d MiB; "
             "steps of %d tokens",
             *(kept.predict(0, 0) // mib, kept.per_token / mib, again.predict(0, 0) // mib, again.per_token / mib),
-            *(kept.per_row / mib, self.capacity.usable_bytes // mib, self.capacity.step_tokens),
+            *(kept.per_row / mib, self.capacity.usable_bytes // mib, self.capacity.piece_tokens),
         )
 
     def piece_tokens(self, placement: str) -> int:
         """Tokens of a piece of the task's batches. A neighbour's failures make passes shorter, but cut no other task's batches,
         since the bits of its sums depend on where they are cut."""
-        return self._piece_tokens.get(placement, self.capacity.step_tokens)
+        return self._piece_tokens.get(placement, self.capacity.piece_tokens)
 
     def _own_piece_tokens(self, need: Need) -> int:
-        return step_tokens([need], need.capacity, self._asked)
+        return micro_batch_limit([need], need.capacity, self._asked)
 
     def remove_placement(self, placement: str) -> bool:
         """Remove a task, and the limits that it alone caused. Whether it was here."""
@@ -90,14 +90,14 @@ class CapacityTracker:
         turning = [placement for placement in long if placement in here and may and not long[placement].activations.recompute]
         lower = capacity_after_oom(self.capacity, error.tokens, rows, error.recompute)
         self._learned[error.recompute] = lower.of(error.recompute).per_token
-        self.capacity = replace(lower, step_tokens=self.capacity.step_tokens) if turning else lower
+        self.capacity = replace(lower, piece_tokens=self.capacity.piece_tokens) if turning else lower
         for placement in turning:
             long[placement].activations.copy_from(recompute_after_oom(error.tokens))
         if turning:
             self._recompute()
         log.warning(
             "out of memory in a pass of %d tokens; micro-batch limit reduced to %d tokens%s",
-            *(error.tokens, self.capacity.step_tokens),
+            *(error.tokens, self.capacity.piece_tokens),
             f"; activations are recomputed for placements {', '.join(turning)}" if turning else "",
         )
         unrunnable = here - set(turning)
@@ -107,43 +107,47 @@ class CapacityTracker:
         """Record a step that found its memory. Whether reduced micro-batches grew just now, as they do every _QUIET_STEPS
         steps."""
         self._quiet += 1
-        if self.capacity.step_tokens == self._most_tokens or self._quiet % _QUIET_STEPS:
+        if self.capacity.piece_tokens == self._most_tokens or self._quiet % _QUIET_STEPS:
             return False
         before, most = (
-            self.capacity.step_tokens,
-            step_tokens(self._needs.values(), self.capacity, self._most_tokens, shared=False),
+            self.capacity.piece_tokens,
+            micro_batch_limit(self._needs.values(), self.capacity, self._most_tokens, shared=False),
         )
         self.capacity = grown_capacity(self.capacity, most, rows, self.recomputes)
         for placement, need in self._needs.items():
             self._piece_tokens[placement] = max(
-                self._piece_tokens[placement], min(self._own_piece_tokens(need), self.capacity.step_tokens)
+                self._piece_tokens[placement], min(self._own_piece_tokens(need), self.capacity.piece_tokens)
             )
-        return self.capacity.step_tokens > before
+        return self.capacity.piece_tokens > before
 
     def lengthen(self, tokens: int, rows: int) -> bool:
         """Let micro-batches hold up to `tokens` tokens, as far as memory allows beside `rows` arena rows. Whether they grew by
         a quarter or more."""
         before = self.capacity.pass_budget
-        fitting = step_tokens(self._needs.values(), self.capacity, min(tokens, self.capacity.most_pass_tokens))
+        fitting = micro_batch_limit(self._needs.values(), self.capacity, min(tokens, self.capacity.most_pass_tokens))
         fitting = min(fitting, fitting_tokens(self.capacity, rows, self.recomputes, fitting))
         if fitting < 1.25 * before:
             return False
-        self.capacity = replace(self.capacity, pass_tokens=fitting)
+        self.capacity = replace(self.capacity, long_pass_tokens=fitting)
         log.info("micro-batch limit raised to %d tokens (better throughput)", fitting)
         return True
 
     def _recompute(self) -> None:
         """Compute the capacity anew: from the highest memory model of the current tasks, corrected by failed passes."""
-        needs, tokens, lowered = self._needs.values(), self.capacity.step_tokens, self.capacity.step_tokens < self._most_tokens
+        needs, tokens, lowered = (
+            self._needs.values(),
+            self.capacity.piece_tokens,
+            self.capacity.piece_tokens < self._most_tokens,
+        )
         has = max((need.capacity for need in needs), key=lambda c: c.model.per_token, default=self.capacity)
-        self._most_tokens = step_tokens(needs, has, self._asked)
+        self._most_tokens = micro_batch_limit(needs, has, self._asked)
         for recompute, per_token in self._learned.items():
             model = has.of(recompute)
             has = has.having(recompute, replace(model, per_token=max(model.per_token, per_token)))
         tokens = min(tokens, self._most_tokens) if lowered else self._most_tokens
-        longer = step_tokens(needs, has, self.capacity.pass_tokens) if self.capacity.pass_tokens else 0
-        tokens = step_tokens(needs, has, tokens, shared=False)
-        self.capacity = replace(has, step_tokens=tokens, pass_tokens=longer, most_rows=None)
+        longer = micro_batch_limit(needs, has, self.capacity.long_pass_tokens) if self.capacity.long_pass_tokens else 0
+        tokens = micro_batch_limit(needs, has, tokens, shared=False)
+        self.capacity = replace(has, piece_tokens=tokens, long_pass_tokens=longer, most_rows=None)
 
     def _why_unrunnable(self, need: Need, tokens: int) -> str:
         form = "with activations computed again in backward" if need.activations.recompute else "with its activations kept"

@@ -106,7 +106,9 @@ class _Baseline:
                 piece_tokens=replica.tracker.piece_tokens(task.key),
                 owner=task.key,
             )
-            found = yield from evaluating(replica.trainer, {task.key: request}, replica.capacity.step_tokens, self._on_progress)
+            found = yield from evaluating(
+                replica.trainer, {task.key: request}, replica.capacity.piece_tokens, self._on_progress
+            )
             task.base_evaluated(found[task.key].loss, found[task.key].scores)
 
     def _record_indifference(self) -> None:
@@ -117,7 +119,7 @@ class _Baseline:
 
     def _reference(self, placement: Placement) -> Generator[None, None, Reference]:
         replicas, start, data = self._replicas, self._prepared.start, self._prepared.data
-        trainer, budget = replicas.first.trainer, replicas.first.capacity.step_tokens
+        trainer, budget = replicas.first.trainer, replicas.first.capacity.piece_tokens
         key = key_of(replicas.ref, trainer.backbone.device.type, start.sha256 if start is not None else "", data)
         if placement.validation_file is not None:
             key = f"{key}-{placement.validation_file.sha256}"  # so that erasing either file erases it

@@ -62,7 +62,7 @@ def recompute_after_oom(tokens: int) -> Activations:
     )
 
 
-def step_tokens(needs: Iterable[Need], capacity: Capacity, most: int, shared: bool = True) -> int:
+def micro_batch_limit(needs: Iterable[Need], capacity: Capacity, most: int, shared: bool = True) -> int:
     """Tokens of a micro-batch for these tasks, at most `most`: every job that fits at all fits alone; `shared` also leaves
     adapters their share of the memory.
 

@@ -23,23 +23,23 @@ class MemoryModel:
 
 @dataclass(frozen=True)
 class Capacity:
-    """An executor's limits: its memory models, the bytes it may use, the share of them it fills. step_tokens: of a piece, the
+    """An executor's limits: its memory models, the bytes it may use, the share of them it fills. piece_tokens: of a piece, the
     longest that a batch is cut into; passes may hold several (`pass_budget`)."""
 
     model: MemoryModel  # of passes that keep their activations
     memory_bytes: int
-    step_tokens: int
+    piece_tokens: int
     margin: float = 0.9
     park_bytes: int = 0  # host memory for parked adapters
     recomputed: MemoryModel | None = None  # of passes that recompute them in backward; None if not measured
     most_rows: int | None = None  # arena rows beyond which the device had no memory
-    pass_tokens: int = 0  # of a micro-batch where longer ones pay; batches are cut by step_tokens all the same
+    long_pass_tokens: int = 0  # of a micro-batch where longer ones pay; batches are cut by piece_tokens all the same
     most_pass_tokens: int = 0  # up to which they may be made longer; 0 where an operator chose their length
 
     @property
     def pass_budget(self) -> int:
         """Tokens of a micro-batch."""
-        return max(self.step_tokens, self.pass_tokens)
+        return max(self.piece_tokens, self.long_pass_tokens)
 
     @property
     def usable_bytes(self) -> int:
@@ -62,17 +62,17 @@ def capacity_after_oom(capacity: Capacity, tokens: int, rows: int, recompute: bo
     model = capacity.of(recompute)
     seen = (capacity.memory_bytes - model.predict(0, rows)) / tokens
     capacity = capacity.having(recompute, replace(model, per_token=max(model.per_token, seen)))
-    if capacity.step_tokens < tokens <= capacity.pass_tokens:
-        return replace(capacity, pass_tokens=0)
-    capacity = replace(capacity, pass_tokens=0)
-    return replace(capacity, step_tokens=max(1, min(capacity.step_tokens, tokens) // 2))
+    if capacity.piece_tokens < tokens <= capacity.long_pass_tokens:
+        return replace(capacity, long_pass_tokens=0)
+    capacity = replace(capacity, long_pass_tokens=0)
+    return replace(capacity, piece_tokens=max(1, min(capacity.piece_tokens, tokens) // 2))
 
 
 def grown_capacity(capacity: Capacity, most: int, rows: int, recompute: bool = False) -> Capacity:
     """The capacity after a while without failures: micro-batches grow by half, up to `most` tokens and to what the model,
     refitted to every failed pass, allows beside `rows` adapter rows. Never smaller."""
-    tokens = min(most, -(-capacity.step_tokens * 3 // 2), fitting_tokens(capacity, rows, recompute, most))
-    return replace(capacity, step_tokens=max(capacity.step_tokens, tokens))
+    tokens = min(most, -(-capacity.piece_tokens * 3 // 2), fitting_tokens(capacity, rows, recompute, most))
+    return replace(capacity, piece_tokens=max(capacity.piece_tokens, tokens))
 
 
 def fitting_tokens(capacity: Capacity, rows: int, recompute: bool, most: int) -> int:

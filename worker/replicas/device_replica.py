@@ -155,7 +155,7 @@ class Replica:
 
         def go_on(left: Sequence[JobKey]) -> None:
             wanted = {key: placed[key] for key in left if key not in found}
-            for key, result in evaluate(self.trainer, wanted, self.capacity.step_tokens, on_progress):
+            for key, result in evaluate(self.trainer, wanted, self.capacity.piece_tokens, on_progress):
                 found[key] = result
 
         _, unrunnable = self.run_with_oom_retries(list(placed), go_on)

@@ -3,17 +3,17 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.policy.activations import Activations, Need, choose_activations, step_tokens
+from worker.policy.activations import Activations, Need, choose_activations, micro_batch_limit
 from worker.policy.adapter_memory_model import Capacity, MemoryModel, capacity_after_oom
 from worker.policy.admission import Demand, admission_refusal, peak
 
 MIB = 2**20
 
 
-def capacity(memory_mib: int = 1000, step_tokens: int = 4000, again: float | None = 0.02) -> Capacity:
+def capacity(memory_mib: int = 1000, piece_tokens: int = 4000, again: float | None = 0.02) -> Capacity:
     recomputed = MemoryModel(110 * MIB, again * MIB, 2 * MIB, captured=5 * MIB) if again is not None else None
     kept = MemoryModel(100 * MIB, 0.2 * MIB, 2 * MIB, captured=40 * MIB)
-    return Capacity(kept, memory_mib * MIB, step_tokens, recomputed=recomputed)
+    return Capacity(kept, memory_mib * MIB, piece_tokens, recomputed=recomputed)
 
 
 def test_what_fits_is_kept_what_does_not_is_recomputed_and_the_reason_has_the_numbers() -> None:
@@ -39,11 +39,11 @@ def test_what_fits_is_kept_what_does_not_is_recomputed_and_the_reason_has_the_nu
 def test_every_job_whose_longest_row_fits_fits_alone_at_the_micro_batches_chosen(memory_mib, most, tasks, failed) -> None:
     has = capacity(memory_mib)
     needs = [Need(has, longest, tuple(rows), choose_activations(has, longest, rows)) for longest, rows in tasks]
-    shared = step_tokens(needs, has, most)
+    shared = micro_batch_limit(needs, has, most)
     assert 1 <= shared <= most
     if failed is not None:
         has = capacity_after_oom(has, failed, 8)
-    tokens = step_tokens(needs, has, shared, shared=False)
+    tokens = micro_batch_limit(needs, has, shared, shared=False)
     cut = Capacity(has.model, has.memory_bytes, tokens, recomputed=has.recomputed)
     for need in needs:
         for rows in need.rows:
@@ -53,7 +53,7 @@ def test_every_job_whose_longest_row_fits_fits_alone_at_the_micro_batches_chosen
 
 
 def test_one_that_recomputes_costs_its_neighbours_nothing_but_its_pass() -> None:
-    has = capacity(step_tokens=1000)
+    has = capacity(piece_tokens=1000)
     kept = Demand("kept", "a", 4, 400, 200, 16)
     long = Demand("long", "b", 1, 20000, 20000, 16, recompute=True)
     assert peak([long], has) == round((110 + 5 + 20000 * 0.02 + 16 * 2) * MIB)

@@ -12,8 +12,8 @@ from worker.policy.replica_assignment import Load, assign
 MIB = 2**20
 
 
-def capacity(memory_mib: int = 1000, step_tokens: int = 4000) -> Capacity:
-    return Capacity(MemoryModel(100 * MIB, 0.1 * MIB, 2 * MIB), memory_mib * MIB, step_tokens)
+def capacity(memory_mib: int = 1000, piece_tokens: int = 4000) -> Capacity:
+    return Capacity(MemoryModel(100 * MIB, 0.1 * MIB, 2 * MIB), memory_mib * MIB, piece_tokens)
 
 
 def demand(key, batch_size=4, tokens=400, longest=200, rows=16, placement="a", turn=0) -> Demand:
@@ -42,8 +42,8 @@ DEMANDS = st.lists(
 
 
 @given(DEMANDS, st.integers(150, 3000), st.integers(100, 8000))
-def test_all_that_can_run_here_runs_and_memory_is_never_exceeded(demands, memory_mib, step_tokens):
-    has = capacity(memory_mib, step_tokens)
+def test_all_that_can_run_here_runs_and_memory_is_never_exceeded(demands, memory_mib, piece_tokens):
+    has = capacity(memory_mib, piece_tokens)
     waiting = [d for d in demands if admission_refusal(d, has) is None]
     active, done = deque[Demand](), []
     while waiting or active:
@@ -63,18 +63,18 @@ def test_a_step_stays_within_one_micro_batch_but_for_each_groups_first(active, w
     for started in admit(active, waiting, has):
         alone = all(d.placement != started.placement for d in running)
         running.append(started)
-        assert alone or sum(d.tokens for d in running) <= has.step_tokens
+        assert alone or sum(d.tokens for d in running) <= has.piece_tokens
 
 
 def test_decreasing_batch_size_then_the_same_size_then_mixed():
-    has = capacity(step_tokens=2000)
+    has = capacity(piece_tokens=2000)
     jobs = [demand("small", 2), demand("big", 8), demand("mid", 4), demand("big too", 8), demand("mid too", 4)]
     assert [d.key for d in admit([], jobs, has)] == ["big", "big too", "mid", "mid too", "small"]
     assert [d.key for d in admit([demand("runs", 4)], jobs, has)] == ["mid", "mid too", "big", "big too"]
 
 
 def test_a_lower_turn_goes_first_whatever_its_batch_size():
-    has = capacity(step_tokens=400)
+    has = capacity(piece_tokens=400)
     assert [d.key for d in admit([], [demand("later", 8, turn=1), demand("now", 1)], has)] == ["now"]
 
 
@@ -105,18 +105,18 @@ def test_a_job_that_never_fits_says_so_with_numbers():
 
 def test_a_thousand_jobs_are_judged_quickly():
     jobs = [demand(n, batch_size=1 + n % 5) for n in range(1024)]
-    assert len(admit([], jobs, capacity(memory_mib=100_000, step_tokens=400 * 64))) == 64
+    assert len(admit([], jobs, capacity(memory_mib=100_000, piece_tokens=400 * 64))) == 64
 
 
 def test_what_found_no_memory_is_not_expected_to_fit_again():
-    has = capacity(memory_mib=1000, step_tokens=4000)
+    has = capacity(memory_mib=1000, piece_tokens=4000)
     tried = [demand(key, batch_size=8, longest=500) for key in range(2)]
     assert peak(tried, has) < has.usable_bytes
     less = capacity_after_oom(has, tokens=4000, rows=32)
-    assert less.step_tokens == 2000
+    assert less.piece_tokens == 2000
     assert less.model.predict(4000, 32) == has.memory_bytes
-    assert capacity_after_oom(less, tokens=10, rows=0).step_tokens == 5
-    assert capacity_after_oom(less, tokens=1, rows=0).step_tokens == 1
+    assert capacity_after_oom(less, tokens=10, rows=0).piece_tokens == 5
+    assert capacity_after_oom(less, tokens=1, rows=0).piece_tokens == 1
 
 
 @given(st.integers(150, 3000), st.integers(1, 20_000))
@@ -133,10 +133,10 @@ def test_what_was_made_smaller_grows_again_and_stays_within_memory(memory_mib, m
     now = capacity_after_oom(has, tokens=failed, rows=rows)
     for _ in range(40):
         before, now = now, grown_capacity(now, most, rows)
-        assert before.step_tokens <= now.step_tokens <= most
-        if now.step_tokens > before.step_tokens:
-            assert now.model.predict(now.step_tokens, rows) <= now.usable_bytes, "that pass is expected to fit"
-            assert now.step_tokens < failed or now.model == has.model, "what failed is not tried again"
+        assert before.piece_tokens <= now.piece_tokens <= most
+        if now.piece_tokens > before.piece_tokens:
+            assert now.model.predict(now.piece_tokens, rows) <= now.usable_bytes, "that pass is expected to fit"
+            assert now.piece_tokens < failed or now.model == has.model, "what failed is not tried again"
     room = (now.usable_bytes - now.model.predict(0, rows)) / now.model.per_token
-    assert now.step_tokens >= min(most, int(room)), "it ends at all that the model allows"
-    assert grown_capacity(now, most, 0).step_tokens >= now.step_tokens, "fewer rows leave more"
+    assert now.piece_tokens >= min(most, int(room)), "it ends at all that the model allows"
+    assert grown_capacity(now, most, 0).piece_tokens >= now.piece_tokens, "fewer rows leave more"

@@ -10,8 +10,8 @@ from worker.policy.replica_assignment import Load, Move, assign, next_move
 MIB = 2**20
 
 
-def capacity(memory_mib: int = 1000, step_tokens: int = 4000) -> Capacity:
-    return Capacity(MemoryModel(100 * MIB, 0.1 * MIB, 2 * MIB), memory_mib * MIB, step_tokens)
+def capacity(memory_mib: int = 1000, piece_tokens: int = 4000) -> Capacity:
+    return Capacity(MemoryModel(100 * MIB, 0.1 * MIB, 2 * MIB), memory_mib * MIB, piece_tokens)
 
 
 def demand(key, left=40_000.0, tokens=400, batch_size=4, rows=16, placement="a") -> Demand:
