@@ -192,7 +192,7 @@ class Schedule(Strict):
     judged: bool = True
 
     @property
-    def boundary(self) -> bool:
+    def has_boundary(self) -> bool:
         """Whether jobs are ranked at the end of warmup: not under policy `none`, nor where warmup lasts the whole training."""
         return bool(self.rungs)
 

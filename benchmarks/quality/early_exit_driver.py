@@ -105,7 +105,7 @@ class Referee:
 
     def decide_ranks(self) -> None:
         """Apply the verdicts on jobs that wait at a rung."""
-        here = [e for e in self.entrants.values() if e.schedule.boundary and (e.rung_losses or e.reason is None)]
+        here = [e for e in self.entrants.values() if e.schedule.has_boundary and (e.rung_losses or e.reason is None)]
         if not any(e.waits and e.reason is None for e in here):
             return
         standings = [Standing(e.index, tuple(e.rung_losses), e.cut_scores) for e in here]

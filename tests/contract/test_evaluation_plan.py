@@ -28,7 +28,7 @@ def rows_read(made: TaskSpec, train: int, judged: int, trend: int) -> tuple[int,
     _, most = made.early_exit.survivors(len(jobs))
     calendars = [Schedule.of(made, config, train) for config in jobs]
     for place, calendar in enumerate(sorted(calendars, key=lambda one: -one.evaluations)):
-        ends = calendar.total_steps if place < most or not calendar.boundary else calendar.rungs[0]
+        ends = calendar.total_steps if place < most or not calendar.has_boundary else calendar.rungs[0]
         steps = [step for step in range(1, ends + 1) if calendar.evaluates_at(step)]
         read += sum(judged if step in calendar.rungs and calendar.judged else trend for step in steps)
         read += judged if ends == calendar.total_steps else 0

@@ -26,7 +26,7 @@ def config(batch_size: int) -> JobConfig:
 
 def test_the_numbers_of_the_paper():
     made = Schedule.of(spec({"epochs": 3}, {"max_evaluation_share": None}), config(4), 400)
-    assert (made.total_steps, made.warmup_steps, made.eval_every, made.boundary) == (300, 15, 10, True)
+    assert (made.total_steps, made.warmup_steps, made.eval_every, made.has_boundary) == (300, 15, 10, True)
 
 
 def test_few_rows_are_evaluated_on_less_often():
@@ -45,11 +45,11 @@ def test_max_steps_bounds_but_never_stretches():
 
 
 def test_without_early_exit_there_is_no_boundary():
-    assert not Schedule.of(spec(early_exit={"policy": "none"}), config(1), 100).boundary
+    assert not Schedule.of(spec(early_exit={"policy": "none"}), config(1), 100).has_boundary
 
 
 def test_a_warmup_as_long_as_the_training_selects_nothing():
-    assert not Schedule.of(spec(early_exit={"warmup_fraction": 1}), config(1), 100).boundary
+    assert not Schedule.of(spec(early_exit={"warmup_fraction": 1}), config(1), 100).has_boundary
 
 
 def test_asha_ranks_at_rungs_ever_further_apart():
@@ -78,8 +78,8 @@ def test_every_calendar_holds_together(rows, batch_size, epochs, max_steps, eval
     made = Schedule.of(spec({"epochs": epochs, "max_steps": max_steps}, early_exit), config(batch_size), rows)
     assert 1 <= made.warmup_steps <= made.total_steps
     assert 1 <= made.eval_every <= made.total_steps
-    assert made.boundary == (made.warmup_steps < made.total_steps)
+    assert made.has_boundary == (made.warmup_steps < made.total_steps)
     assert made.evaluations == sum(made.evaluates_at(step) for step in range(1, made.total_steps + 1))
     assert made.evaluates_at(made.total_steps)
     assert made.evaluates_at(made.eval_every)
-    assert not made.boundary or made.evaluates_at(made.warmup_steps)
+    assert not made.has_boundary or made.evaluates_at(made.warmup_steps)

@@ -85,9 +85,9 @@ class JobRun:
         return self.progress.rung_losses[0] if self.progress.rung_losses else None
 
     @property
-    def boundary_ahead(self) -> bool:
+    def awaits_promotion(self) -> bool:
         """Whether the warmup boundary is still ahead of it."""
-        return self.schedule.boundary and not self.record.promoted
+        return self.schedule.has_boundary and not self.record.promoted
 
     @property
     def trainable(self) -> bool:
@@ -125,8 +125,8 @@ class JobRun:
     @property
     def _steps_left(self) -> float:
         """Steps that it is expected to take: those behind a boundary still ahead count by the fraction of jobs kept there."""
-        warmup, total = self.schedule.warmup_steps if self.boundary_ahead else self.step, self.schedule.total_steps
-        return max(0, warmup - self.step) + (self.spec.early_exit.keep_fraction if self.boundary_ahead else 1) * (
+        warmup, total = self.schedule.warmup_steps if self.awaits_promotion else self.step, self.schedule.total_steps
+        return max(0, warmup - self.step) + (self.spec.early_exit.keep_fraction if self.awaits_promotion else 1) * (
             total - max(warmup, self.step)
         )
 

@@ -133,7 +133,7 @@ class TaskRun:
         if run.stage is Stage.PENDING:
             run.apply(WarmupBegan())
             self.record(JobMoved(job=run.index, status=JobStatus.WARMUP, step=run.step))
-        if run.stage is Stage.WARMUP and not run.boundary_ahead:
+        if run.stage is Stage.WARMUP and not run.awaits_promotion:
             run.apply(TrainingBegan())
             self.record(JobMoved(job=run.index, status=JobStatus.TRAINING, step=run.step))
 
@@ -228,7 +228,7 @@ class TaskRun:
             for job in self.placement.jobs
             if job.status in JOB_TERMINAL and job.warmup_val_loss is not None
         ]
-        here = [run for run in self.runs if run.schedule.boundary and (run.warmup_val_loss is not None or run.unfinished)]
+        here = [run for run in self.runs if run.schedule.has_boundary and (run.warmup_val_loss is not None or run.unfinished)]
         return [*ended, *(Standing(run.index, run.progress.rung_losses, run.progress.cut_scores) for run in here)]
 
     # ---- throughput ----------------------------------------------------------------------------------------------
