@@ -81,9 +81,9 @@ class CapacityTracker:
         Returns the jobs that cannot run, and why: they have a sequence of that length, and cannot switch to recomputing.
         """
         self._quiet = 0
-        own = self._needs.get(error.alone) if error.alone is not None else None
-        if error.alone is not None and own is not None and error.tokens > own.longest:
-            self._piece_tokens[error.alone] = max(1, error.tokens // 2)
+        own = self._needs.get(error.sole_placement) if error.sole_placement is not None else None
+        if error.sole_placement is not None and own is not None and error.tokens > own.longest:
+            self._piece_tokens[error.sole_placement] = max(1, error.tokens // 2)
         long = {placement: need for placement, need in self._needs.items() if need.longest >= error.tokens}
         here = {key.placement for key in jobs} & long.keys()
         may = self.capacity.recomputed is not None and not error.recompute

@@ -15,7 +15,7 @@ from worker.replicas.device_replica import Unrunnable
 from worker.replicas.dpo_loss import pair_error, pair_loss
 from worker.replicas.dpo_reference import Reference, key_of, reference_passes
 from worker.replicas.replica_set import Replicas
-from worker.replicas.validation_pass import EvaluationRequest, evaluating
+from worker.replicas.validation_pass import EvaluationRequest, evaluation_passes
 
 Passes = Generator[None, None, None]
 
@@ -106,7 +106,7 @@ class _Baseline:
                 piece_tokens=replica.tracker.piece_tokens(task.key),
                 owner=task.key,
             )
-            found = yield from evaluating(
+            found = yield from evaluation_passes(
                 replica.trainer, {task.key: request}, replica.capacity.piece_tokens, self._on_progress
             )
             task.base_evaluated(found[task.key].loss, found[task.key].scores)

@@ -134,7 +134,7 @@ def _run_micro_batch(
     try:
         losses = trainer.train(segments, recompute)
     except OutOfMemory as error:
-        error.alone = micro_batch[0].job.placement if len(micro_batch) == 1 else None
+        error.sole_placement = micro_batch[0].job.placement if len(micro_batch) == 1 else None
         raise
     for key, loss in zip(owners, losses, strict=True):
         step_of[key].sums[key].append(loss)

@@ -66,17 +66,17 @@ def evaluate(
     trainer: Trainer, requests: Mapping[Key, EvaluationRequest], budget: int, on_progress: Callable[[], None]
 ) -> Iterator[tuple[Key, ValidationResult]]:
     """Yield each request's result as soon as it is known. How a request's rows are cut depends on it and `budget` alone."""
-    for known in _evaluated(trainer, requests, budget, on_progress):
+    for known in _results(trainer, requests, budget, on_progress):
         if known is not None:
             yield known
 
 
-def evaluating(
+def evaluation_passes(
     trainer: Trainer, requests: Mapping[Key, EvaluationRequest], budget: int, on_progress: Callable[[], None]
 ) -> Generator[None, None, dict[Key, ValidationResult]]:
     """As `evaluate`, pass by pass: yields after each pass, and returns the results."""
     found: dict[Key, ValidationResult] = {}
-    for known in _evaluated(trainer, requests, budget, on_progress):
+    for known in _results(trainer, requests, budget, on_progress):
         if known is None:
             yield
         else:
@@ -102,7 +102,7 @@ def log_probability_passes(
 ) -> Generator[None, None, dict[Key, list[float]]]:
     """As `log_probabilities`, pass by pass: yields after each pass, and returns the results."""
     found: dict[Key, list[float]] = {}
-    for known in _read(trainer, wanted, set(wanted), budget, on_progress):
+    for known in _loss_sums(trainer, wanted, set(wanted), budget, on_progress):
         if known is None:
             yield
         else:
@@ -110,7 +110,7 @@ def log_probability_passes(
     return found
 
 
-def _evaluated(
+def _results(
     trainer: Trainer, requests: Mapping[Key, EvaluationRequest], budget: int, on_progress: Callable[[], None]
 ) -> Iterator[tuple[Key, ValidationResult] | None]:
     wanted = {
@@ -120,11 +120,11 @@ def _evaluated(
         for key, request in requests.items()
     }
     per_sequence = {key for key, request in requests.items() if request.beta is not None or request.scored is not None}
-    for known in _read(trainer, wanted, per_sequence, budget, on_progress):
+    for known in _loss_sums(trainer, wanted, per_sequence, budget, on_progress):
         yield known if known is None else (known[0], _result(requests[known[0]], known[1]))
 
 
-def _read(
+def _loss_sums(
     trainer: Trainer, wanted: Mapping[Key, Sequences], per_sequence: set[Key], budget: int, on_progress: Callable[[], None]
 ) -> Iterator[tuple[Key, list[LossSum]] | None]:
     """Each key's loss sums in the order of its sequences: one for each piece, or for keys in `per_sequence` one for each
@@ -145,7 +145,7 @@ def _read(
         try:
             losses = trainer.evaluate(segments)
         except OutOfMemory as error:
-            error.alone = wanted[keys[micro_batch[0].job]].owner if len(micro_batch) == 1 else None
+            error.sole_placement = wanted[keys[micro_batch[0].job]].owner if len(micro_batch) == 1 else None
             raise
         for (place, first), loss in zip(owners, losses, strict=True):
             known[place].setdefault(first, []).append(loss)

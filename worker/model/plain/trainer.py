@@ -48,7 +48,7 @@ class OutOfMemory(RuntimeError):
     def __init__(self, tokens: int, recompute: bool = False) -> None:
         super().__init__(f"out of device memory in a pass of {tokens} tokens")
         self.tokens, self.recompute = tokens, recompute
-        self.alone: str | None = None
+        self.sole_placement: str | None = None
 
 
 class Trainer:
