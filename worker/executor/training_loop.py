@@ -30,7 +30,7 @@ from worker.executor.placement_preparation import Prepared
 from worker.executor.step_scheduler import StepScheduler
 from worker.executor.task_run import TaskRun, keeps_adapter
 from worker.pipe_messages import Attach, Detach, Renew, Stop
-from worker.policy.early_exit.policy_interface import Verdict, not_finite
+from worker.policy.early_exit.policy_interface import Verdict, non_finite_verdict
 from worker.policy.job_record import RungReached, Stage
 from worker.replicas.device_replica import Unrunnable
 from worker.replicas.packed_step import Stepped
@@ -205,7 +205,7 @@ class Executor:
             task = self._attached[key.placement]
             run = task[key.job]
             task.trained(run, loss, stepped.preferences.get(key))
-            broken = not_finite("train_loss", loss)
+            broken = non_finite_verdict("train_loss", loss)
             if broken is not None:
                 self._end(replicas, run, broken)
         tokens = sum(work.tokens for work in stepped.work.values())

@@ -169,10 +169,10 @@ class JobEnded:
     """The job's end was recorded."""
 
 
-Passed = StepTaken | Evaluated | RungReached | Judged  # events that change the job's progress
-JobEvent = WarmupBegan | TrainingBegan | Parked | Promoted | Passed | CheckpointKnown | Ending | JobEnded
+ProgressEvent = StepTaken | Evaluated | RungReached | Judged  # events that change the job's progress
+JobEvent = WarmupBegan | TrainingBegan | Parked | Promoted | ProgressEvent | CheckpointKnown | Ending | JobEnded
 
-_ALIVE = frozenset({Stage.PENDING, Stage.WARMUP, Stage.PARKED, Stage.TRAINING})
+_UNFINISHED = frozenset({Stage.PENDING, Stage.WARMUP, Stage.PARKED, Stage.TRAINING})
 _STEPPING = frozenset({Stage.WARMUP, Stage.TRAINING})
 _FROM: dict[type, frozenset[Stage]] = {  # stages in which a job may meet the event
     WarmupBegan: frozenset({Stage.PENDING}),
@@ -182,10 +182,10 @@ _FROM: dict[type, frozenset[Stage]] = {  # stages in which a job may meet the ev
     StepTaken: _STEPPING,
     Evaluated: _STEPPING,
     RungReached: _STEPPING,
-    Judged: _ALIVE,
-    CheckpointKnown: _ALIVE,
-    Ending: _ALIVE,
-    JobEnded: _ALIVE | {Stage.ENDING},
+    Judged: _UNFINISHED,
+    CheckpointKnown: _UNFINISHED,
+    Ending: _UNFINISHED,
+    JobEnded: _UNFINISHED | {Stage.ENDING},
 }
 
 
@@ -211,7 +211,7 @@ def reduced(record: JobRecord, event: JobEvent) -> JobRecord:
     return replace(record, progress=_advanced(record.progress, event))
 
 
-def _advanced(progress: JobProgress, event: Passed) -> JobProgress:
+def _advanced(progress: JobProgress, event: ProgressEvent) -> JobProgress:
     match event:
         case StepTaken():
             ema = smooth(progress.ema, event.loss, event.ema_alpha) if math.isfinite(event.loss) else progress.ema

@@ -177,19 +177,19 @@ def test_early_verdicts_never_contradict_the_full_ranking(keep, values, leaving,
     kept = ranking(keep, {job: loss for job, loss in losses.items() if job not in leaving})
     arrivals = list(losses)
     order.shuffle(arrivals)
-    alive: dict[int, float | None] = dict.fromkeys(losses)
+    contenders: dict[int, float | None] = dict.fromkeys(losses)
     told: dict[int, bool] = {}
     for job in arrivals:
         if job in leaving:
-            del alive[job]  # diverged before it finished its warmup
+            del contenders[job]  # diverged before it finished its warmup
         else:
-            alive[job] = losses[job]
-        settled = policy.decide_ranks([standing(j, loss) for j, loss in alive.items()])
+            contenders[job] = losses[job]
+        settled = policy.decide_ranks([standing(j, loss) for j, loss in contenders.items()])
         for decided, verdict in settled.items():
             assert told.setdefault(decided, verdict is None) == (verdict is None)
             assert (verdict is None) == (decided in kept)
         assert set(told) == set(settled)  # what was certain stays certain
-    assert set(told) == set(alive)
+    assert set(told) == set(contenders)
 
 
 @given(st.floats(0.01, 1.0), st.lists(st.one_of(st.none(), st.integers(0, 5)), min_size=1, max_size=7))

@@ -97,14 +97,14 @@ def test_verdicts_do_not_depend_on_the_order_of_arrival(keep, values, leaving, n
     final = policy.decide_ranks([one for one in whole if one.job not in leaving], alone)
     arrivals = list(range(len(values)))
     order.shuffle(arrivals)
-    alive = {one.job: Standing(one.job, ()) for one in whole}
+    contenders = {one.job: Standing(one.job, ()) for one in whole}
     told: dict[int, bool] = {}
     for job in arrivals:
         if job in leaving:
-            del alive[job]
+            del contenders[job]
         else:
-            alive[job] = whole[job]
-        settled = policy.decide_ranks(list(alive.values()), alone)
+            contenders[job] = whole[job]
+        settled = policy.decide_ranks(list(contenders.values()), alone)
         for decided, verdict in settled.items():
             assert told.setdefault(decided, verdict is None) == (verdict is None)
     assert told == {job: verdict is None for job, verdict in final.items()}

@@ -10,7 +10,7 @@ from dataclasses import replace
 from contract.early_exit_policy import EarlyExitPolicy
 from contract.row_scores import RowScores
 from contract.states import ExitReason
-from worker.policy.early_exit.policy_interface import Evidence, History, Standing, Verdict, not_finite, slope
+from worker.policy.early_exit.policy_interface import Evidence, History, Standing, Verdict, non_finite_verdict, slope
 
 
 class Alto:
@@ -21,7 +21,7 @@ class Alto:
 
     def on_evaluation(self, history: History, train_loss: float, val_loss: float) -> tuple[History, Verdict | None]:
         """Lines 1-14, run after an evaluation. `train_loss` is the smoothed training loss at that step."""
-        broken = not_finite("train_loss", train_loss) or not_finite("val_loss", val_loss)
+        broken = non_finite_verdict("train_loss", train_loss) or non_finite_verdict("val_loss", val_loss)
         if broken:
             return history, broken
         window = self._p.window
@@ -104,19 +104,19 @@ class Alto:
         better and better + unfinished. The cut shrinks by at most one for each unfinished job that ends. So a job is certainly
         out when better >= cut now, and certainly in when better + unfinished < cut now.
         """
-        alive = list(standings)
-        cut = math.ceil(self._p.keep_fraction * len(alive))
-        ranked = sorted((s.losses[0], s.job) for s in alive if s.losses)
-        unfinished = len(alive) - len(ranked)
+        contenders = list(standings)
+        cut = math.ceil(self._p.keep_fraction * len(contenders))
+        ranked = sorted((s.losses[0], s.job) for s in contenders if s.losses)
+        unfinished = len(contenders) - len(ranked)
         decided: dict[int, Verdict | None] = {}
         for better, (loss, job) in enumerate(ranked):
             if better + unfinished < cut:
                 decided[job] = None
             elif better >= cut:
-                decided[job] = self._underperforming(loss, ranked[cut - 1][0], better, cut, len(ranked), len(alive))
+                decided[job] = self._underperforming(loss, ranked[cut - 1][0], better, cut, len(ranked), len(contenders))
         return decided
 
-    def _underperforming(self, loss: float, last_kept: float, better: int, cut: int, finished: int, alive: int) -> Verdict:
+    def _underperforming(self, loss: float, last_kept: float, better: int, cut: int, finished: int, contenders: int) -> Verdict:
         return Verdict(
             ExitReason.UNDERPERFORMING,
             {
@@ -126,7 +126,7 @@ class Alto:
                 "rank": better + 1,
                 "kept": cut,
                 "finished": finished,
-                "alive": alive,
+                "alive": contenders,
                 "keep_fraction": self._p.keep_fraction,
             },
         )

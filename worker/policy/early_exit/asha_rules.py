@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contract.early_exit_policy import EarlyExitPolicy
 from contract.row_scores import RowScores
 from contract.states import ExitReason
-from worker.policy.early_exit.policy_interface import History, Standing, Verdict, not_finite
+from worker.policy.early_exit.policy_interface import History, Standing, Verdict, non_finite_verdict
 
 
 class Asha:
@@ -18,7 +18,7 @@ class Asha:
         self._eta = parameters.reduction_factor
 
     def on_evaluation(self, history: History, train_loss: float, val_loss: float) -> tuple[History, Verdict | None]:
-        return history, not_finite("train_loss", train_loss) or not_finite("val_loss", val_loss)
+        return history, non_finite_verdict("train_loss", train_loss) or non_finite_verdict("val_loss", val_loss)
 
     def decide_ranks(self, standings: Iterable[Standing], base: RowScores | None = None) -> dict[int, Verdict | None]:
         """Judges every job at the last rung it reached. At least one job continues from a rung; ties go to the

@@ -43,18 +43,20 @@ class GuardedAlto(Alto):
         Where even the best is surely worse than the base, the search ends: training has only done harm, whatever the
         configuration. The adapter of the best is kept.
         """
-        alive = list(standings)
-        ranked = _rank(alive)
+        contenders = list(standings)
+        ranked = _rank(contenders)
         if not ranked:
             return {}
-        fewest, most = self._p.survivors(len(alive))
-        unfinished = len(alive) - len(ranked)
+        fewest, most = self._p.survivors(len(contenders))
+        unfinished = len(contenders) - len(ranked)
         if not unfinished and base is not None and all(_surely_worse(one.standing.scores, base) for one in ranked):
             return {one.job: _nothing_learned(one, base, place == 0) for place, one in enumerate(ranked)}
         decided: dict[int, Verdict | None] = {}
         for better, one in enumerate(ranked):
             if better >= most:
-                decided[one.job] = self._underperforming(one.mean, ranked[most - 1].mean, better, most, len(ranked), len(alive))
+                decided[one.job] = self._underperforming(
+                    one.mean, ranked[most - 1].mean, better, most, len(ranked), len(contenders)
+                )
             elif better + unfinished < fewest and not (base and unfinished and _surely_worse(one.standing.scores, base)):
                 decided[one.job] = None
             elif not unfinished:
@@ -86,12 +88,12 @@ class GuardedAlto(Alto):
         return Verdict(ExitReason.UNDERPERFORMING, evidence)
 
 
-def _rank(alive: Sequence[Standing]) -> list[_Ranked]:
+def _rank(contenders: Sequence[Standing]) -> list[_Ranked]:
     """The jobs past their warmup, the best first. A job without scores counts by its loss; among scores of another metric it
     is the last: it ended on another executor, where it was ranked."""
-    by_error = any(one.scores is not None and one.scores.metric != "loss" for one in alive)
+    by_error = any(one.scores is not None and one.scores.metric != "loss" for one in contenders)
     found = []
-    for one in alive:
+    for one in contenders:
         if one.losses:
             lacking = math.inf if by_error else one.losses[0]
             found.append(_Ranked(one.scores.mean if one.scores is not None else lacking, one.job, one))

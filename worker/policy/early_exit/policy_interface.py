@@ -71,7 +71,7 @@ def slope(values: Sequence[float]) -> float:
     return rise / sum((place - middle) ** 2 for place in range(len(values)))
 
 
-def not_finite(series: str, loss: float) -> Verdict | None:
+def non_finite_verdict(series: str, loss: float) -> Verdict | None:
     """A loss that is not a finite number is a divergence at once, under every policy: only such losses follow it."""
     if math.isfinite(loss):
         return None

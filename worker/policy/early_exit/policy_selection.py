@@ -7,7 +7,7 @@ from contract.row_scores import RowScores
 from worker.policy.early_exit.alto_rules import Alto
 from worker.policy.early_exit.asha_rules import Asha
 from worker.policy.early_exit.guarded_alto import GuardedAlto
-from worker.policy.early_exit.policy_interface import History, Policy, Standing, Verdict, not_finite
+from worker.policy.early_exit.policy_interface import History, Policy, Standing, Verdict, non_finite_verdict
 
 
 def policy_of(parameters: EarlyExitPolicy) -> Policy:
@@ -27,7 +27,7 @@ class TrainToEnd:
     """No early exit: every job runs to its end, and no boundary ranks it."""
 
     def on_evaluation(self, history: History, train_loss: float, val_loss: float) -> tuple[History, Verdict | None]:
-        return history, not_finite("val_loss", val_loss)
+        return history, non_finite_verdict("val_loss", val_loss)
 
     def decide_ranks(self, standings: Iterable[Standing], base: RowScores | None = None) -> dict[int, Verdict | None]:
         return {standing.job: None for standing in standings if standing.losses}
