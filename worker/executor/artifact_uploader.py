@@ -26,8 +26,8 @@ from worker.data.object_cache import Kept
 from worker.executor.background_worker import BackgroundWorker
 from worker.executor.job_run import JobRun
 from worker.executor.placement_lease import Lease, LeaseOver
+from worker.executor.placement_run import PlacementRun
 from worker.executor.retry import persist
-from worker.executor.task_run import TaskRun
 from worker.policy.job_record import JobProgress
 from worker.replicas.base_loader import Base
 
@@ -64,22 +64,22 @@ class ArtifactUploader:
         link: PlacementLink,
         cache: NodeCache,
         hand_over: Callable[[Act], None],
-        over: Callable[[TaskRun, bool, str], None],
+        over: Callable[[PlacementRun, bool, str], None],
     ) -> None:
         self._link, self._cache, self._hand_over, self._over = link, cache, hand_over, over
         self._worker = BackgroundWorker("uploads")
 
-    def keep_adapter(self, task: TaskRun, best: BestAdapter, then: Callable[[AdapterManifest], None]) -> None:
+    def keep_adapter(self, task: PlacementRun, best: BestAdapter, then: Callable[[AdapterManifest], None]) -> None:
         """Export and upload the best adapter of a job that ends."""
         self._worker.submit(partial(self._guarded, task, lambda: self._export(task, best, then)))
 
     def keep_checkpoint(
-        self, task: TaskRun, snapshots: list[JobSnapshot], then: Callable[[dict[int, CheckpointRef]], None]
+        self, task: PlacementRun, snapshots: list[JobSnapshot], then: Callable[[dict[int, CheckpointRef]], None]
     ) -> None:
         """Write and upload the jobs' states, all taken at one moment."""
         self._worker.submit(partial(self._guarded, task, lambda: self._save(task, snapshots, then)))
 
-    def _guarded(self, task: TaskRun, work: Act) -> None:
+    def _guarded(self, task: PlacementRun, work: Act) -> None:
         try:
             work()
         except LeaseOver as error:
@@ -89,7 +89,7 @@ class ArtifactUploader:
         except Refused as error:
             self._hand_over(partial(self._over, task, True, f"storage refused an upload: {error}"))
 
-    def _export(self, task: TaskRun, best: BestAdapter, then: Callable[[AdapterManifest], None]) -> None:
+    def _export(self, task: PlacementRun, best: BestAdapter, then: Callable[[AdapterManifest], None]) -> None:
         run, base = best.run, best.base
         assert run.best is not None
         layout, config = base.trainer.arena.layout, run.job.config
@@ -125,7 +125,7 @@ class ArtifactUploader:
         )
         self._hand_over(partial(then, manifest))
 
-    def _save(self, task: TaskRun, snapshots: list[JobSnapshot], then: Callable[[dict[int, CheckpointRef]], None]) -> None:
+    def _save(self, task: PlacementRun, snapshots: list[JobSnapshot], then: Callable[[dict[int, CheckpointRef]], None]) -> None:
         made: dict[int, CheckpointRef] = {}
         scratch = self._cache.objects(task.placement.tenant_id)
 

@@ -22,8 +22,8 @@ from worker.data.token_cache import DataError
 from worker.executor.background_worker import BackgroundWorker
 from worker.executor.placement_lease import Lease, LeaseOver
 from worker.executor.placement_preparation import CannotTrain, Preparation, Prepared
+from worker.executor.placement_run import PlacementRun
 from worker.executor.reporter import Reporter
-from worker.executor.task_run import TaskRun
 from worker.pipe_messages import Attach, Detach, ExecutorProgress, Phase, PlacementEnded, Renew
 from worker.replicas.base_loader import BaseError, Crowded
 from worker.replicas.ranks.rank_group import LoadedBase, RankGroup
@@ -48,34 +48,34 @@ class AttachedPlacements:
         cache: NodeCache,
         hand_over: Callable[[Act], None],
         send: Send,
-        opened: Callable[[TaskRun, Prepared], None],
-        left: Callable[[TaskRun], None],
+        opened: Callable[[PlacementRun, Prepared], None],
+        left: Callable[[PlacementRun], None],
     ) -> None:
         self._settings, self._link, self._scratch, self._cache = settings, link, scratch, cache
         self._hand_over, self._send, self._opened, self._left = hand_over, send, opened, left
         self._worker = BackgroundWorker("preparations")
         self._ranks = RankGroup(self._check_leases)
         self._loaded: LoadedBase | None = None  # used by the preparation thread alone
-        self._tasks: dict[str, TaskRun] = {}
+        self._tasks: dict[str, PlacementRun] = {}
         self._leases: dict[str, Lease] = {}
         self._told_at = 0.0
 
     @property
-    def tasks(self) -> list[TaskRun]:
+    def tasks(self) -> list[PlacementRun]:
         """All attached placements, prepared or not."""
         return list(self._tasks.values())
 
     @property
-    def open(self) -> list[TaskRun]:
+    def open(self) -> list[PlacementRun]:
         """The placements whose data is loaded."""
         return [task for task in self._tasks.values() if task.data is not None]
 
     @property
-    def training(self) -> list[TaskRun]:
+    def training(self) -> list[PlacementRun]:
         """The placements whose jobs can be scheduled."""
         return [task for task in self.open if not task.leaving]
 
-    def __getitem__(self, key: str) -> TaskRun:
+    def __getitem__(self, key: str) -> PlacementRun:
         return self._tasks[key]
 
     # ---- arrival ---------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ class AttachedPlacements:
         return lease
 
     def attach(self, placement: Placement, lease: Lease) -> None:
-        task = TaskRun(
+        task = PlacementRun(
             placement, lease, Reporter(self._link, lease, placement.next_seq, partial(self._over, lease.placement_id))
         )
         others = [other for other in self._tasks.values() if _needs(other.placement) != _needs(placement)]
@@ -110,7 +110,7 @@ class AttachedPlacements:
         if lease is not None:
             lease.renew(message.deadline, message.token)
 
-    def _prepare(self, task: TaskRun, devices: list[torch.device]) -> None:
+    def _prepare(self, task: PlacementRun, devices: list[torch.device]) -> None:
         """Runs in the preparation thread."""
         placement = task.placement
         try:
@@ -150,7 +150,7 @@ class AttachedPlacements:
         if silent >= _SILENT_SECONDS and not any(lease.holds() for lease in list(self._leases.values())):
             raise LeaseOver(f"a rank has said nothing for {silent:.0f} s, and no placement has a lease")
 
-    def _open(self, task: TaskRun, prepared: Prepared) -> None:
+    def _open(self, task: PlacementRun, prepared: Prepared) -> None:
         if task.key in self._tasks and not task.detaching:
             checkpoints = {index: progress for index, (_, progress) in prepared.checkpoints.items()}
             task.open(prepared.data, checkpoints, prepared.activations)
@@ -159,12 +159,12 @@ class AttachedPlacements:
 
     # ---- departure -------------------------------------------------------------------------------------------------
 
-    def finish(self, task: TaskRun) -> None:
+    def finish(self, task: PlacementRun) -> None:
         """Detach the placement once the service has acknowledged all its events."""
         task.detached()
         task.reporter.finish(lambda: self._hand_over(partial(self.leave, task, False, "done")))
 
-    def _fail(self, task: TaskRun, error: str) -> None:
+    def _fail(self, task: PlacementRun, error: str) -> None:
         if task.key in self._tasks and not task.detaching:
             log.error("placement %s cannot go on: %s", task.key, error)
             task.record(PlacementFailed(error=error[:2000]))
@@ -191,7 +191,7 @@ class AttachedPlacements:
         if key in self._tasks:
             self.leave(self._tasks[key], lost, detail)
 
-    def leave(self, task: TaskRun, lost: bool, detail: str) -> None:
+    def leave(self, task: PlacementRun, lost: bool, detail: str) -> None:
         """Remove the placement and notify the daemon. `lost`: the service does not know it yet."""
         if self._tasks.pop(task.key, None) is None:
             return
@@ -221,7 +221,7 @@ def _needs(placement: Placement) -> tuple[BaseModelRef, frozenset[int]]:
     return placement.base, frozenset(placement.device_indexes)
 
 
-def _phase(task: TaskRun) -> Phase:
+def _phase(task: PlacementRun) -> Phase:
     if task.data is None:
         return "loading"
     return "detaching" if task.leaving else "training"

@@ -8,7 +8,7 @@ from contract.row_scores import RowScores
 from worker.adapters.arena_growth import NoRows
 from worker.data.node_cache import NodeCache
 from worker.executor.placement_preparation import Prepared
-from worker.executor.task_run import TaskRun
+from worker.executor.placement_run import PlacementRun
 from worker.model.plain.trainer import OutOfMemory
 from worker.policy.job_record import JobKey
 from worker.replicas.device_replica import Unrunnable
@@ -30,20 +30,20 @@ class Baselines:
     def __bool__(self) -> bool:
         return bool(self._begun)
 
-    def __contains__(self, task: TaskRun) -> bool:
+    def __contains__(self, task: PlacementRun) -> bool:
         return task.key in self._begun
 
-    def begin(self, replicas: Replicas, task: TaskRun, prepared: Prepared) -> None:
+    def begin(self, replicas: Replicas, task: PlacementRun, prepared: Prepared) -> None:
         """Evaluate the task's baseline from now on, on the first replica for all."""
         self._begun[task.key] = _Baseline(replicas, task, prepared, self._cache, self._on_progress)
 
-    def drop(self, task: TaskRun) -> None:
+    def drop(self, task: PlacementRun) -> None:
         """The task leaves: give up its baseline."""
         baseline = self._begun.pop(task.key, None)
         if baseline is not None:
             baseline.close()
 
-    def advance(self) -> tuple[TaskRun, Unrunnable]:
+    def advance(self) -> tuple[PlacementRun, Unrunnable]:
         """Run one pass of the baseline whose turn it is. Returns its task, and the jobs that cannot run for lack of memory."""
         key, baseline = next(iter(self._begun.items()))
         del self._begun[key]
@@ -55,7 +55,7 @@ class Baselines:
 
 class _Baseline:
     def __init__(
-        self, replicas: Replicas, task: TaskRun, prepared: Prepared, cache: NodeCache, on_progress: Callable[[], None]
+        self, replicas: Replicas, task: PlacementRun, prepared: Prepared, cache: NodeCache, on_progress: Callable[[], None]
     ) -> None:
         self.task, self.done = task, False
         self._replicas, self._prepared, self._cache, self._on_progress = replicas, prepared, cache, on_progress

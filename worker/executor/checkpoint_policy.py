@@ -11,7 +11,7 @@ from worker.boot_clock import boot_now
 from worker.data.node_cache import NodeCache
 from worker.executor.artifact_uploader import ArtifactUploader, JobSnapshot
 from worker.executor.job_run import JobRun
-from worker.executor.task_run import TaskRun
+from worker.executor.placement_run import PlacementRun
 from worker.policy.job_record import CheckpointKnown
 
 _SHARE = 50  # copies take at most one part in so many of the time
@@ -23,11 +23,11 @@ class CheckpointPolicy:
     def __init__(self, uploader: ArtifactUploader, cache: NodeCache, seconds: float) -> None:
         self._uploader, self._cache, self._seconds = uploader, cache, seconds
 
-    def expect(self, task: TaskRun) -> None:
+    def expect(self, task: PlacementRun) -> None:
         """Schedule the task's first checkpoint."""
         task.checkpoint_due = boot_now() + self._seconds
 
-    def take(self, tasks: Iterable[TaskRun], store: AdapterStore, now: bool = False) -> None:
+    def take(self, tasks: Iterable[PlacementRun], store: AdapterStore, now: bool = False) -> None:
         """Checkpoint the tasks that are due or leaving, or every task with anything new if `now`.
 
         The host copies are made before it returns.
@@ -45,7 +45,7 @@ class CheckpointPolicy:
                 task.checkpointing = True
                 self._uploader.keep_checkpoint(task, snapshots, partial(self._stored, task))
 
-    def _stored(self, task: TaskRun, made: dict[int, CheckpointRef]) -> None:
+    def _stored(self, task: PlacementRun, made: dict[int, CheckpointRef]) -> None:
         """Record a stored checkpoint, after its jobs' earlier events, and drop the one it replaces. Skips jobs that ended
         meanwhile."""
         task.checkpointing = False
@@ -59,7 +59,7 @@ class CheckpointPolicy:
             if index in runs:
                 runs[index].apply(CheckpointKnown(ref))
 
-    def forget(self, task: TaskRun, run: JobRun) -> None:
+    def forget(self, task: PlacementRun, run: JobRun) -> None:
         """Drop the local copy of a job's checkpoint: the job has ended or left."""
         if run.checkpoint is not None:
             self._cache.objects(task.placement.tenant_id).drop(run.checkpoint.sha256)

@@ -27,8 +27,8 @@ from worker.executor.job_evaluations import JobEvaluations
 from worker.executor.job_run import JobRun
 from worker.executor.placement_lease import Lease
 from worker.executor.placement_preparation import Prepared
+from worker.executor.placement_run import PlacementRun, keeps_adapter
 from worker.executor.step_scheduler import StepScheduler
-from worker.executor.task_run import TaskRun, keeps_adapter
 from worker.pipe_messages import Attach, Detach, Renew, Stop
 from worker.policy.early_exit.policy_interface import Verdict, non_finite_verdict
 from worker.policy.job_record import RungReached, Stage
@@ -59,7 +59,7 @@ class Executor:
         self._replicas: Replicas | None = None  # of the base that is loaded
         self._scheduler = StepScheduler()
         self._recheck_admission = False  # whether waiting jobs may find room now
-        self._awaiting_ranks: dict[str, TaskRun] = {}  # tasks whose standings at the boundary have changed
+        self._awaiting_ranks: dict[str, PlacementRun] = {}  # tasks whose standings at the boundary have changed
         self._stopping = False
 
     def run(self) -> None:
@@ -116,7 +116,7 @@ class Executor:
             self._replicas = None  # another base needs the memory
         self._attached.attach(placement, lease)
 
-    def _opened(self, task: TaskRun, prepared: Prepared) -> None:
+    def _opened(self, task: PlacementRun, prepared: Prepared) -> None:
         """A placement is prepared: make its jobs schedulable."""
         if self._replicas is None or self._replicas.loaded is not prepared.loaded:
             self._replicas = Replicas(prepared.loaded, prepared.capacities, self._scratch, self._cache)
@@ -141,7 +141,7 @@ class Executor:
             if not any(run.unfinished for run in task.runs):
                 replicas.remove_placement(task.key)
 
-    def _left(self, task: TaskRun) -> None:
+    def _left(self, task: PlacementRun) -> None:
         """A placement has left: free what its jobs hold."""
         self._baselines.drop(task)
         if self._replicas is not None:
@@ -193,7 +193,7 @@ class Executor:
             self._recheck_admission = True
             self._awaiting_ranks[task.key] = task
 
-    def _release_job(self, replicas: Replicas, task: TaskRun, run: JobRun) -> None:
+    def _release_job(self, replicas: Replicas, task: PlacementRun, run: JobRun) -> None:
         """Free everything that the job holds."""
         replicas.store.remove(run.key)
         self._checkpoint_policy.forget(task, run)
@@ -223,7 +223,7 @@ class Executor:
             task = self._attached[key.placement]
             self._apply_evaluation(replicas, task, task[key.job], result)
 
-    def _apply_evaluation(self, replicas: Replicas, task: TaskRun, run: JobRun, result: ValidationResult) -> None:
+    def _apply_evaluation(self, replicas: Replicas, task: PlacementRun, run: JobRun, result: ValidationResult) -> None:
         finite, best, trend = math.isfinite(result.loss), run.best, result.part or result
         loss = trend.loss if finite else result.loss
         task.validated(run, trend)
@@ -264,7 +264,7 @@ class Executor:
         """The job is decided (None: it completed). Frees its slot at once; records its end once its adapter is stored."""
         task, weights = self._attached[run.key.placement], replicas.store.best(run.key)
         rows, scores = replicas.store.trained_in(run.key), self._evaluations.judge(replicas, run, verdict)
-        closing = task.completion(run) if verdict is None else task.exit(run, verdict)
+        closing = task.completed_event(run) if verdict is None else task.exited_event(run, verdict)
         self._release_job(replicas, task, run)
         self._recheck_admission = True
         self._awaiting_ranks[task.key] = task

@@ -1,6 +1,6 @@
 """A job's record on an executor: an immutable value, reduced from events. Decides nothing.
 
-Pure: a record and an event in, the next record out. Knows no tensors and no storage; task_run.py reports each change.
+Pure: a record and an event in, the next record out. Knows no tensors and no storage; placement_run.py reports each change.
 """
 
 import math

@@ -11,7 +11,7 @@ from contract.messages.placement_messages import Placement
 from contract.messages.report_messages import Throughput
 from tests.worker.corpus import rows
 from tests.worker.inside import Inside
-from worker.executor.task_run import TaskRun
+from worker.executor.placement_run import PlacementRun
 from worker.model.backbone import Backbone
 from worker.model.plain.trainer import Trainer
 from worker.replicas.replica_set import Replicas
@@ -89,7 +89,7 @@ def test_what_a_joiner_takes_is_in_the_log(fleet, placing, tmp_path, caplog):
 def steps_by_task() -> tuple[list[tuple[str, int]], object]:
     """Every training loss in the order in which the executor made them, as (placement, step)."""
     made: list[tuple[str, int]] = []
-    real = TaskRun.trained
+    real = PlacementRun.trained
 
     def noted(self, run, loss, said):
         made.append((self.key, run.step + 1))
@@ -108,7 +108,7 @@ def test_a_neighbour_of_long_rows_is_split_along_its_batch_and_the_others_step_m
     narrow = {"worker_step_tokens": 200}
     alone = [Inside(fleet, tmp_path / name, **narrow).run(again(p, name))[0] for name, p in (("a", long), ("b", short))]
     made, noted = steps_by_task()
-    monkeypatch.setattr(TaskRun, "trained", noted)
+    monkeypatch.setattr(PlacementRun, "trained", noted)
     both = Inside(fleet, tmp_path / "both", **narrow).run(long, short)
     for one, other in zip(alone, both, strict=True):
         assert ends(one) == ends(other)
@@ -126,7 +126,7 @@ def test_a_tenant_with_many_tasks_does_not_slow_down_one_with_one(fleet, placing
     one = of_tenant(placing(JOB, **spec), "one")
     many = [of_tenant(placing(JOB, **spec), "many") for _ in range(3)]
     made, noted = steps_by_task()
-    monkeypatch.setattr(TaskRun, "trained", noted)
+    monkeypatch.setattr(PlacementRun, "trained", noted)
     Inside(fleet, tmp_path, worker_step_tokens=160).run(one, *many)
     last = max(at for at, (key, _) in enumerate(made) if key == one.placement_id)
     theirs = sum(key != one.placement_id for key, _ in made[:last])

@@ -53,7 +53,7 @@ _THROUGHPUT_SECONDS = 1.0
 _NOTHING = Throughput(steps=0, tokens=0, seconds=0.0, micro_batches=0, forwards=0, share_seconds=0.0)
 
 
-class TaskRun:
+class PlacementRun:
     def __init__(self, placement: Placement, lease: Lease, reporter: Reporter) -> None:
         self.placement, self.lease, self.reporter = placement, lease, reporter
         self.policy = policy_of(placement.spec.early_exit)
@@ -167,11 +167,11 @@ class TaskRun:
     def failed(self, run: JobRun, error: str) -> None:
         self.ended(run, JobFailed(job=run.index, step=run.step, error=error))
 
-    def completion(self, run: JobRun) -> JobCompleted:
+    def completed_event(self, run: JobRun) -> JobCompleted:
         step, loss = _best(run.best)
         return JobCompleted(job=run.index, step=run.step, best_step=step, best_val_loss=loss)
 
-    def exit(self, run: JobRun, verdict: Verdict) -> JobExited:
+    def exited_event(self, run: JobRun, verdict: Verdict) -> JobExited:
         step, loss = _best(run.best)
         return JobExited(
             job=run.index,
