@@ -56,7 +56,7 @@ class AdapterStore:
             return self._replicas[at.replica].best(key)
         return None if at is None or isinstance(at, Unmade) else self.tensors([key])[key].best
 
-    def trained_in(self, key: JobKey) -> tuple[int, int] | None:
+    def row_range(self, key: JobKey) -> tuple[int, int] | None:
         """The arena rows, [first, stop), of a job that trains."""
         at = self.trains_on(key)
         return self._replicas[at].rows(key) if at is not None else None

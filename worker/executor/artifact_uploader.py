@@ -56,7 +56,7 @@ class BestAdapter:
 
 
 class ArtifactUploader:
-    """`hand_over` queues a callback for the training loop, which calls `over(task, lost, why)` where a placement cannot
+    """`hand_over` queues a callback for the training loop, which calls `over(task, tell_service, why)` where a placement cannot
     continue."""
 
     def __init__(

@@ -100,9 +100,9 @@ class AttachedPlacements:
         self.progress(now=True)
         self._worker.submit(partial(self._prepare, task, self._devices(placement)))
 
-    def _over(self, key: str, lost: bool, detail: str) -> None:
+    def _over(self, key: str, tell_service: bool, detail: str) -> None:
         """A reporter's thread calls this when its placement is over."""
-        self._hand_over(partial(self._leave, key, lost, detail))
+        self._hand_over(partial(self._leave, key, tell_service, detail))
 
     def renew(self, message: Renew) -> None:
         """Extend a lease. From any thread, so that a lease renewed during a long step stays valid."""
@@ -187,19 +187,19 @@ class AttachedPlacements:
             if not task.lease.holds():
                 self.leave(task, True, "its lease ended")
 
-    def _leave(self, key: str, lost: bool, detail: str) -> None:
+    def _leave(self, key: str, tell_service: bool, detail: str) -> None:
         if key in self._tasks:
-            self.leave(self._tasks[key], lost, detail)
+            self.leave(self._tasks[key], tell_service, detail)
 
-    def leave(self, task: PlacementRun, lost: bool, detail: str) -> None:
-        """Remove the placement and notify the daemon. `lost`: the service does not know it yet."""
+    def leave(self, task: PlacementRun, tell_service: bool, detail: str) -> None:
+        """Remove the placement and notify the daemon. `tell_service`: it does not know it yet."""
         if self._tasks.pop(task.key, None) is None:
             return
         log.info("placement %s leaves: %s", task.key, detail)
         del self._leases[task.key]
         task.reporter.close()
         self._left(task)
-        self._send(PlacementEnded(placement_id=task.key, lost=lost, detail=detail[:2000]))
+        self._send(PlacementEnded(placement_id=task.key, lost=tell_service, detail=detail[:2000]))
 
     def close(self) -> None:
         """End the other ranks."""

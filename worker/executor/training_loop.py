@@ -4,7 +4,7 @@
 
 One step is an optimizer step of every job that holds a slot, on all replicas in parallel. The loop decides with the pure
 policies, and slow work (network, disk, tokenising) runs in background threads, which queue callbacks for the loop. A job ends
-early for a training loss that is not finite (`_record`), by its own curve after an evaluation (`_apply_evaluation` asks
+early for a training loss that is not finite (`_record_step`), by its own curve after an evaluation (`_apply_evaluation` asks
 Policy.on_evaluation), or by its rank at a rung (`_decide_ranks` asks Policy.decide_ranks). The rules: policy/early_exit/.
 """
 
@@ -71,16 +71,16 @@ class Executor:
 
     def _iterate(self, replicas: Replicas) -> None:
         if self._baselines:
-            self._measure(replicas)
+            self._advance_baseline(replicas)
         if self._recheck_admission:
             self._admit(replicas)
         runs = self._active()
         if runs:
             stepped = self._step(replicas, runs)
-            self._record(replicas, stepped)
+            self._record_step(replicas, stepped)
             self._evaluate_due(replicas, [run for run in self._active() if run.key in stepped.losses and run.due])
         self._decide_ranks(replicas)
-        self._release()
+        self._detach_finished()
         self._checkpoint_policy.take(self._attached.open, replicas.store)
 
     # ---- commands and callbacks ------------------------------------------------------------------------------------
@@ -125,16 +125,16 @@ class Executor:
         for run in task.runs:
             spec, path = AdapterSpec.of(run.job.config, prepared.start), prepared.file(run.index)
             replicas.store.add(run.key, spec, path, prepared.drawn.get(run.index))
-        self._give_up(replicas, replicas.rejected(run.demand for run in task.runs))
+        self._fail_unrunnable(replicas, replicas.rejected(run.demand for run in task.runs))
         self._baselines.begin(replicas, task, prepared)
         self._checkpoint_policy.expect(task)
         self._recheck_admission = True
         self._awaiting_ranks[task.key] = task
 
-    def _measure(self, replicas: Replicas) -> None:
+    def _advance_baseline(self, replicas: Replicas) -> None:
         """Run one pass of a new task's baseline, between the steps of the others."""
         task, unrunnable = self._baselines.advance()
-        self._give_up(replicas, unrunnable)
+        self._fail_unrunnable(replicas, unrunnable)
         if task not in self._baselines:
             self._recheck_admission = True  # under dpo its jobs may step now
             self._awaiting_ranks[task.key] = task
@@ -146,7 +146,7 @@ class Executor:
         self._baselines.drop(task)
         if self._replicas is not None:
             for run in task.runs:
-                self._release_job(self._replicas, task, run)
+                self._free_job(self._replicas, task, run)
             self._replicas.remove_placement(task.key)
         self._awaiting_ranks.pop(task.key, None)
         self._recheck_admission = True
@@ -167,7 +167,7 @@ class Executor:
         given, unrunnable = replicas.admit(running, [run.demand for run in waiting.values()])
         for key in given:
             self._attached[key.placement].started(waiting[key])
-        self._give_up(replicas, unrunnable)
+        self._fail_unrunnable(replicas, unrunnable)
         self._recheck_admission |= replicas.rebalance([run.demand for run in self._active()])
 
     # ---- do --------------------------------------------------------------------------------------------------------
@@ -179,35 +179,35 @@ class Executor:
         stepped, unrunnable = replicas.step([(run.job, run.step) for run in runs], slices, self._attached.progress)
         self._scheduler.record_duration(stepped.seconds)
         self._recheck_admission |= stepped.grew
-        self._give_up(replicas, unrunnable)
+        self._fail_unrunnable(replicas, unrunnable)
         return stepped
 
-    def _give_up(self, replicas: Replicas, unrunnable: Unrunnable) -> None:
+    def _fail_unrunnable(self, replicas: Replicas, unrunnable: Unrunnable) -> None:
         """Fail these jobs: they cannot be stepped. Before that, tasks report how they hold activations now."""
         for task in self._attached.open:
             task.report_activations()
         for key, why in unrunnable.items():
             task = self._attached[key.placement]
-            self._release_job(replicas, task, task[key.job])
+            self._free_job(replicas, task, task[key.job])
             task.failed(task[key.job], why)
             self._recheck_admission = True
             self._awaiting_ranks[task.key] = task
 
-    def _release_job(self, replicas: Replicas, task: PlacementRun, run: JobRun) -> None:
+    def _free_job(self, replicas: Replicas, task: PlacementRun, run: JobRun) -> None:
         """Free everything that the job holds."""
         replicas.store.remove(run.key)
         self._checkpoint_policy.forget(task, run)
 
     # ---- record ----------------------------------------------------------------------------------------------------
 
-    def _record(self, replicas: Replicas, stepped: Stepped) -> None:
+    def _record_step(self, replicas: Replicas, stepped: Stepped) -> None:
         for key, loss in stepped.losses.items():
             task = self._attached[key.placement]
             run = task[key.job]
             task.trained(run, loss, stepped.preferences.get(key))
             broken = non_finite_verdict("train_loss", loss)
             if broken is not None:
-                self._end(replicas, run, broken)
+                self._end_job(replicas, run, broken)
         tokens = sum(work.tokens for work in stepped.work.values())
         for placement, work in stepped.work.items():
             self._attached[placement].slowed(self._scheduler.slowdown(placement))
@@ -218,7 +218,7 @@ class Executor:
     def _evaluate_due(self, replicas: Replicas, due: list[JobRun]) -> None:
         """Evaluate the jobs that are due, and apply the early-exit policy to each."""
         found, unrunnable = self._evaluations.after_step(replicas, due)
-        self._give_up(replicas, unrunnable)
+        self._fail_unrunnable(replicas, unrunnable)
         for key, result in found.items():
             task = self._attached[key.placement]
             self._apply_evaluation(replicas, task, task[key.job], result)
@@ -233,9 +233,9 @@ class Executor:
             replicas.store.note_best(run.key)
         rung = run.rung()
         if finite and run.step >= run.schedule.total_steps:
-            self._end(replicas, run, None)
+            self._end_job(replicas, run, None)
         elif verdict is not None:
-            self._end(replicas, run, verdict)
+            self._end_job(replicas, run, verdict)
         elif rung is not None:
             run.apply(RungReached(rung, result.loss, result.scores))
             if run.record.awaits_rank:
@@ -252,7 +252,7 @@ class Executor:
                 else:
                     if run.stage is Stage.WARMUP:
                         task.parked(run)  # so that the service learns its warmup loss, which stays in the ranking
-                    self._end(replicas, run, verdict)
+                    self._end_job(replicas, run, verdict)
             for run in task.at_boundary():
                 task.parked(run)
                 replicas.store.park(run.key)
@@ -260,12 +260,12 @@ class Executor:
 
     # ---- release ---------------------------------------------------------------------------------------------------
 
-    def _end(self, replicas: Replicas, run: JobRun, verdict: Verdict | None) -> None:
+    def _end_job(self, replicas: Replicas, run: JobRun, verdict: Verdict | None) -> None:
         """The job is decided (None: it completed). Frees its slot at once; records its end once its adapter is stored."""
         task, weights = self._attached[run.key.placement], replicas.store.best(run.key)
-        rows, scores = replicas.store.trained_in(run.key), self._evaluations.judge(replicas, run, verdict)
+        rows, scores = replicas.store.row_range(run.key), self._evaluations.judge(replicas, run, verdict)
         closing = task.completed_event(run) if verdict is None else task.exited_event(run, verdict)
-        self._release_job(replicas, task, run)
+        self._free_job(replicas, task, run)
         self._recheck_admission = True
         self._awaiting_ranks[task.key] = task
         if keeps_adapter(verdict, run.best) and weights is not None:
@@ -275,7 +275,7 @@ class Executor:
         else:
             task.ended(run, closing)
 
-    def _release(self) -> None:
+    def _detach_finished(self) -> None:
         """Detach placements whose jobs are all over, or all stored where the placement was asked to leave."""
         for task in self._attached.open:
             if task.leaving:
