@@ -71,7 +71,7 @@ def note_loss(
     faults = faults_of(task)
     fault = _after(faults.get(node.id, Fault()), loss, node, now, detail)
     if loss in (ExecutorLoss.EXECUTOR, ExecutorLoss.BESIDE):
-        task.losses += 1
+        task.lost_executors += 1
         places = {*fault.devices, tuple(sorted(placement.device_indexes))}
         fault = fault.model_copy(update={"devices": tuple(sorted(places))})
     if loss is ExecutorLoss.EXECUTOR:

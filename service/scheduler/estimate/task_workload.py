@@ -134,7 +134,7 @@ class Workload:
     def bound(self, task: Task) -> float:
         """The largest slowdown that sharing may cause it: its own, its tenant's default, or the product's; 1: none."""
         spec = self.specs[task.id]
-        if spec.isolation == "dedicated" or (task.losses or 0) >= ALONE_AFTER:
+        if spec.isolation == "dedicated" or (task.lost_executors or 0) >= ALONE_AFTER:
             return 1.0
         _, of_tenant = self._owners.get(task.tenant_id, (1.0, None))
         return spec.max_slowdown or of_tenant or MAX_SLOWDOWN

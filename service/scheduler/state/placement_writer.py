@@ -194,6 +194,6 @@ def _placed(placement: Placement, node: Node, task: Task, stay: Stay) -> Mapping
             "beside": stay.join.among,
             "sentence": shares_sentence(stay.join, node.name),
         }
-    elif task.losses >= ALONE_AFTER:
-        said |= {"sentence": runs_alone(task.losses)}
+    elif task.lost_executors >= ALONE_AFTER:
+        said |= {"sentence": runs_alone(task.lost_executors)}
     return said

@@ -27,8 +27,8 @@ def reasons_of(seen: Snapshot, decision: Decision, between: Mapping[str, Predict
         for reason in reasons(settled_joins(seen.problem, decision), decision.starts, seen.standing or None, decision.held)
     }
     for id in found.keys() & seen.tasks.keys():
-        if seen.tasks[id].losses >= ALONE_AFTER:
-            found[id]["sentence"] += f" {runs_alone(seen.tasks[id].losses)}"
+        if seen.tasks[id].lost_executors >= ALONE_AFTER:
+            found[id]["sentence"] += f" {runs_alone(seen.tasks[id].lost_executors)}"
     for id, promise in seen.awaited.items():
         room = f"GPUs of {seen.nodes[promise.node].name} are being given back for it; it starts once the tasks there are safe."
         soon = (seen.at + timedelta(seconds=LEAVING_SECONDS)).isoformat()

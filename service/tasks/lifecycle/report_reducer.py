@@ -174,7 +174,7 @@ class ReportReducer:
                 raise EventRefused(f"job {index}'s checkpoint is of step {checkpoint.step}, reported is step {job.step}")
             self._must_hold(checkpoint.sha256, checkpoint.bytes, f"job {index}'s checkpoint")
             job.checkpoint = checkpoint.model_dump(mode="json")
-        self._task.losses = 0
+        self._task.lost_executors = 0
 
     def _adapter_kept(self, index: int, manifest: AdapterManifest, scores: RowScores | None) -> None:
         job, lineage = self._unfinished(index), manifest.lineage
@@ -209,7 +209,7 @@ class ReportReducer:
         job.step = max(job.step, event.step)
         if not isinstance(event, JobFailed):
             job.best_step, job.best_val_loss = event.best_step, event.best_val_loss
-        self._task.losses = 0
+        self._task.lost_executors = 0
         self._ended.append(job.id)
         self._events.job(job)
         return job

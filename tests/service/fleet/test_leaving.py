@@ -192,4 +192,4 @@ def test_an_evicted_task_goes_on_elsewhere_from_its_checkpoint(admin, running, p
     plan()
     assert other.take(task_id).given.jobs[0].checkpoint.step == 3
     with database.begin() as session:
-        assert session.scalar(select(Task.losses).where(Task.id == task_id)) == 0
+        assert session.scalar(select(Task.lost_executors).where(Task.id == task_id)) == 0

@@ -205,7 +205,7 @@ def test_placements_that_are_never_taken_up_count_for_the_node_alone(
     assert shown["status"] == "quarantined"
     assert "the node never took the placement up" in shown["trouble"]
     with database.begin() as session:
-        assert session.get_one(Task, task["id"]).losses == 0
+        assert session.get_one(Task, task["id"]).lost_executors == 0
 
 
 def test_a_broken_device_beside_sound_ones_fails_nobody_and_is_taken_last(admin, tenant, new_node, plan, rested, nodes_of):

@@ -132,7 +132,7 @@ def test_an_executor_that_dies_twice_leaves_its_tasks_alone(tenant, new_tenant, 
         node = session.scalars(select(Node).where(Node.id == gpu.id)).one()
         assert len(node.losing) == 1, "one executor is one loss of its node, however many tasks it had"
         assert node.device_losses == {"0": 1}
-        assert {task.losses for task in session.scalars(select(Task))} == {1}
+        assert {task.lost_executors for task in session.scalars(select(Task))} == {1}
     rested()
     again = [start(gpu, one.task_id) for one in gpu.desired().placements]
     assert len(again) == 2, "after one crash they may share"

@@ -50,7 +50,7 @@ def test_what_making_one_tells_is_what_is_stored(tenant, settings, database, que
             *("fence", "losses", "faults", "last_event", "told_status", "kept_rows", "rewound_rows"),
         }:
             assert getattr(told, name) == getattr(stored, name), name
-        assert (stored.fence, stored.losses, stored.faults) == (0, 0, {})
+        assert (stored.fence, stored.lost_executors, stored.faults) == (0, 0, {})
         assert (stored.last_event, stored.told_status) == (1, "validating")
         (event,) = session.scalars(select(TaskEvent).where(TaskEvent.task_id == told.id))
         assert (event.number, event.kind, event.data) == (1, "status", {"status": "validating"})
