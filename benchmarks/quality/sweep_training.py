@@ -21,8 +21,9 @@ from worker.replicas.base_loader import Base
 from worker.replicas.dpo_loss import pair_loss
 from worker.replicas.dpo_reference import Reference
 from worker.replicas.packed_step import step
+from worker.replicas.sequences import Sequences
 from worker.replicas.training_job import JobStep, TrainingJob
-from worker.replicas.validation_pass import EvaluationRequest, Sequences, evaluate, log_probabilities
+from worker.replicas.validation_pass import EvaluationRequest, evaluate, log_probabilities
 
 _AT_ONCE = 12  # jobs evaluated in one call, which bounds the results that it holds
 

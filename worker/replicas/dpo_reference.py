@@ -19,7 +19,8 @@ from worker.data.disk_full import DiskFull
 from worker.data.object_cache import ObjectCache
 from worker.model.arena import Slot
 from worker.model.plain.trainer import Trainer
-from worker.replicas.validation_pass import Sequences, log_probability_passes
+from worker.replicas.sequences import Sequences
+from worker.replicas.validation_pass import log_probability_passes
 
 log = logging.getLogger(__name__)
 _AT_ONCE = 4096  # sequences

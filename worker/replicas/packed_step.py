@@ -17,9 +17,10 @@ from worker.policy.job_record import JobKey
 from worker.policy.packing import Piece, pack_pieces
 from worker.policy.step_time import StepLoad
 from worker.replicas.dpo_loss import Preference, preference_loss
+from worker.replicas.sequences import Sequences, segments_of
 from worker.replicas.step_in_progress import StepInProgress
 from worker.replicas.training_job import JobStep
-from worker.replicas.validation_pass import Sequences, log_probabilities, segments_of
+from worker.replicas.validation_pass import log_probabilities
 
 
 @dataclass

@@ -13,8 +13,8 @@ from worker.policy.job_record import JobKey
 from worker.policy.packing import Piece, cut_batch, pack
 from worker.policy.step_time import StepLoad
 from worker.replicas.dpo_loss import Preference
+from worker.replicas.sequences import Sequences
 from worker.replicas.training_job import JobStep
-from worker.replicas.validation_pass import Sequences
 
 
 class StepInProgress:

@@ -11,10 +11,10 @@ import torch
 from contract.row_scores import Metric, RowScores
 from worker.data.dataset import Rows
 from worker.model.arena import Slot
-from worker.model.flat_batch import Dropout, Example, Segment
 from worker.model.plain.trainer import LossSum, OutOfMemory, Trainer
 from worker.policy.packing import cut_batch, pack_pieces
 from worker.replicas.dpo_loss import pair_error, pair_loss, preference_loss
+from worker.replicas.sequences import Sequences, segments_of
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -31,7 +31,7 @@ class EvaluationRequest:
     reference: Sequence[float] = ()
     scored: Metric | None = None
     part: int | None = None
-    piece_tokens: int | None = None  # as of Sequences
+    piece_tokens: int | None = None  # see Sequences
     owner: str | None = None
 
 
@@ -46,20 +46,6 @@ class ValidationResult:
     margin: float | None = None
     scores: RowScores | None = None
     part: "ValidationResult | None" = None
-
-
-@dataclass(frozen=True)
-class Sequences:
-    """Sequences to run with an adapter. lengths: tokens of each on the axis. dropout: of the first sequence; None: no dropout.
-    piece_tokens: tokens of a piece of them, where passes of several tasks may be shorter or longer; None: of a pass. owner:
-    their task."""
-
-    slot: Slot | None
-    examples: Sequence[Example]
-    lengths: Sequence[int]
-    dropout: Dropout | None = None
-    piece_tokens: int | None = None
-    owner: str | None = None
 
 
 def evaluate(
@@ -155,17 +141,6 @@ def _loss_sums(
                 sums = known.pop(place)
                 yield keys[place], [loss for first in sorted(sums) for loss in sums[first]]
         yield None
-
-
-def segments_of(
-    read: Sequences, first: int, last: int, per_sequence: bool, weights: Sequence[float] | None = None
-) -> Iterator[Segment]:
-    """Sequences `first` to `last - 1` as one segment, or each as its own. weights: per sequence, equal without
-    `per_sequence`."""
-    step = 1 if per_sequence else last - first
-    for at in range(first, last, step):
-        dropout = None if read.dropout is None else replace(read.dropout, first=read.dropout.first + at)
-        yield Segment(read.slot, read.examples[at : at + step], 1.0 if weights is None else weights[at], dropout)
 
 
 def _totals(sums: Sequence[LossSum]) -> list[float]:

@@ -18,7 +18,8 @@ from worker.model.flat_batch import Segment
 from worker.model.plain.trainer import Trainer
 from worker.replicas import dpo_reference
 from worker.replicas.dpo_loss import preference_loss
-from worker.replicas.validation_pass import EvaluationRequest, Sequences, evaluate, log_probabilities
+from worker.replicas.sequences import Sequences
+from worker.replicas.validation_pass import EvaluationRequest, evaluate, log_probabilities
 
 DPO = Objective(type="dpo").model_dump()
 CALM = {"policy": "none", "eval_every": 6}

@@ -1,0 +1,32 @@
+"""Sequences of one job as a pass takes them, for training steps and evaluations alike. Runs nothing, and knows no losses."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from worker.model.arena import Slot
+from worker.model.flat_batch import Dropout, Example, Segment
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Sequences to run with an adapter. lengths: tokens of each on the axis. dropout: of the first sequence; None: no dropout.
+    piece_tokens: tokens of a piece of them, where passes of several tasks may be shorter or longer; None: of a pass. owner:
+    their task."""
+
+    slot: Slot | None
+    examples: Sequence[Example]
+    lengths: Sequence[int]
+    dropout: Dropout | None = None
+    piece_tokens: int | None = None
+    owner: str | None = None
+
+
+def segments_of(
+    sequences: Sequences, first: int, last: int, per_sequence: bool, weights: Sequence[float] | None = None
+) -> Iterator[Segment]:
+    """Sequences `first` to `last - 1` as one segment, or each as its own. weights: per sequence, equal without
+    `per_sequence`."""
+    step = 1 if per_sequence else last - first
+    for at in range(first, last, step):
+        dropout = None if sequences.dropout is None else replace(sequences.dropout, first=sequences.dropout.first + at)
+        yield Segment(sequences.slot, sequences.examples[at : at + step], 1.0 if weights is None else weights[at], dropout)
