@@ -192,7 +192,7 @@ class AttachedPlacements:
             self.leave(self._tasks[key], tell_service, detail)
 
     def leave(self, task: PlacementRun, tell_service: bool, detail: str) -> None:
-        """Remove the placement and notify the daemon. `tell_service`: it does not know it yet."""
+        """Remove the placement and notify the daemon. `tell_service`: which then tells the service, too."""
         if self._tasks.pop(task.key, None) is None:
             return
         log.info("placement %s leaves: %s", task.key, detail)

@@ -1,5 +1,5 @@
 """Runs the evaluations of an executor's jobs, and counts their cost: each job's trend on a few rows, all rows at a rung and for
-the best weights of a job that ends. Judges nothing: the training loop asks the policies."""
+the best weights of a job that ends. Ends no job: the training loop asks the policies."""
 
 import logging
 import time
@@ -10,7 +10,7 @@ from worker.executor.attached_placements import AttachedPlacements
 from worker.executor.job_run import JobRun
 from worker.executor.placement_run import keeps_adapter
 from worker.policy.early_exit.policy_interface import Verdict
-from worker.policy.job_record import JobKey, Judged
+from worker.policy.job_record import BestJudged, JobKey
 from worker.replicas.device_replica import Unrunnable
 from worker.replicas.replica_set import Replicas
 from worker.replicas.validation_pass import EvaluationRequest, ValidationResult
@@ -27,35 +27,35 @@ class JobEvaluations:
     def after_step(self, replicas: Replicas, due: Sequence[JobRun]) -> tuple[Mapping[JobKey, ValidationResult], Unrunnable]:
         """Evaluate the jobs with their weights as they are: at a rung over all rows, with the trend's rows as a part."""
         judged = {run.key: run.schedule.judged and run.rung() is not None for run in due}
-        return self._evaluated(replicas, {run.key: run.evaluation_request(judged[run.key]) for run in due})
+        return self._evaluate(replicas, {run.key: run.evaluation_request(judged[run.key]) for run in due})
 
-    def judge(self, replicas: Replicas, run: JobRun, verdict: Verdict | None) -> RowScores | None:
+    def judge_best(self, replicas: Replicas, run: JobRun, verdict: Verdict | None) -> RowScores | None:
         """A job ends: replace its best loss, which is of its trend's rows, by the one over all rows; for a job that was ranked
         out the one that it was ranked by. Returns the scores of an adapter that is kept."""
         if not keeps_adapter(verdict, run.best):
             if run.rung() is not None and run.progress.rung_losses:
-                run.apply(Judged(run.step, run.progress.rung_losses[-1]))
+                run.apply(BestJudged(run.step, run.progress.rung_losses[-1]))
             return None
-        judged = self._of_best(replicas, run)
+        judged = self._evaluate_best(replicas, run)
         if judged is None or run.best is None:
             return None
-        run.apply(Judged(run.best.step, judged.loss))
+        run.apply(BestJudged(run.best.step, judged.loss))
         return judged.scores
 
-    def _of_best(self, replicas: Replicas, run: JobRun) -> ValidationResult | None:
-        """The best weights of a job that ends, over all rows. None where the job has no rows in an arena any more, or where the
-        device had no memory. The job's rows hold its best weights afterwards."""
+    def _evaluate_best(self, replicas: Replicas, run: JobRun) -> ValidationResult | None:
+        """Evaluate the best weights of a job that ends over all rows. None where the job has no rows in an arena any more, or
+        where the device had no memory. The job's rows hold its best weights afterwards."""
         known = run.judged_at_cut
         if known is not None:
             return ValidationResult(known.val_loss, 0, scores=known.scores)
         if not replicas.store.restore_best(run.key):
             return None
-        found, unrunnable = self._evaluated(replicas, {run.key: run.evaluation_request(True)})
+        found, unrunnable = self._evaluate(replicas, {run.key: run.evaluation_request(True)})
         for key, why in unrunnable.items():
             log.warning("the best adapter of %s is not judged on all rows: %s", key, why)
         return found.get(run.key)
 
-    def _evaluated(
+    def _evaluate(
         self, replicas: Replicas, requests: Mapping[JobKey, EvaluationRequest]
     ) -> tuple[Mapping[JobKey, ValidationResult], Unrunnable]:
         began = time.monotonic()

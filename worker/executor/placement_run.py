@@ -1,6 +1,7 @@
 """One placement on an executor: its task's jobs, their standings at the boundary, and the events about them.
 
-Each change of a job's state happens here, together with the event that reports it. Holds no tensors and runs nothing.
+Each change of a job's state happens here, together with the event that reports it. Holds no tensors and runs nothing. The
+modules beside this one call a PlacementRun `task`: it is the task's one live placement.
 """
 
 import logging
@@ -222,7 +223,7 @@ class PlacementRun:
         return [run for run in self.runs if run.stage is Stage.WARMUP and run.record.awaits_rank]
 
     def _standings(self) -> list[Standing]:
-        """All jobs alive at the boundary: those that finished warmup, even if they ended later, and those that still may."""
+        """The contenders at the boundary: jobs that finished warmup, even if they ended later, and those that still may."""
         ended = [
             Standing(job.index, tuple(job.rung_losses or [job.warmup_val_loss]))
             for job in self.placement.jobs

@@ -205,9 +205,9 @@ class Executor:
             task = self._attached[key.placement]
             run = task[key.job]
             task.trained(run, loss, stepped.preferences.get(key))
-            broken = non_finite_verdict("train_loss", loss)
-            if broken is not None:
-                self._end_job(replicas, run, broken)
+            verdict = non_finite_verdict("train_loss", loss)
+            if verdict is not None:
+                self._end_job(replicas, run, verdict)
         tokens = sum(work.tokens for work in stepped.work.values())
         for placement, work in stepped.work.items():
             self._attached[placement].slowed(self._scheduler.slowdown(placement))
@@ -263,7 +263,7 @@ class Executor:
     def _end_job(self, replicas: Replicas, run: JobRun, verdict: Verdict | None) -> None:
         """The job is decided (None: it completed). Frees its slot at once; records its end once its adapter is stored."""
         task, weights = self._attached[run.key.placement], replicas.store.best(run.key)
-        rows, scores = replicas.store.row_range(run.key), self._evaluations.judge(replicas, run, verdict)
+        rows, scores = replicas.store.row_range(run.key), self._evaluations.judge_best(replicas, run, verdict)
         closing = task.completed_event(run) if verdict is None else task.exited_event(run, verdict)
         self._free_job(replicas, task, run)
         self._recheck_admission = True

@@ -23,8 +23,8 @@ class MemoryModel:
 
 @dataclass(frozen=True)
 class Capacity:
-    """An executor's limits: its memory models, the bytes it may use, the share of them it fills. piece_tokens: of a piece, the
-    longest that a batch is cut into; passes may hold several (`pass_budget`)."""
+    """An executor's limits: its memory models, the bytes it may use, the share of them it fills. piece_tokens: the most of a
+    piece, which a job's batch is cut into; a pass holds pieces of several jobs, up to `pass_budget` tokens."""
 
     model: MemoryModel  # of passes that keep their activations
     memory_bytes: int
@@ -38,7 +38,7 @@ class Capacity:
 
     @property
     def pass_budget(self) -> int:
-        """Tokens of a micro-batch."""
+        """The most tokens of a pass, that is of a micro-batch."""
         return max(self.piece_tokens, self.long_pass_tokens)
 
     @property

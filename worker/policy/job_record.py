@@ -144,7 +144,7 @@ class RungReached:
 
 
 @dataclass(frozen=True)
-class Judged:
+class BestJudged:
     """The job ends, and its weights after `step` were evaluated over all rows that jobs are judged on. A loss that is not
     finite leaves it no best."""
 
@@ -169,7 +169,7 @@ class JobEnded:
     """The job's end was recorded."""
 
 
-ProgressEvent = StepTaken | Evaluated | RungReached | Judged  # events that change the job's progress
+ProgressEvent = StepTaken | Evaluated | RungReached | BestJudged  # events that change the job's progress
 JobEvent = WarmupBegan | TrainingBegan | Parked | Promoted | ProgressEvent | CheckpointKnown | Ending | JobEnded
 
 _UNFINISHED = frozenset({Stage.PENDING, Stage.WARMUP, Stage.PARKED, Stage.TRAINING})
@@ -182,7 +182,7 @@ _FROM: dict[type, frozenset[Stage]] = {  # stages in which a job may meet the ev
     StepTaken: _STEPPING,
     Evaluated: _STEPPING,
     RungReached: _STEPPING,
-    Judged: _UNFINISHED,
+    BestJudged: _UNFINISHED,
     CheckpointKnown: _UNFINISHED,
     Ending: _UNFINISHED,
     JobEnded: _UNFINISHED | {Stage.ENDING},
@@ -220,7 +220,7 @@ def _advanced(progress: JobProgress, event: ProgressEvent) -> JobProgress:
             lowest = math.isfinite(event.val_loss) and (progress.best is None or event.val_loss < progress.best.val_loss)
             best = Best(progress.step, event.val_loss) if lowest else progress.best
             return replace(progress, history=event.history, best=best)
-        case Judged():
+        case BestJudged():
             return replace(progress, best=Best(event.step, event.val_loss) if math.isfinite(event.val_loss) else None)
         case RungReached():
             losses = progress.rung_losses

@@ -12,7 +12,7 @@ from transformers import Gemma2Config, Gemma3TextConfig, PreTrainedConfig, PreTr
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from tests.worker.model import tiny
-from tests.worker.model.test_device_trainer import SIZES, error, examples, fill_slots, llama, qwen
+from tests.worker.model.device_case import SIZES, error, examples, fill_slots, llama, qwen
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
 from worker.model.cuda.device_arena import DeviceArena

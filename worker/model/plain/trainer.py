@@ -42,8 +42,8 @@ class StepLosses:
 
 class OutOfMemory(RuntimeError):
     """The device had no memory for a pass. Its results and all gradients of its step are void: the caller may repeat the step
-    in smaller micro-batches, or with activations recomputed. recompute: the failed pass recomputed them already. alone: the
-    task of the one piece that it held, if it held one."""
+    in smaller micro-batches, or with activations recomputed. recompute: the failed pass recomputed them already.
+    sole_placement: that of the one piece in the pass, if it held only one."""
 
     def __init__(self, tokens: int, recompute: bool = False) -> None:
         super().__init__(f"out of device memory in a pass of {tokens} tokens")

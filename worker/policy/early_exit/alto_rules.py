@@ -21,9 +21,9 @@ class Alto:
 
     def on_evaluation(self, history: History, train_loss: float, val_loss: float) -> tuple[History, Verdict | None]:
         """Lines 1-14, run after an evaluation. `train_loss` is the smoothed training loss at that step."""
-        broken = non_finite_verdict("train_loss", train_loss) or non_finite_verdict("val_loss", val_loss)
-        if broken:
-            return history, broken
+        diverged = non_finite_verdict("train_loss", train_loss) or non_finite_verdict("val_loss", val_loss)
+        if diverged:
+            return history, diverged
         window = self._p.window
         lowest = history.best is None or val_loss < history.best
         history = replace(
