@@ -174,23 +174,23 @@ class Workload:
         time on that node.
         """
         before = {shape: self._seconds(task, shape, task.gpus) for shape in nodes.distinct}
-        found, widest = [Width(task.gpus, nodes.each(before))], min(self.left(task), most)
+        found, widest = [Width(task.gpus, nodes.each(_whole(before)))], min(self.left(task), most)
         for gpus in self.specs[task.id].widths[1:]:
             if gpus > widest:
                 break
             before = {shape: self._paying(task, shape, gpus, seconds) for shape, seconds in before.items()}
             if not any(before.values()):
                 break
-            found.append(Width(gpus, nodes.each(before)))
+            found.append(Width(gpus, nodes.each(_whole(before))))
         return tuple(found)
 
-    def _seconds(self, task: Task, shape: "Shape", gpus: int) -> int | None:
+    def _seconds(self, task: Task, shape: "Shape", gpus: int) -> float | None:
         """Seconds, or None where the task does not fit."""
         if gpus > shape.gpus or self.bytes_per_gpu(task) > shape.memory:
             return None
-        return max(1, round(self.estimate(task, shape.kind, gpus).seconds))
+        return self.estimate(task, shape.kind, gpus).seconds
 
-    def _paying(self, task: Task, shape: "Shape", gpus: int, narrower: int | None) -> int | None:
+    def _paying(self, task: Task, shape: "Shape", gpus: int, narrower: float | None) -> float | None:
         """As `_seconds`, but also None if that saves too little against the `narrower` width's time, or if that is None."""
         seconds = self._seconds(task, shape, gpus) if narrower is not None else None
         return seconds if seconds is not None and narrower is not None and seconds <= (1 - PAYS) * narrower else None
@@ -234,6 +234,11 @@ class Workload:
                 self.unread[task.id] = str(error)
                 del self.specs[task.id]
         return found
+
+
+def _whole(seconds: Mapping[Shape, float | None]) -> dict[Shape, int | None]:
+    """In whole seconds, as the planner counts; only after widths were compared, of which a second may be the whole gain."""
+    return {shape: max(1, round(each)) if each is not None else None for shape, each in seconds.items()}
 
 
 def memory_of(node: Node) -> int:

@@ -104,7 +104,7 @@ def test_a_placement_that_was_ended_leaves_and_others_stay(fleet, placing, tmp_p
 
 def test_asked_to_leave_it_loses_no_step_and_goes_on_elsewhere_bit_for_bit(fleet, placing, tmp_path):
     """In warmup, near its boundary, behind it: the jobs' states are stored at one moment, all is told, and then it goes."""
-    spec = {"training": {"epochs": 6}, "early_exit": {"warmup_fraction": 0.3, "keep_fraction": 0.5, "tau_gap": 10.0}}
+    spec = {"training": {"epochs": 8}, "early_exit": {"warmup_fraction": 0.3, "keep_fraction": 0.5, "tau_gap": 10.0}}
     narrow = {"worker_step_tokens": 300}
     placement = placing(SPACE, **spec)
     (unbroken,) = Inside(fleet, tmp_path / "unbroken", **narrow).run(placement)
