@@ -59,8 +59,16 @@ def _object(event: TaskEvent) -> EventObject:
         level=level,
         message=message,
         type="metrics" if event.kind == Kind.CURVES else "message",
-        data=event.data,
+        data=_metrics(event.data) | event.data if event.kind == Kind.CURVES else event.data,
     )
+
+
+def _metrics(data: dict[str, Any]) -> dict[str, Any]:
+    """The newest losses under OpenAI's names, of the first configuration that the event tells of."""
+    curves = [curve for curve in data["curves"] if curve["job"] == data["curves"][0]["job"]]
+    last = {curve["series"]: curve["last"] for curve in curves}
+    step = max(curve["to_step"] for curve in curves)
+    return {"step": step, "train_loss": last.get("train_loss"), "valid_loss": last.get("val_loss")}
 
 
 def _said(kind: Kind, data: dict[str, Any]) -> tuple[Literal["info", "warn", "error"], str]:

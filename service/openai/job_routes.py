@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from service.adapters.models import Adapter
 from service.app_state import DependenciesDep, QueueDep, WakeupsDep
 from service.authentication import Db, Reader, Writer
+from service.fleet.models import Placement
 from service.http.concurrency_limits import Submitting
 from service.http.problems import invalid_field
 from service.idempotency.repeated_requests import ClaimedKey
@@ -36,8 +37,10 @@ def _objects(session: Session, tasks: list[Task]) -> list[JobObject]:
         .group_by(TaskUsageRecord.task_id)
     )
     tokens = {task_id: int(total) for task_id, total in session.execute(sums)}
+    live = select(Placement.task_id, Placement.expected_end).where(Placement.task_id.in_(ids), Placement.ended_at.is_(None))
+    ends = {task_id: end for task_id, end in session.execute(live)}
     shown = render(session, tasks)
-    return [job_object(task, one, tokens.get(task.id, 0)) for task, one in zip(tasks, shown, strict=True)]
+    return [job_object(task, one, tokens.get(task.id, 0), ends.get(task.id)) for task, one in zip(tasks, shown, strict=True)]
 
 
 @router.post("")

@@ -1,5 +1,6 @@
 """Translates tasks, adapters, files and base models into OpenAI's objects. Times are Unix seconds."""
 
+from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
@@ -78,6 +79,12 @@ class ModelObject(BaseModel):
     owned_by: str
 
 
+class DeletedModel(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    deleted: Literal[True] = True
+
+
 def file_object(file: File) -> FileObject:
     return FileObject(
         id=file.id,
@@ -114,8 +121,9 @@ def tuned(base: str, name: str | None, adapter_id: str) -> str:
     return f"ft:{base}:{name or ''}:{adapter_id}"
 
 
-def job_object(task: Task, shown: TaskResource, tokens: int) -> JobObject:
-    """The task as OpenAI's job. `shown`: its native resource; `tokens`: tokens trained for it, billed or not."""
+def job_object(task: Task, shown: TaskResource, tokens: int, running_until: datetime | None = None) -> JobObject:
+    """The task as OpenAI's job. `shown`: its native resource; `tokens`: tokens trained for it, billed or not; `running_until`:
+    when a running one is expected to end."""
     ended = task.status in TASK_TERMINAL
     space = _space(task)
     found = _found(task, space, shown)
@@ -134,11 +142,17 @@ def job_object(task: Task, shown: TaskResource, tokens: int) -> JobObject:
         trained_tokens=tokens if ended else None,
         training_file=task.train_file_id,
         validation_file=task.validation_file_id,
-        estimated_finish=None,
+        estimated_finish=unix(end) if (end := running_until or _planned_end(shown)) is not None else None,
         integrations=[],
         metadata=task.labels,
         method=_method(task, space, shown, found),
     )
+
+
+def _planned_end(shown: TaskResource) -> datetime | None:
+    """When the plan in force expects a waiting task to end; None for one that is not planned."""
+    expected = (shown.waiting or {}).get("expected_end")
+    return datetime.fromisoformat(expected) if isinstance(expected, str) else expected
 
 
 def result_ids(task: Task) -> list[str]:

@@ -3,6 +3,7 @@
 import pytest
 
 from service.openai.job_requests import JobRequest
+from tests.service.fleet.scripted import completed, moved, points
 
 FILE = {"model": "small", "training_file": "file_1"}
 
@@ -132,6 +133,42 @@ def test_a_job_is_paused_and_resumed(tenant, plan):
     assert [event["data"]["status"] for event in told[:2]] == ["queued", "paused"]
     tenant.post(f"/openai/v1/fine_tuning/jobs/{job['id']}/cancel")
     assert tenant.post(f"/openai/v1/fine_tuning/jobs/{job['id']}/pause").status_code == 400
+
+
+def test_a_jobs_expected_end_is_told_while_it_waits_and_while_it_runs(tenant, new_node, plan):
+    node = new_node()
+    made = [
+        tenant.post("/openai/v1/fine_tuning/jobs", json={"model": "small", "training_file": tenant.file()}).json()["id"]
+        for _ in range(2)
+    ]
+    plan()
+    told = [tenant.get(f"/openai/v1/fine_tuning/jobs/{job}").json() for job in made]
+    assert sorted(job["status"] for job in told) == ["queued", "running"]
+    assert all(job["estimated_finish"] > job["created_at"] for job in told)
+    running = next(job for job in told if job["status"] == "running")
+    taken = node.take(running["id"])
+    taken.report(taken.attached())
+    taken.report(moved(0, "warmup"), points(0, [1, 2], [3.0, 2.5]), points(0, [2], [2.75], "val_loss"))
+    events = tenant.get(f"/openai/v1/fine_tuning/jobs/{running['id']}/events").json()["data"]
+    metrics = next(event for event in events if event["type"] == "metrics")["data"]
+    assert (metrics["step"], metrics["train_loss"], metrics["valid_loss"]) == (2, 2.5, 2.75)
+
+
+def test_a_tuned_model_is_deleted_by_its_name_and_a_base_is_not(tenant, new_tenant, new_node, plan):
+    node = new_node()
+    body = {"model": "small", "training_file": tenant.file(), "search_space": {"learning_rate": [1e-3]}}
+    job = tenant.post("/openai/v1/fine_tuning/jobs", json=body).json()["id"]
+    plan()
+    taken = node.take(job)
+    taken.report(taken.attached(), moved(0, "warmup"), points(0, [1]))
+    taken.report(taken.adapter(0, 1.25), completed(0, 20, 18, 1.25))
+    name = tenant.get(f"/openai/v1/fine_tuning/jobs/{job}").json()["fine_tuned_model"]
+    assert new_tenant().delete(f"/openai/v1/models/{name}").status_code == 404
+    assert tenant.delete(f"/openai/v1/models/{name}").json() == {"id": name, "object": "model", "deleted": True}
+    assert tenant.get(f"/openai/v1/models/{name}").status_code == 404
+    assert tenant.delete(f"/openai/v1/models/{name}").status_code == 404
+    refused = tenant.delete("/openai/v1/models/small")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "not_deletable")
 
 
 def test_a_job_of_preferences_and_a_list_say_what_they_are(tenant):
