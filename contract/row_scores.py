@@ -42,7 +42,7 @@ class RowScores(Message):
 
     `loss`: the sum of -log p over a row's completion tokens, weighted by their number; under dpo a pair's loss. `error`, of dpo
     searches over beta, whose losses are not comparable: 0 for a pair whose chosen answer has the higher implicit reward, 1 for
-    one whose rejected answer has it, 1/2 for equal ones.
+    one whose rejected answer has it, 1/2 for equal ones; and of generated texts: 1 minus a text metric's result.
     """
 
     metric: Metric = "loss"

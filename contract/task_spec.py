@@ -15,9 +15,11 @@ from contract.evaluation_plan import Course, evaluations_for
 from contract.row_scores import Metric
 from contract.search_space import Decay, JobConfig, SearchSpace
 from contract.strict import NO_BOOL, STORABLE, Strict
+from contract.text_evaluation import Evaluation
 
 _LAST_YEAR = 2199  # latest year of a timestamp: later ones overflow a plan's seconds
 MAX_SLOWDOWN = 3.0  # default bound beside others, chosen on traces (docs/SCHEDULING.md)
+VAL_LOSS = "val_loss"
 DPO_BETA = 0.1  # default of a search space (Rafailov et al. 2023, section 6)
 
 Precision = Literal["bf16", "nf4", "nf4_double", "fp8"]  # of the frozen base
@@ -113,6 +115,17 @@ class TaskSpec(Strict):
     warm_start: WarmStart | None = None
     training: Training = Training()
     early_exit: EarlyExitPolicy = EarlyExitPolicy()
+    evaluation: Evaluation | None = Field(
+        default=None, description="Texts to generate with the base and with every adapter that is kept, and how to score them."
+    )
+    select_by: Annotated[str, Field(max_length=40)] = Field(
+        default=VAL_LOSS,
+        description=(
+            "What the winner is chosen by: val_loss, or the name of one of evaluation.metrics, where the smallest rank within "
+            "one standard error of the highest result wins; ties go to the lower validation loss. Jobs are stopped early by "
+            "their validation losses in either case."
+        ),
+    )
     gpus: Gpus = Field(
         default=1,
         description=(
@@ -155,6 +168,20 @@ class TaskSpec(Strict):
         if objective is not None and objective.type != "dpo" and space.says("beta"):
             raise ValueError("gives 'beta', which only objective dpo has; leave it out, or set objective.type to 'dpo'")
         return space
+
+    @model_validator(mode="after")
+    def _selectable(self) -> Self:
+        known = [VAL_LOSS, *(self.evaluation.names if self.evaluation is not None else ())]
+        if self.select_by not in known:
+            raise ValueError(
+                f"'select_by' is '{self.select_by}', which nothing measures; what can be selected by: {', '.join(known)}"
+                + ("" if self.evaluation is not None else "; ask for 'evaluation' with a metric")
+            )
+        if self.evaluation is not None and self.precision == "fp8":
+            raise ValueError(
+                "'evaluation' is not supported on a base in fp8; take 'precision' bf16, nf4 or nf4_double, or leave it out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

@@ -53,6 +53,7 @@ PURE = [
     "worker/policy/*.py",
     "worker/policy/early_exit/*.py",
     *(f"worker/generate/{name}.py" for name in PURE_GENERATION),
+    "worker/metrics/*.py",
 ]
 IMPURE_PLANNER = {
     "service.scheduler.models",
@@ -66,13 +67,16 @@ PURE_SEES = {
     "service.scheduler",
     "worker.policy",
     *(f"worker.generate.{name}" for name in PURE_GENERATION),
+    "jsonschema",
     "numpy",
     "ortools",
     "pydantic",
+    "referencing",
+    "regex",
 }
 PURE_STDLIB = {
-    *("abc", "array", "bisect", "collections", "copy", "dataclasses", "enum", "functools", "hashlib", "heapq", "itertools"),
-    *("datetime", "json", "math", "numbers", "operator", "random", "statistics", "struct", "types", "typing"),
+    *("abc", "array", "bisect", "collections", "copy", "dataclasses", "enum", "decimal", "functools", "hashlib", "heapq"),
+    *("datetime", "itertools", "json", "math", "numbers", "operator", "random", "statistics", "struct", "types", "typing"),
 }
 LAYERED = ("contract", "service", "worker", "grouped_lora", "motet", "deploy")
 # modules that each room may have one of

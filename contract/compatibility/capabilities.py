@@ -16,7 +16,9 @@ from contract.model_types import MODEL_TYPES
 from contract.task_spec import TaskSpec
 
 # Read by the service alone: a worker that does not know one of these fields can still train the task.
-SERVICE_FIELDS = frozenset({"name", "priority", "labels", "not_before", "deadline", "max_gpus", "max_slowdown", "isolation"})
+SERVICE_FIELDS = frozenset(
+    {"name", "priority", "labels", "not_before", "deadline", "max_gpus", "max_slowdown", "isolation", "select_by"}
+)
 SHARING = "sharing"  # the worker trains several tasks on one executor, each within its bound
 
 Schema = Mapping[str, Any]

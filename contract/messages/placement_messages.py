@@ -74,6 +74,7 @@ class Placement(Message):
     jobs: list[JobAssignment]
     base_val_loss: float | None = None  # None until a placement has measured it
     base_scores: RowScores | None = None  # on each validation row; None until a placement has measured them
+    base_texts_evaluated: bool = False  # whether the base's texts are scored already
     leave: bool = False  # to be detached: a last checkpoint of all jobs, then Detached; no more training
     warm_start: WarmStartRef | None = None
     next_seq: int = 1  # the next report that the service expects

@@ -14,6 +14,7 @@ from contract.messages.placement_messages import CheckpointRef
 from contract.row_scores import RowScores
 from contract.states import ExitReason, JobStatus
 from contract.strict import Message
+from contract.text_evaluation import MOST_PROMPTS
 
 
 def _finite_or_none(value: object) -> object:
@@ -59,6 +60,36 @@ class BaseEvaluated(Message):
     kind: Literal["base_evaluated"] = "base_evaluated"
     val_loss: Loss
     scores: RowScores | None = None
+
+
+_Score = Annotated[float, Field(ge=0, le=1)]
+
+
+class TextSample(Message):
+    """One generated text. prompt: its end, where it is long."""
+
+    prompt: str
+    reference: str
+    text: str
+    finish_reason: Literal["stop", "length"]
+    scores: dict[str, float]
+
+
+class TextsEvaluated(Message):
+    """Texts were generated and scored: of a job's best adapter, before AdapterKept, or of the base (job None). scores: means
+    over `prompts` prompts by the metric's name; prompt_scores: of each prompt, in the order of the validation rows. Both are
+    empty where `error` says why there are none."""
+
+    kind: Literal["texts_evaluated"] = "texts_evaluated"
+    job: int | None
+    step: int | None = None  # after which the adapter was saved
+    prompts: Annotated[int, Field(ge=0)]
+    scores: dict[str, _Score]
+    prompt_scores: dict[str, Annotated[list[_Score], Field(max_length=MOST_PROMPTS)]] = Field(default={})
+    samples: Annotated[list[TextSample], Field(max_length=16)] = Field(default=[])
+    error: Annotated[str, Field(max_length=2000)] | None = None
+    tokens: int = 0
+    seconds: float = 0.0
 
 
 class JobMoved(Message):
@@ -178,6 +209,7 @@ Event = Annotated[
     Attached
     | ActivationsChosen
     | BaseEvaluated
+    | TextsEvaluated
     | JobMoved
     | Points
     | Throughput

@@ -14,6 +14,7 @@ from service.tasks.curves.curve_reader import Curve
 from service.tasks.job_resource import JobResource
 from service.tasks.models import Task
 from service.tasks.selection import Selection
+from service.tasks.text_evaluations import TextScores
 
 NAME = "README.md"
 _CURVE_POINTS = 20
@@ -26,7 +27,13 @@ _HELD: Mapping[Precision, str] = {
 }
 
 
-def readme(task: Task, adapter: Adapter, jobs: Sequence[JobResource], validation: Curve | None) -> str:
+def readme(
+    task: Task,
+    adapter: Adapter,
+    jobs: Sequence[JobResource],
+    validation: Curve | None,
+    evaluations: Sequence[TextScores] = (),
+) -> str:
     """The README as Markdown. `validation`: the validation loss curve of the adapter's own job."""
     lineage = AdapterManifest.model_validate(adapter.manifest).lineage
     own = next(job for job in jobs if job.id == adapter.job_id)
@@ -48,6 +55,8 @@ def readme(task: Task, adapter: Adapter, jobs: Sequence[JobResource], validation
     parts.append(loading)
     if validation is not None and validation.steps:
         parts.append(_curve(validation))
+    if any(one.scores for one in evaluations):
+        parts.append(_scores(evaluations, own.index))
     parts.append(_table(jobs, own.index))
     return "\n\n".join(parts) + "\n"
 
@@ -100,6 +109,17 @@ def _curve(curve: Curve) -> str:
     top = max((value for _, value in shown), default=1.0) or 1.0
     lines = [f"{step:>8}  {value:8.4f}  {'#' * max(1, round(_BAR * value / top))}" for step, value in shown]
     return "## Its validation loss\n\n```text\n    step      loss\n" + "\n".join(lines) + "\n```"
+
+
+def _scores(evaluations: Sequence[TextScores], own: int) -> str:
+    """Its texts' scores beside the base's and the other configurations'."""
+    names = sorted({name for one in evaluations for name in one.scores})
+    rows = [f"| | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for one in evaluations:
+        whose = "the base alone" if one.index is None else f"job {one.index}" + " (this one)" * (one.index == own)
+        rows.append(f"| {whose} | " + " | ".join(f"{one.scores[n]:.4f}" if n in one.scores else "" for n in names) + " |")
+    prompts = max(one.prompts for one in evaluations)
+    return f"## Its texts\n\nMeans over {prompts} validation prompts, higher is better.\n\n" + "\n".join(rows)
 
 
 def _table(jobs: Sequence[JobResource], winner: int) -> str:

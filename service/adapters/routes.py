@@ -28,6 +28,7 @@ from service.tasks.adapter_queries import adapters_of
 from service.tasks.curves.curve_reader import MAX_RESOLUTION, Window, coarse_curves
 from service.tasks.job_resource import jobs_of_task
 from service.tasks.models import Task
+from service.tasks.text_evaluations import scores_of_task
 from service.tenants.api_keys import Principal
 from service.tenants.tenant_scope import find
 
@@ -157,7 +158,8 @@ def carried(session: Session, principal: Principal, adapter: Adapter) -> dict[st
     jobs = jobs_of_task(session, principal, task.id)
     own = next(job.index for job in jobs if job.id == adapter.job_id)
     found = coarse_curves(session, principal, task.id, Window([own], ["val_loss"]), MAX_RESOLUTION).data
-    return {NAME: readme(task, adapter, jobs, found[0] if found else None).encode()}
+    evaluations = scores_of_task(session, principal, task.id)
+    return {NAME: readme(task, adapter, jobs, found[0] if found else None, evaluations).encode()}
 
 
 def send_archive(request: Request, storage: Storage, adapter: Adapter, texts: Mapping[str, bytes]) -> Response:

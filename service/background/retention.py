@@ -18,7 +18,7 @@ from service.idempotency.idempotency_store import KEPT, Answer
 from service.scheduler.models import Plan, PlanChange
 from service.scheduler.state.usage_shares import HALVES
 from service.settings import Settings
-from service.tasks.models import CurveSummary, Job, PointChunk, Task, TaskEvent
+from service.tasks.models import CurveSummary, Job, PointChunk, Task, TaskEvent, TextEvaluation
 from service.webhooks.models import Delivery
 
 BATCH = 1000  # rows of a transaction
@@ -130,7 +130,7 @@ def _forget_hidden(db: Database, before: datetime) -> int:
 
 
 _OF_JOB = (PointChunk.job_id, CurveSummary.job_id)
-_OF_TASK = (TaskEvent.task_id, PlanChange.task_id, Adapter.task_id)
+_OF_TASK = (TaskEvent.task_id, PlanChange.task_id, Adapter.task_id, TextEvaluation.task_id)
 
 
 def _empty_deleted_tasks(db: Database, before: datetime) -> int:

@@ -28,6 +28,7 @@ from service.settings import Settings
 from service.tasks.curves.curve_writer import values_at
 from service.tasks.models import Job, Task
 from service.tasks.stored_specs import config_of, part, spec_of
+from service.tasks.text_evaluations import base_is_known
 from service.tenants.models import Tenant
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ def _placement(session: Session, settings: Settings, placement: Placement, task:
         jobs=[_job(session, spec, task, job) for job in task.jobs],
         base_val_loss=task.base_val_loss,
         base_scores=RowScores.model_validate(task.base_scores) if task.base_scores is not None else None,
+        base_texts_evaluated=spec.evaluation is not None and base_is_known(session, task),
         warm_start=warm_start(session, task),
         next_seq=placement.last_seq + 1,
         leave=placement.leaving is not None,

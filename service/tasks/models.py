@@ -174,6 +174,26 @@ class CurveSummary(Base):
     maxs: Mapped[list[float]] = mapped_column(ARRAY(Double))
 
 
+class TextEvaluation(Base):
+    """How the texts that a job's kept adapter generated were scored; without a job, those of the base alone. One of each."""
+
+    __tablename__ = "text_evaluations"
+
+    id: Mapped[Id]
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    task_id: Mapped[str] = mapped_column(ForeignKey("tasks.id"), index=True)
+    job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"))
+    step: Mapped[int | None]
+    prompts: Mapped[int]
+    scores: Mapped[Json]  # by metric, means over the prompts
+    prompt_scores: Mapped[Json] = mapped_column(deferred=True)  # by metric, of each prompt
+    samples: Mapped[list[dict[str, Any]]] = mapped_column(JSONB)
+    error: Mapped[str | None] = mapped_column(Text)
+    tokens: Mapped[Big]
+    seconds: Mapped[float] = mapped_column(Double)
+    created_at: Mapped[Now]
+
+
 class TaskEvent(Base):
     """One event of a task, numbered from 1 without gaps under the task's row lock."""
 

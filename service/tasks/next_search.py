@@ -24,13 +24,21 @@ def suggestions(configs: Sequence[JobConfig], best: JobConfig, best_step: int, t
     return found
 
 
-def of_no_winner(configs: Sequence[JobConfig], best: JobConfig, validation_rows: int | None, learned: bool) -> list[str]:
-    """Where nothing beat the base. learned: whether any job's loss went below the base's at all."""
+def of_no_winner(
+    configs: Sequence[JobConfig], best: JobConfig, validation_rows: int | None, learned: bool, of_texts: bool = False
+) -> list[str]:
+    """Where nothing beat the base. learned: whether any job was better than the base at all. of_texts: by a text metric, on so
+    many prompts."""
     found = ["check the data: does a row's prompt say what its completion must be?"]
     rates = sorted({config.learning_rate for config in configs})
     if best.learning_rate == rates[0]:
         found.append(f"try lower learning rates: {_said(rates[0])} is the smallest you gave; such as {_said(rates[0] / 10)}")
-    if learned and validation_rows is not None:
+    if learned and validation_rows is not None and of_texts:
+        found.append(
+            f"ask more prompts: {validation_rows} are too few for a gain as small as the best one's; raise "
+            "evaluation.max_prompts, or bring more rows"
+        )
+    elif learned and validation_rows is not None:
         found.append(
             f"bring more rows: {validation_rows} validation rows are too few for a gain as small as the best one's, or train "
             "for more epochs"

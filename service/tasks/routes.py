@@ -18,6 +18,7 @@ from service.tasks.curves.curve_reader import MAX_RESOLUTION, Metrics, Series, W
 from service.tasks.job_resource import JobResource, find_job, jobs_of_task
 from service.tasks.models import Task
 from service.tasks.resource import TaskResource, render
+from service.tasks.text_evaluations import TextEvaluationResource, as_csv, evaluations_page, scores_of_task
 from service.tenants.api_keys import Scope
 from service.tenants.tenant_scope import find
 
@@ -211,13 +212,41 @@ def get_task_metrics(
 
 
 @router.get(
+    "/tasks/{task_id}/evaluations",
+    operation_id="list_task_evaluations",
+    summary="List how the texts of the base and of the kept adapters were scored",
+    description="The base's first, then the jobs' in index order. Empty where the spec asks for no evaluation.",
+    responses=problems(404, 422),
+)
+def list_task_evaluations(
+    task_id: str, reader: Reader, db: Db, cursor: Cursor = None, limit: Limit = 20
+) -> Page[TextEvaluationResource]:
+    with db.begin() as session:
+        find(session, Task, task_id, reader, "task")
+        return evaluations_page(session, reader, task_id, cursor, limit)
+
+
+@router.get(
+    "/tasks/{task_id}/evaluations.csv",
+    operation_id="get_task_evaluations_csv",
+    summary="Get the scores as CSV, a line for each metric of each evaluation",
+    response_class=Response,
+    responses=problems(404) | {200: {"content": {"text/csv": {"schema": {"type": "string"}}}, "description": "The scores"}},
+)
+def get_task_evaluations_csv(task_id: str, reader: Reader, db: Db) -> Response:
+    with db.begin() as session:
+        find(session, Task, task_id, reader, "task")
+        return Response(as_csv(scores_of_task(session, reader, task_id)), media_type="text/csv")
+
+
+@router.get(
     "/tasks/{task_id}/events",
     operation_id="stream_task_events",
     summary="Follow what happens to a task",
     description=(
         "Server-sent events from the task's first one on, or from after the number in Last-Event-ID (or `after`). They have "
-        "no gaps, so a reader that comes again misses nothing. Types: status, activations, base, job, curves, adapter, rewind "
-        "(points of "
+        "no gaps, so a reader that comes again misses nothing. Types: status, activations, base, job, curves, adapter, "
+        "rewind (points of "
         "`job` beyond `step` do not count any more). The stream ends with the task; asked for more, the answer is 204."
     ),
     response_class=Response,

@@ -1,5 +1,5 @@
-"""Chooses a search's winner by the jobs' scores on each validation row, and says how sure that is. Pure: no session, no rows of
-tables.
+"""Chooses a search's winner by the jobs' scores on each validation row, or by a text metric's on each prompt, and says how sure
+that is. Pure: no session, no rows of tables.
 
 A winner must be better than the base alone by a paired test; where none is, the best one still is the task's adapter, and the
 selection says that nothing beat the base.
@@ -12,13 +12,17 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from contract.row_scores import Estimate, RowScores
+from contract.task_spec import VAL_LOSS
 
-Rule = Literal["one_standard_error", "lowest_loss"]
+Rule = Literal["one_standard_error", "lowest_loss", "highest_score"]
+_OF_ROWS = {"loss": VAL_LOSS, "error": "val_accuracy"}  # metrics of validation rows
+_NAMES = {VAL_LOSS: "validation loss", "val_accuracy": "validation accuracy"}
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A job that kept an adapter. scores: on each validation row, if its worker reported them."""
+    """A job that kept an adapter. scores: on each validation row, if its worker reported them, or, where the task selects by a
+    text metric, 1 minus its result on each prompt, if its texts were scored."""
 
     index: int
     rank: int
@@ -37,15 +41,16 @@ class Interval(BaseModel):
 class Selection(BaseModel):
     """How the winner was chosen, how good it is, and what to try next."""
 
-    metric: Literal["val_loss", "val_accuracy"] = Field(
-        description="By what jobs are compared: the loss; in a DPO search over beta, on which the loss depends, the share of "
-        "pairs whose chosen answer has the higher implicit reward"
+    metric: str = Field(
+        description="By what jobs are compared: val_loss; val_accuracy in a DPO search over beta, on which the loss depends: "
+        "the share of pairs whose chosen answer has the higher implicit reward; or the text metric that the task selects by"
     )
     rule: Rule = Field(
         description="one_standard_error: the smallest rank among jobs within one standard error of the best, by paired "
-        "differences. lowest_loss: where a worker of another version reported no losses by row"
+        "differences. lowest_loss: where a worker of another version reported no losses by row. highest_score: the highest "
+        "mean of a text metric, where adapters answered different numbers of prompts"
     )
-    rows: int | None = Field(description="Validation rows that it was judged on")
+    rows: int | None = Field(description="Validation rows that it was judged on; prompts, of a text metric")
     value: Interval | None = Field(description="The winner's metric")
     gain: Interval | None = Field(
         description="By how much it is better than the base on the same rows; above 0 is better. The interval "
@@ -53,22 +58,49 @@ class Selection(BaseModel):
     )
     beats_base: bool | None = Field(description="Whether the whole interval of `gain` is above 0; null where it is unknown")
     tied: list[int] = Field(description="Indexes of the jobs within one standard error of the best, the winner among them")
+    unscored: list[int] = Field(
+        default=[],
+        description="Indexes of jobs that kept an adapter whose texts could not be scored, and so could not win by them",
+    )
     verdict: str = Field(description="The same in a sentence")
     suggestions: list[str] = Field(default=[], description="What to try next, in sentences")
 
+    @property
+    def of_texts(self) -> bool:
+        """Whether jobs were compared by a text metric."""
+        return self.metric not in _NAMES
 
-def choose(candidates: Sequence[Candidate], base: RowScores | None) -> tuple[Candidate, Selection]:
-    """The winner, and what is known of it. Of at least one candidate."""
-    scores = [one.scores for one in candidates if one.scores is not None]
-    paired = len(scores) == len(candidates) and all(one.comparable(scores[0]) for one in scores)
-    if not paired:
-        winner = min(candidates, key=lambda one: (one.val_loss, one.index))
-        return winner, _selection(winner, base, len(candidates), [winner], "lowest_loss")
-    best = min(candidates, key=lambda one: (_scored(one).mean, one.index))
-    tied = [one for one in candidates if one is best or _within_one_error(one, best)]
-    better = [one for one in tied if _beats(one, base, len(candidates))]
-    winner = min(better or tied, key=lambda one: (one.rank, _scored(one).mean, one.index))
-    return winner, _selection(winner, base, len(candidates), tied, "one_standard_error")
+
+@dataclass(frozen=True)
+class _Comparison:
+    """What jobs were compared by. jobs: how many were; unscored: the indexes of the others."""
+
+    metric: str | None
+    base: RowScores | None
+    jobs: int
+    unscored: list[int]
+
+
+def choose(candidates: Sequence[Candidate], base: RowScores | None, metric: str | None = None) -> tuple[Candidate, Selection]:
+    """The winner, and what is known of it. metric: the text metric that the scores are of, by which only those that have some
+    can win; None: they are of validation rows. Of at least one candidate, of a text metric one with scores."""
+    unscored = [one for one in candidates if one.scores is None] if metric is not None else []
+    judged = [one for one in candidates if one not in unscored]
+    scores = [one.scores for one in judged if one.scores is not None]
+    compared = _Comparison(metric, base, len(judged), sorted(one.index for one in unscored))
+    if len(scores) < len(judged) or not all(one.comparable(scores[0]) for one in scores):
+        winner = min(judged, key=_order if metric is not None else lambda one: (one.val_loss, one.index))
+        return winner, _selection(compared, winner, [winner], "highest_score" if metric is not None else "lowest_loss")
+    best = min(judged, key=_order)
+    tied = [one for one in judged if one is best or _within_one_error(one, best)]
+    better = [one for one in tied if _beats(one, base, len(judged))]
+    winner = min(better or tied, key=lambda one: (one.rank, *_order(one)))
+    return winner, _selection(compared, winner, tied, "one_standard_error")
+
+
+def _order(one: Candidate) -> tuple[float, float, int]:
+    """By mean score; ties by the validation loss."""
+    return _scored(one).mean, one.val_loss, one.index
 
 
 def _scored(one: Candidate) -> RowScores:
@@ -93,23 +125,22 @@ def _beats(one: Candidate, base: RowScores | None, candidates: int) -> bool | No
     return gain.interval_for(candidates)[0] > 0 if gain is not None else None
 
 
-def _selection(winner: Candidate, base: RowScores | None, candidates: int, tied: Sequence[Candidate], rule: Rule) -> Selection:
-    gain = _gain(winner, base)
-    metric: Literal["val_loss", "val_accuracy"] = "val_loss"
-    value = None
+def _selection(compared: _Comparison, winner: Candidate, tied: Sequence[Candidate], rule: Rule) -> Selection:
+    gain, metric, value = _gain(winner, compared.base), compared.metric or VAL_LOSS, None
     if winner.scores is not None:
-        estimate = winner.scores.estimate()
-        value = _interval(estimate, 1)
+        metric = compared.metric or _OF_ROWS[winner.scores.metric]
+        value = _interval(winner.scores.estimate(), 1)
         if winner.scores.metric == "error":
-            metric, value = "val_accuracy", Interval(mean=1 - value.mean, low=1 - value.high, high=1 - value.low)
+            value = Interval(mean=1 - value.mean, low=1 - value.high, high=1 - value.low)
     made = Selection(
         metric=metric,
         rule=rule,
         rows=len(winner.scores.totals) if winner.scores is not None else None,
         value=value,
-        gain=_interval(gain, candidates) if gain is not None else None,
-        beats_base=_beats(winner, base, candidates),
+        gain=_interval(gain, compared.jobs) if gain is not None else None,
+        beats_base=_beats(winner, compared.base, compared.jobs),
         tied=sorted(one.index for one in tied),
+        unscored=compared.unscored,
         verdict="",
     )
     return made.model_copy(update={"verdict": _verdict(winner, made)})
@@ -126,20 +157,21 @@ def _bounded(end: float, mean: float) -> float:
 
 
 def _verdict(winner: Candidate, made: Selection) -> str:
-    what = "validation loss" if made.metric == "val_loss" else "validation accuracy"
+    left_out = len(made.unscored)
+    lacking = f"; {left_out} other{'s' * (left_out > 1)} could not be scored by {made.metric}" if left_out else ""
     if made.value is None:
         return f"job {winner.index} won: the lowest validation loss, {winner.val_loss:.4f}"
-    value = f"{what} {_words(made.value)}"
+    value = f"{_NAMES.get(made.metric, made.metric)} {_words(made.value)}"
     if made.gain is None:
-        return f"job {winner.index} won: {value}"
+        return f"job {winner.index} won: {value}{lacking}"
     if made.beats_base is False:
         return (
             f"nothing beat the base: the best, job {winner.index}, has {value}; its gain over the base is {_words(made.gain)} "
-            f"by {made.rows} rows, which does not exclude 0"
+            f"by {made.rows} {'prompts' if made.of_texts else 'rows'}, which does not exclude 0{lacking}"
         )
     others = len(made.tied) - 1
     ties = f"; {others} other{'s' * (others > 1)} within one standard error of the best" if others else ""
-    return f"job {winner.index} won: {value}, better than the base by {_words(made.gain)}{ties}"
+    return f"job {winner.index} won: {value}, better than the base by {_words(made.gain)}{ties}{lacking}"
 
 
 def _words(interval: Interval) -> str:

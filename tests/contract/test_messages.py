@@ -74,6 +74,7 @@ EVENTS = {
     ),
     "activations_chosen": event("activations_chosen", recompute=st.booleans(), reason=st.text(max_size=8)),
     "base_evaluated": event("base_evaluated", val_loss=loss),
+    "texts_evaluated": event("texts_evaluated", job=st.none() | count, prompts=count, scores=st.just({"rouge_l": 0.5})),
     "job_moved": event(
         "job_moved", job=count, status=st.sampled_from(["warmup", "parked", "training"]), step=count, warmup_val_loss=loss
     ),

@@ -13,7 +13,6 @@ from worker.adapters.arena_growth import NoRows, allocate_slot, make_room
 from worker.adapters.capacity_tracker import CapacityTracker
 from worker.adapters.job_checkpoint import Tensors, load_tensors
 from worker.adapters.location_types import AdapterSpec
-from worker.adapters.warm_start import WarmStart
 from worker.model.arena import AdapterState, Slot, rows_for
 from worker.model.plain.trainer import Trainer
 from worker.policy.adapter_memory_model import max_arena_rows
@@ -138,16 +137,16 @@ class ArenaAdapters:
         self._trainer.arena.detach(self._held.pop(key).slot)
         self._tracker.limit_rows(None)
 
-    # ---- a start that no job owns ------------------------------------------------------------------------------------
+    # ---- adapters that no job trains ---------------------------------------------------------------------------------
 
-    def hold_start(self, start: WarmStart, may_leave: Sequence[JobKey], evicted: dict[JobKey, Tensors]) -> Slot:
-        """Rows that hold the adapter which a task starts from, unchanged, until `drop_start`; adds the adapters that lost their
-        rows to `evicted`. Raises NoRows."""
-        self._make_room(start.rank, rows_for(start.rank), may_leave, evicted)
-        state, alpha = AdapterState(start.rows), start.scale * start.rank
-        return allocate_slot(self._trainer, start.rank, alpha, lambda slot: self._trainer.arena.restore(slot, state))[0]
+    def hold(self, rows: Tensor, alpha: float, may_leave: Sequence[JobKey], evicted: dict[JobKey, Tensors]) -> Slot:
+        """Rows that hold an adapter, float32 [rank, W], unchanged until `drop`; adds the adapters that lost their rows to
+        `evicted`. Raises NoRows."""
+        rank, state = rows.shape[0], AdapterState(rows)
+        self._make_room(rank, rows_for(rank), may_leave, evicted)
+        return allocate_slot(self._trainer, rank, alpha, lambda slot: self._trainer.arena.restore(slot, state))[0]
 
-    def drop_start(self, slot: Slot) -> None:
+    def drop(self, slot: Slot) -> None:
         self._trainer.arena.detach(slot)
 
     def _make_room(self, rank: int, wanted: int, may_leave: Sequence[JobKey], evicted: dict[JobKey, Tensors]) -> None:

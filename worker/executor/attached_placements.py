@@ -181,6 +181,12 @@ class AttachedPlacements:
             if task.data is None:
                 self.finish(task)
 
+    def drain(self, deadline: float) -> None:
+        """Tell the service all that happened, as far as that is possible until `deadline`."""
+        for task in self.open:
+            task.flush_throughput()
+            task.reporter.drain(max(0.0, deadline - boot_now()))
+
     def expire(self) -> None:
         """Drop placements whose lease ran out."""
         for task in self.tasks:

@@ -21,9 +21,10 @@ from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
 from worker.executor.artifact_uploader import ArtifactUploader, BestAdapter
 from worker.executor.attached_placements import Act, AttachedPlacements, Send
-from worker.executor.baseline_evaluation import Baselines
 from worker.executor.checkpoint_policy import CheckpointPolicy
-from worker.executor.job_evaluations import JobEvaluations
+from worker.executor.evaluation.baseline_evaluation import Baselines
+from worker.executor.evaluation.job_evaluations import JobEvaluations
+from worker.executor.evaluation.text_scoring import TextEvaluations
 from worker.executor.job_run import JobRun
 from worker.executor.placement_lease import Lease
 from worker.executor.placement_preparation import Prepared
@@ -56,6 +57,7 @@ class Executor:
         self._checkpoint_policy = CheckpointPolicy(self._uploader, self._cache, settings.worker_checkpoint_seconds)
         self._baselines = Baselines(self._cache, self._attached.progress)
         self._evaluations = JobEvaluations(self._attached, self._attached.progress)
+        self._texts = TextEvaluations()
         self._replicas: Replicas | None = None  # of the base that is loaded
         self._scheduler = StepScheduler()
         self._recheck_admission = False  # whether waiting jobs may find room now
@@ -70,6 +72,7 @@ class Executor:
                     self._iterate(self._replicas)
 
     def _iterate(self, replicas: Replicas) -> None:
+        self._texts.advance(replicas)
         if self._baselines:
             self._advance_baseline(replicas)
         if self._recheck_admission:
@@ -82,8 +85,6 @@ class Executor:
         self._decide_ranks(replicas)
         self._detach_finished()
         self._checkpoint_policy.take(self._attached.open, replicas.store)
-
-    # ---- commands and callbacks ------------------------------------------------------------------------------------
 
     def handle_command(self, command: Attach | Renew | Detach | Stop) -> None:
         match command:
@@ -98,7 +99,7 @@ class Executor:
 
     def _run_inbox(self) -> bool:
         """Run queued callbacks, and block for one while nothing trains. False when the loop is to end."""
-        idle = not (self._active() or self._recheck_admission or self._awaiting_ranks or self._baselines)
+        idle = not (self._active() or self._recheck_admission or self._awaiting_ranks or self._baselines or self._texts)
         try:
             act = self._inbox.get(timeout=_IDLE_SECONDS) if idle else self._inbox.get_nowait()
             while True:
@@ -127,6 +128,7 @@ class Executor:
             replicas.store.add(run.key, spec, path, prepared.drawn.get(run.index))
         self._fail_unrunnable(replicas, replicas.rejected(run.demand for run in task.runs))
         self._baselines.begin(replicas, task, prepared)
+        self._texts.ask_base(replicas, task)
         self._checkpoint_policy.expect(task)
         self._recheck_admission = True
         self._awaiting_ranks[task.key] = task
@@ -144,6 +146,7 @@ class Executor:
     def _left(self, task: PlacementRun) -> None:
         """A placement has left: free what its jobs hold."""
         self._baselines.drop(task)
+        self._texts.drop(task)
         if self._replicas is not None:
             for run in task.runs:
                 self._free_job(self._replicas, task, run)
@@ -170,7 +173,7 @@ class Executor:
         self._fail_unrunnable(replicas, unrunnable)
         self._recheck_admission |= replicas.rebalance([run.demand for run in self._active()])
 
-    # ---- do --------------------------------------------------------------------------------------------------------
+    # ---- do and record ------------------------------------------------------------------------------------------------
 
     def _step(self, replicas: Replicas, runs: list[JobRun]) -> Stepped:
         """Step the jobs of the tasks whose turn it is; those that cannot be stepped fail."""
@@ -198,8 +201,6 @@ class Executor:
         replicas.store.remove(run.key)
         self._checkpoint_policy.forget(task, run)
 
-    # ---- record ----------------------------------------------------------------------------------------------------
-
     def _record_step(self, replicas: Replicas, stepped: Stepped) -> None:
         for key, loss in stepped.losses.items():
             task = self._attached[key.placement]
@@ -212,8 +213,6 @@ class Executor:
         for placement, work in stepped.work.items():
             self._attached[placement].slowed(self._scheduler.slowdown(placement))
             self._attached[placement].worked(stepped.seconds, work.tokens / tokens, work)
-
-    # ---- evaluate and rank -------------------------------------------------------------------------------------------
 
     def _evaluate_due(self, replicas: Replicas, due: list[JobRun]) -> None:
         """Evaluate the jobs that are due, and apply the early-exit policy to each."""
@@ -271,7 +270,8 @@ class Executor:
         if keeps_adapter(verdict, run.best) and weights is not None:
             task.ending(run)
             best = BestAdapter(run, replicas.base, weights, rows)
-            self._uploader.keep_adapter(task, best, partial(task.kept, run, closing, scores))
+            keep = partial(self._uploader.keep_adapter, task, best, partial(task.kept, run, closing, scores))
+            self._texts.ask(replicas, task, run, weights, keep)
         else:
             task.ended(run, closing)
 
@@ -280,7 +280,9 @@ class Executor:
         for task in self._attached.open:
             if task.leaving:
                 self._baselines.drop(task)
-            if not task.detaching and task not in self._baselines and (task.over or (task.leaving and task.safe)):
+                self._texts.drop_base(task)
+            busy = task.detaching or task in self._baselines or task in self._texts
+            if not busy and (task.over or (task.leaving and task.safe)):
                 self._attached.finish(task)
 
     def _stop(self, seconds: float) -> None:
@@ -295,6 +297,4 @@ class Executor:
                 self._inbox.get(timeout=max(0.0, deadline - boot_now()))()
             except queue.Empty:
                 break
-        for task in self._attached.open:
-            task.flush_throughput()
-            task.reporter.drain(max(0.0, deadline - boot_now()))
+        self._attached.drain(deadline)

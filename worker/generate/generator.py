@@ -24,6 +24,13 @@ class Runner(Protocol):
         ...
 
 
+class _NoRunner:
+    """Of a generator that was released."""
+
+    def run(self, step: BatchStep) -> Tensor:
+        raise RuntimeError("the generator was released")
+
+
 class Generator:
     """decode: tokens as text, without special tokens. end_tokens: any of them ends a sequence."""
 
@@ -60,6 +67,10 @@ class Generator:
             if sequence.completion is not None:
                 self._scheduler.leave(sequence)
         return step.sequences
+
+    def release(self) -> None:
+        """Drop the runner, and with it the cache and its graphs; no sequence is left to run."""
+        self._runner = _NoRunner()
 
     def run(self, sequences: Many[Sequence]) -> None:
         """Generate all of them to their ends."""

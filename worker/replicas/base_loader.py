@@ -2,19 +2,22 @@
 
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from grouped_lora.base.fp8 import CAPABILITY
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from contract.messages.placement_messages import BaseModelRef
 from contract.model_revision import NoWeights, revision_of
 from contract.row_encoding import RowReader, TokenizerError
 from contract.task_spec import Precision
 from worker.data.row_reader import fingerprint_of, reader_of, reads_date
+from worker.generate.end_tokens import end_tokens
+from worker.generate.text_decoder import Decode
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
 from worker.model.base_weight_reader import weight_bytes
@@ -46,6 +49,8 @@ class Base:
     reader: RowReader
     tokenizer: str = ""  # sha256 of the tokenizer with its template, as `fingerprint_of` takes it
     reads_date: bool = False  # whether the template may write the date
+    decode: Decode = str  # tokens as text, without special tokens
+    end_tokens: frozenset[int] = frozenset()  # each ends a generated text
 
     @property
     def vocabulary(self) -> int:
@@ -72,10 +77,11 @@ def load_base(ref: BaseModelRef, device: torch.device, eight_bit: bool = False, 
     trainer = load_trainer(ref, device, eight_bit, memory)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
-        reader = reader_of(tokenizer)
+        reader, ends = reader_of(tokenizer), end_tokens(source, tokenizer)
     except (TokenizerError, OSError, ValueError) as error:
         raise BaseError(f"base model {ref.name}: {error}") from None
-    return Base(ref, trainer, reader, fingerprint_of(tokenizer), reads_date(tokenizer))
+    decode = partial(_decoded, tokenizer)
+    return Base(ref, trainer, reader, fingerprint_of(tokenizer), reads_date(tokenizer), decode, ends)
 
 
 def load_trainer(ref: BaseModelRef, device: torch.device, eight_bit: bool = False, memory: int | None = None) -> Trainer:
@@ -106,6 +112,10 @@ def load_trainer(ref: BaseModelRef, device: torch.device, eight_bit: bool = Fals
         f"base model {ref.name}: no memory for its weights ({need >> 20} MiB), though this worker may use "
         f"{'more' if memory is None else f'{memory >> 20} MiB'}; something else has it"
     )
+
+
+def _decoded(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 def _without_fp8(device: torch.device) -> str | None:

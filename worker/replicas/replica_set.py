@@ -10,11 +10,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from torch import Tensor
+
 from contract.messages.placement_messages import BaseModelRef
 from worker.adapters.capacity_tracker import CapacityTracker
 from worker.adapters.job_checkpoint import Tensors
 from worker.adapters.tiered_adapter_store import AdapterStore
-from worker.adapters.warm_start import WarmStart
 from worker.data.node_cache import NodeCache
 from worker.data.object_cache import ObjectCache
 from worker.model.arena import Slot
@@ -103,12 +104,12 @@ class Replicas:
                 return True
         return False
 
-    def hold_start(self, start: WarmStart) -> Slot:
-        """Rows on the first replica that hold the adapter which a task starts from, until its `adapters.drop_start`. Raises
-        NoRows."""
+    def hold(self, rows: Tensor, alpha: float) -> Slot:
+        """Rows on the first replica that hold an adapter which nobody trains, float32 [rank, W], until its `adapters.drop`.
+        Raises NoRows."""
         evicted: dict[JobKey, Tensors] = {}
         try:
-            return self.first.adapters.hold_start(start, self.store.may_leave(0), evicted)
+            return self.first.adapters.hold(rows, alpha, self.store.may_leave(0), evicted)
         finally:
             self.store.keep_evicted(evicted)
 

@@ -86,6 +86,7 @@ class Tasks(Calls[D]):
     wait = Call(tasks.wait)
     jobs = Call(tasks.jobs)
     metrics = Call(tasks.metrics)
+    evaluations = Call(tasks.evaluations)
     events = Paginated(tasks.events)
     plan_history = Paginated(tasks.plan_history)
 

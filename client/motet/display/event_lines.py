@@ -25,13 +25,13 @@ def _said(kind: str, data: dict[str, Any]) -> str:
             more += [str(chosen["verdict"])] if isinstance(chosen, dict) and chosen.get("verdict") else []
             return f"the task is {data.get('status')}" + (f": {', '.join(more)}" if more else "")
         case "base":
-            return f"the base alone has validation loss {_loss(data.get('val_loss'))}"
+            return f"the base alone has validation loss {_loss(data.get('val_loss'))}{_scores(data)}"
         case "activations":
             return str(data.get("reason", kind))
         case "job":
             return f"job {data.get('job')} is {data.get('status')} at step {data.get('step')}" + _ending(data)
         case "adapter":
-            loss = _loss(data.get("val_loss"))
+            loss = _loss(data.get("val_loss")) + _scores(data)
             return f"job {data.get('job')} stored {data.get('adapter_id')} of step {data.get('step')}, validation loss {loss}"
         case "rewind":
             return f"job {data.get('job')} goes back to step {data.get('step')}"
@@ -39,6 +39,11 @@ def _said(kind: str, data: dict[str, Any]) -> str:
             ends = (f"job {c.get('job')} {c.get('series')} {_loss(c.get('last'))} at {c.get('to_step')}" for c in _curves(data))
             return "; ".join(ends)
     return f"{kind} {data}"  # of a newer service
+
+
+def _scores(data: dict[str, Any]) -> str:
+    found = data.get("scores")
+    return "".join(f", {name} {score:.3f}" for name, score in found.items()) if isinstance(found, dict) else ""
 
 
 def _ending(data: dict[str, Any]) -> str:

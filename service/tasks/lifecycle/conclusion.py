@@ -9,13 +9,15 @@ from sqlalchemy.orm import Session
 from contract.row_scores import RowScores
 from contract.search_space import JobConfig
 from contract.states import JOB_TERMINAL, JobStatus, TaskStatus
+from contract.task_spec import VAL_LOSS
 from service.adapters.models import Adapter
 from service.database.engine import clock
 from service.tasks.lifecycle.transitions import enter, enter_job
 from service.tasks.models import Job, Task
 from service.tasks.next_search import of_no_winner, suggestions
 from service.tasks.selection import Candidate, Selection, choose
-from service.tasks.stored_specs import SpecUnreadable, config_of
+from service.tasks.stored_specs import SpecUnreadable, config_of, effective
+from service.tasks.text_evaluations import scores_to_select_by, why_unscored
 
 _KEPT = select(Adapter.job_id, Adapter.val_loss, Adapter.step, Adapter.scores).where(Adapter.task_id == bindparam("task"))
 
@@ -40,7 +42,7 @@ def conclude(session: Session, task: Task, error: str | None = None, fenced: boo
     candidates = {job.index: job for job in task.jobs if job.id in kept}
     if candidates:
         configs = _configs(session, task)
-        winner, selection = _selected(task, candidates, kept, configs)
+        winner, selection = _selected(session, task, candidates, kept, configs)
         chosen = {"winner_job_id": winner.id, "selection": selection.model_dump(mode="json")}
         enter(task, TaskStatus.SUCCEEDED, clock(session), fenced, **chosen)
     else:
@@ -58,29 +60,44 @@ def _configs(session: Session, task: Task) -> dict[int, JobConfig]:
 
 
 def _selected(
-    task: Task, jobs: Mapping[int, Job], kept: Mapping[str, Any], configs: Mapping[int, JobConfig]
+    session: Session, task: Task, jobs: Mapping[int, Job], kept: Mapping[str, Any], configs: Mapping[int, JobConfig]
 ) -> tuple[Job, Selection]:
     """The winner among these jobs, and how it was chosen. kept: each one's adapter."""
-    base = RowScores.model_validate(task.base_scores) if task.base_scores is not None else None
-    found, selection = choose(
-        [
-            Candidate(index, configs[index].rank if configs else 0, kept[job.id].val_loss, _scores(kept[job.id].scores))
-            for index, job in jobs.items()
-        ],
-        base,
-    )
+    ranks = {index: configs[index].rank if configs else 0 for index in jobs}
+    found, selection = _chosen(session, task, jobs, kept, ranks)
     winner = jobs[found.index]
     if not configs:
         return winner, selection
     best = configs[found.index]
     if selection.beats_base is False:
         learned = selection.gain is not None and selection.gain.mean > 0
-        tips = of_no_winner(list(configs.values()), best, selection.rows, learned)
+        tips = of_no_winner(list(configs.values()), best, selection.rows, learned, selection.of_texts)
         stopped = _stopped(task.jobs)
         said = {"verdict": stopped} if stopped is not None else {}
         return winner, selection.model_copy(update={"suggestions": tips, **said})
     tips = suggestions(list(configs.values()), best, kept[winner.id].step, winner.total_steps)
     return winner, selection.model_copy(update={"suggestions": tips})
+
+
+def _chosen(
+    session: Session, task: Task, jobs: Mapping[int, Job], kept: Mapping[str, Any], ranks: Mapping[int, int]
+) -> tuple[Candidate, Selection]:
+    """By the metric that the task selects by, where any adapter's texts were scored; else by the validation rows."""
+    metric = effective(task).get("select_by", VAL_LOSS)
+    texts = scores_to_select_by(session, task, metric) if metric != VAL_LOSS else {}
+    if any(job.id in texts for job in jobs.values()):
+        scored = [Candidate(index, ranks[index], kept[job.id].val_loss, texts.get(job.id)) for index, job in jobs.items()]
+        return choose(scored, texts.get(None), metric)
+    base = RowScores.model_validate(task.base_scores) if task.base_scores is not None else None
+    winner, selection = choose(
+        [Candidate(index, ranks[index], kept[job.id].val_loss, _scores(kept[job.id].scores)) for index, job in jobs.items()],
+        base,
+    )
+    if metric == VAL_LOSS:
+        return winner, selection
+    why = why_unscored(session, task) or "its worker reported no score"
+    said = f"no adapter was scored by {metric} ({why}), so the validation loss decided: {selection.verdict}"
+    return winner, selection.model_copy(update={"verdict": said, "unscored": sorted(jobs)})
 
 
 def _scores(stored: dict[str, Any] | None) -> RowScores | None:

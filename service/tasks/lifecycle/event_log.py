@@ -21,11 +21,11 @@ from service.webhooks.webhook_messages import announce
 class Kind(StrEnum):
     STATUS = "status"  # {status, reason?, error?, winner_job_id?, selection?}: the task has a new status
     ACTIVATIONS = "activations"  # {recompute, reason}: how training passes store their activations from here on, and why
-    BASE = "base"  # {val_loss}: the base model alone was evaluated
+    BASE = "base"  # {val_loss, scores?, evaluation_error?}: the base model alone was evaluated, or its texts
     JOB = "job"  # {job, job_id, status, step, ...}: a job's status changed
     CURVES = "curves"  # {curves: [{job, series, from_step, to_step, last}]}: these points are now readable
     REWIND = "rewind"  # {job, step, status}: points beyond this step no longer count (-1: none does)
-    ADAPTER = "adapter"  # {job, adapter_id, step, val_loss}: an adapter can be downloaded
+    ADAPTER = "adapter"  # {job, adapter_id, step, val_loss, scores?, evaluation_error?}: an adapter can be downloaded
 
 
 # further fields of a status event: the task's column, and the only status that tells it (None: each)

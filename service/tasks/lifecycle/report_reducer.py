@@ -27,6 +27,7 @@ from contract.messages.report_messages import (
     JobMoved,
     PlacementFailed,
     Points,
+    TextsEvaluated,
     Throughput,
 )
 from contract.row_scores import RowScores
@@ -40,6 +41,7 @@ from service.tasks.lifecycle.conclusion import conclude, fail_unfinished
 from service.tasks.lifecycle.event_log import EventBuffer, Kind
 from service.tasks.lifecycle.transitions import enter_job
 from service.tasks.models import Job, Task
+from service.tasks.text_evaluations import store, told_of
 
 _JOBS = select(Job).where(Job.task_id == bindparam("task")).options(defer(Job.config))  # a report needs no config
 _REACH = text(
@@ -99,6 +101,8 @@ class ReportReducer:
                 self._task.base_val_loss = event.val_loss
                 self._task.base_scores = event.scores.model_dump(mode="json") if event.scores is not None else None
                 self._events.add(Kind.BASE, {"val_loss": event.val_loss})
+            case TextsEvaluated():
+                self._texts(event)
             case JobMoved():
                 self._moved(event)
             case Points():
@@ -119,6 +123,13 @@ class ReportReducer:
                 self._failure = event.error
             case Throughput() | Detached():
                 pass  # about the placement, not the task
+
+    def _texts(self, event: TextsEvaluated) -> None:
+        """An adapter's scores are told with the adapter, which follows."""
+        store(self._session, self._task, None if event.job is None else self._unfinished(event.job), event)
+        if event.job is None:
+            told = told_of(self._session, self._task, None)
+            self._events.add(Kind.BASE, {"val_loss": self._task.base_val_loss, **told})
 
     def _job(self, index: int) -> Job:
         if index not in self._jobs:
@@ -200,6 +211,7 @@ class ReportReducer:
         )
         self._session.add(kept)
         told = {"job": index, "adapter_id": kept.id, "step": kept.step, "val_loss": kept.val_loss}
+        told |= told_of(self._session, self._task, job)
         self._events.add(Kind.ADAPTER, told)
         self._session.flush()
 

@@ -42,7 +42,8 @@ def _words(kind: str, data: dict[str, Any]) -> tuple[str, str] | None:
             chosen = data["selection"].get("verdict") if isinstance(data.get("selection"), dict) else None
             return data["status"], f"{data['status']}{why}" + (f": {chosen}" if chosen else "")
         case Kind.BASE:
-            return "completed", f"the base alone has a validation loss of {loss(data.get('val_loss'))}"
+            scores = "".join(f", {name} {score:.3f}" for name, score in data.get("scores", {}).items())
+            return "completed", f"the base alone has a validation loss of {loss(data.get('val_loss'))}{scores}"
         case Kind.REWIND:
             return "paused", f"{job} went back to step {max(0, data.get('step', 0))}"
         case Kind.ACTIVATIONS:

@@ -27,6 +27,7 @@ _TABLES = (
         "point_chunks",
         "curve_summaries",
         "task_events",
+        "text_evaluations",
         "jobs",
         "plan_changes",
         "tasks",

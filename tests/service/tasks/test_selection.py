@@ -74,6 +74,42 @@ def test_a_search_over_beta_compares_accuracies():
     assert 0.8 < said.value.low < 0.9 < said.value.high < 1.0
 
 
+def answers(*right: int) -> RowScores:
+    """Of ROWS prompts these are answered rightly."""
+    return RowScores(metric="error", totals=[0.0 if place in right else 1.0 for place in range(ROWS)])
+
+
+def test_a_text_metric_has_its_name_its_interval_and_its_gain():
+    base = answers(*range(10))
+    good, bad = answers(*range(60)), answers(*range(5, 40))
+    winner, said = choose([Candidate(0, 64, 1.5, good), Candidate(1, 4, 0.5, bad)], base, "rouge")
+    assert (winner.index, said.metric, said.rule, said.of_texts) == (0, "rouge", "one_standard_error", True)
+    assert said.value.mean == pytest.approx(0.6)
+    assert said.gain.mean == pytest.approx(0.5)
+    assert 0.3 < said.gain.low < 0.5 < said.gain.high < 0.7
+    assert said.beats_base
+
+
+def test_equal_texts_are_chosen_among_by_rank_then_by_loss():
+    same = answers(*range(30))
+    jobs = [Candidate(0, 8, 1.5, same), Candidate(1, 8, 1.2, same), Candidate(2, 64, 1.1, same)]
+    winner, said = choose(jobs, answers(), "rouge")
+    assert (winner.index, said.tied) == (1, [0, 1, 2])
+
+
+def test_a_job_without_texts_cannot_win_by_them():
+    winner, said = choose([Candidate(0, 8, 0.1, None), Candidate(1, 8, 1.2, answers(3))], answers(4), "rouge")
+    assert (winner.index, said.unscored, said.tied) == (1, [0], [1])
+    assert said.verdict.startswith("nothing beat the base: the best, job 1, has rouge 0.01")
+    assert said.verdict.endswith(f"by {ROWS} prompts, which does not exclude 0; 1 other could not be scored by rouge")
+
+
+def test_texts_of_different_prompts_are_compared_by_their_means():
+    fewer = RowScores(metric="error", totals=[0.0] * 7 + [1.0] * 3)
+    winner, said = choose([Candidate(0, 8, 0.1, answers(*range(60))), Candidate(1, 64, 1.2, fewer)], answers(), "rouge")
+    assert (winner.index, said.rule, said.gain) == (1, "highest_score", None)
+
+
 def config(rate: float = 1e-3, **more: object) -> JobConfig:
     return JobConfig.model_validate({"learning_rate": rate, "rank": 8, "alpha": 16, "batch_size": 4, "seed": 0} | more)
 
@@ -106,3 +142,4 @@ def test_where_nothing_beat_the_base_the_data_comes_first():
     assert found[1] == "try lower learning rates: 0.0001 is the smallest you gave; such as 1e-05"
     assert found[2].startswith("bring more rows: 20 validation rows")
     assert len(of_no_winner([config(1e-4), config(1e-2)], config(1e-2), 20, False)) == 1
+    assert "raise evaluation.max_prompts" in of_no_winner([config()], config(), 20, True, of_texts=True)[-1]

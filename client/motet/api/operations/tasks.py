@@ -9,7 +9,7 @@ from contract.messages.report_messages import Series
 from contract.states import TaskStatus
 from contract.task_spec import TaskSpec
 from motet.api.errors import TaskNotDone, Unreachable
-from motet.api.resources import Curve, Estimate, Event, Job, PlanChange, Task
+from motet.api.resources import Curve, Estimate, Event, Job, PlanChange, Task, TextEvaluation
 from motet.api.steps import Emit, Listing, Operation, Sleep, ask, change, chunk, entries, gathered, get, make, one, opened
 
 _LONGEST_WAIT = 50.0  # seconds one request may wait for a change
@@ -69,6 +69,11 @@ def plan_history(task_id: str) -> Listing[PlanChange]:
 def jobs(task_id: str) -> Operation[Sequence[Job]]:
     """The task's jobs in index order."""
     return (yield from gathered(entries(Job, f"/v1/tasks/{task_id}/jobs")))
+
+
+def evaluations(task_id: str) -> Operation[Sequence[TextEvaluation]]:
+    """How the texts of the base and of the kept adapters were scored, the base's first."""
+    return (yield from gathered(entries(TextEvaluation, f"/v1/tasks/{task_id}/evaluations")))
 
 
 def metrics(

@@ -48,13 +48,14 @@ class Selection(Message):
     """How the winner was chosen, by how much it is better than the base, and what to try next. `beats_base` is False where
     nothing beat the base; the winner is then only the best there is."""
 
-    metric: str = "val_loss"  # or val_accuracy, of a DPO search over beta
+    metric: str = "val_loss"  # or val_accuracy, of a DPO search over beta, or the text metric that the task selects by
     rule: str = "lowest_loss"
     rows: int | None = None
     value: Interval | None = None
     gain: Interval | None = None
     beats_base: bool | None = None
     tied: list[int] = Field(default=[])
+    unscored: list[int] = Field(default=[])  # kept an adapter whose texts could not be scored
     verdict: str = ""
     suggestions: list[str] = Field(default=[])
 
@@ -181,6 +182,28 @@ class Curve(Message):
     series: str
     steps: list[int]
     values: list[float | None]
+
+
+class TextSample(Message):
+    """One prompt, what the row answers, what was generated, and its scores."""
+
+    prompt: str
+    reference: str
+    text: str
+    finish_reason: str
+    scores: dict[str, float] = Field(default={})
+
+
+class TextEvaluation(Message):
+    """Scores of generated texts, of a job's adapter or (without a job) of the base; empty where `error` says why."""
+
+    job_id: str | None = None
+    index: int | None = None
+    step: int | None = None
+    prompts: int
+    scores: dict[str, float] = Field(default={})
+    samples: list[TextSample] = Field(default=[])
+    error: str | None = None
 
 
 class PlanChange(Message):

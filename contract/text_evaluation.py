@@ -1,0 +1,154 @@
+"""What a task asks about the texts that its adapters generate: how they are generated, and by which metrics they are scored.
+
+Names and numbers, strictly validated. Knows no model and no tokenizer.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from contract.strict import NO_BOOL, STORABLE, Strict
+
+MOST_METRICS, MOST_STOPS, MOST_PROMPTS = 8, 16, 1024
+SAMPLES = 8  # texts kept of each evaluation
+
+_OF_ROWS = ("val_loss", "val_accuracy")  # names that results of validation rows have
+
+
+def _not_of_rows(name: str) -> str:
+    if name in _OF_ROWS:
+        raise ValueError(f"is '{name}', which names a result of validation rows; give the metric another name")
+    return name
+
+
+MetricName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$"), AfterValidator(_not_of_rows)]
+_Text = Annotated[str, Field(min_length=1, max_length=1000), STORABLE]
+
+
+class _Metric(Strict):
+    """name: under which results are reported and selected by; left out, the metric's type."""
+
+    name: MetricName | None = None
+
+
+class ExactMatch(_Metric):
+    """1 where the text equals the reference, white space at both ends aside."""
+
+    type: Literal["exact_match"]
+    ignore_case: bool = False
+
+
+class Contains(_Metric):
+    """1 where the text contains the reference, white space at the reference's ends aside."""
+
+    type: Literal["contains"]
+    ignore_case: bool = False
+
+
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}") from None
+    return pattern
+
+
+class Regex(_Metric):
+    """1 where the pattern is found in the text; a pattern with a group must find in the text what it finds in the reference."""
+
+    type: Literal["regex"]
+    pattern: Annotated[_Text, AfterValidator(_compiles)]
+
+
+class Number(_Metric):
+    """1 where the first number after the last `marker` of the text equals that of the reference, as GSM8K's answers are
+    scored (Cobbe et al. 2021). A reference without the marker is searched whole; a text without it scores 0."""
+
+    type: Literal["number"]
+    marker: _Text = "####"
+
+
+class JsonValid(_Metric):
+    """1 where the text is a JSON document."""
+
+    type: Literal["json_valid"]
+
+
+_UNBOUNDED = ("patternProperties", "$dynamicRef", "$recursiveRef")  # whose cost nobody can bound
+_MOST_SCHEMA = 32768  # characters
+
+
+def _keys(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        for key, inner in node.items():
+            yield key
+            yield from _keys(inner)
+    elif isinstance(node, list):
+        for inner in node:
+            yield from _keys(inner)
+
+
+def _bounded(schema: dict[str, Any]) -> dict[str, Any]:
+    if len(json.dumps(schema)) > _MOST_SCHEMA:
+        raise ValueError(f"is longer than {_MOST_SCHEMA} characters")
+    for name in set(_keys(schema)) & set(_UNBOUNDED):
+        raise ValueError(f"uses '{name}', which is not evaluated here; write the schema without it")
+    return schema
+
+
+class JsonSchema(_Metric):
+    """1 where the text is a JSON document that the schema allows (JSON Schema 2020-12; references within the schema alone)."""
+
+    type: Literal["json_schema"]
+    json_schema: Annotated[dict[str, Any], AfterValidator(_bounded)]
+
+
+class RougeL(_Metric):
+    """F measure of the longest common subsequence of words (Lin 2004), lower case, letters and digits alone."""
+
+    type: Literal["rouge_l"]
+
+
+TextMetric = Annotated[ExactMatch | Contains | Regex | Number | JsonValid | JsonSchema | RougeL, Field(discriminator="type")]
+
+
+def _named_apart(metrics: list[TextMetric]) -> list[TextMetric]:
+    names = [named(metric) for metric in metrics]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"has two metrics named {', '.join(twice)}; give each a 'name' of its own")
+    return metrics
+
+
+def named(metric: TextMetric) -> str:
+    """Under which name the metric's results are reported."""
+    return metric.name or metric.type
+
+
+class Evaluation(Strict):
+    """Texts that the base, and each job that keeps its adapter, generate for held-out rows: the prompt is the row up to its
+    last answer, the reference that answer. A metric's result is the mean over the prompts, from 0 to 1, higher is better."""
+
+    metrics: Annotated[list[TextMetric], Field(min_length=1, max_length=MOST_METRICS), AfterValidator(_named_apart)]
+    max_prompts: Annotated[int, Field(ge=1, le=MOST_PROMPTS, strict=True)] = Field(
+        default=64, description="Of the validation rows, the first ones."
+    )
+    max_new_tokens: Annotated[int, Field(ge=1, le=8192, strict=True)] = 256
+    temperature: Annotated[float, Field(ge=0, le=2), NO_BOOL] = Field(
+        default=0.0, description="0: the most probable token each time."
+    )
+    top_p: Annotated[float, Field(gt=0, le=1), NO_BOOL] = 1.0
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)] = Field(
+        default=0, description="Prompt number n is sampled with the seed plus n."
+    )
+    stop: Annotated[list[_Text], Field(max_length=MOST_STOPS)] = Field(
+        default=[], description="Strings that end a text, which then holds none of them."
+    )
+
+    @property
+    def names(self) -> list[str]:
+        """The metrics' names, in order."""
+        return [named(metric) for metric in self.metrics]

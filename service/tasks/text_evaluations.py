@@ -1,0 +1,199 @@
+"""Scores of generated texts, of the base and of each kept adapter: stored from reports, read for answers, selected by."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, Field
+from sqlalchemy import ColumnElement, Select, delete, func, or_, select
+from sqlalchemy.orm import Session
+
+from contract.messages.report_messages import TextsEvaluated
+from contract.row_scores import RowScores
+from contract.search_space import MAX_JOBS
+from service.database.engine import new_id
+from service.http.pagination import Page, cursor_unknown, pack_cursor, unpack_cursor
+from service.tasks.models import Job, Task, TextEvaluation
+from service.tasks.stored_specs import part
+from service.tenants.api_keys import Principal
+from service.tenants.tenant_scope import scoped
+
+COLUMNS = ("job", "job_id", "step", "prompts", "metric", "score")
+_FIRST = -1  # the base's place before the jobs'
+_PLACE = func.coalesce(Job.index, _FIRST)
+
+
+@dataclass(frozen=True)
+class TextScores:
+    """An evaluation without its samples; without a job, the base's."""
+
+    job_id: str | None
+    index: int | None
+    step: int | None
+    prompts: int
+    scores: Mapping[str, float]
+    error: str | None
+
+
+class TextSampleResource(BaseModel):
+    """One prompt (its end, where it is long), what the row answers, and what was generated."""
+
+    prompt: str
+    reference: str
+    text: str
+    finish_reason: Literal["stop", "length"] = Field(description="length: max_new_tokens were generated")
+    scores: dict[str, float]
+
+
+class TextEvaluationResource(BaseModel):
+    """How the texts of the base, or of a job's adapter, were scored."""
+
+    object: Literal["text_evaluation"] = "text_evaluation"
+    job_id: str | None = Field(description="Null: of the base alone")
+    index: int | None = Field(description="The job's, or null")
+    step: int | None = Field(description="After which the adapter was saved")
+    prompts: int
+    scores: dict[str, float] = Field(description="By the metric's name, means over the prompts; empty where `error` says why")
+    samples: list[TextSampleResource] = Field(description="The first prompts")
+    error: str | None
+    tokens: int = Field(description="That were read and generated; they are billed as evaluation tokens")
+    seconds: float
+    created_at: datetime
+
+    @classmethod
+    def of(cls, row: TextEvaluation, index: int | None) -> Self:
+        """Of a stored row. index: its job's."""
+        return cls(
+            job_id=row.job_id,
+            index=index,
+            step=row.step,
+            prompts=row.prompts,
+            scores=row.scores,
+            samples=[TextSampleResource.model_validate(sample) for sample in row.samples],
+            error=row.error,
+            tokens=row.tokens,
+            seconds=row.seconds,
+            created_at=row.created_at,
+        )
+
+
+def store(session: Session, task: Task, job: Job | None, event: TextsEvaluated) -> None:
+    """Keep an evaluation, in place of an earlier one of the same adapter."""
+    session.execute(delete(TextEvaluation).where(*_of(task, job)))
+    session.add(
+        TextEvaluation(
+            id=new_id("texts"),
+            tenant_id=task.tenant_id,
+            task_id=task.id,
+            job_id=None if job is None else job.id,
+            step=event.step,
+            prompts=event.prompts,
+            scores=event.scores,
+            prompt_scores=event.prompt_scores,
+            samples=[sample.model_dump(mode="json") for sample in event.samples],
+            error=event.error,
+            tokens=event.tokens,
+            seconds=event.seconds,
+        )
+    )
+    session.flush()
+
+
+def told_of(session: Session, task: Task, job: Job | None) -> dict[str, Any]:
+    """What an event tells of the evaluation of a job's adapter, or of the base: `scores`, and `evaluation_error` where there
+    are none. Empty where the task asks for no evaluation."""
+    if not part(task, "evaluation"):
+        return {}
+    found = session.execute(select(TextEvaluation.scores, TextEvaluation.error).where(*_of(task, job))).one_or_none()
+    if found is None:
+        return {}
+    return {"scores": found.scores} | ({"evaluation_error": found.error} if found.error is not None else {})
+
+
+def _of(task: Task, job: Job | None) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    whose = TextEvaluation.job_id.is_(None) if job is None else TextEvaluation.job_id == job.id
+    return TextEvaluation.task_id == task.id, whose
+
+
+def evaluations_page(
+    session: Session, principal: Principal, task_id: str, cursor: str | None, limit: int
+) -> Page[TextEvaluationResource]:
+    """The base's first, then the jobs' in index order; empty if the task is not the caller's."""
+    found = _owned(principal, task_id).where(_place_of(cursor) < _PLACE).order_by(_PLACE).limit(limit + 1)
+    rows = list(session.execute(found.add_columns(TextEvaluation)))
+    more, rows = len(rows) > limit, rows[:limit]
+    return Page(
+        data=[TextEvaluationResource.of(row.TextEvaluation, row.job_index) for row in rows],
+        next_cursor=pack_cursor([rows[-1].place]) if more else None,
+    )
+
+
+def evaluations_of(
+    session: Session, principal: Principal, task_id: str, job_ids: Sequence[str]
+) -> list[TextEvaluationResource]:
+    """Those of the base and of these jobs, the base's first."""
+    whose = or_(TextEvaluation.job_id.is_(None), TextEvaluation.job_id.in_(job_ids))
+    rows = session.execute(_owned(principal, task_id).where(whose).order_by(_PLACE).add_columns(TextEvaluation))
+    return [TextEvaluationResource.of(row.TextEvaluation, row.job_index) for row in rows]
+
+
+def scores_of_task(session: Session, principal: Principal, task_id: str) -> list[TextScores]:
+    """All of a task's, without samples: the base's first, then the jobs' in index order."""
+    columns = (TextEvaluation.job_id, TextEvaluation.step, TextEvaluation.prompts, TextEvaluation.scores, TextEvaluation.error)
+    rows = session.execute(_owned(principal, task_id).order_by(_PLACE).add_columns(*columns))
+    return [TextScores(row.job_id, row.job_index, row.step, row.prompts, row.scores, row.error) for row in rows]
+
+
+def _owned(principal: Principal, task_id: str) -> Select[Any]:
+    columns: list[Any] = [Job.index.label("job_index"), _PLACE.label("place")]
+    read = select(*columns).select_from(TextEvaluation).outerjoin(Job, Job.id == TextEvaluation.job_id)
+    return scoped(read.where(TextEvaluation.task_id == task_id), TextEvaluation, principal)
+
+
+def _place_of(cursor: str | None) -> int:
+    """The place after which the page begins. Raises Invalid."""
+    if cursor is None:
+        return _FIRST - 1
+    said = unpack_cursor(cursor)
+    if not isinstance(said, list) or len(said) != 1 or type(said[0]) is not int or abs(said[0]) > MAX_JOBS:
+        raise cursor_unknown()
+    place: int = said[0]
+    return place
+
+
+def base_is_known(session: Session, task: Task) -> bool:
+    """Whether the base's texts are scored."""
+    return session.scalar(select(TextEvaluation.id).where(*_of(task, None))) is not None
+
+
+def scores_to_select_by(session: Session, task: Task, metric: str) -> dict[str | None, RowScores]:
+    """Of each prompt 1 minus the metric's result, so that lower is better: by job, None: of the base. Whoever has no such
+    scores is absent."""
+    rows = session.execute(select(TextEvaluation.job_id, TextEvaluation.prompt_scores).where(TextEvaluation.task_id == task.id))
+    return {
+        job_id: RowScores(metric="error", totals=[1 - score for score in scores[metric]])
+        for job_id, scores in rows
+        if scores.get(metric)
+    }
+
+
+def why_unscored(session: Session, task: Task) -> str | None:
+    """Why texts of adapters were not scored, as the first report of one says."""
+    failed = select(TextEvaluation.error).where(
+        TextEvaluation.task_id == task.id, TextEvaluation.job_id.is_not(None), TextEvaluation.error.is_not(None)
+    )
+    return session.scalar(failed.order_by(TextEvaluation.created_at).limit(1))
+
+
+def as_csv(found: Sequence[TextScores]) -> str:
+    """A line for each metric of each evaluation; the base's have no job."""
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(COLUMNS)
+    for one in found:
+        for metric, score in sorted(one.scores.items()):
+            lines.writerow([one.index, one.job_id, one.step, one.prompts, metric, score])
+    return text.getvalue()

@@ -1,0 +1,189 @@
+"""Text evaluations in an executor: the base and every kept adapter are asked, in one batch, and what they say is reported."""
+
+import json
+
+import pytest
+import torch
+
+from contract.messages.report_messages import AdapterKept, Attached, Detached, JobCompleted, TextsEvaluated
+from contract.task_spec import TaskSpec
+from tests.worker.corpus import jsonl, rows
+from tests.worker.inside import Inside, resumed
+from worker.data.dataset import load
+from worker.data.evaluation_prompts import prompts_of
+from worker.generate.batch_scheduler import GenerationLimits
+from worker.generate.generator import Generator
+from worker.generate.page_allocator import PageAllocator
+from worker.generate.paged_cache import PagedCache
+from worker.generate.plain_pass import PlainPass
+from worker.generate.sequence import Sampling, Sequence
+from worker.pipe_messages import Detach
+from worker.replicas import text_generation
+from worker.replicas.base_loader import load_base
+
+SPACE = {"learning_rate": [1e-2, 3e-3], "rank": [8], "batch_size": [4]}
+CALM = {"policy": "none", "eval_every": 4}
+ASKED = {"metrics": [{"type": "exact_match"}, {"type": "rouge_l", "name": "rouge"}], "max_prompts": 3, "max_new_tokens": 9}
+
+
+def evaluated(reported) -> dict[int | None, TextsEvaluated]:
+    return {event.job: event for event in reported.of(TextsEvaluated)}
+
+
+def test_the_base_and_every_kept_adapter_are_asked_before_it_is_stored(fleet, placing, tmp_path):
+    placement = placing(SPACE, early_exit=CALM, evaluation=ASKED, training={"epochs": 2})
+    (reported,) = Inside(fleet, tmp_path).run(placement)
+    found = evaluated(reported)
+    assert set(found) == {None, 0, 1}
+    for job in (0, 1):
+        order = [type(event) for event in reported.events if getattr(event, "job", None) == job]
+        assert order.index(TextsEvaluated) < order.index(AdapterKept) < order.index(JobCompleted)
+        assert found[job].step == reported.ended[job].best_step
+    for event in found.values():
+        assert (event.prompts, len(event.samples), event.error) == (3, 3, None)
+        assert set(event.scores) == {"exact_match", "rouge"}
+        for name, score in event.scores.items():
+            assert event.prompt_scores[name] == [sample.scores[name] for sample in event.samples]
+            assert score == pytest.approx(sum(event.prompt_scores[name]) / 3)
+        assert event.tokens > 3
+    assert [sample.reference for sample in found[0].samples] == [sample.reference for sample in found[None].samples]
+    assert found[0].samples[0].text != found[None].samples[0].text
+
+
+@pytest.mark.parametrize("precision", ["bf16", "nf4", "nf4_double"])
+def test_texts_are_those_that_the_model_generates_by_itself(fleet, placing, tiny_base, tmp_path, precision):
+    space = {"learning_rate": [1e-3], "rank": [4], "batch_size": [4]}
+    placement = placing(space, early_exit=CALM, evaluation=ASKED, precision=precision)
+    (reported,) = Inside(fleet, tmp_path).run(placement)
+    base = load_base(tiny_base.model_copy(update={"precision": precision}), torch.device("cpu"))
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(fleet.files[placement.train_file.file_id])
+    data = load(placement.spec, path, None, base.reader)
+    prompts = prompts_of(data.validation, 3, base.decode)
+    asked = [Sequence(prompt.tokens, Sampling(9)) for prompt in prompts]
+    cache = PagedCache(base.trainer.backbone, 50, 16)
+    Generator(
+        PlainPass(base.trainer, cache), PageAllocator(50, 16), GenerationLimits(4, 100, 256), base.decode, base.end_tokens
+    ).run(asked)
+    said = evaluated(reported)[None].samples
+    assert [one.completion.text for one in asked] == [sample.text for sample in said]
+    assert [prompt.reference for prompt in prompts] == [sample.reference for sample in said]
+    answers = {json.loads(line)["messages"][-1]["content"] for line in path.read_text().splitlines()}
+    assert all(prompt.reference.strip() in answers for prompt in prompts)
+
+
+def test_a_task_that_asks_for_nothing_generates_nothing(fleet, placing, tmp_path):
+    (reported,) = Inside(fleet, tmp_path).run(
+        placing({"learning_rate": [1e-3], "rank": [4], "batch_size": [4]}, early_exit=CALM)
+    )
+    assert not reported.of(TextsEvaluated)
+
+
+def test_under_dpo_the_preferred_answer_is_the_reference(fleet, placing, tmp_path):
+    pairs = [
+        {
+            "input": {"messages": [{"role": "user", "content": f"how many, {n}?"}]},
+            "preferred_output": [{"role": "assistant", "content": f"{n} pears"}],
+            "non_preferred_output": [{"role": "assistant", "content": "none at all"}],
+        }
+        for n in range(40)
+    ]
+    spec = {"objective": {"type": "dpo"}, "early_exit": CALM, "evaluation": ASKED, "training": {"epochs": 1}}
+    (reported,) = Inside(fleet, tmp_path).run(placing(SPACE | {"beta": [0.1]}, pairs, **spec))
+    found = evaluated(reported)
+    assert set(found) == {None, 0, 1}
+    for event in found.values():
+        assert event.error is None
+        assert all(sample.reference.strip().endswith("pears") for sample in event.samples)
+        assert all("how many" in sample.prompt and "pears" not in sample.prompt for sample in event.samples)
+
+
+@pytest.mark.parametrize("devices", [[0], [0, 1]])
+def test_tenants_who_share_an_executor_get_the_texts_they_get_alone(fleet, placing, tmp_path, devices):
+    """One replica or two: texts are generated on the first, whose rows the adapter of a job on the second joins."""
+    tenants = [placing(SPACE, rows(40, seed=seed), early_exit=CALM, evaluation=ASKED) for seed in (1, 2)]
+    alone = [Inside(fleet, tmp_path / str(at)).run(one)[0] for at, one in enumerate(tenants)]
+    named = [
+        {"placement_id": f"s{at}", "token": f"token-s{at}", "tenant_id": str(at), "device_indexes": devices} for at in (0, 1)
+    ]
+    placements = [one.model_copy(update=own) for one, own in zip(tenants, named, strict=True)]
+    together = Inside(fleet, tmp_path / "together").run(*placements)
+    for shared, own in zip(together, alone, strict=True):
+        assert set(evaluated(shared)) == {None, 0, 1}
+        for job, event in evaluated(shared).items():
+            assert event.samples == evaluated(own)[job].samples
+
+
+def test_where_memory_is_short_fewer_are_generated_at_once_and_the_texts_are_the_same(fleet, placing, tmp_path, monkeypatch):
+    (plenty,) = Inside(fleet, tmp_path / "a").run(placing(SPACE, early_exit=CALM, evaluation=ASKED))
+    sizes, real = [], PagedCache.__init__
+
+    def scarce(self, backbone, pages, page_tokens):
+        sizes.append(pages)
+        if pages > 3:
+            raise MemoryError("out of memory")
+        real(self, backbone, pages, page_tokens)
+
+    monkeypatch.setattr(PagedCache, "__init__", scarce)
+    monkeypatch.setattr(text_generation, "MOST_SEQUENCES", 4)
+    (short,) = Inside(fleet, tmp_path / "b").run(placing(SPACE, early_exit=CALM, evaluation=ASKED))
+    assert max(sizes) > 3
+    for job in (None, 0, 1):
+        assert evaluated(short)[job].samples == evaluated(plenty)[job].samples
+
+
+def test_without_any_memory_the_adapter_is_kept_and_the_report_says_why_it_has_no_scores(fleet, placing, tmp_path, monkeypatch):
+    def none(*_):
+        raise MemoryError("out of memory")
+
+    monkeypatch.setattr(PagedCache, "__init__", none)
+    (reported,) = Inside(fleet, tmp_path).run(placing(SPACE, early_exit=CALM, evaluation=ASKED))
+    assert set(reported.manifests) == {0, 1}
+    for event in evaluated(reported).values():
+        assert event.scores == {}
+        assert "no memory to generate one text at a time" in event.error
+
+
+def test_a_task_that_resumes_does_not_ask_the_base_again_if_the_service_knows(fleet, placing, tmp_path):
+    placement = placing(SPACE, early_exit=CALM, evaluation=ASKED)
+    (first,) = Inside(fleet, tmp_path).run(placement)
+    again = resumed(first, "again").model_copy(
+        update={"base_texts_evaluated": True, "jobs": [job.model_copy() for job in placement.jobs]}
+    )
+    (second,) = Inside(fleet, tmp_path).run(again)
+    assert second.of(Attached)
+    assert set(evaluated(second)) == {0, 1}
+    assert evaluated(second)[1].samples == evaluated(first)[1].samples
+
+
+def test_a_task_that_is_asked_to_leave_gives_up_the_bases_texts_and_keeps_those_of_jobs_that_end(fleet, placing, tmp_path):
+    placement = placing(SPACE, early_exit=CALM, evaluation={**ASKED, "max_new_tokens": 200}, training={"epochs": 40})
+    inside = Inside(fleet, tmp_path)
+
+    def leave(reported, report):
+        if reported.of(Attached) and not leaving:
+            leaving.append(True)
+            executors[0].handle_command(Detach(placement_id=placement.placement_id, keep=True))
+
+    executors, leaving = [], []
+    fleet.on_report = leave
+    (reported,) = inside.run(placement, prepare=executors.append)
+    assert reported.of(Detached)
+    assert not reported.of(TextsEvaluated)
+    assert not reported.ended
+
+
+def test_prompts_end_where_the_last_answer_begins(tiny_base, tmp_path):
+    base = load_base(tiny_base, torch.device("cpu"))
+    talks = [
+        {"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": f"first {n}"},
+                      {"role": "user", "content": "and"}, {"role": "assistant", "content": f"second {n}"}]}
+        for n in range(12)
+    ]  # fmt: skip
+    path = tmp_path / "talks.jsonl"
+    path.write_bytes(jsonl(talks))
+    spec = TaskSpec.model_validate({"base_model": "tiny", "dataset": {"file_id": "f"}, "search_space": SPACE})
+    for prompt in prompts_of(load(spec, path, None, base.reader).validation, 8, base.decode):
+        assert prompt.reference.strip().startswith("second")
+        assert "first" in prompt.text
+        assert "second" not in prompt.text

@@ -1,0 +1,152 @@
+"""Generates texts with adapters on the first replica, pass by pass, so that training steps go between.
+
+One batch for all requests. Holds arena rows and a key-value cache while it lasts. Knows no tasks and no metrics. Where the
+device has no memory for the cache or a pass, all begins anew with half as many sequences at once.
+"""
+
+import logging
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from worker.adapters.arena_growth import NoRows
+from worker.generate.batch_scheduler import GenerationLimits
+from worker.generate.cuda.fused_runner import FusedRunner
+from worker.generate.generator import Generator, Runner
+from worker.generate.page_allocator import PageAllocator
+from worker.generate.paged_cache import PagedCache
+from worker.generate.plain_pass import PlainPass
+from worker.generate.sequence import Completion, Sampling
+from worker.generate.sequence import Sequence as Generated
+from worker.model.arena import Slot
+from worker.model.cuda.device_trainer import DeviceTrainer
+from worker.model.out_of_memory import is_out_of_memory
+from worker.replicas.replica_set import Replicas
+
+log = logging.getLogger(__name__)
+
+MOST_SEQUENCES, PREFILL_TOKENS, PAGE_TOKENS = 256, 4096, 64
+
+
+@dataclass(frozen=True)
+class AdapterWeights:
+    """An adapter on the host: float32 [rank, W]."""
+
+    rows: Tensor
+    alpha: float
+
+
+@dataclass(frozen=True)
+class TextRequest:
+    """Prompts to answer with an adapter; None: with the base alone. sampling: each prompt's."""
+
+    prompts: Sequence[tuple[int, ...]]
+    sampling: Sequence[Sampling]
+    adapter: AdapterWeights | None = None
+
+
+class CannotGenerate(RuntimeError):
+    """The device has no memory for a single sequence, or for an adapter's rows. The message is for the task's owner."""
+
+
+class TextGeneration:
+    """One batch of requests under way. `close` frees what it holds; a batch that is done, or raised, has closed itself."""
+
+    def __init__(self, replicas: Replicas, requests: dict[Hashable, TextRequest]) -> None:
+        """Raises CannotGenerate."""
+        self._replicas, self._base, self._requests = replicas, replicas.base, requests
+        self._slots: dict[Hashable, Slot | None] = {}
+        self._sequences: dict[Hashable, list[Generated]] = {}
+        self._generator: Generator | None = None
+        self._most = MOST_SEQUENCES
+        try:
+            for key, request in requests.items():
+                self._slots[key] = self._held(request.adapter)
+        except NoRows as error:
+            self.close()
+            raise CannotGenerate(str(error)) from None
+
+    def _held(self, adapter: AdapterWeights | None) -> Slot | None:
+        return None if adapter is None else self._replicas.hold(adapter.rows, adapter.alpha)
+
+    @property
+    def done(self) -> bool:
+        return self._generator is not None and not self._generator.busy
+
+    def advance(self) -> int:
+        """One pass. Returns how many tokens it read. Raises CannotGenerate."""
+        try:
+            if self._generator is None:
+                self._generator = self._begun()
+            moved = self._generator.step()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                self.close()
+                raise
+        else:
+            if self.done:
+                self._free()
+            return sum(len(one.prompt) if len(one.generated) == 1 else 1 for one in moved)
+        # Outside the handler, whose traceback would keep the pass's tensors in memory.
+        self._shrink()
+        return 0
+
+    def results(self) -> dict[Hashable, list[Completion]]:
+        """The finished texts of each request, in the order of its prompts."""
+        return {key: [one.completion for one in own if one.completion is not None] for key, own in self._sequences.items()}
+
+    def close(self) -> None:
+        """Give everything up."""
+        self._free()
+        self._generator, self._sequences = None, {}
+
+    def _begun(self) -> Generator:
+        positions = self._base.max_positions
+        self._sequences = {
+            key: [
+                Generated(prompt, _within(sampling, positions - len(prompt)), self._slots[key])
+                for prompt, sampling in zip(request.prompts, request.sampling, strict=True)
+            ]
+            for key, request in self._requests.items()
+        }
+        every = [one for own in self._sequences.values() for one in own]
+        pages = sorted((-(-one.most_tokens // PAGE_TOKENS) for one in every), reverse=True)
+        count = 1 + sum(pages[: self._most])
+        limits = GenerationLimits(self._most, PREFILL_TOKENS, positions)
+        generator = Generator(
+            self._runner(count), PageAllocator(count, PAGE_TOKENS), limits, self._base.decode, self._base.end_tokens
+        )
+        for one in every:
+            generator.add(one)
+        return generator
+
+    def _runner(self, pages: int) -> Runner:
+        trainer = self._base.trainer
+        cache = PagedCache(trainer.backbone, pages, PAGE_TOKENS)
+        return FusedRunner(trainer, cache) if isinstance(trainer, DeviceTrainer) else PlainPass(trainer, cache)
+
+    def _shrink(self) -> None:
+        self._generator, self._sequences = None, {}
+        self._base.trainer.release_caches()
+        if self._most == 1:
+            self.close()
+            raise CannotGenerate(
+                "the device had no memory to generate one text at a time; lower evaluation.max_new_tokens or max_seq_len, or "
+                "take a worker with more memory"
+            )
+        self._most //= 2
+        log.warning("no memory to generate texts: %d at a time from now on", self._most)
+
+    def _free(self) -> None:
+        for slot in self._slots.values():
+            if slot is not None:
+                self._replicas.first.adapters.drop(slot)
+        self._slots = {}
+        if self._generator is not None:
+            self._generator.release()
+
+
+def _within(sampling: Sampling, most: int) -> Sampling:
+    """The same, for at most so many new tokens, and at least one."""
+    return replace(sampling, max_new_tokens=max(1, min(sampling.max_new_tokens, most)))
