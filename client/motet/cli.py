@@ -19,7 +19,7 @@ _UsageError: type[Any] = typer.BadParameter.__mro__[1]  # typer's own, whatever 
 _GROUPS = {
     "Train": (submitting.submit, submitting.estimate, submitting.preview, submitting.schema),
     "Tasks": (
-        *(tasks.tasks, tasks.jobs, tasks.watch, tasks.logs, tasks.events, tasks.compare),
+        *(tasks.tasks, tasks.jobs, tasks.watch, tasks.logs, tasks.events, tasks.compare, tasks.evaluations),
         *(tasks.pause, tasks.resume, tasks.cancel, tasks.download, tasks.delete),
     ),
     "Stored": (stored.files, stored.adapters),

@@ -16,6 +16,7 @@ from motet.display.comparison import comparison
 from motet.display.event_lines import line_of, worth_telling
 from motet.display.follow_task import outcome
 from motet.display.follow_task import watch as watch_task
+from motet.display.scored_texts import drawn
 from motet.display.tables import jobs_table, tasks_table
 from motet.display.task_state import TaskState
 from motet.specs.spec_file import SpecError
@@ -118,6 +119,20 @@ def compare(
     with Client() as client:
         pair = [client.tasks.get(resolve(client, one)) for one in (task, other)]
     output.give({"tasks": pair}, lambda: comparison(*pair))
+
+
+def evaluations(
+    task: TaskId,
+    samples: Annotated[int, typer.Option(min=0, help="So many prompts with everybody's texts.")] = 2,
+    json: Json = False,
+) -> None:
+    """How the texts of the base and of each adapter that was kept were scored, with samples."""
+    output = Output(json)
+    with Client() as client:
+        found = client.tasks.get(resolve(client, task))
+        scored = client.tasks.evaluations(found.id)
+    later = "ask for 'evaluation' in the spec" if found.ended else "they come with the base and as jobs end, if its spec asks"
+    output.give(scored, lambda: drawn(scored, samples) if scored else f"{found.id} has no evaluations: {later}")
 
 
 def pause(task: TaskId, json: Json = False) -> None:

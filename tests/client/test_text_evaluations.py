@@ -1,0 +1,78 @@
+"""Scores of generated texts as both clients read them and as the command line prints them."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from motet import AsyncClient, Client
+from motet.api.resources import TextEvaluation
+from motet.cli import app
+from motet.display.scored_texts import drawn
+from rich.console import Console
+from typer.testing import CliRunner
+
+from tests.client.scripted_server import TASK, Script, body
+
+Served = Callable[[Script], Client]
+
+
+def evaluation(index: int | None, rouge: float, text: str, **more) -> dict:
+    sample = {"prompt": "2+2?", "reference": "4", "text": text, "finish_reason": "stop", "scores": {"rouge": rouge}}
+    job = None if index is None else f"job_{index}"
+    return {"job_id": job, "index": index, "prompts": 9, "scores": {"rouge": rouge}, "samples": [sample], **more}
+
+
+BASE, FIRST = evaluation(None, 0.25, "the SELECT"), evaluation(0, 0.75, "[b]four[/b]", step=18)
+BROKEN = evaluation(1, 0.0, "", scores={}, samples=[], error="the device had no memory")
+
+
+def printed(found: list[dict], samples: int) -> str:
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(drawn([TextEvaluation.model_validate(one) for one in found], samples))
+    return capture.get()
+
+
+def test_scores_and_texts_of_the_base_stand_beside_the_adapters() -> None:
+    said = printed([BASE, FIRST, BROKEN], 2)
+    lines = [" ".join(line.split()) for line in said.splitlines()]
+    assert lines[0] == "of rouge prompts step not scored"
+    assert lines[1:4] == ["the base 0.250 9", "job 0 0.750 9 18", "job 1 9 the device had no memory"]
+    texts = ["the base (rouge 0.250): the SELECT", "job 0 (rouge 0.750): [b]four[/b]"]
+    assert lines[5:9] == ["prompt 1: 2+2?", "reference: 4", *texts]
+    assert len(lines) == 9
+
+
+def test_long_texts_are_cut_where_they_tell_least() -> None:
+    long = evaluation(0, 0.5, "t" * 5000)
+    long["samples"][0]["prompt"] = "p" * 5000 + "?"
+    said = printed([long], 1).replace("\n", "")
+    assert "…" + "p" * 599 + "?" in said
+    assert said.count("t" * 10) < 61
+    assert said.endswith("…")
+    assert "prompt 1" not in printed([long], 0)
+
+
+def test_both_clients_read_all_pages(served: Served) -> None:
+    pages = (200, {}, body(data=[BASE, FIRST], next_cursor="c1")), (200, {}, body(data=[BROKEN], next_cursor=None))
+    script = Script(*pages)
+    found = served(script).tasks.evaluations("task_1")
+    assert [(one.index, one.error) for one in found] == [(None, None), (0, None), (1, "the device had no memory")]
+    assert found[1].samples[0].scores == {"rouge": 0.75}
+    assert "cursor=c1" in script.asked[1]
+
+    async def go() -> list[TextEvaluation]:
+        async with AsyncClient(served(Script(*pages)).api_url, "mk_1") as client:
+            return list(await client.tasks.evaluations("task_1"))
+
+    assert asyncio.run(go()) == list(found)
+
+
+@pytest.mark.parametrize(("status", "words"), [("succeeded", "ask for 'evaluation' in the spec"), ("running", "as jobs end")])
+def test_a_task_without_evaluations_says_how_to_get_some(served: Served, monkeypatch, status: str, words: str) -> None:
+    script = Script((200, {}, body(**TASK | {"status": status})), (200, {}, body(data=[], next_cursor=None)))
+    monkeypatch.setenv("MOTET_API_URL", served(script).api_url)
+    monkeypatch.setenv("MOTET_API_KEY", "mk_1")
+    done = CliRunner().invoke(app, ["evaluations", "task_1"])
+    assert done.exit_code == 0, done.output
+    assert words in " ".join(done.output.split())
