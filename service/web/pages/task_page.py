@@ -29,6 +29,7 @@ from service.web.rendering import render
 from service.web.session.viewer import Looking
 from service.web.views import curve_image
 from service.web.views.curve_pack import curve_pack
+from service.web.views.generated_texts import generated_texts
 from service.web.views.job_rows import importance, job_table, saved_by_reason
 from service.web.views.task_history import TOLD, happenings
 from service.web.views.task_rows import expected_end, jobs_bar, planned_end, progress
@@ -54,6 +55,7 @@ def show_task(task_id: str, viewer: Looking, db: Db, settings: Config, request: 
         told = happenings(newest(session, reader, task_id, TOLD, _EVENTS), [PlanChangeResource.of(one) for one in plans])
         passes = session.scalar(scoped(_PASSES.where(Task.id == task_id), Task, reader)) or 0
         seconds, ends, last_event = gpu_seconds_of(session, reader, task_id), planned_end(session, task_id), row.last_event
+        texts = generated_texts(session, reader, row, task.winner.index if task.winner is not None else None)
     table = job_table(jobs, sort)
     exits = Counter(job.exit.reason.value for job in jobs if job.exit is not None)
     price = settings.gpu_hour_price
@@ -65,6 +67,7 @@ def show_task(task_id: str, viewer: Looking, db: Db, settings: Config, request: 
         bar=jobs_bar(task.jobs, exits),
         adapters=stored,
         history=told,
+        texts=texts,
         worths=importance(table),
         saved=saved_by_reason(task, jobs),
         passes=passes if passes < task.progress.steps_done else None,

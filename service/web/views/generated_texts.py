@@ -1,0 +1,138 @@
+"""What the base and the kept adapters wrote to the same prompts, side by side, with their scores."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from contract.task_spec import VAL_LOSS
+from service.tasks.models import Task
+from service.tasks.stored_specs import effective, part
+from service.tasks.text_evaluations import (
+    TextEvaluationResource,
+    TextSampleResource,
+    TextScores,
+    evaluations_of,
+    scores_of_task,
+)
+from service.tenants.api_keys import Principal
+
+MOST_SHOWN = 4  # adapters whose texts are on the page, the best by the score of the first metric or what is selected by
+_LONGEST = 1000  # characters of a prompt, a reference and a text
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One text. whose: of the base or of a job; best: of the winner. unfinished: cut at max_new_tokens."""
+
+    whose: str
+    best: bool
+    text: str
+    unfinished: bool
+    scores: list[tuple[str, float]]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    prompt: str
+    reference: str
+    answers: list[Answer]
+
+
+@dataclass(frozen=True)
+class ScoreRow:
+    """An evaluation's means in the order of the table's metrics; None: not scored."""
+
+    whose: str
+    best: bool
+    values: list[float | None]
+    error: str | None
+
+
+@dataclass(frozen=True)
+class ScoreTable:
+    metrics: list[str]
+    rows: list[ScoreRow]
+    prompts: int
+
+
+@dataclass(frozen=True)
+class GeneratedTexts:
+    """A task's. asked: whether its spec asks for any; selected: the metric that its winner is chosen by, if it is one of texts;
+    left_out: adapters whose texts are not on the page."""
+
+    asked: bool
+    selected: str | None
+    table: ScoreTable
+    prompts: list[Prompt]
+    left_out: int
+
+
+def generated_texts(session: Session, reader: Principal, task: Task, winner: int | None) -> GeneratedTexts:
+    """winner: its job's index."""
+    found, metric = scores_of_task(session, reader, task.id), str(effective(task).get("select_by", VAL_LOSS))
+    shown = shown_jobs(found, winner, metric)
+    return GeneratedTexts(
+        asked=bool(part(task, "evaluation")),
+        selected=metric if metric != VAL_LOSS else None,
+        table=score_table(found, winner),
+        prompts=prompts(evaluations_of(session, reader, task.id, shown), winner) if found else [],
+        left_out=sum(one.job_id is not None and bool(one.scores) for one in found) - len(shown),
+    )
+
+
+def score_table(found: Sequence[TextScores], winner: int | None) -> ScoreTable:
+    """All scores, the base's first."""
+    metrics = sorted({name for one in found for name in one.scores})
+    rows = [ScoreRow(_whose(one), _wins(one, winner), [one.scores.get(name) for name in metrics], one.error) for one in found]
+    return ScoreTable(metrics, rows, max((one.prompts for one in found), default=0))
+
+
+def shown_jobs(found: Sequence[TextScores], winner: int | None, metric: str) -> list[str]:
+    """The jobs whose texts the page holds: the winner's, then the best by this metric, or by the first one that there is."""
+    names = sorted({name for one in found for name in one.scores})
+    by = metric if metric in names else names[0] if names else ""
+    scored = [one for one in found if one.job_id is not None and by in one.scores]
+    ranked = sorted(scored, key=lambda one: (not _wins(one, winner), -one.scores[by], one.index))
+    return [one.job_id for one in ranked[:MOST_SHOWN] if one.job_id is not None]
+
+
+def prompts(found: Sequence[TextEvaluationResource], winner: int | None) -> list[Prompt]:
+    """Each prompt with the texts of the base and of these jobs, the base's first, then the winner's."""
+    ordered = sorted(found, key=lambda one: (one.index is not None, not _wins(one, winner), one.index or 0))
+    most = max((len(one.samples) for one in ordered), default=0)
+    return [_prompt([one for one in ordered if place < len(one.samples)], place, winner) for place in range(most)]
+
+
+def _prompt(found: Sequence[TextEvaluationResource], place: int, winner: int | None) -> Prompt:
+    first = found[0].samples[place]
+    return Prompt(
+        prompt=_cut(first.prompt, end=True),
+        reference=_cut(first.reference),
+        answers=[_answer(one, one.samples[place], winner) for one in found],
+    )
+
+
+def _answer(one: TextEvaluationResource, sample: TextSampleResource, winner: int | None) -> Answer:
+    return Answer(
+        whose=_whose(one),
+        best=_wins(one, winner),
+        text=_cut(sample.text),
+        unfinished=sample.finish_reason == "length",
+        scores=sorted(sample.scores.items()),
+    )
+
+
+def _whose(one: TextScores | TextEvaluationResource) -> str:
+    return "the base alone" if one.index is None else f"job {one.index}"
+
+
+def _wins(one: TextScores | TextEvaluationResource, winner: int | None) -> bool:
+    return one.index is not None and one.index == winner
+
+
+def _cut(text: str, end: bool = False) -> str:
+    """The text, or where it is long its beginning, or its end."""
+    if len(text) <= _LONGEST:
+        return text
+    return f"…{text[-_LONGEST:]}" if end else f"{text[:_LONGEST]}…"
