@@ -210,7 +210,8 @@ class TaskSpec(Strict):
 
 
 class Schedule(Strict):
-    """One job's calendar, in optimizer steps. judged: whether jobs are judged on all rows at their rungs."""
+    """One job's calendar, in optimizer steps. judged: whether an evaluation at a rung reads all validation rows; else it reads
+    those of the trend alone, as between rungs."""
 
     total_steps: int
     warmup_steps: int

@@ -212,14 +212,14 @@ class PlacementRun:
 
     # ---- the boundary --------------------------------------------------------------------------------------------
 
-    def decide_ranks(self) -> list[tuple[JobRun, Verdict | None]]:
-        """Jobs at a rung whose rank there is certain now: None continues. A rank is decided once for each rung, and none before
+    def certain_ranks(self) -> list[tuple[JobRun, Verdict | None]]:
+        """Jobs at a rung on which the policy decides now: None continues. A rank is decided once for each rung, and none before
         the base is known, so that decisions do not depend on when it is evaluated."""
         decided = self.policy.decide_ranks(self._standings(), self.base_scores) if self.base_known else {}
         return [(run, decided[run.index]) for run in self.runs if run.record.awaits_rank and run.index in decided]
 
     def at_boundary(self) -> list[JobRun]:
-        """Jobs that have finished their warmup and still hold their slot."""
+        """Jobs that have finished their warmup and still hold arena rows."""
         return [run for run in self.runs if run.stage is Stage.WARMUP and run.record.awaits_rank]
 
     def _standings(self) -> list[Standing]:

@@ -2,10 +2,10 @@
 
     while jobs: admit -> pack -> step -> record -> evaluate -> rank -> release
 
-One step is an optimizer step of every job that holds a slot, on all replicas in parallel. The loop decides with the pure
+One step is an optimizer step of every job that holds arena rows, on all replicas in parallel. The loop decides with the pure
 policies, and slow work (network, disk, tokenising) runs in background threads, which queue callbacks for the loop. A job ends
 early for a training loss that is not finite (`_record_step`), by its own curve after an evaluation (`_apply_evaluation` asks
-Policy.on_evaluation), or by its rank at a rung (`_decide_ranks` asks Policy.decide_ranks). The rules: policy/early_exit/.
+Policy.on_evaluation), or by its rank at a rung (`_apply_rank_decisions`, by Policy.decide_ranks). Rules: policy/early_exit/.
 """
 
 import contextlib
@@ -82,7 +82,7 @@ class Executor:
             stepped = self._step(replicas, runs)
             self._record_step(replicas, stepped)
             self._evaluate_due(replicas, [run for run in self._active() if run.key in stepped.losses and run.due])
-        self._decide_ranks(replicas)
+        self._apply_rank_decisions(replicas)
         self._detach_finished()
         self._checkpoint_policy.take(self._attached.open, replicas.store)
 
@@ -223,15 +223,15 @@ class Executor:
             self._apply_evaluation(replicas, task, task[key.job], result)
 
     def _apply_evaluation(self, replicas: Replicas, task: PlacementRun, run: JobRun, result: ValidationResult) -> None:
-        finite, best, trend = math.isfinite(result.loss), run.best, result.part or result
-        loss = trend.loss if finite else result.loss
+        best, trend = run.best, result.part or result  # a result of all rows has those of the curve as its part
+        loss = trend.loss if (finite := math.isfinite(result.loss)) else result.loss
         task.validated(run, trend)
         event, verdict = run.ask_policy(task.policy, loss)
         run.apply(event)
         if run.best is not best:  # a new lowest loss replaces the record
             replicas.store.note_best(run.key)
         rung = run.rung()
-        if finite and run.step >= run.schedule.total_steps:
+        if finite and run.step >= run.schedule.total_steps:  # it has trained to its end, whatever its last losses look like
             self._end_job(replicas, run, None)
         elif verdict is not None:
             self._end_job(replicas, run, verdict)
@@ -240,11 +240,11 @@ class Executor:
             if run.record.awaits_rank:
                 self._awaiting_ranks[task.key] = task
 
-    def _decide_ranks(self, replicas: Replicas) -> None:
-        """At the warmup boundary and later rungs: promote or end jobs whose rank is certain, and park those that must wait."""
+    def _apply_rank_decisions(self, replicas: Replicas) -> None:
+        """At a rung: let go on or end the jobs whose rank is certain, and park those that must wait for others."""
         tasks, self._awaiting_ranks = self._awaiting_ranks, {}
         for task in tasks.values():
-            for run, verdict in task.decide_ranks():
+            for run, verdict in task.certain_ranks():
                 if verdict is None:
                     task.promoted(run)
                     self._recheck_admission = True
@@ -262,7 +262,7 @@ class Executor:
     def _end_job(self, replicas: Replicas, run: JobRun, verdict: Verdict | None) -> None:
         """The job is decided (None: it completed). Frees its slot at once; records its end once its adapter is stored."""
         task, weights = self._attached[run.key.placement], replicas.store.best(run.key)
-        rows, scores = replicas.store.row_range(run.key), self._evaluations.judge_best(replicas, run, verdict)
+        rows, scores = replicas.store.row_range(run.key), self._evaluations.evaluate_best(replicas, run, verdict)
         closing = task.completed_event(run) if verdict is None else task.exited_event(run, verdict)
         self._free_job(replicas, task, run)
         self._recheck_admission = True

@@ -90,8 +90,9 @@ class Replica:
     def begin_step(
         self, jobs: Sequence[tuple[TrainingJob, int]], slices: int | None, on_progress: OnProgress
     ) -> Pending[tuple[Stepped, Unrunnable]]:
-        """The next so many slices (None: all) of the steps that these tasks' jobs take, of this number; they run when the
-        result is asked for. It is without the jobs whose update cannot be made or that find no memory."""
+        """The next so many slices (None: all) of the steps that these tasks' jobs take, of this number. They run when the
+        result is asked for; those of a remote rank are under way by then. It is without the jobs whose update cannot be made or
+        that find no memory."""
         return lambda: self._step(jobs, slices, on_progress)
 
     def begin_evaluation(

@@ -1,6 +1,9 @@
 """One packed step: an optimizer step of every given job over shared micro-batches. Chooses no jobs and stops none early.
 
 A replica calls `advance`; `step` is for benchmarks, which take whole steps.
+
+A job's batch is cut into pieces. A slice is the pieces of one task that enter one micro-batch; a micro-batch is one pass of
+the base, over slices of several tasks (step_in_progress.py cuts, policy/packing.py packs).
 """
 
 import math

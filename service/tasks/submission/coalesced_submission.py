@@ -60,7 +60,8 @@ Outcome = CreatedResponse | Problem | Replayed
 
 @dataclass(frozen=True)
 class _Submitter:
-    """A tenant, equal for all its keys: their submissions share transactions. `db` sees the tenant's rows."""
+    """A tenant; equal whichever of its API keys sent the request, so that their submissions share transactions. `db` sees the
+    tenant's rows."""
 
     tenant_id: str
     db: Database = field(compare=False)
@@ -89,6 +90,7 @@ class SubmissionCoalescer:
         submitter = _Submitter(principal.tenant_id, db, principal)
         if submission.spec.search_space.size > _MAX_SHARED_JOBS:
             return await self._create_alone(submitter, submission)
+        # It runs `_create_in_one_transaction` for all that one tenant sent meanwhile (request_coalescer.py).
         # `gather` returns both kinds of exception alike: one that the group raised, and one that is this submission's outcome
         (created,) = await asyncio.gather(self._coalescer.submit(submitter, submission), return_exceptions=True)
         if isinstance(created, Exception) and not isinstance(created, (Problem, Replayed, *_NOT_RETRIED)):

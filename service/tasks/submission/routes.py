@@ -1,4 +1,5 @@
-"""POST /v1/tasks: the route that creates a task. coalesced_submission.py creates it, by tasks/actions.py."""
+"""POST /v1/tasks: the route that creates a task. It calls SubmissionCoalescer.submit (coalesced_submission.py), which calls
+create_all (tasks/actions.py) for all that arrived together."""
 
 from fastapi import APIRouter, Request, Response
 

@@ -26,23 +26,23 @@ class JobEvaluations:
 
     def after_step(self, replicas: Replicas, due: Sequence[JobRun]) -> tuple[Mapping[JobKey, ValidationResult], Unrunnable]:
         """Evaluate the jobs with their weights as they are: at a rung over all rows, with the trend's rows as a part."""
-        judged = {run.key: run.schedule.judged and run.rung() is not None for run in due}
-        return self._evaluate(replicas, {run.key: run.evaluation_request(judged[run.key]) for run in due})
+        on_all_rows = {run.key: run.schedule.judged and run.rung() is not None for run in due}
+        return self._evaluate(replicas, {run.key: run.evaluation_request(on_all_rows[run.key]) for run in due})
 
-    def judge_best(self, replicas: Replicas, run: JobRun, verdict: Verdict | None) -> RowScores | None:
-        """A job ends: replace its best loss, which is of its trend's rows, by the one over all rows; for a job that was ranked
-        out the one that it was ranked by. Returns the scores of an adapter that is kept."""
+    def evaluate_best(self, replicas: Replicas, run: JobRun, verdict: Verdict | None) -> RowScores | None:
+        """Of an ended job: replace its best loss, which is of its trend's rows, by the one over all rows; for a job that was
+        ranked out by the one that it was ranked by. Returns the scores of an adapter that is kept."""
         if not keeps_adapter(verdict, run.best):
             if run.rung() is not None and run.progress.rung_losses:
                 run.apply(BestJudged(run.step, run.progress.rung_losses[-1]))
             return None
-        judged = self._evaluate_best(replicas, run)
-        if judged is None or run.best is None:
+        result = self._best_on_all_rows(replicas, run)
+        if result is None or run.best is None:
             return None
-        run.apply(BestJudged(run.best.step, judged.loss))
-        return judged.scores
+        run.apply(BestJudged(run.best.step, result.loss))
+        return result.scores
 
-    def _evaluate_best(self, replicas: Replicas, run: JobRun) -> ValidationResult | None:
+    def _best_on_all_rows(self, replicas: Replicas, run: JobRun) -> ValidationResult | None:
         """Evaluate the best weights of a job that ends over all rows. None where the job has no rows in an arena any more, or
         where the device had no memory. The job's rows hold its best weights afterwards."""
         known = run.judged_at_cut

@@ -44,6 +44,9 @@ class _Graph:
 
 
 class DeviceTrainer(Trainer):
+    """Overrides `_train_pass` and `_forward_pass`, which `Trainer.train` and `evaluate` call, `update` and
+    `discard_gradients`."""
+
     arena: DeviceArena
 
     def __init__(self, backbone: Backbone, arena: DeviceArena) -> None:
@@ -66,6 +69,7 @@ class DeviceTrainer(Trainer):
         return DeviceTrainer(self.backbone, DeviceArena(self.backbone.targets, ROW_MULTIPLE, device, dtype))
 
     def discard_gradients(self, slots: Iterable[Slot]) -> None:
+        """Writes no zeros: the next pass overwrites the gradients of a slot that is not in this set, and adds to the others."""
         for slot in slots:
             self.arena.slots_with_gradient.discard(slot)
 
@@ -100,6 +104,7 @@ class DeviceTrainer(Trainer):
     def _update(self, updates: Sequence[RowUpdate], losses: StepLosses | None) -> list[Tensor]:
         arena = self.arena
         for update in updates:
+            # no pass has written its gradient since the last update: what lies there is stale
             if update.slot not in arena.slots_with_gradient:
                 arena.grad[update.slot.used].zero_()
         ranks = [update.slot.rank for update in updates]

@@ -54,7 +54,7 @@ class OutOfMemory(RuntimeError):
 class Trainer:
     """The plain path: each operation is a call of PyTorch, on any device. It is also the base class of DeviceTrainer
     (model/cuda/device_trainer.py), which a GPU gets where kernels run the family (replicas/base_loader.py): that one overrides
-    the passes, `update` and the voiding of gradients.
+    `_train_pass`, `_forward_pass`, `update` and `discard_gradients`.
 
     `train` and `evaluate` raise OutOfMemory where the device has no memory for the pass. Any thread may call, one at a time.
     """
@@ -64,7 +64,7 @@ class Trainer:
         self.arena = arena
         self.forwards = 0  # training forwards of the backbone since the start
         self.profiles: dict[str, Any] = {}  # memory profiles that were measured or read, by their key: memory_profile.py
-        self._anchor = torch.zeros((), device=backbone.device, requires_grad=True)
+        self._anchor = torch.zeros((), device=backbone.device, requires_grad=True)  # see grouped_lora.Adapters
 
     def init_adapter(self, slot: Slot, seed: int, modules: Collection[str] = KINDS) -> None:
         """Give the slot its first weights: see `first_weights`."""
@@ -125,7 +125,7 @@ class Trainer:
         hidden = self.backbone.hidden(self.backbone.embed(batch), batch, adapters, self.arena.layout, recompute)
         h_LK = self.backbone.final_norm(hidden[batch.label_rows])
         loss = self.backbone.label_loss(h_LK.detach(), batch.label_tokens, _weights(batch))
-        h_LK.backward(loss.dh_LK)
+        h_LK.backward(loss.dh_LK)  # the head has computed its own gradient; autograd goes on from there
         return _sums(loss.nll_L, batch)
 
     def _forward_pass(self, segments: Sequence[Segment]) -> list[LossSum]:

@@ -3,4 +3,7 @@
 Enters: a job's training and validation losses, all jobs' losses at a rung, and their scores on each validation row. Leaves:
 verdicts (diverging, overfitting, underperforming) with the numbers behind them. It must not know tensors, steps, clocks or the
 executor that asks.
+
+A rung is a step at which jobs are ranked against each other; the first, at the end of warmup, is the boundary. A cut is how
+many of the ranked may go on: those are promoted, at each rung.
 """

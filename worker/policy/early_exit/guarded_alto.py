@@ -28,17 +28,17 @@ class GuardedAlto(Alto):
 
     The cut keeps every job that is not surely worse than the best by a paired test over the validation rows, and no fewer and
     no more than `survivors` of the policy's parameters says. Both bounds are about half of ALTO's quarter away from it, so that
-    a cut costs a quarter on average: below the floor a test of now would decide about later, beyond the ceiling one of too few
-    rows would keep everybody.
+    a cut costs a quarter on average. Without the floor an early test would decide a late outcome; without the ceiling a test of
+    too few rows would keep everybody.
     """
 
     def _guard_passed(self, history: History) -> bool:
         return history.stale >= self._p.guard_patience
 
     def decide_ranks(self, standings: Iterable[Standing], base: RowScores | None = None) -> dict[int, Verdict | None]:
-        """As early as possible, and independent of the order in which jobs arrive: a job is certainly out once so many are
-        ahead as may pass, and certainly in when no later arrival can take its place among the fewest. The others wait for all
-        warmups to end, and are compared with the best.
+        """As early as possible, and independent of the order in which jobs arrive. A job is out once `most` jobs rank ahead of
+        it, and in once no later arrival can push it out of the first `fewest`. The others wait for all warmups to end, and are
+        compared with the best.
 
         Where even the best is surely worse than the base, the search ends: training has only done harm, whatever the
         configuration. The adapter of the best is kept.
@@ -57,8 +57,10 @@ class GuardedAlto(Alto):
                 decided[one.job] = self._underperforming(
                     one.mean, ranked[most - 1].mean, better, most, len(ranked), len(contenders)
                 )
-            elif better + unfinished < fewest and not (base and unfinished and _surely_worse(one.standing.scores, base)):
-                decided[one.job] = None
+            elif better + unfinished < fewest:
+                search_may_end = base is not None and unfinished > 0 and _surely_worse(one.standing.scores, base)
+                if not search_may_end:
+                    decided[one.job] = None
             elif not unfinished:
                 decided[one.job] = self._compared(one, ranked, better)
         return decided
