@@ -192,10 +192,8 @@ class SmallDisk:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One test process more than cores that this process may use (the machine may have more): about a quarter of a test's time
-    goes by waiting for servers and leases. With one core there is one, which needs its memory."""
-    cores = len(os.sched_getaffinity(0))
-    return int(os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS") or (cores + 1 if cores > 1 else 1))
+    """One test process for each core that this process may use; the machine may have more."""
+    return int(os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS") or len(os.sched_getaffinity(0)))
 
 
 class NotRun:
