@@ -84,10 +84,11 @@ class _Comparison:
 def choose(candidates: Sequence[Candidate], base: RowScores | None, metric: str | None = None) -> tuple[Candidate, Selection]:
     """The winner, and what is known of it. metric: the text metric that the scores are of, by which only those that have some
     can win; None: they are of validation rows. Of at least one candidate, of a text metric one with scores."""
-    unscored = [one for one in candidates if one.scores is None] if metric is not None else []
-    judged = [one for one in candidates if one not in unscored]
-    scores = [one.scores for one in judged if one.scores is not None]
-    compared = _Comparison(metric, base, len(judged), sorted(one.index for one in unscored))
+    scored = [one for one in candidates if one.scores is not None]
+    judged = scored if metric is not None else candidates
+    unscored = sorted({one.index for one in candidates} - {one.index for one in judged})
+    scores = [_scored(one) for one in scored]
+    compared = _Comparison(metric, base, len(judged), unscored)
     if len(scores) < len(judged) or not all(one.comparable(scores[0]) for one in scores):
         winner = min(judged, key=_order if metric is not None else lambda one: (one.val_loss, one.index))
         return winner, _selection(compared, winner, [winner], "highest_score" if metric is not None else "lowest_loss")
