@@ -99,7 +99,6 @@ def store(session: Session, task: Task, job: Job | None, event: TextsEvaluated) 
             seconds=event.seconds,
         )
     )
-    session.flush()
 
 
 def told_of(session: Session, task: Task, job: Job | None) -> dict[str, Any]:
