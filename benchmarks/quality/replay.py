@@ -44,6 +44,21 @@ class Outcome:
 
 def replay(spec: TaskSpec, sweep: Sweep, like: TaskSpec | None = None) -> tuple[Outcome, Referee]:
     """The outcome of `spec`'s policy on the fully trained sweep. like: as of Referee."""
+    referee = referee_of(spec, sweep, like)
+    return outcome(sweep, referee), referee
+
+
+def replay_live(live: Sweep, spec: TaskSpec) -> Outcome:
+    """The outcome of a live sweep, whose referee is shown again what it saw then. Raises ValueError where it decides otherwise
+    than it did."""
+    referee = referee_of(spec, live)
+    if {entrant.index: entrant.reason for entrant in referee.entrants.values()} != live.reasons:
+        raise ValueError(f"{live.pair}: the policy decides otherwise than it did live; its record is of another version")
+    return outcome(live, referee)
+
+
+def referee_of(spec: TaskSpec, sweep: Sweep, like: TaskSpec | None = None) -> Referee:
+    """The referee of `spec`'s policy after the last step of the recorded sweep. like: as of Referee."""
     curves = {curve.job: curve for curve in sweep.curves}
     referee = Referee(spec, sweep, like)
     while active := referee.active:
@@ -54,7 +69,7 @@ def replay(spec: TaskSpec, sweep: Sweep, like: TaskSpec | None = None) -> tuple[
             elif entrant.due:
                 referee.evaluated(entrant.index, *curves[entrant.index].at(entrant.step))
         referee.decide_ranks()
-    return outcome(sweep, referee), referee
+    return referee
 
 
 def outcome(sweep: Sweep, referee: Referee) -> Outcome:

@@ -2,17 +2,16 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from benchmarks.quality.base_set_pairs import PAIRS, RATES, spec_of
-from benchmarks.quality.early_exit_driver import Entrant, Referee
 from benchmarks.quality.peers import asha, hyperband, random_subset
 from benchmarks.quality.recorded_sweep import Sweep
-from benchmarks.quality.replay import Outcome, judged_loss, outcome, rankings, replay, unseen
+from benchmarks.quality.replay import Outcome, judged_loss, rankings, replay, replay_live, unseen
 from benchmarks.quality.sweep_plot import draw
 from benchmarks.result_file import RESULTS, device_name, write_result
 from contract.early_exit_policy import EarlyExitPolicy
@@ -133,31 +132,9 @@ def _told(one: Outcome, sweep: Sweep, best: RowScores, base: RowScores, lowest: 
 
 
 def _live(live: Sweep, spec: TaskSpec, best: RowScores, base: RowScores, lowest: float, full: Sweep) -> dict[str, Any]:
-    """The default policy's outcome in the live run, whose referee is shown again what it saw then."""
-    told = _told(outcome(live, again(live, spec)), live, best, base, lowest)
+    """The default policy's outcome in the live run."""
+    told = _told(replay_live(live, spec), live, best, base, lowest)
     return told | {"seconds": live.seconds, "full_seconds": full.seconds}
-
-
-def again(live: Sweep, spec: TaskSpec) -> Referee:
-    """The referee of a live sweep as it was at its end, from its record."""
-    curves = {curve.job: curve for curve in live.curves}
-    referee = Referee(spec, live)
-    while active := referee.active:
-        for entrant in active:
-            entrant.step += 1
-            if entrant.step == curves[entrant.index].broken_at:
-                referee.end(entrant, "diverging")
-            elif entrant.due:
-                referee.evaluated(entrant.index, *curves[entrant.index].at(entrant.step))
-        referee.decide_ranks()
-    _same(referee.entrants.values(), live)
-    return referee
-
-
-def _same(entrants: Iterable[Entrant], live: Sweep) -> None:
-    ended = {entrant.index: entrant.reason for entrant in entrants}
-    if ended != live.reasons:
-        raise ValueError(f"{live.pair}: the policy decides otherwise than it did live; its record is of another version")
 
 
 def figures_of(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
