@@ -17,11 +17,17 @@ RESULTS = Path(__file__).parent / "results"
 SETTLE_MS = 400  # each call runs this long before its times count
 
 
-def device_name() -> str:
+def this_machine() -> dict[str, Any]:
+    """{device, versions} of a result's header."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__}
+    return {"device": device, "versions": versions}
+
+
+def device_name(machine: dict[str, Any]) -> str:
     """The device in file names: h100, a100, cpu."""
-    if not torch.cuda.is_available():
-        return "cpu"
-    return torch.cuda.get_device_name().removeprefix("NVIDIA ").split()[0].lower()
+    device: str = machine["device"]
+    return device.removeprefix("NVIDIA ").split()[0].lower() if device.startswith("NVIDIA ") else "cpu"
 
 
 def median_ms(run: Callable[[], object], repeats: int = 10, warmup: int = 3) -> tuple[float, float, float]:
@@ -96,14 +102,15 @@ def write_result(
     rows: list[dict[str, Any]],
     commit: str | None = None,
     devices: int | None = None,
+    machine: dict[str, Any] | None = None,
 ) -> Path:
-    """Write the result file and return its path. devices: how many there were, for the name of a benchmark of several. Raises
-    ValueError if the gate has not passed."""
+    """Write the result file and return its path. devices: how many there were, for the name of a benchmark of several. machine:
+    as of `this_machine`, where it was measured on another. Raises ValueError if the gate has not passed."""
     if not gate["passed"]:
         raise ValueError(f"the gate of {bench} did not pass: {gate}")
+    machine = machine or this_machine()
     result = {
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine(),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__},
+        **machine,
         "commit": commit or _commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": f"python -m benchmarks.{bench} " + " ".join(sys.argv[1:]),
@@ -112,6 +119,6 @@ def write_result(
         "rows": rows,
     }
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{bench}-{device_name()}{f'x{devices}' if devices else ''}.json"
+    path = RESULTS / f"{bench}-{device_name(machine)}{f'x{devices}' if devices else ''}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     return path

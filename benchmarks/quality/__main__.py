@@ -26,7 +26,7 @@ from benchmarks.quality.replay import ASHA_FACTORS, ASHA_WARMUPS, watch_steps
 from benchmarks.quality.report import OURS, POLICIES, report
 from benchmarks.quality.set_rows import rows_of
 from benchmarks.quality.sweep_training import OutOfTime, blank, ground_of, train
-from benchmarks.result_file import device_name
+from benchmarks.result_file import this_machine
 from contract.messages.placement_messages import BaseModelRef
 from contract.model_revision import revision_of
 from contract.task_spec import TaskSpec
@@ -134,7 +134,7 @@ def run_one(base: Base, pair: Pair, policy: str, seed: int, given: argparse.Name
         try:
             ground = ground_of(base, spec, data, test, budget, tick)
             made = blank(ground, pair.name, policy, seed, tick)
-            made.device = device_name()
+            made.machine = this_machine()
             referee = Referee(spec, made)
             train(ground, made, referee, _watched(pair, spec, policy, seed, given.small, made), tick)
         finally:

@@ -18,6 +18,7 @@ from benchmarks.quality.replay import (
     HYPERBAND_SHARES,
     Outcome,
     at_share,
+    loss_at,
     replay,
     unseen,
 )
@@ -97,20 +98,13 @@ def _halved(sweep: Sweep, full: Referee, bracket: list[Entrant], shares: Sequenc
     left, cost = bracket, 0.0
     for share in shares:
         cost += len(left) * sweep.validation_tokens(full.parts.judged)
-        ranked = sorted(left, key=lambda one: (_loss_at(sweep, full, one, share), one.index))
+        steps = {one.index: at_share(share, one.schedule.total_steps) for one in left}
+        losses = {place: loss_at(sweep, place, step, full.parts.judged) for place, step in steps.items()}
+        ranked = sorted(left, key=lambda one: (losses[one.index], one.index))
         kept = ranked[: max(1, len(left) // HYPERBAND_FACTOR)]
-        cost += sum(_trained(sweep, one, at_share(share, one.schedule.total_steps)) for one in ranked[len(kept) :])
+        cost += sum(_trained(sweep, one, steps[one.index]) for one in ranked[len(kept) :])
         left = kept
     return cost + sum(_trained(sweep, one, one.step) + _evaluated(sweep, full, one) for one in left), left
-
-
-def _loss_at(sweep: Sweep, full: Referee, one: Entrant, share: float) -> float:
-    curve = sweep.curves[one.index]
-    step = at_share(share, one.schedule.total_steps)
-    if curve.broken_at is not None and step >= curve.broken_at:
-        return math.inf
-    scores = sweep.validation(curve.at(step)[1], full.parts.judged)
-    return scores.mean if scores is not None else math.inf
 
 
 def _shuffled(full: Referee, draw: int) -> list[Entrant]:

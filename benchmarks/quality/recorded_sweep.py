@@ -27,6 +27,14 @@ class Curve:
     totals: list[Totals] = field(default_factory=list)
     broken_at: int | None = None  # the step with a training loss that is not finite
 
+    @property
+    def diverged_at(self) -> int | None:
+        """The step from which on there is nothing finite: its training loss was not, or the validation loss after the step
+        before it, the last that was evaluated of a job in full training."""
+        if self.broken_at is None and self.steps and self.steps[-1] < self.total_steps:
+            return self.steps[-1] + 1
+        return self.broken_at
+
     def at(self, step: int) -> tuple[float, Totals]:
         """(smoothed training loss, totals) after this step. Raises ValueError if it was not evaluated then."""
         place = self.steps.index(step)
@@ -36,7 +44,8 @@ class Curve:
 @dataclass
 class Sweep:
     """weights: of the rows, validation rows first: their labels, or 1 for pairs. base: the base's own totals. lengths: tokens
-    of each row. tokens: trained on. reasons, samples: how each job ended, and what it trained on."""
+    of each row. tokens: trained on. machine: which trained it, as of result_file.this_machine. reasons, samples: how each job
+    ended, and what it trained on."""
 
     pair: str
     policy: str
@@ -48,7 +57,7 @@ class Sweep:
     lengths: list[int]
     base: list[float]
     curves: list[Curve]
-    device: str = ""
+    machine: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     tokens: int = 0
     reasons: dict[int, str] = field(default_factory=dict)

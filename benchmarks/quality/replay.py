@@ -64,7 +64,7 @@ def referee_of(spec: TaskSpec, sweep: Sweep, like: TaskSpec | None = None) -> Re
     while active := referee.active:
         for entrant in active:
             entrant.step += 1
-            if entrant.step == curves[entrant.index].broken_at:
+            if entrant.step == curves[entrant.index].diverged_at:
                 referee.end(entrant, "diverging")
             elif entrant.due:
                 referee.evaluated(entrant.index, *curves[entrant.index].at(entrant.step))
@@ -157,15 +157,17 @@ def rankings(sweep: Sweep, full: Referee) -> list[Ranking]:
     quarter, best = math.ceil(len(final) / 4), min(range(len(final)), key=lambda place: final[place])
     found = []
     for share in SHARES:
-        early = [_loss_at(sweep, place, at_share(share, e.schedule.total_steps)) for place, e in enumerate(entrants)]
+        steps = [at_share(share, entrant.schedule.total_steps) for entrant in entrants]
+        early = [loss_at(sweep, place, step, sweep.validation_rows) for place, step in enumerate(steps)]
         kept = sorted(range(len(early)), key=lambda place: early[place])[:quarter]
         found.append(Ranking(share, spearman(early, final), best in kept))
     return found
 
 
-def _loss_at(sweep: Sweep, place: int, step: int) -> float:
+def loss_at(sweep: Sweep, place: int, step: int, rows: int) -> float:
+    """A fully trained job's loss on the first so many validation rows after this step; infinite once it diverged."""
     curve = sweep.curves[place]
-    if curve.broken_at is not None and step >= curve.broken_at:
+    if curve.diverged_at is not None and step >= curve.diverged_at:
         return math.inf
-    scores = sweep.validation(curve.at(step)[1], sweep.validation_rows)
+    scores = sweep.validation(curve.at(step)[1], rows)
     return scores.mean if scores is not None else math.inf

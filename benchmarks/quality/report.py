@@ -13,7 +13,7 @@ from benchmarks.quality.peers import asha, hyperband, random_subset
 from benchmarks.quality.recorded_sweep import Sweep
 from benchmarks.quality.replay import Outcome, judged_loss, rankings, replay, replay_live, unseen
 from benchmarks.quality.sweep_plot import draw
-from benchmarks.result_file import RESULTS, device_name, write_result
+from benchmarks.result_file import RESULTS, write_result
 from contract.early_exit_policy import EarlyExitPolicy
 from contract.row_scores import RowScores
 from contract.task_spec import TaskSpec
@@ -25,6 +25,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "keep_0.15": {"keep_fraction": 0.15},
     "keep_0.35": {"keep_fraction": 0.35},
     "rank_cut": {"policy": "alto"},
+    "warmup_0.1": {"warmup_fraction": 0.1},
     "guard_3": {"guard_patience": 3},
     "guard_12": {"guard_patience": 12},
 }
@@ -44,8 +45,11 @@ def report(state: Path, commit: str | None, small: bool = False, out: Path | Non
         path = out / "quality.json"
         path.write_text(json.dumps({"gate": gate, "figures": figures, "rows": rows}, indent=1) + "\n")
     else:
-        path = write_result("quality", gate, figures, rows, commit)
-        draw(rows, RESULTS / f"quality-{device_name()}.svg")
+        machines = {json.dumps(sweep.machine) for sweep in sweeps}
+        if len(machines) > 1:
+            raise ValueError(f"{state} holds sweeps of several machines or versions: {', '.join(sorted(machines))}")
+        path = write_result("quality", gate, figures, rows, commit, machine=sweeps[0].machine)
+        draw(rows, RESULTS / f"{path.stem}.svg")
     return f"{path}\n{json.dumps(figures, indent=1)}"
 
 

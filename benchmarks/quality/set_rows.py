@@ -12,7 +12,7 @@ from benchmarks.quality.base_set_pairs import TEST_PART, RowSet
 def rows_of(rows: RowSet, data: Path, folder: Path, most: int | None) -> tuple[Path, Path]:
     """(the task's file, the test file), in `folder`; at most `most` rows in all. Equal rows are taken once, so that none is on
     both sides. Raises OSError if the set is missing."""
-    lines = [line for file in rows.files for line in (data / file).read_text(encoding="utf-8").splitlines() if line]
+    lines = [line for file in rows.files for line in (data / file).read_text(encoding="utf-8").split("\n") if line]
     known = list(dict.fromkeys(map(_canonical, lines)))
     drawn = random.Random(rows.name).sample(known, min(len(known), most or rows.rows, rows.rows))
     if rows.swapped:

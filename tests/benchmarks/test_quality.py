@@ -1,5 +1,6 @@
 """The quality benchmark's replays, over sweeps whose truth is known; and its sets, read from rows made here."""
 
+import copy
 import json
 import math
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from benchmarks.quality.base_set_pairs import PAIRS, SECOND_SEED, SETS, Pair, RowSet, spec_of
 from benchmarks.quality.peers import asha_of, hyperband, random_subset
 from benchmarks.quality.recorded_sweep import Curve, Sweep
-from benchmarks.quality.replay import ASHA_FACTORS, ASHA_WARMUPS, replay, replay_live, watch_steps
+from benchmarks.quality.replay import ASHA_FACTORS, ASHA_WARMUPS, loss_at, replay, replay_live, watch_steps
 from benchmarks.quality.report import OURS, POLICIES, figures_of, row_of
 from benchmarks.quality.set_rows import rows_of
 from contract.task_spec import Schedule
@@ -135,6 +136,28 @@ def test_a_live_record_that_the_policy_would_not_repeat_is_refused(sweep):
     live.reasons[0] = "diverging"
     with pytest.raises(ValueError, match="decides otherwise"):
         replay_live(live, spec_of(PAIR, OURS))
+
+
+def test_a_job_whose_validation_loss_was_not_finite_ranks_last_from_then_on(sweep):
+    sweep = copy.deepcopy(sweep)
+    curve = sweep.curves[3]
+    curve.steps, curve.ema, curve.totals = (part[:4] for part in (curve.steps, curve.ema, curve.totals))
+    curve.totals[-1] = np.full_like(curve.totals[-1], math.nan)
+    last = curve.steps[-1]
+    assert curve.diverged_at == last + 1
+    assert math.isfinite(loss_at(sweep, 3, curve.steps[-2], VALIDATION))
+    assert loss_at(sweep, 3, last, VALIDATION) == loss_at(sweep, 3, curve.total_steps, VALIDATION) == math.inf
+    _, referee = replay(spec_of(PAIR, "none"), sweep)
+    assert referee.entrants[3].reason == "diverging"
+    assert referee.entrants[3].step <= last + 1
+
+
+def test_a_row_is_a_line_whatever_its_text_holds(tmp_path):
+    rows = [{"prompt": f"{n}\u2028", "completion": "\x85 \x1c"} for n in range(8)]
+    (tmp_path / "set.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    task, test = rows_of(RowSet("set", ("set.jsonl",), True), tmp_path, tmp_path, None)
+    found = [json.loads(line) for file in (task, test) for line in file.read_text(encoding="utf-8").split("\n") if line]
+    assert sorted(row["prompt"] for row in found) == [row["prompt"] for row in rows]
 
 
 def test_no_row_is_on_both_sides(tmp_path):
