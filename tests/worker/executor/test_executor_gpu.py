@@ -56,7 +56,7 @@ def test_a_search_ends_with_adapters_from_the_fused_trainer(fleet, placing, tmp_
     assert len(made) == 1
     assert made[0].forwards > 0
     kinds = [getattr(event, "reason", event.kind) for event in reported.ended.values()]
-    assert kinds.count("job_completed") == 4
+    assert 2 <= kinds.count("job_completed") <= 6, "half to one and a half times keep_fraction of 8 jobs pass the cut"
     assert set(kinds) == {"job_completed", ExitReason.UNDERPERFORMING}
     assert all(math.isfinite(event.best_val_loss) for event in reported.ended.values())
     assert set(reported.manifests) == {job for job, event in reported.ended.items() if event.kind == "job_completed"}

@@ -179,22 +179,27 @@ def test_dropout_is_the_plain_paths_to_the_bit_of_its_mask_and_alike_however_a_s
     assert error(cut, ours[1]) < 5e-3
 
 
-def test_eight_bit_moments_follow_the_plain_path() -> None:
-    model, moved = llama(), []
-    backbone = Backbone.of(model.to(torch.bfloat16), "cuda")
-    for arena in (
-        DeviceArena(backbone.targets, 16, "cuda", torch.bfloat16, eight_bit=True),
-        Arena(backbone.targets, 16, eight_bit=True),
-    ):
+def test_eight_bit_moments_are_as_near_to_exact_ones_as_the_plain_paths() -> None:
+    """Codes next to an edge may differ from plain PyTorch's (tests/kernels/test_triton_moments.py), and another code moves a
+    weight by as much as coding itself does: both paths are measured against moments that are not coded."""
+    backbone = Backbone.of(llama().to(torch.bfloat16), "cuda")
+
+    def moved(arena: Arena) -> list[torch.Tensor]:
         slot = arena.attach(8, 16.0)
         generator = torch.Generator().manual_seed(0)
         for step in range(1, 6):
             arena.grad[slot.used] = torch.randn(arena.grad[slot.used].shape, generator=generator).to(arena.grad.device)
+            update = RowUpdate(slot, 1e-3, 0.0, step, 1e9)
             if isinstance(arena, DeviceArena):
                 arena.slots_with_gradient.add(slot)
-                DeviceTrainer(backbone, arena).update([RowUpdate(slot, 1e-3, 0.0, step, 1e9)])
+                DeviceTrainer(backbone, arena).update([update])
             else:
-                update_rows(arena, RowUpdate(slot, 1e-3, 0.0, step, 1e9))
-        moved.append((arena.master[slot.used].cpu(), *(part.cpu() for part in arena.moments.read(slot.used))))
-    for got, want in zip(*moved, strict=True):
-        assert error(got, want) < 1e-3
+                update_rows(arena, update)
+        return [arena.master[slot.used].cpu(), *(part.cpu() for part in arena.moments.read(slot.used))]
+
+    exact = moved(Arena(backbone.targets, 16))
+    plain = moved(Arena(backbone.targets, 16, eight_bit=True))
+    fused = moved(DeviceArena(backbone.targets, 16, "cuda", torch.bfloat16, eight_bit=True))
+    for got, want, truth in zip(fused, plain, exact, strict=True):
+        assert error(got, truth) < 1.02 * error(want, truth)
+        assert error(got, want) < 0.2 * error(want, truth)
