@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from benchmarks.quality.base_set_pairs import PAIRS, RATES, spec_of
@@ -161,6 +161,7 @@ def _figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         "evaluation_share_max": max(one["evaluation_share"] for one in ours),
         "kept_mean": fmean(one["kept"] for one in ours),
         "regret_full_mean": fmean(row["full"]["regret"] for row in rows),
+        "regret_full_median": median(row["full"]["regret"] for row in rows),
         "regret_full_max": max(row["full"]["regret"] for row in rows),
         "none_said": sum(one["none_said"] for one in shown),
         "none_wrong": sum(one["none_wrong"] for one in shown),
@@ -171,6 +172,7 @@ def _figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     for name, told in (("", shown), ("replay_", ours)):
         figures |= {
             f"{name}regret_mean": fmean(one["regret"] for one in told),
+            f"{name}regret_median": median(one["regret"] for one in told),
             f"{name}regret_max": max(one["regret"] for one in told),
             f"{name}best_loss_ratio_mean": fmean(one["ratio"] for one in told),
             f"{name}best_loss_ratio_max": max(one["ratio"] for one in told),
