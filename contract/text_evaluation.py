@@ -3,13 +3,12 @@
 Names and numbers, strictly validated. Knows no model and no tokenizer.
 """
 
-import json
 import re
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from contract.json_schema_rules import checked
 from contract.strict import NO_BOOL, STORABLE, Strict
 
 MOST_METRICS, MOST_STOPS, MOST_PROMPTS = 8, 16, 1024
@@ -77,33 +76,11 @@ class JsonValid(_Metric):
     type: Literal["json_valid"]
 
 
-_UNBOUNDED = ("patternProperties", "$dynamicRef", "$recursiveRef")  # whose cost nobody can bound
-_MOST_SCHEMA = 32768  # characters
-
-
-def _keys(node: Any) -> Iterator[str]:
-    if isinstance(node, dict):
-        for key, inner in node.items():
-            yield key
-            yield from _keys(inner)
-    elif isinstance(node, list):
-        for inner in node:
-            yield from _keys(inner)
-
-
-def _bounded(schema: dict[str, Any]) -> dict[str, Any]:
-    if len(json.dumps(schema)) > _MOST_SCHEMA:
-        raise ValueError(f"is longer than {_MOST_SCHEMA} characters")
-    for name in set(_keys(schema)) & set(_UNBOUNDED):
-        raise ValueError(f"uses '{name}', which is not evaluated here; write the schema without it")
-    return schema
-
-
 class JsonSchema(_Metric):
     """1 where the text is a JSON document that the schema allows (JSON Schema 2020-12; references within the schema alone)."""
 
     type: Literal["json_schema"]
-    json_schema: Annotated[dict[str, Any], AfterValidator(_bounded)]
+    json_schema: Annotated[dict[str, Any], AfterValidator(checked)]
 
 
 class RougeL(_Metric):

@@ -28,9 +28,6 @@ def test_metrics_are_reported_under_their_names_or_types() -> None:
         ({"metrics": [{"type": "bertscore"}]}, "does not match any of the expected tags"),
         ({"metrics": [{"type": "regex", "pattern": "("}]}, "is no regular expression"),
         ({"metrics": [{"type": "regex"}]}, "pattern"),
-        ({"metrics": [{"type": "json_schema", "json_schema": {"items": {"patternProperties": {}}}}]}, "'patternProperties'"),
-        ({"metrics": [{"type": "json_schema", "json_schema": {"$dynamicRef": "#a"}}]}, "'$dynamicRef'"),
-        ({"metrics": [{"type": "json_schema", "json_schema": {"title": "x" * 40_000}}]}, "longer than 32768 characters"),
         ({"metrics": [{"type": "contains"}, {"type": "contains"}]}, "two metrics named contains; give each a 'name'"),
         ({"metrics": [{"type": "json_valid", "name": "No spaces"}]}, "name"),
         ({"metrics": [{"type": "rouge_l"}], "max_new_tokens": 0}, "max_new_tokens"),
@@ -76,3 +73,75 @@ def test_only_a_worker_that_knows_every_metric_gets_the_task() -> None:
     assert "select_by" not in wanted
     assert wanted <= understood()
     assert not any("evaluation" in name for name in needed(spec().model_dump(mode="json")))
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"items": schema}
+    return schema
+
+
+def chained(count: int, copies: int = 1) -> dict[str, Any]:
+    """References one after another, each of them so often."""
+    links = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * copies} for n in range(count)}
+    return {"$ref": "#/$defs/d0", "$defs": links | {f"d{count}": {}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"items": {"patternProperties": {}}}, "uses 'patternProperties' at #/items, whose cost cannot be bounded"),
+        ({"allOf": [{"unevaluatedProperties": False}]}, "'unevaluatedProperties' at #/allOf/0"),
+        ({"$dynamicRef": "#a"}, "'$dynamicRef'"),
+        ({"title": "x" * 40_000}, "longer than 32768 characters"),
+        (nested(900), "nested deeper than 64 levels"),
+        ({"enum": [float("inf")]}, "not JSON compliant"),
+        ({"minimum": float("nan")}, "not JSON compliant"),
+        ({"type": 5}, "has at # a 'type' that is not one of array, boolean"),
+        ({"properties": {"a": {"type": "text"}}}, "has at #/properties/a a 'type' that is not one of array"),
+        ({"type": [{}]}, "has at # a 'type'"),
+        ({"items": 5}, "has at #/items a number, where a schema"),
+        ({"items": [{}]}, "has at #/items a list, where a schema"),
+        ({"properties": ["a"]}, "a 'properties' that is not an object of schemas"),
+        ({"anyOf": {}}, "a 'anyOf' that is not a list of schemas"),
+        ({"required": "a"}, "a 'required' that is not a list of texts"),
+        ({"dependentRequired": {"a": "b"}}, "'dependentRequired' that is not an object of lists of texts"),
+        ({"multipleOf": 0}, "a 'multipleOf' that is not a number above 0"),
+        ({"minimum": "1"}, "a 'minimum' that is not a number"),
+        ({"maxLength": -1}, "a 'maxLength' that is not a whole number"),
+        ({"maxItems": 1.5}, "a 'maxItems' that is not a whole number"),
+        ({"uniqueItems": 1}, "a 'uniqueItems' that is not true or false"),
+        ({"pattern": "("}, "a 'pattern' that is not a regular expression"),
+        ({"$ref": 5}, "a '$ref' that is not a text"),
+        ({"$ref": "http://localhost/x"}, "refers at # to 'http://localhost/x', where it has no schema"),
+        ({"required": ["a"], "$ref": "#/required"}, "refers at # to '#/required', where it has no schema"),
+        ({"x": {"type": 7}, "$ref": "#/x"}, "refers at # to '#/x'"),
+        ({"items": {"$id": "http://[bad"}}, "has an '$id' at #/items"),
+        ({"$ref": "#"}, "refers in a circle"),
+        ({"anyOf": [{"not": {"$ref": "#/anyOf/0"}}]}, "refers in a circle"),
+        (chained(300), "refers in a circle, or through more than 64 references"),
+        (chained(20, 2), "checks one value more than 10000 times"),
+    ],
+)
+def test_a_schema_that_cannot_be_checked_is_refused_with_its_place(schema: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        Evaluation.model_validate({"metrics": [{"type": "json_schema", "json_schema": schema}]})
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "https://example.com/a", "title": "a"},
+        {"$ref": "#/$defs/tree", "$defs": {"tree": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}},
+        {"$ref": "#/$defs/a~1b~0c%20d", "$defs": {"a/b~c d": True}},
+        {"properties": {"a": {"$ref": "#named"}}, "$defs": {"x": {"$anchor": "named", "type": ["string", "null"]}}},
+        {"properties": {"patternProperties": {"maxLength": 2.0}, "type": {"enum": [1, None]}}, "required": ["type"]},
+        chained(10, 2),
+    ],
+)
+def test_what_people_write_in_schemas_is_accepted(schema: dict[str, Any]) -> None:
+    (metric,) = Evaluation.model_validate({"metrics": [{"type": "json_schema", "json_schema": schema}]}).metrics
+    assert metric.model_dump()["json_schema"] == schema
