@@ -65,12 +65,20 @@ class BaseEvaluated(Message):
 _Score = Annotated[float, Field(ge=0, le=1)]
 
 
-class TextSample(Message):
-    """One generated text. prompt: its end, where it is long."""
+def _storable(text: str) -> str:
+    """Models generate NUL, which the service cannot store."""
+    return text.replace("\0", "\ufffd")
 
-    prompt: str
-    reference: str
-    text: str
+
+_Shown = Annotated[str, AfterValidator(_storable)]
+
+
+class TextSample(Message):
+    """One generated text. prompt: its end, where it is long. NUL characters are replaced."""
+
+    prompt: _Shown
+    reference: _Shown
+    text: _Shown
     finish_reason: Literal["stop", "length"]
     scores: dict[str, float]
 

@@ -168,3 +168,11 @@ def test_an_evaluation_of_a_job_that_has_ended_or_never_was_is_refused(placed):
         refused = taken.send(texts(job, 0, 0))
         assert refused.status_code == 422
         assert why in refused.text
+
+
+def test_a_text_with_a_nul_character_is_stored_with_a_replacement(tenant, placed):
+    """Models generate NUL, and Postgres stores none."""
+    taken = placed()
+    taken.report(texts(None, 0.0, 0.5, samples=[{**SAMPLE, "text": "a\0b"}]))
+    found = tenant.get(f"/v1/tasks/{taken.given.task_id}/evaluations").json()["data"]
+    assert found[0]["samples"][0]["text"] == "a\ufffdb"
