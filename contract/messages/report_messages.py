@@ -86,7 +86,7 @@ class TextSample(Message):
 class TextsEvaluated(Message):
     """Texts were generated and scored: of a job's best adapter, before AdapterKept, or of the base (job None). scores: means
     over `prompts` prompts by the metric's name; prompt_scores: of each prompt, in the order of the validation rows. Both are
-    empty where `error` says why there are none."""
+    empty where `error` says why there are none. notes: sentences about what was left out of the scores, or counts as 0."""
 
     kind: Literal["texts_evaluated"] = "texts_evaluated"
     job: int | None
@@ -96,6 +96,7 @@ class TextsEvaluated(Message):
     prompt_scores: dict[str, Annotated[list[_Score], Field(max_length=MOST_PROMPTS)]] = Field(default={})
     samples: Annotated[list[TextSample], Field(max_length=16)] = Field(default=[])
     error: Annotated[str, Field(max_length=2000)] | None = None
+    notes: Annotated[list[Annotated[str, Field(max_length=500)]], Field(max_length=100)] = Field(default=[])
     tokens: int = 0
     seconds: float = 0.0
 

@@ -189,6 +189,7 @@ class TextEvaluation(Base):
     prompt_scores: Mapped[Json] = mapped_column(deferred=True)  # by metric, of each prompt
     samples: Mapped[list[dict[str, Any]]] = mapped_column(JSONB)
     error: Mapped[str | None] = mapped_column(Text)
+    notes: Mapped[list[str]] = mapped_column(JSONB, server_default="[]")
     tokens: Mapped[Big]
     seconds: Mapped[float] = mapped_column(Double)
     created_at: Mapped[Now]

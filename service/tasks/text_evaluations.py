@@ -36,6 +36,7 @@ class TextScores:
     prompts: int
     scores: Mapping[str, float]
     error: str | None
+    notes: Sequence[str] = ()
 
 
 class TextSampleResource(BaseModel):
@@ -59,6 +60,10 @@ class TextEvaluationResource(BaseModel):
     scores: dict[str, float] = Field(description="By the metric's name, means over the prompts; empty where `error` says why")
     samples: list[TextSampleResource] = Field(description="The first prompts")
     error: str | None
+    notes: list[str] = Field(
+        description="What is left out of the scores or counts as 0, in sentences: rows without a prompt, texts that could not "
+        "be scored in time, metrics that were given up"
+    )
     tokens: int = Field(description="That were read and generated; they are billed as evaluation tokens")
     seconds: float
     created_at: datetime
@@ -74,6 +79,7 @@ class TextEvaluationResource(BaseModel):
             scores=row.scores,
             samples=[TextSampleResource.model_validate(sample) for sample in row.samples],
             error=row.error,
+            notes=row.notes,
             tokens=row.tokens,
             seconds=row.seconds,
             created_at=row.created_at,
@@ -95,6 +101,7 @@ def store(session: Session, task: Task, job: Job | None, event: TextsEvaluated) 
             prompt_scores=event.prompt_scores,
             samples=[sample.model_dump(mode="json") for sample in event.samples],
             error=event.error,
+            notes=event.notes,
             tokens=event.tokens,
             seconds=event.seconds,
         )
@@ -141,9 +148,10 @@ def evaluations_of(
 
 def scores_of_task(session: Session, principal: Principal, task_id: str) -> list[TextScores]:
     """All of a task's, without samples: the base's first, then the jobs' in index order."""
-    columns = (TextEvaluation.job_id, TextEvaluation.step, TextEvaluation.prompts, TextEvaluation.scores, TextEvaluation.error)
-    rows = session.execute(_owned(principal, task_id).order_by(_PLACE).add_columns(*columns))
-    return [TextScores(row.job_id, row.job_index, row.step, row.prompts, row.scores, row.error) for row in rows]
+    columns = (TextEvaluation.job_id, TextEvaluation.step, TextEvaluation.prompts, TextEvaluation.scores)
+    said = (TextEvaluation.error, TextEvaluation.notes)
+    rows = session.execute(_owned(principal, task_id).order_by(_PLACE).add_columns(*columns, *said))
+    return [TextScores(row.job_id, row.job_index, row.step, row.prompts, row.scores, row.error, row.notes) for row in rows]
 
 
 def _owned(principal: Principal, task_id: str) -> Select[Any]:
@@ -179,12 +187,16 @@ def scores_to_select_by(session: Session, task: Task, metric: str) -> dict[str |
     }
 
 
-def why_unscored(session: Session, task: Task) -> str | None:
-    """Why texts of adapters were not scored, as the first report of one says."""
-    failed = select(TextEvaluation.error).where(
-        TextEvaluation.task_id == task.id, TextEvaluation.job_id.is_not(None), TextEvaluation.error.is_not(None)
+def why_unscored(session: Session, task: Task, metric: str) -> str | None:
+    """Why texts of adapters have no score by this metric, as the first report of one says."""
+    said = select(TextEvaluation.error, TextEvaluation.notes).where(
+        TextEvaluation.task_id == task.id, TextEvaluation.job_id.is_not(None)
     )
-    return session.scalar(failed.order_by(TextEvaluation.created_at).limit(1))
+    for error, notes in session.execute(said.order_by(TextEvaluation.created_at)):
+        why = error or next((note for note in notes if note.startswith(f"metric '{metric}' has no result")), None)
+        if why is not None:
+            return str(why)
+    return None
 
 
 def as_csv(found: Sequence[TextScores]) -> str:

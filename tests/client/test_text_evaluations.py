@@ -23,7 +23,7 @@ def evaluation(index: int | None, rouge: float, text: str, **more) -> dict:
 
 
 BASE, FIRST = evaluation(None, 0.25, "the SELECT"), evaluation(0, 0.75, "[b]four[/b]", step=18)
-BROKEN = evaluation(1, 0.0, "", scores={}, samples=[], error="the device had no memory")
+BROKEN = evaluation(1, 0.0, "", scores={}, samples=[], error="the device had no memory", notes=["2 rows have no prompt"])
 
 
 def printed(found: list[dict], samples: int) -> str:
@@ -36,8 +36,8 @@ def printed(found: list[dict], samples: int) -> str:
 def test_scores_and_texts_of_the_base_stand_beside_the_adapters() -> None:
     said = printed([BASE, FIRST, BROKEN], 2)
     lines = [" ".join(line.split()) for line in said.splitlines()]
-    assert lines[0] == "of rouge prompts step not scored"
-    assert lines[1:4] == ["the base 0.250 9", "job 0 0.750 9 18", "job 1 9 the device had no memory"]
+    assert lines[0] == "of rouge prompts step notes"
+    assert lines[1:4] == ["the base 0.250 9", "job 0 0.750 9 18", "job 1 9 the device had no memory; 2 rows have no prompt"]
     texts = ["the base (rouge 0.250): the SELECT", "job 0 (rouge 0.750): [b]four[/b]"]
     assert lines[5:9] == ["prompt 1: 2+2?", "reference: 4", *texts]
     assert len(lines) == 9

@@ -19,7 +19,7 @@ def drawn(found: Sequence[TextEvaluation], samples: int) -> RenderableType:
         *(Column(name, right=True) for name in metrics),
         Column("prompts", need=2, right=True),
         Column("step", need=3, right=True),
-        Column("not scored", need=1, folds=True),
+        Column("notes", need=1, folds=True),
     )
     rows = [
         (
@@ -27,7 +27,7 @@ def drawn(found: Sequence[TextEvaluation], samples: int) -> RenderableType:
             *(f"{one.scores[name]:.3f}" if name in one.scores else "" for name in metrics),
             str(one.prompts),
             str(one.step) if one.step is not None else "",
-            one.error or "",
+            "; ".join([*([one.error] if one.error is not None else []), *one.notes]),
         )
         for one in found
     ]

@@ -95,7 +95,7 @@ def _chosen(
     )
     if metric == VAL_LOSS:
         return winner, selection
-    why = why_unscored(session, task) or "its worker reported no score"
+    why = why_unscored(session, task, metric) or "its worker reported no score"
     said = f"no adapter was scored by {metric} ({why}), so the validation loss decided: {selection.verdict}"
     return winner, selection.model_copy(update={"verdict": said, "unscored": sorted(jobs)})
 

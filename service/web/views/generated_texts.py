@@ -41,12 +41,12 @@ class Prompt:
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """An evaluation's means in the order of the table's metrics; None: not scored."""
+    """An evaluation's means in the order of the table's metrics; None: not scored. said: why, and what counts as 0."""
 
     whose: str
     best: bool
     values: list[float | None]
-    error: str | None
+    said: str
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def generated_texts(session: Session, reader: Principal, task: Task, winner: int
 def score_table(found: Sequence[TextScores], winner: int | None) -> ScoreTable:
     """All scores, the base's first."""
     metrics = sorted({name for one in found for name in one.scores})
-    rows = [ScoreRow(_whose(one), _wins(one, winner), [one.scores.get(name) for name in metrics], one.error) for one in found]
+    rows = [ScoreRow(_whose(one), _wins(one, winner), [one.scores.get(name) for name in metrics], _said(one)) for one in found]
     return ScoreTable(metrics, rows, max((one.prompts for one in found), default=0))
 
 
@@ -121,6 +121,10 @@ def _answer(one: TextEvaluationResource, sample: TextSampleResource, winner: int
         unfinished=sample.finish_reason == "length",
         scores=sorted(sample.scores.items()),
     )
+
+
+def _said(one: TextScores) -> str:
+    return "; ".join([*([one.error] if one.error is not None else []), *one.notes])
 
 
 def _whose(one: TextScores | TextEvaluationResource) -> str:

@@ -113,6 +113,20 @@ def test_an_adapter_without_scores_loses_to_one_that_has_any(tenant, placed):
     assert (first["scores"], first["error"]) == ({}, "no memory")
 
 
+def test_notes_are_stored_and_say_why_a_metric_did_not_select(tenant, placed):
+    note = "metric 'rouge' has no result: time was up after 3 of 9 texts"
+    taken = placed(select_by="rouge")
+    taken.report(moved(0, "warmup"), moved(1, "warmup"), points(0, [1]), points(1, [1]), texts(None, 0.0, 0.125))
+    for job, loss in ((0, 1.5), (1, 1.25)):
+        given_up = texts(job, 0, 0, scores={"exact_match": 0.0}, prompt_scores={"exact_match": [0, 0]}, notes=["a row", note])
+        taken.report(given_up, taken.adapter(job, loss), completed(job, 20, 18, loss))
+    task = tenant.get(f"/v1/tasks/{taken.given.task_id}").json()
+    assert task["winner"]["index"] == 1
+    assert task["selection"]["verdict"].startswith(f"no adapter was scored by rouge ({note}), so the validation loss decided")
+    found = tenant.get(f"/v1/tasks/{taken.given.task_id}/evaluations").json()["data"]
+    assert [one["notes"] for one in found] == [[], ["a row", note], ["a row", note]]
+
+
 def test_evaluations_are_listed_with_samples_and_as_csv_and_told_as_events(tenant, placed):
     taken = placed(select_by="rouge")
     assert taken.node.desired().placements[0].base_texts_evaluated is False

@@ -144,6 +144,17 @@ def test_without_any_memory_the_adapter_is_kept_and_the_report_says_why_it_has_n
         assert "no memory to generate one text at a time" in event.error
 
 
+def test_an_expression_that_backtracks_is_given_up_and_the_report_says_so(fleet, placing, tmp_path):
+    metrics = [{"type": "regex", "pattern": "(?s)^(?:.|..)+[\x01\x02]$"}, {"type": "regex", "name": "some", "pattern": "(?s)."}]
+    asked = {"metrics": metrics, "max_prompts": 7, "max_new_tokens": 60}
+    (reported,) = Inside(fleet, tmp_path).run(placing(SPACE, early_exit=CALM, evaluation=asked))
+    said = evaluated(reported)[None]
+    assert said.scores == {"some": 1.0}
+    assert [note.split(" of ")[0] for note in said.notes] == ["metric 'regex' has no result: 5"]
+    assert all(sample.scores == {"some": 1.0} for sample in said.samples)
+    assert len(said.samples) == 7
+
+
 def test_a_task_that_resumes_does_not_ask_the_base_again_if_the_service_knows(fleet, placing, tmp_path):
     placement = placing(SPACE, early_exit=CALM, evaluation=ASKED)
     (first,) = Inside(fleet, tmp_path).run(placement)

@@ -7,16 +7,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from contract.text_evaluation import TextMetric
-from worker.metrics.text_metrics import MetricError, prompt_scores, rouge_l, scorers
+from contract.text_evaluation import JsonSchema, TextMetric
+from worker.metrics import scoring
+from worker.metrics.score_errors import MetricError
+from worker.metrics.scoring import MOST_COSTLY, Scoring
+from worker.metrics.text_metrics import rouge_l, scorer
 
 METRIC: TypeAdapter[Any] = TypeAdapter(TextMetric)
 NESTED = "[" * 100_000
 
 
 def score(metric: dict[str, Any], text: str, reference: str = "") -> float:
-    (function,) = scorers([METRIC.validate_python(metric)]).values()
-    return function(text, reference)
+    return scorer(METRIC.validate_python(metric))(text, reference)
+
+
+def scored(*metrics: Any, pairs: list[tuple[str, str]]) -> Scoring:
+    """In slices of one text each."""
+    made = Scoring([METRIC.validate_python(one) if isinstance(one, dict) else one for one in metrics], pairs)
+    while not made.done:
+        made.advance(0)
+    return made
 
 
 @pytest.mark.parametrize(
@@ -46,7 +56,8 @@ def score(metric: dict[str, Any], text: str, reference: str = "") -> float:
         ({"type": "json_schema", "json_schema": {"type": "object", "required": ["a"]}}, '{"a": 1}', "", 1),
         ({"type": "json_schema", "json_schema": {"type": "object", "required": ["a"]}}, '{"b": 1}', "", 0),
         ({"type": "json_schema", "json_schema": {"type": "object", "required": ["a"]}}, "no", "", 0),
-        ({"type": "json_schema", "json_schema": {"$ref": "http://localhost:1/x"}}, "1", "", 0),
+        ({"type": "json_valid"}, "NaN", "", 0),
+        ({"type": "json_valid"}, "[-Infinity]", "", 0),
         ({"type": "rouge_l"}, "The cat, sat!", "the cat sat", 1),
         ({"type": "rouge_l"}, "police kill the gunman", "police killed the gunman", 0.75),
         ({"type": "rouge_l"}, "", "a", 0),
@@ -67,36 +78,111 @@ def test_rouge_l_is_the_f_measure_of_the_textbook_recurrence(left: list[str], ri
     assert rouge_l(" ".join(left), " ".join(right)) == pytest.approx(expected)
 
 
-def test_a_hostile_expression_scores_nothing_and_holds_nobody_up() -> None:
-    assert score({"type": "regex", "pattern": "(a|aa)+$"}, "a" * 5000 + "b") == 0
+BACKTRACKS = {"type": "regex", "pattern": "(a|aa)+$"}
+SLOW = "a" * 5000 + "b"
 
 
-def test_hostile_schemas_score_nothing_and_hold_nobody_up() -> None:
-    doubled = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)} | {"d40": {}}
-    schemas: list[dict[str, Any]] = [
-        {"$ref": "#/$defs/d0", "$defs": doubled},
-        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
-        {"pattern": "(a|aa)+$"},
-    ]
-    for schema in schemas:
-        assert score({"type": "json_schema", "json_schema": schema}, '"' + "a" * 5000 + 'b"') == 0
-    fine = {"$ref": "#/$defs/x", "$defs": {"x": {"type": "string", "pattern": "^a+$"}}}
+def test_a_hostile_expression_counts_as_0_and_the_report_says_so() -> None:
+    made = scored(BACKTRACKS, pairs=[(SLOW, ""), ("aaa", "aaa")])
+    assert made.scores == {"regex": [0.0, 1.0]}
+    assert made.notes == ["metric 'regex': 1 of 2 texts could not be scored (too long a time) and count as 0"]
+
+
+def test_an_expression_that_keeps_timing_out_is_given_up_and_the_others_are_not() -> None:
+    made = scored(BACKTRACKS, {"type": "contains"}, pairs=[(SLOW, "b")] * 500)
+    assert made.scores == {"contains": [1.0] * 500}
+    (note,) = made.notes
+    assert note.startswith(f"metric 'regex' has no result: {MOST_COSTLY} of the first {MOST_COSTLY} took too long of 500 texts")
+
+
+def test_a_metric_whose_time_is_up_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "SCORING_SECONDS", 1e-9)
+    made = scored({"type": "exact_match"}, pairs=[("a", "a")] * 9)
+    assert made.scores == {}
+    assert made.notes[0].startswith("metric 'exact_match' has no result: time was up after 1 of 9 texts")
+
+
+def unchecked(schema: dict[str, Any]) -> JsonSchema:
+    """A schema that the contract refuses: the worker must outlive it all the same."""
+    return JsonSchema.model_construct(type="json_schema", name=None, json_schema=schema)
+
+
+def doubled(links: int, **more: Any) -> dict[str, Any]:
+    parts = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(links)} | {f"d{links}": {}}
+    return more | {"$ref": "#/$defs/d0", "$defs": parts}
+
+
+CHAIN = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(900)} | {"d900": {}}
+MANY = "[" + ",".join("1" for _ in range(4000)) + "]"
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"multipleOf": 0.5}, "1" * 400),
+        ({"multipleOf": 0.5}, "1e400"),
+        ({"multipleOf": 0.5}, "NaN"),
+        ({"multipleOf": 2}, "Infinity"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$id": "http://[bad", "$ref": "#/$defs/b"}}}, "1"),
+        ({"required": ["a"], "$ref": "#/required"}, "1"),
+        ({"x": 5, "$ref": "#/x"}, "1"),
+        ({"x": {"type": 7}, "$ref": "#/x"}, "1"),
+        ({"x": {"type": "text"}, "$ref": "#/x"}, "1"),
+        ({"x": {"multipleOf": 0}, "$ref": "#/x"}, "1"),
+        ({"x": {"minimum": "a"}, "$ref": "#/x"}, "1"),
+        ({"x": {"items": 5}, "$ref": "#/x"}, "[1]"),
+        ({"x": {"properties": [1]}, "$ref": "#/x"}, '{"a": 1}'),
+        ({"$ref": "#/$defs/d0", "$defs": CHAIN}, "1"),
+        ({"$ref": "#"}, "1"),
+        ({"$ref": "http://localhost:1/x"}, "1"),
+        ({"pattern": "("}, '"a"'),
+        ({"pattern": "(a|aa)+$"}, f'"{SLOW}"'),
+        (doubled(40), "1"),
+        (doubled(40, unevaluatedProperties=False), '{"a": 1}'),
+        (doubled(40, unevaluatedItems=False), "[1]"),
+        ({"anyOf": [{"items": {"anyOf": [{"type": "string"}] * 500}}] * 20}, MANY),
+        ({"items": {"enum": [f"{n}" for n in range(5000)]}}, "[" + ",".join(f'"{n}"' for n in range(4999, 0, -1)) + "]"),
+        ({"uniqueItems": True, "items": {"uniqueItems": True}}, "[" * 900 + "]" * 900),
+    ],
+)
+def test_a_hostile_schema_or_text_counts_as_0_and_holds_nobody_up(schema: dict[str, Any], text: str) -> None:
+    """Ends by the pytest timeout where it does not."""
+    made = scored(unchecked(schema), pairs=[(text, "")] * 3)
+    assert made.scores == {"json_schema": [0.0] * 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[" + ",".join(f'{{"a": {n}}}' for n in range(4000)) + "]", 1),
+        ("[" + ",".join(f'{{"a": {n % 3999}}}' for n in range(4000)) + "]", 0),
+        ('[1, true, "1", [1], {"a": 1}, 1.5, null]', 1),
+        ("[1, 1.0]", 0),
+        ('[{"a": 1, "b": [2.0]}, {"b": [2], "a": 1}]', 0),
+        ("[false, 0]", 1),
+        ("[1e400, 1]", 1),
+    ],
+)
+def test_unique_items_are_told_apart_in_linear_time(text: str, expected: int) -> None:
+    assert score({"type": "json_schema", "json_schema": {"uniqueItems": True}}, text) == expected
+
+
+def test_references_and_patterns_of_fine_schemas_are_followed() -> None:
+    fine = {"$ref": "#/$defs/x", "$id": "https://example.com/s", "$defs": {"x": {"type": "string", "pattern": "^a+$"}}}
     assert score({"type": "json_schema", "json_schema": fine}, '"aaa"') == 1
     assert score({"type": "json_schema", "json_schema": fine}, '"ab"') == 0
+    assert scored(unchecked(fine | {"$id": "http://[bad"}), pairs=[('"aaa"', "")]).scores == {"json_schema": [1.0]}
+    tree = {"$ref": "#/$defs/t", "$defs": {"t": {"type": "array", "items": {"$ref": "#/$defs/t"}}}}
+    assert score({"type": "json_schema", "json_schema": tree}, "[[], [[]]]") == 1
+    assert score({"type": "json_schema", "json_schema": tree}, "[[], [[1]]]") == 0
 
 
-def test_an_expression_that_keeps_timing_out_is_given_up_for_all_texts() -> None:
-    (function,) = scorers([METRIC.validate_python({"type": "regex", "pattern": "(a|aa)+$"})]).values()
-    assert sum(function("a" * 5000 + "b", "") for _ in range(500)) == 0
-    assert function("aaa", "") == 0
+def test_a_pattern_that_this_engine_does_not_know_is_refused_by_its_metrics_name() -> None:
+    with pytest.raises(MetricError, match="metric 'shape': the pattern is no regular expression"):
+        Scoring([METRIC.validate_python({"type": "regex", "name": "shape", "pattern": "[[:x:]]"})], [])
 
 
-def test_a_schema_that_is_none_is_refused_by_its_metrics_name() -> None:
-    with pytest.raises(MetricError, match="metric 'shape': json_schema is no JSON Schema"):
-        scorers([METRIC.validate_python({"type": "json_schema", "name": "shape", "json_schema": {"type": 5}})])
-
-
-def test_means_are_over_all_pairs_by_name() -> None:
-    functions = scorers([METRIC.validate_python(one) for one in ({"type": "exact_match"}, {"type": "contains", "name": "in"})])
-    found = prompt_scores(functions, [("a", "a"), ("ab", "a"), ("c", "a"), ("a ", "a")])
-    assert found == {"exact_match": [1.0, 0.0, 0.0, 1.0], "in": [1.0, 1.0, 0.0, 1.0]}
+def test_scores_are_of_all_pairs_by_name() -> None:
+    found = scored({"type": "exact_match"}, {"type": "contains", "name": "in"}, pairs=[("a", "a"), ("ab", "a"), ("c", "a")])
+    assert found.scores == {"exact_match": [1.0, 0.0, 0.0], "in": [1.0, 1.0, 0.0]}
+    assert found.notes == []

@@ -195,7 +195,8 @@ class TextSample(Message):
 
 
 class TextEvaluation(Message):
-    """Scores of generated texts, of a job's adapter or (without a job) of the base; empty where `error` says why."""
+    """Scores of generated texts, of a job's adapter or (without a job) of the base; empty where `error` says why.
+    notes: what is left out of them, or counts as 0."""
 
     job_id: str | None = None
     index: int | None = None
@@ -204,6 +205,7 @@ class TextEvaluation(Message):
     scores: dict[str, float] = Field(default={})
     samples: list[TextSample] = Field(default=[])
     error: str | None = None
+    notes: list[str] = Field(default=[])
 
 
 class PlanChange(Message):

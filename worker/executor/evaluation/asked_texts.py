@@ -1,0 +1,90 @@
+"""One evaluation of texts: what is asked, what it has cost so far, and the report that it ends with. Runs nothing."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from contract.messages.report_messages import TextSample, TextsEvaluated
+from contract.text_evaluation import SAMPLES, Evaluation
+from worker.data.evaluation_prompts import Prompt
+from worker.executor.job_run import JobRun
+from worker.executor.placement_run import PlacementRun
+from worker.generate.sequence import Completion, Sampling
+from worker.metrics.scoring import Scoring
+from worker.replicas.text_generation import AdapterWeights, TextRequest
+
+SHOWN = 2000  # characters of a sample's prompt, reference and text
+
+
+@dataclass(eq=False)
+class AskedTexts:
+    """run, weights: None for the base. then: what follows once it is reported. tokens, seconds: billed so far."""
+
+    task: PlacementRun
+    run: JobRun | None
+    weights: AdapterWeights | None
+    then: Callable[[], None]
+    prompts: list[Prompt]
+    notes: list[str] = field(default_factory=list)
+    tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """What its task asks for."""
+        asked = self.task.placement.spec.evaluation
+        assert asked is not None
+        return asked
+
+    def request(self) -> TextRequest:
+        asked = self.evaluation
+        sampling = [
+            Sampling(asked.max_new_tokens, asked.temperature, asked.top_p, tuple(asked.stop), asked.seed + place)
+            for place in range(len(self.prompts))
+        ]
+        return TextRequest([prompt.tokens for prompt in self.prompts], sampling, self.weights)
+
+    def pairs(self, completions: Sequence[Completion]) -> list[tuple[str, str]]:
+        """Texts with their references."""
+        return [(done.text, prompt.reference) for done, prompt in zip(completions, self.prompts, strict=True)]
+
+    def bill(self, seconds: float, tokens: int = 0) -> None:
+        self.task.evaluated(seconds, tokens)
+        self.seconds, self.tokens = self.seconds + seconds, self.tokens + tokens
+
+    def report(self, completions: Sequence[Completion], scoring: Scoring) -> None:
+        """Report its scores, and go on."""
+        samples = [
+            TextSample(
+                prompt=prompt.text[-SHOWN:],
+                reference=prompt.reference[:SHOWN],
+                text=done.text[:SHOWN],
+                finish_reason=done.finish_reason,
+                scores={name: each[place] for name, each in scoring.scores.items()},
+            )
+            for place, (prompt, done) in enumerate(list(zip(self.prompts, completions, strict=True))[:SAMPLES])
+        ]
+        self.notes += scoring.notes
+        self._end(scoring.scores, samples, None)
+
+    def fail(self, why: str) -> None:
+        """Report why there are no scores, and go on."""
+        self._end({}, [], why[:2000])
+
+    def _end(self, scores: Mapping[str, list[float]], samples: list[TextSample], error: str | None) -> None:
+        best = self.run.best if self.run is not None else None
+        self.task.record(
+            TextsEvaluated(
+                job=self.run.index if self.run is not None else None,
+                step=best.step if best is not None else None,
+                prompts=len(self.prompts),
+                scores={name: fmean(each) for name, each in scores.items()},
+                prompt_scores=dict(scores),
+                samples=samples,
+                error=error,
+                notes=self.notes,
+                tokens=self.tokens,
+                seconds=self.seconds,
+            )
+        )
+        self.then()
