@@ -1,11 +1,12 @@
 """Generates texts with adapters on the first replica, pass by pass, so that training steps go between.
 
-One batch for all requests. Holds arena rows and a key-value cache while it lasts. Knows no tasks and no metrics. Where the
-device has no memory for the cache or a pass, all begins anew with half as many sequences at once.
+One batch for all requests, each of which can be dropped. Holds arena rows and a key-value cache while it lasts. Knows no tasks
+and no metrics. Where the device has no memory for the cache or a pass, all begins anew with half as many sequences at once.
 """
 
 import logging
-from collections.abc import Hashable, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -53,11 +54,13 @@ class CannotGenerate(RuntimeError):
 class TextGeneration:
     """One batch of requests under way. `close` frees what it holds; a batch that is done, or raised, has closed itself."""
 
-    def __init__(self, replicas: Replicas, requests: dict[Hashable, TextRequest]) -> None:
+    def __init__(self, replicas: Replicas, requests: Mapping[int, TextRequest]) -> None:
         """Raises CannotGenerate."""
-        self._replicas, self._base, self._requests = replicas, replicas.base, requests
-        self._slots: dict[Hashable, Slot | None] = {}
-        self._sequences: dict[Hashable, list[Generated]] = {}
+        self._replicas, self._base, self._requests = replicas, replicas.base, dict(requests)
+        self._slots: dict[int, Slot | None] = {}
+        self._sequences: dict[int, list[Generated]] = {}
+        self._requesters: dict[Generated, int] = {}
+        self._read = Counter[int]()
         self._generator: Generator | None = None
         self._most = MOST_SEQUENCES
         try:
@@ -74,8 +77,9 @@ class TextGeneration:
     def done(self) -> bool:
         return self._generator is not None and not self._generator.busy
 
-    def advance(self) -> int:
-        """One pass. Returns how many tokens it read. Raises CannotGenerate."""
+    def advance(self) -> Mapping[int, int]:
+        """One pass. Returns how many tokens each request has read since all began, the last time anew. Raises
+        CannotGenerate."""
         try:
             if self._generator is None:
                 self._generator = self._begun()
@@ -87,19 +91,32 @@ class TextGeneration:
         else:
             if self.done:
                 self._free()
-            return sum(len(one.prompt) if len(one.generated) == 1 else 1 for one in moved)
+            for one in moved:
+                self._read[self._requesters[one]] += len(one.prompt) if len(one.generated) == 1 else 1
+            return self._read
         # Outside the handler, whose traceback would keep the pass's tensors in memory.
         self._shrink()
-        return 0
+        return self._read
 
-    def results(self) -> dict[Hashable, list[Completion]]:
+    def drop(self, key: int) -> None:
+        """Give a request up. The others' texts are what they would have been beside it."""
+        del self._requests[key]
+        for one in self._sequences.pop(key, []):
+            del self._requesters[one]
+            if one.completion is None and self._generator is not None:
+                self._generator.cancel(one)
+        slot = self._slots.pop(key, None)
+        if slot is not None:
+            self._replicas.first.adapters.drop(slot)
+
+    def results(self) -> dict[int, list[Completion]]:
         """The finished texts of each request, in the order of its prompts."""
         return {key: [one.completion for one in own if one.completion is not None] for key, own in self._sequences.items()}
 
     def close(self) -> None:
         """Give everything up."""
         self._free()
-        self._generator, self._sequences = None, {}
+        self._forget()
 
     def _begun(self) -> Generator:
         positions = self._base.max_positions
@@ -110,7 +127,8 @@ class TextGeneration:
             ]
             for key, request in self._requests.items()
         }
-        every = [one for own in self._sequences.values() for one in own]
+        self._requesters = {one: key for key, own in self._sequences.items() for one in own}
+        every = list(self._requesters)
         pages = sorted((-(-one.most_tokens // PAGE_TOKENS) for one in every), reverse=True)
         count = 1 + sum(pages[: self._most])
         limits = GenerationLimits(self._most, PREFILL_TOKENS, positions)
@@ -126,8 +144,12 @@ class TextGeneration:
         cache = PagedCache(trainer.backbone, pages, PAGE_TOKENS)
         return FusedRunner(trainer, cache) if isinstance(trainer, DeviceTrainer) else PlainPass(trainer, cache)
 
+    def _forget(self) -> None:
+        self._generator, self._sequences, self._requesters = None, {}, {}
+        self._read.clear()
+
     def _shrink(self) -> None:
-        self._generator, self._sequences = None, {}
+        self._forget()
         self._base.trainer.release_caches()
         if self._most == 1:
             self.close()

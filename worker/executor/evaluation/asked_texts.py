@@ -1,5 +1,6 @@
 """One evaluation of texts: what is asked, what it has cost so far, and the report that it ends with. Runs nothing."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -12,6 +13,8 @@ from worker.executor.placement_run import PlacementRun
 from worker.generate.sequence import Completion, Sampling
 from worker.metrics.scoring import Scoring
 from worker.replicas.text_generation import AdapterWeights, TextRequest
+
+log = logging.getLogger(__name__)
 
 SHOWN = 2000  # characters of a sample's prompt, reference and text
 
@@ -69,6 +72,7 @@ class AskedTexts:
 
     def fail(self, why: str) -> None:
         """Report why there are no scores, and go on."""
+        log.warning("placement %s: texts were not evaluated: %s", self.task.key, why)
         self._end({}, [], why[:2000])
 
     def _end(self, scores: Mapping[str, list[float]], samples: list[TextSample], error: str | None) -> None:

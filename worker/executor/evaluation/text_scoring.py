@@ -1,14 +1,14 @@
 """Text evaluations that tasks ask for: of the base when a task begins, and of each adapter that is kept, before it is stored.
 
-All that wait are answered in one batch, one pass between two training steps. Their texts are scored here, SLICE_SECONDS between
-two steps, and reported. An adapter whose texts could not be generated is kept all the same, and the report says why it has no
-scores.
+All that wait are answered in one batch, one pass between two training steps; a batch that finds no memory is split. Texts are
+scored here, SLICE_SECONDS between two steps, and reported. An adapter whose texts could not be generated is kept all the same,
+and the report says why it has no scores.
 """
 
-import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 
 from torch import Tensor
 
@@ -22,24 +22,25 @@ from worker.metrics.scoring import Scoring
 from worker.replicas.replica_set import Replicas
 from worker.replicas.text_generation import AdapterWeights, CannotGenerate, TextGeneration
 
-log = logging.getLogger(__name__)
-
 SLICE_SECONDS = 0.02  # of scoring between two training steps; a text more
 
 
 class TextEvaluations:
     def __init__(self) -> None:
         self._waiting: list[AskedTexts] = []
-        self._under_way: dict[int, AskedTexts] = {}
-        self._scoring: deque[tuple[AskedTexts, list[Completion], Scoring]] = deque()
+        self._batches: deque[list[AskedTexts]] = deque()  # parts of one that was too large
+        self._under_way: dict[int, AskedTexts] = {}  # by key of the generation
         self._generation: TextGeneration | None = None
+        self._scoring: deque[tuple[AskedTexts, list[Completion], Scoring]] = deque()
 
     def __bool__(self) -> bool:
-        return bool(self._waiting or self._under_way or self._scoring)
+        return any(True for _ in self._all())
 
     def __contains__(self, task: PlacementRun) -> bool:
-        scored = (asked for asked, *_ in self._scoring)
-        return any(asked.task is task for asked in (*self._waiting, *self._under_way.values(), *scored))
+        return any(asked.task is task for asked in self._all())
+
+    def _all(self) -> Iterator[AskedTexts]:
+        yield from chain(self._waiting, *self._batches, self._under_way.values(), (asked for asked, *_ in self._scoring))
 
     def ask_base(self, replicas: Replicas, task: PlacementRun) -> None:
         """Evaluate the base for a new task that asks for it and does not know it yet."""
@@ -63,13 +64,16 @@ class TextEvaluations:
         self._drop(lambda asked: asked.task is task and asked.run is None)
 
     def _drop(self, given_up: Callable[[AskedTexts], bool]) -> None:
-        """The others of a batch that loses some begin anew."""
         self._waiting = [asked for asked in self._waiting if not given_up(asked)]
+        left = ([asked for asked in batch if not given_up(asked)] for batch in self._batches)
+        self._batches = deque(batch for batch in left if batch)
         self._scoring = deque(one for one in self._scoring if not given_up(one[0]))
-        if any(map(given_up, self._under_way.values())):
+        for key in [key for key, asked in self._under_way.items() if given_up(asked)]:
+            assert self._generation is not None
+            self._generation.drop(key)
+            del self._under_way[key]
+        if not self._under_way:
             self._end_batch()
-            self._waiting = [asked for asked in self._under_way.values() if not given_up(asked)] + self._waiting
-            self._under_way = {}
 
     def advance(self, replicas: Replicas) -> None:
         """Score a slice of what was generated, and run one pass of the batch under way, or begin one with all that wait."""
@@ -80,21 +84,23 @@ class TextEvaluations:
             return
         began = time.monotonic()
         try:
-            tokens = self._generation.advance()
+            read = self._generation.advance()
         except CannotGenerate as error:
-            self._fail(list(self._under_way.values()), str(error))
+            self._split(self._end_batch(), str(error))
             return
-        seconds = time.monotonic() - began
-        for asked in self._under_way.values():
-            share = 1 / len(self._under_way)
-            asked.bill(seconds * share, round(tokens * share))
+        self._bill(read, time.monotonic() - began)
         if self._generation.done:
-            results, done = self._generation.results(), self._under_way
-            self._end_batch()
-            self._under_way = {}
-            for key, completions in results.items():
-                assert isinstance(key, int)
-                self._score(done[key], completions)
+            results = self._generation.results()
+            for asked, completions in zip(self._end_batch(), results.values(), strict=True):
+                self._score(asked, completions)
+
+    def _bill(self, read: Mapping[int, int], seconds: float) -> None:
+        """A pass, by the tokens that each evaluation read in it. What was begun anew for want of memory is billed once."""
+        fresh = {key: max(0, read.get(key, 0) - asked.tokens) for key, asked in self._under_way.items()}
+        total = sum(fresh.values())
+        for key, tokens in fresh.items():
+            if tokens:
+                self._under_way[key].bill(seconds * tokens / total, tokens)
 
     def _ask(
         self,
@@ -111,33 +117,34 @@ class TextEvaluations:
         self._waiting.append(AskedTexts(task, run, weights, then, prompts))
 
     def _begin(self, replicas: Replicas) -> None:
-        if not self._waiting:
-            return
-        asked, self._waiting = self._waiting, []
-        try:
-            self._generation = TextGeneration(replicas, {place: one.request() for place, one in enumerate(asked)})
-        except CannotGenerate as error:
-            if len(asked) == 1:
-                self._fail(asked, str(error))
-            else:  # fewer adapters at once need fewer rows
-                self._waiting = asked[len(asked) // 2 :]
-                later, self._waiting = self._waiting, asked[: len(asked) // 2]
-                self._begin(replicas)
-                self._waiting += later
-            return
-        self._under_way = dict(enumerate(asked))
+        if self._waiting:
+            self._batches.append(self._waiting)
+            self._waiting = []
+        while self._generation is None and self._batches:
+            batch = self._batches.popleft()
+            try:
+                self._generation = TextGeneration(replicas, {key: asked.request() for key, asked in enumerate(batch)})
+            except CannotGenerate as error:
+                self._split(batch, str(error))
+            else:
+                self._under_way = dict(enumerate(batch))
 
-    def _end_batch(self) -> None:
+    def _split(self, batch: list[AskedTexts], why: str) -> None:
+        """Generate the halves of a batch apart: either all took too many rows together, or one that is too large is alone in
+        the end."""
+        if len(batch) > 1:
+            half = len(batch) // 2
+            self._batches.extendleft((batch[half:], batch[:half]))
+        else:
+            batch[0].fail(why)
+
+    def _end_batch(self) -> list[AskedTexts]:
+        """Free what the batch held. Returns whose it was."""
         if self._generation is not None:
             self._generation.close()
-        self._generation = None
-
-    def _fail(self, asked: list[AskedTexts], why: str) -> None:
-        self._end_batch()
-        self._under_way = {}
-        for one in asked:
-            log.warning("placement %s: texts were not evaluated: %s", one.task.key, why)
-            one.fail(why)
+        batch = list(self._under_way.values())
+        self._generation, self._under_way = None, {}
+        return batch
 
     def _score(self, asked: AskedTexts, completions: list[Completion]) -> None:
         try:
