@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, AwareDatetime, Field, ValidationInfo, field_validator, model_validator
 
 from contract.early_exit_policy import MAX_STEPS, EarlyExitPolicy
+from contract.evaluation.text_evaluation import Evaluation
 from contract.evaluation_plan import Course, evaluations_for
 from contract.row_scores import Metric
 from contract.search_space import Decay, JobConfig, SearchSpace
 from contract.strict import NO_BOOL, STORABLE, Strict
-from contract.text_evaluation import Evaluation
 
 _LAST_YEAR = 2199  # latest year of a timestamp: later ones overflow a plan's seconds
 MAX_SLOWDOWN = 3.0  # default bound beside others, chosen on traces (docs/SCHEDULING.md)

@@ -65,6 +65,7 @@ PURE_SEES = {
     "contract",
     "service.fleet.node_health.node_faults",
     "service.scheduler",
+    "worker.metrics",
     "worker.policy",
     *(f"worker.generate.{name}" for name in PURE_GENERATION),
     "jsonschema",

@@ -9,12 +9,12 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from contract.compatibility.protocol import PROTOCOL
+from contract.evaluation.text_evaluation import MOST_PROMPTS
 from contract.messages.adapter_manifest import AdapterManifest
 from contract.messages.placement_messages import CheckpointRef
 from contract.row_scores import RowScores
 from contract.states import ExitReason, JobStatus
 from contract.strict import Message
-from contract.text_evaluation import MOST_PROMPTS
 
 
 def _finite_or_none(value: object) -> object:

@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from contract.compatibility.capabilities import needed, understood
+from contract.evaluation.text_evaluation import Evaluation
 from contract.task_spec import TaskSpec
-from contract.text_evaluation import Evaluation
 
 SPACE = {"learning_rate": [1e-3]}
 

@@ -4,34 +4,34 @@ A text that cannot be scored, or not in time, scores 0. A metric that has MOST_C
 share of SCORING_SECONDS, is given up and has no scores, since means over different texts cannot be compared. `notes` say so.
 """
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from contract.text_evaluation import TextMetric, named
+from contract.evaluation.text_evaluation import TextMetric, named
+from worker.metrics.json_schema_check import Clock
 from worker.metrics.score_errors import TooCostly, Unscorable
 from worker.metrics.text_metrics import Score, scorer
 
-SCORING_SECONDS = 10.0  # of the thread's time, for all metrics of an evaluation
+SCORING_SECONDS = 10.0  # for all metrics of an evaluation
 MOST_COSTLY = 5  # texts out of time until a metric is given up
 
 
 class Scoring:
     """scores: by the metric's name, of each text in order, of metrics that are done."""
 
-    def __init__(self, metrics: Sequence[TextMetric], pairs: Sequence[tuple[str, str]]) -> None:
-        """pairs: texts with their references. Raises MetricError."""
-        self._pairs, self._share = pairs, SCORING_SECONDS / len(metrics)
+    def __init__(self, metrics: Sequence[TextMetric], pairs: Sequence[tuple[str, str]], clock: Clock) -> None:
+        """pairs: texts with their references. clock: of the thread's time. Raises MetricError."""
+        self._pairs, self._clock, self._share = pairs, clock, SCORING_SECONDS / len(metrics)
         self.scores: dict[str, list[float]] = {}
         self.notes: list[str] = []
         self.done = False
-        self._steps = self._run({named(metric): scorer(metric) for metric in metrics})
+        self._steps = self._run({named(metric): scorer(metric, clock) for metric in metrics})
 
     def advance(self, seconds: float) -> None:
         """Score for so long, at least one text."""
-        ends = time.thread_time() + seconds
+        ends = self._clock() + seconds
         for _ in self._steps:
-            if time.thread_time() >= ends:
+            if self._clock() >= ends:
                 return
         self.done = True
 
@@ -56,14 +56,14 @@ class Scoring:
                     "max_prompts or max_new_tokens"
                 )
                 return
-            began = time.thread_time()
+            began = self._clock()
             try:
                 found.append(score(text, reference))
             except Unscorable as error:
                 found.append(0.0)
                 failed[str(error)] += 1
                 costly += isinstance(error, TooCostly)
-            used += time.thread_time() - began
+            used += self._clock() - began
             yield
         self.scores[name] = found
         for why, count in failed.items():

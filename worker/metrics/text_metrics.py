@@ -6,8 +6,18 @@ from functools import partial
 
 import regex
 
-from contract.text_evaluation import Contains, ExactMatch, JsonSchema, JsonValid, Number, Regex, RougeL, TextMetric, named
-from worker.metrics.json_schema_check import SchemaCheck, document
+from contract.evaluation.text_evaluation import (
+    Contains,
+    ExactMatch,
+    JsonSchema,
+    JsonValid,
+    Number,
+    Regex,
+    RougeL,
+    TextMetric,
+    named,
+)
+from worker.metrics.json_schema_check import Clock, SchemaCheck, document
 from worker.metrics.score_errors import MetricError, TooCostly
 
 Score = Callable[[str, str], float]  # of a text and its reference
@@ -18,8 +28,9 @@ _NUMBER = regex.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
 _WORDS = regex.compile(r"[a-z0-9]+")
 
 
-def scorer(metric: TextMetric) -> Score:
-    """The metric's function. It raises Unscorable for a text that has no score; this raises MetricError."""
+def scorer(metric: TextMetric, clock: Clock) -> Score:
+    """The metric's function, which raises Unscorable for a text that has no score. clock: of the thread's time. Raises
+    MetricError."""
     match metric:
         case ExactMatch(ignore_case=folded):
             return lambda text, reference: float(_plain(text, folded) == _plain(reference, folded))
@@ -32,7 +43,7 @@ def scorer(metric: TextMetric) -> Score:
         case JsonValid():
             return lambda text, reference: float(document(text) is not None)
         case JsonSchema(json_schema=schema):
-            return SchemaCheck(schema)
+            return SchemaCheck(schema, clock)
         case RougeL():
             return rouge_l
 

@@ -1,5 +1,6 @@
 """Text metrics: right, wrong and hostile texts (which pytest's timeout ends); ROUGE-L against the textbook recurrence."""
 
+from time import thread_time
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from contract.text_evaluation import JsonSchema, TextMetric
+from contract.evaluation.text_evaluation import JsonSchema, TextMetric
 from worker.metrics import scoring
 from worker.metrics.score_errors import MetricError
 from worker.metrics.scoring import MOST_COSTLY, Scoring
@@ -18,12 +19,12 @@ NESTED = "[" * 100_000
 
 
 def score(metric: dict[str, Any], text: str, reference: str = "") -> float:
-    return scorer(METRIC.validate_python(metric))(text, reference)
+    return scorer(METRIC.validate_python(metric), thread_time)(text, reference)
 
 
 def scored(*metrics: Any, pairs: list[tuple[str, str]]) -> Scoring:
     """In slices of one text each."""
-    made = Scoring([METRIC.validate_python(one) if isinstance(one, dict) else one for one in metrics], pairs)
+    made = Scoring([METRIC.validate_python(one) if isinstance(one, dict) else one for one in metrics], pairs, thread_time)
     while not made.done:
         made.advance(0)
     return made
@@ -179,7 +180,7 @@ def test_references_and_patterns_of_fine_schemas_are_followed() -> None:
 
 def test_a_pattern_that_this_engine_does_not_know_is_refused_by_its_metrics_name() -> None:
     with pytest.raises(MetricError, match="metric 'shape': the pattern is no regular expression"):
-        Scoring([METRIC.validate_python({"type": "regex", "name": "shape", "pattern": "[[:x:]]"})], [])
+        Scoring([METRIC.validate_python({"type": "regex", "name": "shape", "pattern": "[[:x:]]"})], [], thread_time)
 
 
 def test_scores_are_of_all_pairs_by_name() -> None:

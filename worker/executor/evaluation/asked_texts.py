@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from contract.messages.report_messages import TextSample, TextsEvaluated
-from contract.text_evaluation import SAMPLES, Evaluation
+from contract.evaluation.text_evaluation import SAMPLES, Evaluation
 from worker.data.evaluation_prompts import Prompt
 from worker.executor.job_run import JobRun
 from worker.executor.placement_run import PlacementRun

@@ -148,7 +148,7 @@ class TextEvaluations:
 
     def _score(self, asked: AskedTexts, completions: list[Completion]) -> None:
         try:
-            scoring = Scoring(asked.evaluation.metrics, asked.pairs(completions))
+            scoring = Scoring(asked.evaluation.metrics, asked.pairs(completions), time.thread_time)
         except MetricError as error:
             asked.fail(str(error))
         else:

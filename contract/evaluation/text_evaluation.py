@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from contract.json_schema_rules import checked
+from contract.evaluation.json_schema_rules import checked
 from contract.strict import NO_BOOL, STORABLE, Strict
 
 MOST_METRICS, MOST_STOPS, MOST_PROMPTS = 8, 16, 1024
