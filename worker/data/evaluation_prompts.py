@@ -19,7 +19,11 @@ class Prompt:
 
 
 def prompts_of(rows: Rows, most: int, decode: Callable[[Sequence[int]], str]) -> list[Prompt]:
-    """The prompts of the first `most` rows. Of preference rows the preferred answer is the reference."""
+    """The prompts of the first `most` rows. Of preference rows the preferred answer is the reference.
+
+    A row without a prompt has one without text, which holds the tokens that precede any text, or where the tokenizer has none
+    such its answer's first token: what nothing precedes cannot be generated.
+    """
     chosen = [rows.sequences[place] for place in range(0, len(rows.sequences), rows.per_row)[:most]]
     return [_prompt(example, decode) for example in chosen]
 

@@ -1,14 +1,20 @@
 """Text evaluations in an executor: the base and every kept adapter are asked, in one batch, and what they say is reported."""
 
 import json
+import shutil
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer
 
+from contract.messages.placement_messages import BaseModelRef
 from contract.messages.report_messages import AdapterKept, Attached, Detached, JobCompleted, TextsEvaluated, Throughput
+from contract.model_revision import revision_of
 from contract.task_spec import TaskSpec
 from tests.worker.corpus import jsonl, rows
 from tests.worker.inside import Inside, resumed
+from tests.worker.placer import placer
 from worker.adapters.arena_adapters import ArenaAdapters
 from worker.adapters.arena_growth import NoRows
 from worker.data.dataset import load
@@ -20,6 +26,7 @@ from worker.generate.page_allocator import PageAllocator
 from worker.generate.paged_cache import PagedCache
 from worker.generate.plain_pass import PlainPass
 from worker.generate.sequence import Sampling, Sequence
+from worker.metrics import scoring
 from worker.pipe_messages import Detach
 from worker.replicas import text_generation
 from worker.replicas.base_loader import load_base
@@ -148,15 +155,14 @@ def test_without_any_memory_the_adapter_is_kept_and_the_report_says_why_it_has_n
         assert "no memory to generate one text at a time" in event.error
 
 
-def test_an_expression_that_backtracks_is_given_up_and_the_report_says_so(fleet, placing, tmp_path):
-    metrics = [{"type": "regex", "pattern": "(?s)^(.|..)+[\x01\x02]$"}, {"type": "regex", "name": "some", "pattern": "(?s)."}]
-    asked = {"metrics": metrics, "max_prompts": 7, "max_new_tokens": 60}
-    (reported,) = Inside(fleet, tmp_path).run(placing(SPACE, early_exit=CALM, evaluation=asked))
-    said = evaluated(reported)[None]
-    assert said.scores == {"some": 1.0}
-    assert [note.split(" of ")[0] for note in said.notes] == ["metric 'regex' has no result: 5"]
-    assert all(sample.scores == {"some": 1.0} for sample in said.samples)
-    assert len(said.samples) == 7
+def test_a_metric_that_takes_too_long_has_no_result_and_the_report_says_so(fleet, placing, tmp_path, monkeypatch):
+    monkeypatch.setattr(scoring, "SCORING_SECONDS", 1e-9)
+    (reported,) = Inside(fleet, tmp_path).run(placing(SPACE, early_exit=CALM, evaluation=ASKED))
+    assert set(reported.manifests) == {0, 1}
+    for event in evaluated(reported).values():
+        assert (event.scores, event.error, len(event.samples)) == ({}, None, 3)
+        names = [note.split(" has no result: time was up after 1 of 3 texts")[0] for note in event.notes]
+        assert names == ["metric 'exact_match'", "metric 'rouge'"]
 
 
 def test_a_task_that_resumes_does_not_ask_the_base_again_if_the_service_knows(fleet, placing, tmp_path):
@@ -186,6 +192,50 @@ def test_a_task_that_is_asked_to_leave_gives_up_the_bases_texts_and_keeps_those_
     assert reported.of(Detached)
     assert not reported.of(TextsEvaluated)
     assert not reported.ended
+
+
+@pytest.fixture
+def beginning(fleet, tiny_base, tmp_path):
+    """Places tasks on the tiny base under a tokenizer that puts a token before every text."""
+    folder = tmp_path / "beginning"
+    shutil.copytree(tiny_base.source, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    begin = tokenizer.bos_token, tokenizer.bos_token_id
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{begin[0]} $A", special_tokens=[begin])
+    tokenizer.save_pretrained(folder)
+    return placer(fleet, BaseModelRef(name="begins", source=str(folder), revision=revision_of(folder)))
+
+
+@pytest.mark.parametrize("row", [{"text": "one two three"}, {"prompt": "", "completion": " one two"}])
+def test_rows_without_a_prompt_are_reported_and_nothing_is_generated(fleet, beginning, tmp_path, row):
+    texts = [{key: value and f"{value} {n}" for key, value in row.items()} for n in range(40)]
+    (reported,) = Inside(fleet, tmp_path).run(beginning(SPACE, texts, early_exit=CALM, evaluation=ASKED))
+    assert set(reported.manifests) == {0, 1}
+    assert set(evaluated(reported)) == {None, 0, 1}
+    for event in evaluated(reported).values():
+        assert event.error.startswith("no row that was held out has a prompt to answer")
+        assert (event.prompts, event.scores, event.notes) == (0, {}, ["3 of 3 rows have no prompt and are left out"])
+
+
+def test_rows_without_a_prompt_are_left_out(fleet, beginning, tmp_path):
+    mixed = [{"prompt": f"sheep {n}" if n % 2 else "", "completion": f" {n}"} for n in range(80)]
+    (reported,) = Inside(fleet, tmp_path).run(beginning(SPACE, mixed, early_exit=CALM, evaluation={**ASKED, "max_prompts": 8}))
+    for event in evaluated(reported).values():
+        assert event.error is None
+        assert 0 < event.prompts < 8
+        assert event.notes == [f"{8 - event.prompts} of 8 rows have no prompt and are left out"]
+        assert len(event.samples) == len(event.prompt_scores["rouge"]) == event.prompts
+        assert all(sample.prompt.startswith("sheep") for sample in event.samples)
+
+
+def test_a_row_without_a_prompt_begins_with_its_first_token_where_nothing_else_precedes_it(fleet, placing, tmp_path):
+    texts = [{"text": f"one two three {n}"} for n in range(40)]
+    (reported,) = Inside(fleet, tmp_path).run(placing(SPACE, texts, early_exit=CALM, evaluation=ASKED))
+    for event in evaluated(reported).values():
+        assert (event.error, event.prompts, event.notes) == (None, 3, [])
+        for sample in event.samples:
+            assert 0 < len(sample.prompt) < 6
+            assert (sample.prompt + sample.reference).startswith("one two three")
 
 
 def test_prompts_end_where_the_last_answer_begins(tiny_base, tmp_path):

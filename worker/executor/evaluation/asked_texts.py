@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from contract.messages.report_messages import TextSample, TextsEvaluated
 from contract.evaluation.text_evaluation import SAMPLES, Evaluation
+from contract.messages.report_messages import TextSample, TextsEvaluated
 from worker.data.evaluation_prompts import Prompt
 from worker.executor.job_run import JobRun
 from worker.executor.placement_run import PlacementRun

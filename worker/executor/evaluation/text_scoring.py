@@ -114,7 +114,14 @@ class TextEvaluations:
         assert evaluation is not None
         assert task.data is not None
         prompts = prompts_of(task.data.validation, evaluation.max_prompts, replicas.base.decode)
-        self._waiting.append(AskedTexts(task, run, weights, then, prompts))
+        asked = AskedTexts(task, run, weights, then, [prompt for prompt in prompts if prompt.text])
+        empty = len(prompts) - len(asked.prompts)
+        if empty:
+            asked.notes.append(f"{empty} of {len(prompts)} rows have no prompt and are left out")
+        if asked.prompts:
+            self._waiting.append(asked)
+        else:
+            asked.fail("no row that was held out has a prompt to answer; give rows a prompt and a completion, or messages")
 
     def _begin(self, replicas: Replicas) -> None:
         if self._waiting:
