@@ -52,6 +52,14 @@ def test_how_a_task_ended_is_not_told_before_its_last_job() -> None:
     assert said == ["job 0 (lr 0.001) completed its 5 steps, best validation loss 0.500"]
 
 
+def test_an_ended_job_has_the_loss_it_is_judged_by_and_not_the_lowest_of_its_trend() -> None:
+    view = TaskState(task())
+    view.curves[0, "val_loss"] = {4: 0.5, 5: 0.6}
+    assert view.best(job(best_val_loss=0.55)) == 0.5
+    assert view.best(job(status="completed", best_val_loss=0.75)) == 0.75
+    assert view.best(job(status="exited")) == 0.5
+
+
 @pytest.mark.parametrize(("policy", "jobs", "told"), [("alto", 2, True), ("none", 2, False), ("alto", 1, False)])
 def test_a_selection_is_told_only_where_there_is_one(policy: str, jobs: int, told: bool) -> None:
     spec = {"early_exit": {"policy": policy}}

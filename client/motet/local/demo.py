@@ -132,6 +132,8 @@ def _results(output: ConsoleOutput, view: TaskState, ready: Ready) -> Winner:
         f"{task.samples.trained:,} of {task.samples.full or 0:,} samples trained, {saved:.0%} saved"
     )
     output.say(Text(f"winner: job {task.winner.index} ({view.label(task.winner.config)})", style="bold green"))
+    if task.selection is not None:
+        output.say(task.selection.verdict)
     return task.winner
 
 
