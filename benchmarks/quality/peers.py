@@ -1,4 +1,5 @@
-"""Other searches at the cost of ours, replayed over the same recorded curves: random subsets trained in full, ASHA, Hyperband.
+"""Other searches at the cost of ours, replayed over the same recorded curves: random subsets trained in full, ASHA, Hyperband,
+and configurations that Optuna's TPE proposes one after another.
 
 Each chooses its winner as ours is chosen, and pays for what it evaluates. Pure.
 """
@@ -8,6 +9,8 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+
+import optuna
 
 from benchmarks.quality.early_exit_driver import Entrant, Referee, candidate_of
 from benchmarks.quality.recorded_sweep import Sweep
@@ -26,6 +29,9 @@ from contract.task_spec import TaskSpec
 from service.tasks.selection import choose
 
 DRAWS = 60  # of random searches, whose mean counts
+TPE_DRAWS, TPE_PROPOSALS = 20, 200
+_DIVERGED = 1e6  # a loss that TPE takes as the worst
+optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,38 @@ def random_subset(sweep: Sweep, full: Referee, tokens: float) -> Peer:
             taken.append(entrant)
         found.append(Peer(_winners_loss(sweep, full, taken), spent))
     return _mean(found)
+
+
+def tpe(sweep: Sweep, full: Referee, tokens: float) -> Peer:
+    """What Optuna's TPE (Bergstra et al. 2011) proposes of the grid, each trained in full before the next proposal, as many as
+    the cost allows, at least one. A configuration that it proposes again costs nothing again."""
+    axes = ("learning_rate", "rank", "batch_size")
+    place_of = {tuple(curve.config[axis] for axis in axes): place for place, curve in enumerate(sweep.curves)}
+    space = {
+        axis: optuna.distributions.CategoricalDistribution(sorted({key[at] for key in place_of}))
+        for at, axis in enumerate(axes)
+    }
+    found = []
+    for draw in range(TPE_DRAWS):
+        study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=draw, multivariate=True))
+        spent, taken = 0.0, dict[int, Entrant]()
+        for _ in range(TPE_PROPOSALS):
+            trial = study.ask(space)
+            entrant = full.entrants[place_of[tuple(trial.params[axis] for axis in axes)]]
+            if entrant.index not in taken:
+                cost = _trained(sweep, entrant, entrant.step) + _evaluated(sweep, full, entrant)
+                if taken and spent + cost > tokens:
+                    break
+                spent += cost
+                taken[entrant.index] = entrant
+            loss = _judged(sweep, full, entrant)
+            study.tell(trial, loss if math.isfinite(loss) else _DIVERGED)
+        found.append(Peer(_winners_loss(sweep, full, list(taken.values())), spent))
+    return _mean(found)
+
+
+def _judged(sweep: Sweep, full: Referee, entrant: Entrant) -> float:
+    return candidate_of(sweep, entrant, full.parts.judged).val_loss if entrant.best_totals is not None else math.inf
 
 
 def hyperband(sweep: Sweep, full: Referee, tokens: float) -> Peer:

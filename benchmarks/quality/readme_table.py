@@ -16,15 +16,16 @@ def table(result: dict[str, Any], file: str) -> str:
         f"(`{OURS}`), trained in full and once more live, on one {result['device']} "
         f"(commit {result['commit']}, {result['date'][:10]}).\n"
         "Regret: the live winner's loss on rows that neither training nor selection saw, over that of the best of full\n"
-        "training's adapters there; 1 is none. Random, ASHA, Hyperband: their winner's loss there over ours, at equal cost.\n",
+        "training's adapters there; 1 is none. Random, ASHA, Hyperband, TPE: their winner's loss there over ours,\n"
+        "at equal cost.\n",
         "| base, set | chose defaults | samples saved | net of evaluations | regret (95 %) | full training's own "
-        "| beats the base | random | ASHA | Hyperband |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| beats the base | random | ASHA | Hyperband | TPE |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in result["rows"]:
         ours, shown = row["policies"][OURS], row["live"] or row["policies"][OURS]
         low, high = shown["regret_interval"]
-        peers = " | ".join(f"{row['peers'][name]['x']:.3f}" for name in ("random", "asha", "hyperband"))
+        peers = " | ".join(f"{row['peers'][name]['x']:.3f}" for name in ("random", "asha", "hyperband", "tpe"))
         name = f"{row['pair']}{' (DPO)' if row['objective'] == 'dpo' else ''}{', seed 2' if row['seed'] else ''}"
         beats = "none said" if shown["none_said"] else "no" if shown["worse_than_base"] else "yes"
         lines.append(

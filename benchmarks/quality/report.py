@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks.quality.base_set_pairs import PAIRS, RATES, spec_of
-from benchmarks.quality.peers import asha, hyperband, random_subset
+from benchmarks.quality.peers import asha, hyperband, random_subset, tpe
 from benchmarks.quality.recorded_sweep import Sweep
 from benchmarks.quality.replay import Outcome, judged_loss, rankings, replay, replay_live, unseen
 from benchmarks.quality.sweep_plot import draw
@@ -71,6 +71,7 @@ def row_of(sweep: Sweep, live: Sweep | None, small: bool) -> dict[str, Any]:
         "random": random_subset(sweep, full, ours.tokens),
         "asha": asha(spec(OURS), sweep, ours.tokens),
         "hyperband": hyperband(sweep, full, ours.tokens),
+        "tpe": tpe(sweep, full, ours.tokens),
     }
     policies = {policy: ours if policy == OURS else replay(spec(policy), sweep, spec(OURS))[0] for policy in POLICIES}
     variants = (
@@ -183,6 +184,6 @@ def _figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
             figures[f"samples_saved_{objective}_mean"] = fmean(saved)
     for reason in ("underperforming", "overfitting", "diverging"):
         figures[f"saved_by_{reason}_mean"] = fmean(one["saved_by"].get(reason, 0.0) for one in ours)
-    for peer in ("random", "asha", "hyperband"):
+    for peer in ("random", "asha", "hyperband", "tpe"):
         figures[f"x_{peer}"] = fmean(row["peers"][peer]["x"] for row in rows)
     return figures

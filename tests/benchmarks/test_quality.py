@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.quality.base_set_pairs import PAIRS, SECOND_SEED, SETS, Pair, RowSet, spec_of
-from benchmarks.quality.peers import asha_of, hyperband, random_subset
+from benchmarks.quality.peers import asha_of, hyperband, random_subset, tpe
 from benchmarks.quality.recorded_sweep import Curve, Sweep
 from benchmarks.quality.replay import ASHA_FACTORS, ASHA_WARMUPS, loss_at, replay, replay_live, watch_steps
 from benchmarks.quality.report import OURS, POLICIES, figures_of, row_of
@@ -98,7 +98,7 @@ def test_the_best_is_found_and_beats_the_base_on_rows_nobody_saw(sweep):
 def test_peers_at_the_cost_of_ours_find_no_better(sweep):
     ours, _ = replay(spec_of(PAIR, OURS), sweep)
     _, full = replay(spec_of(PAIR, "none"), sweep)
-    for peer in (random_subset, hyperband):
+    for peer in (random_subset, hyperband, tpe):
         found = peer(sweep, full, ours.tokens)
         assert 0.6 * ours.tokens < found.tokens <= ours.tokens
         assert found.unseen >= ours.test.mean - 0.02
@@ -110,7 +110,7 @@ def test_a_row_of_the_report_has_every_figure(sweep):
     assert row["policies"][OURS]["regret_interval"][0] <= row["policies"][OURS]["regret"]
     figures = figures_of([row, row | {"held": True, "pair": "other"}])
     wanted = "pairs samples_saved_sft_mean net_tokens_saved_mean regret_mean regret_max regret_full_mean none_said none_wrong"
-    for name in (*wanted.split(), "x_random", "x_asha", "x_hyperband", "best_loss_ratio_mean"):
+    for name in (*wanted.split(), "x_random", "x_asha", "x_hyperband", "x_tpe", "best_loss_ratio_mean"):
         assert {name, f"{name}_held"} <= figures.keys()
     json.dumps(row)
 
