@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.llama_shapes import RANKS, Rows
 from contract.search_space import JobConfig
-from contract.task_spec import Schedule, TaskSpec
+from contract.task_spec import JobSchedule, TaskSpec
 from worker.data import dataset as sets
 from worker.model.arena import Slot
 from worker.model.cuda.device_arena import DeviceArena
@@ -37,7 +37,7 @@ def count_compilations(*_: Any, **found: Any) -> None:
 
 def job_steps(trainer: Trainer, rows: Rows, batch: int, adapters: int) -> list[JobStep]:
     """The first steps of jobs of ranks 16, 32, 64 in turn over the same rows, each in its own order, with non-zero B."""
-    data = sets.DataSet(sets.Rows(rows.all()), sets.Rows(rows.take(1)), 1, 0, 0)
+    data = sets.DataSet(sets.TokenRows(rows.all()), sets.TokenRows(rows.take(1)), 1, 0, 0)
     spec = TaskSpec.model_validate(
         {
             "base_model": "random",
@@ -52,7 +52,7 @@ def job_steps(trainer: Trainer, rows: Rows, batch: int, adapters: int) -> list[J
 def _first(trainer: Trainer, data: sets.DataSet, spec: TaskSpec, batch: int, index: int) -> JobStep:
     rank = RANKS[index % len(RANKS)]
     config = JobConfig(learning_rate=1e-4, rank=rank, alpha=2.0 * rank, batch_size=batch, seed=index)
-    total = Schedule.of(spec, config, len(data.train)).total_steps
+    total = JobSchedule.of(spec, config, len(data.train)).total_steps
     job = TrainingJob(JobKey("gsm8k", index), config, data, total, spec.training.max_grad_norm)
     return JobStep(job, _attached(trainer, job), 0)
 
@@ -82,7 +82,7 @@ def consecutive_steps(
         if index == steps // 2:
             trainer.arena.detach(due[3].slot)
             due[3] = replace(due[3], slot=_attached(trainer, due[3].job))
-        picked = [one.job.data.train.sequences[row] for one in due for row in one.job.order.batch(one.step)]
+        picked = [one.job.data.train.sequences[row] for one in due for row in one.job.order.batch(one.number)]
         began = time.perf_counter()
         due = _once(trainer, due)
         times.append((time.perf_counter() - began) * 1e3)
@@ -109,4 +109,4 @@ def _settle() -> None:
 def _once(trainer: Trainer, due: list[JobStep]) -> list[JobStep]:
     """Take these steps; returns those that follow."""
     step(trainer, due, BUDGET, lambda: None)
-    return [replace(one, step=one.step + 1) for one in due]
+    return [replace(one, number=one.number + 1) for one in due]

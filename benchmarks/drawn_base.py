@@ -19,7 +19,7 @@ from worker.model.arena import Arena
 from worker.model.cuda.device_arena import DeviceArena
 from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.plain.trainer import Trainer
-from worker.replicas.base_loader import Base
+from worker.replicas.base_loader import BaseCopy
 from worker.replicas.ranks import __main__ as rank_main
 from worker.replicas.ranks import rank_group, rank_process, rank_server
 
@@ -33,10 +33,10 @@ def install() -> None:
     rank_process.RANK_MODULE = "benchmarks.drawn_base"
 
 
-def drawn_base(ref: BaseModelRef, device: torch.device, eight_bit: bool = False, memory: int | None = None) -> Base:
+def drawn_base(ref: BaseModelRef, device: torch.device, eight_bit: bool = False, memory: int | None = None) -> BaseCopy:
     """In place of base_loader.load_base."""
     trainer = drawn_trainer(ref, device, eight_bit, memory)
-    return Base(ref, trainer, reader_of(AutoTokenizer.from_pretrained(TOKENIZER, local_files_only=True)))
+    return BaseCopy(ref, trainer, reader_of(AutoTokenizer.from_pretrained(TOKENIZER, local_files_only=True)))
 
 
 def drawn_trainer(ref: BaseModelRef, device: torch.device, eight_bit: bool = False, memory: int | None = None) -> Trainer:

@@ -63,7 +63,7 @@ def run_gate(longest: int = 0, fp8: bool = False) -> dict[str, Any]:
             assert segment.slot is not None
             slot = plain.arena.attach(segment.slot.rank, segment.slot.scale * segment.slot.rank)
             plain.arena.master[slot.used] = ours.arena.master[segment.slot.used].to(dtype)
-            moved.append(Segment(slot, segment.examples, segment.weight))
+            moved.append(Segment(slot, segment.examples, segment.loss_weight))
         totals = torch.stack([loss.total for loss in plain.train(moved)]).double()
         results.append((totals, plain.arena.grad.double()))
     (truth, truth_grad), (plain_losses, plain_grad) = results

@@ -43,7 +43,7 @@ def afresh(trainer: DeviceTrainer, fed: Sequence[Segment]) -> None:
 
 def base_segments(fed: Sequence[Segment]) -> list[Segment]:
     """The same rows without adapters."""
-    return [Segment(None, segment.examples, segment.weight) for segment in fed]
+    return [Segment(None, segment.examples, segment.loss_weight) for segment in fed]
 
 
 def cell(
@@ -125,7 +125,7 @@ def mixed_rank_cell(trainer: DeviceTrainer, reader: Rows, batch: int, adapters: 
     `over_uniform`: mixed over uniform, pair by pair of neighbouring blocks."""
     fed = feed(attach(trainer, adapters, (16,)), reader, batch)
     wide = attach(trainer, 1, (256,))[0].slot
-    mixed = [Segment(wide, fed[0].examples, fed[0].weight), *fed[1:]]
+    mixed = [Segment(wide, fed[0].examples, fed[0].loss_weight), *fed[1:]]
     contestants: dict[str, Callable[[], object]] = {
         UNIFORM: lambda: afresh(trainer, fed),
         MIXED: lambda: afresh(trainer, mixed),
@@ -182,7 +182,7 @@ def small_cells(backbone: Backbone, rows: Rows) -> Iterator[dict[str, Any]]:
         fed = feed(attach(trainer, adapters), rows, 1)
         eager = new_trainer(backbone, 64 * adapters)
         eager.graph_tokens = 0
-        fed_eager = [Segment(own.slot, s.examples, s.weight) for own, s in zip(attach(eager, adapters), fed, strict=True)]
+        fed_eager = [Segment(own.slot, s.examples, s.loss_weight) for own, s in zip(attach(eager, adapters), fed, strict=True)]
         captured = median_ms(lambda trainer=trainer, fed=fed: afresh(trainer, fed), 21)  # type: ignore[misc]
         launched = median_ms(lambda trainer=eager, fed=fed_eager: afresh(trainer, fed), 9)  # type: ignore[misc]
         yield {

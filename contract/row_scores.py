@@ -18,7 +18,7 @@ Metric = Literal["loss", "error"]
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MeanEstimate:
     """A mean over rows with its standard error. rows: how many it is of."""
 
     mean: float
@@ -61,7 +61,7 @@ class RowScores(Message):
     def mean(self) -> float:
         return self.estimate().mean
 
-    def estimate(self) -> Estimate:
+    def estimate(self) -> MeanEstimate:
         """The mean per unit of weight."""
         return ratio_estimate(self.totals, self.weights)
 
@@ -69,7 +69,7 @@ class RowScores(Message):
         """Whether both are of the same rows by the same metric."""
         return (self.metric, self.weights, len(self.totals)) == (other.metric, other.weights, len(other.totals))
 
-    def minus(self, other: "RowScores") -> Estimate:
+    def minus(self, other: "RowScores") -> MeanEstimate:
         """The paired difference of the means, own - other: negative where this one is better. Raises ValueError for scores that
         are not comparable."""
         if not self.comparable(other):
@@ -77,15 +77,15 @@ class RowScores(Message):
         return ratio_estimate([own - their for own, their in zip(self.totals, other.totals, strict=True)], self.weights)
 
 
-def ratio_estimate(totals: Sequence[float], weights: Sequence[int]) -> Estimate:
+def ratio_estimate(totals: Sequence[float], weights: Sequence[int]) -> MeanEstimate:
     """sum(totals) / sum(weights) with its standard error over rows, by linearisation (Cochran 1977, Sampling Techniques, 6.3);
     without weights the mean and the usual standard error. One row says nothing of the spread: the error is infinite."""
     rows, whole = len(totals), float(sum(weights)) if weights else float(len(totals))
     mean = math.fsum(totals) / whole
     if rows < 2:
-        return Estimate(mean, math.inf, rows)
+        return MeanEstimate(mean, math.inf, rows)
     rests = [total - mean * weight for total, weight in zip(totals, weights or [1] * rows, strict=True)]
-    return Estimate(mean, math.sqrt(rows / (rows - 1) * math.fsum(rest * rest for rest in rests)) / whole, rows)
+    return MeanEstimate(mean, math.sqrt(rows / (rows - 1) * math.fsum(rest * rest for rest in rests)) / whole, rows)
 
 
 def t_quantile(freedom: int, level: float = 0.95) -> float:

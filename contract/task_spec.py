@@ -209,15 +209,15 @@ class TaskSpec(Strict):
         return "error" if len(betas) > 1 else "loss"
 
 
-class Schedule(Strict):
-    """One job's calendar, in optimizer steps. judged: whether an evaluation at a rung reads all validation rows; else it reads
-    those of the trend alone, as between rungs."""
+class JobSchedule(Strict):
+    """When one job's warmup ends, and when it is evaluated and ranked, in optimizer steps. full_at_rungs: whether evaluations
+    at rungs are full; else they read the trend's rows alone, as between rungs (see evaluation_plan.py)."""
 
     total_steps: int
     warmup_steps: int
     eval_every: int
     rungs: tuple[int, ...]  # steps after which the job is ranked, warmup's end first; empty without such a boundary
-    judged: bool = True
+    full_at_rungs: bool = True
 
     @property
     def has_boundary(self) -> bool:
@@ -244,7 +244,7 @@ class Schedule(Strict):
             warmup_steps=warmup,
             eval_every=min(eval_every, total),
             rungs=tuple(_rungs(policy, warmup, total)),
-            judged=policy.ranks(jobs),
+            full_at_rungs=policy.ranks(jobs),
         )
 
     def evaluates_at(self, step: int) -> bool:
@@ -266,7 +266,7 @@ class Schedule(Strict):
             ranked = sum(rung <= before and rung % self.eval_every == 0 for rung in self.rungs)
             return before // self.eval_every + last - ranked
 
-        if not self.judged or not self.rungs:  # every evaluation is one of its trend
+        if not self.full_at_rungs or not self.rungs:  # every evaluation is one of its trend
             return Course(jobs, self.total_steps * batch_size, 0, 0, trends(self.total_steps) + len(self.rungs))
         before = trends(self.rungs[0])
         return Course(jobs, self.total_steps * batch_size, len(self.rungs), before, trends(self.total_steps) - before)

@@ -1,17 +1,17 @@
 """How large the nested parts of a task's validation rows are: from its spec and its numbers of rows. Knows no data."""
 
 from contract.evaluation_plan import EvaluationPlan, plan_evaluations
-from contract.task_spec import Schedule, TaskSpec
+from contract.task_spec import JobSchedule, TaskSpec
 
 
 def validation_parts(spec: TaskSpec, train_rows: int, validation_rows: int, row_cost: float = 1.0) -> EvaluationPlan:
-    """The rows judged on and the rows of the trend, within early_exit.max_evaluation_share. row_cost: tokens of a validation
+    """The rows of a full evaluation and of the trend, within early_exit.max_evaluation_share. row_cost: tokens of a validation
     row over those of a training row."""
     jobs = spec.search_space.size
-    calendars = {
-        config.batch_size: Schedule.of(spec, config, train_rows)
+    schedules = {
+        config.batch_size: JobSchedule.of(spec, config, train_rows)
         for config in {config.batch_size: config for config in spec.jobs()}.values()
     }
-    courses = [calendar.course(jobs, min(size, train_rows)) for size, calendar in calendars.items()]
+    courses = [schedule.course(jobs, min(size, train_rows)) for size, schedule in schedules.items()]
     passing = spec.early_exit.survivors(jobs)[1] / jobs
     return plan_evaluations(spec.early_exit.max_evaluation_share, passing, courses, validation_rows, row_cost)

@@ -30,10 +30,10 @@ from benchmarks.result_file import this_machine
 from contract.messages.placement_messages import BaseModelRef
 from contract.model_revision import revision_of
 from contract.task_spec import TaskSpec
-from worker.data.dataset import Rows, load
+from worker.data.dataset import TokenRows, load
 from worker.data.token_cache import Reading, loose_stream
 from worker.data.token_stream import StreamView
-from worker.replicas.base_loader import Base, load_base
+from worker.replicas.base_loader import BaseCopy, load_base
 
 STEP_TOKENS = {"cpu": 4096, "cuda": 65536}
 EXAMPLE_BASE = Path(__file__).parents[2] / "examples" / "base-model"
@@ -98,7 +98,7 @@ def _path(state: Path, pair: Pair, policy: str, seed: int) -> Path:
     return state / f"{pair.name}-{policy}-{seed}.npz"
 
 
-def _base(name: str, given: argparse.Namespace) -> Base:
+def _base(name: str, given: argparse.Namespace) -> BaseCopy:
     """The base, loaded; made before if it is the second one. Runs the gate once, on the example base."""
     folder = EXAMPLE_BASE
     if name == QWEN2:
@@ -121,7 +121,7 @@ def _ticker(deadline: float) -> Callable[[], None]:
     return tick
 
 
-def run_one(base: Base, pair: Pair, policy: str, seed: int, given: argparse.Namespace, tick: Callable[[], None]) -> Sweep:
+def run_one(base: BaseCopy, pair: Pair, policy: str, seed: int, given: argparse.Namespace, tick: Callable[[], None]) -> Sweep:
     """One sweep: in full with every evaluation that a policy or figure needs, live as the default policy evaluates."""
     spec = spec_of(pair, policy, seed, given.small)
     with tempfile.TemporaryDirectory() as folder:
@@ -129,7 +129,7 @@ def run_one(base: Base, pair: Pair, policy: str, seed: int, given: argparse.Name
         whole = spec.early_exit.model_copy(update={"max_evaluation_share": None})  # every held-out row, in the split's order
         data = load(spec.model_copy(update={"early_exit": whole}), task_file, None, base.reader)
         stream = loose_stream(test_file, Reading(base.reader, spec.objective, spec.training.max_seq_len), lambda: None)
-        test = Rows(StreamView(stream, np.arange(stream.rows)), stream.per_row)
+        test = TokenRows(StreamView(stream, np.arange(stream.rows)), stream.per_row)
         budget = STEP_TOKENS[base.trainer.backbone.device.type]
         try:
             ground = ground_of(base, spec, data, test, budget, tick)
@@ -153,7 +153,7 @@ def _watched(pair: Pair, spec: TaskSpec, policy: str, seed: int, small: bool, ma
     return {curve.job: watch_steps(specs, curve.job, made.train_rows) for curve in made.curves}
 
 
-def _clear(base: Base) -> None:
+def _clear(base: BaseCopy) -> None:
     """Remove every adapter from the arena, also after an interrupted sweep."""
     for slot in base.trainer.arena.slots:
         base.trainer.arena.detach(slot)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.quality.recorded_sweep import Sweep, Totals
 from contract.row_scores import RowScores
-from contract.task_spec import Schedule, TaskSpec
+from contract.task_spec import JobSchedule, TaskSpec
 from contract.validation_parts import validation_parts
 from service.tasks.selection import Candidate, Selection, choose
 from worker.policy.early_exit.policy_interface import Evidence, History, Standing, Verdict
@@ -23,7 +23,7 @@ class Entrant:
     index: int
     batch_size: int
     rank: int
-    schedule: Schedule
+    schedule: JobSchedule
     step: int = 0
     history: History = field(default_factory=History)
     rung_losses: list[float] = field(default_factory=list)
@@ -46,11 +46,11 @@ class Entrant:
         return self.schedule.evaluates_at(self.step)
 
 
-def schedule_of(spec: TaskSpec, job: int, train_rows: int, like: TaskSpec | None) -> Schedule:
-    """The job's calendar under `spec`; with `like`, its trend is evaluated as often as under that one."""
+def schedule_of(spec: TaskSpec, job: int, train_rows: int, like: TaskSpec | None) -> JobSchedule:
+    """The job's schedule under `spec`; with `like`, its trend is evaluated as often as under that one."""
     config = spec.jobs()[job]
-    own = Schedule.of(spec, config, train_rows)
-    return own if like is None else own.model_copy(update={"eval_every": Schedule.of(like, config, train_rows).eval_every})
+    own = JobSchedule.of(spec, config, train_rows)
+    return own if like is None else own.model_copy(update={"eval_every": JobSchedule.of(like, config, train_rows).eval_every})
 
 
 class Referee:
@@ -64,8 +64,8 @@ class Referee:
         }
         cost = sum(sweep.lengths[: sweep.validation_rows]) / sweep.validation_rows / sweep.tokens_per_row
         self.parts = validation_parts(spec, sweep.train_rows, sweep.validation_rows, cost)
-        self.base = sweep.validation(sweep.base, self.parts.judged)
-        self.evaluated_tokens = sweep.validation_tokens(self.parts.judged)  # the base's
+        self.base = sweep.validation(sweep.base, self.parts.full)
+        self.evaluated_tokens = sweep.validation_tokens(self.parts.full)  # the base's
         self._policy = policy_of(spec.early_exit)
 
     @property
@@ -76,10 +76,10 @@ class Referee:
     def evaluated(self, job: int, ema: float, totals: Totals) -> None:
         """Record a job's evaluation after its step, and apply the verdict that depends on this job alone."""
         e, parts = self.entrants[job], self.parts
-        judged = e.step in e.schedule.rungs and e.schedule.judged
-        self.evaluated_tokens += self._sweep.validation_tokens(parts.judged if judged else parts.trend)
-        trend, whole = self._sweep.validation(totals, parts.trend), self._sweep.validation(totals, parts.judged)
-        loss = trend.mean if trend is not None and (whole is not None or not judged) else math.nan
+        full = e.step in e.schedule.rungs and e.schedule.full_at_rungs
+        self.evaluated_tokens += self._sweep.validation_tokens(parts.full if full else parts.trend)
+        trend, whole = self._sweep.validation(totals, parts.trend), self._sweep.validation(totals, parts.full)
+        loss = trend.mean if trend is not None and (whole is not None or not full) else math.nan
         if loss < e.best:
             e.best, e.best_step, e.best_totals = loss, e.step, totals
         e.history, verdict = self._policy.on_evaluation(e.history, ema, loss)
@@ -88,8 +88,8 @@ class Referee:
         elif verdict is not None:
             self._end_by(e, verdict)
         elif e.step in e.schedule.rungs:
-            e.rung_losses.append(whole.mean if judged and whole is not None else loss)
-            if judged and e.step == e.schedule.rungs[0]:
+            e.rung_losses.append(whole.mean if full and whole is not None else loss)
+            if full and e.step == e.schedule.rungs[0]:
                 e.cut_scores = whole
 
     def _end_by(self, e: Entrant, verdict: Verdict) -> None:
@@ -98,10 +98,10 @@ class Referee:
         self.end(e, verdict.reason.value)
 
     def end(self, e: Entrant, reason: str) -> None:
-        """The job ends. One that keeps its adapter is judged on all rows, unless it was at its best step."""
+        """The job ends. One that keeps its adapter gets a full evaluation, unless it was at its best step."""
         e.reason = reason
         if e.keeps_adapter and e.best_totals is not None and not (e.cut_scores and e.best_step in e.schedule.rungs[:1]):
-            self.evaluated_tokens += self._sweep.validation_tokens(self.parts.judged)
+            self.evaluated_tokens += self._sweep.validation_tokens(self.parts.full)
 
     def decide_ranks(self) -> None:
         """Apply the verdicts on jobs that wait at a rung."""
@@ -119,9 +119,9 @@ class Referee:
                     self._end_by(e, verdict)
 
     def candidates(self) -> list[Candidate]:
-        """The jobs that kept an adapter, with their scores on all rows that jobs are judged on."""
+        """The jobs that kept an adapter, with their scores in a full evaluation."""
         kept = (e for e in self.entrants.values() if e.keeps_adapter and e.best_totals is not None)
-        return [candidate_of(self._sweep, e, self.parts.judged) for e in kept]
+        return [candidate_of(self._sweep, e, self.parts.full) for e in kept]
 
     def chosen(self) -> tuple[Entrant, Selection]:
         """The winner, as the service picks it."""
@@ -129,7 +129,7 @@ class Referee:
         return self.entrants[winner.index], selection
 
 
-def candidate_of(sweep: Sweep, e: Entrant, judged: int) -> Candidate:
-    assert e.best_totals is not None, "only a job with a finite evaluation is judged"
-    scores = sweep.validation(e.best_totals, judged)
+def candidate_of(sweep: Sweep, e: Entrant, rows: int) -> Candidate:
+    assert e.best_totals is not None, "only a job with a finite evaluation is a candidate"
+    scores = sweep.validation(e.best_totals, rows)
     return Candidate(e.index, e.rank, scores.mean if scores is not None else math.inf, scores)

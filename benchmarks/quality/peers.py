@@ -135,9 +135,9 @@ def _halved(sweep: Sweep, full: Referee, bracket: list[Entrant], shares: Sequenc
     """What the bracket costs, and the jobs that it trains to their end."""
     left, cost = bracket, 0.0
     for share in shares:
-        cost += len(left) * sweep.validation_tokens(full.parts.judged)
+        cost += len(left) * sweep.validation_tokens(full.parts.full)
         steps = {one.index: at_share(share, one.schedule.total_steps) for one in left}
-        losses = {place: loss_at(sweep, place, step, full.parts.judged) for place, step in steps.items()}
+        losses = {place: loss_at(sweep, place, step, full.parts.full) for place, step in steps.items()}
         ranked = sorted(left, key=lambda one: (losses[one.index], one.index))
         kept = ranked[: max(1, len(left) // HYPERBAND_FACTOR)]
         cost += sum(_trained(sweep, one, steps[one.index]) for one in ranked[len(kept) :])
@@ -156,14 +156,14 @@ def _trained(sweep: Sweep, entrant: Entrant, step: int) -> float:
 
 def _evaluated(sweep: Sweep, full: Referee, entrant: Entrant) -> float:
     """What a job's own evaluations cost in full training: of its trend, and once of all rows."""
-    return entrant.schedule.evaluations * sweep.validation_tokens(full.parts.trend) + sweep.validation_tokens(full.parts.judged)
+    return entrant.schedule.evaluations * sweep.validation_tokens(full.parts.trend) + sweep.validation_tokens(full.parts.full)
 
 
 def _winners_loss(sweep: Sweep, full: Referee, taken: list[Entrant]) -> float:
     finite = [entrant for entrant in taken if entrant.best_totals is not None]
     if not finite:
         return math.inf
-    winner, _ = choose([candidate_of(sweep, entrant, full.parts.judged) for entrant in finite], full.base)
+    winner, _ = choose([candidate_of(sweep, entrant, full.parts.full) for entrant in finite], full.base)
     scores = unseen(sweep, full.entrants[winner.index])
     return scores.mean if scores is not None else math.inf
 

@@ -91,7 +91,7 @@ def outcome(sweep: Sweep, referee: Referee) -> Outcome:
         tokens=tokens,
         winner=winner.index,
         winner_step=winner.best_step,
-        best_loss=judged_loss(sweep, winner),
+        best_loss=full_loss(sweep, winner),
         kept=fmean(e.reason != "underperforming" for e in entrants),
         selection=selection,
         test=unseen(sweep, winner),
@@ -103,7 +103,7 @@ def unseen(sweep: Sweep, entrant: Entrant) -> RowScores | None:
     return sweep.test(entrant.best_totals) if entrant.best_totals is not None else None
 
 
-def judged_loss(sweep: Sweep, entrant: Entrant) -> float:
+def full_loss(sweep: Sweep, entrant: Entrant) -> float:
     """The loss of the entrant's best adapter on all validation rows, whatever part of them its policy read: so that policies
     compare by the same rows."""
     scores = sweep.validation(entrant.best_totals, sweep.validation_rows) if entrant.best_totals is not None else None
@@ -153,7 +153,7 @@ class Ranking:
 def rankings(sweep: Sweep, full: Referee) -> list[Ranking]:
     """Rankings at every share, on all validation rows. full: of full training."""
     entrants = list(full.entrants.values())
-    final = [judged_loss(sweep, entrant) for entrant in entrants]
+    final = [full_loss(sweep, entrant) for entrant in entrants]
     quarter, best = math.ceil(len(final) / 4), min(range(len(final)), key=lambda place: final[place])
     found = []
     for share in SHARES:

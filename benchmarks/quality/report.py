@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.quality.base_set_pairs import PAIRS, RATES, spec_of
 from benchmarks.quality.peers import asha, hyperband, random_subset, tpe
 from benchmarks.quality.recorded_sweep import Sweep
-from benchmarks.quality.replay import Outcome, judged_loss, rankings, replay, replay_live, unseen
+from benchmarks.quality.replay import Outcome, full_loss, rankings, replay, replay_live, unseen
 from benchmarks.quality.sweep_plot import draw
 from benchmarks.result_file import RESULTS, write_result
 from contract.early_exit_policy import EarlyExitPolicy
@@ -64,7 +64,7 @@ def row_of(sweep: Sweep, live: Sweep | None, small: bool) -> dict[str, Any]:
     whole, full = replay(spec("none"), sweep)
     finalists = [(e, scores) for e in full.entrants.values() if (scores := unseen(sweep, e)) is not None]
     _, best = min(finalists, key=lambda pair: pair[1].mean)
-    lowest = min(judged_loss(sweep, e) for e in full.entrants.values())
+    lowest = min(full_loss(sweep, e) for e in full.entrants.values())
     base = sweep.test(sweep.base)
     assert base is not None, "the base's losses are finite"
     peers = {
@@ -79,7 +79,7 @@ def row_of(sweep: Sweep, live: Sweep | None, small: bool) -> dict[str, Any]:
         if pair.set.chooses
         else {}
     )
-    rate = sweep.curves[min(finalists, key=lambda one: judged_loss(sweep, one[0]))[0].index].config["learning_rate"]
+    rate = sweep.curves[min(finalists, key=lambda one: full_loss(sweep, one[0]))[0].index].config["learning_rate"]
     rates = RATES[pair.set.objective]
     return {
         "pair": sweep.pair,
@@ -112,7 +112,7 @@ def _mean(scores: RowScores | None) -> float:
 
 def _told(one: Outcome, sweep: Sweep, best: RowScores, base: RowScores, lowest: float) -> dict[str, Any]:
     """An outcome as numbers. best: the best of full training's finalists on the test part; base: the base there."""
-    assert one.test is not None, "a winner was judged on finite losses"
+    assert one.test is not None, "a winner has finite losses"
     above, gain = one.test.minus(best), base.minus(one.test)
     low, high = above.interval
     none = one.selection.beats_base is False

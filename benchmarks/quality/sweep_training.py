@@ -12,12 +12,12 @@ import numpy as np
 
 from benchmarks.quality.early_exit_driver import Referee
 from benchmarks.quality.recorded_sweep import Curve, Sweep
-from contract.task_spec import Schedule, TaskSpec
-from worker.data.dataset import DataSet, Rows
+from contract.task_spec import JobSchedule, TaskSpec
+from worker.data.dataset import DataSet, TokenRows
 from worker.model.arena import Slot, rows_for
 from worker.policy.early_exit.policy_interface import smooth
 from worker.policy.job_record import JobKey
-from worker.replicas.base_loader import Base
+from worker.replicas.base_loader import BaseCopy
 from worker.replicas.dpo_loss import pair_loss
 from worker.replicas.dpo_reference import Reference
 from worker.replicas.packed_step import step
@@ -50,16 +50,16 @@ class _Run:
 class Ground:
     """What a sweep trains and is measured on. rows: the validation rows, then those of the test part; reference: under dpo."""
 
-    base: Base
+    base: BaseCopy
     spec: TaskSpec
     data: DataSet
-    rows: Rows
+    rows: TokenRows
     budget: int
     reference: Reference | None
 
 
-def ground_of(base: Base, spec: TaskSpec, data: DataSet, test: Rows, budget: int, tick: Callable[[], None]) -> Ground:
-    rows = Rows([*data.validation.sequences, *test.sequences], test.per_row)
+def ground_of(base: BaseCopy, spec: TaskSpec, data: DataSet, test: TokenRows, budget: int, tick: Callable[[], None]) -> Ground:
+    rows = TokenRows([*data.validation.sequences, *test.sequences], test.per_row)
     reference = None
     if spec.objective.type == "dpo":
         parts = {"train": data.train, "held": rows}
@@ -81,7 +81,7 @@ def blank(ground: Ground, pair: str, policy: str, seed: int, tick: Callable[[], 
         alone = found.scores.totals if found.scores is not None else [math.nan] * len(rows)
     per_row = np.array(rows.lengths).reshape(len(rows), rows.per_row).sum(axis=1)
     curves = [
-        Curve(job, config.model_dump(mode="json"), Schedule.of(spec, config, len(data.train)).total_steps)
+        Curve(job, config.model_dump(mode="json"), JobSchedule.of(spec, config, len(data.train)).total_steps)
         for job, config in enumerate(spec.jobs())
     ]
     return Sweep(
@@ -142,7 +142,7 @@ def _attach(ground: Ground) -> dict[int, _Run]:
     arena.grow(max(arena.rows, arena.rows_used + sum(rows_for(config.rank) for config in configs)))
     runs = {}
     for number, config in enumerate(configs):
-        total, clip = Schedule.of(spec, config, len(data.train)).total_steps, spec.training.max_grad_norm
+        total, clip = JobSchedule.of(spec, config, len(data.train)).total_steps, spec.training.max_grad_norm
         slot = arena.attach(config.rank, config.plain_alpha)
         trainer.init_adapter(slot, config.seed, config.target_modules)
         job = TrainingJob(JobKey("sweep", number), config, data, total, clip, reference=ground.reference)

@@ -1,4 +1,4 @@
-"""Simulated job outcomes: random loss curves judged by the worker's own early exit, and the time they take.
+"""Simulated job outcomes: random loss curves under the worker's own early exit, and the time they take.
 
 The curves know no hazard rates: learning rates are too low, good or too high for their task, and a task overfits more or less.
 So the estimator's model is tested on outcomes that it did not generate.
@@ -11,7 +11,7 @@ from random import Random
 
 from contract.early_exit_policy import EarlyExitPolicy
 from contract.states import ExitReason, JobStatus
-from service.scheduler.estimate.survival import JobProgress
+from service.scheduler.estimate.survival import ReportedProgress
 from worker.policy.early_exit.policy_interface import History, Standing, Verdict, smooth
 from worker.policy.early_exit.policy_selection import policy_of
 
@@ -56,7 +56,7 @@ def draw_nature(draw: Random) -> Nature:
 
 
 def draw_lives(rows: int, epochs: int, count: int, nature: Nature, policy: EarlyExitPolicy, draw: Random) -> list[Life]:
-    """`count` jobs judged by the real policy; ranks and batch sizes as in tLoRA 4.1, learning rates drawn at random."""
+    """`count` jobs under the real policy; ranks and batch sizes as in tLoRA 4.1, learning rates drawn at random."""
     judge = policy_of(policy)
     begun = [_Job(rows, epochs, nature, policy, draw) for _ in range(count)]
     for job in begun:
@@ -117,7 +117,7 @@ def walk(lives: Sequence[Life], row_tokens: float, step_seconds: Callable[[float
     return found
 
 
-def progress(lives: Sequence[Life], segments: Sequence[Segment], at: float) -> tuple[JobProgress, ...]:
+def progress(lives: Sequence[Life], segments: Sequence[Segment], at: float) -> tuple[ReportedProgress, ...]:
     """Every job's progress `at` seconds into the run."""
     late, step = False, 0.0
     for segment in segments:
@@ -137,7 +137,7 @@ def _length(life: Life, late: bool) -> int:
     return max(0, life.end - life.warmup_steps) if late else min(life.end, life.warmup_steps)
 
 
-def _stands(life: Life, late: bool, step: int) -> JobProgress:
+def _stands(life: Life, late: bool, step: int) -> ReportedProgress:
     here = (life.warmup_steps if late else 0) + step
     ahead = here < life.end and (promoted(life) or not late)
     if ahead:
@@ -149,4 +149,4 @@ def _stands(life: Life, late: bool, step: int) -> JobProgress:
     reason = life.reason if status == JobStatus.EXITED else None
     done = min(here, life.end) if late else min(here, life.end, life.warmup_steps)
     passed = promoted(life) and (late or life.total_steps == life.warmup_steps)
-    return JobProgress(status, done, life.total_steps, life.warmup_steps, life.batch_size, passed, reason, life.rank)
+    return ReportedProgress(status, done, life.total_steps, life.warmup_steps, life.batch_size, passed, reason, life.rank)

@@ -11,12 +11,12 @@ from worker.model.cuda.device_trainer import DeviceTrainer
 from worker.model.cuda.fused_head import Labels, head_loss
 from worker.model.flat_batch import Segment
 from worker.model.row_optimizer import RowUpdate
-from worker.replicas.base_loader import Base
+from worker.replicas.base_loader import BaseCopy
 
 MOST = 12  # passes to measure again
 
 
-def device_ms(base: Base, sampled: Sequence[Sequence[Segment]]) -> dict[str, float]:
+def device_ms(base: BaseCopy, sampled: Sequence[Sequence[Segment]]) -> dict[str, float]:
     """Mean device milliseconds of a training pass: base, lora (what adapters add to it), loss (head and cross entropy),
     optimizer (clip and AdamW of its adapters).
 
@@ -44,8 +44,8 @@ def _with_and_without(trainer: DeviceTrainer, segments: Sequence[Segment]) -> tu
     for slot in sorted(old, key=lambda slot: slot.row):
         slots[slot] = arena.attach(slot.rank, slot.scale * slot.rank)
         trainer.init_adapter(slots[slot], slot.row)
-    moved = [Segment(slots[s.slot] if s.slot is not None else None, s.examples, s.weight) for s in segments]
-    bare = [Segment(None, s.examples, s.weight) for s in segments]
+    moved = [Segment(slots[s.slot] if s.slot is not None else None, s.examples, s.loss_weight) for s in segments]
+    bare = [Segment(None, s.examples, s.loss_weight) for s in segments]
     updates = [RowUpdate(slot, 1e-4, 0.01, 3, 1.0) for slot in slots.values()]
 
     def update() -> None:

@@ -14,7 +14,7 @@ from contract.states import TASK_TERMINAL
 from service.adapters.models import Adapter
 from service.audit.models import AuditEntry
 from service.database.engine import Base, Database, clock, id_at
-from service.idempotency.idempotency_store import KEPT, Answer
+from service.idempotency.idempotency_store import KEPT, StoredAnswer
 from service.scheduler.models import Plan, PlanChange
 from service.scheduler.state.usage_shares import HALVES
 from service.settings import Settings
@@ -60,7 +60,7 @@ def forget(db: Database, keep: Retention) -> dict[str, int]:
         "plans": _made_before(db, Plan, Plan.id, "plan", now - keep.plans),
         "webhook_deliveries": _made_before(db, Delivery, Delivery.id, "msg", now - keep.deliveries),
         "audit_entries": _made_before(db, AuditEntry, AuditEntry.id, "audit", now - keep.audit),
-        "idempotency_keys": delete_in_batches(db, Answer, Answer.claimed_at < now - KEPT),
+        "idempotency_keys": delete_in_batches(db, StoredAnswer, StoredAnswer.claimed_at < now - KEPT),
         "placements": _forget_placements(db, now - keep.placements),
         "point_chunks": _forget_hidden(db, now - keep.deleted),
     }

@@ -18,7 +18,7 @@ from contract.messages.placement_messages import (
 from contract.messages.placement_messages import Placement as PlacementMessage
 from contract.row_scores import RowScores
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus
-from contract.task_spec import Schedule, TaskSpec
+from contract.task_spec import JobSchedule, TaskSpec
 from service.adapters.models import Adapter
 from service.database.engine import clock
 from service.files.models import File
@@ -106,7 +106,7 @@ def _job(session: Session, spec: TaskSpec, task: Task, job: Job) -> JobAssignmen
     ended, config = job.status in JOB_TERMINAL, config_of(job.config)
     rungs: list[float] = []
     if ended and spec.early_exit.policy == "asha" and task.train_rows:
-        rungs = values_at(session, job.id, "val_loss", Schedule.of(spec, config, task.train_rows).rungs)
+        rungs = values_at(session, job.id, "val_loss", JobSchedule.of(spec, config, task.train_rows).rungs)
     return JobAssignment(
         job_id=job.id,
         index=job.index,

@@ -46,7 +46,7 @@ _STORE = PreparedStatement(
 _RELEASE = PreparedStatement(text(f"DELETE FROM idempotency_keys {_MINE} AND status IS NULL"))
 
 
-class Answer(Base):
+class StoredAnswer(Base):
     """The answer under a key. Without a status the request is still in flight."""
 
     __tablename__ = "idempotency_keys"
@@ -75,7 +75,7 @@ class InFlight(Conflict):
 class Replayed(Exception):
     """The key has a stored answer, which the caller gets again."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: StoredAnswer) -> None:
         super().__init__("answered before")
         # copied now: the handler runs after the session is closed
         self.status, self.headers, self.body = answer.status or 200, dict(answer.headers or {}), answer.body
@@ -152,7 +152,7 @@ def claim_in(session: Session, principal: Principal, request: KeyedRequest) -> C
     asked = {"tenant": principal.tenant_id, "key": key, "fingerprint": fingerprint, "token": token}
     if _CLAIM.run(session.connection(), asked | {"abandoned": _ABANDONED, "kept": KEPT}):
         return Claim(principal.tenant_id, key, token)
-    answer = session.scalar(scoped(select(Answer).where(Answer.key == key), Answer, principal))
+    answer = session.scalar(scoped(select(StoredAnswer).where(StoredAnswer.key == key), StoredAnswer, principal))
     if answer is None:
         raise InFlight  # the first request was refused just now; the next try finds the key free
     if answer.fingerprint != fingerprint:
@@ -165,5 +165,7 @@ def claim_in(session: Session, principal: Principal, request: KeyedRequest) -> C
 def answered(db: Database, principal: Principal, key: str) -> bool:
     """Whether the key has a stored answer, so that its request has taken effect."""
     with db.begin() as session:
-        answer_stored = scoped(select(Answer.key).where(Answer.key == key, Answer.status.is_not(None)), Answer, principal)
+        answer_stored = scoped(
+            select(StoredAnswer.key).where(StoredAnswer.key == key, StoredAnswer.status.is_not(None)), StoredAnswer, principal
+        )
         return session.scalar(answer_stored) is not None

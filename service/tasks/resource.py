@@ -26,7 +26,7 @@ class Rows(BaseModel):
     """How the data set came out at the worker; null until then."""
 
     train: int | None
-    validation: int | None = Field(description="That jobs are judged on: at the cut after warmup, and at their end")
+    validation: int | None = Field(description="Read by a full evaluation: at the cut after warmup, and at a job's end")
     trend: int | None = Field(default=None, description="Of these, the first, which every other evaluation reads")
     truncated: int | None = Field(description="Longer than max_seq_len, cut")
     skipped: int | None = Field(description="Nothing left to train on after truncation")

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from contract.row_scores import Estimate, RowScores
+from contract.row_scores import MeanEstimate, RowScores
 from contract.task_spec import VAL_LOSS
 
 Rule = Literal["one_standard_error", "lowest_loss", "highest_score"]
@@ -114,7 +114,7 @@ def _within_one_error(one: Candidate, best: Candidate) -> bool:
     return difference.mean <= difference.standard_error
 
 
-def _gain(one: Candidate, base: RowScores | None) -> Estimate | None:
+def _gain(one: Candidate, base: RowScores | None) -> MeanEstimate | None:
     if one.scores is None or base is None or not base.comparable(one.scores):
         return None
     return base.minus(one.scores)
@@ -147,7 +147,7 @@ def _selection(compared: _Comparison, winner: Candidate, tied: Sequence[Candidat
     return made.model_copy(update={"verdict": _verdict(winner, made)})
 
 
-def _interval(estimate: Estimate, comparisons: int) -> Interval:
+def _interval(estimate: MeanEstimate, comparisons: int) -> Interval:
     low, high = (_bounded(end, estimate.mean) for end in estimate.interval_for(comparisons))
     return Interval(mean=estimate.mean, low=low, high=high)
 

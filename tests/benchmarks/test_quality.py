@@ -14,7 +14,7 @@ from benchmarks.quality.recorded_sweep import Curve, Sweep
 from benchmarks.quality.replay import ASHA_FACTORS, ASHA_WARMUPS, loss_at, replay, replay_live, watch_steps
 from benchmarks.quality.report import OURS, POLICIES, figures_of, row_of
 from benchmarks.quality.set_rows import rows_of
-from contract.task_spec import Schedule
+from contract.task_spec import JobSchedule
 
 PAIR = PAIRS[0]
 TRAIN, VALIDATION, TEST = 600, 150, 250
@@ -32,7 +32,7 @@ def made(final: dict[int, float], policy: str = "none", noise: float = 0.02, bas
     specs = [(spec_of(PAIR, "none"), None), (ours, None), *((one, ours) for one in others)]
     curves = []
     for job, config in enumerate(spec.jobs()):
-        total = Schedule.of(spec, config, TRAIN).total_steps
+        total = JobSchedule.of(spec, config, TRAIN).total_steps
         steps = sorted(watch_steps(specs, job, TRAIN))
         losses = [BASE + (final[job] - BASE) * (1 - math.exp(-8 * step / total)) for step in steps]
         totals = [(10 * (loss + hard + draw.normal(0, noise, len(hard)))).astype(np.float32) for loss in losses]
@@ -76,11 +76,11 @@ def test_the_replay_counts_what_the_product_would_train_and_read(sweep):
     assert 8 <= kept <= 23
     assert ours.saved == pytest.approx(0.95 * (1 - kept / 60), abs=0.01)
     parts = referee.parts
-    rows = parts.judged  # the base
+    rows = parts.full  # the base
     for e in referee.entrants.values():
         steps = [step for step in range(1, e.step + 1) if e.schedule.evaluates_at(step)]
-        rows += sum(parts.judged if step in e.schedule.rungs else parts.trend for step in steps)
-        rows += parts.judged if e.reason == "completed" else 0
+        rows += sum(parts.full if step in e.schedule.rungs else parts.trend for step in steps)
+        rows += parts.full if e.reason == "completed" else 0
     full = sum(e.schedule.total_steps * e.batch_size for e in referee.entrants.values())
     assert ours.evaluation_share == pytest.approx(rows / full)
     assert ours.evaluation_share <= 0.15

@@ -1,4 +1,4 @@
-"""Why a job was stopped, as the board and the demo say it."""
+"""Why a job was stopped, as the live view and the demo say it."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta

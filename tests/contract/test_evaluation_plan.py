@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.evaluation_plan import LEAST_JUDGED, LEAST_TREND
-from contract.task_spec import Schedule, TaskSpec
+from contract.evaluation_plan import LEAST_FULL, LEAST_TREND
+from contract.task_spec import JobSchedule, TaskSpec
 from contract.validation_parts import validation_parts
 
 
@@ -21,20 +21,20 @@ def spec(rates: int, sizes: list[int], epochs: int, **early_exit: object) -> Tas
     )
 
 
-def rows_read(made: TaskSpec, train: int, judged: int, trend: int) -> tuple[int, int]:
+def rows_read(made: TaskSpec, train: int, full_rows: int, trend: int) -> tuple[int, int]:
     """(validation rows that the search reads, training rows that all jobs would take), if as many jobs as may pass the cut
     do, and train to their end."""
-    read, full, jobs = judged, 0, made.jobs()  # judged: the base
+    read, whole, jobs = full_rows, 0, made.jobs()  # full_rows: the base
     _, most = made.early_exit.survivors(len(jobs))
-    calendars = [Schedule.of(made, config, train) for config in jobs]
-    for place, calendar in enumerate(sorted(calendars, key=lambda one: -one.evaluations)):
-        ends = calendar.total_steps if place < most or not calendar.has_boundary else calendar.rungs[0]
-        steps = [step for step in range(1, ends + 1) if calendar.evaluates_at(step)]
-        read += sum(judged if step in calendar.rungs and calendar.judged else trend for step in steps)
-        read += judged if ends == calendar.total_steps else 0
-    for config, calendar in zip(jobs, calendars, strict=True):
-        full += calendar.total_steps * min(config.batch_size, train)
-    return read, full
+    schedules = [JobSchedule.of(made, config, train) for config in jobs]
+    for place, schedule in enumerate(sorted(schedules, key=lambda one: -one.evaluations)):
+        ends = schedule.total_steps if place < most or not schedule.has_boundary else schedule.rungs[0]
+        steps = [step for step in range(1, ends + 1) if schedule.evaluates_at(step)]
+        read += sum(full_rows if step in schedule.rungs and schedule.full_at_rungs else trend for step in steps)
+        read += full_rows if ends == schedule.total_steps else 0
+    for config, schedule in zip(jobs, schedules, strict=True):
+        whole += schedule.total_steps * min(config.batch_size, train)
+    return read, whole
 
 
 @given(
@@ -50,11 +50,11 @@ def test_evaluations_take_at_most_their_share(rows, rates, size, epochs, policy)
     validation = min(512, round(rows * 0.2))
     train = rows - validation
     parts = validation_parts(made, train, validation)
-    read, full = rows_read(made, train, parts.judged, parts.trend)
-    least, _ = rows_read(made, train, min(validation, LEAST_JUDGED), min(validation, LEAST_TREND))
-    assert read <= max(made.early_exit.max_evaluation_share * full, least)
-    assert min(validation, LEAST_TREND) <= parts.trend <= parts.judged <= validation
-    assert parts.judged >= min(validation, LEAST_JUDGED)
+    read, whole = rows_read(made, train, parts.full, parts.trend)
+    least, _ = rows_read(made, train, min(validation, LEAST_FULL), min(validation, LEAST_TREND))
+    assert read <= max(made.early_exit.max_evaluation_share * whole, least)
+    assert min(validation, LEAST_TREND) <= parts.trend <= parts.full <= validation
+    assert parts.full >= min(validation, LEAST_FULL)
 
 
 def test_a_search_of_1000_rows_reads_a_seventh_of_its_tokens():
@@ -63,8 +63,8 @@ def test_a_search_of_1000_rows_reads_a_seventh_of_its_tokens():
     for rows in (200, 500, 1000, 3300):
         validation = min(512, round(rows * 0.2))
         parts = validation_parts(made, rows - validation, validation)
-        read, full = rows_read(made, rows - validation, parts.judged, parts.trend)
-        assert 0.05 * full < read <= 0.15 * full
+        read, whole = rows_read(made, rows - validation, parts.full, parts.trend)
+        assert 0.05 * whole < read <= 0.15 * whole
 
 
 def test_a_fifth_of_the_rows_is_judged_on_by_default():
@@ -72,18 +72,18 @@ def test_a_fifth_of_the_rows_is_judged_on_by_default():
     made = spec(15, [1, 2, 4, 8], 3)
     for rows in (300, 1000, 2000):
         parts = validation_parts(made, round(rows * 0.8), round(rows * 0.2))
-        assert parts.judged >= 0.17 * rows
+        assert parts.full >= 0.17 * rows
         assert 8 <= parts.trend <= 32
-    assert validation_parts(made, 9488, 512).judged == 512
+    assert validation_parts(made, 9488, 512).full == 512
 
 
 def test_without_a_share_each_evaluation_reads_all_rows():
     parts = validation_parts(spec(3, [4], 3, max_evaluation_share=None), 80, 20)
-    assert (parts.judged, parts.trend) == (20, 20)
-    assert Schedule.of(spec(3, [1], 3, max_evaluation_share=None), spec(3, [1], 3).jobs()[0], 80).evaluations == 31
+    assert (parts.full, parts.trend) == (20, 20)
+    assert JobSchedule.of(spec(3, [1], 3, max_evaluation_share=None), spec(3, [1], 3).jobs()[0], 80).evaluations == 31
 
 
 def test_longer_validation_rows_are_fewer():
     made = spec(15, [4], 3)
-    plain, longer = (validation_parts(made, 800, 200, row_cost=cost).judged for cost in (1.0, 2.0))
+    plain, longer = (validation_parts(made, 800, 200, row_cost=cost).full for cost in (1.0, 2.0))
     assert 0.4 * plain < longer < 0.6 * plain

@@ -1,11 +1,11 @@
-"""A job's calendar: how long it trains, when it warms up, when it is evaluated."""
+"""A job's schedule: how long it trains, when it warms up, when it is evaluated."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.search_space import JobConfig
-from contract.task_spec import Schedule, TaskSpec
+from contract.task_spec import JobSchedule, TaskSpec
 
 
 def spec(training: dict | None = None, early_exit: dict | None = None) -> TaskSpec:
@@ -25,43 +25,45 @@ def config(batch_size: int) -> JobConfig:
 
 
 def test_the_numbers_of_the_paper():
-    made = Schedule.of(spec({"epochs": 3}, {"max_evaluation_share": None}), config(4), 400)
+    made = JobSchedule.of(spec({"epochs": 3}, {"max_evaluation_share": None}), config(4), 400)
     assert (made.total_steps, made.warmup_steps, made.eval_every, made.has_boundary) == (300, 15, 10, True)
 
 
 def test_few_rows_are_evaluated_on_less_often():
     """A small data set affords few evaluations, a large one as many as any."""
-    often = {rows: Schedule.of(spec({"epochs": 3}), config(1), rows).evaluations for rows in (20, 1000, 10_000)}
+    often = {rows: JobSchedule.of(spec({"epochs": 3}), config(1), rows).evaluations for rows in (20, 1000, 10_000)}
     assert 5 <= often[20] < often[1000] < often[10_000] <= 32
 
 
 def test_a_short_last_step_counts():
-    assert Schedule.of(spec({"epochs": 2}), config(4), 9).total_steps == 6
+    assert JobSchedule.of(spec({"epochs": 2}), config(4), 9).total_steps == 6
 
 
 def test_max_steps_bounds_but_never_stretches():
-    assert Schedule.of(spec({"epochs": 1, "max_steps": 5}), config(1), 100).total_steps == 5
-    assert Schedule.of(spec({"epochs": 1, "max_steps": 500}), config(1), 100).total_steps == 100
+    assert JobSchedule.of(spec({"epochs": 1, "max_steps": 5}), config(1), 100).total_steps == 5
+    assert JobSchedule.of(spec({"epochs": 1, "max_steps": 500}), config(1), 100).total_steps == 100
 
 
 def test_without_early_exit_there_is_no_boundary():
-    assert not Schedule.of(spec(early_exit={"policy": "none"}), config(1), 100).has_boundary
+    assert not JobSchedule.of(spec(early_exit={"policy": "none"}), config(1), 100).has_boundary
 
 
 def test_a_warmup_as_long_as_the_training_selects_nothing():
-    assert not Schedule.of(spec(early_exit={"warmup_fraction": 1}), config(1), 100).has_boundary
+    assert not JobSchedule.of(spec(early_exit={"warmup_fraction": 1}), config(1), 100).has_boundary
 
 
 def test_asha_ranks_at_rungs_ever_further_apart():
-    made = Schedule.of(spec({"epochs": 1}, {"policy": "asha", "warmup_fraction": 0.02, "reduction_factor": 3}), config(1), 100)
+    made = JobSchedule.of(
+        spec({"epochs": 1}, {"policy": "asha", "warmup_fraction": 0.02, "reduction_factor": 3}), config(1), 100
+    )
     assert made.rungs == (2, 6, 18, 54)
     assert all(made.evaluates_at(step) for step in made.rungs)
-    assert Schedule.of(spec(), config(1), 100).rungs == (15,)
+    assert JobSchedule.of(spec(), config(1), 100).rungs == (15,)
 
 
 def test_no_rows_no_calendar():
     with pytest.raises(ValueError, match="no rows"):
-        Schedule.of(spec(), config(1), 0)
+        JobSchedule.of(spec(), config(1), 0)
 
 
 @given(
@@ -75,7 +77,7 @@ def test_no_rows_no_calendar():
 )
 def test_every_calendar_holds_together(rows, batch_size, epochs, max_steps, eval_every, warmup, policy):
     early_exit = {"eval_every": eval_every, "warmup_fraction": warmup, "policy": policy}
-    made = Schedule.of(spec({"epochs": epochs, "max_steps": max_steps}, early_exit), config(batch_size), rows)
+    made = JobSchedule.of(spec({"epochs": epochs, "max_steps": max_steps}, early_exit), config(batch_size), rows)
     assert 1 <= made.warmup_steps <= made.total_steps
     assert 1 <= made.eval_every <= made.total_steps
     assert made.has_boundary == (made.warmup_steps < made.total_steps)

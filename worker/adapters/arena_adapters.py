@@ -139,10 +139,10 @@ class ArenaAdapters:
 
     # ---- adapters that no job trains ---------------------------------------------------------------------------------
 
-    def hold(self, rows: Tensor, alpha: float, may_leave: Sequence[JobKey], evicted: dict[JobKey, Tensors]) -> Slot:
-        """Rows that hold an adapter, float32 [rank, W], unchanged until `drop`; adds the adapters that lost their rows to
+    def hold(self, weights: Tensor, alpha: float, may_leave: Sequence[JobKey], evicted: dict[JobKey, Tensors]) -> Slot:
+        """Arena rows that hold these weights, float32 [rank, W], until `drop`; adds the adapters that lost their rows to
         `evicted`. Raises NoRows."""
-        rank, state = rows.shape[0], AdapterState(rows)
+        rank, state = weights.shape[0], AdapterState(weights)
         self._make_room(rank, rows_for(rank), may_leave, evicted)
         return allocate_slot(self._trainer, rank, alpha, lambda slot: self._trainer.arena.restore(slot, state))[0]
 

@@ -44,7 +44,7 @@ class CapacityTracker:
         self._piece_tokens[placement] = self._own_piece_tokens(need)
         self._recompute()
         if not need.activations.recompute:
-            need.activations.copy_from(choose_activations(self.capacity, need.longest, need.rows))
+            need.activations.copy_from(choose_activations(self.capacity, need.longest, need.adapter_rows))
             self._recompute()
         kept, again, mib = self.capacity.model, self.capacity.of(True), 2**20
         log.info(

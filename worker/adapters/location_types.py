@@ -8,7 +8,7 @@ from torch import Tensor
 
 from contract.search_space import JobConfig
 from worker.adapters.job_checkpoint import Tensors
-from worker.adapters.warm_start import WarmStart
+from worker.adapters.warm_start import StartAdapter
 from worker.model.arena_layout import Layout
 from worker.model.plain.trainer import first_weights
 
@@ -21,10 +21,10 @@ class AdapterSpec:
     alpha: float  # its product is scaled by alpha / rank
     seed: int
     modules: Collection[str]
-    start: WarmStart | None = None
+    start: StartAdapter | None = None
 
     @classmethod
-    def of(cls, config: JobConfig, start: WarmStart | None) -> "AdapterSpec":
+    def of(cls, config: JobConfig, start: StartAdapter | None) -> "AdapterSpec":
         return cls(config.rank, config.plain_alpha, config.seed, config.target_modules, start)
 
     def first_weights(self, layout: Layout) -> Tensor:

@@ -41,10 +41,11 @@ class WarmStartError(ValueError):
 
 
 @dataclass(frozen=True)
-class WarmStart:
-    """rows: float32 [rank, W], zero where it has no matrix. scale: what its B A x is multiplied by. sha256: over its files."""
+class StartAdapter:
+    """The adapter that jobs start from. weights: float32 [rank, W], zero where it has no matrix. scale: what its
+    B A x is multiplied by. sha256: over its files."""
 
-    rows: Tensor
+    weights: Tensor
     rank: int
     scale: float
     modules: tuple[str, ...]
@@ -68,7 +69,7 @@ class WarmStart:
         """A job's first weights: `fresh`, float32 [rank, W], with this adapter's matrices in place, rescaled to the job's
         scale."""
         made = fresh.clone()
-        own = self.layout.split(self.rows)
+        own = self.layout.split(self.weights)
         for target, (a, b) in zip(self.layout.targets, self.layout.split(made).values(), strict=True):
             if target.kind in self.modules:
                 a.copy_(own[target.name][0])
@@ -76,7 +77,7 @@ class WarmStart:
         return made
 
 
-def read_peft(files: Mapping[str, Path], layout: Layout) -> WarmStart:
+def read_peft(files: Mapping[str, Path], layout: Layout) -> StartAdapter:
     """Read the files of a PEFT folder, by name. Raises WarmStartError."""
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if name not in files:
@@ -87,8 +88,8 @@ def read_peft(files: Mapping[str, Path], layout: Layout) -> WarmStart:
     except (SafetensorError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise WarmStartError(f"cannot be read: {error}") from None
     rank, scale = _numbers(config)
-    rows = torch.zeros(rank, layout.width)
-    views, modules = layout.split(rows), set()
+    weights = torch.zeros(rank, layout.width)
+    views, modules = layout.split(weights), set()
     for target in layout.targets:
         names = [f"{_PREFIX}{target.name}.lora_{factor}.weight" for factor in "AB"]
         if not any(name in tensors for name in names):
@@ -102,7 +103,7 @@ def read_peft(files: Mapping[str, Path], layout: Layout) -> WarmStart:
     _check_whole(layout.targets, modules, views)
     said = hashlib.sha256(b"".join(files[name].read_bytes() for name in (CONFIG_FILE, WEIGHTS_FILE)))
     kinds = tuple(kind for kind in MODULES if kind in modules)
-    return WarmStart(rows, rank, scale, kinds, said.hexdigest(), layout)
+    return StartAdapter(weights, rank, scale, kinds, said.hexdigest(), layout)
 
 
 def _numbers(config: Any) -> tuple[int, float]:

@@ -49,7 +49,7 @@ class Lengths(Sequence[int]):
 
 
 @dataclass(frozen=True)
-class Rows:
+class TokenRows:
     """Rows as token sequences: one a row, or two for preference rows, the chosen answer before the rejected one."""
 
     sequences: Sequence[Example]
@@ -91,11 +91,11 @@ class Rows:
             said.update(len(example.tokens).to_bytes(4, "little") + example.tokens.tobytes() + example.loss_mask.tobytes())
         return said.hexdigest()
 
-    def first(self, rows: int) -> "Rows":
+    def first(self, rows: int) -> "TokenRows":
         """The first so many rows."""
         if rows >= len(self):
             return self
-        return Rows(self.sequences[: rows * self.per_row], self.per_row)
+        return TokenRows(self.sequences[: rows * self.per_row], self.per_row)
 
     def places(self, rows: Iterable[int]) -> list[int]:
         """Indexes of the sequences of these rows."""
@@ -104,18 +104,18 @@ class Rows:
 
 @dataclass(frozen=True)
 class DataSet:
-    """Rows of one task, tokenised once, memory-mapped, and shared by its jobs. validation: the rows that jobs are judged on, in
+    """Rows of one task, tokenised once, memory-mapped, and shared by its jobs. validation: the rows of a full evaluation, in
     the order of their hashes, so that their first `trend_rows` are a random part of them."""
 
-    train: Rows
-    validation: Rows
+    train: TokenRows
+    validation: TokenRows
     trend_rows: int
     truncated: int  # rows longer than max_seq_len, cut
     skipped: int  # rows with nothing left to learn after the cut
     unused: int = 0  # validation rows that no evaluation reads
 
     @cached_property
-    def trend(self) -> Rows:
+    def trend(self) -> TokenRows:
         """The validation rows that show a job's trend between the cut and its end."""
         return self.validation.first(self.trend_rows)
 
@@ -158,8 +158,8 @@ def split(spec: TaskSpec, train: TokenStream, held: TokenStream | None) -> DataS
             raise DataError(_why_none(name, skipped, others, spec.training.max_seq_len))
     rows = _rows(train, trained)
     parts = validation_parts(spec, len(rows), len(validation), _rows(source, validation).mean_length / rows.mean_length)
-    read = validation[_by_hash(source.hashes[validation], parts.judged)]
-    return DataSet(rows, _rows(source, read), parts.trend, truncated, skipped, len(validation) - parts.judged)
+    read = validation[_by_hash(source.hashes[validation], parts.full)]
+    return DataSet(rows, _rows(source, read), parts.trend, truncated, skipped, len(validation) - parts.full)
 
 
 def _why_none(name: str, skipped: int, others: int, max_seq_len: int) -> str:
@@ -175,8 +175,8 @@ def _why_none(name: str, skipped: int, others: int, max_seq_len: int) -> str:
     )
 
 
-def _rows(stream: TokenStream, rows: NDArray[np.int64]) -> Rows:
-    return Rows(StreamView(stream, rows), stream.per_row)
+def _rows(stream: TokenStream, rows: NDArray[np.int64]) -> TokenRows:
+    return TokenRows(StreamView(stream, rows), stream.per_row)
 
 
 def held_out(hashes: NDArray[np.uint8], fraction: float, at_most: int) -> NDArray[np.int64]:

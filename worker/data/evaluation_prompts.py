@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from worker.data.dataset import Rows
+from worker.data.dataset import TokenRows
 from worker.model.flat_batch import Example
 
 
@@ -18,7 +18,7 @@ class Prompt:
     text: str
 
 
-def prompts_of(rows: Rows, most: int, decode: Callable[[Sequence[int]], str]) -> list[Prompt]:
+def prompts_of(rows: TokenRows, most: int, decode: Callable[[Sequence[int]], str]) -> list[Prompt]:
     """The prompts of the first `most` rows. Of preference rows the preferred answer is the reference.
 
     A row without a prompt has one without text, which holds the tokens that precede any text, or where the tokenizer has none

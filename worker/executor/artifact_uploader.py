@@ -29,7 +29,7 @@ from worker.executor.placement_lease import Lease, LeaseOver
 from worker.executor.placement_run import PlacementRun
 from worker.executor.retry import persist
 from worker.policy.job_record import JobProgress
-from worker.replicas.base_loader import Base
+from worker.replicas.base_loader import BaseCopy
 
 log = logging.getLogger(__name__)
 
@@ -47,26 +47,26 @@ class JobSnapshot:
 
 @dataclass(frozen=True)
 class BestAdapter:
-    """The best weights of a job that ends. rows: of the arena, in which it trained."""
+    """The best weights of a job that ends. arena_rows: those in which it trained."""
 
     run: JobRun
-    base: Base
+    base: BaseCopy
     weights: Tensor
-    rows: tuple[int, int] | None
+    arena_rows: tuple[int, int] | None
 
 
 class ArtifactUploader:
-    """`hand_over` queues a callback for the training loop, which calls `over(task, tell_service, why)` where a placement cannot
-    continue."""
+    """`hand_over` queues a callback for the training loop, which calls `leave(task, lost, why)` where a placement
+    cannot continue."""
 
     def __init__(
         self,
         link: PlacementLink,
         cache: NodeCache,
         hand_over: Callable[[Act], None],
-        over: Callable[[PlacementRun, bool, str], None],
+        leave: Callable[[PlacementRun, bool, str], None],
     ) -> None:
-        self._link, self._cache, self._hand_over, self._over = link, cache, hand_over, over
+        self._link, self._cache, self._hand_over, self._leave = link, cache, hand_over, leave
         self._worker = BackgroundWorker("uploads")
 
     def keep_adapter(self, task: PlacementRun, best: BestAdapter, then: Callable[[AdapterManifest], None]) -> None:
@@ -85,9 +85,9 @@ class ArtifactUploader:
         except LeaseOver as error:
             log.info("pending uploads of placement %s are dropped: %s", task.key, error)
         except FenceStale:
-            self._hand_over(partial(self._over, task, False, "the service has ended it"))
+            self._hand_over(partial(self._leave, task, False, "the service has ended it"))
         except Refused as error:
-            self._hand_over(partial(self._over, task, True, f"storage refused an upload: {error}"))
+            self._hand_over(partial(self._leave, task, True, f"storage refused an upload: {error}"))
 
     def _export(self, task: PlacementRun, best: BestAdapter, then: Callable[[AdapterManifest], None]) -> None:
         run, base = best.run, best.base
@@ -113,7 +113,7 @@ class ArtifactUploader:
             files=[AdapterFile(path=name, sha256=file.sha256, bytes=file.bytes) for name, file in kept.items()],
             step=run.best.step,
             val_loss=run.best.val_loss,
-            arena_rows=best.rows,
+            arena_rows=best.arena_rows,
             lineage=Lineage(
                 task_id=task.placement.task_id,
                 job_id=run.job_id,

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 Act = Callable[[], None]
 Send = Callable[[ExecutorProgress | PlacementEnded], None]
-_TELL_SECONDS = 0.5
+_REPORT_SECONDS = 0.5
 _SILENT_SECONDS = 10.0  # without a word from a rank, after which it is not waited for without a lease
 
 
@@ -58,7 +58,7 @@ class AttachedPlacements:
         self._loaded: LoadedBase | None = None  # used by the preparation thread alone
         self._tasks: dict[str, PlacementRun] = {}
         self._leases: dict[str, Lease] = {}
-        self._told_at = 0.0
+        self._reported_at = 0.0
 
     @property
     def tasks(self) -> list[PlacementRun]:
@@ -89,7 +89,7 @@ class AttachedPlacements:
 
     def attach(self, placement: Placement, lease: Lease) -> None:
         task = PlacementRun(
-            placement, lease, Reporter(self._link, lease, placement.next_seq, partial(self._over, lease.placement_id))
+            placement, lease, Reporter(self._link, lease, placement.next_seq, partial(self._on_end, lease.placement_id))
         )
         others = [other for other in self._tasks.values() if _needs(other.placement) != _needs(placement)]
         self._tasks[task.key] = task
@@ -100,9 +100,9 @@ class AttachedPlacements:
         self.progress(now=True)
         self._worker.submit(partial(self._prepare, task, self._devices(placement)))
 
-    def _over(self, key: str, tell_service: bool, detail: str) -> None:
-        """A reporter's thread calls this when its placement is over."""
-        self._hand_over(partial(self._leave, key, tell_service, detail))
+    def _on_end(self, key: str, lost: bool, detail: str) -> None:
+        """A reporter's thread calls this when its placement has ended."""
+        self._hand_over(partial(self._leave, key, lost, detail))
 
     def renew(self, message: Renew) -> None:
         """Extend a lease. From any thread, so that a lease renewed during a long step stays valid."""
@@ -193,19 +193,19 @@ class AttachedPlacements:
             if not task.lease.holds():
                 self.leave(task, True, "its lease ended")
 
-    def _leave(self, key: str, tell_service: bool, detail: str) -> None:
+    def _leave(self, key: str, lost: bool, detail: str) -> None:
         if key in self._tasks:
-            self.leave(self._tasks[key], tell_service, detail)
+            self.leave(self._tasks[key], lost, detail)
 
-    def leave(self, task: PlacementRun, tell_service: bool, detail: str) -> None:
-        """Remove the placement and notify the daemon. `tell_service`: which then tells the service, too."""
+    def leave(self, task: PlacementRun, lost: bool, detail: str) -> None:
+        """Remove the placement and notify the daemon. `lost`: see PlacementEnded."""
         if self._tasks.pop(task.key, None) is None:
             return
         log.info("placement %s leaves: %s", task.key, detail)
         del self._leases[task.key]
         task.reporter.close()
         self._left(task)
-        self._send(PlacementEnded(placement_id=task.key, lost=tell_service, detail=detail[:2000]))
+        self._send(PlacementEnded(placement_id=task.key, lost=lost, detail=detail[:2000]))
 
     def close(self) -> None:
         """End the other ranks."""
@@ -214,10 +214,10 @@ class AttachedPlacements:
     # ---- progress --------------------------------------------------------------------------------------------------
 
     def progress(self, now: bool = False) -> None:
-        """Report progress to the daemon, at most every _TELL_SECONDS unless `now`."""
+        """Report progress to the daemon, at most every _REPORT_SECONDS unless `now`."""
         at = boot_now()
-        if now or at - self._told_at >= _TELL_SECONDS:
-            self._told_at = at
+        if now or at - self._reported_at >= _REPORT_SECONDS:
+            self._reported_at = at
             waits = {task.key: why for task in self.tasks if (why := task.lease.waits_for) is not None}
             self._send(ExecutorProgress(phases={task.key: _phase(task) for task in self.tasks}, waits=waits, at=at))
 

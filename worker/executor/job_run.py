@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from contract.messages.placement_messages import CheckpointRef, JobAssignment
-from contract.task_spec import Schedule, TaskSpec
+from contract.task_spec import JobSchedule, TaskSpec
 from worker.data.dataset import DataSet
 from worker.model.arena import rows_for
 from worker.policy.activations import Activations
@@ -25,7 +25,7 @@ class JobRun:
     job_id: str
     job: TrainingJob
     spec: TaskSpec
-    schedule: Schedule
+    schedule: JobSchedule
     record: JobRecord
 
     @classmethod
@@ -39,7 +39,7 @@ class JobRun:
         activations: Activations,
     ) -> "JobRun":
         """The job as the service assigned it, with the state of its checkpoint."""
-        schedule, key = Schedule.of(spec, assigned.config, len(data.train)), JobKey(placement, assigned.index)
+        schedule, key = JobSchedule.of(spec, assigned.config, len(data.train)), JobKey(placement, assigned.index)
         job = TrainingJob(key, assigned.config, data, schedule.total_steps, spec.training.max_grad_norm, activations)
         return cls(assigned.job_id, job, spec, schedule, JobRecord.of(assigned, progress))
 
@@ -116,7 +116,7 @@ class JobRun:
             batch_size=size * train.per_row,
             tokens=tokens,
             longest=self.job.data.longest,
-            rows=rows_for(config.rank),
+            adapter_rows=rows_for(config.rank),
             turn=turn,
             left=left,
             recompute=self.job.activations.recompute,
@@ -130,17 +130,17 @@ class JobRun:
             total - max(warmup, self.step)
         )
 
-    def evaluation_request(self, judged: bool) -> EvaluationRequest:
-        """What to evaluate, but for the place of its adapter: its trend's rows, or row by row all that it is judged on."""
+    def evaluation_request(self, full: bool) -> EvaluationRequest:
+        """What to evaluate, but for the place of its adapter: its trend's rows, or in full, row by row."""
         data = self.job.data
-        judged = judged or data.trend_rows >= len(data.validation)  # so that equal rows give equal bits
-        rows, metric, part = (data.validation, self.spec.metric, data.trend_rows) if judged else (data.trend, None, None)
+        full = full or data.trend_rows >= len(data.validation)  # so that equal rows give equal bits
+        rows, metric, part = (data.validation, self.spec.metric, data.trend_rows) if full else (data.trend, None, None)
         reference = self.job.reference.validation[: len(rows.sequences)] if self.job.reference is not None else ()
         return EvaluationRequest(None, rows, self.job.config.beta, reference, metric, part)
 
     @property
-    def judged_at_cut(self) -> RungReached | None:
-        """The evaluation of its best weights over all rows, where they are those that it was ranked by."""
+    def full_evaluation_at_cut(self) -> RungReached | None:
+        """The full evaluation of its best weights, where they are those that it was ranked by."""
         progress = self.progress
         if self.best is None or self.best.step not in self.schedule.rungs[:1] or progress.cut_scores is None:
             return None

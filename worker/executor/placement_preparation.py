@@ -13,7 +13,7 @@ from contract.messages.placement_messages import FileRef, JobAssignment, Placeme
 from contract.states import JOB_TERMINAL
 from worker.adapters.job_checkpoint import load_progress
 from worker.adapters.location_types import AdapterSpec
-from worker.adapters.warm_start import WarmStart, WarmStartError, read_peft
+from worker.adapters.warm_start import StartAdapter, WarmStartError, read_peft
 from worker.api_client import PlacementLink, Unreachable
 from worker.boot_clock import boot_now
 from worker.data.dataset import DataSet, split
@@ -28,7 +28,7 @@ from worker.model.plain.trainer import OutOfMemory
 from worker.policy.activations import Activations, Need, choose_activations
 from worker.policy.adapter_memory_model import Capacity
 from worker.policy.job_record import JobProgress
-from worker.replicas.base_loader import Base
+from worker.replicas.base_loader import BaseCopy
 from worker.replicas.memory_profile import Profiles, held_bytes, profiles_of
 from worker.replicas.ranks.rank_group import LoadedBase
 from worker.settings import Settings
@@ -52,7 +52,7 @@ class Prepared:
     data: DataSet
     checkpoints: dict[int, tuple[Path, JobProgress]]
     activations: Activations
-    start: WarmStart | None = None  # the adapter that all jobs start from
+    start: StartAdapter | None = None  # the adapter that all jobs start from
     drawn: dict[int, Tensor] = field(default_factory=dict)  # first weights by job index, float32 [rank, W]
 
     def needs(self, rows: Iterable[int]) -> list[Need]:
@@ -125,7 +125,9 @@ class Preparation:
         log.info("placement %s is prepared: %s", self._placement.placement_id, clock)
         return Prepared(loaded, capacities, data, checkpoints, activations, start, drawn)
 
-    def _drawn(self, base: Base, start: WarmStart | None, resumed: Collection[int], most_bytes: int) -> dict[int, Tensor]:
+    def _drawn(
+        self, base: BaseCopy, start: StartAdapter | None, resumed: Collection[int], most_bytes: int
+    ) -> dict[int, Tensor]:
         """The first weights of jobs without a checkpoint, as many as `most_bytes` hold: drawing takes the host longer than a
         step, so it is not the loop that should."""
         drawn, layout = dict[int, Tensor](), base.trainer.arena.layout
@@ -137,7 +139,7 @@ class Preparation:
                 self._lease.check()
         return drawn
 
-    def _profiles(self, base: Base, longest: int) -> Profiles:
+    def _profiles(self, base: BaseCopy, longest: int) -> Profiles:
         """Raises CannotTrain where the base leaves no memory to train in."""
         try:
             return profiles_of(base.trainer, base.ref, longest, self._scratch)
@@ -151,7 +153,7 @@ class Preparation:
     def _unfinished(self) -> list[JobAssignment]:
         return [job for job in self._placement.jobs if job.status not in JOB_TERMINAL]
 
-    def _start(self, base: Base) -> WarmStart | None:
+    def _start(self, base: BaseCopy) -> StartAdapter | None:
         """The adapter that the task starts from, checked against the base and every job. Raises CannotTrain."""
         ref, link = self._placement.warm_start, self._link
         if ref is None:
@@ -173,7 +175,7 @@ class Preparation:
         refs = {job.index: job.checkpoint.sha256 for job in self._unfinished if job.checkpoint is not None}
         return {index: self._fetch(sha256, partial(link.object, key, sha256=sha256)) for index, sha256 in refs.items()}
 
-    def _reading(self, base: Base) -> Reading:
+    def _reading(self, base: BaseCopy) -> Reading:
         """How the task's rows become tokens with this base."""
         placement = self._placement
         created_at = placement.created_at
@@ -222,7 +224,7 @@ class Preparation:
             raise Unreachable(str(error)) from None
 
 
-def _check_fits(data: DataSet, base: Base) -> None:
+def _check_fits(data: DataSet, base: BaseCopy) -> None:
     if data.longest > base.max_positions:
         raise DataError(
             f"rows of {data.longest + 1} tokens are left within training.max_seq_len, but base model {base.ref.name} has "

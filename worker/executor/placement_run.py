@@ -44,7 +44,7 @@ from worker.policy.job_record import (
     TrainingBegan,
     WarmupBegan,
 )
-from worker.replicas.dpo_loss import Preference
+from worker.replicas.dpo_loss import PreferenceResult
 from worker.replicas.packed_step import Work
 from worker.replicas.validation_pass import ValidationResult
 
@@ -55,6 +55,8 @@ _NOTHING = Throughput(steps=0, tokens=0, seconds=0.0, micro_batches=0, forwards=
 
 
 class PlacementRun:
+    """One task as it is placed on this executor, which the executor's code calls `task`: its jobs, its lease, its reports."""
+
     def __init__(self, placement: Placement, lease: Lease, reporter: Reporter) -> None:
         self.placement, self.lease, self.reporter = placement, lease, reporter
         self.policy = policy_of(placement.spec.early_exit)
@@ -69,8 +71,8 @@ class PlacementRun:
         self.detaching = False
         self._attached_at: float | None = boot_now()  # until its first step
         self.activations = Activations(False, "activations are kept")
-        self._told: str | None = None  # the activations' reason that was reported last
-        self._done, self._said_at = _NOTHING, boot_now()
+        self._reported_reason: str | None = None  # of the activations, as last reported
+        self._done, self._reported_at = _NOTHING, boot_now()
 
     @property
     def key(self) -> str:
@@ -81,9 +83,9 @@ class PlacementRun:
         return self._by_index[index]
 
     @property
-    def over(self) -> bool:
+    def all_ended(self) -> bool:
         """Whether every job's end has been recorded."""
-        return self.data is not None and all(run.stage is Stage.OVER for run in self.runs)
+        return self.data is not None and all(run.stage is Stage.ENDED for run in self.runs)
 
     @property
     def safe(self) -> bool:
@@ -113,16 +115,16 @@ class PlacementRun:
         )
 
     def base_evaluated(self, loss: float, scores: RowScores | None) -> None:
-        """The base alone was evaluated over all rows that jobs are judged on."""
+        """The base alone had its full evaluation."""
         self.base_known, self.base_scores = True, scores
         self.record(BaseEvaluated(val_loss=loss, scores=scores))
 
     def report_activations(self) -> None:
         """Report how its passes hold their activations, if that has changed since the last report."""
-        if self._told != self.activations.reason:
-            self._told = self.activations.reason
-            log.info("placement %s: %s", self.key, self._told)
-            self.record(ActivationsChosen(recompute=self.activations.recompute, reason=self._told))
+        if self._reported_reason != self.activations.reason:
+            self._reported_reason = self.activations.reason
+            log.info("placement %s: %s", self.key, self._reported_reason)
+            self.record(ActivationsChosen(recompute=self.activations.recompute, reason=self._reported_reason))
 
     def record(self, *events: Event) -> None:
         self.reporter.record(*events)
@@ -156,7 +158,7 @@ class PlacementRun:
         run.apply(Ending())
 
     def ended(self, run: JobRun, *events: Event) -> None:
-        """Mark the job as over, and record its last events."""
+        """Mark the job as ended, and record its last events."""
         run.apply(JobEnded())
         self.flush_throughput()
         self.record(*events)
@@ -191,7 +193,7 @@ class PlacementRun:
 
     # ---- losses --------------------------------------------------------------------------------------------------
 
-    def trained(self, run: JobRun, loss: float, preference: Preference | None) -> None:
+    def trained(self, run: JobRun, loss: float, preference: PreferenceResult | None) -> None:
         """The job took a step on a batch of this loss; under dpo with these results."""
         step = run.step + 1
         self.reporter.point(run.index, "train_loss", step, loss)
@@ -240,7 +242,7 @@ class PlacementRun:
             update={
                 "steps": self._done.steps + 1,
                 "tokens": self._done.tokens + work.tokens,
-                "rows": self._done.rows + work.rows,
+                "rows": self._done.rows + work.adapter_rows,
                 "seconds": self._done.seconds + seconds,
                 "micro_batches": self._done.micro_batches + work.micro_batches,
                 "forwards": self._done.forwards + work.forwards,
@@ -249,7 +251,7 @@ class PlacementRun:
                 "share_seconds": (self._done.share_seconds or 0.0) + seconds * share,
             }
         )
-        if boot_now() - self._said_at >= _THROUGHPUT_SECONDS:
+        if boot_now() - self._reported_at >= _THROUGHPUT_SECONDS:
             self.flush_throughput()
 
     def evaluated(self, seconds: float, tokens: int) -> None:
@@ -268,7 +270,7 @@ class PlacementRun:
 
     def flush_throughput(self) -> None:
         """Record the work done since the last record."""
-        self._said_at = boot_now()
+        self._reported_at = boot_now()
         if self._done.model_copy(update={"slowdown": None}) != _NOTHING:
             self.record(self._done)
             self._done = _NOTHING.model_copy(update={"slowdown": self._done.slowdown})

@@ -24,10 +24,10 @@ _REMEMBERED = 64  # acknowledged reports that can be sent again
 
 
 class Reporter:
-    """Its thread calls `over(tell_service, detail)` when the placement has ended; `tell_service`: the service must be told."""
+    """Its thread calls `on_end(lost, detail)` when the placement has ended; `lost`: see PlacementEnded."""
 
-    def __init__(self, link: PlacementLink, lease: Lease, next_seq: int, over: Callable[[bool, str], None]) -> None:
-        self._link, self._lease, self._seq, self._over = link, lease, next_seq, over
+    def __init__(self, link: PlacementLink, lease: Lease, next_seq: int, on_end: Callable[[bool, str], None]) -> None:
+        self._link, self._lease, self._seq, self._on_end = link, lease, next_seq, on_end
         self._changed = threading.Condition()
         self._events: deque[Event] = deque()
         self._urgent = False
@@ -78,13 +78,13 @@ class Reporter:
                     return
         except LeaseOver as error:
             if not self._lease.ended:
-                self._over(True, str(error))
+                self._on_end(True, str(error))
         except FenceStale as error:
-            log.info("placement %s is over: %s", self._lease.placement_id, error)
-            self._over(False, "the service has ended it")
+            log.info("placement %s has ended: %s", self._lease.placement_id, error)
+            self._on_end(False, "the service has ended it")
         except Refused as error:
             log.error("a report of placement %s was refused: %s", self._lease.placement_id, error)
-            self._over(True, f"its report was refused: {error}")
+            self._on_end(True, f"its report was refused: {error}")
 
     def _wait(self) -> bool:
         """Block until a report is due. False when the lease was ended."""

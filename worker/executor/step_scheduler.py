@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from contract.messages.placement_messages import Placement
 from worker.executor.job_run import JobRun
-from worker.policy.deficit_round_robin import Candidate, SliceCost, SpeedEstimate, select, urgency
+from worker.policy.deficit_round_robin import RunnableTask, SliceCost, SpeedEstimate, select, urgency
 from worker.replicas.replica_set import Replicas
 
 _MEASURED_SECONDS = 5.0  # of shared steps before a slowdown is told
@@ -44,9 +44,9 @@ class StepScheduler:
         seen = self._progress.get(placement)
         return 1.0 / seen.speed if seen is not None and seen.seconds >= _MEASURED_SECONDS and seen.speed > 0 else None
 
-    def _candidate(self, placement: Placement, cost: SliceCost) -> Candidate:
+    def _candidate(self, placement: Placement, cost: SliceCost) -> RunnableTask:
         speed = self._progress.get(placement.placement_id, SpeedEstimate()).speed
-        return Candidate(
+        return RunnableTask(
             placement.placement_id,
             placement.tenant_id,
             cost.seconds,

@@ -122,7 +122,8 @@ class Executor:
         if self._replicas is None or self._replicas.loaded is not prepared.loaded:
             self._replicas = Replicas(prepared.loaded, prepared.capacities, self._scratch, self._cache)
         replicas = self._replicas
-        replicas.add_placement(task.key, prepared.needs([run.demand.rows for run in task.runs]), [run.job for run in task.runs])
+        needs = prepared.needs([run.demand.adapter_rows for run in task.runs])
+        replicas.add_placement(task.key, needs, [run.job for run in task.runs])
         for run in task.runs:
             spec, path = AdapterSpec.of(run.job.config, prepared.start), prepared.file(run.index)
             replicas.store.add(run.key, spec, path, prepared.drawn.get(run.index))
@@ -166,8 +167,7 @@ class Executor:
         self._recheck_admission = False
         runs = (run for task in self._attached.training for run in task.runs if run.trainable)
         waiting = {run.key: run for run in runs if replicas.store.trains_on(run.key) is None}
-        running = [run.demand for run in self._active()]
-        given, unrunnable = replicas.admit(running, [run.demand for run in waiting.values()])
+        given, unrunnable = replicas.admit([run.demand for run in self._active()], [run.demand for run in waiting.values()])
         for key in given:
             self._attached[key.placement].started(waiting[key])
         self._fail_unrunnable(replicas, unrunnable)
@@ -223,7 +223,7 @@ class Executor:
             self._apply_evaluation(replicas, task, task[key.job], result)
 
     def _apply_evaluation(self, replicas: Replicas, task: PlacementRun, run: JobRun, result: ValidationResult) -> None:
-        best, trend = run.best, result.part or result  # a result of all rows has those of the curve as its part
+        best, trend = run.best, result.part or result  # a full evaluation has the trend's result as its part
         loss = trend.loss if (finite := math.isfinite(result.loss)) else result.loss
         task.validated(run, trend)
         event, verdict = run.ask_policy(task.policy, loss)
@@ -260,7 +260,7 @@ class Executor:
     # ---- release ---------------------------------------------------------------------------------------------------
 
     def _end_job(self, replicas: Replicas, run: JobRun, verdict: Verdict | None) -> None:
-        """The job is decided (None: it completed). Frees its slot at once; records its end once its adapter is stored."""
+        """The job is decided (None: it completed). Frees its slot; records its end once texts are scored and adapter stored."""
         task, weights = self._attached[run.key.placement], replicas.store.best(run.key)
         rows, scores = replicas.store.row_range(run.key), self._evaluations.evaluate_best(replicas, run, verdict)
         closing = task.completed_event(run) if verdict is None else task.exited_event(run, verdict)
@@ -276,13 +276,13 @@ class Executor:
             task.ended(run, closing)
 
     def _detach_finished(self) -> None:
-        """Detach placements whose jobs are all over, or all stored where the placement was asked to leave."""
+        """Detach placements whose jobs have all ended, or are all stored where the placement was asked to leave."""
         for task in self._attached.open:
             if task.leaving:
                 self._baselines.drop(task)
                 self._texts.drop_base(task)
             busy = task.detaching or task in self._baselines or task in self._texts
-            if not busy and (task.over or (task.leaving and task.safe)):
+            if not busy and (task.all_ended or (task.leaving and task.safe)):
                 self._attached.finish(task)
 
     def _stop(self, seconds: float) -> None:

@@ -134,9 +134,9 @@ class Backbone:
     def final_norm(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.norm, self.shape.eps)
 
-    def label_loss(self, h_LK: Tensor, labels_L: Tensor, weights_L: Tensor | None) -> LabelLoss:
+    def label_loss(self, h_LK: Tensor, labels_L: Tensor, loss_weights_L: Tensor | None) -> LabelLoss:
         """See lm_head.label_loss; h_LK comes from the final norm."""
-        return label_loss(h_LK, self.head, labels_L, weights_L, self.logit_cap)
+        return label_loss(h_LK, self.head, labels_L, loss_weights_L, self.logit_cap)
 
 
 def _shape(family: Family, config: PreTrainedConfig) -> BlockShape:

@@ -61,12 +61,12 @@ class Dropout:
 
 @dataclass(frozen=True)
 class Segment:
-    """The rows of one job in a pass. slot None: the base alone. weight: each label's factor of -log p in the gradient (1 / the
-    label count of the job's step, so that micro-batches add up to the mean). dropout: None while evaluating."""
+    """The examples of one job in a pass. slot None: the base alone. loss_weight: each label's factor of -log p in the loss (1 /
+    the label count of the job's step, so that micro-batches add up to the mean). dropout: None while evaluating."""
 
     slot: Slot | None
     examples: Sequence[Example]
-    weight: float = 1.0
+    loss_weight: float = 1.0
     dropout: Dropout | None = None
 
     @property

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class News:
+class ChildMessage:
     """A message from a child."""
 
     child: "Child"
@@ -41,10 +41,10 @@ class ChildEnded:
 class Child:
     """`python -m module`, started at once, from the main thread.
 
-    A reader thread calls `on_event` with every News and, last, ChildEnded.
+    A reader thread calls `on_event` with every ChildMessage and, last, ChildEnded.
     """
 
-    def __init__(self, module: str, messages: TypeAdapter[Any], on_event: Callable[[News | ChildEnded], None]) -> None:
+    def __init__(self, module: str, messages: TypeAdapter[Any], on_event: Callable[[ChildMessage | ChildEnded], None]) -> None:
         self.module = module
         self._messages = messages
         self._on_event = on_event
@@ -77,7 +77,7 @@ class Child:
         assert self._process.stdout is not None
         try:
             for message in read(self._process.stdout.fileno(), self._messages):
-                self._on_event(News(self, message))
+                self._on_event(ChildMessage(self, message))
         except ValidationError as error:
             log.error("unreadable message from %s (pid %d); terminating it: %s", self.module, self.pid, error)
             self._process.kill()

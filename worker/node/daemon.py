@@ -16,7 +16,7 @@ from contract.messages.placement_messages import DesiredState, Placement
 from contract.states import RequeueReason
 from worker.api_client import NodeLink
 from worker.boot_clock import boot_now
-from worker.node.child_process import Child, ChildEnded, News
+from worker.node.child_process import Child, ChildEnded, ChildMessage
 from worker.node.desired_state_poller import Desired, NodeForgotten
 from worker.node.device_discovery import find_devices
 from worker.node.executor_pool import ExecutorPool, ExecutorProcess
@@ -42,7 +42,7 @@ class Daemon:
         self._devices = find_devices(settings)
         self._pool = ExecutorPool(self._devices, self._inbox.put)
         self._wanted: dict[str, tuple[Placement, float]] = {}  # desired placements, with the deadline of their first lease
-        self._over: set[str] = set()  # placements that ended here, though an older answer may still list them
+        self._ended_ids: set[str] = set()  # placements that ended here, though an older answer may still list them
         self._version = -1
         self._applied: tuple[int, float] | None = None  # version of the last applied desired state, and when
 
@@ -56,7 +56,7 @@ class Daemon:
                 member.close()
                 self._pool.kill()
                 self._wanted.clear()
-                self._over.clear()
+                self._ended_ids.clear()
         finally:
             self._pool.kill()
             self._link.close()
@@ -105,7 +105,7 @@ class Daemon:
     def _is_forgotten(self, member: NodeMembership, event: Any) -> bool:
         if isinstance(event, NodeForgotten):
             return event.credential == member.welcome.credential
-        return isinstance(event, News) and isinstance(event.message, UnknownNode) and event.child is member.heartbeat
+        return isinstance(event, ChildMessage) and isinstance(event.message, UnknownNode) and event.child is member.heartbeat
 
     def _handle_event(self, member: NodeMembership, event: Any) -> None:
         match event:
@@ -113,12 +113,12 @@ class Daemon:
                 self._version = event.state.version
                 placements = {p.placement_id: (p, event.sent_at + p.lease_seconds) for p in event.state.placements}
                 self._wanted = placements | self._unchanged(event.state)
-                self._over &= self._wanted.keys()
-            case News(child=child, message=HeartbeatResult() as beat) if child is member.heartbeat:
+                self._ended_ids &= self._wanted.keys()
+            case ChildMessage(child=child, message=HeartbeatResult() as beat) if child is member.heartbeat:
                 self._renew(member, beat)
-            case News(child=child, message=ExecutorProgress() as progress):
+            case ChildMessage(child=child, message=ExecutorProgress() as progress):
                 self._progress(member, self._pool.of(child), progress)
-            case News(child=child, message=PlacementEnded() as ended):
+            case ChildMessage(child=child, message=PlacementEnded() as ended):
                 self._ended(member, self._pool.of(child), ended)
             case ChildEnded(child=child) if child is member.heartbeat:
                 log.warning("the heartbeat ended (%d) and is started again", event.code)
@@ -157,7 +157,7 @@ class Daemon:
         held = executor.held[ended.placement_id]
         log.info("placement %s has left its executor%s", ended.placement_id, f": {ended.detail}" if ended.detail else "")
         self._pool.release(executor, ended.placement_id, boot_now())
-        self._over.add(ended.placement_id)
+        self._ended_ids.add(ended.placement_id)
         if ended.lost:
             self._lose(member, [held.placement], RequeueReason.EXECUTOR_LOST, ended.detail)
             if not executor.held:
@@ -176,7 +176,7 @@ class Daemon:
         if executor is None:
             return
         lost = [held.placement for held in executor.held.values() if held.detaching_since is None]
-        self._over.update(executor.held)
+        self._ended_ids.update(executor.held)
         if lost:
             detail = f"the executor (pid {executor.child.pid}) ended with {code}"
             log.error("%s and took %d placement(s) with it", detail, len(lost))
@@ -197,7 +197,7 @@ class Daemon:
         started = [
             self._attach(placement, deadline, now)
             for placement_id, (placement, deadline) in self._wanted.items()
-            if placement_id not in self._over and placement_id not in self._pool.held
+            if placement_id not in self._ended_ids and placement_id not in self._pool.held
         ]
         if any(started):
             self._pulse(member)
@@ -208,11 +208,11 @@ class Daemon:
         """Have executors checkpoint the jobs of placements that are asked to leave. The service no longer renews their leases,
         which bounds the time. A placement that has not arrived yet is given back at once."""
         for placement_id, (placement, _) in self._wanted.items():
-            if not placement.leave or placement_id in self._over:
+            if not placement.leave or placement_id in self._ended_ids:
                 continue
             executor = self._pool.holder(placement_id)
             if executor is None:
-                self._over.add(placement_id)
+                self._ended_ids.add(placement_id)
                 self._lose(member, [placement], RequeueReason.PREEMPTED, "it was asked to leave before it had come")
             elif not executor.held[placement_id].leaving:
                 executor.held[placement_id].leaving = True
@@ -273,12 +273,13 @@ class Daemon:
             event = self._next(left)
             if event is _STOP:
                 break
-            if isinstance(event, ChildEnded):
-                self._reap(event.child)
-            elif isinstance(event, News) and isinstance(event.message, HeartbeatResult) and event.child is member.heartbeat:
-                self._renew(member, event.message)
-            elif isinstance(event, News) and isinstance(event.message, PlacementEnded):
-                lost = [placement for placement in lost if placement.placement_id != event.message.placement_id]
+            match event:
+                case ChildEnded(child=child):
+                    self._reap(child)
+                case ChildMessage(child=child, message=HeartbeatResult() as beat) if child is member.heartbeat:
+                    self._renew(member, beat)
+                case ChildMessage(message=PlacementEnded() as ended):
+                    lost = [placement for placement in lost if placement.placement_id != ended.placement_id]
         if lost:
             self._lose(member, lost, RequeueReason.NODE_LOST, "the worker was stopped")
         member.close(seconds=_STOP_GRACE)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from contract.messages.node_messages import Device
 from contract.messages.placement_messages import BaseModelRef, Placement
-from worker.node.child_process import Child, ChildEnded, News
+from worker.node.child_process import Child, ChildEnded, ChildMessage
 from worker.pipe_messages import EXECUTOR_NEWS, Phase, PlacementPulse, Stop
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class ExecutorProcess:
 class ExecutorPool:
     """All executor processes of this node, over its devices."""
 
-    def __init__(self, devices: Iterable[Device], on_event: Callable[[News | ChildEnded], None]) -> None:
+    def __init__(self, devices: Iterable[Device], on_event: Callable[[ChildMessage | ChildEnded], None]) -> None:
         self._devices = frozenset(device.index for device in devices)
         self._on_event = on_event
         self._next_spare = 0.0  # no spare starts before this

@@ -31,7 +31,7 @@ class Need:
 
     capacity: Capacity  # as measured for rows as long as its own
     longest: int
-    rows: tuple[int, ...]
+    adapter_rows: tuple[int, ...]
     activations: Activations
 
 
@@ -71,7 +71,8 @@ def micro_batch_limit(needs: Iterable[Need], capacity: Capacity, most: int, shar
     for need in needs:
         recompute = need.activations.recompute
         rows = max(
-            (rows for rows in need.rows if fitting_tokens(capacity, rows, recompute, need.longest) >= need.longest), default=0
+            (rows for rows in need.adapter_rows if fitting_tokens(capacity, rows, recompute, need.longest) >= need.longest),
+            default=0,
         )
         fitting = fitting_tokens(capacity, rows, recompute, most)
         if shared:

@@ -19,7 +19,7 @@ class Demand:
     batch_size: int
     tokens: int  # expected of one optimizer step
     longest: int  # tokens of its longest sequence, which is never split
-    rows: int
+    adapter_rows: int
     turn: int = 0
     left: float = 0.0  # tokens that it is expected to train until its end
     recompute: bool = False  # its passes recompute activations
@@ -38,7 +38,7 @@ def peak(demands: Sequence[Demand], capacity: Capacity) -> int:
         tokens = max(longest, min(sum(d.batch_size * d.longest for d in parts), capacity.pass_budget))
         worst = max(worst, model.fixed + model.per_token * tokens)
         captured = max(captured, model.captured)
-    return round(worst + captured + capacity.model.per_row * sum(d.rows for d in demands))
+    return round(worst + captured + capacity.model.per_row * sum(d.adapter_rows for d in demands))
 
 
 def admission_refusal(demand: Demand, capacity: Capacity) -> str | None:
@@ -46,12 +46,15 @@ def admission_refusal(demand: Demand, capacity: Capacity) -> str | None:
     need, usable = peak([demand], capacity), capacity.usable_bytes
     if need <= usable:
         return None
-    longest, row_mib = fitting_tokens(capacity, demand.rows, demand.recompute, demand.longest), capacity.model.per_row / 2**20
+    longest, row_mib = (
+        fitting_tokens(capacity, demand.adapter_rows, demand.recompute, demand.longest),
+        capacity.model.per_row / 2**20,
+    )
     ways = [f"max_seq_len at most {longest}"] if longest > 0 else []
     ways += ["a lower rank" if longest > 0 else "a much lower rank", "a worker with more memory"]
     again = " with activations computed again in backward" if demand.recompute else ""
     return (
-        f"needs {_mib(need)} MiB even alone{again}: {demand.rows} adapter rows of {row_mib:.2f} MiB and batches of "
+        f"needs {_mib(need)} MiB even alone{again}: {demand.adapter_rows} adapter rows of {row_mib:.2f} MiB and batches of "
         f"{demand.batch_size} sequences of up to {demand.longest} tokens, beside the base; "
         f"this worker may use {_mib(usable)} MiB of {_mib(capacity.memory_bytes)}; take {', '.join(ways[:-1])} or {ways[-1]}"
     )
@@ -76,7 +79,7 @@ def choose(running: Sequence[Demand], waiting: Sequence[Demand], capacity: Capac
 def fits(demand: Demand, running: Sequence[Demand], capacity: Capacity) -> bool:
     """Whether memory holds the job beside the running ones, and their micro-batch too, unless no job of its placement runs."""
     together = [*running, demand]
-    if capacity.most_rows is not None and sum(d.rows for d in together) > capacity.most_rows:
+    if capacity.most_rows is not None and sum(d.adapter_rows for d in together) > capacity.most_rows:
         return False
     if peak(together, capacity) > capacity.usable_bytes:
         return False

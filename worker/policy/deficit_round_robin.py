@@ -28,7 +28,7 @@ class SliceCost:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class RunnableTask:
     """A task with work. weight: its tenant's, which the tenant's tasks share. cost: of its next slice, in seconds alone (or any
     unit that is the same for all). tokens: of that slice. urgency: at least 1; see `urgency`."""
 
@@ -41,20 +41,20 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Selection:
+class SliceSelection:
     """chosen: in the order of the candidates. deficits: after it, of every candidate."""
 
     chosen: tuple[str, ...]
     deficits: Mapping[str, float]
 
 
-def rates(candidates: Sequence[Candidate]) -> dict[str, float]:
+def rates(candidates: Sequence[RunnableTask]) -> dict[str, float]:
     """What each task's counter gains at a time: its part of its tenant's weight, times its urgency."""
     tasks = Counter(one.tenant for one in candidates)
     return {one.key: one.weight / tasks[one.tenant] * one.urgency for one in candidates}
 
 
-def select(candidates: Sequence[Candidate], deficits: Mapping[str, float], budget: int) -> Selection:
+def select(candidates: Sequence[RunnableTask], deficits: Mapping[str, float], budget: int) -> SliceSelection:
     """The tasks whose next slices run now, of at most `budget` tokens together (a single larger slice excepted).
 
     deficits: as the last selection left them; a task that is not in it has none. All counters gain, in proportion to their
@@ -62,7 +62,7 @@ def select(candidates: Sequence[Candidate], deficits: Mapping[str, float], budge
     tokens comes first the next time. So a counter stays within one of the task's slices of 0.
     """
     if not candidates:
-        return Selection((), {})
+        return SliceSelection((), {})
     gain = rates(candidates)
     before = {one.key: deficits.get(one.key, 0.0) for one in candidates}
     waits = {one.key: max(0.0, (one.cost - before[one.key]) / gain[one.key]) for one in candidates}
@@ -78,7 +78,7 @@ def select(candidates: Sequence[Candidate], deficits: Mapping[str, float], budge
             chosen.add(one.key)
             tokens += one.tokens
             after[one.key] -= one.cost
-    return Selection(tuple(one.key for one in candidates if one.key in chosen), after)
+    return SliceSelection(tuple(one.key for one in candidates if one.key in chosen), after)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class Stage(StrEnum):
     PARKED = "parked"  # past its warmup, its rank at the boundary still open
     TRAINING = "training"
     ENDING = "ending"  # decided; its adapter is being uploaded
-    OVER = "over"
+    ENDED = "ended"
 
 
 _STAGES = {
@@ -83,7 +83,7 @@ class JobRecord:
 
     @property
     def unfinished(self) -> bool:
-        return self.stage not in (Stage.ENDING, Stage.OVER)
+        return self.stage not in (Stage.ENDING, Stage.ENDED)
 
     @property
     def awaits_rank(self) -> bool:
@@ -135,7 +135,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class RungReached:
-    """The job's validation loss at its rung of this number, over all rows that jobs are judged on, with the rows' scores. A job
+    """The job's validation loss at its rung of this number, by a full evaluation, with the rows' scores. A job
     that resumed before a rung reaches it again."""
 
     rung: int
@@ -144,8 +144,8 @@ class RungReached:
 
 
 @dataclass(frozen=True)
-class BestJudged:
-    """The job ends, and its weights after `step` were evaluated over all rows that jobs are judged on. A loss that is not
+class BestEvaluated:
+    """The job ends, and its weights after `step` had a full evaluation. A loss that is not
     finite leaves it no best."""
 
     step: int
@@ -169,7 +169,7 @@ class JobEnded:
     """The job's end was recorded."""
 
 
-ProgressEvent = StepTaken | Evaluated | RungReached | BestJudged  # events that change the job's progress
+ProgressEvent = StepTaken | Evaluated | RungReached | BestEvaluated  # events that change the job's progress
 JobEvent = WarmupBegan | TrainingBegan | Parked | Promoted | ProgressEvent | CheckpointKnown | Ending | JobEnded
 
 _UNFINISHED = frozenset({Stage.PENDING, Stage.WARMUP, Stage.PARKED, Stage.TRAINING})
@@ -182,7 +182,7 @@ _FROM: dict[type, frozenset[Stage]] = {  # stages in which a job may meet the ev
     StepTaken: _STEPPING,
     Evaluated: _STEPPING,
     RungReached: _STEPPING,
-    BestJudged: _UNFINISHED,
+    BestEvaluated: _UNFINISHED,
     CheckpointKnown: _UNFINISHED,
     Ending: _UNFINISHED,
     JobEnded: _UNFINISHED | {Stage.ENDING},
@@ -207,7 +207,7 @@ def reduced(record: JobRecord, event: JobEvent) -> JobRecord:
         case Ending():
             return replace(record, stage=Stage.ENDING)
         case JobEnded():
-            return replace(record, stage=Stage.OVER)
+            return replace(record, stage=Stage.ENDED)
     return replace(record, progress=_advanced(record.progress, event))
 
 
@@ -220,7 +220,7 @@ def _advanced(progress: JobProgress, event: ProgressEvent) -> JobProgress:
             lowest = math.isfinite(event.val_loss) and (progress.best is None or event.val_loss < progress.best.val_loss)
             best = Best(progress.step, event.val_loss) if lowest else progress.best
             return replace(progress, history=event.history, best=best)
-        case BestJudged():
+        case BestEvaluated():
             return replace(progress, best=Best(event.step, event.val_loss) if math.isfinite(event.val_loss) else None)
         case RungReached():
             losses = progress.rung_losses

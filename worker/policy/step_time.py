@@ -23,12 +23,12 @@ class StepLoad:
 
     passes: float
     tokens: float
-    rows: float
+    adapter_rows: float
     jobs: float
 
     @property
     def terms(self) -> NDArray[np.float64]:
-        return np.array([self.passes, self.tokens, self.rows, self.jobs], np.float64)
+        return np.array([self.passes, self.tokens, self.adapter_rows, self.jobs], np.float64)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class Crowded(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Base:
+class BaseCopy:
     """One copy of a base, on one device."""
 
     ref: BaseModelRef
@@ -62,7 +62,7 @@ class Base:
         return self.trainer.backbone.max_positions
 
 
-def load_base(ref: BaseModelRef, device: torch.device, eight_bit: bool = False, memory: int | None = None) -> Base:
+def load_base(ref: BaseModelRef, device: torch.device, eight_bit: bool = False, memory: int | None = None) -> BaseCopy:
     """Check the revision, and load the base with its tokenizer. Arguments and errors as of load_trainer."""
     source = Path(ref.source)
     try:
@@ -81,7 +81,7 @@ def load_base(ref: BaseModelRef, device: torch.device, eight_bit: bool = False, 
     except (TokenizerError, OSError, ValueError) as error:
         raise BaseError(f"base model {ref.name}: {error}") from None
     decode = partial(_decoded, tokenizer)
-    return Base(ref, trainer, reader, fingerprint_of(tokenizer), reads_date(tokenizer), decode, ends)
+    return BaseCopy(ref, trainer, reader, fingerprint_of(tokenizer), reads_date(tokenizer), decode, ends)
 
 
 def load_trainer(ref: BaseModelRef, device: torch.device, eight_bit: bool = False, memory: int | None = None) -> Trainer:

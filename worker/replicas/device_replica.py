@@ -76,7 +76,7 @@ class Replica:
         return grew
 
     def next_slice_costs(self, jobs: Sequence[tuple[TrainingJob, int]]) -> dict[str, StepLoad]:
-        """What the next slice of each task's step takes. The step of a job is of this number."""
+        """What the next slice of each task's step takes. jobs: each with the number of its step."""
         return {
             placement: self._step_in_progress(placement, steps).next_slice()
             for placement, steps in self._job_steps(jobs).items()
@@ -90,9 +90,9 @@ class Replica:
     def begin_step(
         self, jobs: Sequence[tuple[TrainingJob, int]], slices: int | None, on_progress: OnProgress
     ) -> Pending[tuple[Stepped, Unrunnable]]:
-        """The next so many slices (None: all) of the steps that these tasks' jobs take, of this number. They run when the
-        result is asked for; those of a remote rank are under way by then. It is without the jobs whose update cannot be made or
-        that find no memory."""
+        """Begin the next so many slices (None: all) of these tasks' steps. jobs: each with the number of its step. Here they
+        run when the caller asks for the result; a remote rank runs them at once. The result leaves out the jobs whose update
+        cannot be made or for which memory does not suffice, and says why."""
         return lambda: self._step(jobs, slices, on_progress)
 
     def begin_evaluation(

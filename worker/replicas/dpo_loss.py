@@ -1,5 +1,5 @@
-"""Direct preference optimisation (Rafailov et al. 2023, equation 7): losses, rewards, and the gradient weight of each answer's
--log p. Knows no tensors and no model: log-probabilities in, numbers out.
+"""Direct preference optimisation (Rafailov et al. 2023, equation 7): losses, rewards, and the loss weight of each answer:
+the derivative of the loss by its -log p. Knows no tensors and no model: log-probabilities in, numbers out.
 
 Sequences come in pairs, the chosen answer before the rejected one; a log-probability is a sequence's sum over its labels.
 """
@@ -11,18 +11,18 @@ from statistics import fmean
 
 
 @dataclass(frozen=True)
-class Preference:
+class PreferenceResult:
     """Results for some pairs. loss: mean of -log sigmoid(margin). accuracy: share of pairs whose chosen answer has the higher
     reward.
 
-    margin: mean difference of the rewards, beta (log p - log p of the reference). weights: per sequence, the derivative of the
-    loss by its -log p. margins: of each pair.
+    margin: mean difference of the rewards, beta (log p - log p of the reference). loss_weights: per sequence, the derivative of
+    the loss by its -log p. margins: of each pair.
     """
 
     loss: float
     accuracy: float
     margin: float
-    weights: list[float]
+    loss_weights: list[float]
     margins: list[float]
 
 
@@ -36,18 +36,18 @@ def pair_error(margin: float) -> float:
     return 0.5 if margin == 0 else float(margin < 0)
 
 
-def preference_loss(beta: float, log_p: Sequence[float], reference: Sequence[float]) -> Preference:
-    """Loss, accuracy, margin and weights of the pairs; all NaN where a log-probability is not finite."""
+def preference_loss(beta: float, log_p: Sequence[float], reference: Sequence[float]) -> PreferenceResult:
+    """Loss, accuracy, margin and loss weights of the pairs; all NaN where a log-probability is not finite."""
     rewards = [beta * (own - base) for own, base in zip(log_p, reference, strict=True)]
     margins = [chosen - rejected for chosen, rejected in zip(rewards[::2], rewards[1::2], strict=True)]
     if not all(math.isfinite(margin) for margin in margins):
-        return Preference(math.nan, math.nan, math.nan, [math.nan] * len(rewards), margins)
+        return PreferenceResult(math.nan, math.nan, math.nan, [math.nan] * len(rewards), margins)
     slopes = [beta * _sigmoid(-margin) / len(margins) for margin in margins]
-    return Preference(
+    return PreferenceResult(
         loss=fmean(map(pair_loss, margins)),
         accuracy=fmean(margin > 0 for margin in margins),
         margin=fmean(margins),
-        weights=[weight for slope in slopes for weight in (slope, -slope)],
+        loss_weights=[weight for slope in slopes for weight in (slope, -slope)],
         margins=margins,
     )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from contract.messages.placement_messages import BaseModelRef
-from worker.data.dataset import DataSet, Rows
+from worker.data.dataset import DataSet, TokenRows
 from worker.data.disk_full import DiskFull
 from worker.data.object_cache import ObjectCache
 from worker.model.arena import Slot
@@ -73,7 +73,7 @@ def _found(scratch: ObjectCache, key: str) -> np.ndarray | None:
 
 
 def _computed(
-    trainer: Trainer, slot: Slot | None, rows: Rows, budget: int, on_progress: Callable[[], None]
+    trainer: Trainer, slot: Slot | None, rows: TokenRows, budget: int, on_progress: Callable[[], None]
 ) -> Generator[None, None, list[float]]:
     """log p of the rows' sequences, _AT_ONCE at a time, which bounds the results that a pass holds."""
     found: list[float] = []

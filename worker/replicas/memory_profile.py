@@ -4,7 +4,7 @@ for passes that recompute them.
 The first phase profiles synthetic passes of several sizes, before any job trains on the base, and caches the result by base,
 kind of device and row length. On a CPU it counts the tensors' own peak, in rows as long as the task's longest, since attention
 costs more per token in a longer row. On a GPU it reads the allocator's peak, in one row as long as the pass: there a longer row
-costs no more per token, so longer rows follow the line, and a task with long rows is judged without a pass over them. A pass
+costs no more per token, so longer rows follow the line, and a task with long rows is profiled without a pass over them. A pass
 that finds no memory halves all sizes.
 
 The second phase reads what this executor holds and may use. A row costs what the arena takes and, where host memory is short,

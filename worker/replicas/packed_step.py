@@ -19,7 +19,7 @@ from worker.model.row_optimizer import RowUpdate
 from worker.policy.job_record import JobKey
 from worker.policy.packing import Piece, pack_pieces
 from worker.policy.step_time import StepLoad
-from worker.replicas.dpo_loss import Preference, preference_loss
+from worker.replicas.dpo_loss import PreferenceResult, preference_loss
 from worker.replicas.sequences import Sequences, segments_of
 from worker.replicas.step_in_progress import StepInProgress
 from worker.replicas.training_job import JobStep
@@ -34,7 +34,7 @@ class Work:
     """
 
     tokens: int = 0
-    rows: int = 0
+    adapter_rows: int = 0
     micro_batches: int = 0
     forwards: int = 0
     device_steps: int = 0
@@ -55,14 +55,14 @@ class Stepped:
     losses: dict[JobKey, float]
     seconds: float
     work: dict[str, Work] = field(default_factory=lambda: defaultdict(Work))
-    preferences: dict[JobKey, Preference] = field(default_factory=dict)
+    preferences: dict[JobKey, PreferenceResult] = field(default_factory=dict)
     passes: int = 0  # training passes of the base
     grew: bool = False  # whether micro-batches may be longer from now on
 
     @property
     def load(self) -> StepLoad:
         """What the step's time is learned by."""
-        tokens, rows = (sum(getattr(work, name) for work in self.work.values()) for name in ("tokens", "rows"))
+        tokens, rows = (sum(getattr(work, name) for work in self.work.values()) for name in ("tokens", "adapter_rows"))
         return StepLoad(self.passes, tokens, rows, len(self.losses))
 
 
@@ -84,16 +84,16 @@ def advance(
     began = time.monotonic()
     without = [task_step for task_step in steps_in_progress if task_step.preferences is None]
     _compute_preferences(trainer, without, budget, on_progress)
-    stepped, step_of, weights, taken = Stepped({}, 0.0), dict[JobKey, StepInProgress](), dict[JobKey, list[float]](), []
+    stepped, step_of, loss_weights, taken = Stepped({}, 0.0), dict[JobKey, StepInProgress](), dict[JobKey, list[float]](), []
     for task_step, slices in steps_in_progress.items():
         for key, pieces in task_step.next_pieces(slices).items():
             preference = task_step.preference(key)
-            step_of[key], weights[key] = task_step, _weights(task_step.batches[key], preference)
+            step_of[key], loss_weights[key] = task_step, _loss_weights(task_step.batches[key], preference)
             if preference is None or math.isfinite(preference.loss):
                 taken.append(pieces)
     first = trainer.forwards
     for micro_batch in pack_pieces(taken, budget):
-        _run_micro_batch(trainer, micro_batch, step_of, weights, stepped)
+        _run_micro_batch(trainer, micro_batch, step_of, loss_weights, stepped)
         on_progress()
     done = [(task_step, finished) for task_step in steps_in_progress for finished in task_step.take_finished()]
     for task_step, finished in done:
@@ -120,7 +120,7 @@ def _run_micro_batch(
     trainer: Trainer,
     micro_batch: Sequence[Piece[JobKey]],
     step_of: Mapping[JobKey, StepInProgress],
-    weights: Mapping[JobKey, list[float]],
+    loss_weights: Mapping[JobKey, list[float]],
     stepped: Stepped,
 ) -> None:
     """Forward and backward of one micro-batch; adds its losses to its jobs' steps. step_of: each job's task's."""
@@ -129,11 +129,11 @@ def _run_micro_batch(
         key, task_step = piece.job, step_of[piece.job]
         job = task_step.steps[key].job
         per_sequence = task_step.preference(key) is not None
-        for part in segments_of(task_step.batches[key], piece.first, piece.last, per_sequence, weights[key]):
+        for part in segments_of(task_step.batches[key], piece.first, piece.last, per_sequence, loss_weights[key]):
             segments.append(part)
             owners.append(key)
         stepped.work[key.placement].tokens += piece.tokens
-        stepped.work[key.placement].rows += job.config.rank if piece.first == 0 else 0
+        stepped.work[key.placement].adapter_rows += job.config.rank if piece.first == 0 else 0
         recompute |= job.activations.recompute
     try:
         losses = trainer.train(segments, recompute)
@@ -150,7 +150,7 @@ def _run_micro_batch(
 def _compute_preferences(
     trainer: Trainer, steps_in_progress: Sequence[StepInProgress], budget: int, on_progress: Callable[[], None]
 ) -> None:
-    """Preferences of the pairs of jobs under dpo, before their steps: a separate forward, since an answer's gradient weight
+    """Preferences of the pairs of jobs under dpo, before their steps: a separate forward, since an answer's loss weight
     depends on both answers. It applies the step's own dropout."""
     pairs = {
         key: task_step
@@ -170,10 +170,10 @@ def _compute_preferences(
         task_step.preferences[key] = preference_loss(job.config.beta, read[key], reference)
 
 
-def _weights(batch: Sequences, preference: Preference | None) -> list[float]:
-    """The gradient weight of each sequence's -log p."""
+def _loss_weights(batch: Sequences, preference: PreferenceResult | None) -> list[float]:
+    """The loss weight of each sequence: see Segment."""
     if preference is not None:
-        return preference.weights
+        return preference.loss_weights
     return [1 / sum(example.labels for example in batch.examples)] * len(batch.examples)
 
 
@@ -215,5 +215,5 @@ def update_refusal(job_step: JobStep) -> str | None:
 
 def _update(job_step: JobStep) -> RowUpdate:
     config = job_step.job.config
-    rate = config.rate_at(job_step.step, job_step.job.total_steps)
-    return RowUpdate(job_step.slot, rate, config.weight_decay, job_step.step + 1, job_step.job.max_grad_norm)
+    rate = config.rate_at(job_step.number, job_step.job.total_steps)
+    return RowUpdate(job_step.slot, rate, config.weight_decay, job_step.number + 1, job_step.job.max_grad_norm)

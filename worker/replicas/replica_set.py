@@ -25,7 +25,7 @@ from worker.policy.admission import Demand, admission_refusal
 from worker.policy.deficit_round_robin import SliceCost
 from worker.policy.job_record import JobKey
 from worker.policy.replica_assignment import Load, assign, next_move
-from worker.replicas.base_loader import Base
+from worker.replicas.base_loader import BaseCopy
 from worker.replicas.device_replica import OnProgress, Pending, Replica, Unrunnable
 from worker.replicas.packed_step import Stepped
 from worker.replicas.ranks.rank_group import LoadedBase
@@ -55,7 +55,7 @@ class Replicas:
         return self.base.ref
 
     @property
-    def base(self) -> Base:
+    def base(self) -> BaseCopy:
         return self.loaded.base
 
     # ---- which job where -------------------------------------------------------------------------------------------
@@ -104,12 +104,12 @@ class Replicas:
                 return True
         return False
 
-    def hold(self, rows: Tensor, alpha: float) -> Slot:
-        """Rows on the first replica that hold an adapter which nobody trains, float32 [rank, W], until its `adapters.drop`.
-        Raises NoRows."""
+    def hold(self, weights: Tensor, alpha: float) -> Slot:
+        """Arena rows on the first replica for an adapter of these weights, float32 [rank, W], which no job trains: held until
+        `first.adapters.drop`. Raises NoRows."""
         evicted: dict[JobKey, Tensors] = {}
         try:
-            return self.first.adapters.hold(rows, alpha, self.store.may_leave(0), evicted)
+            return self.first.adapters.hold(weights, alpha, self.store.may_leave(0), evicted)
         finally:
             self.store.keep_evicted(evicted)
 
@@ -129,8 +129,8 @@ class Replicas:
     # ---- all at once -----------------------------------------------------------------------------------------------
 
     def next_slice_costs(self, jobs: Sequence[tuple[TrainingJob, int]]) -> dict[str, SliceCost]:
-        """What the next slice of each task's step takes on the replica where it takes longest. The step of a job is of this
-        number."""
+        """What the next slice of each task's step takes on the replica where it takes longest. jobs: each with the number of
+        its step."""
         costs: dict[str, SliceCost] = {}
         for replica, own in self._shares(self._next(jobs)).items():
             for placement, load in replica.next_slice_costs(list(own.values())).items():
@@ -146,8 +146,8 @@ class Replicas:
     def step(
         self, jobs: Sequence[tuple[TrainingJob, int]], slices: int | None, on_progress: OnProgress
     ) -> tuple[Stepped, Unrunnable]:
-        """Run the next so many slices (None: all) of these tasks' steps, on all replicas at once. The step of a job is of this
-        number; jobs that lack memory are left out. `seconds`: until the last replica was done."""
+        """Run the next so many slices (None: all) of these tasks' steps, on all replicas at once. jobs: each with the number of
+        its step. Jobs that lack memory are left out. `seconds`: until the last replica was done."""
         began = time.monotonic()
         wanted = self._next(jobs)
         whole, unrunnable = Stepped({}, 0.0), Unrunnable()

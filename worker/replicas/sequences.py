@@ -22,11 +22,13 @@ class Sequences:
 
 
 def segments_of(
-    sequences: Sequences, first: int, last: int, per_sequence: bool, weights: Sequence[float] | None = None
+    sequences: Sequences, first: int, last: int, per_sequence: bool, loss_weights: Sequence[float] | None = None
 ) -> Iterator[Segment]:
-    """Sequences `first` to `last - 1` as one segment, or each as its own. weights: per sequence, equal without
+    """Sequences `first` to `last - 1` as one segment, or each as its own. loss_weights: per sequence, equal without
     `per_sequence`."""
     step = 1 if per_sequence else last - first
     for at in range(first, last, step):
         dropout = None if sequences.dropout is None else replace(sequences.dropout, first=sequences.dropout.first + at)
-        yield Segment(sequences.slot, sequences.examples[at : at + step], 1.0 if weights is None else weights[at], dropout)
+        yield Segment(
+            sequences.slot, sequences.examples[at : at + step], 1.0 if loss_weights is None else loss_weights[at], dropout
+        )

@@ -12,7 +12,7 @@ from worker.model.plain.trainer import LossSum
 from worker.policy.job_record import JobKey
 from worker.policy.packing import Piece, cut_batch, pack
 from worker.policy.step_time import StepLoad
-from worker.replicas.dpo_loss import Preference
+from worker.replicas.dpo_loss import PreferenceResult
 from worker.replicas.sequences import Sequences
 from worker.replicas.training_job import JobStep
 
@@ -22,12 +22,12 @@ class StepInProgress:
 
     def __init__(self, steps: Sequence[JobStep], budget: int) -> None:
         """budget: tokens of a piece; how a batch is cut depends on it and on the batch alone."""
-        self.steps = {one.job.key: one for one in steps}
+        self.steps = {job_step.job.key: job_step for job_step in steps}
         self.budget, self.started = budget, False
-        self.places = {key: one.job.data.train.places(one.job.order.batch(one.step)) for key, one in self.steps.items()}
-        self.batches = {key: _sequences(one, self.places[key], budget) for key, one in self.steps.items()}
+        self.places = {key: _places(job_step) for key, job_step in self.steps.items()}
+        self.batches = {key: _sequences(job_step, self.places[key], budget) for key, job_step in self.steps.items()}
         self.sums: dict[JobKey, list[LossSum]] = {key: [] for key in self.steps}
-        self.preferences: dict[JobKey, Preference] | None = None
+        self.preferences: dict[JobKey, PreferenceResult] | None = None
         self._pieces = {key: cut_batch(key, batch.lengths, budget) for key, batch in self.batches.items()}
         self._slices: list[list[Piece[JobKey]]] | None = None  # what is left, where the step is cut
 
@@ -36,7 +36,7 @@ class StepInProgress:
         """Whether all its jobs have taken their steps."""
         return not self.steps
 
-    def preference(self, key: JobKey) -> Preference | None:
+    def preference(self, key: JobKey) -> PreferenceResult | None:
         """The job's results under dpo."""
         return self.preferences.get(key) if self.preferences is not None else None
 
@@ -47,13 +47,13 @@ class StepInProgress:
 
     def can_resume(self, steps: Mapping[JobKey, JobStep], budget: int) -> bool:
         """Whether its steps are among these, in the same rows, cut alike."""
-        same = all(steps[key].step == one.step and steps[key].slot is one.slot for key, one in self.steps.items())
+        same = all(steps[key].number == own.number and steps[key].slot is own.slot for key, own in self.steps.items())
         return same and not self.done and budget == self.budget
 
     @property
     def slots(self) -> list[Slot]:
         """The rows with gradients that the step may have begun."""
-        return [one.slot for one in self.steps.values()] if self.started else []
+        return [job_step.slot for job_step in self.steps.values()] if self.started else []
 
     def next_slice(self) -> StepLoad:
         """What the next slice takes."""
@@ -92,8 +92,13 @@ class StepInProgress:
             self._slices = [micro_batch for micro_batch in kept if micro_batch]
 
 
-def _sequences(one: JobStep, places: list[int], budget: int) -> Sequences:
-    rows, config = one.job.data.train, one.job.config
-    dropout = Dropout(config.dropout, config.seed, one.step) if config.dropout else None
+def _places(job_step: JobStep) -> list[int]:
+    """Indexes of the sequences of the step's batch."""
+    return job_step.job.data.train.places(job_step.job.order.batch(job_step.number))
+
+
+def _sequences(job_step: JobStep, places: list[int], budget: int) -> Sequences:
+    rows, config = job_step.job.data.train, job_step.job.config
+    dropout = Dropout(config.dropout, config.seed, job_step.number) if config.dropout else None
     examples, lengths = [rows.sequences[place] for place in places], [rows.lengths[place] for place in places]
-    return Sequences(one.slot, examples, lengths, dropout, budget, one.job.key.placement)
+    return Sequences(job_step.slot, examples, lengths, dropout, budget, job_step.job.key.placement)

@@ -34,7 +34,7 @@ MOST_SEQUENCES, PREFILL_TOKENS, PAGE_TOKENS = 256, 4096, 64
 class AdapterWeights:
     """An adapter on the host: float32 [rank, W]."""
 
-    rows: Tensor
+    weights: Tensor
     alpha: float
 
 
@@ -71,7 +71,7 @@ class TextGeneration:
             raise CannotGenerate(str(error)) from None
 
     def _held(self, adapter: AdapterWeights | None) -> Slot | None:
-        return None if adapter is None else self._replicas.hold(adapter.rows, adapter.alpha)
+        return None if adapter is None else self._replicas.hold(adapter.weights, adapter.alpha)
 
     @property
     def done(self) -> bool:

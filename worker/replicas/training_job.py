@@ -29,8 +29,8 @@ class TrainingJob:
 
 @dataclass(frozen=True, eq=False)
 class JobStep:
-    """An optimizer step of a job: the step's number, counted from 0, and the slot that holds its adapter."""
+    """An optimizer step of a job, and the slot that holds its adapter. number: of the step, counted from 0."""
 
     job: TrainingJob
     slot: Slot
-    step: int
+    number: int

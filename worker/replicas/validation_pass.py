@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 
 from contract.row_scores import Metric, RowScores
-from worker.data.dataset import Rows
+from worker.data.dataset import TokenRows
 from worker.model.arena import Slot
 from worker.model.plain.trainer import LossSum, OutOfMemory, Trainer
 from worker.policy.packing import cut_batch, pack_pieces
@@ -26,7 +26,7 @@ class EvaluationRequest:
     by itself, too."""
 
     slot: Slot | None
-    rows: Rows
+    rows: TokenRows
     beta: float | None = None
     reference: Sequence[float] = ()
     scored: Metric | None = None

@@ -15,10 +15,10 @@ def watch(client: Client, task_id: str, output: ConsoleOutput) -> TaskState:
     """Report the task's progress until it has ended; returns its final view."""
     view = TaskState(client.tasks.get(task_id))
     if output.lively:
-        board = LiveView(view)
-        with output.showing(board.with_news):
+        live_view = LiveView(view)
+        with output.showing(live_view.with_news):
             _follow(client, view, output)
-        output.console.print(board.with_news([]))
+        output.console.print(live_view.with_news([]))
     else:
         with output.doing(view.summary):
             _follow(client, view, output)

@@ -51,8 +51,8 @@ class TaskState:
     @property
     def leader(self) -> Job | None:
         """The job with the lowest validation loss so far."""
-        judged = [job for job in self.jobs if job.best_val_loss is not None or self.curve(job.index, "val_loss")]
-        return min(judged, key=lambda job: (self.best(job), job.index), default=None)
+        evaluated = [job for job in self.jobs if job.best_val_loss is not None or self.curve(job.index, "val_loss")]
+        return min(evaluated, key=lambda job: (self.best(job), job.index), default=None)
 
     def best(self, job: Job) -> float:
         """The job's lowest validation loss so far; infinite if there is none. Of an ended job it is the one by which it is

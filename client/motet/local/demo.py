@@ -96,7 +96,7 @@ def _show(stack: Stack, output: ConsoleOutput, ready: Ready, task_id: str) -> No
 
 
 def _run(client: Client, output: ConsoleOutput, spec: SpecFile, folder: Path, ready: Ready) -> str:
-    """The task's id, once its result is judged."""
+    """The task's id, once its result is checked."""
     model = example_files.register_base(client)
     output.say(f"base model {model.name}: {model.parameters:,} parameters, {model.architecture}")
     task = submit(client, spec, output)

@@ -15,7 +15,7 @@ _LANES = 1024
 
 @Kernel
 @triton.jit
-def _cross_entropy(logits_ptr, labels_ptr, weights_ptr, logp_ptr, stride, V, GRAD: tl.constexpr, BV: tl.constexpr):
+def _cross_entropy(logits_ptr, labels_ptr, loss_weights_ptr, logp_ptr, stride, V, GRAD: tl.constexpr, BV: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels_ptr + row)
     base = logits_ptr + row * stride
@@ -33,13 +33,13 @@ def _cross_entropy(logits_ptr, labels_ptr, weights_ptr, logp_ptr, stride, V, GRA
     normaliser = safe_top + tl.log(tl.sum(total * tl.exp(peak - safe_top), 0))
     tl.store(logp_ptr + row, tl.load(base + label).to(tl.float32) - normaliser)
     if GRAD:
-        weight = tl.load(weights_ptr + row)
+        loss_weight = tl.load(loss_weights_ptr + row)
         tl.debug_barrier()
         for start in range(0, V, BV):
             columns = start + tl.arange(0, BV)
             x = tl.load(base + columns, mask=columns < V, other=float("-inf")).to(tl.float32)
             probability = tl.exp(x - normaliser)
-            tl.store(base + columns, weight * (probability - tl.where(columns == label, 1.0, 0.0)), mask=columns < V)
+            tl.store(base + columns, loss_weight * (probability - tl.where(columns == label, 1.0, 0.0)), mask=columns < V)
 
 
 @Kernel
@@ -56,10 +56,10 @@ def _span_sums(values_ptr, bounds_ptr, sums_ptr, LANES: tl.constexpr):
 
 
 def cross_entropy(
-    logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None, logp: torch.Tensor | None = None
+    logits: torch.Tensor, labels: torch.Tensor, loss_weights: torch.Tensor | None, logp: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Log-probability [N] fp32 of each label under logits [N, V]. With `weights` [N] fp32, logits become weight · (softmax -
-    onehot), the gradient of the sum of -weight · logp.
+    """Log-probability [N] fp32 of each label under logits [N, V]. With `loss_weights` [N] fp32, logits become
+    loss_weight · (softmax - onehot), the gradient of the sum of -loss_weight · logp.
 
     A row's NaN stays in its row.
     """
@@ -68,8 +68,8 @@ def cross_entropy(
         return logp
     cfg = config("cross_entropy")
     _cross_entropy[(logits.shape[0],)](
-        logits, labels, weights if weights is not None else logp, logp, logits.stride(0), logits.shape[1],
-        GRAD=weights is not None, BV=min(cfg.block_n, triton.next_power_of_2(logits.shape[1])), num_warps=cfg.warps,
+        logits, labels, loss_weights if loss_weights is not None else logp, logp, logits.stride(0), logits.shape[1],
+        GRAD=loss_weights is not None, BV=min(cfg.block_n, triton.next_power_of_2(logits.shape[1])), num_warps=cfg.warps,
         num_stages=cfg.stages,
     )  # fmt: skip
     return logp

@@ -139,7 +139,7 @@ def sum_partials(partials: torch.Tensor, table: WorkTable, dtype: torch.dtype, o
 
 def shrink(
     x: torch.Tensor,
-    weights: torch.Tensor,
+    adapters: torch.Tensor,
     table: WorkTable,
     columns: tuple[int, ...],
     widths: tuple[int, ...],
@@ -149,7 +149,7 @@ def shrink(
 ) -> torch.Tensor:
     """S[T, M, RMAX] in x's dtype for M <= 3 matrices.
 
-    `weights` [rows, W] is the arena's compute copy of one layer; matrix m is its columns [columns[m], columns[m] + widths[m]).
+    `adapters` [rows, W] is the arena's compute copy of one layer; matrix m is its columns [columns[m], columns[m] + widths[m]).
     Without `x_columns` all matrices read the same x[T, K]; with them matrix m reads x[:, x_columns[m] : + widths[m]].
     dropout_matrix: the number of the first matrix, where x is an adapter's input, to which dropout applies; None: no
     dropout here.
@@ -172,9 +172,9 @@ def shrink(
         shared = mats if x_columns is None and part.width <= NARROW else 1
         cfg = config(f"shrink_{shared}", part.width)
         _shrink[(part.blocks.shape[0], mats // shared, splits)](
-            x, weights, target, table.keys if drop else x, part.spans, part.scales, part.blocks, x.stride(0), weights.stride(0),
-            mats * table.max_rank, x.shape[0] * mats * table.max_rank, *third(starts), *third(columns), *third(widths),
-            dropout_matrix or 0, SHARED=shared, SPLIT=SPLIT_K if splits > 1 else 1 << 20,
+            x, adapters, target, table.keys if drop else x, part.spans, part.scales, part.blocks, x.stride(0),
+            adapters.stride(0), mats * table.max_rank, x.shape[0] * mats * table.max_rank, *third(starts), *third(columns),
+            *third(widths), dropout_matrix or 0, SHARED=shared, SPLIT=SPLIT_K if splits > 1 else 1 << 20,
             BK=cfg.block_n * 2 // x.element_size(), BT=BLOCK_T, DROP=drop, RMAX=table.max_rank, RCLASS=part.width,
             num_warps=cfg.warps, num_stages=cfg.stages,
         )  # fmt: skip

@@ -25,31 +25,31 @@ def _table(spans: Tensor, scales: Tensor, blocks: Tensor, sizes: Sequence[int]) 
 
 @torch.library.custom_op("grouped_lora::shrink", mutates_args=())
 def shrink_op(
-    x: Tensor, weights: Tensor, spans: Tensor, scales: Tensor, blocks: Tensor, sizes: Sequence[int], column: int, width: int
+    x: Tensor, adapters: Tensor, spans: Tensor, scales: Tensor, blocks: Tensor, sizes: Sequence[int], column: int, width: int
 ) -> Tensor:
     """S [T, 1, RMAX] of one matrix; ranks beyond an adapter's own are zero, and so are rows without an adapter."""
     s = x.new_zeros(x.shape[0], 1, sizes[-3])
-    return shrink(x, weights, _table(spans, scales, blocks, sizes), (column,), (width,), out=s)
+    return shrink(x, adapters, _table(spans, scales, blocks, sizes), (column,), (width,), out=s)
 
 
 @shrink_op.register_fake
 def _(
-    x: Tensor, weights: Tensor, spans: Tensor, scales: Tensor, blocks: Tensor, sizes: Sequence[int], column: int, width: int
+    x: Tensor, adapters: Tensor, spans: Tensor, scales: Tensor, blocks: Tensor, sizes: Sequence[int], column: int, width: int
 ) -> Tensor:
     return x.new_empty(x.shape[0], 1, sizes[-3])
 
 
 @torch.library.custom_op("grouped_lora::expand", mutates_args=())
 def expand_op(
-    s: Tensor, weights: Tensor, spans: Tensor, scales: Tensor, blocks: Tensor, sizes: Sequence[int], column: int, width: int
+    s: Tensor, adapters: Tensor, spans: Tensor, scales: Tensor, blocks: Tensor, sizes: Sequence[int], column: int, width: int
 ) -> Tensor:
     """s[:, 0] @ each adapter's own rows: [T, width]."""
-    return expand(s, weights, column, width, _table(spans, scales, blocks, sizes))
+    return expand(s, adapters, column, width, _table(spans, scales, blocks, sizes))
 
 
 @expand_op.register_fake
 def _(
-    s: Tensor, weights: Tensor, spans: Tensor, scales: Tensor, blocks: Tensor, sizes: Sequence[int], column: int, width: int
+    s: Tensor, adapters: Tensor, spans: Tensor, scales: Tensor, blocks: Tensor, sizes: Sequence[int], column: int, width: int
 ) -> Tensor:
     return s.new_empty(s.shape[0], width)
 
@@ -88,31 +88,31 @@ def _(
 class _Adapt(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, y: Tensor, weights: Tensor, grad: Tensor, table: Sequence[Tensor], places: Sequence[int]
+        ctx: Any, x: Tensor, y: Tensor, adapters: Tensor, grad: Tensor, table: Sequence[Tensor], places: Sequence[int]
     ) -> Tensor:
         a, b, *sizes = places
-        s = shrink_op(x, weights, *table, sizes, a, x.shape[1])
-        ctx.save_for_backward(x, s, weights, grad, *table)
+        s = shrink_op(x, adapters, *table, sizes, a, x.shape[1])
+        ctx.save_for_backward(x, s, adapters, grad, *table)
         ctx.places = places
-        return y + expand_op(s, weights, *table, sizes, b, y.shape[1])
+        return y + expand_op(s, adapters, *table, sizes, b, y.shape[1])
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, s, weights, grad, *table = ctx.saved_tensors
+        x, s, adapters, grad, *table = ctx.saved_tensors
         a, b, *sizes = ctx.places
         dy = dy.contiguous()
-        ds = shrink_op(dy, weights, *table, sizes, b, dy.shape[1])
+        ds = shrink_op(dy, adapters, *table, sizes, b, dy.shape[1])
         weight_gradient_op(s, dy, grad, *table, sizes, b, dy.shape[1])
         weight_gradient_op(ds, x, grad, *table, sizes, a, x.shape[1])
-        return expand_op(ds, weights, *table, sizes, a, x.shape[1]), dy, None, None, None, None
+        return expand_op(ds, adapters, *table, sizes, a, x.shape[1]), dy, None, None, None, None
 
 
-def adapt(x: Tensor, y: Tensor, weights: Tensor, grad: Tensor, table: WorkTable, a: int, b: int) -> Tensor:
-    """y [T, N] plus every adapter's product with x [T, K]; A starts at column `a` of `weights`, B transposed at column `b`.
+def adapt(x: Tensor, y: Tensor, adapters: Tensor, grad: Tensor, table: WorkTable, a: int, b: int) -> Tensor:
+    """y [T, N] plus every adapter's product with x [T, K]; A starts at column `a` of `adapters`, B transposed at column `b`.
 
     Differentiable in x and y. dA and dB are written to `grad` [rows, W] fp32, as the table's spans say.
     """
     adapted: Tensor = _Adapt.apply(
-        x, y, weights, grad, (table.spans, table.scales, table.blocks), (a, b, *chain.from_iterable(table.sizes))
+        x, y, adapters, grad, (table.spans, table.scales, table.blocks), (a, b, *chain.from_iterable(table.sizes))
     )
     return adapted

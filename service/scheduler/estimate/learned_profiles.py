@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from contract.messages.report_messages import Throughput
 from service.scheduler.estimate import survival, throughput
-from service.scheduler.estimate.survival import NOTHING, JobLifetimes, JobProgress
+from service.scheduler.estimate.survival import NOTHING, JobLifetimes, ReportedProgress
 from service.scheduler.estimate.throughput import ProfileKey, StepTimeProfile
 from service.scheduler.models import SurvivalRow, ThroughputProfile
 
@@ -61,7 +61,7 @@ def note_steps(session: Session, base: str, precision: str, kind: str, width: in
     return after.measured
 
 
-def note_ended(session: Session, shape_class: str, jobs: Collection[JobProgress]) -> None:
+def note_ended(session: Session, shape_class: str, jobs: Collection[ReportedProgress]) -> None:
     """Add the lives of an ended task's jobs to its class."""
     blank = dict.fromkeys(("warm_exits", "warm_lived", "late_exits", "late_lived"), 0.0)
     session.execute(insert(SurvivalRow).values(shape_class=shape_class, **blank).on_conflict_do_nothing())

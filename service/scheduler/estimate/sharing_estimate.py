@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contract.states import JOB_TERMINAL
 from service.scheduler.core.joins.slowdowns import Sharing
 from service.scheduler.estimate.step_cost import StepCost
-from service.scheduler.estimate.survival import JobProgress
+from service.scheduler.estimate.survival import ReportedProgress
 from service.scheduler.estimate.task_duration import STEP_TOKENS
 
 ALONE_AFTER = 2  # executors lost under a task in a row, without progress, after which it shares with nobody
@@ -22,7 +22,7 @@ _MARGIN = 0.9  # part of the memory that a worker fills
 
 def sharing(
     group: str,
-    jobs: Sequence[JobProgress],
+    jobs: Sequence[ReportedProgress],
     tokens_per_row: float,
     cost: StepCost,
     gpus: int,

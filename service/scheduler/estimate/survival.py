@@ -23,7 +23,7 @@ _POINTS = (0.1, 0.3, 0.5, 0.7, 0.9)  # quantiles that represent a hazard's distr
 
 
 @dataclass(frozen=True)
-class JobProgress:
+class ReportedProgress:
     """One job's known progress. Before a placement has counted rows, step counts are derived from the file's rows.
 
     `promoted`: it passed the selection at the warmup boundary (or there is none); `exit_reason`, for an exited job,
@@ -86,7 +86,7 @@ def prior_lifetimes(policy: EarlyExitPolicy) -> JobLifetimes:
     return TO_THE_END if policy.policy == "none" else ALTO
 
 
-def lived(jobs: Iterable[JobProgress]) -> JobLifetimes:
+def lived(jobs: Iterable[ReportedProgress]) -> JobLifetimes:
     """Exits and phases of one task's jobs so far; for an ended task, what its class learns from it."""
     warm, late = JobLifetimes(), []
     for job in jobs:
@@ -121,7 +121,7 @@ def hazards(exits: float, phases: float) -> tuple[float, ...]:
     return tuple(found)
 
 
-def promotion(jobs: Iterable[JobProgress], policy: EarlyExitPolicy) -> float:
+def promotion(jobs: Iterable[ReportedProgress], policy: EarlyExitPolicy) -> float:
     """The probability that a job which is not yet ranked passes the boundary, if it reaches it.
 
     The cut keeps ceil(`keep_fraction` x jobs alive at the boundary); jobs that have already passed use up places.
@@ -136,6 +136,6 @@ def promotion(jobs: Iterable[JobProgress], policy: EarlyExitPolicy) -> float:
     return min(1.0, max(0, places) / open_) if open_ else 0.0
 
 
-def unranked(job: JobProgress) -> bool:
+def unranked(job: ReportedProgress) -> bool:
     """Whether the job has yet to pass the selection at the boundary."""
     return not job.promoted and job.status in (JobStatus.PENDING, JobStatus.WARMUP, JobStatus.PARKED, JobStatus.TRAINING)

@@ -16,7 +16,16 @@ from numpy.typing import NDArray
 from contract.early_exit_policy import EarlyExitPolicy
 from contract.evaluation_plan import EVALUATIONS
 from contract.states import JOB_TERMINAL
-from service.scheduler.estimate.survival import NOTHING, JobLifetimes, JobProgress, belief, hazards, lived, promotion, unranked
+from service.scheduler.estimate.survival import (
+    NOTHING,
+    JobLifetimes,
+    ReportedProgress,
+    belief,
+    hazards,
+    lived,
+    promotion,
+    unranked,
+)
 from service.scheduler.estimate.throughput import NEWEST, ThroughputModel, speed
 
 INSIDE = 0.8  # the part of true ends that lie within the interval
@@ -40,7 +49,7 @@ class TaskWork:
     `shape_class`.
     """
 
-    jobs: tuple[JobProgress, ...]
+    jobs: tuple[ReportedProgress, ...]
     policy: EarlyExitPolicy
     tokens_per_row: float
     validation_rows: int = 0

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from contract.compatibility.capabilities import needed
 from contract.evaluation_plan import EVALUATIONS
 from contract.states import JOB_TERMINAL, ExitReason, JobStatus, TaskStatus
-from contract.task_spec import MAX_SLOWDOWN, Precision, Schedule, TaskSpec
+from contract.task_spec import MAX_SLOWDOWN, JobSchedule, Precision, TaskSpec
 from contract.validation_parts import validation_parts
 from service.files.models import File
 from service.fleet.models import BaseModel, Node
@@ -25,7 +25,7 @@ from service.scheduler.core.problem import Seconds, Width
 from service.scheduler.estimate import learned_profiles
 from service.scheduler.estimate.sharing_estimate import ALONE_AFTER, sharing
 from service.scheduler.estimate.step_cost import StepCost, step_cost
-from service.scheduler.estimate.survival import JobProgress, shape_class
+from service.scheduler.estimate.survival import ReportedProgress, shape_class
 from service.scheduler.estimate.task_duration import Estimate, TaskWork, estimate, tokens_per_row
 from service.scheduler.estimate.throughput import ThroughputModel, relevant
 from service.tasks.models import Job, Task
@@ -209,7 +209,7 @@ class Workload:
 
     def _read(
         self, session: Session, tasks: list[Task], unsaved: Mapping[str, Sequence[Job]]
-    ) -> dict[str, tuple[JobProgress, ...]]:
+    ) -> dict[str, tuple[ReportedProgress, ...]]:
         """All jobs of each task. While a task is queued, its jobs change only with its fence."""
         keys = {task.id: ("jobs", task.id, task.fence) for task in tasks if task.status == TaskStatus.QUEUED}
         moved = [task.id for task in tasks if keys.get(task.id) not in self._memo]
@@ -219,13 +219,13 @@ class Workload:
             asked = select(*columns, Job.exit_reason).where(Job.task_id.in_(moved)).order_by(Job.task_id, Job.index)
             for row in session.execute(asked):
                 rows[row.task_id].append(row)
-        found: dict[str, tuple[JobProgress, ...]] = {}
+        found: dict[str, tuple[ReportedProgress, ...]] = {}
         for task in tasks:
             train, _ = rows_of(
                 task, self.specs[task.id], self._files[task.train_file_id], self._files.get(task.validation_file_id or "")
             )
 
-            def read(task: Task = task, train: int = train) -> tuple[JobProgress, ...]:
+            def read(task: Task = task, train: int = train) -> tuple[ReportedProgress, ...]:
                 return tuple(progress_of(self.specs[task.id], job, train) for job in rows[task.id])
 
             try:
@@ -262,14 +262,14 @@ def _rows_an_evaluation(spec: TaskSpec, train: int, validation: int) -> int:
     its end."""
     plan, jobs = validation_parts(spec, train, validation), spec.search_space.size
     config = next(iter(spec.search_space.expand({"weight_decay": spec.training.weight_decay})))
-    calendar = Schedule.of(spec, config, train)
+    schedule = JobSchedule.of(spec, config, train)
     passing, every = spec.early_exit.survivors(jobs)[1] / jobs, spec.early_exit.eval_every
-    reached = calendar.warmup_steps / calendar.total_steps * (1 - passing) + passing
-    often = calendar.total_steps / (every or max(1, calendar.total_steps // EVALUATIONS))
-    return math.ceil(plan.rows(calendar.course(jobs, min(config.batch_size, train)), passing) / (often * reached))
+    reached = schedule.warmup_steps / schedule.total_steps * (1 - passing) + passing
+    often = schedule.total_steps / (every or max(1, schedule.total_steps // EVALUATIONS))
+    return math.ceil(plan.rows(schedule.course(jobs, min(config.batch_size, train)), passing) / (often * reached))
 
 
-def progress_of(spec: TaskSpec, job: Any, rows: int) -> JobProgress:
+def progress_of(spec: TaskSpec, job: Any, rows: int) -> ReportedProgress:
     """A job's progress for the estimates. `rows` train, from which its step counts follow before a worker has counted them.
 
     Raises ValueError if only another version can read it.
@@ -277,9 +277,9 @@ def progress_of(spec: TaskSpec, job: Any, rows: int) -> JobProgress:
     config = config_of(job.config)
     total, warmup = job.total_steps, job.warmup_steps
     if total is None or warmup is None:
-        calendar = Schedule.of(spec, config, rows)
-        total, warmup = calendar.total_steps, calendar.warmup_steps
-    return JobProgress(
+        schedule = JobSchedule.of(spec, config, rows)
+        total, warmup = schedule.total_steps, schedule.warmup_steps
+    return ReportedProgress(
         JobStatus(job.status),
         job.step,
         total,

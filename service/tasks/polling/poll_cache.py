@@ -80,7 +80,7 @@ class Version:
 
 
 @dataclass
-class Answer:
+class CachedAnswer:
     """A tenant's task as JSON. `waits` are the bounds of its member `waiting` in the text, if the plan in force said it."""
 
     tenant_id: str
@@ -91,7 +91,7 @@ class Answer:
     polled: bool = False  # whether a client got it; prefetched answers may never be asked for
 
     @classmethod
-    def of(cls, tenant_id: str, task: TaskResource, entry: Entry | None) -> "Answer":
+    def of(cls, tenant_id: str, task: TaskResource, entry: Entry | None) -> "CachedAnswer":
         """The answer for a task that was read with its entry in the plan."""
         text, etag = task.model_dump_json().encode(), etag_of(task.version, entry)
         if entry is None:
@@ -100,7 +100,7 @@ class Answer:
         ends = len(text) - len(behind)
         return cls(tenant_id, etag, text, task.version, (ends - len(waiting), ends))
 
-    def moved(self, version: Version) -> "Answer | None":
+    def moved(self, version: Version) -> "CachedAnswer | None":
         """The same task at another place in the queue; None if `version` is not this one with another entry. A plan moves most
         waiting tasks, and nothing else of them changes, so nothing has to be read."""
         if version.number != self.number or version.entry is None or self.waits is None:
@@ -108,7 +108,7 @@ class Answer:
         begins, ends = self.waits
         waiting = to_json(version.entry.waiting())
         text = self.text[:begins] + waiting + self.text[ends:]
-        return Answer(self.tenant_id, version.etag, text, self.number, (begins, begins + len(waiting)), self.polled)
+        return CachedAnswer(self.tenant_id, version.etag, text, self.number, (begins, begins + len(waiting)), self.polled)
 
 
 class PollCache:
@@ -123,7 +123,7 @@ class PollCache:
         self._loads = RequestCoalescer(
             self._load, min_interval_seconds=_APART_SECONDS, max_group_size=_MOST_LOADED, semaphore=loads.semaphore
         )
-        self._kept: OrderedDict[str, Answer] = OrderedDict()  # by task, least recently used first
+        self._kept: OrderedDict[str, CachedAnswer] = OrderedDict()  # by task, least recently used first
         self._bytes = 0
         self._queues: dict[str, tuple[int, Entries]] = {}  # by tenant: the newest plan's number, and its entries
         self._changed: dict[str, set[str]] = defaultdict(set)  # by tenant: tasks polled before they changed, to prefetch
@@ -155,7 +155,7 @@ class PollCache:
                 version = await self.version(principal, task_id)
         return version
 
-    async def answer(self, principal: Principal, task_id: str, version: Version | None = None) -> Answer:
+    async def answer(self, principal: Principal, task_id: str, version: Version | None = None) -> CachedAnswer:
         """The task's JSON, not older than `version` (None: than this call). Raises NotFound."""
         answer = self._kept.get(task_id)
         if answer is not None and answer.tenant_id == principal.tenant_id:
@@ -197,7 +197,7 @@ class PollCache:
         self._queues[queue.tenant_id] = queue.plan, entries
         return entries
 
-    async def _load(self, tenant_id: str, ids: list[str]) -> dict[str, Answer]:
+    async def _load(self, tenant_id: str, ids: list[str]) -> dict[str, CachedAnswer]:
         """Load these tasks, and prefetch other polled ones that have changed: one plan changes many, and all will be polled."""
         loop, answers = asyncio.get_running_loop(), {}
         all_ids = [*ids, *self._take_changed(tenant_id, ids)]
@@ -205,7 +205,7 @@ class PollCache:
         made, until = RelatedRows(*[await found.fetchall() for found in beside]), loop.time() + _SLICE_SECONDS
         async for row in tasks:
             task = made.of(row)
-            answers[task.id] = Answer.of(tenant_id, task, entry_of(row, made.entries))
+            answers[task.id] = CachedAnswer.of(tenant_id, task, entry_of(row, made.entries))
             if _lasts(task):
                 self._keep(task.id, answers[task.id])
             if loop.time() > until:
@@ -218,14 +218,14 @@ class PollCache:
         changed = self._changed.pop(tenant_id, set()).difference(asked)
         return list(changed)[: _MOST_LOADED - len(asked)]
 
-    def _keep(self, task_id: str, answer: Answer) -> None:
+    def _keep(self, task_id: str, answer: CachedAnswer) -> None:
         self._drop(task_id)
         self._kept[task_id] = answer
         self._bytes += _size(answer)
         while self._bytes > _KEPT_BYTES:
             self._drop(next(iter(self._kept)))
 
-    def _drop(self, task_id: str) -> Answer | None:
+    def _drop(self, task_id: str) -> CachedAnswer | None:
         old = self._kept.pop(task_id, None)
         self._bytes -= _size(old) if old is not None else 0
         return old
@@ -253,5 +253,5 @@ def _lasts(task: TaskResource) -> bool:
     return placement is None or placement.acknowledged_at is not None or placement.ended_at is not None
 
 
-def _size(answer: Answer) -> int:
+def _size(answer: CachedAnswer) -> int:
     return len(answer.text) + _ENTRY_BYTES

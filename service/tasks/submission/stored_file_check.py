@@ -24,7 +24,7 @@ from service.tasks.models import Task
 
 log = logging.getLogger(__name__)
 
-_TOGETHER = 100  # tasks per transaction and notice
+_GROUP_SIZE = 100  # tasks per transaction and notice
 _TRY_LOCK = text(
     "SELECT id FROM unnest(CAST(:ids AS varchar[])) AS id WHERE pg_try_advisory_xact_lock(hashtextextended(id, 0))"
 )
@@ -40,7 +40,7 @@ def validate_due(db: Database, storage: Storage, queue: Queue) -> int:
         due: dict[tuple[str, ...], list[str]] = {}
         for task_id, train, held_out in session.execute(rows.order_by(Task.created_at)):
             due.setdefault((train, held_out) if held_out is not None else (train,), []).append(task_id)
-    groups = [(files, ids[at : at + _TOGETHER]) for files, ids in due.items() for at in range(0, len(ids), _TOGETHER)]
+    groups = [(files, ids[at : at + _GROUP_SIZE]) for files, ids in due.items() for at in range(0, len(ids), _GROUP_SIZE)]
     return sum(_validate(db, storage, queue, files, ids) for files, ids in groups)
 
 

@@ -23,7 +23,7 @@ SORTS = ("newest", "name", "best", "progress", "ends")
 
 
 @dataclass(frozen=True)
-class Segment:
+class BarSegment:
     """A part of a jobs bar: `x` and `width` in per cent."""
 
     kind: str
@@ -36,7 +36,7 @@ class Segment:
 class TaskRow:
     task: TaskResource
     jobs: int
-    bar: list[Segment]
+    bar: list[BarSegment]
     best: float | None
     course: Sparkline | None
     done: float | None  # part of the steps, 0 to 1
@@ -99,7 +99,7 @@ def progress(task: TaskResource) -> float | None:
     return min(1.0, steps.steps_done / steps.steps_total) if steps.steps_total else None
 
 
-def jobs_bar(jobs: dict[JobStatus, int], exits: dict[str, int]) -> list[Segment]:
+def jobs_bar(jobs: dict[JobStatus, int], exits: dict[str, int]) -> list[BarSegment]:
     """The jobs as a bar: done, at work, parked, stopped early by reason, failed, cancelled, still to come."""
     kinds = {
         "completed": jobs[JobStatus.COMPLETED],
@@ -114,7 +114,7 @@ def jobs_bar(jobs: dict[JobStatus, int], exits: dict[str, int]) -> list[Segment]
     for kind, number in kinds.items():
         if number:
             width = 100 * number / total
-            found.append(Segment(kind, number, round(x, 2), round(width, 2)))
+            found.append(BarSegment(kind, number, round(x, 2), round(width, 2)))
             x += width
     return found
 

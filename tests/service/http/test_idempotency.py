@@ -14,7 +14,7 @@ from sqlalchemy import select, update
 from service.audit.models import AuditEntry
 from service.background.retention import delete_in_batches
 from service.database.engine import clock
-from service.idempotency.idempotency_store import KEPT, Answer, Claim, InFlight, claim
+from service.idempotency.idempotency_store import KEPT, Claim, InFlight, StoredAnswer, claim
 from service.metrics.health_routes import Health
 from service.tasks.models import Task
 from service.tenants.api_keys import Principal, Scope
@@ -106,7 +106,7 @@ def test_a_request_that_died_is_taken_over_and_cannot_come_back(tenant, database
     assert tenant.post("/v1/tasks", json=spec, headers=key).json()["code"] == "idempotency_in_flight"
     with database.begin() as session:
         old = clock(session) - timedelta(minutes=2)
-        session.execute(update(Answer).where(Answer.key == dead.key).values(claimed_at=old))
+        session.execute(update(StoredAnswer).where(StoredAnswer.key == dead.key).values(claimed_at=old))
     made = tenant.post("/v1/tasks", json=spec, headers=key)
     assert made.status_code == 201, made.text
     with pytest.raises(InFlight), database.begin() as session:
@@ -120,13 +120,13 @@ def test_answers_are_forgotten_after_a_day(tenant, database, key):
     tenant.post("/v1/tasks", json=spec, headers=key)
     with database.begin() as session:
         old = clock(session) - KEPT - timedelta(minutes=1)
-        session.execute(update(Answer).where(Answer.key == key["idempotency-key"]).values(claimed_at=old))
+        session.execute(update(StoredAnswer).where(StoredAnswer.key == key["idempotency-key"]).values(claimed_at=old))
     assert tenant.post("/v1/tasks", json=spec | {"priority": 2}, headers=key).status_code == 201
     with database.begin() as session:
-        session.execute(update(Answer).where(Answer.key == key["idempotency-key"]).values(claimed_at=old))
-    delete_in_batches(database, Answer, Answer.claimed_at <= old)
+        session.execute(update(StoredAnswer).where(StoredAnswer.key == key["idempotency-key"]).values(claimed_at=old))
+    delete_in_batches(database, StoredAnswer, StoredAnswer.claimed_at <= old)
     with database.begin() as session:
-        assert session.scalar(select(Answer.key).where(Answer.tenant_id == tenant.tenant_id)) is None
+        assert session.scalar(select(StoredAnswer.key).where(StoredAnswer.tenant_id == tenant.tenant_id)) is None
 
 
 def webhook(admin: Caller) -> str:
@@ -162,7 +162,7 @@ def test_a_retry_of_any_post_that_makes_something_makes_it_once(admin, database,
     assert (again.status_code, again.json()) == (first.status_code, first.json())
     assert again.headers.get("idempotency-replayed") == "true"
     with database.begin() as session:
-        kept = session.scalars(select(Answer).where(Answer.key == key["idempotency-key"])).one()
+        kept = session.scalars(select(StoredAnswer).where(StoredAnswer.key == key["idempotency-key"])).one()
         assert kept.tenant_id == admin.tenant_id
         secret = first.json().get("secret")
         assert (secret is None) or secret not in json.dumps(kept.body), "a secret that is stored as a hash elsewhere"
@@ -192,4 +192,4 @@ def test_a_key_of_a_scope_that_may_not_claims_nothing(new_tenant, database, key)
     assert reader.post("/v1/webhooks", json=WEBHOOK, headers=key).status_code == 403
     assert reader.post("/v1/admin/tenants", json={"name": "no"}, headers=key).status_code == 403
     with database.begin() as session:
-        assert session.scalar(select(Answer).where(Answer.key == key["idempotency-key"])) is None
+        assert session.scalar(select(StoredAnswer).where(StoredAnswer.key == key["idempotency-key"])) is None

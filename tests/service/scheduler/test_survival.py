@@ -15,7 +15,7 @@ from service.scheduler.estimate.survival import (
     NOTHING,
     OWN,
     JobLifetimes,
-    JobProgress,
+    ReportedProgress,
     belief,
     hazards,
     learned,
@@ -24,7 +24,7 @@ from service.scheduler.estimate.survival import (
 )
 
 POLICY = EarlyExitPolicy()
-JOB = JobProgress(JobStatus.PENDING, 0, 1000, 100, 4, False)
+JOB = ReportedProgress(JobStatus.PENDING, 0, 1000, 100, 4, False)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ JOB = JobProgress(JobStatus.PENDING, 0, 1000, 100, 4, False)
         (replace(JOB, status=JobStatus.COMPLETED, step=1000, promoted=True), JobLifetimes(0, 1, 0, 1)),
     ],
 )  # fmt: skip
-def test_what_one_job_has_lived(job: JobProgress, seen: JobLifetimes) -> None:
+def test_what_one_job_has_lived(job: ReportedProgress, seen: JobLifetimes) -> None:
     assert lived([job]) == seen
 
 

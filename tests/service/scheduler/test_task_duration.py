@@ -9,23 +9,23 @@ from hypothesis import strategies as st
 from contract.early_exit_policy import EarlyExitPolicy
 from contract.states import ExitReason, JobStatus
 from service.scheduler.core.gpu_types import hardware
-from service.scheduler.estimate.survival import JobLifetimes, JobProgress
+from service.scheduler.estimate.survival import JobLifetimes, ReportedProgress
 from service.scheduler.estimate.task_duration import SHORTEST_SECONDS, TaskWork, estimate, tokens_per_row
 from service.scheduler.estimate.throughput import ThroughputModel, key_of, measured
 
 ALTO, NONE = EarlyExitPolicy(), EarlyExitPolicy(policy="none")
 MODEL = ThroughputModel(8_000_000_000, 16_000_000_000, hardware("NVIDIA H100 80GB HBM3"))
-NEW = JobProgress(JobStatus.PENDING, 0, 1000, 50, 4, False)
+NEW = ReportedProgress(JobStatus.PENDING, 0, 1000, 50, 4, False)
 EXITED = replace(NEW, status=JobStatus.EXITED, step=30, exit_reason=ExitReason.DIVERGING)
 OUT = replace(NEW, status=JobStatus.EXITED, step=50, exit_reason=ExitReason.UNDERPERFORMING)
 KEPT = replace(NEW, status=JobStatus.TRAINING, step=400, promoted=True)
 
 
-def work(*jobs: JobProgress, policy: EarlyExitPolicy = ALTO, **more) -> TaskWork:
+def work(*jobs: ReportedProgress, policy: EarlyExitPolicy = ALTO, **more) -> TaskWork:
     return TaskWork(jobs, policy, 500.0, **more)
 
 
-def whole(*jobs: JobProgress) -> float:
+def whole(*jobs: ReportedProgress) -> float:
     return sum(job.total_steps * job.batch_size * 500.0 for job in jobs)
 
 
@@ -96,7 +96,7 @@ def test_twice_the_gpus_help_many_jobs_and_not_a_single_one() -> None:
 @given(
     st.lists(
         st.builds(
-            lambda status, total, part, warm, batch, promoted: JobProgress(
+            lambda status, total, part, warm, batch, promoted: ReportedProgress(
                 status, int(part * total), total, max(1, int(warm * total)), batch, promoted
             ),
             st.sampled_from((JobStatus.PENDING, JobStatus.WARMUP, JobStatus.TRAINING, JobStatus.COMPLETED)),
@@ -106,7 +106,9 @@ def test_twice_the_gpus_help_many_jobs_and_not_a_single_one() -> None:
     ),
     st.sampled_from((1, 2, 8)),
 )  # fmt: skip
-def test_never_more_than_what_is_left_and_the_mean_is_no_stranger_to_its_interval(jobs: list[JobProgress], gpus: int) -> None:
+def test_never_more_than_what_is_left_and_the_mean_is_no_stranger_to_its_interval(
+    jobs: list[ReportedProgress], gpus: int
+) -> None:
     found = estimate(work(*jobs), MODEL, gpus)
     left = sum((job.total_steps - job.step) * job.batch_size for job in jobs if job.status != JobStatus.COMPLETED) * 500.0
     assert 0 <= found.tokens <= 1.001 * left

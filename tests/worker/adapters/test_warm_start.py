@@ -50,7 +50,7 @@ def test_what_was_exported_is_read_back(arena, folder):
     start = read_peft(folder, arena.layout)
     assert (start.rank, start.scale) == (4, 2.0)
     slot = arena.attach(4, 8.0)
-    arena.restore(slot, AdapterState(start.rows))
+    arena.restore(slot, AdapterState(start.weights))
     exported = load_file(folder["adapter_model.safetensors"])
     for name, (a, b) in arena.weights(slot).items():
         assert torch.equal(a, exported[f"base_model.model.{name}.lora_A.weight"])
@@ -63,7 +63,7 @@ def test_under_another_scale_the_adapter_does_the_same(arena, folder, scale):
     start = read_peft(folder, arena.layout)
     fresh = torch.randn(4, arena.layout.width)
     made = arena.layout.split(start.onto(fresh, scale))
-    for name, (a, b) in arena.layout.split(start.rows).items():
+    for name, (a, b) in arena.layout.split(start.weights).items():
         torch.testing.assert_close(scale * made[name][1] @ made[name][0], 2.0 * b @ a)
 
 
@@ -126,7 +126,7 @@ def started_from(fleet, placement: Placement, files: list[AdapterFile]) -> Place
 
 
 def test_a_job_goes_on_where_another_ended(fleet, placing, tmp_path):
-    whole = CALM | {"max_evaluation_share": None}  # so that a curve is of the rows that the best is judged on
+    whole = CALM | {"max_evaluation_share": None}  # so that a curve is of the rows of a full evaluation
     (first,) = Inside(fleet, tmp_path / "first").run(placing(SPACE, early_exit=whole, training={"epochs": 3}))
     files, best = first.manifests[0].files, first.ended[0].best_val_loss
     space = SPACE | {"alpha": [8, 32], "learning_rate": [1e-9]}

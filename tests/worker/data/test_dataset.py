@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from contract.early_exit_policy import EarlyExitPolicy
 from contract.row_encoding import RowReader
-from contract.task_spec import Objective, Schedule, TaskSpec
+from contract.task_spec import JobSchedule, Objective, TaskSpec
 from tests.worker.corpus import EXAMPLE_BASE, jsonl, rows
 from worker.data.dataset import DataError, Order, axis_length, held_out, load
 from worker.data.row_reader import example, reader_of
@@ -174,8 +174,8 @@ def test_evaluations_stay_within_their_share_of_the_tokens(reader, tmp_path):
     whole = load(no_share, path, None, reader)
     assert (len(whole.validation), whole.trend_rows, whole.unused) == (400, 400, 0)
     assert len(data.validation) + data.unused == 400
-    calendar = Schedule.of(made, made.jobs()[0], len(data.train))
-    evaluated = calendar.evaluations * sum(data.trend.lengths) + 2 * sum(data.validation.lengths)
+    schedule = JobSchedule.of(made, made.jobs()[0], len(data.train))
+    evaluated = schedule.evaluations * sum(data.trend.lengths) + 2 * sum(data.validation.lengths)
     trained = 2 * sum(data.train.lengths)
     assert 0.1 * trained < evaluated < 1.1 * 0.15 * trained, "rows differ in length, so the share is met but for their spread"
     assert 100 < len(data.validation) < 400

@@ -11,7 +11,7 @@ from contract.messages.report_messages import BaseEvaluated
 from contract.task_spec import Objective
 from tests.worker.inside import Inside
 from tests.worker.model import tiny
-from worker.data.dataset import Rows
+from worker.data.dataset import TokenRows
 from worker.model.arena import Arena
 from worker.model.backbone import Backbone
 from worker.model.flat_batch import Segment
@@ -87,7 +87,7 @@ def test_the_gradient_is_that_of_transformers_and_autograd():
     read = Sequences(slot, examples, [len(e.tokens) - 1 for e in examples])
     base = log_probabilities(trainer, {0: Sequences(None, examples, read.lengths)}, 999, lambda: None)[0]
     said = preference_loss(0.3, log_probabilities(trainer, {0: read}, 999, lambda: None)[0], base)
-    trainer.train([Segment(slot, [e], w) for e, w in zip(examples, said.weights, strict=True)])
+    trainer.train([Segment(slot, [e], w) for e, w in zip(examples, said.loss_weights, strict=True)])
 
     rows = trainer.arena.master[slot.used].clone().requires_grad_(True)
     factors = trainer.arena.layout.split(rows)
@@ -106,5 +106,5 @@ def test_the_gradient_is_that_of_transformers_and_autograd():
     assert said.loss == pytest.approx(loss.item(), rel=1e-6)
     torch.testing.assert_close(trainer.arena.grad[slot.used], rows.grad, rtol=1e-4, atol=1e-6)
 
-    examined = dict(evaluate(trainer, {0: EvaluationRequest(slot, Rows(examples, 2), 0.3, base)}, 999, lambda: None))[0]
+    examined = dict(evaluate(trainer, {0: EvaluationRequest(slot, TokenRows(examples, 2), 0.3, base)}, 999, lambda: None))[0]
     assert examined.loss == pytest.approx(loss.item(), rel=1e-6)

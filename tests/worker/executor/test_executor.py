@@ -9,7 +9,7 @@ from contract.messages.report_messages import (
     Throughput,
 )
 from contract.states import ExitReason, JobStatus
-from contract.task_spec import Schedule
+from contract.task_spec import JobSchedule
 from tests.worker.corpus import rows
 from tests.worker.inside import Inside
 from worker.pipe_messages import ExecutorProgress
@@ -41,7 +41,7 @@ def test_a_search_from_its_first_step_to_its_adapters(fleet, placing, tmp_path):
     assert attached.total_steps == dict.fromkeys(range(4), 27)
     assert [(e.placement_id, e.lost) for e in inside.ended] == [("p1", False)]
     assert sorted(fates(reported).values()) == [*["job_completed"] * 2, *[ExitReason.UNDERPERFORMING] * 2]
-    schedule = Schedule.of(placement.spec, placement.jobs[0].config, 36)
+    schedule = JobSchedule.of(placement.spec, placement.jobs[0].config, 36)
     for job, event in reported.ended.items():
         steps = 27 if event.kind == "job_completed" else schedule.warmup_steps
         assert list(reported.curves[job, "train_loss"]) == list(range(1, steps + 1))

@@ -5,7 +5,7 @@ import pytest
 from contract.messages.report_messages import AdapterKept, Attached, BaseEvaluated, JobMoved, Throughput
 from contract.row_scores import RowScores
 from contract.states import ExitReason, JobStatus
-from contract.task_spec import Schedule
+from contract.task_spec import JobSchedule
 from contract.validation_parts import validation_parts
 from tests.worker.corpus import rows
 from tests.worker.inside import Inside
@@ -32,9 +32,9 @@ def test_trends_read_a_small_part_and_judgements_all_rows(searched):
     attached, (base,) = reported.events[0], reported.of(BaseEvaluated)
     assert isinstance(attached, Attached)
     parts = validation_parts(placement.spec, attached.train_rows, 48)
-    assert (attached.trend_rows, attached.validation_rows) == (parts.trend, parts.judged)
-    assert 8 <= parts.trend < parts.judged == 32
-    assert len(base.scores.totals) == parts.judged
+    assert (attached.trend_rows, attached.validation_rows) == (parts.trend, parts.full)
+    assert 8 <= parts.trend < parts.full == 32
+    assert len(base.scores.totals) == parts.full
     assert base.scores.mean == pytest.approx(base.val_loss)
 
     kept = reported.of(AdapterKept)
@@ -50,11 +50,11 @@ def test_trends_read_a_small_part_and_judgements_all_rows(searched):
             assert event.best_step == event.step
 
     work = reported.of(Throughput)
-    schedule = Schedule.of(placement.spec, placement.jobs[0].config, attached.train_rows)
+    schedule = JobSchedule.of(placement.spec, placement.jobs[0].config, attached.train_rows)
     trends = sum(len(curve) for (_, series), curve in reported.curves.items() if series == "val_loss") - 6
     tokens = sum(w.evaluation_tokens for w in work) / sum(w.tokens for w in work)
     trained = sum(event.step for event in reported.ended.values()) * 4
-    read = trends * parts.trend + (6 + len(kept)) * parts.judged
+    read = trends * parts.trend + (6 + len(kept)) * parts.full
     assert tokens == pytest.approx(read / trained, rel=0.25), "rows differ in length"
     assert schedule.evaluations < 30
 
@@ -70,7 +70,7 @@ def test_an_adapter_is_the_one_that_was_judged(searched, fleet):
 def test_a_search_that_only_harms_is_ended_after_its_warmup(searched):
     placement, reported = searched(space=SPACE | {"learning_rate": [1.0, 2.0, 3.0, 4.0]})
     (base,) = reported.of(BaseEvaluated)
-    boundary = Schedule.of(placement.spec, placement.jobs[0].config, reported.events[0].train_rows).warmup_steps
+    boundary = JobSchedule.of(placement.spec, placement.jobs[0].config, reported.events[0].train_rows).warmup_steps
     for event in reported.ended.values():
         assert (event.kind, event.reason, event.step) == ("job_exited", ExitReason.UNDERPERFORMING, boundary)
         assert event.evidence["val_loss"] > event.evidence["base_val_loss"] == pytest.approx(base.val_loss)

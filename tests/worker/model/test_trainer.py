@@ -32,10 +32,10 @@ def _segments(trainer: Trainer) -> list[Segment]:
     lengths = [[23, 9], [2], [40, 17, 3], [11]]
     slots = [trainer.arena.attach(rank, alpha=3.0 * place + 1) for place, rank in enumerate(RANKS)]
     segments = [
-        Segment(slot, tiny.examples(n, seed=place), weight=0.1 * place + 0.05)
+        Segment(slot, tiny.examples(n, seed=place), loss_weight=0.1 * place + 0.05)
         for place, (slot, n) in enumerate(zip(slots, lengths, strict=True))
     ]
-    segments.insert(2, Segment(None, tiny.examples([14], seed=9), weight=1.0))
+    segments.insert(2, Segment(None, tiny.examples([14], seed=9), loss_weight=1.0))
     tiny.randomise(trainer, segments)
     return segments
 
@@ -79,7 +79,7 @@ def _peft_gradients(name: str, trainer: Trainer, segment: Segment) -> tuple[torc
         if segment.dropout is not None:
             Masked.keys = replace(segment.dropout, first=segment.dropout.first + at).keys([row])
         total = total + tiny.label_nll(wrapped(tiny.token_rows(row)).logits, row)
-    (total * segment.weight).backward()
+    (total * segment.loss_weight).backward()
     rows = torch.zeros(slot.rank, layout.width)
     for target, views in layout.split(rows).items():
         for view, weight in zip(views, factors[target], strict=True):
@@ -159,7 +159,7 @@ def test_micro_batches_add_up_to_the_step() -> None:
     segments, again = _segments(whole), _segments(split)
     whole.train(segments)
     for place in range(3):
-        split.train([Segment(s.slot, s.examples[place : place + 1], s.weight) for s in again])
+        split.train([Segment(s.slot, s.examples[place : place + 1], s.loss_weight) for s in again])
     assert (whole.forwards, split.forwards) == (1, 3)
     scale = float(whole.arena.grad.abs().max())
     torch.testing.assert_close(split.arena.grad, whole.arena.grad, rtol=1e-4, atol=1e-6 * scale)

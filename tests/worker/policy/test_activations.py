@@ -46,7 +46,7 @@ def test_every_job_whose_longest_row_fits_fits_alone_at_the_micro_batches_chosen
     tokens = micro_batch_limit(needs, has, shared, shared=False)
     cut = Capacity(has.model, has.memory_bytes, tokens, recomputed=has.recomputed)
     for need in needs:
-        for rows in need.rows:
+        for rows in need.adapter_rows:
             demand = Demand("job", "task", 16, 16 * need.longest, need.longest, rows, recompute=need.activations.recompute)
             alone = has.of(demand.recompute).predict(need.longest, rows) <= has.usable_bytes
             assert (admission_refusal(demand, cut) is None) == alone

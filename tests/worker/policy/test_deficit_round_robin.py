@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.policy.deficit_round_robin import Candidate, rates, select, urgency
+from worker.policy.deficit_round_robin import RunnableTask, rates, select, urgency
 
 COSTS = st.floats(0.5, 50.0)
 TASKS = st.lists(
@@ -28,7 +28,7 @@ class Run:
 
     def candidates(self):
         return [
-            Candidate(str(key), str(tenant), costs[self.turns[str(key)] % len(costs)], tokens, weight)
+            RunnableTask(str(key), str(tenant), costs[self.turns[str(key)] % len(costs)], tokens, weight)
             for key, (costs, weight, tenant, tokens) in enumerate(self.tasks)
         ]
 
@@ -123,7 +123,7 @@ def test_who_comes_later_owes_and_is_owed_nothing():
     early = Run([([1.0], 1.0, 0, 10), ([1.0], 1.0, 1, 10)])
     for _ in range(50):
         early.step()
-    candidates = [*early.candidates(), Candidate("2", "2", 1.0, 10)]
+    candidates = [*early.candidates(), RunnableTask("2", "2", 1.0, 10)]
     said = select(candidates, early.deficits, 10**9)
     assert set(said.chosen) == {"0", "1", "2"}
     assert said.deficits.keys() == {"0", "1", "2"}
@@ -147,8 +147,8 @@ def test_urgency_rises_as_progress_falls_to_its_bound(progress, bound):
 
 def test_a_task_near_its_bound_is_served_before_one_that_is_not():
     run = [
-        Candidate("near", "a", 1.0, 10, urgency=urgency(0.26, 4.0)),
-        Candidate("far", "b", 1.0, 10, urgency=urgency(0.9, 4.0)),
+        RunnableTask("near", "a", 1.0, 10, urgency=urgency(0.26, 4.0)),
+        RunnableTask("far", "b", 1.0, 10, urgency=urgency(0.9, 4.0)),
     ]
     served, deficits = defaultdict(int), {}
     for _ in range(100):

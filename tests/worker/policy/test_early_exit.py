@@ -226,7 +226,7 @@ def test_the_evidence_of_underperforming_names_the_cut():
     st.randoms(use_true_random=False),
 )
 def test_asha_equals_its_literal_transcription(eta, curves, order: random.Random):
-    """Jobs come to their rungs one by one, in any order; each is judged among those that came to that rung before it."""
+    """Jobs come to their rungs one by one, in any order; each is ranked among those that came to that rung before it."""
     policy = Asha(EarlyExitPolicy(policy="asha", reduction_factor=eta))
     waiting = {job: list(curve) for job, curve in enumerate(curves)}
     came: dict[int, tuple[float, ...]] = {job: () for job in waiting}

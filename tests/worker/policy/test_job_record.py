@@ -63,7 +63,7 @@ def test_a_jobs_life_event_by_event():
     assert record.changed
     record = after(record, Evaluated(1.75, seen), Ending(), JobEnded())
     assert record.progress.best == Best(2, 1.5), "a higher loss is not the best"
-    assert (record.stage, record.changed, record.unfinished) == (Stage.OVER, False, False)
+    assert (record.stage, record.changed, record.unfinished) == (Stage.ENDED, False, False)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
@@ -89,7 +89,7 @@ def test_a_rung_that_is_reached_again_after_a_resume_has_one_loss():
         (Stage.PENDING, Promoted()),
         (Stage.ENDING, CheckpointKnown(REF)),
         (Stage.ENDING, Ending()),
-        (Stage.OVER, JobEnded()),
+        (Stage.ENDED, JobEnded()),
     ],
 )
 def test_what_a_stage_cannot_meet_is_an_error(stage, event):
@@ -106,7 +106,7 @@ def test_any_sequence_of_events(events):
             record = reduced(record, event)
         except ValueError:
             continue
-        assert before.stage is not Stage.OVER, "nothing follows the end"
+        assert before.stage is not Stage.ENDED, "nothing follows the end"
         assert record.progress.step - before.progress.step == isinstance(event, StepTaken)
         assert record.rungs_decided >= before.rungs_decided
         assert record.promoted or not before.promoted

@@ -23,7 +23,7 @@ def test_loss_and_weights_are_those_of_autograd(beta, pairs):
     loss.backward()
     said = preference_loss(beta, (-nll).flatten().tolist(), base.flatten().tolist())
     assert said.loss == pytest.approx(loss.item(), rel=1e-12, abs=1e-300)
-    assert said.weights == pytest.approx(nll.grad.flatten().tolist(), rel=1e-9, abs=1e-300)
+    assert said.loss_weights == pytest.approx(nll.grad.flatten().tolist(), rel=1e-9, abs=1e-300)
     assert said.margin == pytest.approx(margins.mean().item(), rel=1e-12, abs=1e-12)
     assert said.accuracy == (margins > 0).double().mean().item()
 
@@ -31,7 +31,7 @@ def test_loss_and_weights_are_those_of_autograd(beta, pairs):
 def test_against_itself_the_loss_is_ln_2_and_nothing_is_preferred():
     said = preference_loss(0.1, [-5.0, -7.0, -1.0, -2.0], [-5.0, -7.0, -1.0, -2.0])
     assert (said.loss, said.margin, said.accuracy) == (math.log(2), 0, 0)
-    assert said.weights == [0.025, -0.025, 0.025, -0.025]
+    assert said.loss_weights == [0.025, -0.025, 0.025, -0.025]
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])

@@ -124,7 +124,7 @@ class _Baseline:
         if placement.validation_file is not None:
             key = f"{key}-{placement.validation_file.sha256}"  # so that erasing either file erases it
         scratch = self._cache.file(placement.tenant_id, placement.train_file.sha256).references
-        slot = replicas.hold(start.rows, start.scale * start.rank) if start is not None else None
+        slot = replicas.hold(start.weights, start.scale * start.rank) if start is not None else None
         try:
             return (yield from reference_passes(trainer, slot, data, key, scratch, budget, self._on_progress))
         finally:

@@ -1,5 +1,5 @@
-"""Runs the evaluations of an executor's jobs, and counts their cost: each job's trend on a few rows, all rows at a rung and for
-the best weights of a job that ends. Ends no job: the training loop asks the policies."""
+"""Runs the evaluations of an executor's jobs, and counts their cost: of each job's trend on a few rows, and full ones at a rung
+and of the best weights of a job that ends (contract/evaluation_plan.py). Ends no job: the training loop asks the policies."""
 
 import logging
 import time
@@ -10,7 +10,7 @@ from worker.executor.attached_placements import AttachedPlacements
 from worker.executor.job_run import JobRun
 from worker.executor.placement_run import keeps_adapter
 from worker.policy.early_exit.policy_interface import Verdict
-from worker.policy.job_record import BestJudged, JobKey
+from worker.policy.job_record import BestEvaluated, JobKey
 from worker.replicas.device_replica import Unrunnable
 from worker.replicas.replica_set import Replicas
 from worker.replicas.validation_pass import EvaluationRequest, ValidationResult
@@ -25,34 +25,34 @@ class JobEvaluations:
         self._attached, self._on_progress = attached, on_progress
 
     def after_step(self, replicas: Replicas, due: Sequence[JobRun]) -> tuple[Mapping[JobKey, ValidationResult], Unrunnable]:
-        """Evaluate the jobs with their weights as they are: at a rung over all rows, with the trend's rows as a part."""
-        on_all_rows = {run.key: run.schedule.judged and run.rung() is not None for run in due}
-        return self._evaluate(replicas, {run.key: run.evaluation_request(on_all_rows[run.key]) for run in due})
+        """Evaluate the jobs with their weights as they are: at a rung in full, with the trend's rows as a part."""
+        full = {run.key: run.schedule.full_at_rungs and run.rung() is not None for run in due}
+        return self._evaluate(replicas, {run.key: run.evaluation_request(full[run.key]) for run in due})
 
     def evaluate_best(self, replicas: Replicas, run: JobRun, verdict: Verdict | None) -> RowScores | None:
-        """Of an ended job: replace its best loss, which is of its trend's rows, by the one over all rows; for a job that was
-        ranked out by the one that it was ranked by. Returns the scores of an adapter that is kept."""
+        """Of an ended job: replace its best loss, which is of its trend's rows, by that of a full evaluation; for a job that
+        was ranked out by the one that it was ranked by. Returns the scores of an adapter that is kept."""
         if not keeps_adapter(verdict, run.best):
             if run.rung() is not None and run.progress.rung_losses:
-                run.apply(BestJudged(run.step, run.progress.rung_losses[-1]))
+                run.apply(BestEvaluated(run.step, run.progress.rung_losses[-1]))
             return None
-        result = self._best_on_all_rows(replicas, run)
+        result = self._fully_evaluated_best(replicas, run)
         if result is None or run.best is None:
             return None
-        run.apply(BestJudged(run.best.step, result.loss))
+        run.apply(BestEvaluated(run.best.step, result.loss))
         return result.scores
 
-    def _best_on_all_rows(self, replicas: Replicas, run: JobRun) -> ValidationResult | None:
-        """Evaluate the best weights of a job that ends over all rows. None where the job has no rows in an arena any more, or
+    def _fully_evaluated_best(self, replicas: Replicas, run: JobRun) -> ValidationResult | None:
+        """Evaluate the best weights of a job that ends in full. None where the job has no rows in an arena any more, or
         where the device had no memory. The job's rows hold its best weights afterwards."""
-        known = run.judged_at_cut
+        known = run.full_evaluation_at_cut
         if known is not None:
             return ValidationResult(known.val_loss, 0, scores=known.scores)
         if not replicas.store.restore_best(run.key):
             return None
         found, unrunnable = self._evaluate(replicas, {run.key: run.evaluation_request(True)})
         for key, why in unrunnable.items():
-            log.warning("the best adapter of %s is not judged on all rows: %s", key, why)
+            log.warning("the best adapter of %s has no full evaluation: %s", key, why)
         return found.get(run.key)
 
     def _evaluate(

@@ -89,7 +89,7 @@ class BatchShape:
             "positions": (self.tokens,),
             "label_rows": (self.labels,),
             "label_tokens": (self.labels,),
-            "label_weights": (self.labels,),
+            "loss_weights": (self.labels,),
             "label_bounds": (self.segments + 1,),
             "spans": (spans, SPAN_COLUMNS),
             "scales": (spans,),
@@ -126,7 +126,7 @@ def fill(shape: BatchShape, batch: FlatBatch, table: HostTable) -> NDArray[np.in
     put("positions", batch.positions.numpy()[: batch.size])
     put("label_rows", np.concatenate([batch.label_rows.numpy(), np.full(shape.labels - labels, shape.tokens)]))
     put("label_tokens", batch.label_tokens.numpy())
-    put("label_weights", np.repeat(np.array([segment.weight for segment in batch.segments]), counts))
+    put("loss_weights", np.repeat(np.array([segment.loss_weight for segment in batch.segments]), counts))
     put("label_bounds", np.array([*batch.label_bounds, *[labels] * (shape.segments + 1 - len(batch.label_bounds))]))
     put("spans", table.spans)
     put("scales", table.scales)
@@ -149,6 +149,6 @@ def unpack(shape: BatchShape, flat: Tensor) -> tuple[DeviceBatch, Labels]:
     keys = field("keys") if shape.has_dropout else None
     table = WorkTable(field("spans"), field("scales").view(torch.float32), field("blocks"), shape.classes, keys)
     labels = Labels(
-        field("label_rows"), field("label_tokens"), field("label_weights").view(torch.float32), field("label_bounds")
+        field("label_rows"), field("label_tokens"), field("loss_weights").view(torch.float32), field("label_bounds")
     )
     return DeviceBatch(field("tokens"), field("positions"), SequenceTable(field("attention")), table), labels

@@ -14,17 +14,17 @@ CHUNK_LABELS = 2048  # bf16 logits of one chunk at a 128k vocabulary: 525 MB
 
 @dataclass(frozen=True)
 class Labels:
-    """rows int [L]: the row each label is predicted from; T for padding. tokens int [L]; weights fp32 [L]: each label's factor
-    of -log p in the gradient (0 for padding). bounds int32 [segments + 1]: each segment's labels."""
+    """rows int [L]: the row each label is predicted from; T for padding. tokens int [L]; loss_weights fp32 [L]: each label's
+    factor of -log p in the gradient (0 for padding). bounds int32 [segments + 1]: each segment's labels."""
 
     rows: Tensor
     tokens: Tensor
-    weights: Tensor
+    loss_weights: Tensor
     bounds: Tensor
 
 
 def head_loss(h: Tensor, head: Tensor, labels: Labels, grad: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(sums, logp, dh): sums [segments] fp32 of log-probabilities, logp [L] fp32, dh [T, D] of Σ -weight · logp if `grad`.
+    """(sums, logp, dh): sums [segments] fp32 of log-probabilities, logp [L] fp32, dh [T, D] of Σ -loss_weight · logp if `grad`.
 
     h [T, D] final hidden states, head [V, D].
     """
@@ -37,7 +37,7 @@ def head_loss(h: Tensor, head: Tensor, labels: Labels, grad: bool) -> tuple[Tens
     for start in range(0, count, CHUNK_LABELS):
         part = slice(start, min(start + CHUNK_LABELS, count))
         logits = torch.mm(picked[part], head.t())
-        cross_entropy(logits, labels.tokens[part], labels.weights[part] if grad else None, logp[part])
+        cross_entropy(logits, labels.tokens[part], labels.loss_weights[part] if grad else None, logp[part])
         if dh is not None:
             dh.index_copy_(0, rows[part], torch.mm(logits, head))
     return span_sums(logp, labels.bounds), logp, dh[:tokens] if dh is not None else None

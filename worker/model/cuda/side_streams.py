@@ -54,7 +54,7 @@ class SideStreams:
     def shrink(
         self,
         x: Tensor,
-        weights: Tensor,
+        adapters: Tensor,
         table: WorkTable,
         columns: tuple[int, ...],
         widths: tuple[int, ...],
@@ -64,10 +64,10 @@ class SideStreams:
         """S [T, M, RMAX] of grouped_lora.products.shrink. Valid after `join`, and until then x must not change."""
         s = torch.empty((x.shape[0], len(columns), table.max_rank), dtype=x.dtype, device=x.device)
         if self._soon is None:
-            return shrink(x, weights, table, columns, widths, x_columns, s, dropout_matrix)
+            return shrink(x, adapters, table, columns, widths, x_columns, s, dropout_matrix)
         self._soon.wait_stream(torch.cuda.current_stream(x.device))
         with torch.cuda.stream(self._soon):
-            shrink(x, weights, table, columns, widths, x_columns, s, dropout_matrix)
+            shrink(x, adapters, table, columns, widths, x_columns, s, dropout_matrix)
         self._begun = True
         return s
 

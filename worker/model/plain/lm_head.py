@@ -15,19 +15,19 @@ CHUNK_BYTES = 32 * 2**20  # of one chunk's logits
 
 
 class LabelLoss(NamedTuple):
-    """nll_L: -log p of each label, at least float32. dh_LK: the hidden states' gradient times the label's weight, or None."""
+    """nll_L: -log p of each label, at least float32. dh_LK: the hidden states' gradient times its label's weight, or None."""
 
     nll_L: Tensor
     dh_LK: Tensor | None
 
 
 def label_loss(
-    h_LK: Tensor, head_VK: Tensor, labels_L: Tensor, weights_L: Tensor | None, cap: float | None = None
+    h_LK: Tensor, head_VK: Tensor, labels_L: Tensor, loss_weights_L: Tensor | None, cap: float | None = None
 ) -> LabelLoss:
-    """-log softmax(h head^T) at the labels. With `weights_L` also d(sum of weight * nll) / dh. cap: see `softcapped`."""
+    """-log softmax(h head^T) at the labels. With `loss_weights_L` also d(sum of their products) / dh. cap: see `softcapped`."""
     count = h_LK.shape[0]
     peaks = torch.empty(2, count, dtype=_wide(h_LK.dtype), device=h_LK.device)
-    dh_LK = torch.empty_like(h_LK) if weights_L is not None else None
+    dh_LK = torch.empty_like(h_LK) if loss_weights_L is not None else None
     for start, stop in _chunks(count, head_VK.shape[0] * peaks.element_size()):
         h = h_LK[start:stop]
         labels = labels_L[start:stop]
@@ -37,12 +37,12 @@ def label_loss(
         torch.sub(logits[: stop - start].amax(1), own, out=peaks[0, start:stop])
         p = torch.softmax(logits, 1)
         peaks[1, start:stop] = p[: stop - start].amax(1)
-        if dh_LK is not None and weights_L is not None:
+        if dh_LK is not None and loss_weights_L is not None:
             p[torch.arange(stop - start, device=p.device), labels] -= 1
             if cap is not None:
                 p.sub_((logits / cap).square_().mul_(p))  # the slope is 1 - tanh^2
             dh = product(p.to(h.dtype), head_VK)[: stop - start]
-            torch.mul(dh, weights_L[start:stop, None].to(dh.dtype), out=dh_LK[start:stop])
+            torch.mul(dh, loss_weights_L[start:stop, None].to(dh.dtype), out=dh_LK[start:stop])
     # log sum exp = largest logit - log of its probability; the largest probability is at least 1 / V, so its log is exact.
     return LabelLoss(peaks[0] - peaks[1].double().log().to(peaks.dtype), dh_LK)
 

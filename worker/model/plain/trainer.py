@@ -75,7 +75,7 @@ class Trainer:
         return Trainer(self.backbone, Arena(self.backbone.targets, ROW_MULTIPLE, self.backbone.device))
 
     def train(self, segments: Sequence[Segment], recompute: bool = False) -> list[LossSum]:
-        """One forward and backward; each adapter's gradient of weight * sum(-log p) is added to the arena's.
+        """One forward and backward; each adapter's gradient of loss_weight * sum(-log p) is added to the arena's.
 
         recompute: keep each layer's input alone and compute the layer again in backward (activation checkpointing, Chen et al.
         2016): a forward more, a fraction of the memory. The same bits on a CPU, the same to rounding on a GPU.
@@ -124,7 +124,7 @@ class Trainer:
         adapters = self.adapters(batch, self.arena.grad)
         hidden = self.backbone.hidden(self.backbone.embed(batch), batch, adapters, self.arena.layout, recompute)
         h_LK = self.backbone.final_norm(hidden[batch.label_rows])
-        loss = self.backbone.label_loss(h_LK.detach(), batch.label_tokens, _weights(batch))
+        loss = self.backbone.label_loss(h_LK.detach(), batch.label_tokens, _loss_weights(batch))
         h_LK.backward(loss.dh_LK)  # the head has computed its own gradient; autograd goes on from there
         return _sums(loss.nll_L, batch)
 
@@ -211,9 +211,9 @@ def _halved(segments: Sequence[Segment], count: int) -> tuple[list[Segment], lis
     return first, second
 
 
-def _weights(batch: FlatBatch) -> Tensor:
+def _loss_weights(batch: FlatBatch) -> Tensor:
     counts = [stop - start for start, stop in pairwise(batch.label_bounds)]
-    weights = np.repeat([segment.weight for segment in batch.segments], counts)
+    weights = np.repeat([segment.loss_weight for segment in batch.segments], counts)
     return torch.from_numpy(weights.astype(np.float32)).to(batch.tokens.device)
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from contract.row_scores import Estimate, RowScores
+from contract.row_scores import MeanEstimate, RowScores
 from contract.states import ExitReason
 from worker.policy.early_exit.alto_rules import Alto
 from worker.policy.early_exit.policy_interface import Evidence, History, Standing, Verdict
@@ -102,7 +102,7 @@ def _rank(contenders: Sequence[Standing]) -> list[_Ranked]:
     return sorted(found, key=lambda ranked: (ranked.mean, ranked.job))
 
 
-def _paired(own: RowScores | None, other: RowScores | None) -> Estimate | None:
+def _paired(own: RowScores | None, other: RowScores | None) -> MeanEstimate | None:
     """The difference own - other, where both are known and of the same rows."""
     if own is None or other is None or not own.comparable(other):
         return None

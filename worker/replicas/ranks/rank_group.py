@@ -10,7 +10,7 @@ import torch
 from contract.messages.placement_messages import BaseModelRef
 from worker.data.token_stream import TokenStream
 from worker.policy.adapter_memory_model import Capacity
-from worker.replicas.base_loader import Base, load_base
+from worker.replicas.base_loader import BaseCopy, load_base
 from worker.replicas.memory_profile import Profiles, capacity_of, memory_of
 from worker.replicas.ranks.rank_process import RankProcess
 from worker.replicas.ranks.shared_host_memory import SharedHostMemory
@@ -23,7 +23,7 @@ _LOOPBACK = "127.0.0.1"
 class LoadedBase:
     """A base on all devices of an executor. base: on the first, in this process. ranks: the processes of the others."""
 
-    base: Base
+    base: BaseCopy
     devices: tuple[torch.device, ...]
     ranks: tuple[RankProcess, ...] = ()
 

@@ -23,7 +23,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Progress:
+class PassDone:
     """A pass of the call under way is done."""
 
 
@@ -38,7 +38,7 @@ class ReplicaState:
 
 
 @dataclass(frozen=True)
-class Answer:
+class CallResult:
     """result: of the call, or the error of one that may fail. dropped: segments of shared memory that are no more."""
 
     result: Any

@@ -17,7 +17,7 @@ from worker.boot_clock import boot_now
 from worker.parent_watchdog import dying_with_parent
 from worker.policy.activations import Activations
 from worker.replicas.ranks.rank_link import LinkClosed, RankLink
-from worker.replicas.ranks.rank_messages import Answer, Call, Progress, ReplicaState
+from worker.replicas.ranks.rank_messages import Call, CallResult, PassDone, ReplicaState
 from worker.replicas.ranks.shared_host_memory import SharedHostMemory
 
 RANK_MODULE = "worker.replicas.ranks"  # what a rank runs
@@ -126,9 +126,9 @@ class RankProcess:
                     continue
                 heard = boot_now()
                 match self._link.receive():
-                    case Progress():
+                    case PassDone():
                         on_progress()
-                    case Answer() as answer:
+                    case CallResult() as answer:
                         break
         except LinkClosed as error:
             raise self._lost(error) from None

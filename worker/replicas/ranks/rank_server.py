@@ -24,7 +24,7 @@ from worker.replicas.dpo_reference import Reference
 from worker.replicas.memory_profile import Profiles, capacity_of, memory_of
 from worker.replicas.packed_step import Stepped
 from worker.replicas.ranks.rank_link import LinkClosed, RankLink
-from worker.replicas.ranks.rank_messages import Answer, Call, Progress, ReplicaState, SliceForecast, StepOrder
+from worker.replicas.ranks.rank_messages import Call, CallResult, PassDone, ReplicaState, SliceForecast, StepOrder
 from worker.replicas.ranks.shared_host_memory import SharedHostMemory
 from worker.replicas.training_job import TrainingJob
 from worker.replicas.validation_pass import EvaluationRequest, ValidationResult
@@ -71,7 +71,7 @@ class RankServer:
             result = error
         if call.answers:
             dropped, self._dropped = self._dropped, []
-            self._link.send(Answer(result, self._state(), dropped))
+            self._link.send(CallResult(result, self._state(), dropped))
 
     def _state(self) -> ReplicaState:
         if self._replica is None:
@@ -84,7 +84,7 @@ class RankServer:
         now = time.monotonic()
         if now - self._told_at >= _PROGRESS_SECONDS:
             self._told_at = now
-            self._link.send(Progress())
+            self._link.send(PassDone())
 
     # ---- the base ------------------------------------------------------------------------------------------------------
 
