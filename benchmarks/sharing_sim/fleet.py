@@ -15,14 +15,14 @@ from service.scheduler.core.decision import Decision, Join
 from service.scheduler.core.expected_arrivals import RECENT
 from service.scheduler.core.joins.joining import settled
 from service.scheduler.core.joins.slowdowns import Member, ends
-from service.scheduler.core.problem import Arrived, Node, Problem, Queued, Running, Start
+from service.scheduler.core.problem import Arrived, Node, Queued, RunningExecutor, SchedulingProblem, Start
 
 PRIOR = 0.3  # expected duration over the worst case; true ones are 0.2 to 0.4 of it
 COALESCE = 60  # seconds between plans
 JOINING = 1.0  # seconds of a joiner's work that its attach takes
 _WEIGHT = 100  # of a task of priority 1
 
-Policy = Callable[[Problem], Decision]
+Policy = Callable[[SchedulingProblem], Decision]
 
 
 @dataclass
@@ -166,7 +166,7 @@ class Fleet:
         self._began[name] = self._now
         executor.reckon()
 
-    def _problem(self) -> Problem:
+    def _problem(self) -> SchedulingProblem:
         running = []
         for name, executor in self._executors.items():
             executor.pass_time(self._now)
@@ -182,9 +182,9 @@ class Fleet:
                 for id, there in executor.members.items()
             )
             last = max(ends(members, executor.gpus).values())
-            running.append(Running(name, executor.node, executor.gpus, last, members[0].tenant, members))
+            running.append(RunningExecutor(name, executor.node, executor.gpus, last, members[0].tenant, members))
         waiting = sorted(self._waiting.values(), key=lambda task: (task.at, task.id))
-        return Problem(self._nodes, tuple(running), tuple(map(self._queued, waiting)), recent=self._recent())
+        return SchedulingProblem(self._nodes, tuple(running), tuple(map(self._queued, waiting)), recent=self._recent())
 
     def _remaining(self, there: _There) -> int:
         """What is left of the expected duration alone; a task that exceeds it is expected to need a twentieth more."""

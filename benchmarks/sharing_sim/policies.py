@@ -15,38 +15,38 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from service.scheduler.core.decision import Decision, Join
-from service.scheduler.core.joins.joining import without_the_solver
+from service.scheduler.core.joins.joining import joined_plan_by_rules
 from service.scheduler.core.joins.slowdowns import Member, Sharing, broken_bounds, ends, roomy, slowdowns
-from service.scheduler.core.problem import Problem, Queued, Running, Start
+from service.scheduler.core.problem import Queued, RunningExecutor, SchedulingProblem, Start
 from service.scheduler.core.rules import by_rule
 from service.scheduler.core.timeline import Timeline
 
 
-def exclusive(problem: Problem) -> Decision:
+def exclusive(problem: SchedulingProblem) -> Decision:
     starts, held = by_rule(problem)
     return Decision(starts, "exclusive", 0, held=held)
 
 
-def ours(problem: Problem) -> Decision:
-    return without_the_solver(problem)
+def ours(problem: SchedulingProblem) -> Decision:
+    return joined_plan_by_rules(problem)
 
 
-def mlora(problem: Problem) -> Decision:
-    board = _Board(problem)
+def mlora(problem: SchedulingProblem) -> Decision:
+    plan = _RivalPlan(problem)
     for task in problem.placeable:
-        run = next((run for run in board.runs if _same(run, task) and roomy(_with(run, task).members)), None)
+        run = next((run for run in plan.runs if _same(run, task) and roomy(_with(run, task).members)), None)
         if run is not None:
-            board.join(run, task)
-        elif not board.begin(task):
+            plan.join(run, task)
+        elif not plan.begin(task):
             break
-    return board.decision("mlora")
+    return plan.decision("mlora")
 
 
-def tlora(problem: Problem) -> Decision:
-    board = _Board(problem)
+def tlora(problem: SchedulingProblem) -> Decision:
+    plan = _RivalPlan(problem)
     urgency = {task.id: (task.waited + (task.shortest or 1)) / (task.shortest or 1) for task in problem.placeable}
     order = sorted(problem.placeable, key=lambda task: (-urgency[task.id], _of(task).overhead))
-    groups: list[_Group] = [_Group(run, ()) for run in board.runs]
+    groups: list[_Group] = [_Group(run, ()) for run in plan.runs]
     for task in order:
         alone = _Group(None, (task,))
         options = [
@@ -63,43 +63,43 @@ def tlora(problem: Problem) -> Decision:
         first, rest = group.tasks[:1], group.tasks[1:]
         run = group.run
         if run is None:
-            if not board.begin(first[0]):
+            if not plan.begin(first[0]):
                 continue
-            run = board.runs[-1]
+            run = plan.runs[-1]
         else:
             rest = group.tasks
         for task in rest:
-            run = board.join(run, task)
-    return board.decision("tlora")
+            run = plan.join(run, task)
+    return plan.decision("tlora")
 
 
-def plora(problem: Problem) -> Decision:
-    board = _Board(problem)
+def plora(problem: SchedulingProblem) -> Decision:
+    plan = _RivalPlan(problem)
     waiting = list(problem.placeable)
     while waiting:
-        packs = [pack for pack in _packs(waiting) if board.fits(pack[0])]
+        packs = [pack for pack in _packs(waiting) if plan.fits(pack[0])]
         if not packs:
             break
         pack = max(packs, key=_ranks_a_second)
-        if not board.begin(pack[0]):
+        if not plan.begin(pack[0]):
             break
-        run = board.runs[-1]
+        run = plan.runs[-1]
         for task in pack[1:]:
-            run = board.join(run, task)
+            run = plan.join(run, task)
         gone = {task.id for task in pack}
         waiting = [task for task in waiting if task.id not in gone]
-    return board.decision("plora")
+    return plan.decision("plora")
 
 
-POLICIES: dict[str, Callable[[Problem], Decision]] = {
+POLICIES: dict[str, Callable[[SchedulingProblem], Decision]] = {
     "exclusive": exclusive, "ours": ours, "mlora": mlora, "tlora": tlora, "plora": plora,
 }  # fmt: skip
 
 
-class _Board:
+class _RivalPlan:
     """The plan while a rival makes it: who starts on free GPUs and who joins whom."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: SchedulingProblem) -> None:
         self._problem, self._timeline = problem, Timeline(problem)
         self.runs = list(problem.running)
         self._starts: list[Start] = []
@@ -115,10 +115,10 @@ class _Board:
             return False
         self._starts.append(self._timeline.put(start))
         member = Member(task.id, task.tenant, start.end, _of(task), task.weight, start.gpus)
-        self.runs.append(Running(task.id, start.node, start.gpus, start.end, task.tenant, (member,)))
+        self.runs.append(RunningExecutor(task.id, start.node, start.gpus, start.end, task.tenant, (member,)))
         return True
 
-    def join(self, run: Running, task: Queued) -> Running:
+    def join(self, run: RunningExecutor, task: Queued) -> RunningExecutor:
         """The executor once the task has joined it."""
         after = _with(run, task)
         self.runs[self.runs.index(run)] = after
@@ -135,7 +135,7 @@ class _Board:
 class _Group:
     """Tasks that are to share: on a running executor, or together on free GPUs."""
 
-    run: Running | None
+    run: RunningExecutor | None
     tasks: tuple[Queued, ...]
 
     @property
@@ -207,10 +207,10 @@ def _alike(one: Queued, other: Queued) -> bool:
     return (_of(one).group, one.gpus) == (_of(other).group, other.gpus)
 
 
-def _same(run: Running, task: Queued) -> bool:
+def _same(run: RunningExecutor, task: Queued) -> bool:
     return bool(run.members) and run.gpus >= task.gpus and run.members[0].sharing.group == _of(task).group
 
 
-def _with(run: Running, task: Queued) -> Running:
+def _with(run: RunningExecutor, task: Queued) -> RunningExecutor:
     members = (*run.members, _member(task))
     return replace(run, members=members, remaining=max(ends(members, run.gpus).values()))

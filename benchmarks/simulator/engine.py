@@ -17,7 +17,7 @@ from benchmarks.simulator.tenant_shares import Tenancy, Waiting
 from service.scheduler.core.decision import Decision
 from service.scheduler.core.expected_arrivals import RECENT
 from service.scheduler.core.preemption import Held
-from service.scheduler.core.problem import Arrived, Node, Problem, Queued, Running, Start, Width
+from service.scheduler.core.problem import Arrived, Node, Queued, RunningExecutor, SchedulingProblem, Start, Width
 
 RELOAD_SECONDS = 60  # a preempted task's loss: its current step, and reloading
 _END, _ARRIVAL, _DRAIN, _TIMER = range(4)  # order of events at the same moment
@@ -33,7 +33,7 @@ class _Live:
     rate: float  # seconds at speed 1 and narrowest width done per second
 
 
-Observer = Callable[[int, Problem, Decision], None]
+Observer = Callable[[int, SchedulingProblem, Decision], None]
 
 
 def simulate(tasks: Sequence[Arrival], policy: Policy, setup: Setup, observe: Observer | None = None) -> Iterator[Outcome]:
@@ -140,18 +140,18 @@ class _Run:
     def _rate(self, task: Arrival, node: int, gpus: int) -> float:
         return self._speeds[node] * 1.8 ** ((gpus // task.gpus).bit_length() - 1)
 
-    def _problem(self) -> Problem:
+    def _problem(self) -> SchedulingProblem:
         waiting = self._queue()
         if self._setup.fair:
-            weights = self._tenancy.weights(waiting, self._placements())
+            weights = self._tenancy.completion_weights(waiting, self._placements())
         else:
             weights = {each.task.id: each.task.priority * 100 for each in waiting}
         running = tuple(
-            Running(name, live.node, live.gpus, self._remaining(live), self._ran[name].task.tenant)
+            RunningExecutor(name, live.node, live.gpus, self._remaining(live), self._ran[name].task.tenant)
             for name, live in self._live.items()
         )
         queued = tuple(self._queued(each, weights[each.task.id]) for each in waiting)
-        return Problem(tuple(self._nodes), running, queued, recent=self._recent())
+        return SchedulingProblem(tuple(self._nodes), running, queued, recent=self._recent())
 
     def _recent(self) -> tuple[Arrived, ...]:
         """The latest arrivals, oldest first, with the durations expected of them then."""
@@ -201,7 +201,7 @@ class _Run:
         while found := self._tenancy.preempt(self._queue(), self._placements(), self._nodes, self._act):
             for victim in found.victims:
                 self._give_back(victim.task)
-            task = self._ran[found.claim.task].task
+            task = self._ran[found.preemptor.task].task
             node = int(found.node.rpartition("-")[2])
             seconds = max(1, round(self._believed(task) / self._rate(task, node, task.gpus)))
             self._begin(Start(task.id, found.node, 0, seconds, task.gpus))
@@ -215,7 +215,7 @@ class _Run:
         self.outcome.preempted += 1
 
     def _set_timer(self) -> None:
-        """Wake up when the next claim passes the bound, as the service's own timer does."""
+        """Wake up when the next preemptor passes the bound, as the service's own timer does."""
         if self._setup.bound is None:
             return
         placed, queue = self._placements(), self._queue()

@@ -18,7 +18,7 @@ from benchmarks.simulator.plan_judge import check
 from benchmarks.simulator.policies import big_m
 from benchmarks.simulator.run_record import Setup
 from service.scheduler.core.decision import Decision, SearchBudget
-from service.scheduler.core.problem import Node, Problem, Queued, Running, makespan
+from service.scheduler.core.problem import Node, Queued, RunningExecutor, SchedulingProblem, makespan
 from service.scheduler.core.problem_json import problem_from_json, problem_to_json
 from service.scheduler.core.rules import backfill
 from service.scheduler.core.solve import solve
@@ -153,7 +153,7 @@ class Experiments:
             })  # fmt: skip
         self.figures["eta_interval_coverage"] = fmean(f.inside for f in seen)
 
-    def _judged(self, problem: Problem, decision: Decision) -> Decision:
+    def _judged(self, problem: SchedulingProblem, decision: Decision) -> Decision:
         self.checked += check(problem, decision.starts)
         return decision
 
@@ -164,28 +164,28 @@ class Experiments:
         return found
 
 
-def batch_of(tasks: list[Arrival], nodes: int, seconds: Callable[[Arrival], int]) -> Problem:
+def batch_of(tasks: list[Arrival], nodes: int, seconds: Callable[[Arrival], int]) -> SchedulingProblem:
     fleet = tuple(Node(f"node-{at:03}", 8) for at in range(nodes))
-    return Problem(fleet, (), tuple(Queued(t.id, t.gpus, 1, (seconds(t),) * nodes) for t in tasks), closed=True)
+    return SchedulingProblem(fleet, (), tuple(Queued(t.id, t.gpus, 1, (seconds(t),) * nodes) for t in tasks), closed=True)
 
 
-def area_bound(problem: Problem) -> float:
+def area_bound(problem: SchedulingProblem) -> float:
     area = sum((task.shortest or 0) * task.gpus for task in problem.queued) / sum(node.gpus for node in problem.nodes)
     return max(area, max(task.shortest or 0 for task in problem.queued))
 
 
-def busy_fleet(seed: int) -> Problem:
+def busy_fleet(seed: int) -> SchedulingProblem:
     """128 nodes of 8 GPUs, busy except for fragments, and 1,000 waiting tasks, each with its own duration."""
     draw_ = Random(seed)
     nodes = tuple(Node(f"node-{at:03}", 8) for at in range(128))
-    running: list[Running] = []
+    running: list[RunningExecutor] = []
     for node in nodes:
         free = 8
         while free > (draw_.random() < 0.2):
             gpus = min(free, draw_.choices((1, 2, 4, 8), (0.5, 0.2, 0.2, 0.1))[0])
-            running.append(Running(f"r{len(running)}", node.id, gpus, draw_.randint(1, 40_000)))
+            running.append(RunningExecutor(f"r{len(running)}", node.id, gpus, draw_.randint(1, 40_000)))
             free -= gpus
     queued = tuple(
         Queued(task.id, task.gpus, draw_.choice((1, 2, 4)) * 100, (task.true,) * 128) for task in rolling(1000, 1024, 1.8, seed)
     )
-    return Problem(nodes, tuple(running), queued)
+    return SchedulingProblem(nodes, tuple(running), queued)

@@ -18,7 +18,7 @@ from benchmarks.simulator.run_metrics import metrics
 from benchmarks.simulator.run_plot import draw
 from benchmarks.simulator.run_record import Outcome, Setup
 from service.scheduler.core.decision import Decision
-from service.scheduler.core.problem import Problem
+from service.scheduler.core.problem import SchedulingProblem
 from service.scheduler.core.problem_json import problem_to_json
 
 
@@ -71,7 +71,7 @@ def _observer(run: Run) -> Observer | None:
         return None
     lines = (run.export / f"{run.name}.jsonl").open("w")
 
-    def write(at: int, problem: Problem, decision: Decision) -> None:
+    def write(at: int, problem: SchedulingProblem, decision: Decision) -> None:
         starts = [[s.task, s.node, s.start, s.end, s.gpus] for s in decision.starts]
         said = {"at": at, "problem": problem_to_json(problem), "method": decision.method, "starts": starts}
         lines.write(json.dumps(said) + "\n")

@@ -5,14 +5,14 @@ Shares no code with the product's `violations`.
 
 from collections.abc import Iterable
 
-from service.scheduler.core.problem import Problem, Start
+from service.scheduler.core.problem import SchedulingProblem, Start
 
 
 class BadPlan(AssertionError):
     """The plan breaks a rule; the message says which."""
 
 
-def check(problem: Problem, starts: Iterable[Start]) -> int:
+def check(problem: SchedulingProblem, starts: Iterable[Start]) -> int:
     """Hand out GPU numbers in order of start and raise BadPlan if they run out; returns how many starts were checked."""
     ids = {node.id: at for at, node in enumerate(problem.nodes)}
     queued = {task.id: task for task in problem.queued}

@@ -8,47 +8,47 @@ from collections.abc import Callable, Sequence
 from ortools.sat.python import cp_model
 
 from service.scheduler.core.decision import Decision
-from service.scheduler.core.problem import Problem, Queued, Start
+from service.scheduler.core.problem import Queued, SchedulingProblem, Start
 from service.scheduler.core.rules import backfill, by_rule
 from service.scheduler.core.solve import BUDGET, solve
 from service.scheduler.core.timeline import Timeline
 
-Policy = Callable[[Problem], Decision]
+Policy = Callable[[SchedulingProblem], Decision]
 
 
-def fcfs(problem: Problem) -> Decision:
+def fcfs(problem: SchedulingProblem) -> Decision:
     """In order of arrival; no task starts before its predecessor."""
-    board, starts = Timeline(problem), []
+    timeline, starts = Timeline(problem), []
     for task in problem.placeable:
-        start = board.now(task)
+        start = timeline.now(task)
         if start is None:
             break
-        starts.append(board.put(start))
+        starts.append(timeline.put(start))
     return Decision(tuple(starts), "fcfs", 0)
 
 
-def easy(problem: Problem) -> Decision:
+def easy(problem: SchedulingProblem) -> Decision:
     """In order of arrival, with one reservation and backfill that does not delay it."""
     return Decision(backfill(problem, problem.placeable, reserved=1), "easy", 0)
 
 
-def sjf(problem: Problem) -> Decision:
+def sjf(problem: SchedulingProblem) -> Decision:
     """Shortest first, any that fits, no reservation."""
     return _any_fit(problem, sorted(problem.placeable, key=lambda task: task.shortest or 0), "sjf")
 
 
-def lpt(problem: Problem) -> Decision:
+def lpt(problem: SchedulingProblem) -> Decision:
     """Longest first, any that fits, no reservation."""
     return _any_fit(problem, sorted(problem.placeable, key=lambda task: -(task.shortest or 0)), "lpt")
 
 
-def easy_wsap(problem: Problem) -> Decision:
+def easy_wsap(problem: SchedulingProblem) -> Decision:
     """By ascending seconds x GPUs / weight, with one reservation and backfill that does not delay it."""
     order = sorted(problem.placeable, key=lambda task: (task.shortest or 0) * task.gpus / task.weight)
     return Decision(backfill(problem, order, reserved=1), "easy_wsap", 0)
 
 
-def big_m(problem: Problem, seconds: float = 5.0) -> Decision:
+def big_m(problem: SchedulingProblem, seconds: float = 5.0) -> Decision:
     """ALTO 7.2 as printed: GPUs x_ig, order y_ij, big-M disjunctions, makespan; for an idle fleet, ignoring nodes' borders."""
     tasks, gpus = problem.placeable, sum(node.gpus for node in problem.nodes)
     durations = [task.shortest or 0 for task in tasks]
@@ -81,13 +81,13 @@ def big_m(problem: Problem, seconds: float = 5.0) -> Decision:
     return Decision(starts, "big_m", round(solver.objective_value), solver.status_name(status), solver.best_objective_bound)
 
 
-def rules(problem: Problem) -> Decision:
+def rules(problem: SchedulingProblem) -> Decision:
     """The planner without its solver."""
     starts, held = by_rule(problem)
     return Decision(starts, "rules", 0, held=held)
 
 
-def ours(problem: Problem) -> Decision:
+def ours(problem: SchedulingProblem) -> Decision:
     return solve(problem, BUDGET)
 
 
@@ -96,10 +96,10 @@ POLICIES: dict[str, Policy] = {
 }  # fmt: skip
 
 
-def _any_fit(problem: Problem, order: Sequence[Queued], name: str) -> Decision:
-    board, starts = Timeline(problem), []
+def _any_fit(problem: SchedulingProblem, order: Sequence[Queued], name: str) -> Decision:
+    timeline, starts = Timeline(problem), []
     for task in order:
-        start = board.now(task)
+        start = timeline.now(task)
         if start is not None:
-            starts.append(board.put(start))
+            starts.append(timeline.put(start))
     return Decision(tuple(starts), name, 0)

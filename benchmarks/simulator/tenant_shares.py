@@ -1,4 +1,4 @@
-"""Fair share in a simulated run: the product's own shares, weights and preemption, fed with the fake fleet's state.
+"""Fair share in a simulated run: the product's own shares, completion_weights and preemption, fed with the fake fleet's state.
 
 It decides what a plan should weigh and who gives GPUs back. Starts nothing. Knows no clock but the times it is given.
 """
@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.simulator.arrivals import Arrival
-from service.scheduler.core.fair_share import Ask, Share, decayed, entered, entitled, owed, weights
-from service.scheduler.core.preemption import Claim, Held, Preemption, next_bound, preemption
+from service.scheduler.core.fair_share import Ask, Share, completion_weights, decayed, entered, entitled, owed
+from service.scheduler.core.preemption import Held, Preemption, Preemptor, next_bound, preemption
 from service.scheduler.core.problem import Node
 
 ENTRY_SECONDS = 300.0  # charged at once for a start
@@ -57,19 +57,19 @@ class Tenancy:
     def enter(self, tenant: str, gpus: int) -> None:
         self._use[tenant] = entered(self._use[tenant], gpus, ENTRY_SECONDS, self._half_life)
 
-    def weights(self, waiting: Sequence[Waiting], placed: Sequence[Held]) -> dict[str, int]:
+    def completion_weights(self, waiting: Sequence[Waiting], placed: Sequence[Held]) -> dict[str, int]:
         asks = [Ask(w.task.id, w.task.tenant, w.task.gpus, w.seconds, w.task.priority, w.waited) for w in waiting]
-        return weights(asks, self._shares(waiting, placed), {_KIND: self._gpus})
+        return completion_weights(asks, self._shares(waiting, placed), {_KIND: self._gpus})
 
     def preempt(
         self, waiting: Sequence[Waiting], placed: Sequence[Held], nodes: Sequence[Node], bound: float
     ) -> Preemption | None:
         due, _ = self._due(waiting, placed)
-        return preemption(_claims(waiting), placed, nodes, due, bound)
+        return preemption(_preemptors(waiting), placed, nodes, due, bound)
 
     def next_bound(self, waiting: Sequence[Waiting], placed: Sequence[Held], bound: float) -> float | None:
         due, _ = self._due(waiting, placed)
-        return next_bound(_claims(waiting), placed, due, bound)
+        return next_bound(_preemptors(waiting), placed, due, bound)
 
     def watch(self, now: float, waiting: Sequence[Waiting], placed: Sequence[Held]) -> None:
         """Record how long tasks within their tenant's share have waited. Call it before and after each change."""
@@ -101,5 +101,5 @@ def _held(placed: Sequence[Held]) -> Counter[str]:
     return held
 
 
-def _claims(waiting: Sequence[Waiting]) -> list[Claim]:
-    return [Claim(w.task.id, w.task.tenant, w.task.gpus, w.waited, w.nodes) for w in waiting]
+def _preemptors(waiting: Sequence[Waiting]) -> list[Preemptor]:
+    return [Preemptor(w.task.id, w.task.tenant, w.task.gpus, w.waited, w.nodes) for w in waiting]

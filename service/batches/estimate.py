@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from contract.batch_spec import BatchSpec
 from service.database.engine import new_id
 from service.dependencies import Dependencies
-from service.scheduler.core.joins.joining import without_the_solver
+from service.scheduler.core.joins.joining import joined_plan_by_rules
 from service.scheduler.core.problem import Start
 from service.scheduler.dry_run import DraftPlan, EstimateResource, asked_of
 from service.scheduler.state import snapshot
@@ -40,7 +40,7 @@ def batch_dry_run(
     batch = Batch(id=new_id("asked"), tenant_id=tenant_id, objective=spec.objective, deadline=spec.deadline, task_ids=[])
     asked = [asked_of(tenant_id, one, files, batch.id) for one, files in zip(spec.tasks, refs, strict=True)]
     seen = snapshot.read(session, dependencies, asked=asked, batch=batch)
-    plan = without_the_solver(seen.problem)
+    plan = joined_plan_by_rules(seen.problem)
     draft = DraftPlan(seen, plan)
     tasks = [draft.estimate(dependencies, one.task, spec.tasks[at], refs[at]) for at, one in enumerate(asked)]
     last = _last(seen, plan.starts, {one.task.id for one in asked}, len(asked))

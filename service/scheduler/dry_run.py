@@ -18,7 +18,7 @@ from service.database.engine import new_id
 from service.dependencies import Dependencies
 from service.http.problems import FieldError
 from service.scheduler.core.decision import Decision
-from service.scheduler.core.joins.joining import without_the_solver
+from service.scheduler.core.joins.joining import joined_plan_by_rules
 from service.scheduler.core.problem import Start
 from service.scheduler.estimate.prediction_intervals import PredictedInterval as Interval
 from service.scheduler.estimate.task_duration import BYTES_PER_TOKEN, Estimate
@@ -82,7 +82,7 @@ def dry_run(
     """The estimate for a spec that has passed preflight. The session's transaction must be new and see all tenants' rows."""
     asked = asked_of(tenant_id, spec, refs)
     seen = snapshot.read(session, dependencies, asked=[asked])
-    return DraftPlan(seen, without_the_solver(seen.problem)).estimate(dependencies, asked.task, spec, refs)
+    return DraftPlan(seen, joined_plan_by_rules(seen.problem)).estimate(dependencies, asked.task, spec, refs)
 
 
 class DraftPlan:
@@ -201,7 +201,7 @@ def _idle(spec: TaskSpec) -> Iterator[FieldError]:
 
 
 def _rows(dependencies: Dependencies, spec: TaskSpec, refs: ResolvedRefs) -> Iterator[FieldError]:
-    """Warnings about rows that seem longer than max_seq_len, judged by their bytes: the service has no tokenizer."""
+    """Warnings about rows that seem longer than max_seq_len, by their bytes: the service has no tokenizer."""
     most = spec.training.max_seq_len
     for field, file in (("dataset.file_id", refs.train), ("dataset.validation_file_id", refs.validation)):
         if file is None:

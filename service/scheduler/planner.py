@@ -23,7 +23,7 @@ from service.scheduler.state.planner_lease import LeaseLost
 from service.scheduler.state.reclaim import reclaim
 from service.scheduler.state.snapshot import Snapshot
 
-_CLAIMS = 8  # reclaims per plan
+_MOST_RECLAIMS = 8  # per plan
 
 log = logging.getLogger(__name__)
 
@@ -75,12 +75,12 @@ def plan_once(dependencies: Dependencies, token: str) -> Outcome:
     seen = _look(dependencies)
     if not seen.requests:
         return Outcome.NONE
-    given: list[GpuReservation] = []
-    while len(given) < _CLAIMS and (promise := reclaim(dependencies, token, seen)) is not None:
-        given.append(promise)
-        seen = _look(dependencies, given)
+    reserved: list[GpuReservation] = []
+    while len(reserved) < _MOST_RECLAIMS and (reservation := reclaim(dependencies, token, seen)) is not None:
+        reserved.append(reservation)
+        seen = _look(dependencies, reserved)
     if relieve(dependencies, token, seen):
-        seen = _look(dependencies, given)
+        seen = _look(dependencies, reserved)
     began = time.perf_counter()
     decision = solve(seen.problem)
     seconds = time.perf_counter() - began
@@ -93,7 +93,7 @@ def plan_once(dependencies: Dependencies, token: str) -> Outcome:
         planner_lease.hold_lease(session, token)
         announce_plan(session, seen, decision, placed, seconds)
         note_ends(session, seen, decision)
-    return Outcome.MOVED if given or placed.started or placed.dropped else Outcome.SAME
+    return Outcome.MOVED if reserved or placed.started or placed.dropped else Outcome.SAME
 
 
 def _look(dependencies: Dependencies, reserved: Sequence[GpuReservation] = ()) -> Snapshot:

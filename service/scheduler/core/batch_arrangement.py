@@ -14,23 +14,23 @@ from math import gcd
 from service.scheduler.core.checks.plan_checks import violations
 from service.scheduler.core.decision import BatchPlan, Decision, SearchResult
 from service.scheduler.core.multifit import pack
-from service.scheduler.core.problem import Problem, Queued, Start, Width, makespan, missed, objective
+from service.scheduler.core.problem import Queued, SchedulingProblem, Start, Width, makespan, missed, objective
 from service.scheduler.core.rules import backfill, by_rule, longest_first, lpt, start_all, widened
 from service.scheduler.core.timeline import Timeline
 
 UNITS = 2000  # of the hint's makespan
 
 # Of tasks, from a hint, beside fixed starts.
-Polish = Callable[[Problem, list[Queued], tuple[Start, ...], Sequence[Start]], SearchResult]
+Polish = Callable[[SchedulingProblem, list[Queued], tuple[Start, ...], Sequence[Start]], SearchResult]
 
 
-def alone(problem: Problem) -> str | None:
+def alone(problem: SchedulingProblem) -> str | None:
     """The batch that every placeable task belongs to, if there is one."""
     batches = {task.batch for task in problem.placeable}
     return next(iter(batches)) if len(batches) == 1 else None
 
 
-def without_solver(problem: Problem) -> tuple[tuple[Start, ...], tuple[str, ...]]:
+def plan_by_rules(problem: SchedulingProblem) -> tuple[tuple[Start, ...], tuple[str, ...]]:
     """As `solve`, by the rules and multifit alone, for answers that cannot wait for CP-SAT; and the tasks held back."""
     if not problem.closed and alone(problem) is not None:
         closed = replace(problem, closed=True)
@@ -40,7 +40,7 @@ def without_solver(problem: Problem) -> tuple[tuple[Start, ...], tuple[str, ...]
     return arrange(problem, Decision(starts, "greedy", 0, held=held), None, 0).starts, held
 
 
-def shortest(problem: Problem) -> tuple[str, tuple[Start, ...]]:
+def shortest(problem: SchedulingProblem) -> tuple[str, tuple[Start, ...]]:
     """The shortest makespan of the rules and multifit, and which of them found it; ties by the least weighted completion."""
 
     def worth(starts: tuple[Start, ...]) -> tuple[int, int]:
@@ -53,7 +53,7 @@ def shortest(problem: Problem) -> tuple[str, tuple[Start, ...]]:
     return min(tried.items(), key=lambda item: worth(item[1]))
 
 
-def arrange(problem: Problem, decision: Decision, polish: Polish | None, most: int) -> Decision:
+def arrange(problem: SchedulingProblem, decision: Decision, polish: Polish | None, most: int) -> Decision:
     """`decision` with each batch's tasks arranged anew where that ends the batch sooner; batches of up to `most` waiting tasks
     by `polish` too."""
     members: dict[str, list[Queued]] = defaultdict(list)
@@ -70,7 +70,7 @@ def arrange(problem: Problem, decision: Decision, polish: Polish | None, most: i
 
 
 def _arranged(
-    problem: Problem, batch: str, tasks: list[Queued], starts: tuple[Start, ...], polish: Polish | None
+    problem: SchedulingProblem, batch: str, tasks: list[Queued], starts: tuple[Start, ...], polish: Polish | None
 ) -> tuple[tuple[Start, ...], BatchPlan]:
     names = {task.id for task in tasks}
     others = tuple(start for start in starts if start.task not in names)
@@ -92,14 +92,14 @@ def _arranged(
     return starts, BatchPlan(batch, last, method, status, bound)
 
 
-def _beside(problem: Problem, tasks: Sequence[Queued], others: Sequence[Start]) -> tuple[Start, ...]:
-    board = Timeline(problem)
+def _beside(problem: SchedulingProblem, tasks: Sequence[Queued], others: Sequence[Start]) -> tuple[Start, ...]:
+    timeline = Timeline(problem)
     for start in others:
-        board.put(start)
-    return longest_first(board, tasks)
+        timeline.put(start)
+    return longest_first(timeline, tasks)
 
 
-def _worth(problem: Problem, starts: tuple[Start, ...]) -> tuple[int, int, int]:
+def _worth(problem: SchedulingProblem, starts: tuple[Start, ...]) -> tuple[int, int, int]:
     """Fewer tasks placed is worse than any makespan; ties by weighted completion."""
     return -len(starts), max((start.end for start in starts), default=0), objective(problem, starts)
 
@@ -108,7 +108,7 @@ def _worth(problem: Problem, starts: tuple[Start, ...]) -> tuple[int, int, int]:
 
 
 def in_units(
-    polish: Polish, problem: Problem, tasks: list[Queued], hint: tuple[Start, ...], fixed: Sequence[Start] = ()
+    polish: Polish, problem: SchedulingProblem, tasks: list[Queued], hint: tuple[Start, ...], fixed: Sequence[Start] = ()
 ) -> SearchResult:
     """What `polish` finds, each task as early as its place allows: plans are made only when something ends or arrives.
 
@@ -134,21 +134,21 @@ def in_units(
     return replace(found, status="FEASIBLE", starts=starts, bound=None)
 
 
-def tightened(problem: Problem, starts: Sequence[Start], fixed: Sequence[Start] = ()) -> tuple[Start, ...]:
+def tightened(problem: SchedulingProblem, starts: Sequence[Start], fixed: Sequence[Start] = ()) -> tuple[Start, ...]:
     """The same tasks on the same nodes and widths, in the same order, each as early as the ones before it allow."""
-    board = Timeline(problem)
+    timeline = Timeline(problem)
     for start in fixed:
-        board.put(start)
-    return tuple(board.put(board.earlier(start)) for start in sorted(starts, key=lambda start: (start.start, start.task)))
+        timeline.put(start)
+    return tuple(timeline.put(timeline.earlier(start)) for start in sorted(starts, key=lambda start: (start.start, start.task)))
 
 
-def _unit(problem: Problem, tasks: Sequence[Queued], hint: Sequence[Start], fixed: Sequence[Start]) -> int:
+def _unit(problem: SchedulingProblem, tasks: Sequence[Queued], hint: Sequence[Start], fixed: Sequence[Start]) -> int:
     rounded = max(1, max((start.end for start in hint), default=0) // UNITS)
     common = gcd(*_numbers(problem, tasks, fixed))
     return common if common >= rounded else rounded
 
 
-def _numbers(problem: Problem, tasks: Sequence[Queued], fixed: Sequence[Start]) -> list[int]:
+def _numbers(problem: SchedulingProblem, tasks: Sequence[Queued], fixed: Sequence[Start]) -> list[int]:
     """Every duration and moment that the search sees."""
     spent = [seconds for task in tasks for width in task.widths for seconds in width.seconds if seconds is not None]
     moments = [moment for start in fixed for moment in (start.start, start.end)]

@@ -12,7 +12,7 @@ from ortools.sat.python import cp_model
 
 from service.scheduler.core.checks.plan_checks import held
 from service.scheduler.core.decision import SearchBudget, SearchResult
-from service.scheduler.core.problem import LATE_FACTOR, Node, Problem, Queued, Running, Start
+from service.scheduler.core.problem import LATE_FACTOR, Node, Queued, RunningExecutor, SchedulingProblem, Start
 
 
 def _whole(bound: float) -> int:
@@ -20,7 +20,7 @@ def _whole(bound: float) -> int:
     return ceil(bound - 1e-9 * max(1.0, abs(bound)))
 
 
-def search(problem: Problem, window: list[Queued], hint: tuple[Start, ...], budget: SearchBudget) -> SearchResult:
+def search(problem: SchedulingProblem, window: list[Queued], hint: tuple[Start, ...], budget: SearchBudget) -> SearchResult:
     """Minimize weighted completion, churn and lateness, from `hint`, which has a start for each task of `window`."""
     model = _Model(problem, window, hint, budget)
     model.minimize_cost()
@@ -28,7 +28,7 @@ def search(problem: Problem, window: list[Queued], hint: tuple[Start, ...], budg
 
 
 def polish(
-    problem: Problem, tasks: list[Queued], hint: tuple[Start, ...], budget: SearchBudget, fixed: Sequence[Start] = ()
+    problem: SchedulingProblem, tasks: list[Queued], hint: tuple[Start, ...], budget: SearchBudget, fixed: Sequence[Start] = ()
 ) -> SearchResult:
     """Minimize the makespan of `tasks`, of a closed batch on all nodes of `problem`, beside starts that are `fixed`."""
     model = _Model(problem, tasks, hint, budget, fixed)
@@ -51,7 +51,12 @@ class _Model:
     """Start and option variables of the window's tasks beside the running tasks; the caller adds the objective."""
 
     def __init__(
-        self, problem: Problem, window: list[Queued], hint: tuple[Start, ...], budget: SearchBudget, fixed: Sequence[Start] = ()
+        self,
+        problem: SchedulingProblem,
+        window: list[Queued],
+        hint: tuple[Start, ...],
+        budget: SearchBudget,
+        fixed: Sequence[Start] = (),
     ) -> None:
         self._problem, self._window, self._budget, self._fixed = problem, window, budget, fixed
         self._tenants = {task.id: task.tenant for task in problem.queued}
@@ -148,7 +153,7 @@ class _Model:
     def _hold(
         self,
         options: list[_Option],
-        running: list[Running],
+        running: list[RunningExecutor],
         fixed: list[Start],
         most: int,
         units: Mapping[str, int] | None = None,
@@ -218,7 +223,7 @@ class _Model:
         return Start(self._window[at].id, taken.node.id, begin, begin + taken.seconds, taken.gpus)
 
 
-def nearest(problem: Problem, window: list[Queued], hint: tuple[Start, ...], limit: int) -> list[Node]:
+def nearest(problem: SchedulingProblem, window: list[Queued], hint: tuple[Start, ...], limit: int) -> list[Node]:
     """At most `limit` nodes for the model: those in the hint (at most one per task), then the freest, then the soonest free."""
     used = {start.node for start in hint}
     taken = {node.id: 0 for node in problem.nodes}

@@ -16,7 +16,7 @@ from statistics import median_low
 import numpy as np
 from numpy.typing import NDArray
 
-from service.scheduler.core.problem import Arrived, Problem, Queued, Start
+from service.scheduler.core.problem import Arrived, Queued, SchedulingProblem, Start
 from service.scheduler.core.timeline import Timeline
 
 ENOUGH = 8  # arrivals that make a rate; fewer say nothing
@@ -49,7 +49,7 @@ class ExpectedArrivals:
     Nothing is held back without arrivals, nor while nothing runs: then those that came did not keep the fleet busy.
     """
 
-    def __init__(self, problem: Problem, order: Sequence[Queued]) -> None:
+    def __init__(self, problem: SchedulingProblem, order: Sequence[Queued]) -> None:
         self._problem = problem
         blind = problem.closed or not problem.running or not order
         self._rate = 0.0 if blind else lasting_rate(problem.recent)
@@ -68,8 +68,8 @@ class ExpectedArrivals:
         self._gains: dict[tuple[int, int], Real] = {}
         self.held: dict[str, int] = {}  # the tasks that `until` held back, and until when; each plan clears it
 
-    def hold_until(self, task: Queued, start: Start, board: Timeline) -> int | None:
-        """The second until which holding the task back is better than `start`, its start at 0 on `board`; None: start it.
+    def hold_until(self, task: Queued, start: Start, timeline: Timeline) -> int | None:
+        """The second until which holding the task back is better than `start`, its start at 0 on `timeline`; None: start it.
 
         A task with a deadline is never held back, and none that has waited longer than it will take.
         """
@@ -78,7 +78,7 @@ class ExpectedArrivals:
         gain, last, mine = 0.0, 0, queue_size(task.gpus, task.shortest or start.end)
         for gpus, sizes in self._sizes.items():
             shorter = bisect_left(sizes, mine)
-            blocked = board.blocked(task, start, gpus) if shorter else 0
+            blocked = timeline.blocked(task, start, gpus) if shorter else 0
             if blocked:
                 gain += float(self._gain(gpus, blocked)[shorter - 1])
                 last = max(last, blocked)

@@ -22,7 +22,7 @@ _RIGHT = 10.0  # exponent of 2: the factor for a task that its tenant's due cove
 
 @dataclass(frozen=True)
 class Share:
-    """A tenant: its weight, the GPUs it holds now by type, and its decayed use by type, in GPUs.
+    """A tenant: its fair-share weight, the GPUs it holds now by type, and its decayed use by type, in GPUs.
 
     `demand` is what its running and queued tasks ask for together, each at its narrowest, in GPUs of the fastest type; None if
     unbounded. The part of its due that a tenant does not demand goes to the others, and what a task holds beyond its narrowest
@@ -102,7 +102,7 @@ def entitled(gpus: float, holds: float, due: float) -> bool:
     return holds + gpus <= due + 1e-6 or holds <= NEGLIGIBLE * gpus
 
 
-def weight(urgency: float, stands: float, waited: float, covered: bool = False) -> int:
+def completion_weight(urgency: float, stands: float, waited: float, covered: bool = False) -> int:
     """Weight of a second of completion: urgency x the tenant's deficit x age, an integer of at least 1.
 
     `urgency` is the task's priority over the highest among its tenant's tasks on the same side of the due, at most 1; `stands`
@@ -112,8 +112,8 @@ def weight(urgency: float, stands: float, waited: float, covered: bool = False) 
     return max(1, round(WEIGHT * urgency * 2**level * (1 + waited / AGING_SECONDS)))
 
 
-def weights(asks: Sequence[Ask], shares: Sequence[Share], capacity: Mapping[str, int]) -> dict[str, int]:
-    """The weight of each queued task, by id.
+def completion_weights(asks: Sequence[Ask], shares: Sequence[Share], capacity: Mapping[str, int]) -> dict[str, int]:
+    """The completion weight of each queued task, by id: see `completion_weight`.
 
     A tenant's due covers first what it holds, then its queue in the order of seconds x GPUs / (priority x age), skipping tasks
     that would exceed it. With only one active tenant no task counts as covered.
@@ -138,7 +138,7 @@ def weights(asks: Sequence[Ask], shares: Sequence[Share], capacity: Mapping[str,
         for covered, alike in kinds.items():
             highest = max(ask.priority for ask in alike)
             for ask in alike:
-                found[ask.task] = weight(ask.priority / highest, stands.get(tenant, 0.0), ask.waited, covered)
+                found[ask.task] = completion_weight(ask.priority / highest, stands.get(tenant, 0.0), ask.waited, covered)
     return found
 
 

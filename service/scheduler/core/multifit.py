@@ -13,7 +13,7 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from service.scheduler.core.problem import Problem, Queued, Start
+from service.scheduler.core.problem import Queued, SchedulingProblem, Start
 
 _HALVINGS = 14  # bisections of multifit's capacity: to 1/16384 of the span between bounds
 _KICK = 4  # random swaps to leave a local optimum
@@ -27,7 +27,7 @@ class _Block:
     leaves: int
 
 
-def pack(problem: Problem, moves: int = 3000) -> tuple[Start, ...] | None:
+def pack(problem: SchedulingProblem, moves: int = 3000) -> tuple[Start, ...] | None:
     """A start for every placeable task; None where the tree does not apply: node-dependent durations, or tenant limits.
 
     `moves` bounds the search: the number of moves and swaps tried, each in time proportional to the number of tasks.
@@ -67,7 +67,7 @@ def _round_up(gpus: int) -> int:
 class _Tree:
     """The assignment of tasks to blocks. Blocks are in descending order of size, so one of w GPUs starts at a multiple of w."""
 
-    def __init__(self, problem: Problem, blocks: list[_Block], tasks: list[Queued], seconds: list[int]) -> None:
+    def __init__(self, problem: SchedulingProblem, blocks: list[_Block], tasks: list[Queued], seconds: list[int]) -> None:
         self._problem, self._tasks, self._roots = problem, tasks, blocks
         self._ground = self._running(blocks)
         self._seconds: Whole = np.array(seconds, np.int64)

@@ -2,8 +2,8 @@
 
 A tenant may borrow idle GPUs. When another tenant's task, covered by that tenant's due, has waited longer than the bound, the
 biggest borrower gives back its lowest-priority, youngest placement, but never so much that it falls as far under its own due as
-the claimant was. So the largest shortfall only shrinks, and tenants do not preempt each other in turns. A task that runs wider
-than its narrowest width restarts narrower beside the claim. Where free GPUs are scattered, any tenant's placement that fits
+the preemptor was. So the largest shortfall only shrinks, and tenants do not preempt each other in turns. A task that runs wider
+than its narrowest width restarts narrower beside the preemptor. Where free GPUs are scattered, any tenant's placement that fits
 among them elsewhere may be moved. GPUs count by their node's `worth`. A priority is compared only within its tenant: relative
 to the highest that the tenant has running.
 """
@@ -37,7 +37,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Claim:
+class Preemptor:
     """A queued task that could start; `waited` is its total seconds in the queue, `nodes` those it fits."""
 
     task: str
@@ -49,40 +49,42 @@ class Claim:
 
 @dataclass(frozen=True)
 class Preemption:
-    """The victims to requeue, in this order, and the claim they make room for; the sentence is for the victims' owners.
+    """The victims to requeue, in this order, and the preemptor they make room for; the sentence is for the victims' owners.
 
-    Without victims, the node has room that the plan reserved for another task: the claim takes it.
+    Without victims, the node has room that the plan reserved for another task: the preemptor takes it.
     """
 
-    claim: Claim
+    preemptor: Preemptor
     node: str
     victims: tuple[Held, ...]
     sentence: str
 
 
 def preemption(
-    claims: Iterable[Claim], held: Iterable[Held], nodes: Iterable[Node], owed: Mapping[str, float], bound: float
+    preemptors: Iterable[Preemptor], held: Iterable[Held], nodes: Iterable[Node], owed: Mapping[str, float], bound: float
 ) -> Preemption | None:
-    """The longest-waiting claim that is covered by its due, past the bound, and satisfiable; or None.
+    """The longest-waiting preemptor that is covered by its due, past the bound, and satisfiable; or None.
 
-    `owed` is `fair_share.owed`. Call again after applying the answer, with the granted claim among `held`.
+    `owed` is `fair_share.owed`. Call again after applying the answer, with the granted preemptor among `held`.
     """
     held = list(held)
     ledger = _Ledger(held, list(nodes), owed)
-    for claim in sorted(claims, key=lambda claim: (-claim.waited, claim.task)):
-        if claim.waited < bound or not ledger.covers(claim):
+    for preemptor in sorted(preemptors, key=lambda preemptor: (-preemptor.waited, preemptor.task)):
+        if preemptor.waited < bound or not ledger.covers(preemptor):
             continue
-        options = [found for node in ledger.worthy(claim) for found in [ledger.make_room(node, claim)] if found is not None]
+        options = [
+            found for node in ledger.worthy(preemptor) for found in [ledger.make_room(node, preemptor)] if found is not None
+        ]
         if options:
             node, victims = min(options, key=lambda option: ledger.loss(option[1]))
-            return Preemption(claim, node, victims, ledger.sentence(claim, victims))
+            return Preemption(preemptor, node, victims, ledger.sentence(preemptor, victims))
     return None
 
 
-def next_bound(claims: Iterable[Claim], held: Iterable[Held], owed: Mapping[str, float], bound: float) -> float | None:
-    """Seconds until the next currently covered claim passes the bound; None if none will. A timer replans then."""
+def next_bound(preemptors: Iterable[Preemptor], held: Iterable[Held], owed: Mapping[str, float], bound: float) -> float | None:
+    """Seconds until the next currently covered preemptor passes the bound; None if none will. A timer replans then."""
     ledger = _Ledger(list(held), [], owed)
-    return min((bound - c.waited for c in claims if c.waited < bound and ledger.covers(c)), default=None)
+    return min((bound - c.waited for c in preemptors if c.waited < bound and ledger.covers(c)), default=None)
 
 
 class _Ledger:
@@ -102,31 +104,33 @@ class _Ledger:
             if placed.node in self._free:
                 self._free[placed.node] -= placed.gpus
 
-    def covers(self, claim: Claim) -> bool:
-        """Whether the tenant's due covers the claim on some node that it fits."""
-        return any(self._covers(claim, node) for node in claim.nodes)
+    def covers(self, preemptor: Preemptor) -> bool:
+        """Whether the tenant's due covers the preemptor on some node that it fits."""
+        return any(self._covers(preemptor, node) for node in preemptor.nodes)
 
-    def _covers(self, claim: Claim, node: str) -> bool:
-        due = self._owed.get(claim.tenant, 0.0)
-        return entitled(claim.gpus * self._worth[node], self._holds.get(claim.tenant, 0.0), due)
+    def _covers(self, preemptor: Preemptor, node: str) -> bool:
+        due = self._owed.get(preemptor.tenant, 0.0)
+        return entitled(preemptor.gpus * self._worth[node], self._holds.get(preemptor.tenant, 0.0), due)
 
-    def worthy(self, claim: Claim) -> list[str]:
-        """The nodes that the claim fits, without those of negligible worth beside others: CPU slots repay no due of GPUs."""
-        best = max((self._worth[node] for node in claim.nodes), default=0.0)
-        return sorted(node for node in claim.nodes if self._worth[node] > NEGLIGIBLE * best)
+    def worthy(self, preemptor: Preemptor) -> list[str]:
+        """The nodes that it fits, without those of negligible worth beside others: CPU slots repay no due of GPUs."""
+        best = max((self._worth[node] for node in preemptor.nodes), default=0.0)
+        return sorted(node for node in preemptor.nodes if self._worth[node] > NEGLIGIBLE * best)
 
-    def make_room(self, node: str, claim: Claim) -> tuple[str, tuple[Held, ...]] | None:
+    def make_room(self, node: str, preemptor: Preemptor) -> tuple[str, tuple[Held, ...]] | None:
         """The node and the fewest victims that make room there, biggest borrower first; None if they do not suffice."""
-        if node not in self._free or not self._covers(claim, node):
+        if node not in self._free or not self._covers(preemptor, node):
             return None
         worth = self._worth[node]
         excess = {tenant: held - self._owed.get(tenant, 0.0) for tenant, held in self._holds.items()}
-        shortfall = self._owed.get(claim.tenant, 0.0) - self._holds.get(claim.tenant, 0)
+        shortfall = self._owed.get(preemptor.tenant, 0.0) - self._holds.get(preemptor.tenant, 0)
         spare = {other: free for other, free in self._free.items() if other != node}
         free, victims = self._free[node], dict[str, Held]()
         left = {placed.task: placed for placed in self._held if placed.node == node}
-        while free < claim.gpus:
-            lends = [p for p in left.values() if p.tenant != claim.tenant and p.gives * worth - excess[p.tenant] < shortfall]
+        while free < preemptor.gpus:
+            lends = [
+                p for p in left.values() if p.tenant != preemptor.tenant and p.gives * worth - excess[p.tenant] < shortfall
+            ]
             moves = {p.task: self._elsewhere(p, spare) for p in left.values()}
             takeable = [p for p in left.values() if p in lends or moves[p.task]]
             if not takeable:
@@ -151,14 +155,13 @@ class _Ledger:
         homes = [(free, node) for node, free in spare.items() if node in placed.nodes and free >= least]
         return min(homes)[1] if homes else None
 
-    def sentence(self, claim: Claim, victims: tuple[Held, ...]) -> str:
+    def sentence(self, preemptor: Preemptor, victims: tuple[Held, ...]) -> str:
         def stands(tenant: str) -> str:
             return f"holds {self._holds.get(tenant, 0.0):.4g} of {self._owed.get(tenant, 0.0):.3g} GPUs it is owed"
 
-        lenders = "; ".join(f"{tenant} {stands(tenant)}" for tenant in sorted({v.tenant for v in victims} - {claim.tenant}))
-        return f"Preempted for {claim.task} of {claim.tenant}, which {stands(claim.tenant)} and waited {claim.waited:.0f} s" + (
-            f"; {lenders}." if lenders else "."
-        )
+        lenders = "; ".join(f"{tenant} {stands(tenant)}" for tenant in sorted({v.tenant for v in victims} - {preemptor.tenant}))
+        said = f"which {stands(preemptor.tenant)} and waited {preemptor.waited:.0f} s"
+        return f"Preempted for {preemptor.task} of {preemptor.tenant}, {said}" + (f"; {lenders}." if lenders else ".")
 
     def loss(self, victims: tuple[Held, ...]) -> tuple[int, float, float]:
         """Sort key of what preempting these costs: how many, how urgent, how long they ran."""

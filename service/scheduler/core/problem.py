@@ -56,7 +56,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Running:
+class RunningExecutor:
     """A task on its node, where it stays for `remaining` > 0 seconds: or several tasks that share an executor, until the last
     of them ends.
 
@@ -142,14 +142,14 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Problem:
+class SchedulingProblem:
     """`queued` is in order of arrival, which breaks ties. `closed`: no more tasks will arrive; plans minimize makespan.
 
     `recent` are the latest arrivals, oldest first, from which those to come are foreseen.
     """
 
     nodes: tuple[Node, ...]
-    running: tuple[Running, ...]
+    running: tuple[RunningExecutor, ...]
     queued: tuple[Queued, ...]
     limits: tuple[Limit, ...] = ()
     closed: bool = False
@@ -231,19 +231,19 @@ def cost(task: Queued, start: Start, churn: int) -> int:
     return task.weight * (start.end + LATE_FACTOR * late) + (churn if moved else 0)
 
 
-def objective(problem: Problem, starts: Iterable[Start]) -> int:
+def objective(problem: SchedulingProblem, starts: Iterable[Start]) -> int:
     """The sum of `cost` over `starts`."""
     tasks = {task.id: task for task in problem.queued}
     return sum(cost(tasks[start.task], start, problem.churn) for start in starts)
 
 
-def slowdown(problem: Problem, starts: Iterable[Start]) -> float:
+def slowdown(problem: SchedulingProblem, starts: Iterable[Start]) -> float:
     """The sum of (waited + end) / duration over `starts`: the expected slowdown, each task's on its fastest node."""
     tasks = {task.id: task for task in problem.queued}
     return sum((tasks[start.task].waited + start.end) / (tasks[start.task].shortest or 1) for start in starts)
 
 
-def makespan(problem: Problem, starts: Iterable[Start]) -> int:
+def makespan(problem: SchedulingProblem, starts: Iterable[Start]) -> int:
     """Seconds until the last running or planned task ends."""
     return max(chain((task.remaining for task in problem.running), (start.end for start in starts)), default=0)
 
@@ -257,7 +257,7 @@ class Missed:
     end: int
 
 
-def missed(problem: Problem, starts: Iterable[Start]) -> tuple[Missed, ...]:
+def missed(problem: SchedulingProblem, starts: Iterable[Start]) -> tuple[Missed, ...]:
     """The deadlines that the plan misses, in queue order."""
     ends = {start.task: start.end for start in starts}
     return tuple(

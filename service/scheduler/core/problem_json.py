@@ -5,10 +5,20 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from service.scheduler.core.joins.slowdowns import Member, Sharing
-from service.scheduler.core.problem import Arrived, Limit, Node, Problem, Queued, Running, Seconds, Width, alike
+from service.scheduler.core.problem import (
+    Arrived,
+    Limit,
+    Node,
+    Queued,
+    RunningExecutor,
+    SchedulingProblem,
+    Seconds,
+    Width,
+    alike,
+)
 
 
-def problem_to_json(problem: Problem) -> dict[str, Any]:
+def problem_to_json(problem: SchedulingProblem) -> dict[str, Any]:
     """Complete: `problem_from_json` returns an equal problem."""
     return {
         "nodes": [asdict(node) for node in problem.nodes],
@@ -20,8 +30,8 @@ def problem_to_json(problem: Problem) -> dict[str, Any]:
     }
 
 
-def problem_from_json(said: Mapping[str, Any]) -> Problem:
-    return Problem(
+def problem_from_json(said: Mapping[str, Any]) -> SchedulingProblem:
+    return SchedulingProblem(
         nodes=tuple(Node(**node) for node in said["nodes"]),
         running=tuple(_heard_running(task) for task in said["running"]),
         queued=tuple(_queued(task, len(said["nodes"])) for task in said["queued"]),
@@ -61,13 +71,13 @@ def _queued(said: Mapping[str, Any], nodes: int) -> Queued:
     return Queued(**{**said, "seconds": _heard(said["seconds"], nodes), "wider": wider, "barred": barred, "sharing": sharing})
 
 
-def _told_running(run: Running) -> dict[str, Any]:
+def _told_running(run: RunningExecutor) -> dict[str, Any]:
     said = asdict(run)
     if not run.members:
         del said["members"], said["correction"]  # a version that knows no sharing can read what has none
     return said
 
 
-def _heard_running(said: Mapping[str, Any]) -> Running:
+def _heard_running(said: Mapping[str, Any]) -> RunningExecutor:
     members = tuple(Member(**{**one, "sharing": Sharing(**one["sharing"])}) for one in said.get("members", ()))
-    return Running(**{**said, "members": members})
+    return RunningExecutor(**{**said, "members": members})

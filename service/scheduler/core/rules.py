@@ -6,7 +6,7 @@ The order is ascending seconds x root of GPUs / weight.
 from collections.abc import Sequence
 
 from service.scheduler.core.expected_arrivals import ExpectedArrivals, queue_size
-from service.scheduler.core.problem import LATE_FACTOR, Problem, Queued, Start
+from service.scheduler.core.problem import LATE_FACTOR, Queued, SchedulingProblem, Start
 from service.scheduler.core.timeline import Timeline
 
 RESERVED = 20  # waiting tasks with reserved GPUs; with only one, later arrivals would push back all others
@@ -14,7 +14,7 @@ _Later = tuple[Queued, int]  # a task, and the second before which it is held ba
 EXACT = 24  # waiting tasks that are fitted into holes; those behind them are appended at the ends
 
 
-def ranked(problem: Problem) -> list[Queued]:
+def ranked(problem: SchedulingProblem) -> list[Queued]:
     """The placeable tasks by ascending seconds x sqrt(GPUs) / weight; ties by arrival.
 
     A task that misses its deadline unless it starts within its own duration weighs 1 + LATE_FACTOR times as much.
@@ -26,7 +26,7 @@ def ranked(problem: Problem) -> list[Queued]:
     return sorted(problem.placeable, key=lambda task: ranks[task.id])
 
 
-def by_rule(problem: Problem) -> tuple[tuple[Start, ...], tuple[str, ...]]:
+def by_rule(problem: SchedulingProblem) -> tuple[tuple[Start, ...], tuple[str, ...]]:
     """The plan without the solver, and the tasks that it holds back for arrivals."""
     order = ranked(problem)
     arrivals = ExpectedArrivals(problem, order)
@@ -37,24 +37,24 @@ def by_rule(problem: Problem) -> tuple[tuple[Start, ...], tuple[str, ...]]:
     return starts, tuple(arrivals.held)
 
 
-def start_all(problem: Problem, arrivals: ExpectedArrivals | None = None) -> tuple[Start, ...] | None:
+def start_all(problem: SchedulingProblem, arrivals: ExpectedArrivals | None = None) -> tuple[Start, ...] | None:
     """A start at 0 for every placeable task, widest first, then widened onto free GPUs; None if they do not all fit, or if
     `arrivals` holds one back."""
     if sum(task.gpus for task in problem.placeable) > sum(node.gpus for node in problem.nodes):
         return None
-    board, starts = Timeline(problem), []
+    timeline, starts = Timeline(problem), []
     for task in sorted(problem.placeable, key=lambda task: -task.gpus):
-        start = board.now(task)
-        if start is None or (arrivals is not None and arrivals.hold_until(task, start, board)):
+        start = timeline.now(task)
+        if start is None or (arrivals is not None and arrivals.hold_until(task, start, timeline)):
             return None
-        starts.append(board.put(start))
+        starts.append(timeline.put(start))
     return widened(problem, starts)
 
 
 def backfill(
-    problem: Problem,
+    problem: SchedulingProblem,
     order: Sequence[Queued] | None = None,
-    board: Timeline | None = None,
+    timeline: Timeline | None = None,
     planned: Sequence[Start] = (),
     reserved: int = RESERVED,
     arrivals: ExpectedArrivals | None = None,
@@ -63,43 +63,43 @@ def backfill(
     hold it back for arrivals.
 
     The first `reserved` tasks that cannot start at 0 get a reservation where they end first; later starts of `planned` count
-    among them. All others are placed in the same order where they would start next: their expected starts. `board` is the
+    among them. All others are placed in the same order where they would start next: their expected starts. `timeline` is the
     problem's empty timeline; the call consumes it.
     """
-    board, later = board or Timeline(problem), list[_Later]()
+    timeline, later = timeline or Timeline(problem), list[_Later]()
     if arrivals is not None:
         arrivals.held.clear()
-    starts = [board.put(start) for start in planned]
+    starts = [timeline.put(start) for start in planned]
     placed = {start.task for start in starts}
     reserved -= sum(start.start > 0 for start in starts)
     for task in ranked(problem) if order is None else order:
         if task.id in placed:
             continue
-        start = board.now(task) if board.most_free >= task.gpus else None
-        if start is not None and arrivals is not None and (until := arrivals.hold_until(task, start, board)):
+        start = timeline.now(task) if timeline.most_free >= task.gpus else None
+        if start is not None and arrivals is not None and (until := arrivals.hold_until(task, start, timeline)):
             later.append((task, until))
             continue
         if start is None and reserved > 0:
-            start, reserved = board.best(task), reserved - 1
+            start, reserved = timeline.best(task), reserved - 1
         if start is None:
             later.append((task, 0))
         else:
-            starts.append(board.put(start))
-    return tuple(starts) + _in_turn(board, later)
+            starts.append(timeline.put(start))
+    return tuple(starts) + _in_turn(timeline, later)
 
 
-def lpt(problem: Problem) -> tuple[Start, ...]:
+def lpt(problem: SchedulingProblem) -> tuple[Start, ...]:
     """Longest processing time first, ties wider first, each where it ends first: a short makespan for a closed batch."""
     return longest_first(Timeline(problem), problem.placeable)
 
 
-def longest_first(board: Timeline, tasks: Sequence[Queued]) -> tuple[Start, ...]:
-    """As `lpt`, for some of the tasks, beside what `board` holds already."""
+def longest_first(timeline: Timeline, tasks: Sequence[Queued]) -> tuple[Start, ...]:
+    """As `lpt`, for some of the tasks, beside what `timeline` holds already."""
     order = sorted(tasks, key=lambda task: (-(task.shortest or 0) * task.gpus, -task.gpus))
-    return _in_turn(board, [(task, 0) for task in order])
+    return _in_turn(timeline, [(task, 0) for task in order])
 
 
-def widened(problem: Problem, starts: Sequence[Start]) -> tuple[Start, ...]:
+def widened(problem: SchedulingProblem, starts: Sequence[Start]) -> tuple[Start, ...]:
     """The same starts, longest first, each widened as far as that helps on GPUs that all starts leave free. None starts later.
 
     Starts later than 0 stay as they are unless the batch is closed: tasks that arrive before may need the GPUs.
@@ -108,19 +108,19 @@ def widened(problem: Problem, starts: Sequence[Start]) -> tuple[Start, ...]:
     may = [start for start in starts if start.task in able and (problem.closed or start.start == 0)]
     if not may:
         return tuple(starts)
-    board = Timeline(problem)
-    wide = {start.task: board.put(start) for start in starts}
+    timeline = Timeline(problem)
+    wide = {start.task: timeline.put(start) for start in starts}
     for start in sorted(may, key=lambda start: -start.end):
-        wide[start.task] = board.widen(able[start.task], start)
+        wide[start.task] = timeline.widen(able[start.task], start)
     return tuple(wide[start.task] for start in starts)
 
 
-def _in_turn(board: Timeline, tasks: Sequence[_Later]) -> tuple[Start, ...]:
+def _in_turn(timeline: Timeline, tasks: Sequence[_Later]) -> tuple[Start, ...]:
     found: list[Start | None] = []
     for task, after in tasks[:EXACT]:
-        start = board.best(task, after)
-        found.append(board.put(start) if start is not None else None)
+        start = timeline.best(task, after)
+        found.append(timeline.put(start) if start is not None else None)
     if len(tasks) > EXACT:
-        tails = board.tails()
+        tails = timeline.tails()
         found += [tails.put(task, after) for task, after in tasks[EXACT:]]
     return tuple(start for start in found if start is not None)

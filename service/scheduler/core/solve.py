@@ -18,7 +18,7 @@ from service.scheduler.core.cp_sat import polish, search
 from service.scheduler.core.decision import BatchPlan, Decision, SearchBudget, SearchResult
 from service.scheduler.core.expected_arrivals import ExpectedArrivals
 from service.scheduler.core.joins.joining import joined
-from service.scheduler.core.problem import Problem, Queued, Start, makespan, missed, objective, slowdown
+from service.scheduler.core.problem import Queued, SchedulingProblem, Start, makespan, missed, objective, slowdown
 from service.scheduler.core.rules import backfill, ranked, start_all, widened
 from service.scheduler.core.timeline import Timeline
 
@@ -30,16 +30,16 @@ class MalformedProblem(ValueError):
     """The problem is malformed; the message names every wrong field."""
 
 
-def solve(problem: Problem, budget: SearchBudget = BUDGET) -> Decision:
+def solve(problem: SchedulingProblem, budget: SearchBudget = BUDGET) -> Decision:
     """The plan for `problem`, with the joins that it leaves room for. Deterministic unless the wall guard triggers, which
     `note` then says. Raises MalformedProblem."""
     wrong = malformed(problem)
     if wrong:
         raise MalformedProblem("; ".join(wrong))
-    return joined(problem, placed(problem, budget))
+    return joined(problem, without_joins(problem, budget))
 
 
-def placed(problem: Problem, budget: SearchBudget = BUDGET) -> Decision:
+def without_joins(problem: SchedulingProblem, budget: SearchBudget = BUDGET) -> Decision:
     """The plan without joins, for a problem that is not malformed."""
     batch = None if problem.closed else alone(problem)
     problem = replace(problem, closed=True) if batch is not None else problem
@@ -56,13 +56,15 @@ def placed(problem: Problem, budget: SearchBudget = BUDGET) -> Decision:
         return _closed(problem, budget)
     beside = replace(budget, polish=min(BESIDE, budget.polish))
 
-    def around(problem: Problem, tasks: list[Queued], hint: tuple[Start, ...], fixed: Sequence[Start]) -> SearchResult:
+    def around(
+        problem: SchedulingProblem, tasks: list[Queued], hint: tuple[Start, ...], fixed: Sequence[Start]
+    ) -> SearchResult:
         return _polished(problem, tasks, hint, beside, fixed)
 
     return arrange(problem, _rolling(problem, order, arrivals, budget), around, budget.batch)
 
 
-def _at_once(problem: Problem, starts: Sequence[Start]) -> tuple[BatchPlan, ...]:
+def _at_once(problem: SchedulingProblem, starts: Sequence[Start]) -> tuple[BatchPlan, ...]:
     ends: dict[str, int] = {}
     by_id = {task.id: task.batch for task in problem.queued}
     for start in starts:
@@ -76,19 +78,21 @@ def _last(starts: Sequence[Start]) -> int:
 
 
 def _polished(
-    problem: Problem, tasks: list[Queued], hint: tuple[Start, ...], budget: SearchBudget, fixed: Sequence[Start] = ()
+    problem: SchedulingProblem, tasks: list[Queued], hint: tuple[Start, ...], budget: SearchBudget, fixed: Sequence[Start] = ()
 ) -> SearchResult:
-    def search_(problem: Problem, tasks: list[Queued], hint: tuple[Start, ...], fixed: Sequence[Start]) -> SearchResult:
+    def search_(
+        problem: SchedulingProblem, tasks: list[Queued], hint: tuple[Start, ...], fixed: Sequence[Start]
+    ) -> SearchResult:
         return polish(problem, tasks, hint, budget, fixed)
 
     return in_units(search_, problem, tasks, hint, fixed)
 
 
-def _rolling(problem: Problem, order: list[Queued], arrivals: ExpectedArrivals, budget: SearchBudget) -> Decision:
-    board = Timeline(problem)
-    fallback = backfill(problem, order, board.copy(), arrivals=arrivals)
+def _rolling(problem: SchedulingProblem, order: list[Queued], arrivals: ExpectedArrivals, budget: SearchBudget) -> Decision:
+    timeline = Timeline(problem)
+    fallback = backfill(problem, order, timeline.copy(), arrivals=arrivals)
     held = tuple(arrivals.held)
-    window = _window(order, arrivals, board, fallback, budget.window)
+    window = _window(order, arrivals, timeline, fallback, budget.window)
     seen = _of(fallback, window)
     found = (
         search(problem, window, seen, budget)
@@ -106,26 +110,26 @@ def _rolling(problem: Problem, order: list[Queued], arrivals: ExpectedArrivals, 
         return decided(fallback, "greedy", found.note)
     if set(found.starts) == set(seen):
         return decided(fallback, "cpsat", None)
-    planned = backfill(problem, order, board.copy(), found.starts, arrivals=arrivals)
-    why = _worse(problem, planned, fallback) or _unforeseen(problem, found.starts, fallback, arrivals, board)
+    planned = backfill(problem, order, timeline.copy(), found.starts, arrivals=arrivals)
+    why = _worse(problem, planned, fallback) or _unforeseen(problem, found.starts, fallback, arrivals, timeline)
     if why:
         return decided(fallback, "greedy", why)
     return decided(planned, "cpsat", None)
 
 
 def _window(
-    order: list[Queued], arrivals: ExpectedArrivals, board: Timeline, fallback: tuple[Start, ...], most: int
+    order: list[Queued], arrivals: ExpectedArrivals, timeline: Timeline, fallback: tuple[Start, ...], most: int
 ) -> list[Queued]:
     """The tasks for the solver, none of them held back: half are those whose deadlines the rules miss and the first of the
     queue, half those that free GPUs have room for, by rank."""
-    late = {miss.task for miss in missed(board.problem, fallback)}
+    late = {miss.task for miss in missed(timeline.problem, fallback)}
     able = sorted((task for task in order if task.id not in arrivals.held), key=lambda task: task.id not in late)
     first, others = able[: most // 2], able[most // 2 :]
-    chosen = [*first, *sorted(others, key=lambda task: task.gpus > board.most_free)][:most]
+    chosen = [*first, *sorted(others, key=lambda task: task.gpus > timeline.most_free)][:most]
     return [replace(task, wider=()) for task in chosen]
 
 
-def _worse(problem: Problem, planned: tuple[Start, ...], fallback: tuple[Start, ...]) -> str | None:
+def _worse(problem: SchedulingProblem, planned: tuple[Start, ...], fallback: tuple[Start, ...]) -> str | None:
     """Why the solver's plan is not taken: it breaks a rule, is worse by weighted completion or deadlines, has a higher expected
     slowdown and saves no deadline by it, or delays what the rules would start now."""
     if wrong := violations(problem, planned):
@@ -144,18 +148,22 @@ def _worse(problem: Problem, planned: tuple[Start, ...], fallback: tuple[Start, 
 
 
 def _unforeseen(
-    problem: Problem, starts: tuple[Start, ...], fallback: tuple[Start, ...], arrivals: ExpectedArrivals, board: Timeline
+    problem: SchedulingProblem,
+    starts: tuple[Start, ...],
+    fallback: tuple[Start, ...],
+    arrivals: ExpectedArrivals,
+    timeline: Timeline,
 ) -> str | None:
     """Why the solver's starts now are not taken: one that the rules do not make would block foreseen arrivals."""
     tasks, by_rule = {task.id: task for task in problem.queued}, {start.task for start in fallback if start.start == 0}
     for start in sorted(starts, key=lambda start: start.task not in by_rule):
-        if start.start == 0 and start.task not in by_rule and arrivals.hold_until(tasks[start.task], start, board):
+        if start.start == 0 and start.task not in by_rule and arrivals.hold_until(tasks[start.task], start, timeline):
             return "the solver's plan blocks arrivals that are foreseen"
-        board.put(start)
+        timeline.put(start)
     return None
 
 
-def _closed(problem: Problem, budget: SearchBudget) -> Decision:
+def _closed(problem: SchedulingProblem, budget: SearchBudget) -> Decision:
     """The shortest makespan of all methods tried; ties by the least weighted completion."""
     method, best = shortest(problem)
     found = SearchResult("UNKNOWN")
@@ -169,7 +177,7 @@ def _closed(problem: Problem, budget: SearchBudget) -> Decision:
     return Decision(best, method, makespan(problem, best), status, found.bound, found.note, missed(problem, best))
 
 
-def _worth(problem: Problem, starts: tuple[Start, ...]) -> tuple[int, int]:
+def _worth(problem: SchedulingProblem, starts: tuple[Start, ...]) -> tuple[int, int]:
     return makespan(problem, starts), objective(problem, starts)
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from service.scheduler.core.problem import NEVER, Problem, Queued, Start
+from service.scheduler.core.problem import NEVER, Queued, SchedulingProblem, Start
 
 Whole = NDArray[np.int64]
 
@@ -92,7 +92,7 @@ class _Place(NamedTuple):
 class Timeline:
     """All nodes' profiles and the tenants' limits while a plan is built."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: SchedulingProblem) -> None:
         self.problem = problem
         self._takes = np.array([not node.drained for node in problem.nodes], bool)
         self._profiles = [AvailabilityProfile(node.gpus) for node in problem.nodes]
@@ -242,7 +242,7 @@ class Timeline:
 class Tails:
     """From when on each GPU is free forever: `since[k, node]` for k + 1 GPUs of a node."""
 
-    def __init__(self, problem: Problem, since: list[list[int]], limits: dict[str, AvailabilityProfile]) -> None:
+    def __init__(self, problem: SchedulingProblem, since: list[list[int]], limits: dict[str, AvailabilityProfile]) -> None:
         self._problem, self._limits = problem, limits
         self._units = [node.units for node in problem.nodes]
         self._rows = since

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from service.scheduler.core.problem import Running, Start
+from service.scheduler.core.problem import RunningExecutor, Start
 from service.scheduler.estimate.task_duration import Estimate
 
 
@@ -34,7 +34,7 @@ class PredictedInterval:
 
 
 def intervals(
-    running: Sequence[Running], starts: Sequence[Start], spreads: Mapping[str, Spread]
+    running: Sequence[RunningExecutor], starts: Sequence[Start], spreads: Mapping[str, Spread]
 ) -> dict[str, PredictedInterval]:
     """The intervals of every running and every started or planned task, by id. A task without a spread has a fixed duration."""
     found: dict[str, PredictedInterval] = {}

@@ -21,10 +21,10 @@ Said = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class News:
-    """`told` is notified by this plan; `put_off` are tasks whose changes are deferred."""
+    """notified: the tasks whose owners this plan notifies, and what it says of each. deferred: those left to a later plan."""
 
-    told: dict[str, dict[str, Any]]
-    put_off: tuple[str, ...] = ()
+    notified: dict[str, dict[str, Any]]
+    deferred: tuple[str, ...] = ()
 
 
 def budget(seconds: float | None) -> int:
@@ -33,7 +33,7 @@ def budget(seconds: float | None) -> int:
 
 
 def choose(before: Mapping[str, Said | None], after: Mapping[str, dict[str, Any]], at: datetime, room: int) -> News:
-    """Compares what owners were told `before` with the new plan: all urgent changes, then up to `room` others, other reasons
+    """Compares what owners know from `before` with the new plan: all urgent changes, then up to `room` others, other reasons
     before other times, soonest start first."""
     urgent, others = [], []
     for id, said in after.items():

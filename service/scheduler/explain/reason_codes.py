@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from service.scheduler.core.eligibility import Bar
-from service.scheduler.core.problem import UNITS, Limit, Node, Problem, Queued, Start
+from service.scheduler.core.problem import UNITS, Limit, Node, Queued, SchedulingProblem, Start
 
 
 class Code(StrEnum):
@@ -77,7 +77,7 @@ def paused(task: str) -> Reason:
 
 
 def reasons(
-    problem: Problem,
+    problem: SchedulingProblem,
     starts: Sequence[Start],
     standing: Mapping[str, float] | None = None,
     held: Collection[str] = (),
@@ -86,7 +86,7 @@ def reasons(
 
     `standing` is `fair_share.standing` by tenant (None: there is one tenant), `held` the tasks held back for arrivals.
     """
-    seen = _Seen(problem, starts, standing or {}, held)
+    seen = _PlanSums(problem, starts, standing or {}, held)
     found = []
     for at, task in enumerate(problem.queued):
         start = seen.planned.get(task.id)
@@ -101,10 +101,12 @@ def reasons(
 Numbers = dict[str, int | float | str]
 
 
-class _Seen:
+class _PlanSums:
     """A problem and its plan, with the sums that several tasks' reasons need."""
 
-    def __init__(self, problem: Problem, starts: Sequence[Start], standing: Mapping[str, float], held: Collection[str]) -> None:
+    def __init__(
+        self, problem: SchedulingProblem, starts: Sequence[Start], standing: Mapping[str, float], held: Collection[str]
+    ) -> None:
         self._problem, self._standing, self._back = problem, standing, held
         self.planned = {start.task: start for start in starts}
         self._tasks = {task.id: (at, task) for at, task in enumerate(problem.queued)}

@@ -1,4 +1,4 @@
 """The planner's rows in and out: the snapshot it reads, the plan it writes, leases, reservations, usage shares,
 what reports teach.
 
-Enters: Postgres rows of one moment. Leaves: a `Problem`, and placements. It must not choose a plan."""
+Enters: Postgres rows of one moment. Leaves: a `SchedulingProblem`, and placements. It must not choose a plan."""

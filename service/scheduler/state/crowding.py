@@ -9,7 +9,7 @@ from service.dependencies import Dependencies
 from service.fleet.models import Placement
 from service.fleet.reports import BROKEN_AT
 from service.scheduler.core.joins.slowdowns import slowdowns
-from service.scheduler.core.problem import Running
+from service.scheduler.core.problem import RunningExecutor
 from service.scheduler.explain.join_sentences import makes_room
 from service.scheduler.state import planner_lease
 from service.scheduler.state.executors import grouped
@@ -31,7 +31,7 @@ def relieve(dependencies: Dependencies, token: str, seen: Snapshot) -> bool:
     return asked
 
 
-def _correction(run: Running, slowest: Placement) -> float:
+def _correction(run: RunningExecutor, slowest: Placement) -> float:
     """Measured over predicted slowdown: those who stay are not joined by as many again."""
     predicted = slowdowns(run.members, run.gpus).get(slowest.task_id, 1.0)
     return max(run.correction, (slowest.slowdown or 1.0) / predicted)

@@ -44,7 +44,7 @@ def grouped(placements: Iterable[Placement]) -> dict[Executor, list[Placement]]:
     return found
 
 
-def running_of(live: Sequence[LiveTask], joinable: Collection[str]) -> tuple[p.Running, ...]:
+def running_of(live: Sequence[LiveTask], joinable: Collection[str]) -> tuple[p.RunningExecutor, ...]:
     """What runs, an executor each. Nobody joins one on a node that is not `joinable`, nor one whose tasks leave or may not
     share."""
     by_id = {one.placed.id: one for one in live}
@@ -61,7 +61,7 @@ def running_of(live: Sequence[LiveTask], joinable: Collection[str]) -> tuple[p.R
         last = max(ends(members, len(devices), correction).values()) if may else max(one.alone for one in there)
         first = there[0].task
         kept = members if may else ()
-        found.append(p.Running(first.id, node, len(devices), last, first.tenant_id, kept, correction))
+        found.append(p.RunningExecutor(first.id, node, len(devices), last, first.tenant_id, kept, correction))
     return tuple(found)
 
 
@@ -84,7 +84,7 @@ class Shared:
     others: int
 
 
-def ends_of(runs: Iterable[p.Running]) -> dict[str, Shared]:
+def ends_of(runs: Iterable[p.RunningExecutor]) -> dict[str, Shared]:
     """By task, of those executors that may be joined: the end beside those who share it, and how many others do."""
     return {
         id: Shared(end, len(run.members) - 1)
@@ -94,11 +94,11 @@ def ends_of(runs: Iterable[p.Running]) -> dict[str, Shared]:
     }
 
 
-def each_of(live: Sequence[LiveTask], runs: Sequence[p.Running]) -> tuple[p.Running, ...]:
+def each_of(live: Sequence[LiveTask], runs: Sequence[p.RunningExecutor]) -> tuple[p.RunningExecutor, ...]:
     """The running tasks one by one, each with its own end."""
     known = ends_of(runs)
     return tuple(
-        p.Running(
+        p.RunningExecutor(
             one.task.id,
             one.placed.node_id,
             len(one.placed.device_indexes),

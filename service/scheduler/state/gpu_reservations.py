@@ -8,7 +8,7 @@ from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from service.fleet.models import Placement
-from service.scheduler.core.problem import Node, Queued, Running, Start
+from service.scheduler.core.problem import Node, Queued, RunningExecutor, Start
 
 _LAPSES = timedelta(seconds=120)  # after the last holder left
 
@@ -26,7 +26,7 @@ class GpuReservation:
 class ReservedStarts:
     """The problem's tasks with reservations as running ones: `due` start now, `awaited` wait for tasks to leave."""
 
-    running: tuple[Running, ...]
+    running: tuple[RunningExecutor, ...]
     queued: tuple[Queued, ...]
     due: tuple[Start, ...]
     awaited: dict[str, GpuReservation]
@@ -46,35 +46,38 @@ def reservations_of(session: Session, now: datetime) -> list[GpuReservation]:
 
 
 def kept(
-    reserved: Sequence[GpuReservation], nodes: Sequence[Node], running: Sequence[Running], queued: Sequence[Queued]
+    reserved: Sequence[GpuReservation], nodes: Sequence[Node], running: Sequence[RunningExecutor], queued: Sequence[Queued]
 ) -> ReservedStarts:
     """Take tasks with a reservation out of the queue; hold for each its node's free GPUs, and those of leaving tasks."""
     waiting = {task.id: task for task in queued}
     runs, due, awaited = list(running), list[Start](), dict[str, GpuReservation]()
-    for promise in {promise.task: promise for promise in reserved}.values():
-        task, at = waiting.get(promise.task), next((at for at, node in enumerate(nodes) if node.id == promise.node), None)
+    for reservation in {reservation.task: reservation for reservation in reserved}.values():
+        task, at = (
+            waiting.get(reservation.task),
+            next((at for at, node in enumerate(nodes) if node.id == reservation.node), None),
+        )
         if task is None or at is None or nodes[at].drained or task.seconds[at] is None:
             continue
         seconds = task.seconds[at] or 1
-        free = nodes[at].gpus - sum(run.gpus for run in runs if run.node == promise.node)
+        free = nodes[at].gpus - sum(run.gpus for run in runs if run.node == reservation.node)
         if free >= task.gpus:
-            due.append(Start(task.id, promise.node, 0, seconds, task.gpus))
-            runs.append(Running(task.id, promise.node, task.gpus, seconds, task.tenant))
+            due.append(Start(task.id, reservation.node, 0, seconds, task.gpus))
+            runs.append(RunningExecutor(task.id, reservation.node, task.gpus, seconds, task.tenant))
         else:
-            leavers = {run.id: run for run in runs if run.id in promise.leaving and run.node == promise.node}
+            leavers = {run.id: run for run in runs if run.id in reservation.leaving and run.node == reservation.node}
             if free + sum(run.gpus for run in leavers.values()) < task.gpus:
                 continue  # another task took the GPUs first
             runs = _given(runs, leavers, task.gpus - free)
             longest = max(run.remaining for run in leavers.values())
-            runs.append(Running(task.id, promise.node, task.gpus, longest + seconds, task.tenant))
-            awaited[task.id] = promise
+            runs.append(RunningExecutor(task.id, reservation.node, task.gpus, longest + seconds, task.tenant))
+            awaited[task.id] = reservation
         del waiting[task.id]
     return ReservedStarts(tuple(runs), tuple(waiting.values()), tuple(due), awaited)
 
 
-def _given(runs: Sequence[Running], leavers: Mapping[str, Running], gpus: int) -> list[Running]:
+def _given(runs: Sequence[RunningExecutor], leavers: Mapping[str, RunningExecutor], gpus: int) -> list[RunningExecutor]:
     """The runs without `gpus` GPUs of leaving tasks; a task that holds more keeps the rest until it has left."""
-    left: list[Running] = []
+    left: list[RunningExecutor] = []
     for run in runs:
         taken = min(gpus, run.gpus) if run.id in leavers else 0
         gpus -= taken

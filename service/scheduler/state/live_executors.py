@@ -6,7 +6,7 @@ from datetime import datetime
 
 from contract.compatibility.capabilities import SHARING
 from service.fleet.models import Node, Placement
-from service.scheduler.core.fair_share import weight
+from service.scheduler.core.fair_share import completion_weight
 from service.scheduler.core.joins.slowdowns import Sharing
 from service.scheduler.estimate.prediction_intervals import Spread, spread
 from service.scheduler.estimate.task_workload import Workload, shape_of
@@ -72,7 +72,7 @@ class LiveExecutors:
             else:
                 estimate = self._work.estimate(task, node.device_type, alone)
                 spreads[task.id] = spread(estimate)
-                rank = weight(task.priority / highest[task.tenant_id], standing.get(task.tenant_id, 1.0), 0.0)
+                rank = completion_weight(task.priority / highest[task.tenant_id], standing.get(task.tenant_id, 1.0), 0.0)
                 sharing = self._work.sharing(task, shape_of(node), alone)
                 found.append(LiveTask(placed, task, max(1, round(estimate.seconds)), sharing, rank, alone))
         return found

@@ -29,8 +29,10 @@ def reasons_of(seen: Snapshot, decision: Decision, between: Mapping[str, Predict
     for id in found.keys() & seen.tasks.keys():
         if seen.tasks[id].lost_executors >= ALONE_AFTER:
             found[id]["sentence"] += f" {runs_alone(seen.tasks[id].lost_executors)}"
-    for id, promise in seen.awaited.items():
-        room = f"GPUs of {seen.nodes[promise.node].name} are being given back for it; it starts once the tasks there are safe."
+    for id, reservation in seen.awaited.items():
+        room = (
+            f"GPUs of {seen.nodes[reservation.node].name} are being given back for it; it starts once the tasks there are safe."
+        )
         soon = (seen.at + timedelta(seconds=LEAVING_SECONDS)).isoformat()
         found[id] = unplanned_reasons.unplanned_reason(Code.WAITING_FOR_CAPACITY, room) | {"expected_start": soon}
     found |= {id: unplanned_reasons.unplanned_reason(Code.WAITING_FOR_VERSION, why) for id, why in seen.unread.items()}

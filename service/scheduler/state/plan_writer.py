@@ -35,13 +35,13 @@ def announce_plan(session: Session, seen: Snapshot, decision: Decision, placed: 
     said = reasons_of(seen, decision, between)
     before = {id: seen.tasks[id].waiting for id in said}
     found = plan_news.choose(before, said, seen.at, plan_news.budget(_since_last(session)))
-    queue_status.publish(session, seen.at, seen.tasks, said, found.put_off)
-    if found.told:
+    queue_status.publish(session, seen.at, seen.tasks, said, found.deferred)
+    if found.notified:
         with session.no_autoflush:
-            same = unchanged(session, seen, found.told)
+            same = unchanged(session, seen, found.notified)
             for task in same:
-                task.waiting = found.told[task.id]
-                note(session, task, "waits", found.told[task.id])
+                task.waiting = found.notified[task.id]
+                note(session, task, "waits", found.notified[task.id])
             bump_version_and_notify(session, *same)
     session.execute(delete(PlanRequest).where(PlanRequest.id.in_(seen.requests)))
     note_plans(session, seen.at, decision.batches)
@@ -62,7 +62,7 @@ def _since_last(session: Session) -> float | None:
 
 def note_ends(session: Session, seen: Snapshot, decision: Decision) -> None:
     """Update the expected ends of running tasks where they have moved, by themselves or by who joins them, and how many others
-    are there. Needs a transaction of its own."""
+    are there."""
     ends = planned_ends(seen, decision)
     between = seen.between(ends=ends)
     moved = []

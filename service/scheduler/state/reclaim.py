@@ -10,7 +10,7 @@ from dataclasses import replace
 from contract.states import RequeueReason
 from service.dependencies import Dependencies
 from service.scheduler.core.fair_share import owed
-from service.scheduler.core.preemption import Claim, Held, Preemption, preemption
+from service.scheduler.core.preemption import Held, Preemption, Preemptor, preemption
 from service.scheduler.core.problem import NEVER
 from service.scheduler.state import planner_lease
 from service.scheduler.state.executors import executor_of, grouped
@@ -31,7 +31,7 @@ def reclaim(dependencies: Dependencies, token: str, seen: Snapshot) -> GpuReserv
         return None
     victims = [one for victim in found.victims for one in _sharers(seen, victim)]
     asked = {victim.task for victim in victims if _ask(dependencies, token, seen, found, victim)}
-    return GpuReservation(found.claim.task, found.node, frozenset(asked)) if asked or not found.victims else None
+    return GpuReservation(found.preemptor.task, found.node, frozenset(asked)) if asked or not found.victims else None
 
 
 def due(seen: Snapshot, bound: float) -> Preemption | None:
@@ -45,7 +45,7 @@ def due(seen: Snapshot, bound: float) -> Preemption | None:
         if run.id not in known:
             taken[run.node] += run.gpus
     nodes = [replace(node, gpus=max(0, node.gpus - taken[node.id])) for node in seen.problem.nodes]
-    return preemption(_claims(seen), held, nodes, owed(seen.shares, seen.capacity), bound)
+    return preemption(_preemptors(seen), held, nodes, owed(seen.shares, seen.capacity), bound)
 
 
 def _held(seen: Snapshot) -> list[Held]:
@@ -78,7 +78,7 @@ def _sharers(seen: Snapshot, victim: Held) -> list[Held]:
     return [replace(victim, task=one.task_id, tenant=seen.tasks[one.task_id].tenant_id) for one in there]
 
 
-def _claims(seen: Snapshot) -> list[Claim]:
+def _preemptors(seen: Snapshot) -> list[Preemptor]:
     """Waiting tasks within their quota, of tenants without a reservation."""
     limits = {limit.tenant: limit.units for limit in seen.problem.limits}
     holds, units = Counter[str](), seen.problem.units
@@ -86,7 +86,7 @@ def _claims(seen: Snapshot) -> list[Claim]:
         for tenant in {run.tenant, *(member.tenant for member in run.members)}:
             holds[tenant] += run.units_of(tenant, units[run.node])
     reserved = {seen.tasks[task].tenant_id for task in (*seen.awaited, *(start.task for start in seen.reserved))}
-    claims = []
+    preemptors = []
     for queued in seen.problem.queued:
         left = limits.get(queued.tenant, NEVER) - holds[queued.tenant]
         fits = frozenset(
@@ -95,8 +95,8 @@ def _claims(seen: Snapshot) -> list[Claim]:
             if seconds is not None and not node.drained and queued.gpus * node.units <= left
         )
         if fits and queued.tenant not in reserved:
-            claims.append(Claim(queued.id, queued.tenant, queued.gpus, seen.waited[queued.id], fits))
-    return claims
+            preemptors.append(Preemptor(queued.id, queued.tenant, queued.gpus, seen.waited[queued.id], fits))
+    return preemptors
 
 
 def _ask(dependencies: Dependencies, token: str, seen: Snapshot, found: Preemption, victim: Held) -> bool:
@@ -107,24 +107,25 @@ def _ask(dependencies: Dependencies, token: str, seen: Snapshot, found: Preempti
         if locked is None or locked[1].ended_at is not None or locked[1].leaving is not None:
             return False
         task, placement = locked
-        placement.promised_to = found.claim.task
+        placement.promised_to = found.preemptor.task
         log.info("task %s is preempted: %s", task.id, found.sentence)
         ask_to_leave(session, dependencies, task, placement, RequeueReason.PREEMPTED, preemption_notice(seen, found, victim))
         return True
 
 
 def preemption_notice(seen: Snapshot, found: Preemption, victim: Held) -> str:
-    """Message for the victim's owner; names the claiming task only if it is the owner's."""
-    claim = found.claim
-    if claim.tenant == victim.tenant:
-        return f"It makes room for {claim.task}, which needs {claim.gpus} GPUs of one node; it goes on from its checkpoint."
+    """Message for the victim's owner; names the preempting task only if it is the owner's."""
+    preemptor = found.preemptor
+    if preemptor.tenant == victim.tenant:
+        needs = f"which needs {preemptor.gpus} GPUs of one node"
+        return f"It makes room for {preemptor.task}, {needs}; it goes on from its checkpoint."
     worth = {node.id: node.worth for node in seen.problem.nodes}
     rights, holds = owed(seen.shares, seen.capacity), defaultdict[str, float](float)
     for one in _held(seen):
         holds[one.tenant] += one.gpus * worth[one.node]
     counted = " (of the fastest type; others count by what they can do)" if set(worth.values()) != {1.0} else ""
     return (
-        f"Preempted for another tenant's task, which needs {claim.gpus} GPUs and waited {claim.waited:.0f} s: your tenant held "
-        f"{holds[victim.tenant]:.4g} GPUs of the {rights.get(victim.tenant, 0.0):.3g} it is owed{counted}, that one "
-        f"{holds[claim.tenant]:.4g} of {rights.get(claim.tenant, 0.0):.3g}. It goes on from its checkpoint."
+        f"Preempted for another tenant's task, which needs {preemptor.gpus} GPUs and waited {preemptor.waited:.0f} s: your "
+        f"tenant held {holds[victim.tenant]:.4g} GPUs of the {rights.get(victim.tenant, 0.0):.3g} it is owed{counted}, "
+        f"that one {holds[preemptor.tenant]:.4g} of {rights.get(preemptor.tenant, 0.0):.3g}. It goes on from its checkpoint."
     )

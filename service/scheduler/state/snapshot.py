@@ -1,4 +1,5 @@
-"""The planner's snapshot: nodes, running and waiting tasks, shares and dues, read from Postgres at one moment, as a Problem.
+"""The planner's snapshot: nodes, running and waiting tasks, shares and dues, read from Postgres at one moment, as a
+SchedulingProblem.
 
 Decides nothing. The plan writer compares the fences read here, and drops every task that changed since.
 """
@@ -16,7 +17,7 @@ from service.dependencies import Dependencies
 from service.fleet.models import Node, Placement
 from service.scheduler.core import problem as p
 from service.scheduler.core.eligibility import Bar, Bars
-from service.scheduler.core.fair_share import Ask, Share, standing, total, weights, worth
+from service.scheduler.core.fair_share import Ask, Share, completion_weights, standing, total, worth
 from service.scheduler.estimate.prediction_intervals import PredictedInterval, Spread, intervals, spread
 from service.scheduler.estimate.task_workload import Shapes, Workload
 from service.scheduler.models import PlanRequest
@@ -54,7 +55,7 @@ class Snapshot:
     at: datetime
     requests: tuple[int, ...]
     oldest: datetime | None  # of the requests
-    problem: p.Problem
+    problem: p.SchedulingProblem
     tasks: dict[str, Task]
     nodes: dict[str, Node]
     placements: dict[str, Placement]  # live, by task
@@ -72,14 +73,14 @@ class Snapshot:
     lacking: dict[str, str] = field(default_factory=dict)  # tasks that no node understands, and what it would take
     closed: frozenset[str] = frozenset()  # nodes that are drained or in trouble
     capacity: float = 0.0  # GPUs that tenants share, in GPUs of the fastest type
-    live: tuple[p.Running, ...] = ()  # the running tasks one by one, each with its own end
+    live: tuple[p.RunningExecutor, ...] = ()  # the running tasks one by one, each with its own end
 
     def between(self, starts: Sequence[p.Start] = (), ends: Mapping[str, Shared] | None = None) -> dict[str, PredictedInterval]:
         """The prediction intervals of running tasks and of `starts`, each at its own width."""
         wide = {start.task: self._spread_of(start) for start in starts if start.gpus > self.tasks[start.task].gpus}
         return intervals(self.each_running(ends), starts, self.spreads | wide)
 
-    def each_running(self, ends: Mapping[str, Shared] | None = None) -> list[p.Running]:
+    def each_running(self, ends: Mapping[str, Shared] | None = None) -> list[p.RunningExecutor]:
         """The running tasks one by one, and those whose GPUs are reserved. `ends`: of those whom others join by a plan."""
         moved = [replace(run, remaining=ends[run.id].end) if ends and run.id in ends else run for run in self.live]
         known = {run.id for run in moved}
@@ -118,12 +119,14 @@ def read(
         queued.append(one.task)
     unsaved = {one.task.id: one.jobs for one in asked}
     work = Workload(session, [task for _, task in live] + queued, dependencies.memo, unsaved)
-    seen = _Seen(session, dependencies, now, nodes, [(placed, task) for placed, task in live], queued, work, reserved, batches)
+    seen = _SnapshotBuilder(
+        session, dependencies, now, nodes, [(placed, task) for placed, task in live], queued, work, reserved, batches
+    )
     return seen.snapshot(tuple(requests or ()), oldest)
 
 
-class _Seen:
-    """The rows of one moment, from which `snapshot` builds the Snapshot."""
+class _SnapshotBuilder:
+    """Builds the Snapshot from the rows of one moment."""
 
     def __init__(
         self,
@@ -178,7 +181,7 @@ class _Seen:
             at=self._now,
             requests=requests,
             oldest=oldest,
-            problem=p.Problem(fleet, given.running, given.queued, quotas, recent=self._recent(widths)),
+            problem=p.SchedulingProblem(fleet, given.running, given.queued, quotas, recent=self._recent(widths)),
             tasks={task.id: task for task in [*self._all_queued, *(task for _, task in self._live)]},
             nodes=self._nodes,
             placements={task.id: placed for placed, task in self._live if task.id in self._work.specs},
@@ -226,7 +229,7 @@ class _Seen:
             self._waited[task.id] = max(0.0, waited)
             shortest, worth = self._fastest(widths[task.id])
             asks.append(Ask(task.id, task.tenant_id, task.gpus, shortest, task.priority, self._waited[task.id], worth))
-        weigh = weights(asks, shared, gpus)
+        weigh = completion_weights(asks, shared, gpus)
         entries = queue_status.read_all(self._session)
         planned = {task.id: entry for task in self._queued if (entry := queue_status.entry_of(task, entries)) is not None}
         told = {id: named.get(entry.node) for id, entry in planned.items()}  # the planned node in the previous plan

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from service.scheduler.core.problem import Limit, Node, Problem, Queued, Running, Width
+from service.scheduler.core.problem import Limit, Node, Queued, RunningExecutor, SchedulingProblem, Width
 
 TENANTS = ("", "ada", "bo")
 
 
 @st.composite
-def problems(draw: st.DrawFn, *, closed: bool = False) -> Problem:
+def problems(draw: st.DrawFn, *, closed: bool = False) -> SchedulingProblem:
     """Up to 5 nodes (types by duration and worth, drains), running tasks that fit, up to 12 queued ones, widths, limits,
     deadlines."""
     nodes = tuple(
@@ -27,12 +27,14 @@ def problems(draw: st.DrawFn, *, closed: bool = False) -> Problem:
         free = node.gpus
         while free and draw(st.booleans()):
             gpus = draw(st.integers(1, free))
-            running.append(Running(f"r{len(running)}", node.id, gpus, draw(st.integers(1, 50)), draw(st.sampled_from(TENANTS))))
+            running.append(
+                RunningExecutor(f"r{len(running)}", node.id, gpus, draw(st.integers(1, 50)), draw(st.sampled_from(TENANTS)))
+            )
             free -= gpus
     slower = tuple(draw(st.sampled_from((1, 2))) for _ in nodes)
     queued = tuple(draw(_queued(f"q{at}", nodes, slower)) for at in range(draw(st.integers(0, 12))))
     limits = tuple(Limit(name, draw(st.integers(0, 12))) for name in TENANTS[1:] if draw(st.booleans()))
-    return Problem(nodes, tuple(running), queued, limits, closed)
+    return SchedulingProblem(nodes, tuple(running), queued, limits, closed)
 
 
 @st.composite
@@ -57,7 +59,7 @@ def _queued(draw: st.DrawFn, name: str, nodes: tuple[Node, ...], slower: tuple[i
     )
 
 
-def with_node(problem: Problem, gpus: int = 8) -> Problem:
+def with_node(problem: SchedulingProblem, gpus: int = 8) -> SchedulingProblem:
     """The same problem with one more idle node, on which everything takes as long as where it is fastest."""
 
     def more(width: Width) -> Width:

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.scheduler.core.batch_arrangement import alone, in_units, tightened, without_solver
+from service.scheduler.core.batch_arrangement import alone, in_units, plan_by_rules, tightened
 from service.scheduler.core.checks.plan_checks import violations
 from service.scheduler.core.cp_sat import polish
 from service.scheduler.core.decision import SearchBudget
-from service.scheduler.core.problem import Node, Problem, Queued, Start
+from service.scheduler.core.problem import Node, Queued, SchedulingProblem, Start
 from service.scheduler.core.solve import solve
 from tests.service.scheduler.problems import problems
 
@@ -18,14 +18,14 @@ QUICK = SearchBudget(polish=0.05, deterministic=0.002, wall=60.0)
 
 
 @st.composite
-def with_batches(draw: st.DrawFn) -> Problem:
+def with_batches(draw: st.DrawFn) -> SchedulingProblem:
     """A problem in which each task belongs to one of two batches, or to none."""
     problem = draw(problems())
     given = [draw(st.sampled_from((None, "one", "two"))) for _ in problem.queued]
     return replace(problem, queued=tuple(replace(task, batch=name) for task, name in zip(problem.queued, given, strict=True)))
 
 
-def last(starts: tuple[Start, ...], problem: Problem, batch: str) -> int:
+def last(starts: tuple[Start, ...], problem: SchedulingProblem, batch: str) -> int:
     names = {task.id for task in problem.queued if task.batch == batch}
     return max((start.end for start in starts if start.task in names), default=0)
 
@@ -37,7 +37,7 @@ def test_a_batch_is_arranged_without_harm(problem):
     before, after = solve(plain, QUICK), solve(problem, QUICK)
     assert not violations(problem, after.starts)
     assert {start.task for start in after.starts} == {start.task for start in before.starts}
-    assert not violations(problem, without_solver(problem)[0])
+    assert not violations(problem, plan_by_rules(problem)[0])
     told = {plan.batch: plan.makespan for plan in after.batches}
     assert told == {name: last(after.starts, problem, name) for name in {t.batch for t in problem.placeable} - {None}}
     if alone(problem) is not None:
@@ -54,13 +54,13 @@ def of(batch: str | None, *shapes: tuple[int, int]) -> tuple[Queued, ...]:
 
 
 def test_a_batch_alone_ends_at_the_optimum():
-    found = solve(Problem((Node("n", 4),), (), of("b", (2, 30), (2, 20), (2, 20), (2, 20), (2, 30))))
+    found = solve(SchedulingProblem((Node("n", 4),), (), of("b", (2, 30), (2, 20), (2, 20), (2, 20), (2, 30))))
     assert (found.batches[0].makespan, found.batches[0].status, found.batches[0].bound) == (60, "OPTIMAL", 60)
 
 
 def test_a_batch_beside_others_is_arranged_around_them():
     """By the rules, shortest first, the batch would end at 130: its longest task comes last."""
-    problem = Problem((Node("n", 2),), (), (*of("b", (1, 60), (1, 20), (1, 20), (1, 20)), *of(None, (1, 10))))
+    problem = SchedulingProblem((Node("n", 2),), (), (*of("b", (1, 60), (1, 20), (1, 20), (1, 20)), *of(None, (1, 10))))
     plain = solve(replace(problem, queued=tuple(replace(task, batch=None) for task in problem.queued)))
     found = solve(problem)
     assert found.batches[0].makespan < last(plain.starts, problem, "b")
@@ -71,7 +71,7 @@ def test_a_batch_beside_others_is_arranged_around_them():
 @pytest.mark.parametrize("unit", [60, 3600])
 def test_a_common_unit_keeps_the_proof(unit):
     shapes = [(4, 311), (4, 402), (2, 250), (2, 377), (2, 198), (1, 420), (1, 333), (1, 291), (1, 154)]
-    small, large = (Problem((Node("n", 8),), (), of("b", *((g, s * by) for g, s in shapes))) for by in (1, unit))
+    small, large = (SchedulingProblem((Node("n", 8),), (), of("b", *((g, s * by) for g, s in shapes))) for by in (1, unit))
     one, other = solve(small), solve(large)
     assert (one.status, other.status) == ("OPTIMAL", "OPTIMAL")
     assert other.objective == unit * one.objective == other.bound
@@ -79,8 +79,8 @@ def test_a_common_unit_keeps_the_proof(unit):
 
 def test_a_rounded_search_promises_no_optimum():
     shapes = [(4, 31111), (4, 40222), (2, 25033), (2, 37744), (2, 19855), (1, 42066), (1, 33377)]
-    problem = replace(Problem((Node("n", 8),), (), of("b", *shapes)), closed=True)
-    hint, _ = without_solver(problem)
+    problem = replace(SchedulingProblem((Node("n", 8),), (), of("b", *shapes)), closed=True)
+    hint, _ = plan_by_rules(problem)
 
     def search(problem, tasks, hint, fixed):
         return polish(problem, tasks, hint, SearchBudget(wall=60.0), fixed)

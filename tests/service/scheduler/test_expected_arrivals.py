@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from benchmarks.simulator.plan_judge import check
 from service.scheduler.core.decision import SearchBudget
 from service.scheduler.core.expected_arrivals import ENOUGH, lasting_rate
-from service.scheduler.core.problem import Arrived, Node, Problem, Queued, Running
+from service.scheduler.core.problem import Arrived, Node, Queued, RunningExecutor, SchedulingProblem
 from service.scheduler.core.problem_json import problem_from_json, problem_to_json
 from service.scheduler.core.rules import by_rule
 from service.scheduler.core.solve import solve
@@ -17,7 +17,9 @@ from tests.service.scheduler.problems import problems
 QUICK = SearchBudget(window=4, deterministic=0.0005)
 HOUR = 3600
 NODE = (Node("n", 8),)
-BUSY = tuple(Running(f"r{at}", "n", 1, (4 + at) * HOUR) for at in range(7))  # one GPU of eight is free, the next in four hours
+BUSY = tuple(
+    RunningExecutor(f"r{at}", "n", 1, (4 + at) * HOUR) for at in range(7)
+)  # one GPU of eight is free, the next in four hours
 LONG = Queued("long", 1, 100, (20 * HOUR,))
 
 
@@ -27,7 +29,7 @@ def every(seconds: int, count: int = 40, last: int | None = None, lasts: int = 6
     return tuple(Arrived(newest + at * seconds, 1, lasts) for at in reversed(range(count)))
 
 
-def starts_now(problem: Problem) -> bool:
+def starts_now(problem: SchedulingProblem) -> bool:
     starts, held = by_rule(problem)
     begun = {start.task for start in starts if start.start == 0}
     assert begun.isdisjoint(held)
@@ -36,7 +38,7 @@ def starts_now(problem: Problem) -> bool:
 
 def test_a_long_task_leaves_the_last_gpu_to_short_ones_that_keep_arriving() -> None:
     """Until the next GPU is free in four hours, 24 tasks of a minute would wait two hours each; it waits four."""
-    held = Problem(NODE, BUSY, (LONG,), recent=every(600))
+    held = SchedulingProblem(NODE, BUSY, (LONG,), recent=every(600))
     assert not starts_now(held)
     starts, names = by_rule(held)
     assert [(start.task, start.start) for start in starts] == [("long", 4 * HOUR)]
@@ -45,7 +47,7 @@ def test_a_long_task_leaves_the_last_gpu_to_short_ones_that_keep_arriving() -> N
 
 
 def test_what_costs_more_to_hold_back_starts() -> None:
-    held = Problem(NODE, BUSY, (LONG,), recent=every(600))
+    held = SchedulingProblem(NODE, BUSY, (LONG,), recent=every(600))
     assert starts_now(replace(held, running=BUSY[:-1])), "another GPU stays free"
     assert starts_now(replace(held, queued=(replace(LONG, weight=100), replace(LONG, id="light", weight=1)))), (
         "it weighs more than most"
@@ -62,7 +64,7 @@ def test_what_costs_more_to_hold_back_starts() -> None:
 
 def test_a_fleet_on_which_nothing_runs_keeps_nobody_waiting() -> None:
     pair = tuple(arrived._replace(gpus=2) for arrived in every(600))
-    one_of_two = Problem((Node("n", 3),), BUSY[:1], (LONG,), recent=pair)
+    one_of_two = SchedulingProblem((Node("n", 3),), BUSY[:1], (LONG,), recent=pair)
     assert not starts_now(one_of_two), "two GPUs are kept for those that want two"
     assert starts_now(replace(one_of_two, nodes=(Node("n", 2),), running=()))
 
@@ -78,19 +80,19 @@ def test_a_burst_does_not_last_and_a_lull_does() -> None:
 
 def test_each_short_task_that_arrives_takes_the_gpu_that_was_kept_for_it() -> None:
     short = Queued("short", 1, 100, (60,))
-    starts = {start.task: start for start in solve(Problem(NODE, BUSY, (LONG, short), recent=every(600))).starts}
+    starts = {start.task: start for start in solve(SchedulingProblem(NODE, BUSY, (LONG, short), recent=every(600))).starts}
     assert starts["short"].start == 0
     assert starts["long"].start > 0
 
 
 def test_the_plan_names_what_it_held_back() -> None:
-    decision = solve(Problem(NODE, BUSY, (LONG,), recent=every(600)))
+    decision = solve(SchedulingProblem(NODE, BUSY, (LONG,), recent=every(600)))
     assert decision.held == ("long",)
     assert "held back" in (decision.note or "")
 
 
 @st.composite
-def arriving(draw: st.DrawFn) -> Problem:
+def arriving(draw: st.DrawFn) -> SchedulingProblem:
     """A random problem with random arrivals: often enough to hold some tasks back."""
     problem = draw(problems())
     gaps = draw(st.lists(st.integers(0, 20), min_size=ENOUGH, max_size=30))
@@ -102,7 +104,7 @@ def arriving(draw: st.DrawFn) -> Problem:
 
 @settings(max_examples=60, deadline=None)
 @given(arriving())
-def test_plans_with_tasks_held_back_are_possible_complete_and_repeatable(problem: Problem) -> None:
+def test_plans_with_tasks_held_back_are_possible_complete_and_repeatable(problem: SchedulingProblem) -> None:
     decision = solve(problem, QUICK)
     assert check(problem, decision.starts) == len(problem.placeable)
     tasks = {task.id: task for task in problem.queued}
@@ -117,7 +119,7 @@ def test_plans_with_tasks_held_back_are_possible_complete_and_repeatable(problem
 
 @settings(max_examples=40, deadline=None)
 @given(arriving())
-def test_the_solver_delays_nothing_that_the_rules_start_now(problem: Problem) -> None:
+def test_the_solver_delays_nothing_that_the_rules_start_now(problem: SchedulingProblem) -> None:
     by_rules, _ = by_rule(problem)
     now = {start.task for start in solve(problem, QUICK).starts if start.start == 0}
     assert {start.task for start in by_rules if start.start == 0} <= now

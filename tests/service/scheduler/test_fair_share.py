@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from service.scheduler.core.fair_share import (
     Ask,
     Share,
+    completion_weight,
+    completion_weights,
     decayed,
     entered,
     entitled,
@@ -14,12 +16,10 @@ from service.scheduler.core.fair_share import (
     owed,
     standing,
     total,
-    weight,
-    weights,
     worth,
 )
-from service.scheduler.core.preemption import Claim, Held, next_bound, preemption
-from service.scheduler.core.problem import Node, Problem, Queued, Start
+from service.scheduler.core.preemption import Held, Preemptor, next_bound, preemption
+from service.scheduler.core.problem import Node, Queued, SchedulingProblem, Start
 from service.scheduler.core.rules import backfill
 
 
@@ -64,9 +64,9 @@ def test_cpu_slots_take_nothing_of_a_due_for_gpus() -> None:
     other = Share("bo", held={H100: 2}, demand=8)
     slots = Share("ada", held={CPU: 64}, demand=4)
     full = Share("ada", held={CPU: 64, H100: 4}, demand=4)
-    covered = weight(1, 0, 0, covered=True)
-    assert weights([ask], [slots, other], MIXED)["t"] == pytest.approx(covered, rel=0.01)
-    assert weights([ask], [full, other], MIXED)["t"] < covered / 500
+    covered = completion_weight(1, 0, 0, covered=True)
+    assert completion_weights([ask], [slots, other], MIXED)["t"] == pytest.approx(covered, rel=0.01)
+    assert completion_weights([ask], [full, other], MIXED)["t"] < covered / 500
 
 
 TENANTS = st.sampled_from(["ada", "bo", "cy"])
@@ -89,21 +89,26 @@ def asked(rows: list[tuple], plain: str = "", times: int = 1) -> list[Ask]:
 def test_a_priority_gives_nothing_against_others(rows: list[tuple], held: dict[str, int], used: dict[str, float]) -> None:
     """Nobody else's task weighs otherwise for it, and none of its own more than it would without: at the best as much."""
     shares = [Share(name, held={"g": held[name]}, use={"g": used[name]}) for name in held]
-    with_, without = weights(asked(rows), shares, {"g": 16}), weights(asked(rows, plain="ada"), shares, {"g": 16})
+    with_, without = (
+        completion_weights(asked(rows), shares, {"g": 16}),
+        completion_weights(asked(rows, plain="ada"), shares, {"g": 16}),
+    )
     stands, due = standing(shares, {"g": 16}), owed(shares, 16)
     covered = {True: 0, False: 0}
     for ask in asked(rows):
         if ask.tenant != "ada":
             assert with_[ask.task] == without[ask.task]
             continue
-        most = [weight(1, stands["ada"], ask.waited, covered) for covered in (False, True)]
+        most = [completion_weight(1, stands["ada"], ask.waited, covered) for covered in (False, True)]
         assert with_[ask.task] <= most[1]
         by_right = with_[ask.task] > most[0]
         covered[by_right] += ask.gpus
     fits = covered[True] + held["ada"] <= due["ada"] + 1e-6
     one_always = held["ada"] == 0 and covered[True] <= 8 + due["ada"]
     assert fits or one_always or covered[True] == 0
-    assert weights(asked(rows, times=7), shares, {"g": 16}) == with_, "what counts is how priorities compare in a tenant"
+    assert completion_weights(asked(rows, times=7), shares, {"g": 16}) == with_, (
+        "what counts is how priorities compare in a tenant"
+    )
 
 
 @given(st.lists(st.tuples(st.integers(1, 100), st.integers(1, 1000)), min_size=2, max_size=10))
@@ -111,7 +116,7 @@ def test_a_priority_orders_its_own_tenants_tasks(rows: list[tuple[int, int]]) ->
     """Of tasks that are alike the one of higher priority has the smaller seconds / weight, which is what starts first."""
     asks = [Ask(str(at), "ada", 1, 100, priority, 0) for at, (priority, _) in enumerate(rows)]
     for shares in ([Share("ada")], [Share("ada", held={"g": 8}, use={"g": 8}), Share("bo", demand=8)]):
-        found = weights(asks, shares, {"g": 16})
+        found = completion_weights(asks, shares, {"g": 16})
         for one in asks:
             for other in asks:
                 assert one.priority <= other.priority or found[one.task] >= found[other.task]
@@ -124,18 +129,24 @@ def test_a_high_priority_everywhere_changes_no_plan() -> None:
             for at in range(6)
             for tenant in ("ada", "bo")
         ]
-        found = weights(asks, [Share("ada", demand=12), Share("bo", demand=12)], {"g": 4})
+        found = completion_weights(asks, [Share("ada", demand=12), Share("bo", demand=12)], {"g": 4})
         queued = tuple(Queued(ask.task, ask.gpus, found[ask.task], (ask.seconds,), tenant=ask.tenant) for ask in asks)
-        return list(backfill(Problem((Node("n", 4),), (), queued)))
+        return list(backfill(SchedulingProblem((Node("n", 4),), (), queued)))
 
     assert plan(100) == plan(1)
 
 
 def test_weight_rises_with_deficit_age_and_urgency() -> None:
-    assert weight(1, 1, 0) == 1000
-    assert weight(1, 0, 0) > weight(1, 1, 0) > weight(1, 2, 0) >= weight(1, 1e9, 0) >= 1
-    assert 2 * weight(0.5, 1, 0) == weight(1, 1, 0)
-    assert weight(1, 1, 6 * 3600) == 2 * weight(1, 1, 0)
+    assert completion_weight(1, 1, 0) == 1000
+    assert (
+        completion_weight(1, 0, 0)
+        > completion_weight(1, 1, 0)
+        > completion_weight(1, 2, 0)
+        >= completion_weight(1, 1e9, 0)
+        >= 1
+    )
+    assert 2 * completion_weight(0.5, 1, 0) == completion_weight(1, 1, 0)
+    assert completion_weight(1, 1, 6 * 3600) == 2 * completion_weight(1, 1, 0)
 
 
 def test_jain() -> None:
@@ -172,17 +183,17 @@ def test_a_due_covers_whole_tasks_and_always_one() -> None:
 def test_what_a_due_covers_goes_before_what_is_borrowed() -> None:
     asks = [Ask(f"hog{at}", "hog", 4, 10, 1, 0) for at in range(3)] + [Ask("new", "new", 4, 100_000, 1, 0)]
     shares = [Share("hog", held={"g": 4}, use={"g": 1}), Share("new", held={}, use={"g": 7})]
-    found = weights(asks, shares, {"g": 16})
+    found = completion_weights(asks, shares, {"g": 16})
     ratio = {ask.task: ask.seconds * ask.gpus / found[ask.task] for ask in asks}
     covered, borrowed = sorted(ratio[f"hog{at}"] for at in range(3))[0], sorted(ratio[f"hog{at}"] for at in range(3))[1:]
     assert covered < min(borrowed) / 500
-    assert found["new"] > 500 * weight(1, standing(shares, {"g": 16})["new"], 0)
+    assert found["new"] > 500 * completion_weight(1, standing(shares, {"g": 16})["new"], 0)
 
 
 def test_alone_there_is_nobody_to_have_a_right_against() -> None:
     shares = [Share("ada", held={"g": 4}, use={"g": 8}), Share("bo", active=False)]
-    found = weights([Ask("t", "ada", 4, 10, 2, 0)], shares, {"g": 16})
-    assert found["t"] == weight(1, standing(shares, {"g": 16})["ada"], 0)
+    found = completion_weights([Ask("t", "ada", 4, 10, 2, 0)], shares, {"g": 16})
+    assert found["t"] == completion_weight(1, standing(shares, {"g": 16})["ada"], 0)
 
 
 NODES = (Node("a", 8), Node("b", 8))
@@ -194,7 +205,7 @@ def test_the_biggest_borrower_gives_back_its_least_urgent_youngest() -> None:
         Held("big-old", "big", "a", 4, 1, 900), Held("big-young", "big", "a", 4, 1, 30),
         Held("big-urgent", "big", "b", 4, 5, 10), Held("mid", "mid", "b", 4, 1, 5),
     ]  # fmt: skip
-    found = preemption([Claim("t", "new", 4, 601, BOTH)], held, NODES, {"big": 4, "mid": 3, "new": 5}, bound=600)
+    found = preemption([Preemptor("t", "new", 4, 601, BOTH)], held, NODES, {"big": 4, "mid": 3, "new": 5}, bound=600)
     assert found is not None
     assert [victim.task for victim in found.victims] == ["big-young"]
     assert "new" in found.sentence
@@ -204,7 +215,7 @@ def test_the_biggest_borrower_gives_back_its_least_urgent_youngest() -> None:
 def test_priorities_of_two_tenants_are_not_compared() -> None:
     """Both borrow as much. `loud` calls all it runs most urgent, and is spared no more for it."""
     held = [Held("quiet", "quiet", "a", 8, 1, 900), Held("loud", "loud", "b", 8, 100, 30)]
-    found = preemption([Claim("t", "new", 8, 601, BOTH)], held, NODES, {"quiet": 2, "loud": 2, "new": 12}, bound=600)
+    found = preemption([Preemptor("t", "new", 8, 601, BOTH)], held, NODES, {"quiet": 2, "loud": 2, "new": 12}, bound=600)
     assert found is not None
     assert [victim.task for victim in found.victims] == ["loud"], "the younger"
 
@@ -213,8 +224,8 @@ def test_whoever_holds_cpu_slots_alone_is_no_borrower() -> None:
     nodes = [Node("gpus", 8), Node("slots", 64, worth=4e-5)]
     held = [Held("s", "slots", "slots", 64, 1, 9), Held("h", "big", "gpus", 8, 1, 9)]
     due = {"slots": 2.0, "big": 3.0, "new": 5.0}
-    claim = Claim("t", "new", 4, 601, frozenset({"gpus", "slots"}))
-    found = preemption([claim], held, nodes, due, bound=600)
+    preemptor = Preemptor("t", "new", 4, 601, frozenset({"gpus", "slots"}))
+    found = preemption([preemptor], held, nodes, due, bound=600)
     assert found is not None
     assert [victim.task for victim in found.victims] == ["h"]
     assert "big holds 8 of 3 GPUs" in found.sentence
@@ -223,10 +234,10 @@ def test_whoever_holds_cpu_slots_alone_is_no_borrower() -> None:
 def test_nobody_gives_back_before_the_bound_or_for_more_than_is_owed() -> None:
     held = [Held("h", "big", "a", 8, 1, 9), Held("h2", "big", "b", 8, 1, 9)]
     owed_gpus = {"big": 8, "new": 8}
-    assert preemption([Claim("t", "new", 8, 599, BOTH)], held, NODES, owed_gpus, bound=600) is None
-    assert preemption([Claim("t", "new", 8, 601, BOTH)], held, NODES, owed_gpus, bound=600) is not None
+    assert preemption([Preemptor("t", "new", 8, 599, BOTH)], held, NODES, owed_gpus, bound=600) is None
+    assert preemption([Preemptor("t", "new", 8, 601, BOTH)], held, NODES, owed_gpus, bound=600) is not None
     some = [held[0], Held("h2", "big", "b", 7, 1, 9), Held("mine", "new", "b", 1, 1, 9)]
-    assert preemption([Claim("t", "new", 8, 601, BOTH)], some, NODES, owed_gpus, bound=600) is None
+    assert preemption([Preemptor("t", "new", 8, 601, BOTH)], some, NODES, owed_gpus, bound=600) is None
 
 
 @given(st.data())
@@ -245,11 +256,11 @@ def test_no_lender_falls_as_far_under_its_due_as_the_claimant_was_and_the_claim_
                 data.draw(s) for s in (st.sampled_from(tenants), st.integers(1, 3), st.integers(0, gpus - 1))
             )
             held.append(Held(f"h{at}", tenant, node, gpus, priority, at, spare=spare))
-    claim = Claim("t", "ada", data.draw(st.integers(1, 8)), 700, BOTH)
-    found = preemption([claim], held, NODES, due, bound=600)
+    preemptor = Preemptor("t", "ada", data.draw(st.integers(1, 8)), 700, BOTH)
+    found = preemption([preemptor], held, NODES, due, bound=600)
     if found is None:
         return
-    assert free[found.node] + sum(victim.gpus for victim in found.victims) >= claim.gpus
+    assert free[found.node] + sum(victim.gpus for victim in found.victims) >= preemptor.gpus
     for tenant in tenants[1:]:
         gave = sum(victim.gives for victim in found.victims if victim.tenant == tenant)
         if gave:
@@ -258,21 +269,23 @@ def test_no_lender_falls_as_far_under_its_due_as_the_claimant_was_and_the_claim_
 
 
 def test_a_claim_takes_room_that_the_plan_keeps_for_somebody_else() -> None:
-    found = preemption([Claim("t", "new", 4, 600, BOTH)], [Held("h", "big", "a", 8, 1, 9)], NODES, {"big": 8, "new": 8}, 600)
+    found = preemption(
+        [Preemptor("t", "new", 4, 600, BOTH)], [Held("h", "big", "a", 8, 1, 9)], NODES, {"big": 8, "new": 8}, 600
+    )
     assert found is not None
     assert (found.node, found.victims) == ("b", ())
 
 
 def test_where_room_is_scattered_a_small_one_moves_and_nobody_loses() -> None:
     held = [Held(f"{node}{at}", "big", node, 2, 1, at, BOTH) for node in ("a", "b") for at in range(2)]
-    found = preemption([Claim("t", "new", 8, 600, BOTH)], held, NODES, {"big": 8, "new": 8}, 600)
+    found = preemption([Preemptor("t", "new", 8, 600, BOTH)], held, NODES, {"big": 8, "new": 8}, 600)
     assert found is not None
     assert {victim.node for victim in found.victims} == {found.node}
     assert len(found.victims) == 2
 
 
 def test_the_timer_knows_when_to_look_again() -> None:
-    claims = [Claim("a", "ada", 1, 100, BOTH), Claim("b", "bo", 8, 500, BOTH), Claim("c", "ada", 1, 900, BOTH)]
+    preemptors = [Preemptor("a", "ada", 1, 100, BOTH), Preemptor("b", "bo", 8, 500, BOTH), Preemptor("c", "ada", 1, 900, BOTH)]
     held = [Held("h", "bo", "a", 4, 1, 9)]
-    assert next_bound(claims, held, {"ada": 8, "bo": 8}, 600) == 500  # b is not covered, c is past it
-    assert next_bound(claims[1:], held, {"ada": 8, "bo": 8}, 600) is None
+    assert next_bound(preemptors, held, {"ada": 8, "bo": 8}, 600) == 500  # b is not covered, c is past it
+    assert next_bound(preemptors[1:], held, {"ada": 8, "bo": 8}, 600) is None

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from benchmarks.simulator.plan_judge import check
 from service.scheduler.core.checks.plan_checks import violations
 from service.scheduler.core.decision import SearchBudget
-from service.scheduler.core.problem import Limit, Node, Problem, Queued, Running, Width, missed, objective
+from service.scheduler.core.problem import Limit, Node, Queued, RunningExecutor, SchedulingProblem, Width, missed, objective
 from service.scheduler.core.problem_json import problem_from_json, problem_to_json
 from service.scheduler.core.rules import backfill, ranked
 from service.scheduler.core.solve import MalformedProblem, solve
@@ -20,7 +20,7 @@ QUICK = SearchBudget(window=4, deterministic=0.005, polish=0.01)
 
 @settings(max_examples=60, deadline=None)
 @given(problems())
-def test_every_plan_is_possible_and_complete(problem: Problem) -> None:
+def test_every_plan_is_possible_and_complete(problem: SchedulingProblem) -> None:
     """No overlap, node-local, memory, drains, limits, widths, nobody twice; everyone who fits has an expected start."""
     decision = solve(problem, QUICK)
     assert check(problem, decision.starts) == len(problem.placeable)
@@ -30,14 +30,14 @@ def test_every_plan_is_possible_and_complete(problem: Problem) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(problems(closed=True))
-def test_every_plan_of_a_closed_batch_is_possible_and_complete(problem: Problem) -> None:
+def test_every_plan_of_a_closed_batch_is_possible_and_complete(problem: SchedulingProblem) -> None:
     decision = solve(problem, QUICK)
     assert check(problem, decision.starts) == len(problem.placeable)
 
 
 @settings(max_examples=25, deadline=None)
 @given(problems(), st.booleans())
-def test_the_same_problem_has_the_same_plan(problem: Problem, closed: bool) -> None:
+def test_the_same_problem_has_the_same_plan(problem: SchedulingProblem, closed: bool) -> None:
     problem = replace(problem, closed=closed)
     again = problem_from_json(problem_to_json(problem))
     assert again == problem
@@ -46,7 +46,7 @@ def test_the_same_problem_has_the_same_plan(problem: Problem, closed: bool) -> N
 
 @settings(max_examples=40, deadline=None)
 @given(problems())
-def test_the_plan_is_never_worse_than_the_rules(problem: Problem) -> None:
+def test_the_plan_is_never_worse_than_the_rules(problem: SchedulingProblem) -> None:
     decision = solve(problem, QUICK)
     if decision.method != "start":
         assert objective(problem, decision.starts) <= objective(problem, backfill(problem))
@@ -54,7 +54,7 @@ def test_the_plan_is_never_worse_than_the_rules(problem: Problem) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(problems())
-def test_with_one_more_node_the_plan_is_still_no_worse_than_the_rules_there(problem: Problem) -> None:
+def test_with_one_more_node_the_plan_is_still_no_worse_than_the_rules_there(problem: SchedulingProblem) -> None:
     larger = with_node(problem)
     decision = solve(larger, QUICK)
     assert check(larger, decision.starts) == len(larger.placeable)
@@ -64,13 +64,13 @@ def test_with_one_more_node_the_plan_is_still_no_worse_than_the_rules_there(prob
 
 @settings(max_examples=40, deadline=None)
 @given(problems(), st.integers(1, 5))
-def test_backfill_moves_no_planned_start(problem: Problem, count: int) -> None:
+def test_backfill_moves_no_planned_start(problem: SchedulingProblem, count: int) -> None:
     order = ranked(problem)
-    board = Timeline(problem)
+    timeline = Timeline(problem)
     planned = []
     for task in order[:count]:
-        start = board.best(task)
-        planned += [board.put(start)] if start else []
+        start = timeline.best(task)
+        planned += [timeline.put(start)] if start else []
     filled = backfill(problem, order, planned=planned)
     assert filled[: len(planned)] == tuple(planned)
     check(problem, filled)
@@ -80,59 +80,59 @@ def test_a_wide_task_is_not_starved_by_narrow_ones() -> None:
     """Narrow ones keep coming, all in front of it; the wide one has a reservation and starts when what ran at first is done."""
     node = (Node("n", 8),)
     wide = Queued("wide", 8, 100, (100,))
-    running = tuple(Running(f"r{at}", "n", 1, 20 + at) for at in range(8))
+    running = tuple(RunningExecutor(f"r{at}", "n", 1, 20 + at) for at in range(8))
     narrow = tuple(Queued(f"q{at}", 1, 1, (50,)) for at in range(20))
-    starts = {start.task: start for start in solve(Problem(node, running, (*narrow, wide)), QUICK).starts}
+    starts = {start.task: start for start in solve(SchedulingProblem(node, running, (*narrow, wide)), QUICK).starts}
     assert starts["wide"].start == 27
 
 
 def test_a_limit_keeps_a_tenant_from_the_rest_of_the_fleet() -> None:
     tasks = tuple(Queued(f"q{at}", 2, 1, (10,), tenant="ada") for at in range(4))
-    decision = solve(Problem((Node("n", 8),), (), tasks, (Limit("ada", 4),)), QUICK)
+    decision = solve(SchedulingProblem((Node("n", 8),), (), tasks, (Limit("ada", 4),)), QUICK)
     assert sorted(start.start for start in decision.starts) == [0, 0, 10, 10]
 
 
 def test_a_limit_below_what_a_task_needs_leaves_it_out() -> None:
     task = Queued("q", 2, 1, (10,), tenant="ada")
-    assert solve(Problem((Node("n", 8),), (), (task,), (Limit("ada", 1),))).starts == ()
+    assert solve(SchedulingProblem((Node("n", 8),), (), (task,), (Limit("ada", 1),))).starts == ()
 
 
 def test_idle_gpus_widen_a_task_that_is_alone() -> None:
     task = Queued("q", 2, 1, (100,), wider=(Width(4, (55,)), Width(8, (30,))))
-    (start,) = solve(Problem((Node("n", 8),), (), (task,))).starts
+    (start,) = solve(SchedulingProblem((Node("n", 8),), (), (task,))).starts
     assert (start.gpus, start.end) == (8, 30)
 
 
 def test_a_faster_type_is_taken_and_a_drained_node_is_not() -> None:
     nodes = (Node("slow", 8), Node("fast", 8), Node("gone", 8, drained=True))
-    (start,) = solve(Problem(nodes, (), (Queued("q", 1, 1, (100, 40, 1)),))).starts
+    (start,) = solve(SchedulingProblem(nodes, (), (Queued("q", 1, 1, (100, 40, 1)),))).starts
     assert (start.node, start.end) == ("fast", 40)
 
 
 def test_a_task_that_would_be_late_goes_first_and_a_lost_deadline_is_foretold() -> None:
-    nodes, running = (Node("n", 1),), (Running("r", "n", 1, 10),)
+    nodes, running = (Node("n", 1),), (RunningExecutor("r", "n", 1, 10),)
     short, due, lost = (
         Queued("short", 1, 1, (20,)),
         Queued("due", 1, 1, (30,), deadline=45),
         Queued("lost", 1, 1, (30,), deadline=15),
     )
-    decision = solve(Problem(nodes, running, (short, due)), QUICK)
+    decision = solve(SchedulingProblem(nodes, running, (short, due)), QUICK)
     assert [start.task for start in sorted(decision.starts, key=lambda start: start.start)] == ["due", "short"]
     assert decision.late == ()
-    decision = solve(Problem(nodes, running, (lost,)), QUICK)
+    decision = solve(SchedulingProblem(nodes, running, (lost,)), QUICK)
     assert [(late.task, late.deadline, late.end) for late in decision.late] == [("lost", 15, 40)]
 
 
 def test_a_node_that_shrank_below_what_it_runs_takes_nothing_until_there_is_room() -> None:
-    running = (Running("a", "n", 4, 10), Running("b", "n", 4, 30))
-    (start,) = solve(Problem((Node("n", 4),), running, (Queued("q", 2, 1, (5,)),)), QUICK).starts
+    running = (RunningExecutor("a", "n", 4, 10), RunningExecutor("b", "n", 4, 30))
+    (start,) = solve(SchedulingProblem((Node("n", 4),), running, (Queued("q", 2, 1, (5,)),)), QUICK).starts
     assert start.start == 30
 
 
 def test_malformed_problems_are_refused_by_the_field() -> None:
-    problem = Problem(
+    problem = SchedulingProblem(
         (Node("n", 2), Node("n", 0)),
-        (Running("r", "elsewhere", 1, 0),),
+        (RunningExecutor("r", "elsewhere", 1, 0),),
         (Queued("q", 4, 0, (10, None)), Queued("p", 1, 1, (10,)), Queued("w", 1, 1, (0, None), wider=(Width(1, (1, 1)),))),
         (Limit("ada", -1),),
     )
@@ -159,5 +159,5 @@ def test_malformed_problems_are_refused_by_the_field() -> None:
 def test_ten_thousand_waiting_tasks_all_get_a_possible_start() -> None:
     shapes = [((60 + 7 * at,) * 16, 1 << at % 4) for at in range(40)]
     queued = tuple(Queued(f"q{at}", gpus, 1 + at % 3, seconds) for at in range(10_000) for seconds, gpus in [shapes[at % 40]])
-    problem = Problem(tuple(Node(f"n{at}", 8) for at in range(16)), (), queued)
+    problem = SchedulingProblem(tuple(Node(f"n{at}", 8) for at in range(16)), (), queued)
     assert check(problem, solve(problem, QUICK).starts) == 10_000

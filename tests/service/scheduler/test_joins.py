@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from service.scheduler.core.checks.join_checks import join_violations
 from service.scheduler.core.checks.plan_checks import violations
 from service.scheduler.core.decision import Decision, Join
-from service.scheduler.core.joins.joining import settled, without_the_solver
+from service.scheduler.core.joins.joining import joined_plan_by_rules, settled
 from service.scheduler.core.joins.slowdowns import Member, Sharing, slowdowns
-from service.scheduler.core.problem import Limit, Node, Problem, Queued, Running
+from service.scheduler.core.problem import Limit, Node, Queued, RunningExecutor, SchedulingProblem
 from service.scheduler.core.problem_json import problem_from_json, problem_to_json
 from service.scheduler.core.solve import MalformedProblem, solve
 
@@ -22,9 +22,11 @@ def sharing(group: str = "base", overhead: float = 0.6, room: float = 0.1, bound
     return Sharing(group, overhead, room, bound)
 
 
-def running(name: str = "r", remaining: int = 1000, node: str = "n", gpus: int = 1, tenant: str = "theirs", **more) -> Running:
+def running(
+    name: str = "r", remaining: int = 1000, node: str = "n", gpus: int = 1, tenant: str = "theirs", **more
+) -> RunningExecutor:
     said = sharing(**more)
-    return Running(name, node, gpus, remaining, tenant, (Member(name, tenant, remaining, said, 100, gpus),))
+    return RunningExecutor(name, node, gpus, remaining, tenant, (Member(name, tenant, remaining, said, 100, gpus),))
 
 
 def waiting(name: str, seconds: int = 100, nodes: int = 1, gpus: int = 1, tenant: str = "mine", **more) -> Queued:
@@ -32,14 +34,14 @@ def waiting(name: str, seconds: int = 100, nodes: int = 1, gpus: int = 1, tenant
     return Queued(name, gpus, 100, (seconds,) * nodes, tenant=tenant, sharing=share)
 
 
-def joins_of(problem: Problem) -> dict[str, Join]:
+def joins_of(problem: SchedulingProblem) -> dict[str, Join]:
     decision = solve(problem)
     assert list(join_violations(problem, decision)) == []
     return {join.task: join for join in decision.joins}
 
 
 def test_a_task_joins_the_executor_of_its_base_rather_than_wait() -> None:
-    join = joins_of(Problem(ONE, (running(),), (waiting("t"),)))["t"]
+    join = joins_of(SchedulingProblem(ONE, (running(),), (waiting("t"),)))["t"]
     assert (join.beside, join.node, join.gpus, join.among) == ("r", "n", 1, 1)
     assert join.slowdown == pytest.approx(1.4)
     assert join.end == 141  # 1.4 times 100 s, and a second to attach
@@ -59,55 +61,57 @@ def test_a_task_joins_the_executor_of_its_base_rather_than_wait() -> None:
     ],
 )
 def test_who_does_not_join(task, run) -> None:
-    assert joins_of(Problem(ONE, (running(**run),), (waiting("t", **task),))) == {}
+    assert joins_of(SchedulingProblem(ONE, (running(**run),), (waiting("t", **task),))) == {}
 
 
 def test_placing_comes_first() -> None:
-    decision = solve(Problem((Node("n", 2),), (running(),), (waiting("t"),)))
+    decision = solve(SchedulingProblem((Node("n", 2),), (running(),), (waiting("t"),)))
     assert [start.start for start in decision.starts] == [0]
     assert decision.joins == ()
 
 
 def test_nobody_joins_a_task_that_may_not_share_nor_a_drained_node() -> None:
     alone = replace(running(), members=())
-    assert joins_of(Problem(ONE, (alone,), (waiting("t"),))) == {}
-    assert joins_of(Problem((Node("n", 1, drained=True),), (running(),), (waiting("t"),))) == {}
+    assert joins_of(SchedulingProblem(ONE, (alone,), (waiting("t"),))) == {}
+    assert joins_of(SchedulingProblem((Node("n", 1, drained=True),), (running(),), (waiting("t"),))) == {}
     barred = replace(waiting("t"), seconds=(None,), barred=(("n", "resting"),))
-    assert joins_of(Problem(ONE, (running(),), (barred,))) == {}
+    assert joins_of(SchedulingProblem(ONE, (running(),), (barred,))) == {}
 
 
 def test_joiners_come_until_a_bound_would_break() -> None:
     tasks = tuple(waiting(f"t{at}", 100 + at, tenant=f"of {at}") for at in range(12))
-    found = joins_of(Problem(ONE, (running(),), tasks))
+    found = joins_of(SchedulingProblem(ONE, (running(),), tasks))
     assert 0 < len(found) <= 5  # 0.6 + 6 x 0.4 is the bound of 3
     assert all(join.worst <= 3 + 1e-9 for join in found.values())
 
 
 def test_a_task_may_join_one_that_starts_in_the_same_plan() -> None:
-    decision = solve(Problem(ONE, (), (waiting("long", 1000), waiting("short", 50, tenant="other"))))
+    decision = solve(SchedulingProblem(ONE, (), (waiting("long", 1000), waiting("short", 50, tenant="other"))))
     (start,) = (start for start in decision.starts if start.start == 0)
     assert [join.beside for join in decision.joins] == ([start.task] if start.task == "long" else [])
 
 
 def test_a_narrow_task_joins_a_wide_executor_and_no_wide_one_a_narrow() -> None:
     nodes = (Node("n", 8),)
-    assert joins_of(Problem(nodes, (running(gpus=8),), (waiting("t", gpus=1),)))["t"].gpus == 8
-    assert "t" not in joins_of(Problem(nodes, (running(gpus=1), running("s", gpus=7, group="other")), (waiting("t", gpus=8),)))
+    assert joins_of(SchedulingProblem(nodes, (running(gpus=8),), (waiting("t", gpus=1),)))["t"].gpus == 8
+    assert "t" not in joins_of(
+        SchedulingProblem(nodes, (running(gpus=1), running("s", gpus=7, group="other")), (waiting("t", gpus=8),))
+    )
 
 
 def test_a_quota_counts_a_part_of_a_shared_gpu() -> None:
     limits = (Limit("mine", 1),)
     nodes = (Node("n", 2),)
     full = (running("own", tenant="mine", group="other"), running())
-    assert joins_of(Problem(nodes, full, (waiting("t"),), limits)) == {}
-    assert "t" in joins_of(Problem(nodes, (running("r"), running("s", group="other")), (waiting("t"),), limits))
-    problem = Problem(ONE, (running(),), (waiting("t"),), limits)
+    assert joins_of(SchedulingProblem(nodes, full, (waiting("t"),), limits)) == {}
+    assert "t" in joins_of(SchedulingProblem(nodes, (running("r"), running("s", group="other")), (waiting("t"),), limits))
+    problem = SchedulingProblem(ONE, (running(),), (waiting("t"),), limits)
     after = settled(problem, solve(problem)).running[0]
     assert (after.units_of("mine", 1000), after.units_of("theirs", 1000)) == (500, 500)
 
 
 def test_later_starts_are_planned_around_the_joined() -> None:
-    problem = Problem(ONE, (running(remaining=1000),), (waiting("t", 100), waiting("other", 50, group="another")))
+    problem = SchedulingProblem(ONE, (running(remaining=1000),), (waiting("t", 100), waiting("other", 50, group="another")))
     decision = solve(problem)
     assert [join.task for join in decision.joins] == ["t"]
     (later,) = decision.starts
@@ -117,13 +121,13 @@ def test_later_starts_are_planned_around_the_joined() -> None:
 
 def test_what_was_measured_corrects_the_prediction() -> None:
     slow = replace(running(), correction=2.5)
-    assert joins_of(Problem(ONE, (slow,), (waiting("t"),))) == {}
+    assert joins_of(SchedulingProblem(ONE, (slow,), (waiting("t"),))) == {}
 
 
 def test_a_problem_with_members_survives_json() -> None:
-    problem = Problem(ONE, (running(),), (waiting("t"),))
+    problem = SchedulingProblem(ONE, (running(),), (waiting("t"),))
     assert problem_from_json(problem_to_json(problem)) == problem
-    plain = Problem(ONE, (Running("r", "n", 1, 5),), (Queued("t", 1, 1, (5,)),))
+    plain = SchedulingProblem(ONE, (RunningExecutor("r", "n", 1, 5),), (Queued("t", 1, 1, (5,)),))
     assert "members" not in problem_to_json(plain)["running"][0]
     assert "sharing" not in problem_to_json(plain)["queued"][0]
 
@@ -141,13 +145,13 @@ def test_a_problem_with_members_survives_json() -> None:
 )
 def test_malformed_members_are_named(change, words) -> None:
     with pytest.raises(MalformedProblem, match=words):
-        solve(Problem(ONE, (replace(running(), **change),), (waiting("t"),)))
+        solve(SchedulingProblem(ONE, (replace(running(), **change),), (waiting("t"),)))
 
 
 def test_violations_say_what_is_wrong_with_a_join() -> None:
-    def said(run: Running, task: Queued) -> str:
+    def said(run: RunningExecutor, task: Queued) -> str:
         join = Join("t", "r", "n", 1, 100, 1, 1.4, 1.4)
-        return "; ".join(join_violations(Problem(ONE, (run,), (task,)), Decision((), "x", 0, joins=(join,))))
+        return "; ".join(join_violations(SchedulingProblem(ONE, (run,), (task,)), Decision((), "x", 0, joins=(join,))))
 
     assert said(running(), waiting("t")) == ""
     assert "another base" in said(running(), waiting("t", group="b"))
@@ -158,7 +162,7 @@ def test_violations_say_what_is_wrong_with_a_join() -> None:
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> Problem:
+def problems(draw: st.DrawFn) -> SchedulingProblem:
     nodes = tuple(Node(f"n{at}", draw(st.sampled_from((1, 2, 4)))) for at in range(draw(st.integers(1, 3))))
     groups, tenants = ("a", "b"), ("x", "y", "z")
 
@@ -170,7 +174,7 @@ def problems(draw: st.DrawFn) -> Problem:
             draw(st.floats(1.1, 4)),
         )
 
-    runs: list[Running] = []
+    runs: list[RunningExecutor] = []
     for node in nodes:
         left = node.gpus
         while left and draw(st.booleans()):
@@ -178,7 +182,7 @@ def problems(draw: st.DrawFn) -> Problem:
             left -= gpus
             tenant, seconds = draw(st.sampled_from(tenants)), draw(st.integers(1, 500))
             member = Member(name, tenant, seconds, share(), draw(st.integers(1, 500)), gpus)
-            runs.append(Running(name, node.id, gpus, seconds, tenant, (member,)))
+            runs.append(RunningExecutor(name, node.id, gpus, seconds, tenant, (member,)))
     queued = []
     for at in range(draw(st.integers(1, 8))):
         gpus, seconds, kind = draw(st.sampled_from((1, 1, 2))), draw(st.integers(1, 500)), share()
@@ -194,13 +198,13 @@ def problems(draw: st.DrawFn) -> Problem:
             )
         )
     limits = (Limit("x", draw(st.integers(1, 3))),) if draw(st.booleans()) else ()
-    return Problem(nodes, tuple(runs), tuple(queued), limits)
+    return SchedulingProblem(nodes, tuple(runs), tuple(queued), limits)
 
 
 @settings(max_examples=150, deadline=None)
 @given(problems())
-def test_no_join_breaks_a_rule(problem: Problem) -> None:
-    for decision in (solve(problem), without_the_solver(problem)):
+def test_no_join_breaks_a_rule(problem: SchedulingProblem) -> None:
+    for decision in (solve(problem), joined_plan_by_rules(problem)):
         assert list(join_violations(problem, decision)) == []
         after = settled(problem, decision)
         later = [start for start in decision.starts if start.start > 0]

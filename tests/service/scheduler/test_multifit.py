@@ -5,12 +5,12 @@ import pytest
 from benchmarks.simulator.arrivals import Arrival, closed, eleven
 from benchmarks.simulator.plan_judge import check
 from service.scheduler.core.multifit import pack
-from service.scheduler.core.problem import Node, Problem, Queued, Running, makespan
+from service.scheduler.core.problem import Node, Queued, RunningExecutor, SchedulingProblem, makespan
 from service.scheduler.core.solve import solve
 
 
-def problem_of(tasks: list[Arrival], nodes: int) -> Problem:
-    return Problem(
+def problem_of(tasks: list[Arrival], nodes: int) -> SchedulingProblem:
+    return SchedulingProblem(
         tuple(Node(f"n{at}", 8) for at in range(nodes)),
         (),
         tuple(Queued(task.id, task.gpus, 1, (task.worst,) * nodes) for task in tasks),
@@ -18,7 +18,7 @@ def problem_of(tasks: list[Arrival], nodes: int) -> Problem:
     )
 
 
-def bound_of(problem: Problem) -> float:
+def bound_of(problem: SchedulingProblem) -> float:
     area = sum(task.gpus * task.seconds[0] for task in problem.queued if task.seconds[0]) / sum(n.gpus for n in problem.nodes)
     return max(area, max(task.seconds[0] or 0 for task in problem.queued))
 
@@ -40,8 +40,11 @@ def test_a_tight_batch_ends_within_two_percent_of_its_bound() -> None:
 
 
 def test_what_runs_is_stood_upon() -> None:
-    problem = Problem(
-        (Node("n", 4),), (Running("r", "n", 2, 100),), tuple(Queued(f"q{at}", 1, 1, (50,)) for at in range(4)), closed=True
+    problem = SchedulingProblem(
+        (Node("n", 4),),
+        (RunningExecutor("r", "n", 2, 100),),
+        tuple(Queued(f"q{at}", 1, 1, (50,)) for at in range(4)),
+        closed=True,
     )
     starts = pack(problem, moves=50)
     assert starts is not None
@@ -50,7 +53,7 @@ def test_what_runs_is_stood_upon() -> None:
 
 
 def test_durations_that_depend_on_the_node_are_left_to_others() -> None:
-    problem = Problem((Node("a", 4), Node("b", 4)), (), (Queued("q", 1, 1, (10, 20)),), closed=True)
+    problem = SchedulingProblem((Node("a", 4), Node("b", 4)), (), (Queued("q", 1, 1, (10, 20)),), closed=True)
     assert pack(problem) is None
     assert solve(problem).starts[0].end == 10
 
@@ -58,5 +61,5 @@ def test_durations_that_depend_on_the_node_are_left_to_others() -> None:
 def test_a_drained_node_lends_no_duration_to_a_batch() -> None:
     """Found by the invariants: the drained node was the faster one."""
     nodes = (Node("gone", 1, drained=True), Node("n", 1))
-    problem = Problem(nodes, (), (Queued("p", 1, 1, (24, 48)), Queued("q", 1, 1, (33, 66))), closed=True)
+    problem = SchedulingProblem(nodes, (), (Queued("p", 1, 1, (24, 48)), Queued("q", 1, 1, (33, 66))), closed=True)
     assert check(problem, solve(problem).starts) == 2

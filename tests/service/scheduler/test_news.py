@@ -33,17 +33,17 @@ def test_a_first_plan_and_the_end_of_a_delay_are_never_put_off():
     }
     after = {id: said() for id in before} | {"late": unplanned_reasons.not_before(moment)}
     found = choose(before, after, NOW, 0)
-    assert (set(found.told), found.put_off) == (set(before), ())
+    assert (set(found.notified), found.deferred) == (set(before), ())
 
 
 def test_other_reasons_come_before_other_times_and_the_rest_is_put_off():
     before = {id: said() for id in "abcd"}
     after = {"a": said(seconds=9000), "b": said(seconds=3000), "c": said("fair_share", seconds=9999), "d": said()}
     found = choose(before, after, NOW, 2)
-    assert (set(found.told), found.put_off) == ({"c", "b"}, ("a",))
-    assert found.told["c"] is after["c"]
-    rest = choose(before | found.told, after, NOW, 2)
-    assert (set(rest.told), rest.put_off) == ({"a"}, ())
+    assert (set(found.notified), found.deferred) == ({"c", "b"}, ("a",))
+    assert found.notified["c"] is after["c"]
+    rest = choose(before | found.notified, after, NOW, 2)
+    assert (set(rest.notified), rest.deferred) == ({"a"}, ())
 
 
 def test_how_many_a_plan_may_notify_follows_the_time_since_the_last():

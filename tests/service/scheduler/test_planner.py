@@ -111,21 +111,21 @@ def borrowed(new_tenant, new_node, plan, set_rows):
         tasks.append(borrower.task(priority=priority)["id"])
         plan()
     held = {task: start(node, task) for task in tasks}
-    claim = owner.task(gpus=2)["id"]
+    preemptor = owner.task(gpus=2)["id"]
     plan()
-    return node, borrower, owner, held, claim, tasks
+    return node, borrower, owner, held, preemptor, tasks
 
 
 def test_a_tenant_under_its_share_takes_gpus_back_from_the_biggest_borrower(
     borrowed, set_rows, again, plan, ago, database, new_tenant
 ):
-    node, borrower, owner, held, claim, tasks = borrowed
+    node, borrower, owner, held, preemptor, tasks = borrowed
     assert not any(placement.leave for placement in node.desired().placements), "not before the bound"
-    set_rows(Task, claim, queued_at=ago(10_000))
+    set_rows(Task, preemptor, queued_at=ago(10_000))
     again()
     leaving = {placement.task_id for placement in node.desired().placements if placement.leave}
     assert leaving == {tasks[1], tasks[3]}, "the lowest priorities"
-    said = waits(owner, claim)
+    said = waits(owner, preemptor)
     assert said["code"] == "waiting_for_capacity"
     assert f"GPUs of {node.name} are being given back for it" in said["sentence"]
     again()
@@ -135,19 +135,19 @@ def test_a_tenant_under_its_share_takes_gpus_back_from_the_biggest_borrower(
     for task in leaving:
         held[task].report(points(0, [1, 2]), points(1, [1, 2]), held[task].checkpoint({0: 2, 1: 2}), {"kind": "detached"})
         plan()
-    assert {placement.task_id for placement in node.desired().placements} == {tasks[0], tasks[2], claim}
+    assert {placement.task_id for placement in node.desired().placements} == {tasks[0], tasks[2], preemptor}
     victim = borrower.get(f"/v1/tasks/{tasks[1]}").json()
     assert (victim["status"], victim["requeue_reason"], victim["progress"]["steps_done"]) == ("queued", "preempted", 4)
     assert "Preempted for another tenant's task, which needs 2 GPUs" in victim["requeue_detail"]
     assert "your tenant held 4 GPUs of the 2 it is owed" in victim["requeue_detail"]
-    assert claim not in str(victim)
+    assert preemptor not in str(victim)
     assert third not in {placement.task_id for placement in node.desired().placements}
 
 
 @pytest.mark.parametrize("why", ["quarantined", "disk_full", "drained"])
 def test_gpus_that_nobody_can_have_are_in_no_share(borrowed, new_node, set_rows, again, ago, why):
     """Four more that take nothing: what the borrower holds is all there is, and half of it is owed."""
-    node, _, _, _, claim, tasks = borrowed
+    node, _, _, _, preemptor, tasks = borrowed
     other = new_node("ailing", slots=4)
     columns = {
         "quarantined": {"quarantined_at": ago(10), "rests_until": ago(-1000), "quarantine_reason": "it loses them"},
@@ -155,19 +155,19 @@ def test_gpus_that_nobody_can_have_are_in_no_share(borrowed, new_node, set_rows,
         "drained": {"drained_at": ago(10)},
     }
     set_rows(Node, other.id, **columns[why])
-    set_rows(Task, claim, queued_at=ago(10_000))
+    set_rows(Task, preemptor, queued_at=ago(10_000))
     again()
     assert {placement.task_id for placement in node.desired().placements if placement.leave} == {tasks[1], tasks[3]}
 
 
 def test_a_borrower_that_says_nothing_loses_its_gpus_with_its_lease(borrowed, set_rows, again, rested, ago, dependencies):
-    node, _, _, held, claim, tasks = borrowed
-    set_rows(Task, claim, queued_at=ago(10_000))
+    node, _, _, held, preemptor, tasks = borrowed
+    set_rows(Task, preemptor, queued_at=ago(10_000))
     again()
     for task in (tasks[1], tasks[3]):
         assert node.lost(held[task]).status_code == 204
     rested()
-    assert claim in {placement.task_id for placement in node.desired().placements}
+    assert preemptor in {placement.task_id for placement in node.desired().placements}
 
 
 def test_what_is_borrowed_is_left_alone_while_nobody_is_owed_it(borrowed, set_rows, again, ago):

@@ -5,14 +5,14 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.scheduler.core.problem import Node, Problem, Queued, Running, objective
+from service.scheduler.core.problem import Node, Queued, RunningExecutor, SchedulingProblem, objective
 from service.scheduler.core.problem_json import problem_from_json, problem_to_json
 from service.scheduler.core.rules import backfill, ranked
 from service.scheduler.core.solve import solve
 
 
 @st.composite
-def problems(draw, most_tasks: int = 7) -> Problem:
+def problems(draw, most_tasks: int = 7) -> SchedulingProblem:
     """Up to three nodes, some of them busy, and a queue; small numbers make ties and tight fits likely."""
     nodes = tuple(Node(f"n{at}", draw(st.sampled_from([1, 2, 4, 8]))) for at in range(draw(st.integers(1, 3))))
     running = []
@@ -21,7 +21,7 @@ def problems(draw, most_tasks: int = 7) -> Problem:
         while free and draw(st.booleans()):
             gpus = draw(st.integers(1, free))
             free -= gpus
-            running.append(Running(f"r{len(running)}", node.id, gpus, draw(st.integers(1, 60))))
+            running.append(RunningExecutor(f"r{len(running)}", node.id, gpus, draw(st.integers(1, 60))))
     queued = []
     for at in range(draw(st.integers(0, most_tasks))):
         gpus = draw(st.sampled_from([1, 1, 2, 4, 8]))
@@ -31,10 +31,10 @@ def problems(draw, most_tasks: int = 7) -> Problem:
         )
         planned = draw(st.none() | st.sampled_from([node.id for node in nodes]))
         queued.append(Queued(f"q{at}", gpus, draw(st.integers(1, 500)), seconds, planned))
-    return Problem(nodes, tuple(running), tuple(queued))
+    return SchedulingProblem(nodes, tuple(running), tuple(queued))
 
 
-def check(problem: Problem, starts) -> None:
+def check(problem: SchedulingProblem, starts) -> None:
     """Every placeable task once, on one node, for its duration there, and never more GPUs at once than the node has."""
     tasks = {task.id: task for task in problem.queued}
     places = [node.id for node in problem.nodes]
@@ -70,7 +70,7 @@ def test_a_queue_longer_than_the_window_is_planned_whole(problem):
     check(problem, solve(problem).starts)
 
 
-def brute_force(problem: Problem) -> int:
+def brute_force(problem: SchedulingProblem) -> int:
     """The least objective, by trying every order and node: each task as early as those before it allow."""
     best = None
     for order in itertools.permutations(problem.placeable):
@@ -110,7 +110,7 @@ def test_a_wide_task_is_not_starved_by_narrow_ones():
     """Narrow tasks may use the hole before its reservation, and may not push it back."""
     wide = Queued("wide", 2, 1000, (100,))
     narrow = [Queued(f"narrow{at}", 1, 10, (seconds,)) for at, seconds in enumerate((40, 60))]
-    problem = Problem((Node("n", 2),), (Running("r", "n", 1, 50),), (wide, *narrow))
+    problem = SchedulingProblem((Node("n", 2),), (RunningExecutor("r", "n", 1, 50),), (wide, *narrow))
     starts = {start.task: start for start in backfill(problem)}
     assert starts["narrow0"].start == 0  # ends at 40, before the reservation
     assert starts["wide"].start == 50
@@ -120,14 +120,14 @@ def test_a_wide_task_is_not_starved_by_narrow_ones():
 def test_each_that_waits_in_front_keeps_its_start():
     """With one reservation the last would take the second node at once, and push back who waits for the whole of it."""
     nodes = (Node("n0", 2), Node("n1", 2))
-    running = (Running("r0", "n0", 2, 50), Running("r1", "n1", 1, 60))
+    running = (RunningExecutor("r0", "n0", 2, 50), RunningExecutor("r1", "n1", 1, 60))
     queued = tuple(
         Queued(name, gpus, weight, (seconds,) * 2)
         for name, gpus, weight, seconds in (("a", 2, 1000, 100), ("b", 2, 500, 100), ("c", 1, 1, 200))
     )
-    starts = {start.task: start for start in backfill(Problem(nodes, running, queued))}
+    starts = {start.task: start for start in backfill(SchedulingProblem(nodes, running, queued))}
     assert (starts["a"].start, starts["b"].start, starts["c"].start) == (50, 60, 150)
-    one = {start.task: start for start in backfill(Problem(nodes, running, queued), reserved=1)}
+    one = {start.task: start for start in backfill(SchedulingProblem(nodes, running, queued), reserved=1)}
     assert (one["c"].start, one["b"].start) == (0, 150)
 
 
@@ -135,4 +135,4 @@ def test_a_wide_task_weighs_less_than_its_width_in_the_order():
     """Four times as wide counts as twice as long: its GPUs must lie on one node, a narrow one takes what is left."""
     nodes = (Node("n", 4),)
     queued = tuple(Queued(name, gpus, 1, (seconds,)) for name, gpus, seconds in (("narrow", 1, 250), ("wide", 4, 100)))
-    assert [task.id for task in ranked(Problem(nodes, (), queued))] == ["wide", "narrow"]
+    assert [task.id for task in ranked(SchedulingProblem(nodes, (), queued))] == ["wide", "narrow"]

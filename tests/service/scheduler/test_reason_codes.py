@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 
-from service.scheduler.core.problem import Limit, Node, Problem, Queued, Running
+from service.scheduler.core.problem import Limit, Node, Queued, RunningExecutor, SchedulingProblem
 from service.scheduler.core.problem_json import problem_from_json, problem_to_json
 from service.scheduler.core.solve import solve
 from service.scheduler.explain.reason_codes import Code, Reason, paused, reasons
@@ -15,12 +15,14 @@ from tests.service.scheduler.test_invariants import QUICK
 NODE = (Node("n", 4),)
 
 
-def why(problem: Problem, **told) -> dict[str, Reason]:
+def why(problem: SchedulingProblem, **told) -> dict[str, Reason]:
     return {reason.task: reason for reason in reasons(problem, solve(problem, QUICK).starts, **told)}
 
 
 def test_room_is_short_and_the_numbers_say_how_much() -> None:
-    found = why(Problem(NODE, (Running("r", "n", 4, 100),), (Queued("a", 1, 100, (50,)), Queued("b", 4, 100, (60,)))))
+    found = why(
+        SchedulingProblem(NODE, (RunningExecutor("r", "n", 4, 100),), (Queued("a", 1, 100, (50,)), Queued("b", 4, 100, (60,))))
+    )
     assert found["a"] == Reason(
         "a", Code.WAITING_FOR_CAPACITY, 1, 100, 150, "n", {"asked": 1, "free": 0, "fitting": 4, "ahead": 0, "soonest": 100}
     )
@@ -33,7 +35,7 @@ def test_a_quota_binds_and_a_task_beyond_it_has_no_start() -> None:
         Queued("b", 2, 1, (60,), tenant="ada"),
         Queued("c", 4, 1, (9,), tenant="ada"),
     )
-    found = why(Problem(NODE, (), tasks, (Limit("ada", 2),)))
+    found = why(SchedulingProblem(NODE, (), tasks, (Limit("ada", 2),)))
     assert found["b"].code == Code.WAITING_FOR_QUOTA
     assert found["b"].numbers == {"asked": 2, "limit": 2, "held": 2}
     assert (found["c"].code, found["c"].start) == (Code.WAITING_FOR_QUOTA, None)
@@ -41,7 +43,7 @@ def test_a_quota_binds_and_a_task_beyond_it_has_no_start() -> None:
 
 def test_a_hole_is_kept_for_a_larger_task() -> None:
     wide, narrow = Queued("wide", 4, 10_000, (100,)), Queued("narrow", 1, 10, (80,))
-    found = why(Problem(NODE, (Running("r", "n", 2, 50),), (wide, narrow)))
+    found = why(SchedulingProblem(NODE, (RunningExecutor("r", "n", 2, 50),), (wide, narrow)))
     assert found["wide"].code == Code.WAITING_FOR_CAPACITY
     assert found["narrow"].code == Code.LARGER_TASK_RESERVED
     assert found["narrow"].numbers == {"asked": 1, "free": 2, "reserved_task": "wide", "reserved_gpus": 4, "reserved_start": 50}
@@ -49,17 +51,21 @@ def test_a_hole_is_kept_for_a_larger_task() -> None:
 
 def test_only_a_drained_node_has_room() -> None:
     nodes = (Node("n", 4), Node("leaving", 4, drained=True))
-    found = why(Problem(nodes, (Running("r", "n", 4, 100),), (Queued("a", 1, 100, (50, 50)), Queued("b", 1, 1, (None, 50)))))
+    found = why(
+        SchedulingProblem(
+            nodes, (RunningExecutor("r", "n", 4, 100),), (Queued("a", 1, 100, (50, 50)), Queued("b", 1, 1, (None, 50)))
+        )
+    )
     assert {name: (reason.code, reason.start) for name, reason in found.items()} == {
         "a": (Code.NODE_DRAINED, 100), "b": (Code.NODE_DRAINED, None),
     }  # fmt: skip
 
 
 def test_no_node_fits() -> None:
-    found = why(Problem(NODE, (), (Queued("wide", 8, 1, (None,)), Queued("deep", 1, 1, (None,)))))
+    found = why(SchedulingProblem(NODE, (), (Queued("wide", 8, 1, (None,)), Queued("deep", 1, 1, (None,)))))
     assert found["wide"].numbers == {"asked": 8, "largest": 4, "nodes": 1, "wide_enough": 0}
     assert found["deep"].numbers["wide_enough"] == 1
-    assert why(Problem((), (), (Queued("a", 1, 1, ()),)))["a"].code == Code.NO_NODE_FITS
+    assert why(SchedulingProblem((), (), (Queued("a", 1, 1, ()),)))["a"].code == Code.NO_NODE_FITS
 
 
 def test_nodes_that_may_not_be_given_it() -> None:
@@ -67,7 +73,7 @@ def test_nodes_that_may_not_be_given_it() -> None:
         nodes = tuple(Node(f"n{at}", 4) for at in range(len(bars)))
         kept = tuple((node.id, bar) for node, bar in zip(nodes, bars, strict=True))
         task = Queued("a", 1, 1, (None,) * len(bars), barred=kept)
-        problem = Problem(nodes, (), (task,))
+        problem = SchedulingProblem(nodes, (), (task,))
         assert problem_from_json(json.loads(json.dumps(problem_to_json(problem)))) == problem
         return why(problem)["a"]
 
@@ -81,7 +87,7 @@ def test_nodes_that_may_not_be_given_it() -> None:
 
 def test_another_tenants_turn_comes_first() -> None:
     mine, theirs = Queued("mine", 4, 10, (50,), tenant="hog"), Queued("theirs", 4, 1000, (50,), tenant="new")
-    problem = Problem(NODE, (Running("r", "n", 4, 10),), (mine, theirs))
+    problem = SchedulingProblem(NODE, (RunningExecutor("r", "n", 4, 10),), (mine, theirs))
     standing = {"hog": 2.0, "new": 0.1}
     found = why(problem, standing=standing)
     assert found["mine"].code == Code.FAIR_SHARE
@@ -96,7 +102,7 @@ def test_a_paused_task_says_so() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(problems())
-def test_everyone_who_does_not_start_is_told_why_once(problem: Problem) -> None:
+def test_everyone_who_does_not_start_is_told_why_once(problem: SchedulingProblem) -> None:
     starts = solve(problem, QUICK).starts
     found = reasons(problem, starts)
     now = {start.task for start in starts if start.start == 0}
@@ -112,10 +118,10 @@ def test_everyone_who_does_not_start_is_told_why_once(problem: Problem) -> None:
 def test_a_quota_counts_types_by_what_they_can_do() -> None:
     """A limit of 4: four of the fast ones are its end, of the slower ones ten, and CPU slots are free of it."""
     nodes = (Node("fast", 8), Node("slower", 16, worth=0.4), Node("slots", 16, worth=4e-5))
-    runs = (Running("r", "slots", 16, 500, "ada"), Running("s", "slower", 5, 500, "ada"))
+    runs = (RunningExecutor("r", "slots", 16, 500, "ada"), RunningExecutor("s", "slower", 5, 500, "ada"))
 
     def plan(gpus: int, *seconds: int | None) -> Reason | None:
-        return why(Problem(nodes, runs, (Queued("t", gpus, 1, seconds, tenant="ada"),), (Limit("ada", 4),))).get("t")
+        return why(SchedulingProblem(nodes, runs, (Queued("t", gpus, 1, seconds, tenant="ada"),), (Limit("ada", 4),))).get("t")
 
     assert plan(2, 10, None, None) is None, "five of the slower and two of the fast"
     beyond = plan(3, 10, None, None)

@@ -8,7 +8,7 @@ from service.scheduler.core.gpu_types import hardware
 from service.scheduler.core.joins.slowdowns import Member, Sharing, broken_bounds, ends, roomy, slowdowns
 from service.scheduler.estimate.step_cost import StepCost, prior_step_cost, step_cost
 from service.scheduler.estimate.throughput import ThroughputModel, key_of, measured
-from worker.policy.deficit_round_robin import Candidate, select
+from worker.policy.deficit_round_robin import RunnableTask, select
 from worker.policy.step_time import StepLoad, StepModel
 
 ROW = 187
@@ -48,7 +48,7 @@ def simulated(batches: dict[str, tuple[str, int]], budget: int = 16384, steps: i
         return H200.seconds(StepLoad(1, tokens, 0, 0))
 
     for _ in range(steps):
-        candidates = [Candidate(n, t, seconds(rows * ROW), rows * ROW) for n, (t, rows) in batches.items()]
+        candidates = [RunnableTask(n, t, seconds(rows * ROW), rows * ROW) for n, (t, rows) in batches.items()]
         chosen = select(candidates, deficits, budget)
         deficits = dict(chosen.deficits)
         clock += seconds(sum(batches[name][1] * ROW for name in chosen.chosen))

@@ -5,8 +5,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 
 from service.scheduler.core.decision import SearchBudget
-from service.scheduler.core.preemption import Claim, Held, preemption
-from service.scheduler.core.problem import Limit, Node, Problem, Queued, Running, Start, Width
+from service.scheduler.core.preemption import Held, Preemptor, preemption
+from service.scheduler.core.problem import Limit, Node, Queued, RunningExecutor, SchedulingProblem, Start, Width
 from service.scheduler.core.solve import solve
 from tests.service.scheduler.problems import problems
 
@@ -15,7 +15,7 @@ QUICK = SearchBudget(window=4, deterministic=0.005, polish=0.01)
 
 @settings(max_examples=80, deadline=None)
 @given(problems())
-def test_widening_makes_nobody_later_and_ends_nothing_later(problem: Problem) -> None:
+def test_widening_makes_nobody_later_and_ends_nothing_later(problem: SchedulingProblem) -> None:
     """Against the plan in which nobody may be wider: the same starts at the same moments, and some of them end sooner."""
     narrow = replace(problem, queued=tuple(replace(task, wider=()) for task in problem.queued))
     before = {start.task: start for start in solve(narrow, QUICK).starts}
@@ -34,25 +34,25 @@ def task(name: str, *seconds: int, gpus: int = 1, nodes: int = 1, tenant: str = 
     return Queued(name, gpus, 1, first, wider=wider, tenant=tenant)
 
 
-def planned(problem: Problem) -> dict[str, Start]:
+def planned(problem: SchedulingProblem) -> dict[str, Start]:
     return {start.task: start for start in solve(problem, QUICK).starts}
 
 
 def test_what_waits_comes_before_who_would_be_wider() -> None:
     """Weighted completion alone would have the first on both GPUs; but others wait for the second."""
     node = (Node("n", 2),)
-    alone = planned(Problem(node, (), (task("a", 100, 51),)))
+    alone = planned(SchedulingProblem(node, (), (task("a", 100, 51),)))
     assert (alone["a"].gpus, alone["a"].end) == (2, 51)
-    both = planned(Problem(node, (), (task("a", 100, 51), task("b", 100))))
+    both = planned(SchedulingProblem(node, (), (task("a", 100, 51), task("b", 100))))
     assert {start.gpus for start in both.values()} == {1}
-    crowd = planned(Problem(node, (), (task("a", 100, 51), task("b", 100), task("c", 10))))
+    crowd = planned(SchedulingProblem(node, (), (task("a", 100, 51), task("b", 100), task("c", 10))))
     assert {start.gpus for start in crowd.values()} == {1}
 
 
 def test_it_takes_the_node_on_which_it_can_be_widest() -> None:
     """At its narrowest it would fit the hole of the first."""
     nodes = Node("a", 4), Node("b", 4)
-    problem = Problem(nodes, (Running("r", "a", 3, 1000),), (task("t", 100, 60, 35, nodes=2),))
+    problem = SchedulingProblem(nodes, (RunningExecutor("r", "a", 3, 1000),), (task("t", 100, 60, 35, nodes=2),))
     assert planned(problem)["t"] == Start("t", "b", 0, 35, 4)
     other = planned(replace(problem, queued=(*problem.queued, task("u", 200, nodes=2))))
     assert (other["t"].node, other["t"].gpus) == ("b", 2), "beside the other"
@@ -64,7 +64,9 @@ def test_it_takes_the_node_on_which_it_can_be_widest() -> None:
 
 def test_a_reservation_ends_how_wide_a_task_may_be() -> None:
     """Four GPUs stand free until the wide one starts in 40 s, and two beside it."""
-    problem = Problem((Node("n", 8),), (Running("r", "n", 4, 40),), (task("t", 100, 60, 45), task("wide", 10, gpus=6)))
+    problem = SchedulingProblem(
+        (Node("n", 8),), (RunningExecutor("r", "n", 4, 40),), (task("t", 100, 60, 45), task("wide", 10, gpus=6))
+    )
     found = planned(problem)
     assert (found["t"].gpus, found["t"].end, found["wide"].start) == (2, 60, 40)
     sooner = replace(problem, queued=(task("t", 100, 60, 40), problem.queued[1]))
@@ -72,15 +74,15 @@ def test_a_reservation_ends_how_wide_a_task_may_be() -> None:
 
 
 def test_a_quota_bounds_the_width() -> None:
-    problem = Problem((Node("n", 8),), (), (task("t", 100, 55, 30, tenant="ada"),), (Limit("ada", 3),))
+    problem = SchedulingProblem((Node("n", 8),), (), (task("t", 100, 55, 30, tenant="ada"),), (Limit("ada", 3),))
     assert planned(problem)["t"].gpus == 2
 
 
 def test_who_ends_last_is_widened_first() -> None:
-    problem = Problem((Node("n", 4),), (), (task("short", 50, 30, 20), task("long", 100, 60, 40)))
+    problem = SchedulingProblem((Node("n", 4),), (), (task("short", 50, 30, 20), task("long", 100, 60, 40)))
     found = planned(problem)
     assert (found["long"].gpus, found["short"].gpus) == (2, 2)
-    problem = Problem((Node("n", 3),), (), (task("short", 50, 30), task("long", 100, 60)))
+    problem = SchedulingProblem((Node("n", 3),), (), (task("short", 50, 30), task("long", 100, 60)))
     found = planned(problem)
     assert (found["long"].gpus, found["short"].gpus) == (2, 1)
 
@@ -88,19 +90,21 @@ def test_who_ends_last_is_widened_first() -> None:
 def test_a_borrower_that_is_wider_than_it_must_goes_on_narrower() -> None:
     """It holds all there is, and its tenant is owed no more than its one task asks for at its narrowest."""
     wide = Held("wide", "ada", "n", 8, 1, 100, frozenset({"n"}), spare=7)
-    claim = Claim("t", "bo", 1, 700, frozenset({"n"}))
+    preemptor = Preemptor("t", "bo", 1, 700, frozenset({"n"}))
     due = {"ada": 1.0, "bo": 1.0}
-    found = preemption([claim], [wide], [Node("n", 8)], due, bound=600)
+    found = preemption([preemptor], [wide], [Node("n", 8)], due, bound=600)
     assert found is not None
     assert found.victims == (wide,)
     as_wide_as_it_must = replace(wide, spare=0)
-    assert preemption([claim], [as_wide_as_it_must], [Node("n", 8)], due, bound=600) is None, "it would be left with nothing"
+    assert preemption([preemptor], [as_wide_as_it_must], [Node("n", 8)], due, bound=600) is None, (
+        "it would be left with nothing"
+    )
 
 
 def test_one_that_could_go_elsewhere_at_its_narrowest_is_moved_out_of_the_way() -> None:
     nodes = [Node("a", 4), Node("b", 4)]
     held = [Held("wide", "ada", "a", 4, 1, 100, frozenset({"a", "b"}), spare=3), Held("other", "bo", "b", 3, 1, 100)]
-    claim = Claim("t", "bo", 4, 700, frozenset({"a"}))
-    found = preemption([claim], held, nodes, {"ada": 4.0, "bo": 7.0}, bound=600)
+    preemptor = Preemptor("t", "bo", 4, 700, frozenset({"a"}))
+    found = preemption([preemptor], held, nodes, {"ada": 4.0, "bo": 7.0}, bound=600)
     assert found is not None
     assert (found.node, found.victims) == ("a", (held[0],))

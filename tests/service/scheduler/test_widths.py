@@ -127,17 +127,17 @@ def test_it_gives_back_what_it_does_not_need_to_a_tenant_that_is_owed_it(new_ten
     wide = borrower.task(max_gpus=2, **LONG)["id"]
     plan()
     placement = begin(node, wide)
-    claim = owner.task(**LONG)["id"]
+    preemptor = owner.task(**LONG)["id"]
     plan()
     assert not any(placement.leave for placement in node.desired().placements), "not before the bound"
     with database.begin() as session:
         past = func.clock_timestamp() - timedelta(seconds=10_000)
-        session.execute(update(Task).where(Task.id == claim).values(queued_at=past))
+        session.execute(update(Task).where(Task.id == preemptor).values(queued_at=past))
     again()
     assert [placement.leave for placement in node.desired().placements] == [True]
     leave(placement)
     plan()
-    assert widths(node) == {wide: 1, claim: 1}
+    assert widths(node) == {wide: 1, preemptor: 1}
     said = borrower.get(f"/v1/tasks/{wide}").json()
     assert (said["status"], said["requeue_reason"]) == (TaskStatus.RUNNING, "preempted")
     assert "your tenant held 2 GPUs of the 1 it is owed" in said["requeue_detail"]

@@ -6,22 +6,22 @@ from dataclasses import replace
 from service.scheduler.core.decision import Decision
 from service.scheduler.core.joins.joining import begun, held_units, place_of, with_task
 from service.scheduler.core.joins.slowdowns import broken_bounds, roomy
-from service.scheduler.core.problem import Problem
+from service.scheduler.core.problem import SchedulingProblem
 
 
-def join_violations(problem: Problem, decision: Decision) -> Iterator[str]:
+def join_violations(problem: SchedulingProblem, decision: Decision) -> Iterator[str]:
     """What is wrong with the decision's joins, in words: a task twice, another base, no room, a broken bound or quota."""
-    board = begun(problem, decision.starts)
-    runs, tasks = {run.id: run for run in board.running}, {task.id: task for task in board.queued}
+    after_starts = begun(problem, decision.starts)
+    runs, tasks = {run.id: run for run in after_starts.running}, {task.id: task for task in after_starts.queued}
     planned = {start.task for start in decision.starts}
     for join in decision.joins:
         task, run = tasks.pop(join.task, None), runs.get(join.beside)
         if task is None or run is None or join.task in planned or not run.members or run.node != join.node:
             yield f"{join.task} is not queued, stands twice, or joins {join.beside}, which is not on {join.node} or not to join"
             continue
-        place = place_of(board, run)
+        place = place_of(after_starts, run)
         sharing = task.sharing[place] if task.sharing else None
-        if sharing is None or task.seconds[place] is None or task.gpus > run.gpus or board.nodes[place].drained:
+        if sharing is None or task.seconds[place] is None or task.gpus > run.gpus or after_starts.nodes[place].drained:
             yield f"{join.task} may not share {run.gpus} GPUs of {run.node}"
             continue
         runs[run.id] = with_it = with_task(run, task, place)
@@ -31,7 +31,7 @@ def join_violations(problem: Problem, decision: Decision) -> Iterator[str]:
             yield f"{join.task} joins {run.id}, where memory has no room for it"
         for broken in broken_bounds(with_it.members, run.gpus, run.correction):
             yield f"{join.task} joins {run.id}, and {broken} is slowed beyond its bound"
-    held = held_units(replace(board, running=tuple(runs.values())))
+    held = held_units(replace(after_starts, running=tuple(runs.values())))
     joiners = {join.task for join in decision.joins}
     for limit in problem.limits:
         begins = any(task.id in joiners and task.tenant == limit.tenant for task in problem.queued)

@@ -4,16 +4,16 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 
-from service.scheduler.core.problem import Problem, Running, Start
+from service.scheduler.core.problem import RunningExecutor, SchedulingProblem, Start
 
 
-def violations(problem: Problem, starts: Iterable[Start]) -> list[str]:
+def violations(problem: SchedulingProblem, starts: Iterable[Start]) -> list[str]:
     """The plan's violations, in words: an overfull node or limit, a wrong duration or node, a task planned twice."""
     tasks = {task.id: task for task in problem.queued}
     places = {node.id: at for at, node in enumerate(problem.nodes)}
     on_nodes: dict[str, list[Start]] = defaultdict(list)
     of_tenants: dict[str, list[Start]] = defaultdict(list)
-    runs: dict[str, list[Running]] = defaultdict(list)
+    runs: dict[str, list[RunningExecutor]] = defaultdict(list)
     for run in problem.running:
         runs[run.node].append(run)
     wrong: list[str] = []
@@ -40,7 +40,7 @@ def violations(problem: Problem, starts: Iterable[Start]) -> list[str]:
     return wrong
 
 
-def _overfull(name: str, gpus: int, running: Iterable[Running], starts: Iterable[Start]) -> list[str]:
+def _overfull(name: str, gpus: int, running: Iterable[RunningExecutor], starts: Iterable[Start]) -> list[str]:
     changes = [change for seconds, part in held(running, gpus) for change in ((0, part), (seconds, -part))]
     changes += [change for start in starts for change in ((start.start, start.gpus), (start.end, -start.gpus))]
     taken = 0
@@ -51,7 +51,7 @@ def _overfull(name: str, gpus: int, running: Iterable[Running], starts: Iterable
     return []
 
 
-def held(running: Iterable[Running], gpus: int) -> list[tuple[int, int]]:
+def held(running: Iterable[RunningExecutor], gpus: int) -> list[tuple[int, int]]:
     """(seconds, GPUs) that `running` holds, capped at `gpus` together: the node may have shrunk since the tasks started."""
     left, found = gpus, []
     for run in sorted(running, key=lambda run: -run.remaining):

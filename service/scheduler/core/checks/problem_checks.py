@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.scheduler.core.joins.slowdowns import Sharing
-from service.scheduler.core.problem import NEVER, Problem, Queued, Running, row_of
+from service.scheduler.core.problem import NEVER, Queued, RunningExecutor, SchedulingProblem, row_of
 
 
-def malformed(problem: Problem) -> list[str]:
+def malformed(problem: SchedulingProblem) -> list[str]:
     """What makes the problem malformed, in messages that name the field."""
     wrong = []
     for what, ids in (
@@ -38,13 +38,13 @@ def malformed(problem: Problem) -> list[str]:
     return wrong + _unfit(problem if len(sized) == len(problem.queued) else replace(problem, queued=tuple(sized)))
 
 
-def _running_ids(problem: Problem) -> Iterator[str]:
+def _running_ids(problem: SchedulingProblem) -> Iterator[str]:
     for run in problem.running:
         yield run.id
         yield from (member.id for member in run.members[1:])
 
 
-def _malformed_members(run: Running) -> Iterator[str]:
+def _malformed_members(run: RunningExecutor) -> Iterator[str]:
     if run.members and (run.members[0].id, run.members[0].tenant) != (run.id, run.tenant):
         yield f"its first member is {run.members[0].id} of {run.members[0].tenant}, must be itself"
     if len({member.sharing.group for member in run.members}) > 1:
@@ -83,7 +83,7 @@ def _malformed_task(task: Queued, nodes: int) -> list[str]:
     return wrong
 
 
-def _unfit(problem: Problem) -> list[str]:
+def _unfit(problem: SchedulingProblem) -> list[str]:
     """Durations that are not positive, and durations on nodes that are too small."""
     sizes = np.array([node.gpus for node in problem.nodes], np.int64)
     wrong = []
@@ -96,7 +96,7 @@ def _unfit(problem: Problem) -> list[str]:
     return wrong
 
 
-def _widths(problem: Problem) -> Iterator[tuple[str, NDArray[np.int64], int]]:
+def _widths(problem: SchedulingProblem) -> Iterator[tuple[str, NDArray[np.int64], int]]:
     """(task, seconds by node, GPUs) of every width to check."""
     smallest = min((node.gpus for node in problem.nodes), default=1)
     least = problem.seconds.min(axis=1, initial=NEVER)

@@ -12,10 +12,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from service.scheduler.core.batch_arrangement import without_solver
+from service.scheduler.core.batch_arrangement import plan_by_rules
 from service.scheduler.core.decision import Decision, Join
 from service.scheduler.core.joins.slowdowns import Member, broken_bounds, ends, roomy, slowdowns
-from service.scheduler.core.problem import NEVER, Problem, Queued, Running, Start, missed, objective, slowdown
+from service.scheduler.core.problem import NEVER, Queued, RunningExecutor, SchedulingProblem, Start, missed, objective, slowdown
 
 TRIALS, TRIED_TASKS = 24, 2000  # joins tried in a plan: so many, and fewer where more than so many / TRIALS tasks wait
 ASKED = 16  # waiting tasks that look for a join at a time, by expected end
@@ -38,7 +38,7 @@ class _Option:
 class _Plan:
     """A plan while joins are added: the problem once `now` and `joins` are made, and the starts later than 0 around it."""
 
-    board: Problem
+    problem: SchedulingProblem
     now: tuple[Start, ...]
     later: tuple[Start, ...]
     held: tuple[str, ...]
@@ -46,28 +46,28 @@ class _Plan:
 
     def joined_by(self, join: Join) -> "_Plan":
         """The plan made anew around one more join."""
-        after = _after(self.board, [join])
-        starts, held = without_solver(after)
+        after = _after(self.problem, [join])
+        starts, held = plan_by_rules(after)
         return _Plan(begun(after, starts), self.now + _now(starts), _later(starts), held, (*self.joins, join))
 
     @property
     def worth(self) -> tuple[float, float]:
         """Weighted seconds until the ends of all tasks, and the sum of their slowdowns, which both are better lower."""
-        cost, slow = float(objective(self.board, self.later)), slowdown(self.board, self.later)
-        for run in self.board.running:
+        cost, slow = float(objective(self.problem, self.later)), slowdown(self.problem, self.later)
+        for run in self.problem.running:
             found = ends(run.members, run.gpus, run.correction)
             cost += sum(member.weight * found[member.id] for member in run.members)
             slow += sum(found[member.id] / member.remaining for member in run.members)
         return cost, slow
 
 
-def joined(problem: Problem, decision: Decision) -> Decision:
+def joined(problem: SchedulingProblem, decision: Decision) -> Decision:
     """`decision` with tasks that wait joining executors, and the later starts of all others planned around them."""
     if not any(task.sharing for task in problem.queued):
         return decision
-    board = begun(problem, decision.starts)
-    plan = _Plan(board, _now(decision.starts), _later(decision.starts), decision.held)
-    trials, refused = max(1, min(TRIALS, TRIED_TASKS // max(1, len(board.queued)))), set[str]()
+    after_starts = begun(problem, decision.starts)
+    plan = _Plan(after_starts, _now(decision.starts), _later(decision.starts), decision.held)
+    trials, refused = max(1, min(TRIALS, TRIED_TASKS // max(1, len(after_starts.queued)))), set[str]()
     while trials > 0 and (options := _options(plan, refused)):
         worth = plan.worth
         for option in options[:trials]:
@@ -80,7 +80,7 @@ def joined(problem: Problem, decision: Decision) -> Decision:
     if not plan.joins:
         return decision
     starts = (*plan.now, *plan.later)  # a task that begins now, and is joined, ends later than its start says
-    joins = _with_ends(plan.board, plan.joins)
+    joins = _with_ends(plan.problem, plan.joins)
     return replace(decision, starts=starts, held=plan.held, late=missed(problem, starts), joins=joins)
 
 
@@ -92,9 +92,9 @@ def _better(plan: _Plan, worth: tuple[float, float], option: _Option) -> _Plan |
     return after if cost < worth[0] and slow + waited <= worth[1] else None
 
 
-def without_the_solver(problem: Problem) -> Decision:
+def joined_plan_by_rules(problem: SchedulingProblem) -> Decision:
     """The plan with its joins by rules alone, for answers that cannot wait for CP-SAT."""
-    starts, held = without_solver(problem)
+    starts, held = plan_by_rules(problem)
     return joined(problem, Decision(starts, "rules", 0, held=held))
 
 
@@ -106,7 +106,7 @@ def _later(starts: Sequence[Start]) -> tuple[Start, ...]:
     return tuple(start for start in starts if start.start > 0)
 
 
-def begun(problem: Problem, starts: Sequence[Start]) -> Problem:
+def begun(problem: SchedulingProblem, starts: Sequence[Start]) -> SchedulingProblem:
     """The problem once the starts at 0 are made."""
     now = {start.task: start for start in _now(starts)}
     at = {node.id: at for at, node in enumerate(problem.nodes)}
@@ -118,32 +118,32 @@ def begun(problem: Problem, starts: Sequence[Start]) -> Problem:
     return replace(problem, running=tuple(runs), queued=waiting, closed=False)
 
 
-def _run(task: Queued, start: Start, node: int) -> Running:
+def _run(task: Queued, start: Start, node: int) -> RunningExecutor:
     sharing = task.sharing[node] if task.sharing else None
     members = () if sharing is None else (Member(task.id, task.tenant, start.end, sharing, task.weight, start.gpus),)
-    return Running(task.id, start.node, start.gpus, start.end, task.tenant, members)
+    return RunningExecutor(task.id, start.node, start.gpus, start.end, task.tenant, members)
 
 
 def _options(plan: _Plan, refused: set[str]) -> list[_Option]:
     """The joins that are allowed now, one of each task, most gained first."""
-    board, later = plan.board, {start.task: start for start in plan.later}
-    runs, held = {run.id: run for run in board.running if run.members}, held_units(board)
+    problem, later = plan.problem, {start.task: start for start in plan.later}
+    runs, held = {run.id: run for run in problem.running if run.members}, held_units(problem)
     groups = _groups(runs.values())
-    able = (task for task in board.queued if any(task.sharing) and task.batch is None and task.id not in refused)
+    able = (task for task in problem.queued if any(task.sharing) and task.batch is None and task.id not in refused)
     waiting = sorted(able, key=lambda task: later[task.id].end if task.id in later else NEVER)[:ASKED]
-    queue = sum(task.weight for task in board.queued) / max(1, sum(node.gpus for node in board.nodes if not node.drained))
+    queue = sum(task.weight for task in problem.queued) / max(1, sum(node.gpus for node in problem.nodes if not node.drained))
     found = []
     for task in waiting:
         near = {id for one in task.sharing if one is not None for id in groups.get(one.group, ()) if runs[id].gpus >= task.gpus}
-        options = (_option(board, task, runs[id], later.get(task.id), queue, held) for id in sorted(near))
+        options = (_option(problem, task, runs[id], later.get(task.id), queue, held) for id in sorted(near))
         best = max((one for one in options if one is not None), key=lambda one: one.gain, default=None)
         found += [best] if best is not None else []
     return sorted(found, key=lambda one: -one.gain)
 
 
-def _groups(runs: Iterable[Running]) -> dict[str, list[str]]:
+def _groups(runs: Iterable[RunningExecutor]) -> dict[str, list[str]]:
     """By base, the executors that are worth asking: of each width those that slow their members the least."""
-    found = defaultdict[tuple[str, int], list[Running]](list)
+    found = defaultdict[tuple[str, int], list[RunningExecutor]](list)
     for run in runs:
         found[run.members[0].sharing.group, run.gpus].append(run)
     groups = defaultdict[str, list[str]](list)
@@ -154,17 +154,17 @@ def _groups(runs: Iterable[Running]) -> dict[str, list[str]]:
 
 
 def _option(
-    board: Problem, task: Queued, run: Running, later: Start | None, queue: float, held: dict[str, int]
+    problem: SchedulingProblem, task: Queued, run: RunningExecutor, later: Start | None, queue: float, held: dict[str, int]
 ) -> _Option | None:
     """The task's join to this executor, if it is allowed. `queue`: weight of those who wait, for each GPU."""
-    place = place_of(board, run)
+    place = place_of(problem, run)
     sharing, seconds = task.sharing[place], task.seconds[place]
-    if sharing is None or seconds is None or board.nodes[place].drained:
+    if sharing is None or seconds is None or problem.nodes[place].drained:
         return None
     if sharing.group != run.members[0].sharing.group or seconds > LONGEST * max(member.remaining for member in run.members):
         return None
     together = _members(run, task, place)
-    if broken_bounds(together, run.gpus, run.correction) or not roomy(together) or not _within_quota(board, task, run, held):
+    if broken_bounds(together, run.gpus, run.correction) or not roomy(together) or not _within_quota(problem, task, run, held):
         return None
     before, after = ends(run.members, run.gpus, run.correction), ends(together, run.gpus, run.correction)
     waits, end = later.end if later is not None else NEVER, after[task.id] + JOINING_SECONDS
@@ -180,38 +180,38 @@ def _option(
     return _Option(task, join, task.weight * (waited - end) - lost + queue * freed)
 
 
-def _members(run: Running, task: Queued, place: int) -> tuple[Member, ...]:
+def _members(run: RunningExecutor, task: Queued, place: int) -> tuple[Member, ...]:
     sharing, seconds = task.sharing[place], task.seconds[place]
     assert sharing is not None
     assert seconds is not None  # as _option saw
     return (*run.members, Member(task.id, task.tenant, seconds, sharing, task.weight, task.gpus))
 
 
-def with_task(run: Running, task: Queued, place: int) -> Running:
+def with_task(run: RunningExecutor, task: Queued, place: int) -> RunningExecutor:
     """The executor once the task is there."""
     members = _members(run, task, place)
     return replace(run, members=members, remaining=max(ends(members, run.gpus, run.correction).values()))
 
 
-def _after(board: Problem, joins: Sequence[Join]) -> Problem:
+def _after(problem: SchedulingProblem, joins: Sequence[Join]) -> SchedulingProblem:
     """The problem once these joins are made."""
-    runs, tasks = {run.id: run for run in board.running}, {task.id: task for task in board.queued}
+    runs, tasks = {run.id: run for run in problem.running}, {task.id: task for task in problem.queued}
     for join in joins:
         run = runs[join.beside]
-        runs[run.id] = with_task(run, tasks[join.task], place_of(board, run))
+        runs[run.id] = with_task(run, tasks[join.task], place_of(problem, run))
     gone = {join.task for join in joins}
     return replace(
-        board, running=tuple(runs.values()), queued=tuple(task for task in board.queued if task.id not in gone)
+        problem, running=tuple(runs.values()), queued=tuple(task for task in problem.queued if task.id not in gone)
     )  # fmt: skip
 
 
-def settled(problem: Problem, decision: Decision) -> Problem:
+def settled(problem: SchedulingProblem, decision: Decision) -> SchedulingProblem:
     """The problem once the decision's starts at 0 and its joins are made: what its later starts are planned around. An executor
     may end sooner than without its joiner: tasks of one tenant divide its weight."""
     return _after(begun(problem, decision.starts), decision.joins)
 
 
-def settled_joins(problem: Problem, decision: Decision) -> Problem:
+def settled_joins(problem: SchedulingProblem, decision: Decision) -> SchedulingProblem:
     """As `settled`, with the tasks that start at 0 by themselves still in the queue, and without those that joined these."""
     joined_ = {join.task for join in decision.joins}
     joins = [join for join in decision.joins if any(run.id == join.beside for run in problem.running)]
@@ -219,38 +219,38 @@ def settled_joins(problem: Problem, decision: Decision) -> Problem:
     return replace(after, queued=tuple(task for task in after.queued if task.id not in joined_))
 
 
-def _with_ends(board: Problem, joins: Sequence[Join]) -> tuple[Join, ...]:
+def _with_ends(problem: SchedulingProblem, joins: Sequence[Join]) -> tuple[Join, ...]:
     """The joins with the ends that follow from all of them."""
-    found = {run.id: ends(run.members, run.gpus, run.correction) for run in board.running if run.members}
+    found = {run.id: ends(run.members, run.gpus, run.correction) for run in problem.running if run.members}
     return tuple(replace(join, end=found[join.beside][join.task] + JOINING_SECONDS) for join in joins)
 
 
-def place_of(board: Problem, run: Running) -> int:
-    return next(at for at, node in enumerate(board.nodes) if node.id == run.node)
+def place_of(problem: SchedulingProblem, run: RunningExecutor) -> int:
+    return next(at for at, node in enumerate(problem.nodes) if node.id == run.node)
 
 
 # ---- quotas ----------------------------------------------------------------------------------------------------------
 
 
-def held_units(board: Problem) -> dict[str, int]:
+def held_units(problem: SchedulingProblem) -> dict[str, int]:
     """Limit units that each tenant holds."""
     held: dict[str, int] = {}
-    for run in board.running:
-        for tenant, units in _units(board, run).items():
+    for run in problem.running:
+        for tenant, units in _units(problem, run).items():
             held[tenant] = held.get(tenant, 0) + units
     return held
 
 
-def _units(board: Problem, run: Running) -> dict[str, int]:
-    each = board.units[run.node]
+def _units(problem: SchedulingProblem, run: RunningExecutor) -> dict[str, int]:
+    each = problem.units[run.node]
     return {tenant: run.units_of(tenant, each) for tenant in {run.tenant, *(member.tenant for member in run.members)}}
 
 
-def _within_quota(board: Problem, task: Queued, run: Running, held: dict[str, int]) -> bool:
-    limit = next((limit for limit in board.limits if limit.tenant == task.tenant), None)
+def _within_quota(problem: SchedulingProblem, task: Queued, run: RunningExecutor, held: dict[str, int]) -> bool:
+    limit = next((limit for limit in problem.limits if limit.tenant == task.tenant), None)
     if limit is None:
         return True
-    with_it = with_task(run, task, place_of(board, run))
-    each = board.units[run.node]
+    with_it = with_task(run, task, place_of(problem, run))
+    each = problem.units[run.node]
     more = with_it.units_of(task.tenant, each) - run.units_of(task.tenant, each)
     return held.get(task.tenant, 0) + more <= limit.units
